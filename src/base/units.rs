@@ -1,0 +1,74 @@
+//! Units that print.
+
+use std::fmt;
+
+/// A number of bytes; prints in binary units: `601.2 MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+/// A number of things; prints with thousands grouped: `124,439,808`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Count(pub u64);
+
+/// A span of time; prints as a person says it: `340 ms`, `12.3 s`, `4 m 05 s`, `3 d 4 h`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Seconds(pub f64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+        let (mut value, mut unit) = (self.0 as f64, 0);
+        while value >= 1024.0 && unit + 1 < names.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        let digits = if unit == 0 { 0 } else { 1 };
+        f.pad(&format!("{value:.digits$} {}", names[unit]))
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        let mut text = String::new();
+        for (i, digit) in digits.chars().enumerate() {
+            if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                text.push(',');
+            }
+            text.push(digit);
+        }
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.0;
+        let whole = s.round() as u64;
+        f.pad(&match s {
+            _ if !s.is_finite() => "unknown".to_string(),
+            _ if s < 1.0 => format!("{:.0} ms", s * 1e3),
+            _ if s < 60.0 => format!("{s:.1} s"),
+            _ if s < 3600.0 => format!("{} m {:02} s", whole / 60, whole % 60),
+            _ if s < 86400.0 => format!("{} h {:02} m", whole / 3600, whole % 3600 / 60),
+            _ => format!("{} d {} h", whole / 86400, whole % 86400 / 3600),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_print_as_a_person_reads_them() {
+        assert_eq!(Bytes(17).to_string(), "17 B");
+        assert_eq!(Bytes(1536 << 20).to_string(), "1.5 GiB");
+        assert_eq!(Count(124_439_808).to_string(), "124,439,808");
+        assert_eq!(Count(12).to_string(), "12");
+        assert_eq!(Seconds(0.34).to_string(), "340 ms");
+        assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
+        assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");
+        assert_eq!(format!("{:>8}", Bytes(17)), "    17 B");
+    }
+}

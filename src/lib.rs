@@ -1,0 +1,33 @@
+//! gptrain: pretrains GPT models, from a laptop's CPU to a GPU cluster.
+//!
+//! The rooms, ground floor first. Imports point down (`tests/tidy.rs` holds them to it):
+//! each room may use only rooms listed above it.
+
+/// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
+pub mod base;
+
+/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
+pub mod data;
+/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
+pub mod manifest;
+/// Decisions as data: batch ramp-up, rank grid, pipeline schedule. Pure values that print.
+pub mod plan;
+
+/// Tensors, arenas, and the one trait a device fills.
+pub mod device;
+
+/// Groups of ranks.
+pub mod comm;
+
+/// The network, as forward and backward.
+pub mod model;
+
+/// The state of a run on disk.
+pub mod checkpoint;
+/// One optimizer step.
+pub mod engine;
+
+/// The command line: one file per subcommand.
+pub mod cli;
+/// The loop around the step: launch, guard, report.
+pub mod train;

@@ -1,0 +1,241 @@
+//! The user's wishes. Raw YAML goes in (`raw`), a `Manifest` that cannot be wrong comes out
+//! (`check`), or every mistake at once, each with its line, the numbers and a remedy.
+//!
+//! Does not know devices, nor any file but its own. Nobody after this room validates or defaults
+//! a setting again.
+
+use std::path::PathBuf;
+
+/// One experiment, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    pub name: String,
+    pub model: Model,
+    pub precision: Precision,
+    pub data: Data,
+    pub batch: Batch,
+    pub optimizer: Optimizer,
+    pub lr: Lr,
+    pub topology: Topology,
+    pub checkpoint: Checkpoint,
+    pub log: Log,
+    pub train: Train,
+}
+
+/// The architecture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub ffn_hidden: usize,
+    /// Token ids are below this.
+    pub vocab: usize,
+    /// Rows of the embedding: `vocab` rounded up so that it divides by tensor parallelism and tiles.
+    pub vocab_padded: usize,
+    pub seq_len: usize,
+    pub position: Position,
+    pub embedding_layernorm: bool,
+    pub tied_head: bool,
+    pub gelu: Gelu,
+    pub layernorm_eps: f32,
+    pub dropout: Dropout,
+    /// Standard deviation of the initial weights.
+    pub init_std: f32,
+    /// Residual projections start smaller by 1/sqrt(2·layers) (GPT-2, Megatron).
+    pub init_scale_residual: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// A table of seq_len learned vectors (GPT-2).
+    Learned,
+    /// Attention with linear biases, no table (BLOOM; Press et al. 2022).
+    Alibi,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    Tanh,
+    Exact,
+}
+
+/// Drop rates in [0, 1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    pub embedding: f32,
+    pub attention: f32,
+    pub residual: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    F32,
+    /// bf16 weights and activations, fp32 master weights and gradient accumulation.
+    Bf16,
+}
+
+/// What is read, and how it is masked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Data {
+    /// Seed of the sample order.
+    pub seed: u64,
+    pub rule: DataRule,
+    pub train: Vec<Dataset>,
+    /// Named validation sets, in the order written.
+    pub valid: Vec<ValidSet>,
+    pub tokenizer: Option<PathBuf>,
+    pub eod: Option<Eod>,
+    pub objective: Objective,
+}
+
+/// Whose sample order is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataRule {
+    MegatronCore,
+    MegatronDeepSpeed,
+}
+
+/// A dataset, or a share of one, in a blend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`; relative paths are resolved against the manifest's folder.
+    pub prefix: PathBuf,
+    pub weight: f64,
+    pub part: Part,
+}
+
+/// Which sequences of a dataset.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// One part (0 train, 1 valid, 2 test) of a split string such as `969,30,1`.
+    Split { weights: String, which: usize },
+    /// From one fraction of the sequences to another, `0.95..1.0`.
+    Range(f64, f64),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidSet {
+    pub name: String,
+    pub datasets: Vec<Dataset>,
+}
+
+/// What an end-of-document token changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eod {
+    pub token: u32,
+    /// No loss where the input is EOD.
+    pub mask_loss: bool,
+    pub reset_positions: bool,
+    /// Tokens see only their own document.
+    pub reset_attention: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    Causal,
+    /// A random prefix of each sample (of each document under `reset_attention`) sees itself whole;
+    /// the loss is on the rest.
+    PrefixLm {
+        loss_on_targets_only: bool,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// Samples a rank computes at once.
+    pub micro: usize,
+    /// Samples per optimizer step, after the ramp-up.
+    pub global: usize,
+    pub ramp_up: Option<RampUp>,
+}
+
+/// Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RampUp {
+    pub start: usize,
+    pub increment: usize,
+    /// Samples over which the batch grows from `start` to `global`.
+    pub samples: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Optimizer {
+    AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, clip: Option<f32> },
+}
+
+/// The learning rate as a function of consumed samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lr {
+    pub peak: f64,
+    pub min: f64,
+    pub warmup_samples: u64,
+    pub decay: Decay,
+}
+
+/// What happens after the warm-up; each ends at `samples`, and stays at `min` afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    Constant,
+    Linear {
+        samples: u64,
+    },
+    Cosine {
+        samples: u64,
+    },
+    /// Warm-up, stable, decay: flat until `decay_from`, then linear to `min` at `samples`.
+    Wsd {
+        decay_from: u64,
+        samples: u64,
+    },
+}
+
+/// How the work is divided. This version runs on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Topology {
+    pub tensor: usize,
+    pub pipeline: usize,
+    pub data: usize,
+    pub recompute: Recompute,
+}
+
+/// How much of forward is thrown away and rebuilt in backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    None,
+    /// What is cheap to rebuild: norms and the activation function.
+    Selective,
+    /// Everything but each block's input.
+    Full,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// Steps between saves; the last step is always saved.
+    pub interval: u64,
+    /// How many of the newest are kept; `None` keeps all.
+    pub keep_last: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Log {
+    /// Where the run's files go: `checkpoints/`, `metrics.jsonl`, `manifest.yaml`, `tensorboard/`.
+    pub folder: PathBuf,
+    /// Steps between log lines.
+    pub interval: u64,
+    pub tensorboard: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Train {
+    /// The length of the run.
+    pub samples: u64,
+    /// Steps between evaluations; `None` is never.
+    pub eval_interval: Option<u64>,
+    /// Samples read from each validation set at an evaluation.
+    pub eval_samples: u64,
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// CPU threads; `None` is all there are.
+    pub threads: Option<usize>,
+}
