@@ -1,1 +1,12 @@
+//! Tensors, arenas, and the one trait a device fills.
 //!
+//! Does not know ranks, nor the model. Raw memory is touched only in here and in `comm`.
+
+mod arena;
+mod backend;
+pub mod cpu;
+mod tensor;
+
+pub use arena::Arena;
+pub use backend::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Visible};
+pub use tensor::{Element, Out, Tensor};

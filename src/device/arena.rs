@@ -1,0 +1,52 @@
+//! Bump allocation out of regions reserved at start-up. Nothing is freed before the run ends.
+
+use super::{Backend, OutOfMemory, Tensor};
+use crate::base::DType;
+use std::cell::Cell;
+
+/// Every tensor starts on a multiple of this: a cache line, a 128-byte GPU transaction, an AMX tile.
+const ALIGN: usize = 256;
+
+/// A region of device memory handed out from the bottom up.
+pub struct Arena {
+    base: usize,
+    capacity: usize,
+    top: Cell<usize>,
+    peak: Cell<usize>,
+}
+
+impl Arena {
+    /// Reserves `capacity` bytes.
+    pub fn new(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
+        let base = backend.reserve(capacity)?;
+        Ok(Arena { base, capacity, top: Cell::new(0), peak: Cell::new(0) })
+    }
+
+    /// An arena without memory: lay everything out in it once to learn how much to reserve.
+    pub fn measuring() -> Arena {
+        Arena { base: ALIGN, capacity: usize::MAX / 2, top: Cell::new(0), peak: Cell::new(0) }
+    }
+
+    /// A matrix of uninitialised elements.
+    pub fn matrix(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let addr = self.top.get();
+        let end = addr + (rows * cols * dtype.size()).next_multiple_of(ALIGN);
+        assert!(end <= self.capacity, "arena is full: {end} > {}", self.capacity);
+        self.top.set(end);
+        self.peak.set(self.peak.get().max(end));
+        Tensor::at(self.base + addr, rows, cols, dtype)
+    }
+
+    /// What `lay` lays out is scratch: the next one lays over the same bytes.
+    pub fn scratch<T>(&self, lay: impl FnOnce(&Arena) -> T) -> T {
+        let mark = self.top.get();
+        let laid = lay(self);
+        self.top.set(mark);
+        laid
+    }
+
+    /// The most bytes ever in use.
+    pub fn peak(&self) -> usize {
+        self.peak.get()
+    }
+}

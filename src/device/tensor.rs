@@ -1,0 +1,97 @@
+//! A tensor is an address.
+
+use crate::base::DType;
+use half::bf16;
+
+/// A row-major matrix somewhere in a device's memory. An address, not an owner: arenas own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    addr: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub dtype: DType,
+}
+
+/// Where an op writes, and whether it overwrites (`set`) or accumulates (`add`).
+#[derive(Clone, Copy, Debug)]
+pub struct Out {
+    pub to: Tensor,
+    pub add: bool,
+}
+
+impl Tensor {
+    /// The matrix at an address. Only layouts (arena, parameters) know addresses.
+    pub fn at(addr: usize, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        Tensor { addr, rows, cols, dtype }
+    }
+
+    pub fn addr(self) -> usize {
+        self.addr
+    }
+
+    /// Overwrite: `=`.
+    pub fn set(self) -> Out {
+        Out { to: self, add: false }
+    }
+
+    /// Accumulate: `+=`.
+    pub fn add(self) -> Out {
+        Out { to: self, add: true }
+    }
+
+    pub fn numel(self) -> usize {
+        self.rows * self.cols
+    }
+
+    pub fn bytes(self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+
+    /// Rows `first .. first + rows`.
+    pub fn row_range(self, first: usize, rows: usize) -> Tensor {
+        assert!(first + rows <= self.rows, "rows {first}+{rows} of {}", self.rows);
+        Tensor { addr: self.addr + first * self.cols * self.dtype.size(), rows, ..self }
+    }
+
+    /// Elements `first .. first + len` as one row.
+    pub fn span(self, first: usize, len: usize) -> Tensor {
+        assert!(first + len <= self.numel(), "elements {first}+{len} of {}", self.numel());
+        Tensor { addr: self.addr + first * self.dtype.size(), rows: 1, cols: len, ..self }
+    }
+
+    /// The elements, where the device's memory is the host's.
+    ///
+    /// # Safety
+    /// The memory must be live, host-addressable, and not written while the slice is held.
+    pub(crate) unsafe fn host<'a, T: Element>(self) -> &'a [T] {
+        assert_eq!(self.dtype, T::DTYPE);
+        unsafe { std::slice::from_raw_parts(self.addr as *const T, self.numel()) }
+    }
+
+    /// The elements, to be written, where the device's memory is the host's.
+    ///
+    /// # Safety
+    /// As `host`, and nobody else may read or write them while the slice is held.
+    pub(crate) unsafe fn host_mut<'a, T: Element>(self) -> &'a mut [T] {
+        assert_eq!(self.dtype, T::DTYPE);
+        unsafe { std::slice::from_raw_parts_mut(self.addr as *mut T, self.numel()) }
+    }
+}
+
+/// A Rust type that is a dtype.
+pub trait Element: bytemuck::Pod + Send + Sync {
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
+impl Element for i64 {
+    const DTYPE: DType = DType::I64;
+}
