@@ -1,1 +1,62 @@
-//! To come.
+//! The network, as forward and backward, once for every device and every way of cutting it.
+//!
+//! Letters in shape comments: N tokens in a micro-batch (n = N / tp under sequence parallelism),
+//! T tokens in a sample, H hidden, F feed-forward, A heads, V padded vocabulary; a capital is the
+//! whole, a lower-case letter this rank's share (h = H / tp, f, a, v).
+//!
+//! Does not know ZeRO, schedules, files, nor the size of the world.
+
+mod block;
+mod init;
+mod inputs;
+pub mod layers;
+mod layout;
+mod stage;
+mod tensor_parallel;
+mod weights;
+
+pub use inputs::Inputs;
+pub use layout::{Bucket, Layout, Params, Slot};
+pub use stage::{Custody, Slots, Stage, Work};
+pub use tensor_parallel::TensorParallel;
+pub use weights::{Init, Place, Spec, Split, Weight, parameters, table};
+
+use crate::base::{DType, rng};
+use crate::device::{Backend, Dropout};
+use crate::manifest;
+
+/// What a layer needs from the world, first argument of every function of this room.
+#[derive(Clone, Copy)]
+pub struct Cx<'a> {
+    pub be: &'a dyn Backend,
+    pub tp: TensorParallel<'a>,
+    pub model: &'a manifest::Model,
+    /// Of weights and activations.
+    pub dtype: DType,
+    pub recompute: manifest::Recompute,
+    /// Of the run: keys of all dropout derive from it.
+    pub seed: u64,
+    /// False switches dropout off.
+    pub training: bool,
+}
+
+impl Cx<'_> {
+    /// The dropout of one place ("block.3.attn"), for the rows this rank holds outside split regions.
+    fn dropout(&self, place: &str, rate: f32, inputs: &Inputs) -> Dropout {
+        Dropout {
+            rate: if self.training { rate } else { 0.0 },
+            key: rng::key(self.seed, &format!("dropout.{place}")),
+            first_sample: inputs.first_sample,
+            seq: inputs.seq,
+            first_row: self.tp.first_row(inputs.rows()),
+        }
+    }
+}
+
+/// ALiBi's slopes, one a head: powers of 2^(−8/n) for n heads, n a power of two; for other numbers
+/// those of the power below, then every second one of the power above (Press et al. 2022).
+pub fn alibi_slopes(heads: usize) -> Vec<f32> {
+    let below = 1 << heads.ilog2();
+    let powers = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
+    powers(below).chain(powers(2 * below).step_by(2)).take(heads).collect()
+}

@@ -1,1 +1,3 @@
-//! To come.
+//! Decisions as data: pure values that print. Knows no clock, environment or device.
+
+pub mod schedule;

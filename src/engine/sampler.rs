@@ -1,0 +1,108 @@
+//! The model without its optimizer: the next token's logits, for looking at what was learned.
+
+use super::memory::{self, Arenas};
+use super::zero::Replica;
+use super::{Groups, context, upload_slopes};
+use crate::data::Batch;
+use crate::device::{Backend, OutOfMemory, Tensor};
+use crate::manifest::{Manifest, Precision};
+use crate::model::{Inputs, Layout, Slot, Slots, Stage};
+
+pub struct Sampler<'a> {
+    be: &'a dyn Backend,
+    groups: Groups,
+    manifest: Manifest,
+    layout: Layout,
+    replica: Replica,
+    live: Tensor,
+    slots: Slots,
+    batch: Batch,
+}
+
+struct Laid {
+    layout: Layout,
+    live: Tensor,
+    slopes: Option<Tensor>,
+    slots: Slots,
+}
+
+impl<'a> Sampler<'a> {
+    /// Reserves f32 weights and the buffers for one sample of `context_len` tokens. The weights are
+    /// zero until every slot is written.
+    pub fn new(
+        be: &'a dyn Backend,
+        manifest: &Manifest,
+        context_len: usize,
+    ) -> Result<Sampler<'a>, OutOfMemory> {
+        let groups = Groups::solo();
+        let manifest = &Manifest { precision: Precision::F32, ..manifest.clone() };
+        let measured = Arenas::measuring();
+        lay(be, &groups, manifest, context_len, &measured);
+        let arenas = measured.reserve(be)?;
+        let laid = lay(be, &groups, manifest, context_len, &arenas);
+        upload_slopes(be, &groups, manifest, laid.slopes);
+        Ok(Sampler {
+            be,
+            groups,
+            manifest: manifest.clone(),
+            replica: Replica::new(&laid.layout, laid.live, laid.live),
+            layout: laid.layout,
+            live: laid.live,
+            slots: laid.slots,
+            batch: blank(context_len),
+        })
+    }
+
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.layout.slots()
+    }
+
+    pub fn write(&self, slot: &Slot, values: &[f32]) {
+        self.be.upload(bytemuck::cast_slice(values), slot.tensor(self.live));
+    }
+
+    /// Logits of the token after `tokens`, one for each entry of the vocabulary.
+    pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let context_len = self.batch.seq_len;
+        let tail = &tokens[tokens.len().saturating_sub(context_len)..];
+        for (slot, token) in self.batch.tokens.iter_mut().zip(tail) {
+            *slot = *token as i32;
+        }
+        let cx = context(self.be, &self.groups, &self.manifest, false);
+        let stage = Stage { cx, custody: &self.replica };
+        self.slots.inputs.upload(self.be, &self.batch);
+        stage.forward(&self.slots);
+        let logits = stage.logits(&self.slots, tail.len() - 1);
+        let mut host = vec![0.0; self.manifest.model.vocab_padded];
+        self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
+        host.truncate(self.manifest.model.vocab);
+        host
+    }
+}
+
+fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: &Arenas) -> Laid {
+    let cx = context(be, groups, m, false);
+    let layout = Layout::new(&m.model, 1, 0);
+    let slopes = memory::slopes(&cx, m, &at.inputs);
+    let inputs = Inputs::plan(1, context_len, true, &at.inputs);
+    Laid {
+        live: at.weights.matrix(1, layout.len(), cx.dtype),
+        slots: Slots::plan(&cx, inputs, slopes, &at.scratch, &at.scratch),
+        layout,
+        slopes,
+    }
+}
+
+/// One sample of the right shape; causal attention makes what follows the last token harmless.
+fn blank(len: usize) -> Batch {
+    Batch {
+        samples: 1,
+        seq_len: len,
+        tokens: vec![0; len],
+        targets: vec![0; len],
+        weights: vec![0.0; len],
+        positions: (0..len as i32).collect(),
+        visible: vec![0; 2 * len],
+        ..Batch::default()
+    }
+}

@@ -1,0 +1,81 @@
+//! Token and position embedding: x = dropout(norm(token[id] + position[t])); the table is split by
+//! vocabulary rows, position and norm only if the model has them.
+
+use crate::base::DType;
+use crate::device::{Arena, Dropout, Tensor};
+use crate::manifest::Position;
+use crate::model::weights::Weight::*;
+use crate::model::{Cx, Inputs, Params};
+
+#[rustfmt::skip]
+pub struct Acts {
+    sum:     Tensor, // [n, H]  token + position: the norm's input (else x itself)
+    sum_in:  Tensor, // [N, H]  inside the split region, a partial sum
+    stats:   Tensor, // [n, 2]
+    pub x:   Tensor, // [n, H]  output
+    drop: Dropout,
+}
+
+impl Acts {
+    /// `x` is the stream the first block reads.
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, stash: &Arena, scratch: &Arena) -> Acts {
+        let sum = match cx.model.embedding_layernorm {
+            true => stash.matrix(x.rows, x.cols, x.dtype),
+            false => x,
+        };
+        Acts {
+            sum,
+            sum_in: cx.tp.inside(sum, inputs.rows(), scratch),
+            stats: stash.matrix(x.rows, 2, DType::F32),
+            x,
+            drop: cx.dropout("embed", cx.model.dropout.embedding, inputs),
+        }
+    }
+}
+
+pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
+    let first = cx.tp.first(cx.model.vocab_padded);
+    cx.be.embed(inputs.tokens, w[TokenEmbed], first, a.sum_in.set());
+    cx.tp.leave(a.sum_in, a.sum);
+    if cx.model.position == Position::Learned {
+        cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
+    }
+    if cx.model.embedding_layernorm {
+        let (scale, shift) = (w[EmbedLnScale], w[EmbedLnShift]);
+        cx.be.layernorm(a.sum, scale, shift, cx.model.layernorm_eps, a.x.set(), a.stats.set());
+    }
+    if a.drop.rate > 0.0 {
+        cx.be.dropout(a.x, &a.drop, a.x.set());
+    }
+}
+
+/// `d` [n, H] is the gradient of x (destroyed), `d_in` [N, H] its buffer inside the split region.
+pub fn backward(
+    cx: &Cx,
+    w: &Params,
+    g: &Params,
+    inputs: &Inputs,
+    a: &Acts,
+    d: Tensor,
+    d_in: Tensor,
+) {
+    if a.drop.rate > 0.0 {
+        cx.be.dropout(d, &a.drop, d.set());
+    }
+    if cx.model.embedding_layernorm {
+        let (dscale, dshift) = (g[EmbedLnScale].add(), g[EmbedLnShift].add());
+        cx.be.layernorm_backward(d, a.sum, a.stats, w[EmbedLnScale], d.set(), dscale, dshift);
+    }
+    if cx.model.position == Position::Learned {
+        cx.be.embed_backward(d, positions(cx, inputs), 0, g[PosEmbed].add());
+    }
+    cx.tp.enter(d, d_in);
+    let first = cx.tp.first(cx.model.vocab_padded);
+    cx.be.embed_backward(d_in, inputs.tokens, first, g[TokenEmbed].add());
+}
+
+/// Positions of the tokens this rank holds outside split regions.
+fn positions(cx: &Cx, inputs: &Inputs) -> Tensor {
+    let rows = inputs.rows();
+    inputs.positions.row_range(cx.tp.first_row(rows), cx.tp.tokens(rows))
+}

@@ -1,0 +1,15 @@
+//! y = x·wᵀ, w [out, in]; biases and activations ride along as epilogues.
+
+use crate::device::{Epilogue, Gemm, Out, Tensor};
+use crate::model::Cx;
+
+/// y = then(x·wᵀ)
+pub fn forward(cx: &Cx, x: Tensor, w: Tensor, then: Epilogue, y: Out) {
+    cx.be.gemm(Gemm::NT, x, w, y, then);
+}
+
+/// dx = then(dy·w),  dw = dyᵀ·x
+pub fn backward(cx: &Cx, dy: Tensor, x: Tensor, w: Tensor, then: Epilogue, dx: Out, dw: Out) {
+    cx.be.gemm(Gemm::NN, dy, w, dx, then);
+    cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::Nothing);
+}

@@ -1,0 +1,5 @@
+//! Layers: forward beside backward.
+
+pub mod embedding;
+pub mod head;
+pub mod linear;
