@@ -8,10 +8,11 @@ pub mod base;
 
 /// Tokens: Megatron's datasets, sample order, masks, tokenizers.
 pub mod data;
-/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
-pub mod manifest;
 /// Decisions as data: batch ramp-up, rank grid, pipeline schedule. Pure values that print.
 pub mod plan;
+
+/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
+pub mod manifest;
 
 /// Tensors, arenas, and the one trait a device fills.
 pub mod device;

@@ -4,6 +4,21 @@
 //! Does not know devices, nor any file but its own. Nobody after this room validates or defaults
 //! a setting again.
 
+mod check;
+mod effective;
+mod keys;
+mod near;
+mod overrides;
+pub mod raw;
+mod read;
+mod report;
+mod runnable;
+mod tree;
+
+pub use keys::schema;
+pub use read::{Loaded, load, parse};
+
+use crate::plan::ramp::Ramp;
 use std::path::PathBuf;
 
 /// One experiment, checked.
@@ -31,6 +46,8 @@ pub struct Model {
     pub ffn_hidden: usize,
     /// Token ids are below this.
     pub vocab: usize,
+    /// What `vocab` is rounded up to a multiple of, times `topology.tensor`.
+    pub vocab_multiple: usize,
     /// Rows of the embedding: `vocab` rounded up so that it divides by tensor parallelism and tiles.
     pub vocab_padded: usize,
     pub seq_len: usize,
@@ -150,6 +167,16 @@ pub struct Batch {
     pub ramp_up: Option<RampUp>,
 }
 
+impl Batch {
+    /// The global batch over the run.
+    pub fn ramp(&self) -> Ramp {
+        match self.ramp_up {
+            None => Ramp::constant(self.global),
+            Some(r) => Ramp::growing(r.start, r.increment, r.samples, self.global),
+        }
+    }
+}
+
 /// Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RampUp {
@@ -190,13 +217,60 @@ pub enum Decay {
     },
 }
 
-/// How the work is divided. This version runs on one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the work is divided. This version runs on one rank (`Manifest::runnable`); the estimator
+/// plans for all.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     pub tensor: usize,
     pub pipeline: usize,
     pub data: usize,
+    /// What replicas keep only a share of: 1 optimizer states, 2 gradients too, 3 weights too.
+    pub zero: u8,
+    pub sequence_parallel: bool,
+    pub schedule: Schedule,
+    pub layer_split: LayerSplit,
+    pub neighbours: Neighbours,
     pub recompute: Recompute,
+}
+
+impl Topology {
+    /// tensor × pipeline × data.
+    pub fn ranks(&self) -> usize {
+        self.tensor * self.pipeline * self.data
+    }
+}
+
+/// The order of forwards and backwards in a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    OneFOneB,
+    /// `chunks` parts of the model per stage.
+    Interleaved {
+        chunks: usize,
+    },
+    GPipe,
+}
+
+/// How layers are cut into pipeline stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayerSplit {
+    Uniform,
+    /// Embedding and head count as a layer each: the first and last stage hold one layer less
+    /// (Megatron-DeepSpeed's `type:transformer|embedding`).
+    TransformerAndEmbedding,
+    /// As equal in cost as whole layers allow.
+    Balanced,
+    /// Layers of each stage.
+    Explicit(Vec<usize>),
+}
+
+/// Which groups are laid side by side, next after the tensor-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbours {
+    /// Ranks are numbered tensor first, then data, then pipeline (Megatron's order).
+    Data,
+    /// Tensor first, then pipeline, then data.
+    Pipeline,
 }
 
 /// How much of forward is thrown away and rebuilt in backward.
@@ -238,4 +312,14 @@ pub struct Train {
     pub seed: u64,
     /// CPU threads; `None` is all there are.
     pub threads: Option<usize>,
+    pub device: DeviceChoice,
+}
+
+/// What the user asked to compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best there is.
+    Auto,
+    Cpu,
+    Cuda,
 }

@@ -1,3 +1,4 @@
 //! Decisions as data: pure values that print. Knows no clock, environment or device.
 
+pub mod ramp;
 pub mod schedule;

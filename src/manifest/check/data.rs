@@ -1,0 +1,235 @@
+//! Datasets, shares and masks.
+
+use super::super::report::Report;
+use super::super::{Data, DataRule, Dataset, Eod, Model, Objective, Part, ValidSet, raw};
+use std::path::{Component, Path, PathBuf};
+
+const DEFAULT_SPLIT: &str = "969,30,1";
+const PARTS: [&str; 3] = ["train", "valid", "test"];
+
+pub fn data(raw: raw::Data, model: &Model, folder: &Path, report: &mut Report) -> Data {
+    let separate = raw.valid.is_some();
+    let fallback = raw.split.clone().or((!separate).then(|| DEFAULT_SPLIT.to_string()));
+    if let Some(split) = &raw.split {
+        shares(split, "data.split", report);
+    }
+    let mut blends = Blends { fallback, folder, report };
+    let train = blends.blend(raw.train, "data.train", 0);
+    let valid = match raw.valid {
+        Some(sets) => blends.sets(sets),
+        None => derived(&train, blends.fallback.as_deref()),
+    };
+    let tokenizer = raw.tokenizer.map(|path| resolve(folder, path));
+    Data {
+        seed: raw.seed.unwrap_or(1234),
+        rule: match raw.rule.unwrap_or(raw::DataRule::MegatronCore) {
+            raw::DataRule::MegatronCore => DataRule::MegatronCore,
+            raw::DataRule::MegatronDeepSpeed => DataRule::MegatronDeepSpeed,
+        },
+        train,
+        valid,
+        tokenizer,
+        eod: raw.eod.map(|raw| eod(raw, model, report)),
+        objective: objective(raw.objective),
+    }
+}
+
+struct Blends<'a, 'r> {
+    /// The split of a dataset without one of its own; without this, the whole dataset.
+    fallback: Option<String>,
+    folder: &'a Path,
+    report: &'a mut Report<'r>,
+}
+
+impl Blends<'_, '_> {
+    fn blend(&mut self, blend: Option<raw::Blend>, path: &str, which: usize) -> Vec<Dataset> {
+        let only = |prefix| raw::Dataset { prefix: Some(prefix), ..Default::default() };
+        let list: Vec<(String, raw::Dataset)> = match blend {
+            None => return Vec::new(),
+            Some(raw::Blend::Prefix(prefix)) => vec![(path.to_string(), only(prefix))],
+            Some(raw::Blend::One(dataset)) => vec![(path.to_string(), dataset)],
+            Some(raw::Blend::Several(list)) => {
+                let item = |(i, form)| match form {
+                    raw::DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
+                    raw::DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
+                };
+                list.into_iter().enumerate().map(item).collect()
+            }
+        };
+        if list.is_empty() && self.report.sound(&[path]) {
+            self.report.add(path, format!("{path} has no dataset"), "give at least one prefix");
+        }
+        let list: Vec<Dataset> =
+            list.into_iter().map(|(path, dataset)| self.dataset(dataset, &path, which)).collect();
+        if !list.is_empty() && list.iter().all(|dataset| dataset.weight == 0.0) {
+            self.report.add(path, "all weights are 0", "give one dataset a weight above 0");
+        }
+        list
+    }
+
+    fn sets(&mut self, sets: raw::Named) -> Vec<ValidSet> {
+        let written: Vec<String> = match self.report.root().at("data.valid").map(|n| &n.value) {
+            Some(super::super::tree::Value::Map(entries)) => {
+                entries.iter().map(|entry| entry.key.clone()).collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut sets = sets.0;
+        sets.sort_by_key(|(name, _)| written.iter().position(|key| key == name));
+        let mut valid = Vec::new();
+        for (name, blend) in sets {
+            let path = format!("data.valid.{name}");
+            if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
+                let what = format!("\"{}\" cannot name a validation set", name.escape_default());
+                self.report.add("data.valid", what, "use letters, digits, `-` and `_`");
+            }
+            valid.push(ValidSet { datasets: self.blend(Some(blend), &path, 1), name });
+        }
+        valid
+    }
+
+    fn dataset(&mut self, raw: raw::Dataset, path: &str, which: usize) -> Dataset {
+        let weight = raw.weight.unwrap_or(1.0);
+        if weight < 0.0 {
+            let what = format!("weight {weight} is negative");
+            self.report.add(&format!("{path}.weight"), what, "give 0 or more");
+        }
+        let prefix = raw.prefix.clone().unwrap_or_default();
+        let ending = prefix.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        if matches!(ending, "bin" | "idx") {
+            let what = format!("{} names one of the dataset's two files", prefix.display());
+            let remedy = format!("write {}", prefix.with_extension("").display());
+            self.report.add(path, what, remedy);
+        }
+        if raw.prefix.is_some() && prefix.as_os_str().is_empty() {
+            self.report.add(path, "the prefix is empty", "give the PREFIX of PREFIX.bin");
+        }
+        Dataset { prefix: resolve(self.folder, prefix), weight, part: self.part(raw, path, which) }
+    }
+
+    fn part(&mut self, raw: raw::Dataset, path: &str, which: usize) -> Part {
+        let which = match raw.part {
+            None => which,
+            Some(raw::PartName::Train) => 0,
+            Some(raw::PartName::Valid) => 1,
+            Some(raw::PartName::Test) => 2,
+        };
+        if let Some(text) = &raw.range {
+            let other = [("split", raw.split.is_some()), ("part", raw.part.is_some())];
+            for (key, _) in other.iter().filter(|(_, given)| *given) {
+                let what = format!("{path} has a range and a {key}");
+                self.report.add(&format!("{path}.{key}"), what, "keep one of them");
+            }
+            return self.range(text, &format!("{path}.range"));
+        }
+        let own = raw.split.is_some();
+        let Some(weights) = raw.split.or(self.fallback.clone()) else {
+            return Part::Range(0.0, 1.0);
+        };
+        let place = if own { format!("{path}.split") } else { path.to_string() };
+        let shares = match own {
+            true => shares(&weights, &place, self.report),
+            false => numbers(&weights),
+        };
+        if shares.is_some_and(|shares| shares[which] == 0.0) {
+            let part = PARTS[which];
+            let what = format!("the split {weights} leaves nothing to {part}");
+            self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
+        }
+        Part::Split { weights, which }
+    }
+
+    fn range(&mut self, text: &str, path: &str) -> Part {
+        let ends = text.split_once("..").or(text.split_once(':'));
+        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|x| x.is_finite());
+        if let Some((Some(from), Some(to))) = ends.map(|(from, to)| (number(from), number(to))) {
+            if 0.0 <= from && from < to && to <= 1.0 {
+                return Part::Range(from, to);
+            }
+        }
+        let what = format!("\"{text}\" is not a range between 0 and 1");
+        self.report.add(path, what, "write FROM..TO, such as 0.95..1.0");
+        Part::Range(0.0, 1.0)
+    }
+}
+
+/// The valid share of the training datasets, where their splits have one.
+fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
+    let of = |dataset: &Dataset| match &dataset.part {
+        Part::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
+            let part = Part::Split { weights: weights.clone(), which: 1 };
+            Some(Dataset { part, ..dataset.clone() })
+        }
+        _ => None,
+    };
+    let datasets: Vec<Dataset> = train.iter().filter_map(of).collect();
+    let any = fallback.is_some() && datasets.iter().any(|dataset| dataset.weight > 0.0);
+    any.then(|| ValidSet { name: "valid".to_string(), datasets }).into_iter().collect()
+}
+
+/// The three shares of a split, or a complaint.
+fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
+    let shares = numbers(split);
+    if shares.is_none() {
+        let what = format!("the split \"{split}\" is not up to three numbers");
+        report.add(path, what, "write the shares of train, valid and test, such as 969,30,1");
+    }
+    shares
+}
+
+/// `969,30,1` or `98/2`; what is left out is 0.
+fn numbers(split: &str) -> Option<[f64; 3]> {
+    let mut shares = [0.0; 3];
+    let words: Vec<&str> = split.split([',', '/']).collect();
+    for (i, word) in words.iter().enumerate() {
+        let number = word.trim().parse::<f64>().ok()?;
+        *shares.get_mut(i)? = number;
+        if !number.is_finite() || number < 0.0 {
+            return None;
+        }
+    }
+    (shares.iter().sum::<f64>() > 0.0).then_some(shares)
+}
+
+/// `path` as seen from `folder`, whose links are resolved, without leading `..`.
+fn resolve(folder: &Path, path: PathBuf) -> PathBuf {
+    let mut whole = if path.is_absolute() { PathBuf::new() } else { folder.to_path_buf() };
+    let mut at_start = true;
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if at_start && !path.is_absolute() => {
+                whole.pop();
+            }
+            other => {
+                at_start = false;
+                whole.push(other);
+            }
+        }
+    }
+    whole
+}
+
+fn eod(raw: raw::Eod, model: &Model, report: &mut Report) -> Eod {
+    let token = raw.token.unwrap_or(0);
+    if report.sound(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
+        let what = format!("data.eod.token {token} is not below model.vocab {}", model.vocab);
+        report.add("data.eod.token", what, "give the tokenizer's end-of-document id");
+    }
+    Eod {
+        token,
+        mask_loss: raw.mask_loss.unwrap_or(false),
+        reset_positions: raw.reset_positions.unwrap_or(false),
+        reset_attention: raw.reset_attention.unwrap_or(false),
+    }
+}
+
+fn objective(form: Option<raw::ObjectiveForm>) -> Objective {
+    use raw::ObjectiveName::{Causal, PrefixLm};
+    let settings = match form {
+        None | Some(raw::ObjectiveForm::Name(Causal)) => return Objective::Causal,
+        Some(raw::ObjectiveForm::Name(PrefixLm)) => raw::PrefixLm::default(),
+        Some(raw::ObjectiveForm::Settings(objective)) => objective.prefix_lm.unwrap_or_default(),
+    };
+    Objective::PrefixLm { loss_on_targets_only: settings.loss_on_targets_only.unwrap_or(true) }
+}

@@ -1,0 +1,129 @@
+//! What is written becomes what is meant: defaults filled in, and every rule between keys checked.
+//! Values stand in for what is missing or wrong; the report decides whether anyone sees them.
+
+mod data;
+mod shape;
+mod time;
+
+use super::report::Report;
+use super::{Checkpoint, DeviceChoice, Log, Manifest, Optimizer, Precision, Train, raw};
+use std::path::{Path, PathBuf};
+
+/// `folder` is where relative paths to data start; `stem` names a manifest without a name.
+pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -> Manifest {
+    let name = name(raw.name, report, stem);
+    let topology = raw.topology.unwrap_or_default();
+    let model = shape::model(raw.model.unwrap_or_default(), &topology, report);
+    let batch = time::batch(raw.batch.unwrap_or_default(), &topology, report);
+    let topology = shape::topology(topology, &model, &batch, report);
+    let data = data::data(raw.data.unwrap_or_default(), &model, folder, report);
+    let train = raw.train.unwrap_or_default();
+    let samples = time::samples(&train, &batch, model.seq_len, report);
+    Manifest {
+        name: name.clone(),
+        precision: precision(raw.precision, report),
+        optimizer: optimizer(raw.optimizer, report),
+        lr: time::lr(raw.lr.unwrap_or_default(), samples, model.seq_len, report),
+        checkpoint: checkpoint(raw.checkpoint.unwrap_or_default()),
+        log: log(raw.log.unwrap_or_default(), &name),
+        train: Train {
+            samples,
+            eval_interval: eval_interval(&train, !data.valid.is_empty(), report),
+            eval_samples: train.eval_samples.unwrap_or(10 * batch.global as u64),
+            seed: train.seed.unwrap_or(1234),
+            threads: train.threads,
+            device: match train.device.unwrap_or(raw::Device::Auto) {
+                raw::Device::Auto => DeviceChoice::Auto,
+                raw::Device::Cpu => DeviceChoice::Cpu,
+                raw::Device::Cuda => DeviceChoice::Cuda,
+            },
+        },
+        model,
+        data,
+        batch,
+        topology,
+    }
+}
+
+fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
+    let name = name.unwrap_or_else(|| stem.to_string());
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
+    if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
+        let what = format!("name \"{}\" cannot name a folder", name.escape_default());
+        report.add("name", what, "use letters, digits, `-`, `_` and `.`");
+    }
+    name
+}
+
+fn precision(precision: Option<raw::Precision>, report: &mut Report) -> Precision {
+    let known = match precision {
+        None | Some(raw::Precision::F32) => return Precision::F32,
+        Some(raw::Precision::Bf16) => return Precision::Bf16,
+        Some(raw::Precision::Fp16) => "fp16",
+        Some(raw::Precision::Fp8) => "fp8",
+    };
+    let what = format!("precision {known} is not in this version");
+    report.add("precision", what, "take bf16 (needs no loss scaling) or f32");
+    Precision::Bf16
+}
+
+fn optimizer(form: Option<raw::OptimizerForm>, report: &mut Report) -> Optimizer {
+    use raw::OptimizerName::{Adafactor, Adam8bit, Adamw};
+    let (names, adamw) = match form {
+        None => (vec![Adamw], None),
+        Some(raw::OptimizerForm::Name(name)) => (vec![name], None),
+        Some(raw::OptimizerForm::Settings(all)) => {
+            let given = [
+                all.adamw.is_some().then_some(Adamw),
+                all.adam8bit.is_some().then_some(Adam8bit),
+                all.adafactor.is_some().then_some(Adafactor),
+            ];
+            (given.into_iter().flatten().collect(), all.adamw)
+        }
+    };
+    for (name, written) in [(Adam8bit, "adam8bit"), (Adafactor, "adafactor")] {
+        if names.contains(&name) {
+            let path = format!("optimizer.{written}");
+            report.add(&path, format!("optimizer {written} is not in this version"), "take adamw");
+        }
+    }
+    if names.len() > 1 && report.sound(&["optimizer"]) {
+        report.add("optimizer", "more than one optimizer is given", "keep one");
+    }
+    let adamw = adamw.unwrap_or_default();
+    let clip = adamw.clip.unwrap_or(1.0);
+    Optimizer::AdamW {
+        beta1: adamw.beta1.unwrap_or(0.9),
+        beta2: adamw.beta2.unwrap_or(0.95),
+        eps: adamw.eps.unwrap_or(1e-8),
+        weight_decay: adamw.weight_decay.unwrap_or(0.1),
+        clip: (clip > 0.0).then_some(clip),
+    }
+}
+
+fn checkpoint(raw: raw::Checkpoint) -> Checkpoint {
+    Checkpoint { interval: raw.interval.unwrap_or(1000), keep_last: raw.keep_last }
+}
+
+fn log(raw: raw::Log, name: &str) -> Log {
+    Log {
+        folder: raw.folder.unwrap_or_else(|| PathBuf::from("runs").join(name)),
+        interval: raw.interval.unwrap_or(1),
+        tensorboard: raw.tensorboard.unwrap_or(true),
+    }
+}
+
+fn eval_interval(train: &raw::Train, has_valid: bool, report: &mut Report) -> Option<u64> {
+    match train.eval_interval {
+        Some(0) => None,
+        Some(interval) => {
+            if !has_valid && report.sound(&["data", "train.eval_interval"]) {
+                let what = format!("evaluation every {interval} steps, but no validation set");
+                let remedy = "add data.valid, or a split with a second share, or set it to 0";
+                report.add("train.eval_interval", what, remedy);
+            }
+            Some(interval)
+        }
+        None => has_valid.then_some(1000),
+    }
+}

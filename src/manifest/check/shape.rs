@@ -1,0 +1,202 @@
+//! The network's shape, and how it is cut over ranks.
+
+use super::super::report::Report;
+use super::super::{
+    Batch, Dropout, Gelu, LayerSplit, Model, Neighbours, Position, Recompute, Schedule, Topology,
+    raw,
+};
+
+pub fn model(raw: raw::Model, topology: &raw::Topology, report: &mut Report) -> Model {
+    let (layers, hidden) = (raw.layers.unwrap_or(1), raw.hidden.unwrap_or(1));
+    let (heads, vocab) = (raw.heads.unwrap_or(1), raw.vocab.unwrap_or(2));
+    let vocab_multiple = raw.vocab_multiple.unwrap_or(128);
+    let tensor = topology.tensor.unwrap_or(1);
+    if report.sound(&["model.hidden", "model.heads"]) && !hidden.is_multiple_of(heads) {
+        let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
+        let hidden_fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
+        let remedy = format!(
+            "set model.hidden to {hidden_fits}, or model.heads to {}",
+            nearest_divisors(hidden, heads)
+        );
+        let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
+        report.add("model.hidden", what, remedy);
+    }
+    let init = raw.init.unwrap_or_default();
+    let dropout = match raw.dropout {
+        None => raw::Dropout::default(),
+        Some(raw::DropoutForm::Each(each)) => each,
+        Some(raw::DropoutForm::Same(raw::Rate(rate))) => {
+            raw::Dropout { embedding: Some(rate), attention: Some(rate), residual: Some(rate) }
+        }
+    };
+    Model {
+        layers,
+        hidden,
+        heads,
+        ffn_hidden: raw.ffn_hidden.unwrap_or(4 * hidden),
+        vocab,
+        vocab_multiple,
+        vocab_padded: vocab.next_multiple_of(vocab_multiple * tensor),
+        seq_len: raw.seq_len.unwrap_or(1),
+        position: match raw.position.unwrap_or(raw::Position::Learned) {
+            raw::Position::Learned => Position::Learned,
+            raw::Position::Alibi => Position::Alibi,
+        },
+        embedding_layernorm: raw.embedding_layernorm.unwrap_or(false),
+        tied_head: raw.tied_head.unwrap_or(true),
+        gelu: match raw.gelu.unwrap_or(raw::Gelu::Tanh) {
+            raw::Gelu::Tanh => Gelu::Tanh,
+            raw::Gelu::Exact => Gelu::Exact,
+        },
+        layernorm_eps: raw.layernorm_eps.unwrap_or(1e-5),
+        dropout: Dropout {
+            embedding: dropout.embedding.unwrap_or(0.0),
+            attention: dropout.attention.unwrap_or(0.0),
+            residual: dropout.residual.unwrap_or(0.0),
+        },
+        init_std: init.std.unwrap_or(0.02),
+        init_scale_residual: init.scale_residual.unwrap_or(true),
+    }
+}
+
+/// "90 or 100": the divisors of `n` on both sides of `near`.
+fn nearest_divisors(n: usize, near: usize) -> String {
+    let below = (1..near).rev().find(|d| n.is_multiple_of(*d));
+    let above = (near + 1..=n).find(|d| n.is_multiple_of(*d));
+    let both: Vec<String> = below.into_iter().chain(above).map(|d| d.to_string()).collect();
+    both.join(" or ")
+}
+
+/// Also checks that the model and the batch can be cut so.
+pub fn topology(raw: raw::Topology, model: &Model, batch: &Batch, report: &mut Report) -> Topology {
+    let topology = Topology {
+        tensor: raw.tensor.unwrap_or(1),
+        pipeline: raw.pipeline.unwrap_or(1),
+        data: raw.data.unwrap_or(1),
+        zero: raw.zero.unwrap_or(0),
+        sequence_parallel: raw.sequence_parallel.unwrap_or(false),
+        schedule: match raw.schedule.unwrap_or(raw::Schedule::OneFOneB) {
+            raw::Schedule::OneFOneB => Schedule::OneFOneB,
+            raw::Schedule::Interleaved => Schedule::Interleaved { chunks: raw.chunks.unwrap_or(2) },
+            raw::Schedule::GPipe => Schedule::GPipe,
+        },
+        layer_split: layer_split(raw.layer_split),
+        neighbours: match raw.neighbours.unwrap_or(raw::Neighbours::Data) {
+            raw::Neighbours::Data => Neighbours::Data,
+            raw::Neighbours::Pipeline => Neighbours::Pipeline,
+        },
+        recompute: match raw.recompute.unwrap_or(raw::Recompute::None) {
+            raw::Recompute::None => Recompute::None,
+            raw::Recompute::Selective => Recompute::Selective,
+            raw::Recompute::Full => Recompute::Full,
+        },
+    };
+    if raw.chunks.is_some() && !matches!(topology.schedule, Schedule::Interleaved { .. }) {
+        let what = "topology.chunks is only for schedule: interleaved";
+        report.add("topology.chunks", what, "set topology.schedule to interleaved, or remove it");
+    }
+    tensor_cut(&topology, model, report);
+    pipeline_cut(&topology, model, report);
+    interleaving(&topology, batch, report);
+    topology
+}
+
+fn layer_split(form: Option<raw::LayerSplitForm>) -> LayerSplit {
+    use raw::LayerSplitName::{Balanced, TransformerAndEmbedding, Uniform};
+    match form {
+        None | Some(raw::LayerSplitForm::Rule(Uniform)) => LayerSplit::Uniform,
+        Some(raw::LayerSplitForm::Rule(TransformerAndEmbedding)) => {
+            LayerSplit::TransformerAndEmbedding
+        }
+        Some(raw::LayerSplitForm::Rule(Balanced)) => LayerSplit::Balanced,
+        Some(raw::LayerSplitForm::Layers(stages)) => {
+            LayerSplit::Explicit(stages.into_iter().map(|stage| stage.0).collect())
+        }
+    }
+}
+
+fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
+    let tensor = topology.tensor;
+    let parts = [
+        ("model.heads", model.heads, true),
+        ("model.ffn_hidden", model.ffn_hidden, true),
+        ("model.seq_len", model.seq_len, topology.sequence_parallel),
+    ];
+    for (path, size, is_cut) in parts {
+        let known = report.sound(&["topology.tensor", path, "model.hidden"]);
+        if known && is_cut && !size.is_multiple_of(tensor) {
+            let what = format!("topology.tensor {tensor} does not divide {path} {size}");
+            let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
+            report.add("topology.tensor", what, remedy);
+        }
+    }
+}
+
+fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
+    let (stages, layers) = (topology.pipeline, model.layers);
+    if !report.sound(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
+        return;
+    }
+    let chunks = match topology.schedule {
+        Schedule::Interleaved { chunks } => chunks,
+        _ => 1,
+    };
+    let parts = stages * chunks;
+    let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
+    if parts > layers {
+        let what = format!("topology.pipeline {cut} needs more layers than model.layers {layers}");
+        return report.add("topology.pipeline", what, format!("set it to {layers} or less"));
+    }
+    match &topology.layer_split {
+        LayerSplit::Uniform if !layers.is_multiple_of(parts) => {
+            let what = format!("model.layers {layers} do not divide by topology.pipeline {cut}");
+            let remedy = match (layers + 2).is_multiple_of(parts) {
+                true => "set topology.layer_split to transformer_and_embedding or balanced",
+                false => "set topology.layer_split to balanced, or to a list of layers per stage",
+            };
+            report.add("topology.pipeline", what, remedy);
+        }
+        LayerSplit::TransformerAndEmbedding if !(layers + 2).is_multiple_of(parts) => {
+            let what = format!(
+                "model.layers {layers} + 2 (embedding and head) = {} do not divide by \
+                 topology.pipeline {cut}",
+                layers + 2
+            );
+            report.add("topology.layer_split", what, "set topology.layer_split to balanced");
+        }
+        LayerSplit::Explicit(list) if list.len() != parts => {
+            let what = format!("{} entries for topology.pipeline {cut}", list.len());
+            report.add("topology.layer_split", what, format!("give {parts} numbers of layers"));
+        }
+        LayerSplit::Explicit(list) if list.iter().sum::<usize>() != layers => {
+            let sum = list.iter().sum::<usize>();
+            let what = format!("the stages hold {sum} layers, model.layers is {layers}");
+            report.add("topology.layer_split", what, "make the numbers add up");
+        }
+        _ => {}
+    }
+}
+
+/// The interleaved order takes micro-batches in groups of one per stage (Narayanan et al. 2021).
+fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
+    let Schedule::Interleaved { .. } = topology.schedule else { return };
+    if !report.sound(&["topology", "batch"]) {
+        return;
+    }
+    let stages = topology.pipeline;
+    if stages < 2 {
+        let what = "schedule: interleaved needs at least 2 pipeline stages";
+        return report.add("topology.schedule", what, "set topology.schedule to 1f1b");
+    }
+    let group = batch.micro * topology.data * stages;
+    let failing: Vec<usize> =
+        batch.ramp().sizes().filter(|size| !size.is_multiple_of(group)).collect();
+    if let Some(first) = failing.first() {
+        let what = format!(
+            "schedule: interleaved takes {group} samples at a time (micro {} × data {} × pipeline \
+             {stages}); a global batch of {first} does not divide",
+            batch.micro, topology.data
+        );
+        report.add("topology.schedule", what, format!("use multiples of {group}, or 1f1b"));
+    }
+}

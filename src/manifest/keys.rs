@@ -1,0 +1,390 @@
+//! The tree against the table of keys (`raw`, by way of its JSON Schema): which keys there are,
+//! what kind of value each takes, and its limits. What passes is ready for serde.
+
+use super::near;
+use super::report::Report;
+use super::tree::{Entry, Node, Value};
+use serde_json::Value as Json;
+
+/// What may stand at one place: the alternatives of a schema, flattened.
+#[derive(Default)]
+struct Shape<'s> {
+    truth: bool,
+    whole: Option<&'s Json>,
+    number: Option<&'s Json>,
+    text: bool,
+    choices: Vec<&'s str>,
+    items: Option<&'s Json>,
+    object: Option<&'s Json>,
+    named: Option<&'s Json>,
+}
+
+pub struct Keys {
+    schema: Json,
+    /// The path of every key; `*` stands for a name or a number.
+    all: Vec<String>,
+}
+
+/// The JSON Schema of a manifest, for editors.
+pub fn schema() -> Json {
+    schemars::schema_for!(super::raw::Raw).to_value()
+}
+
+impl Keys {
+    pub fn new() -> Keys {
+        let schema = schema();
+        let mut keys = Keys { schema, all: Vec::new() };
+        let mut all = Vec::new();
+        keys.list(&keys.schema, "", &mut all);
+        keys.all = all;
+        keys
+    }
+
+    /// The manifest as JSON for serde, with what was wrong left out and reported.
+    pub fn read(&self, report: &mut Report) -> Json {
+        let root = report.root();
+        let path = "";
+        match &root.value {
+            Value::Map(entries) => self.section(entries, &self.schema, path, report),
+            Value::Null => {
+                let sections = required(&self.schema).join(", ");
+                report.add(path, "the manifest is empty", format!("it needs {sections}"));
+                Json::Null
+            }
+            _ => {
+                let what = "a manifest is keys with values, such as `name: my-run`";
+                report.add(path, what, "see the files in manifests/");
+                Json::Null
+            }
+        }
+    }
+
+    fn section(&self, entries: &[Entry], schema: &Json, path: &str, report: &mut Report) -> Json {
+        let empty = serde_json::Map::new();
+        let known = schema["properties"].as_object().unwrap_or(&empty);
+        let mut values = serde_json::Map::new();
+        for entry in entries {
+            let below = near::join(path, &entry.key);
+            match known.get(&entry.key) {
+                None => self.unknown(path, &entry.key, known, report),
+                Some(schema) => {
+                    if let Some(value) = self.value(&entry.node, schema, &below, report) {
+                        values.insert(entry.key.clone(), value);
+                    }
+                }
+            }
+        }
+        for key in required(schema) {
+            let below = near::join(path, key);
+            if !values.contains_key(key) && report.sound(&[&below]) {
+                let about = sentence(&known[key]);
+                let needs = self.shape(&known[key]).object.map(required).unwrap_or_default();
+                let remedy = match needs.is_empty() {
+                    true => format!("add `{key}:` ({about})"),
+                    false => format!("add `{key}:` with {} ({about})", needs.join(", ")),
+                };
+                report.add(&below, format!("{below} is missing"), remedy);
+            }
+        }
+        Json::Object(values)
+    }
+
+    fn unknown(
+        &self,
+        path: &str,
+        key: &str,
+        known: &serde_json::Map<String, Json>,
+        report: &mut Report,
+    ) {
+        let below = near::join(path, key);
+        let siblings = known.keys().map(String::as_str);
+        let remedy = match near::key(path, key, siblings, &self.all) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None if known.is_empty() => "remove it".to_string(),
+            None => {
+                let names: Vec<&str> = known.keys().map(String::as_str).collect();
+                let section = if path.is_empty() { "a manifest" } else { path };
+                format!("{section} has the keys {}", names.join(", "))
+            }
+        };
+        report.add(&below, format!("unknown key {below}"), remedy);
+    }
+
+    /// `None` where nothing is given, or nothing usable.
+    fn value(&self, node: &Node, schema: &Json, path: &str, report: &mut Report) -> Option<Json> {
+        let shape = self.shape(schema);
+        match &node.value {
+            Value::Null => None,
+            Value::Map(entries) => match (shape.object, shape.named) {
+                (Some(object), _) => Some(self.section(entries, object, path, report)),
+                (None, Some(named)) => Some(self.names(entries, named, path, report)),
+                _ => self.wrong(&shape, path, "a section", report),
+            },
+            Value::List(items) => match shape.items {
+                Some(schema) => Some(self.items(items, schema, path, report)),
+                None => self.wrong(&shape, path, "a list", report),
+            },
+            Value::Scalar { text, quoted } => match scalar(&shape, text, *quoted) {
+                Ok(value) => Some(value),
+                Err(Wrong::Kind) => {
+                    self.wrong(&shape, path, &format!("\"{}\"", short(text)), report)
+                }
+                Err(Wrong::Value(what, remedy)) => {
+                    report.add(path, format!("{path} {what}"), remedy);
+                    None
+                }
+            },
+        }
+    }
+
+    fn names(&self, entries: &[Entry], schema: &Json, path: &str, report: &mut Report) -> Json {
+        let mut values = serde_json::Map::new();
+        for entry in entries {
+            let below = near::join(path, &entry.key);
+            match &entry.node.value {
+                Value::Null => {
+                    report.add(&below, format!("{below} has no value"), "give it one or remove it");
+                }
+                _ => {
+                    if let Some(value) = self.value(&entry.node, schema, &below, report) {
+                        values.insert(entry.key.clone(), value);
+                    }
+                }
+            }
+        }
+        Json::Object(values)
+    }
+
+    fn items(&self, items: &[Node], schema: &Json, path: &str, report: &mut Report) -> Json {
+        let mut values = Vec::new();
+        for (i, item) in items.iter().enumerate() {
+            let below = format!("{path}.{i}");
+            if item.value == Value::Null {
+                report.add(&below, format!("{below} is empty"), "give it a value or remove it");
+            }
+            values.extend(self.value(item, schema, &below, report));
+        }
+        Json::Array(values)
+    }
+
+    fn wrong(&self, shape: &Shape, path: &str, found: &str, report: &mut Report) -> Option<Json> {
+        let wanted = wanted(shape);
+        let near = near::word(found.trim_matches('"'), shape.choices.iter().copied());
+        let remedy = match near {
+            Some(choice) => format!("did you mean {choice}? It takes {wanted}"),
+            None => format!("it takes {wanted}"),
+        };
+        report.add(path, format!("{path} is {found}"), remedy);
+        None
+    }
+
+    fn shape<'s>(&'s self, schema: &'s Json) -> Shape<'s> {
+        let mut shape = Shape::default();
+        self.gather(schema, &mut shape);
+        shape
+    }
+
+    fn gather<'s>(&'s self, schema: &'s Json, shape: &mut Shape<'s>) {
+        if let Some(name) = schema["$ref"].as_str() {
+            let pointer = name.trim_start_matches('#');
+            return self.gather(self.schema.pointer(pointer).unwrap_or(&Json::Null), shape);
+        }
+        for key in ["anyOf", "oneOf"] {
+            for alternative in schema[key].as_array().into_iter().flatten() {
+                self.gather(alternative, shape);
+            }
+        }
+        if let Some(choice) = schema["const"].as_str() {
+            return shape.choices.push(choice);
+        }
+        let list = std::slice::from_ref(&schema["type"]);
+        for kind in schema["type"].as_array().map(Vec::as_slice).unwrap_or(list) {
+            match kind.as_str().unwrap_or_default() {
+                "boolean" => shape.truth = true,
+                "integer" => shape.whole = Some(schema),
+                "number" => shape.number = Some(schema),
+                "string" => shape.text = true,
+                "array" => shape.items = Some(&schema["items"]),
+                "object" if schema["additionalProperties"].is_object() => {
+                    shape.named = Some(&schema["additionalProperties"]);
+                }
+                "object" => shape.object = Some(schema),
+                _ => {}
+            }
+        }
+    }
+
+    fn list(&self, schema: &Json, path: &str, all: &mut Vec<String>) {
+        let shape = self.shape(schema);
+        for (key, below) in shape.object.iter().flat_map(|o| o["properties"].as_object()).flatten()
+        {
+            let path = near::join(path, key);
+            self.list(below, &path, all);
+            all.push(path);
+        }
+        for below in [shape.named, shape.items].into_iter().flatten() {
+            self.list(below, &near::join(path, "*"), all);
+        }
+    }
+}
+
+enum Wrong {
+    /// Not a value of this kind.
+    Kind,
+    /// Of the kind, but what is wrong with it, and the remedy.
+    Value(String, String),
+}
+
+fn scalar(shape: &Shape, text: &str, quoted: bool) -> Result<Json, Wrong> {
+    if let Some(choice) = shape.choices.iter().find(|choice| **choice == text) {
+        return Ok((*choice).into());
+    }
+    if shape.text {
+        return Ok(text.into());
+    }
+    if shape.truth {
+        return truth(text, quoted);
+    }
+    let Some(limits) = shape.whole.or(shape.number) else { return Err(Wrong::Kind) };
+    let number = number(text)?;
+    if quoted {
+        let what = format!("is the text \"{}\"", short(text));
+        return Err(Wrong::Value(what, "remove the quotes".to_string()));
+    }
+    within(&number, limits, text)?;
+    match number {
+        Number::Whole(whole) => Ok(whole.into()),
+        Number::Real(real) if shape.whole.is_none() => Ok(real.into()),
+        // 300e9 is a whole number; f64 holds each up to 2^53.
+        Number::Real(real) if real.fract() == 0.0 && real.abs() < 9e15 => Ok((real as u64).into()),
+        Number::Real(_) => {
+            let what = format!("is {text}, not a whole number");
+            Err(Wrong::Value(what, "write it without a fraction".to_string()))
+        }
+    }
+}
+
+fn truth(text: &str, quoted: bool) -> Result<Json, Wrong> {
+    let plain = text.to_lowercase();
+    let meant = match plain.as_str() {
+        "true" if !quoted => return Ok(true.into()),
+        "false" if !quoted => return Ok(false.into()),
+        "true" | "yes" | "on" | "y" | "1" => true,
+        "false" | "no" | "off" | "n" | "0" => false,
+        _ => return Err(Wrong::Kind),
+    };
+    let what = format!("is \"{text}\"");
+    Err(Wrong::Value(what, format!("write {meant} (without quotes)")))
+}
+
+enum Number {
+    Whole(u64),
+    Real(f64),
+}
+
+fn number(text: &str) -> Result<Number, Wrong> {
+    let wrong = |what: &str, remedy: &str| {
+        Err(Wrong::Value(format!("is {}, {what}", short(text)), remedy.to_string()))
+    };
+    let unsigned = text.trim_start_matches(['-', '+']);
+    if !unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+        return Err(Wrong::Kind);
+    }
+    if matches!(unsigned.to_lowercase().as_str(), ".inf" | ".nan") {
+        return wrong("not a finite number", "give a number");
+    }
+    let grouped = text.starts_with('_') || text.ends_with('_') || text.contains("__");
+    let digits: String = text.chars().filter(|c| *c != '_').collect();
+    if unsigned.len() > 1 && unsigned.starts_with('0') {
+        let second = unsigned.as_bytes()[1];
+        if second.is_ascii_digit() || matches!(second, b'x' | b'o' | b'b' | b'_') {
+            return wrong(
+                "which some read as octal or hexadecimal",
+                "write a plain decimal number",
+            );
+        }
+    }
+    if let (Ok(whole), false) = (digits.parse::<u64>(), grouped) {
+        return Ok(Number::Whole(whole));
+    }
+    match digits.parse::<f64>() {
+        Ok(real) if real.is_infinite() => wrong("too large for a number", "give a smaller number"),
+        Ok(real) if !grouped => Ok(Number::Real(real)),
+        _ => Err(Wrong::Kind),
+    }
+}
+
+fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
+    let (minimum, maximum) = (&limits["minimum"], &limits["maximum"]);
+    let (below, above) = match number {
+        Number::Whole(n) if minimum.is_u64() && maximum.is_u64() => {
+            (minimum.as_u64().is_some_and(|m| *n < m), maximum.as_u64().is_some_and(|m| *n > m))
+        }
+        Number::Whole(_) | Number::Real(_) => {
+            let n = match number {
+                Number::Whole(n) => *n as f64,
+                Number::Real(n) => *n,
+            };
+            (minimum.as_f64().is_some_and(|m| n < m), maximum.as_f64().is_some_and(|m| n > m))
+        }
+    };
+    let limit = |what: &str, limit: &Json| {
+        let least = format!("is {}; the {what} is {limit}", short(text));
+        Err(Wrong::Value(least, format!("give a number from {minimum} to {maximum}")))
+    };
+    match (below, above) {
+        (true, _) => limit("least", minimum),
+        (_, true) => limit("most", maximum),
+        _ => Ok(()),
+    }
+}
+
+/// "a number, or a section with keys embedding, attention, residual".
+fn wanted(shape: &Shape) -> String {
+    let mut ways = Vec::new();
+    if !shape.choices.is_empty() {
+        ways.push(shape.choices.join(", "));
+    }
+    if shape.truth {
+        ways.push("true or false".to_string());
+    }
+    if shape.whole.is_some() {
+        ways.push("a whole number".to_string());
+    }
+    if shape.number.is_some() {
+        ways.push("a number".to_string());
+    }
+    if shape.text {
+        ways.push("text".to_string());
+    }
+    if shape.items.is_some() {
+        ways.push("a list".to_string());
+    }
+    if let Some(keys) = shape.object.and_then(|object| object["properties"].as_object()) {
+        let keys: Vec<&str> = keys.keys().map(String::as_str).collect();
+        ways.push(format!("a section with keys {}", keys.join(", ")));
+    }
+    if shape.named.is_some() {
+        ways.push("a section of names with values".to_string());
+    }
+    ways.join(", or ")
+}
+
+fn required(schema: &Json) -> Vec<&str> {
+    schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect()
+}
+
+/// The first sentence of a key's description.
+fn sentence(schema: &Json) -> String {
+    let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let end = text.find(". ").map_or(text.len(), |end| end);
+    text[..end].trim_end_matches('.').to_string()
+}
+
+/// At most 40 characters of something a message quotes.
+fn short(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        None => text.replace('\n', " "),
+        Some((end, _)) => format!("{}…", text[..end].replace('\n', " ")),
+    }
+}

@@ -1,0 +1,119 @@
+//! `--set a.b=c`: values given on the command line, put into the tree as if the file had them.
+
+use super::tree::{self, Entry, Node, Place, Value};
+use crate::base::Problems;
+
+/// `optimizer.lr` is another name of `lr.peak`.
+const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
+
+/// Keys of which only one is given: one on the command line replaces another in the file.
+const EXCLUSIVE: &[&[&str]] = &[
+    &["train.samples", "train.tokens", "train.steps"],
+    &["lr.warmup_samples", "lr.warmup_tokens"],
+    &["lr.decay.linear", "lr.decay.cosine", "lr.decay.wsd"],
+    &["optimizer.adamw", "optimizer.adam8bit", "optimizer.adafactor"],
+];
+
+/// Applies every `PATH=VALUE`, a later one over an earlier one.
+pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    for set in sets {
+        let Some((path, text)) = set.split_once('=') else {
+            let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
+            problems.add(format!("--set {set}"), "there is no `=`", remedy);
+            continue;
+        };
+        let path = path.trim();
+        if path.split('.').any(str::is_empty) {
+            let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
+            problems.add(format!("--set {set}"), format!("`{path}` is not a key"), remedy);
+            continue;
+        }
+        match tree::parse(text, "", Some(path)) {
+            Err(found) => problems.list.extend(found.list),
+            Ok(node) => {
+                let target = if path == SECOND_NAME.0 { SECOND_NAME.1 } else { path };
+                let steps: Vec<&str> = target.split('.').collect();
+                replaced(target).for_each(|other| remove(root, other));
+                if let Err(what) = put(root, &steps, node, path) {
+                    problems.add(format!("--set {path}"), what, "give the path of one key");
+                }
+            }
+        }
+    }
+    problems.or(())
+}
+
+/// Moves what the file says under the second name to the first.
+pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
+    let (from, to) = SECOND_NAME;
+    let Some(node) = root.at(from).cloned() else { return Ok(()) };
+    if let Some(other) = root.at(to) {
+        let (here, there) = (tree::show(&node.place, name), tree::show(&other.place, name));
+        let what = format!("{from} and {to} ({there}) are the same setting, given twice");
+        return Err(Problems::one(here, what, "remove one of them"));
+    }
+    remove(root, from);
+    let steps: Vec<&str> = to.split('.').collect();
+    let place = tree::show(&node.place, name);
+    put(root, &steps, node, from).map_err(|what| Problems::one(place, what, ""))
+}
+
+/// The other keys of the exclusive group that `path` is in or below.
+fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
+    let of = |key: &str| path.strip_prefix(key).is_some_and(|r| r.is_empty() || r.starts_with('.'));
+    let group = EXCLUSIVE.iter().find(|group| group.iter().any(|key| of(key)));
+    let others = group.into_iter().flat_map(|group| group.iter().copied());
+    others.filter(|key| !of(key)).collect::<Vec<_>>().into_iter()
+}
+
+fn remove(node: &mut Node, path: &str) {
+    let (step, rest) = path.split_once('.').unwrap_or((path, ""));
+    if let Value::Map(entries) = &mut node.value {
+        match rest {
+            "" => entries.retain(|entry| entry.key != step),
+            _ => entries
+                .iter_mut()
+                .filter(|entry| entry.key == step)
+                .for_each(|entry| remove(&mut entry.node, rest)),
+        }
+    }
+}
+
+/// Puts `new` at the path `steps` below `node`, making sections that are missing.
+fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), String> {
+    let Some((step, rest)) = steps.split_first() else {
+        *node = new;
+        return Ok(());
+    };
+    if node.value == Value::Null {
+        node.value = Value::Map(Vec::new());
+    }
+    match &mut node.value {
+        Value::Map(entries) => {
+            let found = entries.iter().position(|entry| entry.key == *step);
+            let index = found.unwrap_or_else(|| {
+                let node = Node::empty(Place::Set(path.to_string()));
+                entries.push(Entry { key: step.to_string(), node });
+                entries.len() - 1
+            });
+            put(&mut entries[index].node, rest, new, path)
+        }
+        Value::List(items) => {
+            let count = items.len();
+            match step.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
+                Some(item) => put(item, rest, new, path),
+                None => Err(format!("`{step}` is not an item of a list of {count}, from 0")),
+            }
+        }
+        // A name (`decay: cosine`) gives way to the settings that the path asks for.
+        Value::Scalar { text, .. } if text.chars().all(|c| c.is_ascii_lowercase() || c == '_') => {
+            node.value = Value::Map(Vec::new());
+            put(node, steps, new, path)
+        }
+        Value::Scalar { text, .. } => {
+            Err(format!("there is no `{step}` in the value \"{text}\": set that value as a whole"))
+        }
+        Value::Null => unreachable!("made a section above"),
+    }
+}

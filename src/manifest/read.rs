@@ -1,0 +1,84 @@
+//! From a file to a checked manifest.
+
+use super::report::Report;
+use super::{Manifest, check, effective, keys::Keys, overrides, raw::Raw, tree};
+use crate::base::Problems;
+use anyhow::Context;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// A manifest, and where it came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub manifest: Manifest,
+    /// The effective YAML: every key with its value, defaults included. It loads back to the same
+    /// `manifest` from any folder.
+    pub effective: String,
+    /// The file it was read from.
+    pub source: PathBuf,
+}
+
+/// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) in place of the file's.
+/// Every mistake is in the error, which is a `Problems`.
+pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let name = path.display().to_string();
+    let text = text(path, &name)?;
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    Ok(parse(&text, &name, folder, sets)?)
+}
+
+/// Checks the manifest in `text`. `name` is what messages call it; relative paths to data start at
+/// `folder`.
+pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
+    let mut root = tree::parse(text, name, None)?;
+    overrides::rename(&mut root, name)?;
+    overrides::apply(&mut root, sets)?;
+    let mut report = Report::new(name, &root);
+    let json = Keys::new().read(&mut report);
+    let raw = serde_json::from_value::<Raw>(json).unwrap_or_else(|error| {
+        report.add("", format!("not understood: {error}"), "please report this as a bug");
+        Raw::default()
+    });
+    let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder));
+    let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
+    let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
+    let manifest = check::manifest(raw, &mut report, &folder, stem);
+    let manifest = report.or(manifest)?;
+    let effective = effective::yaml(&manifest);
+    Ok(Loaded { manifest, effective, source: PathBuf::from(name) })
+}
+
+fn text(path: &Path, name: &str) -> anyhow::Result<String> {
+    let user = |what: &str, remedy: &str| Err(Problems::one(name, what, remedy).into());
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return user("there is no such file", "give the path of a manifest");
+        }
+        Err(error) => return Err(error).with_context(|| format!("reading {name}")),
+    };
+    let about = file.metadata().with_context(|| format!("reading {name}"))?;
+    if about.is_dir() {
+        return user("this is a folder", "give the path of a manifest, such as FOLDER/run.yaml");
+    }
+    if about.len() > tree::MAX_BYTES {
+        return Err(tree::too_large(name, about.len()).into());
+    }
+    // A device or a pipe has no length: read no more than is allowed, and a byte to tell.
+    let mut bytes = Vec::new();
+    let mut limited = (&mut file).take(tree::MAX_BYTES + 1);
+    limited.read_to_end(&mut bytes).with_context(|| format!("reading {name}"))?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            let line = 1 + error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+            let what = "not UTF-8 text from here on";
+            Err(Problems::one(format!("{name}:{line}"), what, "save the file as UTF-8").into())
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The mistakes found in one manifest, each placed by its key's path; and which keys can no longer
+//! be relied on, so that no mistake is reported twice in different words.
+
+use super::tree::{self, Node, Place};
+use crate::base::{Problem, Problems};
+
+pub struct Report<'a> {
+    name: &'a str,
+    root: &'a Node,
+    found: Vec<(usize, Problem)>,
+    bad: Vec<String>,
+}
+
+impl<'a> Report<'a> {
+    pub fn new(name: &'a str, root: &'a Node) -> Report<'a> {
+        Report { name, root, found: Vec::new(), bad: Vec::new() }
+    }
+
+    /// The tree the paths are looked up in.
+    pub fn root(&self) -> &'a Node {
+        self.root
+    }
+
+    /// A mistake in the value at `path`, or in its absence.
+    pub fn add(&mut self, path: &str, what: impl Into<String>, remedy: impl Into<String>) {
+        let place = &self.root.nearest(path).place;
+        let order = match place {
+            Place::Line(line) => *line,
+            Place::Set(_) => usize::MAX,
+        };
+        let place = tree::show(place, self.name);
+        self.found.push((order, Problem { place, what: what.into(), remedy: remedy.into() }));
+        self.bad.push(path.to_string());
+    }
+
+    /// Whether nothing was found wrong in, above or below any of these paths.
+    pub fn sound(&self, paths: &[&str]) -> bool {
+        let within = |a: &str, b: &str| {
+            b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
+        };
+        paths.iter().all(|path| !self.bad.iter().any(|bad| within(path, bad) || within(bad, path)))
+    }
+
+    /// Where the value at `path` was written.
+    pub fn place(&self, path: &str) -> String {
+        tree::show(&self.root.nearest(path).place, self.name)
+    }
+
+    /// All mistakes in the order of the file's lines, then those of `--set`.
+    pub fn or<T>(mut self, value: T) -> Result<T, Problems> {
+        self.found.sort_by_key(|(order, _)| *order);
+        Problems { list: self.found.into_iter().map(|(_, problem)| problem).collect() }.or(value)
+    }
+}

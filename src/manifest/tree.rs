@@ -1,0 +1,289 @@
+//! YAML as a tree in which every node knows the line it came from, so that any later complaint can
+//! name it. Serde would stop at the first mistake and forget the lines; the events below it do not.
+
+use crate::base::Problems;
+use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
+use std::collections::HashMap;
+
+/// A manifest is a few kilobytes: what is larger is another file, or an attack.
+pub const MAX_BYTES: u64 = 4 << 20;
+/// Nodes, after aliases are written out: the known alias bombs need millions.
+const MAX_NODES: usize = 100_000;
+const MAX_DEPTH: usize = 32;
+
+/// Where something was written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// A line of the file, from 1.
+    Line(usize),
+    /// A `--set` argument, up to its equals sign.
+    Set(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub place: Place,
+    pub value: Value,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing, `~` or `null`.
+    Null,
+    /// Text whose meaning the reader decides; `quoted` text is never a number.
+    Scalar {
+        text: String,
+        quoted: bool,
+    },
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub key: String,
+    /// Carries the key's place, also where the value begins on a later line.
+    pub node: Node,
+}
+
+impl Node {
+    pub fn empty(place: Place) -> Node {
+        Node { place, value: Value::Null }
+    }
+
+    /// The node at a dotted path below this one, where there is one; list items are numbers.
+    pub fn at(&self, path: &str) -> Option<&Node> {
+        path.split('.')
+            .filter(|step| !step.is_empty())
+            .try_fold(self, |node, step| node.child(step))
+    }
+
+    /// The deepest node on the way to `path` that was written.
+    pub fn nearest(&self, path: &str) -> &Node {
+        let mut node = self;
+        for step in path.split('.') {
+            match node.child(step) {
+                Some(child) => node = child,
+                None => break,
+            }
+        }
+        node
+    }
+
+    pub fn child(&self, step: &str) -> Option<&Node> {
+        match &self.value {
+            Value::Map(entries) => entries.iter().find(|e| e.key == step).map(|e| &e.node),
+            Value::List(items) => items.get(step.parse::<usize>().ok()?),
+            _ => None,
+        }
+    }
+
+    fn count(&self) -> usize {
+        1 + match &self.value {
+            Value::Map(entries) => entries.iter().map(|e| e.node.count()).sum(),
+            Value::List(items) => items.iter().map(Node::count).sum(),
+            _ => 0,
+        }
+    }
+}
+
+/// Reads one YAML document. `name` is the file's, for the messages; `set` marks every node as
+/// coming from that `--set` instead of from a line.
+pub fn parse(text: &str, name: &str, set: Option<&str>) -> Result<Node, Problems> {
+    let place = |line: usize| match set {
+        Some(path) => Place::Set(path.to_string()),
+        None => Place::Line(line),
+    };
+    if text.len() as u64 > MAX_BYTES {
+        return Err(too_large(name, text.len() as u64));
+    }
+    let mut reader = Reader {
+        events: Parser::new_from_str(text.strip_prefix('\u{feff}').unwrap_or(text)),
+        name,
+        place: &place,
+        anchors: HashMap::new(),
+        nodes: 0,
+        problems: Problems::default(),
+    };
+    let root = reader.document().map_err(|fatal| {
+        let mut all = std::mem::take(&mut reader.problems);
+        all.list.extend(fatal.list);
+        all
+    })?;
+    reader.problems.or(root)
+}
+
+pub fn too_large(name: &str, bytes: u64) -> Problems {
+    Problems::one(
+        name,
+        format!("the file has {} MiB; a manifest has at most {} MiB", bytes >> 20, MAX_BYTES >> 20),
+        "give the path of a manifest",
+    )
+}
+
+/// `run.yaml:12`, or `--set model.layers`.
+pub fn show(place: &Place, name: &str) -> String {
+    match place {
+        Place::Line(line) => format!("{name}:{line}"),
+        Place::Set(path) => format!("--set {path}"),
+    }
+}
+
+struct Reader<'a, P> {
+    events: Parser<'a, serde_saphyr::granit_parser::StrInput<'a>>,
+    name: &'a str,
+    place: P,
+    /// Finished nodes by anchor, with their size in nodes.
+    anchors: HashMap<usize, (Node, usize)>,
+    nodes: usize,
+    problems: Problems,
+}
+
+impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
+    fn document(&mut self) -> Result<Node, Problems> {
+        let mut root = None;
+        while let Some(event) = self.events.next() {
+            let (event, span) = event.map_err(|error| self.broken(&error))?;
+            match event {
+                Event::StreamEnd => break,
+                Event::DocumentStart(..) if root.is_some() => {
+                    self.problem(
+                        span,
+                        "a second document begins (`---`)",
+                        "keep one experiment per file",
+                    );
+                    break;
+                }
+                Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
+                event => root = Some(self.node(event, span, 0)?),
+            }
+        }
+        Ok(root.unwrap_or(Node::empty((self.place)(1))))
+    }
+
+    /// The node that begins with `event`.
+    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Problems> {
+        self.room(1, span)?;
+        if depth > MAX_DEPTH {
+            return Err(self.fatal(
+                span,
+                format!("nested more than {MAX_DEPTH} levels deep"),
+                "a manifest has at most 6 levels",
+            ));
+        }
+        let place = (self.place)(span.start.line());
+        let (value, anchor, tagged) = match event {
+            Event::Alias(anchor) => return self.alias(anchor, span, place),
+            Event::Scalar(text, style, anchor, tag) => {
+                let quoted = style != ScalarStyle::Plain;
+                let null = !quoted && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
+                let scalar = Value::Scalar { text: text.into_owned(), quoted };
+                (if null { Value::Null } else { scalar }, anchor, tag.is_some())
+            }
+            Event::SequenceStart(_, anchor, tag) => (self.list(depth)?, anchor, tag.is_some()),
+            Event::MappingStart(_, anchor, tag) => (self.map(depth)?, anchor, tag.is_some()),
+            other => unreachable!("the parser nests its events: {other:?}"),
+        };
+        if tagged {
+            self.problem(span, "YAML tags (`!…`) are not used here", "remove the tag");
+        }
+        let node = Node { place, value };
+        if anchor > 0 {
+            let count = node.count();
+            self.anchors.insert(anchor, (node.clone(), count));
+        }
+        Ok(node)
+    }
+
+    fn alias(&mut self, anchor: usize, span: Span, place: Place) -> Result<Node, Problems> {
+        let Some((node, count)) = self.anchors.get(&anchor) else {
+            return Err(self.fatal(
+                span,
+                "the alias stands for what it is part of",
+                "write it out",
+            ));
+        };
+        let (value, count) = (node.value.clone(), *count);
+        self.room(count, span)?;
+        Ok(Node { place, value })
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Value, Problems> {
+        let mut items = Vec::new();
+        loop {
+            match self.next()? {
+                (Event::SequenceEnd, _) => return Ok(Value::List(items)),
+                (event, span) => items.push(self.node(event, span, depth + 1)?),
+            }
+        }
+    }
+
+    fn map(&mut self, depth: usize) -> Result<Value, Problems> {
+        let mut entries: Vec<Entry> = Vec::new();
+        loop {
+            let (event, key_span) = self.next()?;
+            if event == Event::MappingEnd {
+                return Ok(Value::Map(entries));
+            }
+            let key = self.node(event, key_span, depth + 1)?;
+            let (event, span) = self.next()?;
+            let mut node = self.node(event, span, depth + 1)?;
+            node.place = key.place;
+            let key = match key.value {
+                Value::Scalar { text, .. } => text,
+                _ => {
+                    self.problem(key_span, "a key that is not a word", "keys are plain words");
+                    continue;
+                }
+            };
+            if key == "<<" {
+                self.problem(key_span, "merge keys (`<<`) are not used here", "repeat the keys");
+            } else if let Some(first) = entries.iter().find(|e| e.key == key) {
+                let first = show(&first.node.place, self.name);
+                let what = format!("key `{key}` is given twice; the first is at {first}");
+                self.problem(key_span, &what, "remove one of them");
+            } else {
+                entries.push(Entry { key, node });
+            }
+        }
+    }
+
+    fn next(&mut self) -> Result<(Event<'a>, Span), Problems> {
+        match self.events.next() {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(error)) => Err(self.broken(&error)),
+            None => Err(Problems::one(self.name, "the file ends too early", "complete it")),
+        }
+    }
+
+    /// Counts nodes about to be made.
+    fn room(&mut self, nodes: usize, span: Span) -> Result<(), Problems> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if self.nodes <= MAX_NODES {
+            return Ok(());
+        }
+        let what = format!("more than {MAX_NODES} values, counting what aliases (`*name`) repeat");
+        Err(self.fatal(span, what, "write out what is meant"))
+    }
+
+    fn problem(&mut self, span: Span, what: &str, remedy: &str) {
+        self.problems.add(show(&(self.place)(span.start.line()), self.name), what, remedy);
+    }
+
+    fn fatal(&self, span: Span, what: impl Into<String>, remedy: &str) -> Problems {
+        Problems::one(show(&(self.place)(span.start.line()), self.name), what, remedy)
+    }
+
+    fn broken(&self, error: &ScanError) -> Problems {
+        let place = (self.place)(error.marker().line());
+        let column = match place {
+            Place::Line(_) => format!(" (column {})", error.marker().col() + 1),
+            Place::Set(_) => String::new(),
+        };
+        Problems::one(
+            show(&place, self.name),
+            format!("not YAML: {}{column}", error.info()),
+            "check indentation, colons and quotes at and above this line",
+        )
+    }
+}
