@@ -1,1 +1,195 @@
-//! The CPU backend.
+//! The CPU backend: the arbiter every other one is compared with, and a trainer in its own right.
+//!
+//! An op runs to its end before it returns. Its work is cut into tasks by its shape alone, never by
+//! the number of threads, and what tasks add up is added in the order of the tasks: so results are
+//! the same bits on any number of threads. Arithmetic is f32 on blocks of at most 512 elements that
+//! `memory` loads and stores, converting bf16; sums over a whole tensor are f64.
+
+mod attention;
+mod cross_entropy;
+mod elementwise;
+mod embed;
+mod gemm;
+mod layernorm;
+mod math;
+mod memory;
+mod optimizer;
+mod parallel;
+
+use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
+use memory::{Regions, Workspace};
+use rayon::ThreadPool;
+
+/// A CPU with its own threads and memory. Several may live in one process, as ranks on threads.
+pub struct Cpu {
+    threads: usize,
+    /// None with one thread: tasks then run on the caller's.
+    pool: Option<ThreadPool>,
+    regions: Regions,
+    workspace: Workspace,
+}
+
+impl Cpu {
+    /// A backend with that many threads, or as many as the machine gives this process.
+    pub fn new(threads: Option<usize>) -> Cpu {
+        let all = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = threads.unwrap_or_else(all).max(1);
+        let pool = (threads > 1).then(|| {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            builder.thread_name(|i| format!("cpu-{i}")).build().expect("threads can be started")
+        });
+        Cpu { threads, pool, regions: Regions::default(), workspace: Workspace::default() }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays.
+    /// Beside it the `gemm` crate packs its operands in buffers that it allocates for each product.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+}
+
+impl Backend for Cpu {
+    fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        self.regions.reserve(bytes)
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn upload(&self, from: &[u8], to: Tensor) {
+        memory::upload(from, to);
+    }
+
+    fn download(&self, from: Tensor, to: &mut [u8]) {
+        memory::download(from, to);
+    }
+
+    fn zero(&self, x: Tensor) {
+        elementwise::zero(self, x);
+    }
+
+    fn copy(&self, x: Tensor, y: Out) {
+        elementwise::copy(self, x, y);
+    }
+
+    fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
+        gemm::gemm(self, kind, a, b, c, then);
+    }
+
+    fn embed(&self, ids: Tensor, table: Tensor, first: usize, y: Out) {
+        embed::forward(self, ids, table, first, y);
+    }
+
+    fn embed_backward(&self, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
+        embed::backward(self, dy, ids, first, dtable);
+    }
+
+    fn dropout(&self, x: Tensor, drop: &Dropout, y: Out) {
+        elementwise::dropout(self, x, drop, y);
+    }
+
+    fn residual(&self, x: Tensor, branch: Tensor, bias: Tensor, drop: &Dropout, y: Out) {
+        elementwise::residual(self, x, branch, bias, drop, y);
+    }
+
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Out) {
+        elementwise::residual_backward(self, dy, drop, dbranch, dbias);
+    }
+
+    fn bias_backward(&self, dy: Tensor, db: Out) {
+        elementwise::bias_backward(self, dy, db);
+    }
+
+    fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
+        elementwise::gelu(self, x, gelu, y);
+    }
+
+    fn layernorm(&self, x: Tensor, scale: Tensor, shift: Tensor, eps: f32, y: Out, stats: Out) {
+        layernorm::forward(self, x, scale, shift, eps, y, stats);
+    }
+
+    fn layernorm_backward(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        stats: Tensor,
+        scale: Tensor,
+        dx: Out,
+        dscale: Out,
+        dshift: Out,
+    ) {
+        layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
+    }
+
+    fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+        attention::forward(self, qkv, how, y, lse);
+    }
+
+    fn attention_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        y: Tensor,
+        lse: Tensor,
+        how: &Attend,
+        dqkv: Out,
+    ) {
+        attention::backward(self, [dy, qkv, y, lse], how, dqkv);
+    }
+
+    fn cross_entropy_stats(
+        &self,
+        logits: Tensor,
+        targets: Tensor,
+        first: usize,
+        vocab: usize,
+        stats: Out,
+    ) {
+        cross_entropy::stats(self, logits, targets, first, vocab, stats);
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        stats: Tensor,
+        first: usize,
+        vocab: usize,
+        losses: Out,
+        dlogits: Option<Out>,
+    ) {
+        let inputs = cross_entropy::Inputs { logits, targets, weights, stats, first, vocab };
+        cross_entropy::losses(self, &inputs, losses, dlogits);
+    }
+
+    fn sum(&self, x: Tensor, y: Out) {
+        optimizer::sum(self, x, y);
+    }
+
+    fn square_sums(&self, xs: &[Tensor], out: Out) {
+        optimizer::square_sums(self, xs, out);
+    }
+
+    fn clip(&self, sums: Tensor, max_norm: f32, out: Out) {
+        optimizer::clip(sums, max_norm, out);
+    }
+
+    fn adamw(
+        &self,
+        rule: &AdamW,
+        factor: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        m: Tensor,
+        v: Tensor,
+        live: Tensor,
+    ) {
+        optimizer::adamw(self, rule, factor, grad, [master, m, v], live);
+    }
+}

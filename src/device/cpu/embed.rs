@@ -1,0 +1,54 @@
+//! Rows of a table by their number.
+
+use super::Cpu;
+use super::math;
+use super::memory::{BLOCK, Block, integer, load, put, store};
+use super::parallel::blocks;
+use crate::device::{Out, Tensor};
+
+/// Columns of the gradient that one task adds up, over all ids.
+const STRIP: usize = 64;
+
+pub(super) fn forward(cpu: &Cpu, ids: Tensor, table: Tensor, first: usize, y: Out) {
+    assert_eq!((ids.numel(), table.cols), (y.to.rows, y.to.cols), "ids, table and y");
+    let width = table.cols;
+    cpu.each_rows(y.to.rows, width, |rows| {
+        for i in rows {
+            let row = row_of(ids, i, first, table.rows);
+            for cols in blocks(0..width) {
+                let mut buffer: Block = [0.0; BLOCK];
+                let buffer = &mut buffer[..cols.len()];
+                if let Some(row) = row {
+                    load(table, row * width + cols.start, buffer);
+                }
+                put(buffer, y, i * width + cols.start);
+            }
+        }
+    });
+}
+
+pub(super) fn backward(cpu: &Cpu, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
+    assert!(dtable.add, "the gradient of a table accumulates");
+    assert_eq!((ids.numel(), dtable.to.cols), (dy.rows, dy.cols), "ids, dtable and dy");
+    let width = dy.cols;
+    cpu.each(width.div_ceil(STRIP), |strip| {
+        let start = strip * STRIP;
+        let len = STRIP.min(width - start);
+        let (mut new, mut sum) = ([0.0; STRIP], [0.0; STRIP]);
+        let (new, sum) = (&mut new[..len], &mut sum[..len]);
+        for i in 0..dy.rows {
+            if let Some(row) = row_of(ids, i, first, dtable.to.rows) {
+                load(dy, i * width + start, new);
+                load(dtable.to, row * width + start, sum);
+                math::add(new, sum);
+                store(sum, dtable.to, row * width + start);
+            }
+        }
+    });
+}
+
+/// Which row of a share of `rows` rows from `first` on an id names.
+fn row_of(ids: Tensor, i: usize, first: usize, rows: usize) -> Option<usize> {
+    let id = usize::try_from(integer(ids, i)).expect("an id is not negative");
+    id.checked_sub(first).filter(|row| *row < rows)
+}

@@ -1,0 +1,148 @@
+//! Layer normalisation (Ba, Kiros & Hinton 2016) over each row.
+
+use super::Cpu;
+use super::math::{self, LANES, vectorised};
+use super::memory::{BLOCK, Block, load, put, scalar, store};
+use super::parallel::blocks;
+use crate::base::DType;
+use crate::device::{Out, Tensor};
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: f32,
+    y: Out,
+    stats: Out,
+) {
+    assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
+    assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
+    assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
+    let width = x.cols;
+    cpu.each_rows(x.rows, width, |rows| {
+        let (mut a, mut b, mut c): (Block, Block, Block) =
+            ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+        for row in rows {
+            let (mean, rstd) = moments(x, row, eps);
+            store(&[mean, rstd], stats.to, 2 * row);
+            for cols in blocks(0..width) {
+                let len = cols.len();
+                let at = row * width + cols.start;
+                load(x, at, &mut a[..len]);
+                load(scale, cols.start, &mut b[..len]);
+                load(shift, cols.start, &mut c[..len]);
+                normalise(&mut a[..len], mean, rstd, &b[..len], &c[..len]);
+                put(&mut a[..len], y, at);
+            }
+        }
+    });
+}
+
+/// Mean and 1/√(variance + eps) of a row, in two passes.
+fn moments(x: Tensor, row: usize, eps: f32) -> (f32, f32) {
+    let mut buffer: Block = [0.0; BLOCK];
+    let mut sum_blocks = |of: &dyn Fn(&[f32]) -> f32| {
+        let mut sum = 0.0;
+        for cols in blocks(0..x.cols) {
+            let buffer = &mut buffer[..cols.len()];
+            load(x, row * x.cols + cols.start, buffer);
+            sum += of(buffer) as f64;
+        }
+        sum / x.cols as f64
+    };
+    let mean = sum_blocks(&math::sum) as f32;
+    let variance = sum_blocks(&|block| math::square_deviations(block, mean));
+    (mean, (1.0 / (variance + eps as f64).sqrt()) as f32)
+}
+
+/// `inputs` are dy, x, stats and scale.
+pub(super) fn backward(cpu: &Cpu, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Out) {
+    let [dy, x, stats, scale] = inputs;
+    assert_eq!((x.rows, x.cols), (dy.rows, dy.cols), "x and dy");
+    assert_eq!((x.rows, x.cols), (dx.to.rows, dx.to.cols), "x and dx");
+    assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
+    assert!(dscale.add && dshift.add, "the gradients of scale and shift accumulate");
+    let width = x.cols;
+    cpu.sum_rows(x.rows, width, &[dscale, dshift], |rows, sums| {
+        let (dscale, dshift) = sums.split_at_mut(width);
+        let [mut g, mut xhat, mut s]: [Block; 3] = [[0.0; BLOCK]; 3];
+        for row in rows {
+            let (mean, rstd) = (scalar(stats, 2 * row), scalar(stats, 2 * row + 1));
+            let (mut sum, mut along) = (0.0, 0.0);
+            for cols in blocks(0..width) {
+                let (g, xhat) = (&mut g[..cols.len()], &mut xhat[..cols.len()]);
+                let s = &mut s[..cols.len()];
+                load(dy, row * width + cols.start, g);
+                load(x, row * width + cols.start, xhat);
+                load(scale, cols.start, s);
+                standardise(xhat, mean, rstd);
+                let (a, b) = project(g, xhat, s, &mut dscale[cols.clone()]);
+                math::add(g, &mut dshift[cols]);
+                sum += a as f64;
+                along += b as f64;
+            }
+            let (sum, along) = (sum / width as f64, along / width as f64);
+            for cols in blocks(0..width) {
+                let at = row * width + cols.start;
+                let (g, xhat) = (&mut g[..cols.len()], &mut xhat[..cols.len()]);
+                let s = &mut s[..cols.len()];
+                // A row of one block is still in the buffers.
+                if width > BLOCK {
+                    load(dy, at, g);
+                    load(x, at, xhat);
+                    load(scale, cols.start, s);
+                    standardise(xhat, mean, rstd);
+                }
+                slope(g, xhat, s, rstd, sum as f32, along as f32);
+                put(g, dx, at);
+            }
+        }
+    });
+}
+
+vectorised! {
+    /// x = (x − mean)·rstd·scale + shift
+    fn normalise(x: &mut [f32], mean: f32, rstd: f32, scale: &[f32], shift: &[f32]) {
+        for ((x, scale), shift) in x.iter_mut().zip(scale).zip(shift) {
+            *x = ((*x - mean) * rstd).mul_add(*scale, *shift);
+        }
+    }
+
+    /// x = (x − mean)·rstd
+    fn standardise(x: &mut [f32], mean: f32, rstd: f32) {
+        for x in x {
+            *x = (*x - mean) * rstd;
+        }
+    }
+
+    /// Σ dy·scale and Σ dy·scale·xhat; dscale += dy·xhat
+    fn project(dy: &[f32], xhat: &[f32], scale: &[f32], dscale: &mut [f32]) -> (f32, f32) {
+        let (mut sum, mut along) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let whole = dy.len() / LANES * LANES;
+        for at in (0..whole).step_by(LANES) {
+            let (dy, xhat) = (&dy[at..at + LANES], &xhat[at..at + LANES]);
+            let (scale, dscale) = (&scale[at..at + LANES], &mut dscale[at..at + LANES]);
+            for i in 0..LANES {
+                let g = dy[i] * scale[i];
+                sum[i] += g;
+                along[i] = g.mul_add(xhat[i], along[i]);
+                dscale[i] = dy[i].mul_add(xhat[i], dscale[i]);
+            }
+        }
+        for i in whole..dy.len() {
+            let g = dy[i] * scale[i];
+            sum[i - whole] += g;
+            along[i - whole] = g.mul_add(xhat[i], along[i - whole]);
+            dscale[i] = dy[i].mul_add(xhat[i], dscale[i]);
+        }
+        (sum.iter().sum(), along.iter().sum())
+    }
+
+    /// dy = rstd·(dy·scale − sum − xhat·along)
+    fn slope(dy: &mut [f32], xhat: &[f32], scale: &[f32], rstd: f32, sum: f32, along: f32) {
+        for ((dy, xhat), scale) in dy.iter_mut().zip(xhat).zip(scale) {
+            *dy = rstd * (-xhat).mul_add(along, *dy * scale - sum);
+        }
+    }
+}

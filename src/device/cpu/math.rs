@@ -1,0 +1,284 @@
+//! The inner loops: arithmetic on blocks, compiled for each vector width and chosen at run time.
+
+use crate::base::rng::philox;
+use crate::device::Gelu;
+
+/// Makes a function of slices whose loops are compiled for AVX-512, for AVX2 and for the baseline.
+/// What it calls must be inlined into it, or stays baseline code.
+macro_rules! vectorised {
+    ($($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
+        $($(#[$doc])*
+        $vis fn $name($($arg: $type),*) $(-> $out)? {
+            #[inline(always)]
+            fn body($($arg: $type),*) $(-> $out)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                fn avx512($($arg: $type),*) $(-> $out)? {
+                    body($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $type),*) $(-> $out)? {
+                    body($($arg),*)
+                }
+                if $crate::device::cpu::math::has_avx512() {
+                    // SAFETY: the features are there.
+                    return unsafe { avx512($($arg),*) };
+                }
+                if $crate::device::cpu::math::has_avx2() {
+                    // SAFETY: the features are there.
+                    return unsafe { avx2($($arg),*) };
+                }
+            }
+            body($($arg),*)
+        })*
+    };
+}
+pub(super) use vectorised;
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+/// Lanes of a sum: partial sums are kept in so many accumulators whatever the vector width.
+pub(super) const LANES: usize = 16;
+
+vectorised! {
+    /// bf16 to f32, exact.
+    pub(super) fn widen(from: &[u16], to: &mut [f32]) {
+        for (x, y) in from.iter().zip(to) {
+            *y = f32::from_bits((*x as u32) << 16);
+        }
+    }
+
+    /// f32 to bf16, to nearest even; a NaN stays one.
+    pub(super) fn narrow(from: &[f32], to: &mut [u16]) {
+        for (x, y) in from.iter().zip(to) {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            *y = (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16;
+        }
+    }
+
+    /// y += x
+    pub(super) fn add(x: &[f32], y: &mut [f32]) {
+        for (x, y) in x.iter().zip(y) {
+            *y += x;
+        }
+    }
+
+    /// y += factor·x
+    pub(super) fn add_scaled(factor: f32, x: &[f32], y: &mut [f32]) {
+        for (x, y) in x.iter().zip(y) {
+            *y = x.mul_add(factor, *y);
+        }
+    }
+
+    /// y *= x
+    pub(super) fn multiply(x: &[f32], y: &mut [f32]) {
+        for (x, y) in x.iter().zip(y) {
+            *y *= x;
+        }
+    }
+
+    pub(super) fn sum(x: &[f32]) -> f32 {
+        reduce(x, 0.0, |sum, x| sum + x, |a, b| a + b)
+    }
+
+    pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+        let rest = xs.remainder().iter().zip(ys.remainder());
+        let rest = rest.fold(0.0, |sum: f32, (x, y)| x.mul_add(*y, sum));
+        for (x, y) in xs.zip(ys) {
+            for i in 0..LANES {
+                lanes[i] = x[i].mul_add(y[i], lanes[i]);
+            }
+        }
+        fold(lanes, |a, b| a + b) + rest
+    }
+
+    /// Σ (x − mean)²
+    pub(super) fn square_deviations(x: &[f32], mean: f32) -> f32 {
+        reduce(x, 0.0, |sum, x| (x - mean).mul_add(x - mean, sum), |a, b| a + b)
+    }
+
+    /// A NaN is passed over.
+    pub(super) fn maximum(x: &[f32]) -> f32 {
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        reduce(x, f32::NEG_INFINITY, larger, larger)
+    }
+
+    /// Σ exp(x − maximum)
+    pub(super) fn sum_exp(x: &[f32], maximum: f32) -> f32 {
+        reduce(x, 0.0, |sum, x| sum + exp(x - maximum), |a, b| a + b)
+    }
+
+    /// x = factor·exp(x − maximum)
+    pub(super) fn exp_scaled(x: &mut [f32], maximum: f32, factor: f32) {
+        for x in x {
+            *x = factor * exp(*x - maximum);
+        }
+    }
+
+    pub(super) fn gelu(kind: Gelu, x: &mut [f32]) {
+        match kind {
+            Gelu::Tanh => x.iter_mut().for_each(|x| *x = gelu_tanh(*x).0),
+            Gelu::Exact => x.iter_mut().for_each(|x| *x *= normal_cdf(*x)),
+        }
+    }
+
+    /// y *= gelu'(x)
+    pub(super) fn gelu_backward(kind: Gelu, x: &[f32], y: &mut [f32]) {
+        match kind {
+            Gelu::Tanh => x.iter().zip(y).for_each(|(x, y)| *y *= gelu_tanh(*x).1),
+            Gelu::Exact => x.iter().zip(y).for_each(|(x, y)| {
+                let density = 0.398_942_28 * exp(-0.5 * x * x);
+                *y *= x.mul_add(density, normal_cdf(*x));
+            }),
+        }
+    }
+
+    /// 0 for the elements whose random word is below `bound`, else `kept`; element i of the block is
+    /// word i % 4 of `philox(key, counter + i / 4)`.
+    pub(super) fn dropout_factors(key: u64, counter: u128, bound: u32, kept: f32, factors: &mut [f32]) {
+        let whole = factors.len() / 4;
+        for i in 0..whole {
+            let words = philox(key, counter + i as u128);
+            for (j, word) in words.into_iter().enumerate() {
+                factors[4 * i + j] = if word < bound { 0.0 } else { kept };
+            }
+        }
+        let words = philox(key, counter + whole as u128);
+        for (factor, word) in factors[4 * whole..].iter_mut().zip(words) {
+            *factor = if word < bound { 0.0 } else { kept };
+        }
+    }
+
+    /// Σ x, in f64.
+    pub(super) fn sum_f64(x: &[f32]) -> f64 {
+        reduce_f64(x, |x| x)
+    }
+
+    /// Σ x², in f64.
+    pub(super) fn square_sum_f64(x: &[f32]) -> f64 {
+        reduce_f64(x, |x| x * x)
+    }
+}
+
+#[inline(always)]
+fn reduce(
+    x: &[f32],
+    start: f32,
+    join: impl Fn(f32, f32) -> f32,
+    merge: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    let mut lanes = [start; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = join(lanes[i], chunk[i]);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = join(*lane, *x);
+    }
+    fold(lanes, merge)
+}
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], merge: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = merge(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn reduce_f64(x: &[f32], of: impl Fn(f64) -> f64) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] += of(chunk[i] as f64);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|x| of(*x as f64)).sum::<f64>()
+}
+
+/// e^x to 1 ulp; 0 and ∞ past the ends, NaN for NaN. x = n·ln 2 + r, and the polynomial of Cephes'
+/// expf (Moshier) for e^r on |r| ≤ ln 2 / 2.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -105.0 { -105.0 } else { x };
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits.
+    const SHIFT: f32 = 12_582_912.0;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, SHIFT);
+    let n = (shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32);
+    let whole = shifted - SHIFT;
+    let r = whole.mul_add(2.121_944_4e-4, whole.mul_add(-0.693_359_4, x));
+    let mut p = 1.987_569_1e-4;
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = r.mul_add(p, c);
+    }
+    let p = (r * r).mul_add(p, r + 1.0);
+    // In two factors, since n may be past either end of the exponent.
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    let half = n >> 1;
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// gelu and its derivative by the tanh approximation, written x·σ(2u) with
+/// u = √(2/π)·(x + 0.044715·x³), which does not cancel for negative x.
+#[inline(always)]
+fn gelu_tanh(x: f32) -> (f32, f32) {
+    const C: f32 = 0.797_884_56;
+    let twice = 2.0 * C * x * (0.044_715 * x).mul_add(x, 1.0);
+    let twice = if twice < -40.0 { -40.0 } else { twice };
+    let e = exp(-twice);
+    let sigmoid = 1.0 / (1.0 + e);
+    let slope = 2.0 * C * (3.0 * 0.044_715 * x).mul_add(x, 1.0);
+    (x * sigmoid, (x * slope * e * sigmoid).mul_add(sigmoid, sigmoid))
+}
+
+/// Φ(x) to 2e-7, by erfc's Chebyshev fit (Press et al., Numerical Recipes, erfcc).
+#[inline(always)]
+fn normal_cdf(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / z.mul_add(0.5, 1.0);
+    let mut p = 0.170_872_77;
+    for c in [
+        -0.822_152_23,
+        1.488_515_9,
+        -1.135_203_98,
+        0.278_868_07,
+        -0.186_288_06,
+        0.096_784_18,
+        0.374_091_96,
+        1.000_023_68,
+        -1.265_512_23,
+    ] {
+        p = t.mul_add(p, c);
+    }
+    let tail = 0.5 * t * exp((-z).mul_add(z, p));
+    if x < 0.0 { tail } else { 1.0 - tail }
+}

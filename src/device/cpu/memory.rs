@@ -1,0 +1,214 @@
+//! Raw memory: regions, scratch, and the blocks through which ops see tensors.
+//!
+//! No reference to a tensor's memory outlives a call in here, so an output may lie on its input;
+//! an op owes that tasks running at once write disjoint elements.
+
+use super::math::{narrow, widen};
+use crate::base::{Bytes, DType};
+use crate::device::{Out, OutOfMemory, Tensor};
+use memmap2::MmapMut;
+use std::cell::{Cell, RefCell};
+
+/// Elements an op works on at a time: small enough for the first-level cache with five in use.
+pub(super) const BLOCK: usize = 512;
+
+/// A block's worth of f32 on the stack.
+pub(super) type Block = [f32; BLOCK];
+
+/// Elements `at .. at + to.len()` of an f32 or bf16 tensor.
+pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
+    assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    unsafe {
+        match from.dtype {
+            DType::F32 => {
+                let from = (from.addr() as *const f32).add(at);
+                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+            }
+            DType::BF16 => {
+                let from = (from.addr() as *const u16).add(at);
+                widen(std::slice::from_raw_parts(from, to.len()), to);
+            }
+            other => panic!("{other} where f32 or bf16 is expected"),
+        }
+    }
+}
+
+/// Overwrites elements `at .. at + from.len()` of an f32 or bf16 tensor, rounding to nearest even.
+pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
+    assert!(at + from.len() <= to.numel(), "element {at}+{} of {}", from.len(), to.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
+    unsafe {
+        match to.dtype {
+            DType::F32 => {
+                let to = (to.addr() as *mut f32).add(at);
+                std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
+            }
+            DType::BF16 => {
+                let to = (to.addr() as *mut u16).add(at);
+                narrow(from, std::slice::from_raw_parts_mut(to, from.len()));
+            }
+            other => panic!("{other} where f32 or bf16 is expected"),
+        }
+    }
+}
+
+/// Stores a block (at most `BLOCK` elements) as its `Out` says: over or onto what is there.
+pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
+    if to.add {
+        let mut old = [0.0; BLOCK];
+        let old = &mut old[..from.len()];
+        load(to.to, at, old);
+        super::math::add(old, from);
+    }
+    store(from, to.to, at);
+}
+
+/// One f32 of a tensor.
+pub(super) fn scalar(from: Tensor, at: usize) -> f32 {
+    let mut one = [0.0];
+    load(from, at, &mut one);
+    one[0]
+}
+
+/// One i32 of a tensor.
+pub(super) fn integer(from: Tensor, at: usize) -> i32 {
+    assert!(from.dtype == DType::I32 && at < from.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no op writes integers.
+    unsafe { (from.addr() as *const i32).add(at).read() }
+}
+
+/// The i64 [1, 1] of a tensor.
+pub(super) fn long(from: Tensor) -> i64 {
+    assert!(from.dtype == DType::I64 && from.numel() == 1);
+    // SAFETY: as in `integer`.
+    unsafe { (from.addr() as *const i64).read() }
+}
+
+/// Fills a tensor with zero bytes from element `at` on, `len` elements.
+pub(super) fn clear(x: Tensor, at: usize, len: usize) {
+    assert!(at + len <= x.numel());
+    let size = x.dtype.size();
+    // SAFETY: inside the tensor (above); no other task touches these elements.
+    unsafe { std::ptr::write_bytes((x.addr() as *mut u8).add(at * size), 0, len * size) }
+}
+
+pub(super) fn upload(from: &[u8], to: Tensor) {
+    assert_eq!(from.len(), to.bytes(), "bytes uploaded");
+    // SAFETY: the tensor has as many bytes, and its arena keeps them; ops have ended.
+    unsafe { std::ptr::copy(from.as_ptr(), to.addr() as *mut u8, from.len()) }
+}
+
+pub(super) fn download(from: Tensor, to: &mut [u8]) {
+    assert_eq!(to.len(), from.bytes(), "bytes downloaded");
+    // SAFETY: as in `upload`.
+    unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
+}
+
+/// Memory mapped for arenas. Pages never touched stay free.
+#[derive(Default)]
+pub(super) struct Regions {
+    maps: RefCell<Vec<MmapMut>>,
+    /// What the machine had at the first reservation, less what was reserved since: pages are taken
+    /// only when touched, so what the machine has now says nothing of what was promised.
+    left: Cell<Option<u64>>,
+}
+
+impl Regions {
+    pub fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        let left = self.left.get().or_else(available);
+        let asked = Bytes(bytes as u64);
+        if left.is_some_and(|left| left < asked.0) {
+            return Err(OutOfMemory { asked, available: left.map(Bytes) });
+        }
+        let mut map = MmapMut::map_anon(bytes.max(1))
+            .map_err(|_| OutOfMemory { asked, available: left.map(Bytes) })?;
+        // Fewer page faults and TLB misses; a kernel without huge pages only says no.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        self.left.set(left.map(|left| left - asked.0));
+        let base = map.as_mut_ptr() as usize;
+        self.maps.borrow_mut().push(map);
+        Ok(base)
+    }
+}
+
+/// Bytes this process may still take: the machine's, or less under a container's limit. None where
+/// the system does not say.
+fn available() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let meminfo = read("/proc/meminfo")?;
+    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
+    let number = |path: String| read(&path)?.trim().parse::<u64>().ok();
+    let group = read("/proc/self/cgroup").unwrap_or_default();
+    let group = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").to_string();
+    let v2 = format!("/sys/fs/cgroup{}", group.trim_end_matches('/'));
+    let v1 = "/sys/fs/cgroup/memory".to_string();
+    let limits = [
+        (format!("{v2}/memory.max"), format!("{v2}/memory.current")),
+        ("/sys/fs/cgroup/memory.max".into(), "/sys/fs/cgroup/memory.current".into()),
+        (format!("{v1}/memory.limit_in_bytes"), format!("{v1}/memory.usage_in_bytes")),
+    ];
+    let left = limits
+        .into_iter()
+        .filter_map(|(limit, used)| Some(number(limit)?.saturating_sub(number(used)?)));
+    Some(left.fold(machine, u64::min))
+}
+
+/// Scratch that the ops of one backend share, one op at a time.
+#[derive(Default)]
+pub(super) struct Workspace {
+    lines: RefCell<Vec<Line>>,
+}
+
+/// A cache line, so that scratch starts on one.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _floats: [f32; LINE],
+}
+
+const LINE: usize = 16;
+
+impl Workspace {
+    pub fn bytes(&self) -> usize {
+        self.lines.borrow().len() * size_of::<Line>()
+    }
+
+    /// Calls `with` on scratch of `parts` times `len` f32 of any content, each on its own lines.
+    pub fn with<R>(&self, parts: usize, len: usize, with: impl FnOnce(&Scratch) -> R) -> R {
+        let stride = len.div_ceil(LINE);
+        let mut lines = self.lines.borrow_mut();
+        if lines.len() < parts * stride {
+            lines.resize(parts * stride, Line { _floats: [0.0; LINE] });
+        }
+        let base = lines.as_mut_ptr() as usize;
+        with(&Scratch { base, parts, len, stride: stride * LINE })
+    }
+}
+
+/// Scratch of an op, cut into equal parts.
+pub(super) struct Scratch {
+    base: usize,
+    parts: usize,
+    len: usize,
+    stride: usize,
+}
+
+impl Scratch {
+    /// # Safety
+    /// Nobody else may use part `i` while the slice is held.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, i: usize) -> &mut [f32] {
+        assert!(i < self.parts);
+        let start = self.base as *mut f32;
+        unsafe { std::slice::from_raw_parts_mut(start.add(i * self.stride), self.len) }
+    }
+
+    /// Part `i` as a tensor of one row.
+    pub fn tensor(&self, i: usize) -> Tensor {
+        assert!(i < self.parts);
+        Tensor::at(self.base + i * self.stride * 4, 1, self.len, DType::F32)
+    }
+}

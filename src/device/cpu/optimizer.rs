@@ -1,0 +1,131 @@
+//! Sums of squares, clipping, AdamW.
+
+use super::Cpu;
+use super::math::{square_sum_f64, sum_f64, vectorised};
+use super::memory::{BLOCK, Block, load, put, scalar, store};
+use super::parallel::blocks;
+use crate::base::DType;
+use crate::device::{AdamW, Out, Tensor};
+
+/// Elements in a partial sum.
+const CHUNK: usize = 1 << 16;
+
+pub(super) fn sum(cpu: &Cpu, x: Tensor, y: Out) {
+    put(&mut [total(cpu, x, sum_f64) as f32], y, 0);
+}
+
+pub(super) fn square_sums(cpu: &Cpu, xs: &[Tensor], out: Out) {
+    assert_eq!((out.to.numel(), out.add), (xs.len(), false), "one sum for each tensor");
+    for (i, x) in xs.iter().enumerate() {
+        store(&[total(cpu, *x, square_sum_f64) as f32], out.to, i);
+    }
+}
+
+/// Adds up `of` each block in f64, chunk by chunk.
+fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
+    let chunks = x.numel().div_ceil(CHUNK);
+    cpu.workspace.with(chunks, 2, |scratch| {
+        cpu.each(chunks, |i| {
+            let mut buffer: Block = [0.0; BLOCK];
+            let mut sum = 0.0;
+            for block in blocks(i * CHUNK..x.numel().min((i + 1) * CHUNK)) {
+                let buffer = &mut buffer[..block.len()];
+                load(x, block.start, buffer);
+                sum += of(buffer);
+            }
+            // SAFETY: part i is this task's.
+            let part = unsafe { scratch.part(i) };
+            part.copy_from_slice(bytemuck::cast_slice(&[sum]));
+        });
+        // SAFETY: the tasks have ended.
+        (0..chunks).map(|i| bytemuck::cast_slice::<f32, f64>(unsafe { scratch.part(i) })[0]).sum()
+    })
+}
+
+pub(super) fn clip(sums: Tensor, max_norm: f32, out: Out) {
+    assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
+    let sum: f64 = (0..sums.numel()).map(|i| scalar(sums, i) as f64).sum();
+    let norm = sum.sqrt() as f32;
+    let factor = if norm.is_finite() { (max_norm / (norm + 1e-6)).min(1.0) } else { f32::NAN };
+    store(&[norm, factor], out.to, 0);
+}
+
+/// `state` is master, m and v.
+pub(super) fn adamw(
+    cpu: &Cpu,
+    rule: &AdamW,
+    factor: Tensor,
+    grad: Tensor,
+    state: [Tensor; 3],
+    live: Tensor,
+) {
+    let [master, m, v] = state;
+    for x in [master, m, v, live] {
+        assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
+    }
+    assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
+    let factor = scalar(factor, 0);
+    if factor.is_nan() {
+        return;
+    }
+    let rule = Update::new(rule, factor);
+    cpu.each_block(grad.numel(), |block| {
+        let at = block.start;
+        let [mut g, mut w, mut m1, mut v1]: [Block; 4] = [[0.0; BLOCK]; 4];
+        let (g, w) = (&mut g[..block.len()], &mut w[..block.len()]);
+        let (m1, v1) = (&mut m1[..block.len()], &mut v1[..block.len()]);
+        load(grad, at, g);
+        load(master, at, w);
+        load(m, at, m1);
+        load(v, at, v1);
+        update(&rule, g, w, m1, v1);
+        store(w, master, at);
+        store(m1, m, at);
+        store(v1, v, at);
+        if live != master {
+            store(w, live, at);
+        }
+    });
+}
+
+/// The numbers of one update, as PyTorch orders them.
+struct Update {
+    factor: f32,
+    /// 1 − lr·weight_decay.
+    keep: f32,
+    beta1: f32,
+    beta2: f32,
+    /// lr / (1 − β₁ᵗ).
+    step: f32,
+    /// 1 / √(1 − β₂ᵗ).
+    rescale: f32,
+    eps: f32,
+}
+
+impl Update {
+    fn new(rule: &AdamW, factor: f32) -> Update {
+        let correction = |beta: f32| 1.0 - (beta as f64).powf(rule.step as f64);
+        Update {
+            factor,
+            keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
+            beta1: rule.beta1,
+            beta2: rule.beta2,
+            step: (rule.lr as f64 / correction(rule.beta1)) as f32,
+            rescale: (1.0 / correction(rule.beta2).sqrt()) as f32,
+            eps: rule.eps,
+        }
+    }
+}
+
+vectorised! {
+    fn update(rule: &Update, g: &[f32], w: &mut [f32], m: &mut [f32], v: &mut [f32]) {
+        let (grow1, grow2) = (1.0 - rule.beta1, 1.0 - rule.beta2);
+        for (((g, w), m), v) in g.iter().zip(w).zip(m).zip(v) {
+            let g = g * rule.factor;
+            *m = (g - *m).mul_add(grow1, *m);
+            *v = (g * g).mul_add(grow2, rule.beta2 * *v);
+            let root = v.sqrt().mul_add(rule.rescale, rule.eps);
+            *w = (-rule.step).mul_add(*m / root, *w * rule.keep);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Cutting work into tasks by its shape.
+
+use super::Cpu;
+use super::memory::{BLOCK, Scratch, load, put};
+use crate::device::Out;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Elements in a task: about 10 µs of memory traffic, what waking a thread costs.
+const TASK: usize = 1 << 15;
+
+/// At most so many partial sums are kept of a sum over rows.
+const PARTIALS: usize = 32;
+
+impl Cpu {
+    /// Runs `task(i, slot)` for all i below `tasks`; two running at once have different slots, below
+    /// `threads`.
+    pub(super) fn each_slot(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        match &self.pool {
+            Some(pool) if tasks > 1 => pool.install(|| {
+                (0..tasks).into_par_iter().with_max_len(1).for_each(|i| {
+                    task(i, rayon::current_thread_index().expect("a thread of the pool"));
+                });
+            }),
+            _ => (0..tasks).for_each(|i| task(i, 0)),
+        }
+    }
+
+    pub(super) fn each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        self.each_slot(tasks, |i, _| task(i));
+    }
+
+    /// Covers `rows` rows of `cols` elements with tasks of whole rows.
+    pub(super) fn each_rows(&self, rows: usize, cols: usize, task: impl Fn(Range<usize>) + Sync) {
+        let size = (TASK / cols.max(1)).max(1);
+        self.each(rows.div_ceil(size), |i| task(i * size..rows.min((i + 1) * size)));
+    }
+
+    /// Covers `len` elements with blocks.
+    pub(super) fn each_block(&self, len: usize, task: impl Fn(Range<usize>) + Sync) {
+        self.each(len.div_ceil(TASK), |i| {
+            blocks(i * TASK..len.min((i + 1) * TASK)).for_each(&task);
+        });
+    }
+
+    /// Sums over rows into `outs`, each f32 [1, width]: `add_rows` adds a range of rows onto
+    /// partial sums, one after the other per output.
+    pub(super) fn sum_rows(
+        &self,
+        rows: usize,
+        width: usize,
+        outs: &[Out],
+        add_rows: impl Fn(Range<usize>, &mut [f32]) + Sync,
+    ) {
+        let size = rows.div_ceil(PARTIALS).max(8);
+        let parts = rows.div_ceil(size);
+        self.workspace.with(parts, width * outs.len(), |scratch| {
+            self.each(parts, |i| {
+                // SAFETY: part i is this task's.
+                let sums = unsafe { scratch.part(i) };
+                sums.fill(0.0);
+                add_rows(i * size..rows.min((i + 1) * size), sums);
+            });
+            for (i, out) in outs.iter().enumerate() {
+                assert_eq!((out.to.numel(), out.to.dtype.size()), (width, 4), "sums over rows");
+                self.each_block(width, |block| add_parts(scratch, parts, i * width, block, *out));
+            }
+        });
+    }
+}
+
+/// Adds up columns `first + block` of the parts, in their order.
+fn add_parts(scratch: &Scratch, parts: usize, first: usize, block: Range<usize>, out: Out) {
+    let (mut sum, mut part) = ([0.0; BLOCK], [0.0; BLOCK]);
+    let (sum, part) = (&mut sum[..block.len()], &mut part[..block.len()]);
+    for i in 0..parts {
+        load(scratch.tensor(i), first + block.start, part);
+        super::math::add(part, sum);
+    }
+    put(sum, out, block.start);
+}
+
+/// Cuts a range into pieces of at most `BLOCK`.
+pub(super) fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(BLOCK).map(move |at| at..end.min(at + BLOCK))
+}
