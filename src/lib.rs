@@ -27,8 +27,3 @@ pub mod model;
 pub mod checkpoint;
 /// One optimizer step.
 pub mod engine;
-
-/// The command line: one file per subcommand.
-pub mod cli;
-/// The loop around the step: launch, guard, report.
-pub mod train;

@@ -95,6 +95,11 @@ impl<'a> Engine<'a> {
         Ok(engine)
     }
 
+    /// The device it runs on.
+    pub fn backend(&self) -> &dyn Backend {
+        self.be
+    }
+
     /// What was reserved.
     pub fn bill(&self) -> &Bill {
         &self.bill

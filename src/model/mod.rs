@@ -19,7 +19,7 @@ pub use inputs::Inputs;
 pub use layout::{Bucket, Layout, Params, Slot};
 pub use stage::{Custody, Slots, Stage, Work};
 pub use tensor_parallel::TensorParallel;
-pub use weights::{Init, Place, Spec, Split, Weight, parameters, table};
+pub use weights::{Place, Weight, flops_per_token, parameters};
 
 use crate::base::{DType, rng};
 use crate::device::{Backend, Dropout};

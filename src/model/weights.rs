@@ -1,7 +1,7 @@
 //! THE parameter table. Layout, init, optimizer groups, gradient sync, checkpoints and the
 //! estimator are all read off these rows.
 
-use crate::manifest::{Model, Position};
+use crate::manifest::{Model, Position, Recompute};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,4 +99,101 @@ pub fn table(m: &Model) -> Vec<Spec> {
 pub fn parameters(m: &Model) -> u64 {
     let times = |place| if place == Place::Block { m.layers as u64 } else { 1 };
     table(m).iter().map(|s| times(s.place) * s.rows as u64 * s.cols as u64).sum()
+}
+
+/// Arithmetic of training on one token, forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlopsPerToken {
+    /// What the model asks for.
+    pub model: f64,
+    /// The part of a second forward of all blocks, were they recomputed.
+    blocks_forward: f64,
+}
+
+impl FlopsPerToken {
+    /// What the device does: a full recompute runs every block's forward twice.
+    pub fn hardware(&self, recompute: Recompute) -> f64 {
+        match recompute {
+            Recompute::Full => self.model + self.blocks_forward,
+            Recompute::None | Recompute::Selective => self.model,
+        }
+    }
+}
+
+/// 6 per weight that multiplies, and 12·T·H a layer for attention, as Narayanan et al. 2021 (eq. 3)
+/// count: attention as if not causal.
+pub fn flops_per_token(m: &Model) -> FlopsPerToken {
+    let weights = |place| {
+        let rows = table(m).into_iter().filter(move |s| s.place == place && s.rows > 1);
+        rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
+    };
+    let attention = 4.0 * m.seq_len as f64 * m.hidden as f64;
+    let blocks_forward = m.layers as f64 * (2.0 * weights(Place::Block) + attention);
+    let head = 2.0 * m.vocab_padded as f64 * m.hidden as f64;
+    FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Dropout;
+    use crate::manifest::Gelu;
+
+    fn gpt2() -> Model {
+        Model {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            ffn_hidden: 3072,
+            vocab: 50257,
+            vocab_multiple: 1,
+            vocab_padded: 50257,
+            seq_len: 1024,
+            position: Position::Learned,
+            embedding_layernorm: false,
+            tied_head: true,
+            gelu: Gelu::Tanh,
+            layernorm_eps: 1e-5,
+            dropout: Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 },
+            init_std: 0.02,
+            init_scale_residual: true,
+        }
+    }
+
+    #[test]
+    fn parameters_of_gpt2_and_bloom_are_the_published_ones() {
+        assert_eq!(parameters(&gpt2()), 124_439_808);
+        let bloom = Model {
+            layers: 70,
+            hidden: 14336,
+            heads: 112,
+            ffn_hidden: 4 * 14336,
+            vocab: 250880,
+            vocab_padded: 250880,
+            seq_len: 2048,
+            position: Position::Alibi,
+            embedding_layernorm: true,
+            ..gpt2()
+        };
+        assert_eq!(parameters(&bloom), 176_247_271_424);
+    }
+
+    /// Narayanan et al. 2021, eq. 3, per token: 72·L·h²·(1 + s/6h) + 6·h·v without recompute,
+    /// 96·L·h²·(1 + s/6h) + 6·h·v with.
+    #[test]
+    fn flops_follow_the_published_formula() {
+        let m = gpt2();
+        let (l, h, s, v) = (12.0, 768.0, 1024.0, 50257.0);
+        let flops = flops_per_token(&m);
+        let expected = |c: f64| c * l * h * h * (1.0 + s / (6.0 * h)) + 6.0 * h * v;
+        assert_eq!(flops.model, expected(72.0));
+        assert_eq!(flops.hardware(Recompute::Full), expected(96.0));
+    }
+
+    #[test]
+    fn only_matrices_and_embeddings_decay() {
+        for spec in table(&gpt2()) {
+            assert_eq!(spec.decay, spec.rows > 1, "{}", spec.name);
+        }
+    }
 }

@@ -1,1 +1,231 @@
-//! To come.
+//! The loop around the step: open everything, resume, train, evaluate, save, stop in good order.
+
+mod feed;
+mod guard;
+pub mod generate;
+pub mod launch;
+pub mod report;
+mod resume;
+
+use crate::base::{Count, Seconds};
+use crate::checkpoint::{self, Progress};
+use crate::data::{Datasets, Source};
+use crate::device::Backend;
+use crate::engine::{Engine, Groups, lr};
+use crate::manifest::{Loaded, Manifest, Objective};
+use crate::model;
+use crate::plan::ramp::Ramp;
+use anyhow::Context;
+use feed::Feed;
+use report::{Report, RunInfo, StepLine};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Complete,
+    /// By a signal, after saving.
+    Stopped,
+}
+
+/// Trains the manifest from where its folder stands to its end, or to a signal.
+pub fn run(loaded: &Loaded) -> anyhow::Result<Ended> {
+    let manifest = &loaded.manifest;
+    manifest.runnable()?;
+    let _lock = guard::FolderLock::take(&manifest.log.folder)?;
+    let stop = guard::stop_flag()?;
+    let backend = launch::backend(manifest);
+    let mut run = Run::open(loaded, &*backend, stop)?;
+    let ended = run.train();
+    run.report.finish();
+    ended
+}
+
+/// A run under way.
+struct Run<'a> {
+    manifest: &'a Manifest,
+    effective: &'a str,
+    ramp: Ramp,
+    engine: Engine<'a>,
+    be: &'a dyn Backend,
+    valid: Vec<(String, Arc<Source>)>,
+    feed: Feed,
+    report: Report,
+    progress: Progress,
+    /// Of the last step.
+    loss: f64,
+    saved: Option<u64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<'a> Run<'a> {
+    fn open(
+        loaded: &'a Loaded,
+        be: &'a dyn Backend,
+        stop: Arc<AtomicBool>,
+    ) -> anyhow::Result<Run<'a>> {
+        let m = &loaded.manifest;
+        let ramp = m.batch.ramp();
+        let data = Datasets::open(
+            &m.data,
+            m.model.seq_len,
+            m.model.vocab,
+            m.train.samples,
+            eval_micros(m) * m.batch.micro as u64,
+        )?;
+        let engine = Engine::new(be, Groups::solo(), m, causal(m))?;
+        announce(m, &engine, ramp);
+        let checkpoints = m.log.folder.join("checkpoints");
+        let found = checkpoint::latest(&checkpoints)?;
+        let progress = match &found {
+            Some(found) => resume::resume(found, loaded, &engine)?,
+            None => {
+                engine.init();
+                Progress::default()
+            }
+        };
+        let path = m.log.folder.join("manifest.yaml");
+        fs::write(&path, &loaded.effective)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
+        let report = Report::open(folder, run_info(m, ramp), every, events, progress.step)?;
+        let consumed = progress.consumed_samples;
+        Ok(Run {
+            manifest: m,
+            effective: &loaded.effective,
+            ramp,
+            engine,
+            be,
+            feed: Feed::training(&data.train, ramp, m.batch.micro, consumed, m.train.samples),
+            valid: data.valid,
+            report,
+            progress,
+            loss: f64::NAN,
+            saved: found.map(|found| found.step),
+            stop,
+        })
+    }
+
+    fn train(&mut self) -> anyhow::Result<Ended> {
+        let m = self.manifest;
+        let due = |every: u64, step: u64| every > 0 && step.is_multiple_of(every);
+        loop {
+            let global = self.ramp.batch_at(self.progress.consumed_samples);
+            let complete = self.progress.consumed_samples + global as u64 > m.train.samples;
+            if complete || guard::stopping(&self.stop) {
+                if self.saved != Some(self.progress.step) {
+                    self.save()?;
+                }
+                return Ok(if complete { Ended::Complete } else { Ended::Stopped });
+            }
+            self.step(global)?;
+            let step = self.progress.step;
+            let last = self.progress.consumed_samples + global as u64 > m.train.samples;
+            if m.train.eval_interval.is_some_and(|every| last || due(every, step)) {
+                self.evaluate()?;
+            }
+            if due(m.checkpoint.interval, step) {
+                self.save()?;
+            }
+        }
+    }
+
+    fn step(&mut self, global: usize) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let waited = self.feed.wait();
+        let m = self.manifest;
+        let first = self.progress.consumed_samples;
+        let (step, consumed) = (self.progress.step + 1, first + global as u64);
+        let rate = lr::at(&m.lr, consumed);
+        let (feed, be) = (&mut self.feed, self.be);
+        let outcome = self.engine.step(
+            &mut |inputs| feed.load(be, inputs, global as u64, u64::MAX),
+            global / m.batch.micro,
+            rate,
+            step,
+        )?;
+        guard::check_finite(&outcome, &self.engine, step, first..consumed)?;
+        self.progress = Progress { step, consumed_samples: consumed };
+        self.loss = outcome.loss;
+        self.report.step(&StepLine {
+            step,
+            consumed_samples: consumed,
+            lm_loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            lr: rate,
+            global_batch: global,
+            seconds: started.elapsed().as_secs_f64(),
+            data_wait_seconds: (self.feed.wait() - waited).as_secs_f64(),
+        })
+    }
+
+    fn evaluate(&mut self) -> anyhow::Result<()> {
+        let (m, be) = (self.manifest, self.be);
+        let (samples, micros) = (m.train.eval_samples, eval_micros(m));
+        for (name, source) in &self.valid {
+            let mut feed = Feed::evaluation(source, m.batch.micro, micros);
+            let mut load = |i: &model::Inputs| feed.load(be, i, samples, samples);
+            let loss = self.engine.evaluate(&mut load, micros)?;
+            self.report.eval(self.progress.step, self.progress.consumed_samples, name, loss)?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let checkpoints = self.manifest.log.folder.join("checkpoints");
+        let folder = checkpoint::save(
+            &checkpoints,
+            &self.engine,
+            self.progress,
+            self.loss,
+            self.effective,
+        )?;
+        checkpoint::prune(&checkpoints, self.manifest.checkpoint.keep_last)?;
+        self.saved = Some(self.progress.step);
+        let seconds = Seconds(started.elapsed().as_secs_f64());
+        self.report.note(&format!("saved {} in {seconds}", folder.display()));
+        Ok(())
+    }
+}
+
+/// Micro-batches that cover the samples of an evaluation.
+fn eval_micros(m: &Manifest) -> u64 {
+    m.train.eval_samples.div_ceil(m.batch.micro as u64)
+}
+
+/// Whether every sample's mask is plainly causal.
+fn causal(m: &Manifest) -> bool {
+    m.data.objective == Objective::Causal && m.data.eod.is_none_or(|eod| !eod.reset_attention)
+}
+
+fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
+    let flops = model::flops_per_token(&m.model);
+    RunInfo {
+        name: m.name.clone(),
+        params: model::parameters(&m.model),
+        total_samples: m.train.samples,
+        total_steps: ramp.steps(m.train.samples),
+        seq_len: m.model.seq_len,
+        model_flops_per_token: flops.model,
+        hardware_flops_per_token: flops.hardware(m.topology.recompute),
+        peak_flops: None,
+    }
+}
+
+fn announce(m: &Manifest, engine: &Engine, ramp: Ramp) {
+    let tokens = m.train.samples * m.model.seq_len as u64;
+    println!(
+        "{}: {} parameters, {} steps, {} tokens, {:?} on the CPU",
+        m.name,
+        Count(model::parameters(&m.model)),
+        Count(ramp.steps(m.train.samples)),
+        Count(tokens),
+        m.precision,
+    );
+    println!("memory: {}", engine.bill());
+}

@@ -1,0 +1,121 @@
+//! Text from a checkpoint, token by token as it is drawn.
+
+use super::launch;
+use crate::base::{Problems, rng};
+use crate::checkpoint::{self, Index};
+use crate::data::tokenizer::Tokenizer;
+use crate::engine::Sampler;
+use crate::manifest;
+use anyhow::Context;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+pub struct Options {
+    /// A run's folder or one checkpoint.
+    pub checkpoint: PathBuf,
+    pub prompt: String,
+    pub tokens: usize,
+    pub temperature: f64,
+    pub top_k: usize,
+    pub seed: u64,
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// Prints the prompt and what the model makes of it.
+pub fn generate(options: &Options) -> anyhow::Result<()> {
+    let folder = find(&options.checkpoint)?;
+    let index = Index::read(&folder)?;
+    let loaded = manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    let m = &loaded.manifest;
+    let path = options.tokenizer.as_ref().or(m.data.tokenizer.as_ref()).ok_or_else(|| {
+        let what = "the run's manifest names no tokenizer";
+        Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
+    })?;
+    let tokenizer = Tokenizer::open(path)?;
+    let start = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
+    let mut tokens = tokenizer.encode(&options.prompt);
+    tokens.insert(0, start); // a document begins after the end of another
+    if let Some(token) = tokens.iter().find(|t| **t as usize >= m.model.vocab) {
+        let what = format!("gives token {token}, the model's vocabulary is {}", m.model.vocab);
+        return Err(Problems::one(path.display().to_string(), what, "use the run's own").into());
+    }
+
+    let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
+    let backend = launch::backend(m);
+    let mut sampler = Sampler::new(&*backend, m, context)?;
+    checkpoint::load_weights(&folder, &sampler)?;
+    let mut out = std::io::stdout().lock();
+    let mut shown = Shown::default();
+    shown.show(&tokenizer, &tokens[1..], &mut out)?;
+    for i in 0..options.tokens {
+        let logits = sampler.logits(&tokens);
+        let token = draw(&logits, options, i as u64);
+        if token == start {
+            break;
+        }
+        tokens.push(token);
+        shown.show(&tokenizer, &tokens[1..], &mut out)?;
+    }
+    writeln!(out)?;
+    Ok(())
+}
+
+/// How much of the text has been printed; characters of several tokens wait for their last.
+#[derive(Default)]
+struct Shown {
+    bytes: usize,
+}
+
+impl Shown {
+    fn show(
+        &mut self,
+        tokenizer: &Tokenizer,
+        tokens: &[u32],
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
+        let text = tokenizer.decode(tokens);
+        let whole = text.trim_end_matches('\u{fffd}');
+        if whole.len() > self.bytes {
+            out.write_all(&whole.as_bytes()[self.bytes..]).context("cannot write the text")?;
+            out.flush()?;
+            self.bytes = whole.len();
+        }
+        Ok(())
+    }
+}
+
+/// The folder itself, or the newest checkpoint of a run.
+fn find(path: &Path) -> anyhow::Result<PathBuf> {
+    if path.join("index.json").exists() {
+        return Ok(path.to_path_buf());
+    }
+    let found = checkpoint::latest(&path.join("checkpoints"))?.ok_or_else(|| {
+        let what = "holds no checkpoint";
+        Problems::one(path.display().to_string(), what, "give a run's folder or a step-N in it")
+    })?;
+    Ok(found.folder)
+}
+
+/// A token by temperature and top-k, the `i`th draw of the seed.
+fn draw(logits: &[f32], options: &Options, i: u64) -> u32 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    if options.top_k > 0 {
+        order.truncate(options.top_k);
+    }
+    if options.temperature <= 0.0 {
+        return order[0] as u32;
+    }
+    let best = logits[order[0]] as f64;
+    let odds = |t: usize| ((logits[t] as f64 - best) / options.temperature).exp();
+    let total: f64 = order.iter().map(|t| odds(*t)).sum();
+    let key = rng::key(options.seed, "sample");
+    let mut left = rng::below(key, i, 1 << 53) as f64 / (1u64 << 53) as f64 * total;
+    for token in &order {
+        left -= odds(*token);
+        if left < 0.0 {
+            return *token as u32;
+        }
+    }
+    order[0] as u32
+}
