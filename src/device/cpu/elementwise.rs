@@ -139,7 +139,7 @@ impl Mask {
     /// The factors of columns `col ..` of a row; `col` is a multiple of 4.
     pub fn factors(&self, row: usize, head: usize, col: usize, factors: &mut [f32]) {
         debug_assert!(col.is_multiple_of(4));
-        let place = (self.first + row as u128) << 64 | (head as u128) << 32 | col as u128 / 4;
+        let place = ((self.first + row as u128) << 64) | ((head as u128) << 32) | (col as u128 / 4);
         math::dropout_factors(self.key, place, self.bound, self.kept, factors);
     }
 

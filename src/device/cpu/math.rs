@@ -1,5 +1,8 @@
 //! The inner loops: arithmetic on blocks, compiled for each vector width and chosen at run time.
 
+// Constants are given as their sources print them.
+#![allow(clippy::excessive_precision)]
+
 use crate::base::rng::philox;
 use crate::device::Gelu;
 

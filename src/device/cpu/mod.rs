@@ -15,6 +15,8 @@ mod math;
 mod memory;
 mod optimizer;
 mod parallel;
+#[cfg(test)]
+mod tests;
 
 use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
 use memory::{Regions, Workspace};

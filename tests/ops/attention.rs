@@ -1,0 +1,198 @@
+//! Self-attention.
+
+use crate::bench::{Bench, Known};
+use crate::reference::{dot, dropout, slopes};
+use crate::{Case, case};
+use gptrain::base::DType;
+use gptrain::device::{Attend, Dropout, Visible};
+
+/// Number of the first sample in the run.
+const FIRST: i64 = 5;
+
+#[derive(Clone, Copy)]
+pub enum Mask {
+    Causal,
+    /// The first keys are seen by all queries, the rest is causal.
+    Prefix(usize),
+    /// Causal inside documents of that length.
+    Documents(usize),
+    /// Any ranges: empty ones, one key, all keys, keys after the query.
+    Ragged,
+}
+
+#[derive(Clone, Copy)]
+pub struct Shape {
+    samples: usize,
+    seq: usize,
+    heads: usize,
+    d: usize,
+    mask: Mask,
+    alibi: bool,
+    rate: f32,
+    /// Scores grow with this.
+    spread: f64,
+}
+
+impl Shape {
+    pub fn new(samples: usize, seq: usize, heads: usize, d: usize) -> Shape {
+        let mask = Mask::Causal;
+        Shape { samples, seq, heads, d, mask, alibi: false, rate: 0.0, spread: 1.0 }
+    }
+}
+
+pub fn table() -> Vec<Case> {
+    let small = Shape::new(2, 17, 2, 8);
+    let shapes = [
+        ("one query", Shape::new(1, 1, 1, 1)),
+        ("one query, wide", Shape::new(3, 1, 2, 40)),
+        ("causal", small),
+        ("head of 40", Shape::new(1, 9, 2, 40)),
+        ("head of 1", Shape::new(1, 33, 1, 1)),
+        ("head of 5, alibi", Shape { alibi: true, ..Shape::new(1, 19, 3, 5) }),
+        ("prefix", Shape { mask: Mask::Prefix(5), ..small }),
+        ("documents", Shape { mask: Mask::Documents(6), ..small }),
+        ("ragged", Shape { mask: Mask::Ragged, ..small }),
+        ("dropout", Shape { rate: 0.1, ..small }),
+        ("sharp", Shape { spread: 6.0, ..small }),
+        ("all", Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(2, 21, 3, 6) }),
+        ("several tiles", Shape::new(1, 150, 1, 2)),
+        (
+            "several tiles, all",
+            Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(1, 141, 1, 3) },
+        ),
+    ];
+    shapes
+        .into_iter()
+        .map(|(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape)))
+        .collect()
+}
+
+pub fn attention(b: &Bench, shape: Shape) {
+    let Shape { samples, seq, heads, d, alibi, rate, spread, .. } = shape;
+    let rows = samples * seq;
+    let normal = b.normal_f32(rows, 3 * heads * d).x;
+    let spread: Vec<f64> = normal.into_iter().map(|x| x * spread).collect();
+    let qkv = b.known(rows, 3 * heads * d, b.dtype, &spread);
+    let ranges: Vec<[i32; 2]> = (0..rows).map(|row| range(shape.mask, seq, row % seq)).collect();
+    let slopes_of_heads: Vec<f64> = (0..heads).map(|h| 0.5f64.powi(h as i32 + 1)).collect();
+    let drop = b.dropout(rate, FIRST, seq, 0);
+    let how = Attend {
+        heads,
+        first_head: 4,
+        seq,
+        visible: match shape.mask {
+            Mask::Causal => Visible::Causal,
+            _ => Visible::Ranges(b.integers(rows, 2, ranges.as_flattened())),
+        },
+        slopes: alibi.then(|| b.known(1, heads, DType::F32, &slopes_of_heads).on),
+        dropout: drop,
+    };
+    let definition = Definition { shape, ranges, slopes: slopes_of_heads, drop };
+
+    let (y, lse) = (b.blank(rows, heads * d, b.dtype), b.blank(rows, heads, DType::F32));
+    b.backend.attention(qkv.on, &how, y.set(), lse.set());
+    b.expect("y", y, || definition.of(&qkv.x).0);
+    b.expect("lse", lse, || definition.of(&qkv.x).1);
+
+    let dy = b.normal(rows, heads * d);
+    let dqkv = b.blank(rows, 3 * heads * d, b.dtype);
+    b.backend.attention_backward(dy.on, qkv.on, y, lse, &how, dqkv.set());
+    // The backward takes y as rounded: in bf16 this adds once more its rounding.
+    let tolerance = if b.dtype == DType::F32 { 6e-6 } else { 1.0 / 128.0 };
+    b.expect_within(tolerance, "dqkv", dqkv, || definition.slopes(&qkv, &dy));
+}
+
+fn range(mask: Mask, seq: usize, query: usize) -> [i32; 2] {
+    let ends = match mask {
+        Mask::Causal => [0, query + 1],
+        Mask::Prefix(prefix) => [0, prefix.max(query + 1)],
+        Mask::Documents(len) => [query / len * len, query + 1],
+        Mask::Ragged => match query % 5 {
+            0 => [query / 2, query / 2],
+            1 => [seq - 1, seq],
+            2 => [0, seq],
+            3 => [query / 3, query],
+            _ => [query, seq],
+        },
+    };
+    ends.map(|end| end as i32)
+}
+
+struct Definition {
+    shape: Shape,
+    ranges: Vec<[i32; 2]>,
+    slopes: Vec<f64>,
+    drop: Dropout,
+}
+
+impl Definition {
+    /// y and lse of qkv.
+    fn of(&self, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let (mut y, mut lse) = (Vec::new(), Vec::new());
+        for row in 0..self.shape.samples * self.shape.seq {
+            for head in 0..self.shape.heads {
+                let (y_here, lse_here) = self.query(qkv, row, head);
+                y.extend(y_here);
+                lse.push(lse_here);
+            }
+        }
+        (y, lse)
+    }
+
+    fn query(&self, qkv: &[f64], row: usize, head: usize) -> (Vec<f64>, f64) {
+        let Shape { seq, heads, d, alibi, rate, .. } = self.shape;
+        let (first, query) = (row / seq * seq, row % seq);
+        let part = |row: usize, which: usize| {
+            let at = (row * heads + head) * 3 * d + which * d;
+            &qkv[at..at + d]
+        };
+        let slope = if alibi { self.slopes[head] } else { 0.0 };
+        let [start, end] = self.ranges[row].map(|key| key as usize);
+        let scores: Vec<f64> = (start..end)
+            .map(|key| {
+                let product = dot(part(row, 0), part(first + key, 1));
+                product / (d as f64).sqrt() + slope * (key as f64 - query as f64)
+            })
+            .collect();
+        let total: f64 = scores.iter().map(|s| s.exp()).sum();
+        let mut y = vec![0.0; d];
+        for (key, score) in (start..end).zip(&scores) {
+            let kept = match rate {
+                0.0 => 1.0,
+                _ => dropout(&self.drop, FIRST, row, head + 4, key),
+            };
+            for (y, v) in y.iter_mut().zip(part(first + key, 2)) {
+                *y += kept * score.exp() / total * v;
+            }
+        }
+        (y, total.ln())
+    }
+
+    /// dqkv of dy. A number of qkv moves only its own sample and head, so that is all that is done
+    /// again for it.
+    fn slopes(&self, qkv: &Known, dy: &Known) -> Vec<f64> {
+        let Shape { samples, seq, heads, d, .. } = self.shape;
+        let mut dqkv = vec![0.0; qkv.x.len()];
+        for (sample, head) in (0..samples).flat_map(|s| (0..heads).map(move |h| (s, h))) {
+            let rows = sample * seq..(sample + 1) * seq;
+            let at = |row: usize| (row * heads + head) * 3 * d;
+            let own: Vec<f64> =
+                rows.clone().flat_map(|row| qkv.x[at(row)..at(row) + 3 * d].to_vec()).collect();
+            let mut whole = qkv.x.clone();
+            let whole = std::cell::RefCell::new(&mut whole);
+            let slopes = slopes(&own, |own| {
+                let mut whole = whole.borrow_mut();
+                for (row, own) in rows.clone().zip(own.chunks(3 * d)) {
+                    whole[at(row)..at(row) + 3 * d].copy_from_slice(own);
+                }
+                let y = |row| self.query(&whole, row, head).0;
+                let dy = |row| &dy.x[(row * heads + head) * d..(row * heads + head + 1) * d];
+                rows.clone().map(|row| dot(&y(row), dy(row))).sum()
+            });
+            for (row, slopes) in rows.clone().zip(slopes.chunks(3 * d)) {
+                dqkv[at(row)..at(row) + 3 * d].copy_from_slice(slopes);
+            }
+        }
+        dqkv
+    }
+}

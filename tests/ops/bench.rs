@@ -1,0 +1,171 @@
+//! Host helpers: tensors from numbers, numbers from tensors, and what is to be equal to what.
+
+use gptrain::base::{DType, rng};
+use gptrain::device::{Arena, Backend, Dropout, Tensor};
+use half::bf16;
+use std::cell::{Cell, RefCell};
+
+/// A tensor and the numbers in it, as rounded to its dtype.
+#[derive(Clone)]
+pub struct Known {
+    pub on: Tensor,
+    pub x: Vec<f64>,
+}
+
+/// A backend under test, and what its ops gave.
+pub struct Bench<'a> {
+    pub backend: &'a dyn Backend,
+    /// Of activations, weights and gradients in flight.
+    pub dtype: DType,
+    /// Whether to compare with definitions, or only to keep what ops give.
+    compare: bool,
+    arena: Arena,
+    streams: Cell<u64>,
+    seen: RefCell<Vec<(String, Vec<u8>)>>,
+    wrong: RefCell<Vec<String>>,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(backend: &'a dyn Backend, dtype: DType, compare: bool) -> Bench<'a> {
+        let arena = Arena::new(backend, 64 << 20).expect("64 MiB");
+        let (seen, wrong) = (RefCell::default(), RefCell::default());
+        Bench { backend, dtype, compare, arena, streams: Cell::new(0), seen, wrong }
+    }
+
+    pub fn wrong(&self) -> Vec<String> {
+        self.wrong.take()
+    }
+
+    /// Name and bytes of every output, in order.
+    pub fn seen(&self) -> Vec<(String, Vec<u8>)> {
+        self.seen.take()
+    }
+
+    pub fn known(&self, rows: usize, cols: usize, dtype: DType, x: &[f64]) -> Known {
+        let on = self.arena.matrix(rows, cols, dtype);
+        let (bytes, x) = rounded(dtype, x);
+        self.backend.upload(&bytes, on);
+        Known { on, x }
+    }
+
+    /// Standard normals in f32, other ones at each call.
+    pub fn normal_f32(&self, rows: usize, cols: usize) -> Known {
+        self.streams.set(self.streams.get() + 1);
+        let mut x = vec![0.0; rows * cols];
+        rng::normals(self.streams.get(), 0, &mut x);
+        let x: Vec<f64> = x.into_iter().map(f64::from).collect();
+        self.known(rows, cols, DType::F32, &x)
+    }
+
+    /// Standard normals in the dtype of activations.
+    pub fn normal(&self, rows: usize, cols: usize) -> Known {
+        let exact = self.normal_f32(rows, cols).x;
+        self.known(rows, cols, self.dtype, &exact)
+    }
+
+    /// A copy in other memory.
+    pub fn again(&self, x: &Known) -> Known {
+        self.known(x.on.rows, x.on.cols, x.on.dtype, &x.x)
+    }
+
+    /// A tensor to be overwritten; holds NaN, which is what it must not hold afterwards.
+    pub fn blank(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        self.known(rows, cols, dtype, &vec![f64::NAN; rows * cols]).on
+    }
+
+    pub fn integers(&self, rows: usize, cols: usize, x: &[i32]) -> Tensor {
+        let on = self.arena.matrix(rows, cols, DType::I32);
+        self.backend.upload(bytemuck::cast_slice(x), on);
+        on
+    }
+
+    pub fn dropout(&self, rate: f32, first_sample: i64, seq: usize, first_row: usize) -> Dropout {
+        let on = self.arena.matrix(1, 1, DType::I64);
+        self.backend.upload(bytemuck::cast_slice(&[first_sample]), on);
+        Dropout { rate, key: rng::key(7, "bench"), first_sample: on, seq, first_row }
+    }
+
+    pub fn bytes(&self, x: Tensor) -> Vec<u8> {
+        let mut bytes = vec![0; x.bytes()];
+        self.backend.download(x, &mut bytes);
+        bytes
+    }
+
+    pub fn numbers(&self, x: Tensor) -> Vec<f64> {
+        let bytes = self.bytes(x);
+        match x.dtype {
+            DType::F32 => bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
+            DType::BF16 => bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
+            other => panic!("numbers of {other}"),
+        }
+    }
+
+    /// Holds an output to its definition. Tolerances, relative to the largest number wanted: in f32
+    /// 4e-6, sums of a thousand terms rounded once each; in bf16 2^-8, twice its rounding.
+    pub fn expect(&self, name: &str, got: Tensor, want: impl FnOnce() -> Vec<f64>) {
+        let tolerance = if got.dtype == DType::F32 { 4e-6 } else { 1.0 / 256.0 };
+        self.expect_within(tolerance, name, got, want);
+    }
+
+    pub fn expect_within(
+        &self,
+        tolerance: f64,
+        name: &str,
+        got: Tensor,
+        want: impl FnOnce() -> Vec<f64>,
+    ) {
+        self.seen.borrow_mut().push((name.into(), self.bytes(got)));
+        if !self.compare {
+            return;
+        }
+        let (got, want) = (self.numbers(got), want());
+        assert_eq!(got.len(), want.len(), "{name}: the definition has another size");
+        let finite = want.iter().filter(|x| x.is_finite());
+        let largest = finite.fold(0.0, |a: f64, b| a.max(b.abs()));
+        let off = |(got, want): (&f64, &f64)| match want.is_finite() {
+            true => (got - want).abs(),
+            false if got == want || (got.is_nan() && want.is_nan()) => 0.0,
+            false => f64::NAN,
+        };
+        for (i, pair) in got.iter().zip(&want).enumerate() {
+            // Written so that NaN is wrong.
+            if !matches!(off(pair), error if error <= tolerance * largest) {
+                let what = format!("{name}[{i}] = {} for {}", pair.0, pair.1);
+                self.wrong.borrow_mut().push(format!("{what} (largest {largest})"));
+                return;
+            }
+        }
+    }
+
+    /// Holds two outputs to the same bits.
+    pub fn same(&self, name: &str, a: Tensor, b: Tensor) {
+        if self.bytes(a) != self.bytes(b) {
+            self.wrong.borrow_mut().push(format!("{name}: other bits"));
+        }
+    }
+}
+
+/// Bytes of numbers in a dtype, and the numbers these bytes are.
+fn rounded(dtype: DType, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
+    match dtype {
+        DType::F32 => {
+            let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
+            let bytes = bytemuck::cast_slice(&x).to_vec();
+            (bytes, x.into_iter().map(f64::from).collect())
+        }
+        DType::BF16 => {
+            let x: Vec<bf16> = x.iter().map(|x| bf16::from_f64(*x)).collect();
+            let bytes = bytemuck::cast_slice(&x).to_vec();
+            (bytes, x.into_iter().map(f64::from).collect())
+        }
+        other => panic!("numbers in {other}"),
+    }
+}
+
+fn f32_of(b: &[u8]) -> f32 {
+    f32::from_ne_bytes([b[0], b[1], b[2], b[3]])
+}
+
+fn bf16_of(b: &[u8]) -> bf16 {
+    bf16::from_ne_bytes([b[0], b[1]])
+}

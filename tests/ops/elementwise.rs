@@ -1,0 +1,120 @@
+//! Dropout, residual, bias, gelu, zero, copy.
+
+use crate::bench::Bench;
+use crate::reference::{column_sums, dropout_matrix, gelu, plus, times};
+use crate::{Case, case};
+use gptrain::base::DType;
+use gptrain::device::{Dropout, Gelu};
+
+/// Number of the first sample in the run: past 32 bits once multiplied by the length.
+const FIRST: i64 = 3_000_000_000;
+
+pub fn table() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, cols) in [(1, 1), (17, 33), (40, 1), (1, 1030), (5, 512)] {
+        for rate in [0.0, 0.1] {
+            cases.push(case(format!("elementwise {rows}x{cols}, dropout {rate}"), move |b| {
+                all(b, rows, cols, rate)
+            }));
+        }
+    }
+    cases.push(case("gelu in the tails", tails));
+    cases.push(case("dropout keeps the right fraction", fraction));
+    cases
+}
+
+pub fn all(b: &Bench, rows: usize, cols: usize, rate: f32) {
+    copies(b, rows, cols);
+    let drop = b.dropout(rate, FIRST, 8, 3);
+    let mask = || match rate {
+        0.0 => vec![1.0; rows * cols],
+        _ => dropout_matrix(&drop, FIRST, rows, cols),
+    };
+    let x = b.normal(rows, cols);
+    let y = b.blank(rows, cols, b.dtype);
+    b.backend.dropout(x.on, &drop, y.set());
+    b.expect("dropout", y, || times(&mask(), &x.x));
+    let inside = b.again(&x);
+    b.backend.dropout(inside.on, &drop, inside.on.set());
+    b.same("dropout in place", y, inside.on);
+    let sum = b.normal(rows, cols);
+    b.backend.dropout(x.on, &drop, sum.on.add());
+    b.expect("dropout +=", sum.on, || plus(&sum.x, &times(&mask(), &x.x)));
+
+    residual(b, rows, cols, &drop, &mask);
+
+    let dy = b.normal(rows, cols);
+    let db = b.normal_f32(1, cols);
+    b.backend.bias_backward(dy.on, db.on.add());
+    b.expect("db +=", db.on, || plus(&db.x, &column_sums(&dy.x, cols)));
+    let db = b.blank(1, cols, DType::F32);
+    b.backend.bias_backward(dy.on, db.set());
+    b.expect("db =", db, || column_sums(&dy.x, cols));
+}
+
+fn copies(b: &Bench, rows: usize, cols: usize) {
+    let x = b.normal(rows, cols);
+    for dtype in [DType::F32, DType::BF16] {
+        let y = b.blank(rows, cols, dtype);
+        b.backend.copy(x.on, y.set());
+        b.expect("copy", y, || x.x.clone());
+        let old = b.normal_f32(rows, cols);
+        let old = b.known(rows, cols, dtype, &old.x);
+        b.backend.copy(x.on, old.on.add());
+        b.expect("copy +=", old.on, || plus(&old.x, &x.x));
+        b.backend.zero(y);
+        b.expect("zero", y, || vec![0.0; rows * cols]);
+    }
+}
+
+fn residual(b: &Bench, rows: usize, cols: usize, drop: &Dropout, mask: &dyn Fn() -> Vec<f64>) {
+    let (x, branch, bias) = (b.normal(rows, cols), b.normal(rows, cols), b.normal(1, cols));
+    let y = b.blank(rows, cols, b.dtype);
+    b.backend.residual(x.on, branch.on, bias.on, drop, y.set());
+    b.expect("residual", y, || {
+        let biased: Vec<f64> = branch.x.chunks(cols).flat_map(|row| plus(row, &bias.x)).collect();
+        plus(&x.x, &times(&mask(), &biased))
+    });
+    let onto = b.again(&x);
+    b.backend.residual(onto.on, branch.on, bias.on, drop, onto.on.set());
+    b.same("residual in place on x", y, onto.on);
+    let onto = b.again(&branch);
+    b.backend.residual(x.on, onto.on, bias.on, drop, onto.on.set());
+    b.same("residual in place on branch", y, onto.on);
+
+    let dy = b.normal(rows, cols);
+    let (dbranch, dbias) = (b.blank(rows, cols, b.dtype), b.normal_f32(1, cols));
+    b.backend.residual_backward(dy.on, drop, dbranch.set(), dbias.on.add());
+    b.expect("dbranch", dbranch, || times(&mask(), &dy.x));
+    // The sum is of dbranch as stored.
+    let stored = b.numbers(dbranch);
+    b.expect("dbias", dbias.on, || plus(&dbias.x, &column_sums(&stored, cols)));
+    let (onto, dbias_onto) = (b.again(&dy), b.again(&dbias));
+    b.backend.residual_backward(onto.on, drop, onto.on.set(), dbias_onto.on.add());
+    b.same("residual_backward in place: dbranch", dbranch, onto.on);
+    b.same("residual_backward in place: dbias", dbias.on, dbias_onto.on);
+}
+
+fn tails(b: &Bench) {
+    let x: Vec<f64> = (-400..=400).map(|i| i as f64 / 20.0).collect();
+    for kind in [Gelu::Tanh, Gelu::Exact] {
+        let x = b.known(1, x.len(), b.dtype, &x);
+        let y = b.blank(1, x.x.len(), b.dtype);
+        b.backend.gelu(x.on, kind, y.set());
+        // Largest 20: near zero this is 4e-6 absolute at most.
+        let tolerance = if b.dtype == DType::F32 { 2e-7 } else { 1.0 / 256.0 };
+        let want = || x.x.iter().map(|x| gelu(kind, *x)).collect();
+        b.expect_within(tolerance, "gelu", y, want);
+    }
+}
+
+fn fraction(b: &Bench) {
+    let (rows, cols) = (200, 500);
+    let ones = b.known(rows, cols, b.dtype, &vec![1.0; rows * cols]);
+    let drop = b.dropout(0.1, FIRST, 50, 0);
+    b.backend.dropout(ones.on, &drop, ones.on.set());
+    let kept = b.numbers(ones.on).iter().filter(|x| **x != 0.0).count() as f64;
+    // Six standard deviations of 100,000 draws.
+    assert!((kept / (rows * cols) as f64 - 0.9).abs() < 0.006, "{kept} kept");
+    b.expect("dropout of ones", ones.on, || dropout_matrix(&drop, FIRST, rows, cols));
+}

@@ -1,0 +1,126 @@
+//! Cross-entropy, over one or several shares of a padded vocabulary.
+
+use crate::bench::Bench;
+use crate::reference::slopes;
+use crate::{Case, case};
+use gptrain::base::{DType, div_exact};
+use gptrain::device::Tensor;
+
+pub fn table() -> Vec<Case> {
+    let sizes = [(1, 1, 1, 1), (1, 50, 50, 1), (17, 33, 40, 1), (9, 33, 40, 4), (5, 30, 48, 3)];
+    let mut cases: Vec<Case> = sizes
+        .into_iter()
+        .map(|(rows, vocab, padded, shares)| {
+            let name = format!("cross-entropy {rows}x{vocab} of {padded}, {shares} shares");
+            case(name, move |b| cross_entropy(b, rows, vocab, padded, shares))
+        })
+        .collect();
+    cases.push(case("cross-entropy of infinite logits", infinite));
+    cases
+}
+
+/// Columns `share` of `shares` of a matrix.
+fn columns(x: &[f64], cols: usize, share: usize, shares: usize) -> Vec<f64> {
+    let own = div_exact(cols, shares);
+    x.chunks(cols).flat_map(|row| row[share * own..(share + 1) * own].to_vec()).collect()
+}
+
+pub fn cross_entropy(b: &Bench, rows: usize, vocab: usize, padded: usize, shares: usize) {
+    let logits = b.normal(rows, padded).x.iter().map(|x| 4.0 * x).collect::<Vec<_>>();
+    let targets: Vec<i32> = (0..rows).map(|row| (row * 7 % vocab) as i32).collect();
+    let weights: Vec<f64> = (0..rows).map(|row| (row % 4) as f64 / 2.0 + 0.25).collect();
+    let weights = [&weights[1..], &[0.0]].concat();
+    compare(b, [vocab, padded, shares], &logits, &targets, &weights);
+}
+
+fn compare(
+    b: &Bench,
+    [vocab, padded, shares]: [usize; 3],
+    logits: &[f64],
+    targets: &[i32],
+    weights: &[f64],
+) {
+    let (rows, own) = (targets.len(), padded / shares);
+    let on = b.integers(rows, 1, targets);
+    let weights = b.known(rows, 1, DType::F32, weights);
+    let stats = b.blank(shares * rows, 3, DType::F32);
+    let parts: Vec<_> = (0..shares)
+        .map(|share| b.known(rows, own, b.dtype, &columns(logits, padded, share, shares)))
+        .collect();
+    for (share, part) in parts.iter().enumerate() {
+        let to = stats.row_range(share * rows, rows);
+        b.backend.cross_entropy_stats(part.on, on, share * own, vocab, to.set());
+        b.expect("stats", to, || stats_of(&part.x, own, share * own, vocab, targets));
+    }
+    let logit = |row: usize, entry: usize| parts[entry / own].x[row * own + entry % own];
+    let whole = |row: usize| (0..vocab).map(|entry| logit(row, entry)).collect::<Vec<_>>();
+    let loss = |row: usize, logits: &[f64]| match weights.x[row] {
+        0.0 => 0.0,
+        weight => weight * (log_sum_exp(logits) - logits[targets[row] as usize]),
+    };
+    for (share, part) in parts.iter().enumerate() {
+        let losses = b.blank(rows, 1, DType::F32);
+        let run = |losses: Tensor, dlogits| {
+            let (first, to) = (share * own, losses.set());
+            b.backend.cross_entropy(part.on, on, weights.on, stats, first, vocab, to, dlogits);
+        };
+        run(losses, None);
+        b.expect("losses", losses, || (0..rows).map(|row| loss(row, &whole(row))).collect());
+        let again = b.blank(rows, 1, DType::F32);
+        run(again, Some(part.on.set()));
+        b.same("losses without and with dlogits", losses, again);
+        b.expect("dlogits", part.on, || {
+            let row = |row| {
+                let mut slopes = slopes(&whole(row), |logits| loss(row, logits));
+                slopes.resize(padded, 0.0);
+                slopes[share * own..(share + 1) * own].to_vec()
+            };
+            (0..rows).flat_map(row).collect()
+        });
+    }
+}
+
+fn log_sum_exp(x: &[f64]) -> f64 {
+    let largest = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    largest + x.iter().map(|x| (x - largest).exp()).sum::<f64>().ln()
+}
+
+fn stats_of(x: &[f64], cols: usize, first: usize, vocab: usize, targets: &[i32]) -> Vec<f64> {
+    let row = |(row, target): (&[f64], &i32)| {
+        let own = &row[..vocab.saturating_sub(first).min(cols)];
+        let largest = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum = own.iter().map(|x| (x - largest).exp()).sum();
+        let place = (*target as usize).checked_sub(first).filter(|place| *place < own.len());
+        [largest, sum, place.map_or(f64::NEG_INFINITY, |place| own[place])]
+    };
+    x.chunks(cols).zip(targets).flat_map(row).collect()
+}
+
+/// Entries of −∞ have no probability; a row of weight 0 gives 0 whatever its logits; a NaN elsewhere
+/// shows in the loss.
+fn infinite(b: &Bench) {
+    let none = f64::NEG_INFINITY;
+    let logits =
+        [1.0, none, 2.0, none, none, none, f64::NAN, f64::INFINITY, none, 0.5, 1.5, f64::NAN];
+    let run = |weights: &[f64]| {
+        let logits = b.known(3, 4, b.dtype, &logits);
+        let targets = b.integers(3, 1, &[2, 0, 1]);
+        let weights = b.known(3, 1, DType::F32, weights);
+        let (stats, losses) = (b.blank(3, 3, DType::F32), b.blank(3, 1, DType::F32));
+        b.backend.cross_entropy_stats(logits.on, targets, 0, 4, stats.set());
+        let to = Some(logits.on.set());
+        b.backend.cross_entropy(logits.on, targets, weights.on, stats, 0, 4, losses.set(), to);
+        (losses, logits.on)
+    };
+    let p = 1.0 / (1.0 + 1f64.exp());
+    let loss = -(1.0 - p).ln();
+    let (losses, dlogits) = run(&[1.0, 0.0, 0.0]);
+    b.expect("losses", losses, || vec![loss, 0.0, 0.0]);
+    b.expect("dlogits", dlogits, || {
+        let mut slopes = vec![0.0; 12];
+        (slopes[0], slopes[2]) = (p, -p);
+        slopes
+    });
+    let (losses, _) = run(&[1.0, 1.0, 1.0]);
+    b.expect("losses of NaN", losses, || vec![loss, f64::NAN, f64::NAN]);
+}

@@ -1,0 +1,98 @@
+//! Every op of a backend against its definition in f64.
+//!
+//! One table of cases (`table`), run on any `&dyn Backend`: `Cpu` here; another backend runs the
+//! same table, against the definitions or against what `Cpu` gave.
+
+mod attention;
+mod bench;
+mod elementwise;
+mod loss;
+mod normalise;
+mod product;
+mod reference;
+mod update;
+
+use bench::Bench;
+use gptrain::base::DType;
+use gptrain::device::Backend;
+use gptrain::device::cpu::Cpu;
+
+/// A named check of a few ops on one shape.
+pub struct Case {
+    pub name: String,
+    pub check: Box<dyn Fn(&Bench)>,
+}
+
+/// A row of the table.
+pub fn case(name: impl Into<String>, check: impl Fn(&Bench) + 'static) -> Case {
+    Case { name: name.into(), check: Box::new(check) }
+}
+
+fn table() -> Vec<Case> {
+    let families = [
+        product::table(),
+        elementwise::table(),
+        normalise::table(),
+        attention::table(),
+        loss::table(),
+        update::table(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+/// Runs the table against the definitions; all that disagrees is reported at once.
+fn check(backend: &dyn Backend, dtype: DType) {
+    let mut wrong = Vec::new();
+    for case in table() {
+        let bench = Bench::new(backend, dtype, true);
+        (case.check)(&bench);
+        wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+    }
+    assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn ops_agree_with_their_definitions_in_f32() {
+    check(&Cpu::new(Some(2)), DType::F32);
+}
+
+#[test]
+fn ops_agree_with_their_definitions_in_bf16() {
+    check(&Cpu::new(Some(2)), DType::BF16);
+}
+
+/// The table's cases are small; these are cut into many tasks.
+fn large() -> Vec<Case> {
+    vec![
+        case("embed", |b| product::embed(b, 300, 40, 520, 3)),
+        case("gemm NT", |b| product::gemm(b, gptrain::device::Gemm::NT, 310, 530, 190)),
+        case("gemm NN", |b| product::gemm(b, gptrain::device::Gemm::NN, 1100, 270, 1030)),
+        case("gemm TN", |b| product::gemm(b, gptrain::device::Gemm::TN, 257, 300, 1111)),
+        case("elementwise", |b| elementwise::all(b, 301, 777, 0.1)),
+        case("layernorm", |b| normalise::layernorm(b, 301, 777)),
+        case("attention", |b| attention::attention(b, attention::Shape::new(3, 150, 3, 40))),
+        case("cross-entropy", |b| loss::cross_entropy(b, 67, 1999, 2048, 2)),
+        case("optimizer", |b| update::all(b, 300_001)),
+    ]
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for dtype in [DType::F32, DType::BF16] {
+        for case in large().into_iter().chain(table()) {
+            let run = |threads| {
+                let backend = Cpu::new(Some(threads));
+                let bench = Bench::new(&backend, dtype, false);
+                (case.check)(&bench);
+                bench.seen()
+            };
+            let one = run(1);
+            assert!(!one.is_empty());
+            for threads in [2, 3, 5] {
+                for ((name, ours), (_, theirs)) in one.iter().zip(run(threads)) {
+                    assert!(*ours == theirs, "{} {name}: {threads} threads, {dtype}", case.name);
+                }
+            }
+        }
+    }
+}
