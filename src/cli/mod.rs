@@ -1,1 +1,3 @@
-//! To come.
+//! The command line: one file per subcommand, no logic of its own.
+
+pub mod manifest;
