@@ -33,17 +33,19 @@ impl<'a> Report<'a> {
         self.bad.push(path.to_string());
     }
 
+    /// A mistake between several values: placed at the one that `--set` gave, else at the first.
+    pub fn between(&mut self, paths: &[&str], what: impl Into<String>, remedy: impl Into<String>) {
+        let set = |path: &&&str| matches!(self.root.nearest(path).place, Place::Set(_));
+        let path = paths.iter().find(set).unwrap_or(&paths[0]);
+        self.add(path, what, remedy);
+    }
+
     /// Whether nothing was found wrong in, above or below any of these paths.
     pub fn sound(&self, paths: &[&str]) -> bool {
         let within = |a: &str, b: &str| {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
         };
         paths.iter().all(|path| !self.bad.iter().any(|bad| within(path, bad) || within(bad, path)))
-    }
-
-    /// Where the value at `path` was written.
-    pub fn place(&self, path: &str) -> String {
-        tree::show(&self.root.nearest(path).place, self.name)
     }
 
     /// All mistakes in the order of the file's lines, then those of `--set`.

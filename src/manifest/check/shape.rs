@@ -19,7 +19,7 @@ pub fn model(raw: raw::Model, topology: &raw::Topology, report: &mut Report) -> 
             nearest_divisors(hidden, heads)
         );
         let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
-        report.add("model.hidden", what, remedy);
+        report.between(&["model.hidden", "model.heads"], what, remedy);
     }
     let init = raw.init.unwrap_or_default();
     let dropout = match raw.dropout {
@@ -127,7 +127,7 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
         if known && is_cut && !size.is_multiple_of(tensor) {
             let what = format!("topology.tensor {tensor} does not divide {path} {size}");
             let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
-            report.add("topology.tensor", what, remedy);
+            report.between(&["topology.tensor", path], what, remedy);
         }
     }
 }
@@ -145,7 +145,8 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
     if parts > layers {
         let what = format!("topology.pipeline {cut} needs more layers than model.layers {layers}");
-        return report.add("topology.pipeline", what, format!("set it to {layers} or less"));
+        let remedy = format!("set topology.pipeline to {layers} or less");
+        return report.between(&["topology.pipeline", "model.layers"], what, remedy);
     }
     match &topology.layer_split {
         LayerSplit::Uniform if !layers.is_multiple_of(parts) => {
@@ -154,7 +155,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
                 true => "set topology.layer_split to transformer_and_embedding or balanced",
                 false => "set topology.layer_split to balanced, or to a list of layers per stage",
             };
-            report.add("topology.pipeline", what, remedy);
+            report.between(&["topology.pipeline", "model.layers"], what, remedy);
         }
         LayerSplit::TransformerAndEmbedding if !(layers + 2).is_multiple_of(parts) => {
             let what = format!(

@@ -22,7 +22,8 @@ pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> 
             batch.global,
             product(batch.micro, data)
         );
-        report.add("batch.global", what, format!("set batch.global to {fits}"));
+        let paths = ["batch.global", "batch.micro", "topology.data"];
+        report.between(&paths, what, format!("set batch.global to {fits}"));
     }
     let Some(ramp) = batch.ramp_up else { return batch };
     if !report.sound(&["batch", "topology.data"]) {
@@ -30,7 +31,8 @@ pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> 
     }
     if ramp.start > batch.global {
         let what = format!("the ramp-up starts at {}, above batch.global", ramp.start);
-        report.add("batch.ramp_up", what, format!("start at {} or less", batch.global));
+        let remedy = format!("start at {} or less", batch.global);
+        report.between(&["batch.ramp_up", "batch.global"], what, remedy);
     } else if !(batch.global - ramp.start).is_multiple_of(ramp.increment) {
         let span = batch.global - ramp.start;
         let what = format!(
@@ -38,7 +40,8 @@ pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> 
              increment {}",
             batch.global, batch.global, ramp.start, ramp.increment
         );
-        report.add("batch.ramp_up", what, format!("take an increment that divides {span}"));
+        let remedy = format!("take an increment that divides {span}");
+        report.between(&["batch.ramp_up", "batch.global"], what, remedy);
     } else {
         stages(&batch, data, report);
     }
@@ -65,7 +68,7 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
         product(batch.micro, data)
     );
     let remedy = format!("make start and increment multiples of {at_once}");
-    report.add("batch.ramp_up", what, remedy);
+    report.between(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
 }
 
 /// "micro 2 × data 8 = 16", or "micro 4" alone.
@@ -139,7 +142,7 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
     if report.sound(&["batch", "model.seq_len"]) && batch.ramp().steps(samples) == 0 {
         let first = batch.ramp().batch_at(0);
         let what = format!("{path} is {samples} samples, less than one step of {first}");
-        report.add(path, what, format!("train for at least {first} samples"));
+        report.between(&[path, "batch"], what, format!("train for at least {first} samples"));
     }
     samples
 }
@@ -148,7 +151,7 @@ pub fn lr(raw: raw::Lr, run: u64, seq_len: usize, report: &mut Report) -> Lr {
     let (peak, min) = (raw.peak.unwrap_or(0.0), raw.min.unwrap_or(0.0));
     if report.sound(&["lr.peak", "lr.min"]) && min > peak {
         let what = format!("lr.min {min} is above lr.peak {peak}");
-        report.add("lr.min", what, "set lr.min to lr.peak or less");
+        report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
     }
     let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
     let warmup = warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0);

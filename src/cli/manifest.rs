@@ -1,0 +1,101 @@
+//! `gptrain manifest`: check a manifest, show its effective values, print the schema for editors.
+
+use crate::base::Count;
+use crate::manifest::{self, Loaded, Manifest};
+use clap::{Args, Subcommand};
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Check a manifest: every mistake with its line and a remedy, or "ok" and a summary.
+    Check(Source),
+    /// Print the effective manifest: every key with its value, defaults included.
+    Show(Source),
+    /// Print the JSON Schema of manifests, for completion and checks in an editor.
+    Schema,
+}
+
+/// A manifest and what is changed in it.
+#[derive(Debug, Args)]
+pub struct Source {
+    /// The manifest.
+    pub manifest: PathBuf,
+    /// A value in place of the file's, such as --set lr.peak=3e-4; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+}
+
+pub fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Check(source) => {
+            let loaded = manifest::load(&source.manifest, &source.sets)?;
+            print(&summary(&loaded))
+        }
+        Command::Show(source) => print(&manifest::load(&source.manifest, &source.sets)?.effective),
+        Command::Schema => print(&format!("{:#}\n", manifest::schema())),
+    }
+}
+
+/// A reader that stops reading (`| head`) is no failure.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn summary(loaded: &Loaded) -> String {
+    let m = &loaded.manifest;
+    let model = &m.model;
+    let mut lines = vec![
+        format!("{}: ok", loaded.source.display()),
+        format!(
+            "  model     {} layers, hidden {}, {} heads, vocab {} (padded {}), seq_len {}",
+            model.layers,
+            model.hidden,
+            model.heads,
+            Count(model.vocab as u64),
+            Count(model.vocab_padded as u64),
+            model.seq_len
+        ),
+        format!("  batch     {}", batch(m)),
+        format!("  run       {}", length(m)),
+    ];
+    let topology = &m.topology;
+    if topology.ranks() > 1 {
+        lines.push(format!(
+            "  topology  {} ranks: tensor {} × pipeline {} × data {}, ZeRO-{}",
+            topology.ranks(),
+            topology.tensor,
+            topology.pipeline,
+            topology.data,
+            topology.zero
+        ));
+    }
+    if let Err(problems) = m.runnable() {
+        lines.push("  This version can plan it, but not run it:".to_string());
+        lines.extend(problems.list.iter().map(|problem| format!("  - {}", problem.what)));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn batch(m: &Manifest) -> String {
+    let text = format!("micro {}, global {}", m.batch.micro, m.batch.global);
+    match m.batch.ramp_up {
+        None => text,
+        Some(ramp) => format!(
+            "{text}, growing from {} by {} over {} samples",
+            ramp.start,
+            ramp.increment,
+            Count(ramp.samples)
+        ),
+    }
+}
+
+fn length(m: &Manifest) -> String {
+    let samples = m.train.samples;
+    let tokens = samples.saturating_mul(m.model.seq_len as u64);
+    let steps = m.batch.ramp().steps(samples);
+    format!("{} steps, {} samples, {} tokens", Count(steps), Count(samples), Count(tokens))
+}

@@ -1,0 +1,142 @@
+//! The house rules, as tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Rooms, ground floor first. A room may import only itself and rooms listed before it.
+const FLOORS: &[&str] = &[
+    "base",
+    "plan",
+    "manifest",
+    "data",
+    "device",
+    "comm",
+    "model",
+    "engine",
+    "checkpoint",
+    "train",
+    "cli",
+];
+
+/// Where raw memory may be touched: devices, groups of ranks, and the one file that maps datasets.
+const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/mapped.rs"];
+
+#[test]
+fn imports_point_down() {
+    for (file, text) in sources("src") {
+        let Some(floor) = FLOORS.iter().position(|room| in_room(&file, room)) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            for target in line.split("crate::").skip(1).filter_map(|rest| {
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                FLOORS.iter().position(|room| *room == &rest[..end.unwrap_or(rest.len())])
+            }) {
+                let (from, to) = (FLOORS[floor], FLOORS[target]);
+                let place = format!("{}:{}", file.display(), number + 1);
+                assert!(target <= floor, "{place}: {from} may not import {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rooms_are_listed_in_their_order() {
+    let lib = fs::read_to_string("src/lib.rs").unwrap();
+    let listed: Vec<&str> = lib.lines().filter_map(|l| l.strip_prefix("pub mod ")).collect();
+    let listed: Vec<&str> = listed.iter().map(|l| l.trim_end_matches(';')).collect();
+    assert_eq!(listed, FLOORS);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    for (file, text) in sources("src").into_iter().chain(sources("tests")) {
+        let entry = ["src/main.rs", "tests/common"].iter().any(|p| file.starts_with(p));
+        assert!(entry || text.starts_with("//!"), "{} begins without `//!`", file.display());
+    }
+}
+
+#[test]
+fn files_and_functions_fit() {
+    for (file, text) in sources("src") {
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() <= 500, "{}: {} lines", file.display(), lines.len());
+        for (number, line) in lines.iter().enumerate() {
+            let place = format!("{}:{}", file.display(), number + 1);
+            let table = line.trim_start().starts_with("//") || line.contains("rustfmt::skip");
+            assert!(table || line.chars().count() <= 110, "{place}: {} columns", line.len());
+        }
+        for (first, length) in functions(&lines) {
+            assert!(length <= 70, "{}:{}: {length} lines", file.display(), first + 1);
+        }
+    }
+}
+
+#[test]
+fn raw_memory_is_touched_in_few_places() {
+    for (file, text) in sources("src") {
+        if UNSAFE.iter().any(|place| file.starts_with(place)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap();
+            let place = format!("{}:{}", file.display(), number + 1);
+            assert!(!code.contains("unsafe "), "{place}: unsafe outside {UNSAFE:?}");
+        }
+    }
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let readme = fs::read_to_string("README.md").unwrap();
+    let cargo = fs::read_to_string("Cargo.toml").unwrap();
+    let section = cargo.split("[dependencies]").nth(1).unwrap();
+    let section = section.split("\n[").next().unwrap();
+    for line in section.lines().filter(|line| line.contains(" = ")) {
+        let name = line.split(" = ").next().unwrap();
+        assert!(readme.contains(&format!("| {name} |")), "README says no reason for {name}");
+    }
+}
+
+/// Whether a file belongs to a room.
+fn in_room(file: &Path, room: &str) -> bool {
+    file.starts_with(format!("src/{room}")) || file == Path::new(&format!("src/{room}.rs"))
+}
+
+/// First line and length of each function.
+fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, usize)> = None;
+    for (number, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let head = line.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+        let head = head.trim_start_matches("unsafe ").trim_start_matches("const ");
+        if open.is_none() && head.starts_with("fn ") && !line.ends_with([';', '}']) {
+            open = Some((number, indent));
+        }
+        if let Some((first, depth)) = open
+            && line.trim_end() == format!("{}}}", " ".repeat(depth))
+        {
+            found.push((first, number - first + 1));
+            open = None;
+        }
+    }
+    found
+}
+
+/// Every Rust file below a folder, with its text.
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                files.push((path, text));
+            }
+        }
+    }
+    assert!(!files.is_empty());
+    files
+}
