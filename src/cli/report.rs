@@ -1,0 +1,45 @@
+//! `gptrain report`: the curves of a run as one HTML page.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::train::report::page::Run;
+use crate::train::report::svg::Scale;
+
+/// Draw a run's curves as one self-contained HTML page
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// The run's folder: `log.folder` of its manifest
+    pub run: PathBuf,
+    /// Where the page goes [default: report.html in the run's folder]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Also write the loss curves alone as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Draw the loss on a logarithmic axis
+    #[arg(long)]
+    pub log: bool,
+}
+
+/// Writes the page (and the picture) and says where.
+pub fn run(args: Args) -> Result<()> {
+    let run = Run::read(&args.run)?;
+    if run.metrics.torn {
+        eprintln!("the last line of metrics.jsonl is cut short and left out: was the run killed?");
+    }
+    let scale = if args.log { Scale::Log } else { Scale::Linear };
+    let page = args.output.unwrap_or_else(|| args.run.join("report.html"));
+    write(&page, &run.html(scale))?;
+    if let Some(picture) = &args.svg {
+        write(picture, &run.loss_svg(scale))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}

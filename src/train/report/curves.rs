@@ -1,0 +1,163 @@
+//! From a run's record to curves: smoothing, thinning, and which charts there are.
+
+use super::metrics::{Metrics, StepRow};
+use super::svg::{COLOURS, Chart, Curve, Scale, Stroke};
+
+/// More points than this are not seen on a chart a thousand pixels wide.
+const MOST_POINTS: usize = 1200;
+
+/// The loss chart: every step, their moving average, and each validation set.
+pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
+    let raw = points(metrics, |row| row.lm_loss);
+    let window = smoothing_window(raw.len());
+    let mut curves = vec![Curve {
+        name: "training loss".into(),
+        stroke: Stroke::Faint,
+        colour: 0,
+        points: thinned(&raw),
+    }];
+    if window > 1 {
+        curves.push(Curve {
+            name: format!("smoothed over {window} steps"),
+            stroke: Stroke::Line,
+            colour: 0,
+            points: thinned(&smoothed(&raw, window)),
+        });
+    } else {
+        curves[0].stroke = Stroke::Line;
+    }
+    for (i, set) in valid_sets(metrics).iter().enumerate() {
+        curves.push(Curve {
+            name: format!("validation: {set}"),
+            stroke: Stroke::Dots,
+            colour: 1 + i % (COLOURS - 1), // 0 is the training loss
+            points: valid_points(metrics, set),
+        });
+    }
+    chart(metrics, title, 960.0, 460.0, scale, curves)
+}
+
+/// The loss chart without the first tenth of the run, whose fall flattens all that comes after;
+/// none for a run too short for that.
+pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
+    let (start, end) = (metrics.steps.first()?.step as f64, metrics.steps.last()?.step as f64);
+    let first = (start + (end - start) * 0.1).ceil();
+    let mut chart = loss(metrics, "", scale);
+    for curve in &mut chart.curves {
+        curve.points.retain(|(step, _)| *step >= first);
+    }
+    let enough = metrics.steps.len() >= 30;
+    enough.then_some(Chart { width: 560.0, height: 240.0, first, legend: false, ..chart })
+}
+
+/// One quantity of every step, with its moving average where it jitters.
+pub fn small(
+    metrics: &Metrics,
+    stroke: Stroke,
+    scale: Scale,
+    value: impl Fn(&StepRow) -> f64,
+) -> Chart {
+    let raw = points(metrics, value);
+    let window = smoothing_window(raw.len());
+    let curve = |stroke, points| Curve { name: String::new(), stroke, colour: 0, points };
+    let curves = match stroke {
+        Stroke::Faint if window > 1 => vec![
+            curve(Stroke::Faint, thinned(&raw)),
+            curve(Stroke::Line, thinned(&smoothed(&raw, window))),
+        ],
+        Stroke::Faint => vec![curve(Stroke::Line, raw)],
+        // Thinning keeps a staircase's extremes but may move its edges by a pixel.
+        stroke => vec![curve(stroke, thinned(&raw))],
+    };
+    chart(metrics, "", 560.0, 240.0, scale, curves)
+}
+
+/// Names of the validation sets, in the order first evaluated.
+pub fn valid_sets(metrics: &Metrics) -> Vec<&str> {
+    let mut sets: Vec<&str> = Vec::new();
+    for row in &metrics.evals {
+        if !sets.contains(&row.eval.as_str()) {
+            sets.push(&row.eval);
+        }
+    }
+    sets
+}
+
+pub fn valid_points(metrics: &Metrics, set: &str) -> Vec<(f64, f64)> {
+    let rows = metrics.evals.iter().filter(|row| row.eval == set);
+    rows.map(|row| (row.step as f64, row.lm_loss)).collect()
+}
+
+/// Logarithmic where the values span more than a factor of 30 and are all positive, else linear.
+pub fn fitting_scale(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Scale {
+    let values = || metrics.steps.iter().map(&value).filter(|v| v.is_finite());
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    if low > 0.0 && high > 30.0 * low { Scale::Log } else { Scale::FromZero }
+}
+
+fn chart(
+    metrics: &Metrics,
+    title: &str,
+    width: f64,
+    height: f64,
+    scale: Scale,
+    curves: Vec<Curve>,
+) -> Chart {
+    let tokens = points(metrics, |row| row.tokens as f64);
+    let every = tokens.len().div_ceil(MOST_POINTS).max(1);
+    let mut known: Vec<_> = tokens.iter().copied().step_by(every).collect();
+    known.extend(tokens.last());
+    let (title, first, legend) = (title.into(), 0.0, true);
+    Chart { title, width, height, first, scale, legend, curves, tokens: known }
+}
+
+fn points(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Vec<(f64, f64)> {
+    metrics.steps.iter().map(|row| (row.step as f64, value(row))).collect()
+}
+
+/// Steps averaged into one: 2 % of the run, odd; 1 where there are too few to need it.
+fn smoothing_window(steps: usize) -> usize {
+    if steps < 30 { 1 } else { (steps / 50).max(5) | 1 }
+}
+
+/// The mean of the `window` values around each, the nearest counting most (a mean of means). Values
+/// that are not finite do not count.
+pub fn smoothed(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
+    mean_around(&mean_around(points, window / 4), window.div_ceil(4))
+}
+
+/// The mean of each value and up to `reach` to either side: never more after than before, so that
+/// the steep start of a run stays in place.
+fn mean_around(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
+    let mut sums = vec![(0.0, 0.0)];
+    for (_, y) in points {
+        let (sum, count) = sums[sums.len() - 1];
+        sums.push(if y.is_finite() { (sum + y, count + 1.0) } else { (sum, count) });
+    }
+    let mean = |i: usize| {
+        let left = reach.min(i);
+        let right = left.min(points.len() - 1 - i);
+        let (after, before) = (sums[i + right + 1], sums[i - left]);
+        (points[i].0, (after.0 - before.0) / (after.1 - before.1))
+    };
+    (0..points.len()).map(mean).collect()
+}
+
+/// The lowest and the highest of each run of neighbours, so that a spike survives; and the ends.
+pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    if points.len() <= MOST_POINTS {
+        return points.to_vec();
+    }
+    let mut kept = vec![points[0]];
+    for bucket in points[1..points.len() - 1].chunks(points.len().div_ceil(MOST_POINTS / 2)) {
+        let order = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let (low, high) = (bucket.iter().min_by(order), bucket.iter().max_by(order));
+        let (Some(low), Some(high)) = (low, high) else { continue };
+        kept.push(if low.0 < high.0 { *low } else { *high });
+        if low.0 != high.0 {
+            kept.push(if low.0 < high.0 { *high } else { *low });
+        }
+    }
+    kept.push(points[points.len() - 1]);
+    kept
+}

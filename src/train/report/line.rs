@@ -1,0 +1,93 @@
+//! The log lines of Megatron-DeepSpeed, which people's parsers know.
+//!
+//! Fields, widths and number formats are those of its `training_log` and
+//! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
+//! seconds (a small model's step is shorter than 10 ms). Our own fields follow after `TFLOPs`.
+
+use super::{RunInfo, StepLine};
+
+/// The steps since the last log line.
+#[derive(Default)]
+pub(super) struct Interval {
+    steps: u64,
+    samples: u64,
+    loss: f64,
+    seconds: f64,
+    data_wait: f64,
+    last: Option<StepLine>,
+}
+
+impl Interval {
+    pub(super) fn add(&mut self, line: &StepLine) {
+        self.steps += 1;
+        self.samples += line.global_batch as u64;
+        self.loss += line.lm_loss;
+        self.seconds += line.seconds;
+        self.data_wait += line.data_wait_seconds;
+        self.last = Some(*line);
+    }
+
+    /// The line for the steps added, and a fresh start; none where nothing was added. As in
+    /// Megatron, loss and times are means over the interval, all else is the last step's.
+    pub(super) fn take(&mut self, info: &RunInfo) -> Option<String> {
+        let interval = std::mem::take(self);
+        interval.last.map(|last| interval.text(&last, info))
+    }
+
+    fn text(&self, last: &StepLine, info: &RunInfo) -> String {
+        let steps = self.steps as f64;
+        let tokens_per_second = info.tokens(self.samples) as f64 / self.seconds;
+        let fields = [
+            format!(" iteration {:8}/{:8}", last.step, info.total_steps),
+            format!("consumed samples: {:12}", last.consumed_samples),
+            format!("elapsed time per iteration (s): {:.4}", self.seconds / steps),
+            format!("learning rate: {}", scientific(last.lr, 3)),
+            format!("global batch size: {:5}", last.global_batch),
+            format!("lm loss: {}", scientific(self.loss / steps, 6)),
+            format!("grad norm: {}", fixed(last.grad_norm, 3)),
+            // This program ends at the first NaN and skips no step, but parsers look for both.
+            format!("number of skipped iterations: {:3}", 0),
+            format!("number of nan iterations: {:3}", 0),
+            format!("samples per second: {:.3}", self.samples as f64 / self.seconds),
+            format!("TFLOPs: {:.2}", tokens_per_second * info.hardware_flops_per_token / 1e12),
+            format!("consumed tokens: {:12}", info.tokens(last.consumed_samples)),
+            format!("tokens per second: {tokens_per_second:.1}"),
+            format!("data wait (s): {:.4}", self.data_wait / steps),
+        ];
+        let mut text = fields.join(" | ");
+        if let Some(peak) = info.peak_flops {
+            let mfu = tokens_per_second * info.model_flops_per_token / peak;
+            text += &format!(" | MFU (%): {:.2}", 100.0 * mfu);
+        }
+        text + " |"
+    }
+}
+
+/// Megatron's validation line, without the rules of dashes around it; the set's name comes last, as
+/// a field of ours.
+pub(super) fn validation(step: u64, set: &str, loss: f64) -> String {
+    let perplexity = scientific(loss.min(20.0).exp(), 6);
+    let loss = scientific(loss, 6);
+    format!(
+        " validation loss at iteration {step} | lm loss value: {loss} | \
+         lm loss PPL: {perplexity} | validation set: {set} |"
+    )
+}
+
+/// Python's `{:.{digits}E}`: a sign and two digits at least in the exponent.
+fn scientific(value: f64, digits: usize) -> String {
+    if !value.is_finite() {
+        return fixed(value, digits).to_uppercase();
+    }
+    let text = format!("{value:.digits$E}");
+    let (mantissa, exponent) = text.split_once('E').expect("{:E} writes an E");
+    match exponent.strip_prefix('-') {
+        Some(exponent) => format!("{mantissa}E-{exponent:0>2}"),
+        None => format!("{mantissa}E+{exponent:0>2}"),
+    }
+}
+
+/// Python's `{:.{digits}f}`, where a NaN is `nan`.
+fn fixed(value: f64, digits: usize) -> String {
+    format!("{value:.digits$}").to_lowercase()
+}

@@ -1,0 +1,220 @@
+//! `metrics.jsonl`: one JSON object a step, and one for each validation set at each evaluation.
+//!
+//! Each line is one write to a file opened for appending, so a kill at any moment leaves at most
+//! one torn last line. Numbers are written with the fewest digits that give the same bits back;
+//! JSON has no NaN or infinity, they are written as `null` and read as NaN.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{RunInfo, StepLine};
+use crate::base::Problems;
+
+/// The file's name in a run's folder.
+pub const NAME: &str = "metrics.jsonl";
+
+/// A step, as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRow {
+    pub step: u64,
+    pub consumed_samples: u64,
+    /// Tokens consumed by the run so far.
+    pub tokens: u64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lm_loss: f64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub grad_norm: f64,
+    pub lr: f64,
+    pub global_batch: u64,
+    pub sec: f64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub tokens_per_s: f64,
+    pub data_wait_s: f64,
+}
+
+/// The loss on one validation set, as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalRow {
+    pub step: u64,
+    pub consumed_samples: u64,
+    /// The set's name.
+    pub eval: String,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lm_loss: f64,
+}
+
+/// A line of either kind; only an evaluation has the key `eval`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Row {
+    Eval(EvalRow),
+    Step(StepRow),
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+impl StepRow {
+    pub fn new(line: &StepLine, info: &RunInfo) -> StepRow {
+        StepRow {
+            step: line.step,
+            consumed_samples: line.consumed_samples,
+            tokens: info.tokens(line.consumed_samples),
+            lm_loss: line.lm_loss,
+            grad_norm: line.grad_norm,
+            lr: line.lr,
+            global_batch: line.global_batch as u64,
+            sec: line.seconds,
+            tokens_per_s: info.tokens(line.global_batch as u64) as f64 / line.seconds,
+            data_wait_s: line.data_wait_seconds,
+        }
+    }
+}
+
+/// `metrics.jsonl`, open for appending.
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+/// What was taken out of the file when it was opened.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Lines of steps after the one resumed from.
+    pub after_resume: u64,
+    /// Line numbers, from 1, of what is not a metrics line: torn by a kill or a full disk.
+    pub unreadable: Vec<u64>,
+}
+
+impl MetricsFile {
+    /// Opens or makes the file in `folder`, without any line after `resume_step` (without any at
+    /// all if that is 0). The old file stays whole until the new one has replaced it.
+    pub fn open(folder: &Path, resume_step: u64) -> Result<(MetricsFile, Dropped)> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the run's folder {}", folder.display()))?;
+        let path = folder.join(NAME);
+        let context = || format!("cannot prepare {}", path.display());
+        let dropped = drop_after(&path, resume_step).with_context(context)?;
+        let file =
+            OpenOptions::new().create(true).append(true).open(&path).with_context(context)?;
+        Ok((MetricsFile { path, file }, dropped))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn step(&mut self, row: &StepRow) -> Result<()> {
+        self.write(row)
+    }
+
+    pub fn eval(&mut self, row: &EvalRow) -> Result<()> {
+        self.write(row)
+    }
+
+    fn write(&mut self, row: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
+        line.push(b'\n');
+        self.file
+            .write_all(&line)
+            .with_context(|| format!("cannot write to {}", self.path.display()))
+    }
+}
+
+/// Copies the lines to keep and puts the copy in the file's place, if there is anything to drop.
+fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Dropped::default()),
+        opened => opened?,
+    };
+    let copy_path = path.with_extension("jsonl.tmp");
+    let mut copy = BufWriter::new(File::create(&copy_path)?);
+    let mut dropped = Dropped::default();
+    let (mut lines, mut text) = (BufReader::new(file), Vec::new());
+    for number in 1.. {
+        text.clear();
+        if lines.read_until(b'\n', &mut text)? == 0 {
+            break;
+        }
+        match step_of(&text) {
+            Some(step) if resume_step > 0 && step <= resume_step => copy.write_all(&text)?,
+            Some(_) => dropped.after_resume += 1,
+            None => dropped.unreadable.push(number),
+        }
+    }
+    copy.into_inner()?.sync_all()?;
+    if dropped == Dropped::default() {
+        fs::remove_file(&copy_path)?;
+    } else {
+        fs::rename(&copy_path, path)?;
+    }
+    Ok(dropped)
+}
+
+/// The step of a whole line; a line without its end may lack digits too.
+fn step_of(line: &[u8]) -> Option<u64> {
+    match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
+        Row::Eval(row) => Some(row.step),
+        Row::Step(row) => Some(row.step),
+    }
+}
+
+/// A run's record, read back.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// In the order of steps.
+    pub steps: Vec<StepRow>,
+    pub evals: Vec<EvalRow>,
+    /// The last line was cut short: the run was killed, or is writing it now.
+    pub torn: bool,
+}
+
+impl Metrics {
+    /// Reads the record of the run in `folder`. A torn last line is left out; an unreadable line
+    /// elsewhere, or a record without a step, is the user's to know.
+    pub fn read(folder: &Path) -> Result<Metrics> {
+        let path = folder.join(NAME);
+        let place = path.display().to_string();
+        let bytes = match fs::read(&path) {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                let what = "there is no such file";
+                let remedy = "give the folder of a run, the `log.folder` of its manifest";
+                return Err(Problems::one(place, what, remedy).into());
+            }
+            read => read.with_context(|| format!("cannot read {place}"))?,
+        };
+        let mut metrics = Metrics::default();
+        let mut problems = Problems::default();
+        for (i, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
+            let whole = line.strip_suffix(b"\n");
+            match serde_json::from_slice(whole.unwrap_or(line)) {
+                _ if whole.is_none() => metrics.torn = true,
+                Ok(Row::Step(row)) => metrics.steps.push(row),
+                Ok(Row::Eval(row)) => metrics.evals.push(row),
+                Err(_) => problems.add(
+                    format!("{place}:{}", i + 1),
+                    format!("not a line of metrics: {}", excerpt(line)),
+                    "delete the line, or resume the run, which drops it",
+                ),
+            }
+        }
+        if problems.list.is_empty() && metrics.steps.is_empty() {
+            let what = "the file holds no step yet";
+            problems.add(place, what, "wait for the run's first step");
+        }
+        Ok(problems.or(metrics)?)
+    }
+}
+
+/// The start of a line, to be recognised by.
+fn excerpt(line: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(line).trim_end().chars().take(40).collect();
+    format!("{text:?}")
+}

@@ -1,0 +1,187 @@
+//! What a run tells people: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress
+//! bar while it runs, and afterwards a page with the curves.
+//!
+//! Does not know the model, the device or the checkpoint: it is given numbers and writes them down.
+
+mod line;
+pub mod metrics;
+mod screen;
+pub mod tensorboard;
+
+mod axis;
+mod curves;
+pub mod page;
+pub mod svg;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use line::Interval;
+use metrics::{EvalRow, MetricsFile, StepRow};
+use screen::Screen;
+use tensorboard::Events;
+
+/// What stays the same through a run and is needed to turn seconds into rates.
+#[derive(Clone, Debug)]
+pub struct RunInfo {
+    pub name: String,
+    /// Weights, tied ones counted once.
+    pub params: u64,
+    /// The length of the run.
+    pub total_samples: u64,
+    /// Tokens per sample.
+    pub seq_len: usize,
+    /// FLOPs that one token's forward and backward need; what MFU is made of.
+    pub model_flops_per_token: f64,
+    /// FLOPs really spent on one token, recomputation included; what `TFLOPs` in the log shows.
+    pub hardware_flops_per_token: f64,
+    /// FLOP/s of all devices together at their best, where known.
+    pub peak_flops: Option<f64>,
+    /// Optimizer steps in the whole run.
+    pub total_steps: u64,
+}
+
+impl RunInfo {
+    /// Tokens in `samples` samples.
+    fn tokens(&self, samples: u64) -> u64 {
+        samples * self.seq_len as u64
+    }
+}
+
+/// The outcome of one optimizer step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLine {
+    /// 1 for the first step of a run.
+    pub step: u64,
+    /// Samples consumed by the run up to and with this step.
+    pub consumed_samples: u64,
+    /// Mean over the step's tokens, in nats.
+    pub lm_loss: f64,
+    /// Global norm before clipping.
+    pub grad_norm: f64,
+    pub lr: f64,
+    /// Samples in this step.
+    pub global_batch: usize,
+    /// Wall time of the step, waiting for data included.
+    pub seconds: f64,
+    /// Of `seconds`, the time spent waiting for data.
+    pub data_wait_seconds: f64,
+}
+
+/// Writes down every step of a run, to its folder and to whoever is watching.
+pub struct Report {
+    info: RunInfo,
+    every: u64,
+    last_step: u64,
+    interval: Interval,
+    metrics: MetricsFile,
+    events: Option<Events>,
+    screen: Screen,
+}
+
+impl Report {
+    /// Opens the files of a run in `folder`, which is made if missing. A log line is printed every
+    /// `every` steps. What `metrics.jsonl` and the event files hold of steps after `resume_step` is
+    /// dropped (everything, at 0), so that a resumed run's record reads like an uninterrupted one.
+    pub fn open(
+        folder: &Path,
+        info: RunInfo,
+        every: u64,
+        tensorboard: bool,
+        resume_step: u64,
+    ) -> Result<Report> {
+        let screen = Screen::standard(&info);
+        Report::open_on(screen, folder, info, every, tensorboard, resume_step)
+    }
+
+    fn open_on(
+        mut screen: Screen,
+        folder: &Path,
+        info: RunInfo,
+        every: u64,
+        tensorboard: bool,
+        resume_step: u64,
+    ) -> Result<Report> {
+        assert!(every > 0, "a log interval of 0 steps");
+        let (metrics, dropped) = MetricsFile::open(folder, resume_step)?;
+        if !dropped.unreadable.is_empty() {
+            let lines: Vec<_> = dropped.unreadable.iter().map(|n| n.to_string()).collect();
+            let (path, lines) = (metrics.path().display(), lines.join(", "));
+            screen.print(&format!("dropped from {path}: unreadable line {lines}"));
+        }
+        if dropped.after_resume > 0 {
+            let n = dropped.after_resume;
+            let path = metrics.path().display();
+            screen.print(&format!("dropped from {path}: {n} lines after step {resume_step}"));
+        }
+        let events = match tensorboard {
+            true => Some(Events::open(&folder.join("tensorboard"), resume_step)?),
+            false => None,
+        };
+        let interval = Interval::default();
+        Ok(Report { info, every, last_step: resume_step, interval, metrics, events, screen })
+    }
+
+    /// Records a finished step; prints a log line if the step ends an interval.
+    pub fn step(&mut self, line: &StepLine) -> Result<()> {
+        assert!(line.step > self.last_step, "step {} after step {}", line.step, self.last_step);
+        self.last_step = line.step;
+        let row = StepRow::new(line, &self.info);
+        self.metrics.step(&row)?;
+        if let Some(events) = &mut self.events {
+            let scalars = [
+                ("lm-loss-training/lm loss", row.lm_loss),
+                ("learning-rate/learning-rate", row.lr),
+                ("grad-norm/grad-norm", row.grad_norm),
+                ("batch-size/batch-size", row.global_batch as f64),
+                ("iteration-time/iteration-time", row.sec),
+                ("iteration-time/tokens per second", row.tokens_per_s),
+                ("iteration-time/data wait", row.data_wait_s),
+            ];
+            events.scalars(row.step, row.consumed_samples, &scalars)?;
+        }
+        self.interval.add(line);
+        self.screen.advance(&row);
+        if line.step.is_multiple_of(self.every) {
+            self.print_interval();
+        }
+        Ok(())
+    }
+
+    /// Records the mean loss on the validation set `set` after `step` steps.
+    pub fn eval(&mut self, step: u64, consumed_samples: u64, set: &str, loss: f64) -> Result<()> {
+        self.metrics.eval(&EvalRow {
+            step,
+            consumed_samples,
+            eval: set.to_string(),
+            lm_loss: loss,
+        })?;
+        if let Some(events) = &mut self.events {
+            let tag = format!("lm-loss-validation/{set}/lm loss validation");
+            events.scalars(step, consumed_samples, &[(&tag, loss)])?;
+        }
+        self.screen.print(&line::validation(step, set, loss));
+        Ok(())
+    }
+
+    /// Prints a line that does not tear the progress bar, such as "saved checkpoint …".
+    pub fn note(&mut self, text: &str) {
+        self.screen.print(text);
+    }
+
+    /// Prints what the last interval left over, and takes the progress bar away.
+    pub fn finish(&mut self) {
+        self.print_interval();
+        self.screen.finish();
+    }
+
+    fn print_interval(&mut self) {
+        if let Some(text) = self.interval.take(&self.info) {
+            self.screen.print(&text);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The report of a run: one HTML page with nothing outside it.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use super::axis::short;
+use super::curves;
+use super::metrics::{EvalRow, Metrics, StepRow};
+use super::svg::{Chart, STYLE, Scale, Stroke, escape};
+use crate::base::{Count, Seconds};
+
+/// Steps that tell how a run is doing at its end.
+const RECENT: usize = 50;
+
+/// What a page is made of.
+pub struct Run {
+    pub name: String,
+    /// `manifest.yaml` of the run's folder, if it is there.
+    pub manifest: Option<String>,
+    pub metrics: Metrics,
+}
+
+impl Run {
+    /// Reads the run in `folder`.
+    pub fn read(folder: &Path) -> Result<Run> {
+        let metrics = Metrics::read(folder)?;
+        let manifest = std::fs::read_to_string(folder.join("manifest.yaml")).ok();
+        let named = manifest.as_deref().and_then(name_of);
+        let folder_name = || {
+            let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+            whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        };
+        Ok(Run { name: named.unwrap_or_else(folder_name), manifest, metrics })
+    }
+
+    /// The loss curves alone, for a README.
+    pub fn loss_svg(&self, scale: Scale) -> String {
+        curves::loss(&self.metrics, &format!("{}: loss", self.name), scale).file()
+    }
+
+    /// The whole page.
+    pub fn html(&self, scale: Scale) -> String {
+        let name = escape(&self.name);
+        let (style, script) = (include_str!("page.css"), include_str!("page.js"));
+        let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
+        let valid = self.valid_table();
+        let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
+            format!(
+                "<details><summary>manifest.yaml</summary><pre>{}</pre></details>",
+                escape(text)
+            )
+        });
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n\
+             <title>{name} – gptrain</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n\
+             <main>\n<header><h1>{name}</h1><p>gptrain run report</p></header>\n{tiles}{sections}\
+             <div class=\"tables\">{valid}{table}</div>\n{manifest}\n</main>\n\
+             <script>\n{script}</script>\n</body>\n</html>\n"
+        )
+    }
+
+    fn last(&self) -> &StepRow {
+        self.metrics.steps.last().expect("a record without steps is refused when it is read")
+    }
+
+    /// The evaluation on `set` with the lowest loss.
+    fn best(&self, set: &str) -> Option<&EvalRow> {
+        let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
+        rows.filter(|row| row.lm_loss.is_finite()).min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
+    }
+
+    fn tiles(&self) -> String {
+        let (last, mut to) = (self.last(), String::from("<ul class=\"tiles\">\n"));
+        let mut tile = |name: &str, value: String, more: String| {
+            let _ = writeln!(to, "<li><span>{name}</span><b>{value}</b><small>{more}</small></li>");
+        };
+        let samples = format!("{} samples", Count(last.consumed_samples));
+        tile("tokens", short(last.tokens as f64), samples);
+        let median = format!("median of the last {RECENT} steps");
+        tile("training loss", number(self.recent(|row| row.lm_loss)), median);
+        // Losses on different sets do not compare: the tile is the first set's.
+        let first = curves::valid_sets(&self.metrics).first().and_then(|set| self.best(set));
+        if let Some(best) = first {
+            let at = format!("step {}, {}", Count(best.step), escape(&best.eval));
+            tile("best validation loss", number(best.lm_loss), at);
+        }
+        let typical = format!("{} a step", Seconds(self.recent(|row| row.sec)));
+        tile("tokens a second", short(self.recent(|row| row.tokens_per_s)), typical);
+        let total: f64 = self.metrics.steps.iter().map(|row| row.sec).sum();
+        let steps = self.metrics.steps.len();
+        let steps = format!("{} step{}", Count(steps as u64), if steps == 1 { "" } else { "s" });
+        tile("time in steps", Seconds(total).to_string(), steps);
+        to + "</ul>\n"
+    }
+
+    /// The median of the last `RECENT` steps: one odd step does not speak for them.
+    fn recent(&self, value: impl Fn(&StepRow) -> f64) -> f64 {
+        let steps = &self.metrics.steps;
+        let newest = &steps[steps.len().saturating_sub(RECENT)..];
+        let mut values: Vec<f64> = newest.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    }
+
+    fn sections(&self, scale: Scale) -> String {
+        let metrics = &self.metrics;
+        let small = |stroke, scale, value: fn(&StepRow) -> f64| {
+            curves::small(metrics, stroke, scale, value)
+        };
+        let norm = curves::fitting_scale(metrics, |row| row.grad_norm);
+        let charts = [
+            ("learning rate", small(Stroke::Line, Scale::FromZero, |row| row.lr)),
+            ("gradient norm, before clipping", small(Stroke::Faint, norm, |row| row.grad_norm)),
+            ("tokens a second", small(Stroke::Faint, Scale::FromZero, |row| row.tokens_per_s)),
+            ("data wait, % of the step", small(Stroke::Faint, Scale::FromZero, data_wait)),
+            ("batch, samples", small(Stroke::Stairs, Scale::FromZero, |r| r.global_batch as f64)),
+        ];
+        let late = curves::late_loss(metrics, scale);
+        let mut to = figure("loss", &curves::loss(metrics, "", scale), "wide");
+        to += "<div class=\"grid\">\n";
+        if let Some(chart) = &late {
+            to += &figure("loss, without the first tenth", chart, "");
+        }
+        for (title, chart) in &charts {
+            to += &figure(title, chart, "");
+        }
+        to + "</div>\n"
+    }
+
+    fn table(&self) -> String {
+        let last = self.last();
+        let rows = [
+            ("step", Count(last.step).to_string()),
+            ("samples", Count(last.consumed_samples).to_string()),
+            ("tokens", Count(last.tokens).to_string()),
+            ("training loss", number(last.lm_loss)),
+            ("gradient norm", number(last.grad_norm)),
+            ("learning rate", format!("{:.3e}", last.lr)),
+            ("batch, samples", Count(last.global_batch).to_string()),
+            ("step time", Seconds(last.sec).to_string()),
+            ("tokens a second", Count(last.tokens_per_s.round() as u64).to_string()),
+            ("data wait", Seconds(last.data_wait_s).to_string()),
+        ];
+        let mut to = String::from("<section><h2>last step</h2>\n<table>\n");
+        for (name, value) in rows {
+            let _ = writeln!(to, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
+        }
+        to + "</table></section>\n"
+    }
+
+    fn valid_table(&self) -> String {
+        let sets = curves::valid_sets(&self.metrics);
+        if sets.is_empty() {
+            return String::new();
+        }
+        let mut to = String::from(
+            "<section><h2>validation</h2>\n<table>\n<tr><th>set</th><th>last</th><th>best</th>\
+             <th>at step</th><th>perplexity</th></tr>\n",
+        );
+        for set in sets {
+            let last = curves::valid_points(&self.metrics, set).last().map_or(f64::NAN, |p| p.1);
+            let best = self.best(set);
+            let (loss, step) =
+                best.map_or((f64::NAN, "–".into()), |b| (b.lm_loss, Count(b.step).to_string()));
+            let _ = writeln!(
+                to,
+                "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>\
+                 <td>{step}</td><td>{}</td></tr>",
+                escape(set),
+                number(last),
+                number(loss),
+                number(loss.exp())
+            );
+        }
+        to + "</table></section>\n"
+    }
+}
+
+/// A chart with its heading, a line for the values under the pointer, and the numbers for it.
+fn figure(title: &str, chart: &Chart, class: &str) -> String {
+    let axis = chart.x_axis();
+    let tokens: Vec<_> = chart.tokens.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
+    let points = |points: &[(f64, f64)]| {
+        let pairs: Vec<_> = points.iter().map(|(x, y)| format!("[{x},{}]", json(*y))).collect();
+        format!("[{}]", pairs.join(","))
+    };
+    let named = |name: &str| serde_json::to_string(name).expect("text is always JSON");
+    let curves: Vec<_> = chart
+        .curves
+        .iter()
+        .map(|c| format!("{{\"name\":{},\"points\":{}}}", named(&c.name), points(&c.points)))
+        .collect();
+    let data = format!(
+        "{{\"axis\":[{},{},{},{}],\"tokens\":[{}],\"curves\":[{}]}}",
+        axis.low,
+        axis.high,
+        axis.from,
+        axis.to,
+        tokens.join(","),
+        curves.join(",")
+    );
+    // `</script>` in a set's name would end the element.
+    let data = data.replace('<', "\\u003c");
+    format!(
+        "<figure class=\"{class}\"><figcaption><h2>{title}</h2><output></output></figcaption>\n\
+         {}<script type=\"application/json\">{data}</script></figure>\n",
+        chart.inline()
+    )
+}
+
+fn data_wait(row: &StepRow) -> f64 {
+    100.0 * row.data_wait_s / row.sec
+}
+
+/// A value with five digits that matter: enough to tell runs apart, not the noise.
+fn number(value: f64) -> String {
+    match value.abs() {
+        _ if !value.is_finite() => "–".into(),
+        a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),
+        a if a >= 100.0 => format!("{value:.1}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// Six digits: the readout shows no more.
+fn json(value: f64) -> String {
+    if !value.is_finite() {
+        return "null".into();
+    }
+    let rounded: f64 = format!("{value:.5e}").parse().expect("a printed number parses");
+    format!("{rounded:?}")
+}
+
+/// The manifest's own name for the run.
+fn name_of(manifest: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Named {
+        name: Option<String>,
+    }
+    serde_saphyr::from_str::<Named>(manifest).ok()?.name
+}

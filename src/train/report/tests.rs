@@ -1,0 +1,225 @@
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use indicatif::ProgressDrawTarget;
+use regex_lite::Regex;
+
+use super::axis::{Axis, labels, short};
+use super::curves::{smoothed, thinned};
+use super::line::{Interval, validation};
+use super::svg::{Chart, Curve, Scale, Stroke};
+use super::tensorboard::crc32c;
+use super::*;
+
+fn info() -> RunInfo {
+    RunInfo {
+        name: "test".into(),
+        params: 1000,
+        total_samples: 8000,
+        seq_len: 2048,
+        model_flops_per_token: 6e9,
+        hardware_flops_per_token: 8e9,
+        peak_flops: None,
+        total_steps: 500,
+    }
+}
+
+fn line(step: u64, lm_loss: f64) -> StepLine {
+    StepLine {
+        step,
+        consumed_samples: 16 * step,
+        lm_loss,
+        grad_norm: 0.1738,
+        lr: 5.969e-5,
+        global_batch: 16,
+        seconds: 2.0,
+        data_wait_seconds: 0.01,
+    }
+}
+
+/// The line of BLOOM-176B's log, field by field, with this run's numbers and fields of ours behind.
+#[test]
+fn the_log_line_is_megatrons() {
+    let mut interval = Interval::default();
+    interval.add(&StepLine { seconds: 4.0, ..line(1, 2.0) });
+    interval.add(&line(2, 2.927112));
+    let info = RunInfo { peak_flops: Some(5e14), ..info() };
+    assert_eq!(
+        interval.take(&info).unwrap(),
+        " iteration        2/     500 | consumed samples:           32 | \
+         elapsed time per iteration (s): 3.0000 | learning rate: 5.969E-05 | \
+         global batch size:    16 | lm loss: 2.463556E+00 | grad norm: 0.174 | \
+         number of skipped iterations:   0 | number of nan iterations:   0 | \
+         samples per second: 5.333 | TFLOPs: 87.38 | consumed tokens:        65536 | \
+         tokens per second: 10922.7 | data wait (s): 0.0100 | MFU (%): 13.11 |"
+    );
+    assert_eq!(interval.take(&info), None, "an interval starts empty");
+}
+
+#[test]
+fn a_public_log_parser_reads_the_line() {
+    let mut interval = Interval::default();
+    interval.add(&line(40, 0.5));
+    let text = interval.take(&info()).unwrap();
+    let all = Regex::new(concat!(
+        r"iteration\s+(?P<iteration>\d+)\s*/\s*(?P<total>\d+)\s*\|\s*",
+        r"consumed samples:\s*(?P<samples>\d+)\s*\|\s*",
+        r"elapsed time per iteration \(s\):\s*(?P<seconds>[0-9.]+)\s*\|",
+        r".*?learning rate:\s*(?P<lr>[0-9.Ee+-]+)\s*\|",
+        r".*?global batch size:\s*(?P<batch>\d+)\s*\|",
+        r".*?lm loss:\s*(?P<loss>[0-9.Ee+-]+)\s*\|",
+        r".*?grad norm:\s*(?P<norm>[0-9.Ee+-]+)\s*\|",
+        r".*?number of nan iterations:\s*(?P<nan>\d+)\s*\|",
+        r".*?TFLOPs:\s*(?P<tflops>[0-9.]+)\s*\|",
+    ));
+    let found = all.unwrap().captures(&text).expect("the pattern matches");
+    let read = |name| found.name(name).unwrap().as_str().parse::<f64>().unwrap();
+    let names = ["iteration", "total", "samples", "seconds", "lr", "batch", "loss", "norm", "nan"];
+    let values = [40.0, 500.0, 640.0, 2.0, 5.969e-5, 16.0, 0.5, 0.174, 0.0];
+    assert_eq!(names.map(read), values);
+    assert_eq!(read("tflops"), 131.07);
+    assert!(!text.contains("MFU"), "no peak is known: {text}");
+}
+
+#[test]
+fn the_validation_line_is_megatrons() {
+    let text = validation(1000, "wiki", 2.5);
+    let pattern =
+        r"validation loss at iteration (\d+).*?lm loss value:\s*([\d.eE+-]+).*?PPL:\s*([\d.eE+-]+)";
+    let found = Regex::new(pattern).unwrap().captures(&text).unwrap();
+    assert_eq!(&found[1], "1000");
+    assert_eq!((&found[2], &found[3]), ("2.500000E+00", "1.218249E+01"));
+    // Megatron's cap: exp(20).
+    assert!(validation(1, "v", 99.0).contains("lm loss PPL: 4.851652E+08 |"));
+    assert!(validation(1, "v", f64::NAN).contains("lm loss value: NAN |"));
+}
+
+/// What was printed, for a test to read.
+#[derive(Clone, Default)]
+struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Printed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// In a pipe there are plain lines only: one an interval, and at the end what is left.
+#[test]
+fn lines_come_at_intervals_and_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = Printed::default();
+    let screen = Screen::new(Box::new(printed.clone()), ProgressDrawTarget::hidden(), &info());
+    let mut report = Report::open_on(screen, folder.path(), info(), 3, false, 0).unwrap();
+    for step in 1..=7 {
+        report.step(&line(step, step as f64)).unwrap();
+        if step == 4 {
+            report.note("saved checkpoint step-4");
+        }
+    }
+    report.finish();
+    let text = String::from_utf8(printed.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains('\x1b'), "no escape codes: {text}");
+    let loss =
+        |line: &str| line.split("lm loss: ").nth(1).map_or(line.into(), |l| l[..8].to_string());
+    let lines: Vec<_> = text.lines().map(loss).collect();
+    assert_eq!(lines, ["2.000000", "saved checkpoint step-4", "5.000000", "7.000000"]);
+}
+
+/// RFC 3720 appendix B.4, and the check value of CRC catalogues.
+#[test]
+fn crc32c_gives_known_answers() {
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+    let rising: Vec<u8> = (0..32).collect();
+    assert_eq!(crc32c(&rising), 0x46dd_794e);
+}
+
+fn axis(low: f64, high: f64, log: bool) -> Axis {
+    Axis { low, high, log, from: 0.0, to: 300.0 }
+}
+
+#[test]
+fn ticks_are_round_and_few() {
+    assert_eq!(axis(0.0, 10.3, false).ticks(60.0), [0.0, 2.5, 5.0, 7.5, 10.0]);
+    assert_eq!(axis(2.31, 2.94, false).ticks(60.0).len(), 3);
+    assert_eq!(axis(0.0, 6e-4, false).ticks(60.0), [0.0, 2e-4, 4e-4, 6.000000000000001e-4]);
+    assert_eq!(axis(-1.0, 1.0, false).ticks(60.0), [-1.0, -0.5, 0.0, 0.5, 1.0]);
+    assert_eq!(axis(0.5, 40.0, true).ticks(60.0), [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]);
+    assert_eq!(axis(1e-8, 1e4, true).ticks(60.0), [1e-6, 1e-3, 1.0, 1e3]);
+    for scale in [1e-9, 1e-3, 1.0, 7e5, 3e13] {
+        for width in [1.0, 1.7, 2.2, 4.9, 9.99] {
+            let ticks = axis(scale, scale * (1.0 + width), false).ticks(60.0);
+            assert!((2..=6).contains(&ticks.len()), "{scale} {width}: {ticks:?}");
+        }
+    }
+}
+
+#[test]
+fn labels_tell_ticks_apart() {
+    assert_eq!(labels(&[0.0, 2.5, 5.0], false), ["0.0", "2.5", "5.0"]);
+    assert_eq!(labels(&[2.3, 2.4, 2.5], false), ["2.3", "2.4", "2.5"]);
+    assert_eq!(labels(&[0.0, 2e-4, 6.000000000000001e-4], false), ["0", "2e-4", "6e-4"]);
+    assert_eq!(labels(&[0.0, 5000.0, 10_000.0], false), ["0", "5000", "10,000"]);
+    assert_eq!(labels(&[0.0, 5e5, 1e6, 1.5e6], false), ["0", "500,000", "1M", "1.5M"]);
+    assert_eq!(labels(&[0.5, 1.0, 200.0], true), ["0.5", "1", "200"]);
+    let said = [0.0, 999.0, 999.7, 1234.0, 38_300_000.0, 2e9, 3.5e12].map(short);
+    assert_eq!(said, ["0", "999", "1k", "1.23k", "38.3M", "2B", "3.5T"]);
+}
+
+/// Each entry starts beyond the end of the one before it, or on a lower row; all above the curves.
+#[test]
+fn the_legend_never_overlaps() {
+    let curve = |i: usize| Curve {
+        name: format!("validation: {}", "name ".repeat(i * 4)),
+        stroke: Stroke::Dots,
+        colour: i,
+        points: vec![(1.0, 1.0), (9.0, 2.0)],
+    };
+    let chart = Chart {
+        title: "t".into(),
+        width: 560.0,
+        height: 300.0,
+        first: 0.0,
+        scale: Scale::Linear,
+        legend: true,
+        curves: (0..7).map(curve).collect(),
+        tokens: vec![],
+    };
+    let svg = chart.file();
+    let entry = Regex::new(r#"<text class="legend" x="([\d.]+)" y="([\d.]+)">([^<]*)<"#).unwrap();
+    let number = |text: &str| text.parse::<f64>().unwrap();
+    let entries: Vec<_> = entry
+        .captures_iter(&svg)
+        .map(|c| (number(&c[1]), number(&c[2]), number(&c[1]) + 7.0 * c[3].chars().count() as f64))
+        .collect();
+    assert_eq!(entries.len(), 7);
+    assert!(entries.iter().all(|(_, _, end)| *end <= 560.0), "{entries:?}");
+    for pair in entries.windows(2) {
+        let ((_, y0, end), (x1, y1, _)) = (pair[0], pair[1]);
+        assert!(if y1 == y0 { x1 > end } else { y1 > y0 + 12.0 }, "{pair:?}");
+    }
+    let top = Regex::new(r#"class="cursor" y1="([\d.]+)""#).unwrap();
+    assert!(number(&top.captures(&svg).unwrap()[1]) > entries[6].1 + 4.0);
+}
+
+#[test]
+fn smoothing_keeps_the_start_and_thinning_the_spikes() {
+    let noisy: Vec<_> = (0..10_000).map(|i| (i as f64, (i % 2) as f64)).collect();
+    let smooth = smoothed(&noisy, 101);
+    assert_eq!((smooth.len(), smooth[0]), (10_000, (0.0, 0.0)));
+    assert!(smooth[200..].iter().all(|(_, y)| (y - 0.5).abs() < 0.02));
+
+    let mut spike: Vec<_> = (0..10_000).map(|i| (i as f64, 1.0)).collect();
+    spike[7777].1 = 50.0;
+    let thin = thinned(&spike);
+    assert!(thin.len() <= 1202 && thin.contains(&(7777.0, 50.0)));
+    assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0), "ascending");
+    assert_eq!((thin[0].0, thin[thin.len() - 1].0), (0.0, 9999.0));
+}
