@@ -6,13 +6,12 @@
 /// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
 pub mod base;
 
-/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
-pub mod data;
-/// Decisions as data: batch ramp-up, rank grid, pipeline schedule. Pure values that print.
+/// Decisions as data: batch ramp-up, pipeline schedule. Pure values that print.
 pub mod plan;
-
 /// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
 pub mod manifest;
+/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
+pub mod data;
 
 /// Tensors, arenas, and the one trait a device fills.
 pub mod device;
@@ -23,7 +22,12 @@ pub mod comm;
 /// The network, as forward and backward.
 pub mod model;
 
-/// The state of a run on disk.
-pub mod checkpoint;
 /// One optimizer step.
 pub mod engine;
+/// The state of a run on disk.
+pub mod checkpoint;
+
+/// The loop around the step: launch, guard, report.
+pub mod train;
+/// The command line: one file per subcommand.
+pub mod cli;

@@ -1,14 +1,25 @@
-//! Tokens.
+//! Tokens: Megatron's indexed datasets, the order their samples are read in, masks, tokenizers.
+//!
+//! ```text
+//! Indexed ──► Order ──► Source ──► Reader ──► Batch
+//! (.bin/.idx)  + split   + blend    (a thread)
+//!                        + masks
+//! ```
+//!
+//! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a
+//! dataset, a *document* one or more sequences, a *sample* S + 1 tokens cut from them.
+//!
+//! Does not know devices or ranks: sample k is the same on any of them.
 
-/// A micro-batch on the host; all fields [samples·seq_len] row-major.
-#[derive(Clone, Debug, Default)]
-pub struct Batch {
-    pub first_sample: u64,
-    pub samples: usize,
-    pub seq_len: usize,
-    pub tokens: Vec<i32>,
-    pub targets: Vec<i32>,
-    pub weights: Vec<f32>,
-    pub positions: Vec<i32>,
-    pub visible: Vec<i32>,
-}
+pub mod blend;
+pub mod indexed;
+pub mod mask;
+pub mod order;
+pub mod random;
+mod reader;
+mod source;
+pub mod split;
+
+pub use indexed::Indexed;
+pub use reader::{Batch, Reader, Request};
+pub use source::{Datasets, Slot, Source};

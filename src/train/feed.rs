@@ -23,7 +23,7 @@ impl Feed {
         micro: usize,
         consumed: u64,
         end: u64,
-    ) -> Feed {
+    ) -> anyhow::Result<Feed> {
         let mut first_sample = consumed;
         let mut left = 0;
         let requests = std::iter::from_fn(move || {
@@ -39,14 +39,14 @@ impl Feed {
             first_sample += micro as u64;
             Some(request)
         });
-        Feed { reader: Reader::start(source.clone(), requests, AHEAD) }
+        Ok(Feed { reader: Reader::start(source.clone(), requests, AHEAD)? })
     }
 
     /// The first `micros` micro-batches of a validation set.
-    pub fn evaluation(source: &Arc<Source>, micro: usize, micros: u64) -> Feed {
+    pub fn evaluation(source: &Arc<Source>, micro: usize, micros: u64) -> anyhow::Result<Feed> {
         let first = (0..micros).map(move |i| i * micro as u64);
         let requests = first.map(move |first_sample| Request { first_sample, samples: micro });
-        Feed { reader: Reader::start(source.clone(), requests, AHEAD) }
+        Ok(Feed { reader: Reader::start(source.clone(), requests, AHEAD)? })
     }
 
     /// Loads the next micro-batch; each sample counts 1 / `of` in the loss, samples from number

@@ -20,7 +20,8 @@ impl FolderLock {
     /// Creates the folder if need be, and locks it.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let path = folder.join("run.lock");
-        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let open =
+            || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;

@@ -2,7 +2,7 @@
 
 mod feed;
 mod guard;
-pub mod generate;
+//pub mod generate;
 pub mod launch;
 pub mod report;
 mod resume;
@@ -19,7 +19,6 @@ use anyhow::Context;
 use feed::Feed;
 use report::{Report, RunInfo, StepLine};
 use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -100,7 +99,7 @@ impl<'a> Run<'a> {
             ramp,
             engine,
             be,
-            feed: Feed::training(&data.train, ramp, m.batch.micro, consumed, m.train.samples),
+            feed: Feed::training(&data.train, ramp, m.batch.micro, consumed, m.train.samples)?,
             valid: data.valid,
             report,
             progress,
@@ -167,7 +166,7 @@ impl<'a> Run<'a> {
         let (m, be) = (self.manifest, self.be);
         let (samples, micros) = (m.train.eval_samples, eval_micros(m));
         for (name, source) in &self.valid {
-            let mut feed = Feed::evaluation(source, m.batch.micro, micros);
+            let mut feed = Feed::evaluation(source, m.batch.micro, micros)?;
             let mut load = |i: &model::Inputs| feed.load(be, i, samples, samples);
             let loss = self.engine.evaluate(&mut load, micros)?;
             self.report.eval(self.progress.step, self.progress.consumed_samples, name, loss)?;
@@ -178,13 +177,8 @@ impl<'a> Run<'a> {
     fn save(&mut self) -> anyhow::Result<()> {
         let started = Instant::now();
         let checkpoints = self.manifest.log.folder.join("checkpoints");
-        let folder = checkpoint::save(
-            &checkpoints,
-            &self.engine,
-            self.progress,
-            self.loss,
-            self.effective,
-        )?;
+        let folder =
+            checkpoint::save(&checkpoints, &self.engine, self.progress, self.loss, self.effective)?;
         checkpoint::prune(&checkpoints, self.manifest.checkpoint.keep_last)?;
         self.saved = Some(self.progress.step);
         let seconds = Seconds(started.elapsed().as_secs_f64());

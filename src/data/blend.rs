@@ -1,0 +1,117 @@
+//! Mixing datasets by weight: which dataset gives sample k, and which of its samples.
+//!
+//! Megatron's greedy rule: at every step the dataset that lags furthest behind its share gives the
+//! next sample. It needs no random numbers, and position k is independent of how far a run goes.
+
+/// The dataset of every sample, in order; a dataset's own samples are taken in order.
+#[derive(Debug)]
+pub struct Blend {
+    /// Which dataset gives each sample.
+    dataset: Vec<u16>,
+    /// How many samples each dataset has given before each block, [blocks + 1, datasets].
+    given: Vec<u64>,
+    datasets: usize,
+}
+
+/// Samples per entry of `given`: short enough to count through, long enough to cost little memory.
+const BLOCK: usize = 1024;
+
+impl Blend {
+    /// `size` samples of datasets with these weights (normalised here). A weight of 0 never gives one.
+    pub fn weighted(weights: &[f64], size: usize) -> Blend {
+        assert!(weights.len() < i16::MAX as usize, "Megatron allows 32,766 datasets");
+        let weights = normalized(weights);
+        Blend::build(weights.len(), size, |i, used| lagging(&weights, used, i, |_| true))
+    }
+
+    /// Every sample of every dataset once, in proportion to their `sizes`.
+    pub fn exhaustive(sizes: &[u64]) -> Blend {
+        let lengths: Vec<f64> = sizes.iter().map(|size| *size as f64).collect();
+        let weights = normalized(&lengths);
+        let size = sizes.iter().sum::<u64>() as usize;
+        Blend::build(sizes.len(), size, |i, used| {
+            lagging(&weights, used, i, |dataset| used[dataset] < sizes[dataset])
+        })
+    }
+
+    fn build(datasets: usize, size: usize, next: impl Fn(usize, &[u64]) -> usize) -> Blend {
+        let mut used = vec![0; datasets];
+        let mut blend = Blend { dataset: Vec::with_capacity(size), given: Vec::new(), datasets };
+        for i in 0..size {
+            if i.is_multiple_of(BLOCK) {
+                blend.given.extend_from_slice(&used);
+            }
+            let dataset = next(i, &used);
+            used[dataset] += 1;
+            blend.dataset.push(dataset as u16);
+        }
+        blend.given.extend_from_slice(&used);
+        blend
+    }
+
+    /// How many samples there are.
+    pub fn len(&self) -> u64 {
+        self.dataset.len() as u64
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.dataset.is_empty()
+    }
+
+    /// The dataset of sample k, and which of that dataset's samples it is.
+    pub fn sample(&self, k: u64) -> (usize, u64) {
+        let k = k as usize;
+        let dataset = self.dataset[k];
+        let block = k / BLOCK;
+        let before = self.given[block * self.datasets + dataset as usize];
+        let since = self.dataset[block * BLOCK..k].iter().filter(|d| **d == dataset).count();
+        (dataset as usize, before + since as u64)
+    }
+
+    /// How many samples each dataset gives in all.
+    pub fn totals(&self) -> &[u64] {
+        &self.given[self.given.len() - self.datasets..]
+    }
+}
+
+/// The dataset furthest behind its share at step i; the first among equals.
+fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> bool) -> usize {
+    let step = (i as f64).max(1.0);
+    let (mut best, mut worst) = (usize::MAX, f64::NEG_INFINITY);
+    for dataset in 0..weights.len() {
+        let lag = weights[dataset] * step - used[dataset] as f64;
+        if lag > worst && allowed(dataset) {
+            (best, worst) = (dataset, lag);
+        }
+    }
+    best
+}
+
+/// Weights divided by their sum, in numpy's arithmetic: a bit of difference could move a sample.
+/// Megatron divides twice, once when it reads the weights and once when it blends.
+pub fn normalized(weights: &[f64]) -> Vec<f64> {
+    let sum = numpy_sum(weights);
+    weights.iter().map(|weight| weight / sum).collect()
+}
+
+/// `numpy.sum`: plain below 8 values, 8 running sums up to 128, halves beyond.
+fn numpy_sum(values: &[f64]) -> f64 {
+    match values.len() {
+        0..8 => values.iter().sum(),
+        8..=128 => {
+            let (eights, rest) = values.as_chunks::<8>();
+            let mut sums = eights[0];
+            for some in &eights[1..] {
+                sums.iter_mut().zip(some).for_each(|(sum, value)| *sum += value);
+            }
+            let [a, b, c, d, e, f, g, h] = sums;
+            let eight = ((a + b) + (c + d)) + ((e + f) + (g + h));
+            rest.iter().fold(eight, |sum, value| sum + value)
+        }
+        n => {
+            let half = n / 2 - n / 2 % 8;
+            numpy_sum(&values[..half]) + numpy_sum(&values[half..])
+        }
+    }
+}

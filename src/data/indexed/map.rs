@@ -1,0 +1,229 @@
+//! A file mapped for reading, safe against the file shrinking underneath.
+//!
+//! Touching a page of a mapping that lies past the end of its file (it was truncated by somebody
+//! else), or that the disk fails to deliver, raises SIGBUS, which by default kills the process. Here
+//! a handler puts a page of zeros in its place and marks the mapping as broken, and every read says
+//! so afterwards. This is the only unsafe code of the room.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail};
+use memmap2::{Advice, Mmap};
+
+/// A file's bytes as they were when it was opened.
+#[derive(Debug)]
+pub struct Mapped {
+    path: PathBuf,
+    /// `None` for an empty file, which cannot be mapped.
+    map: Option<Mmap>,
+    region: &'static Region,
+}
+
+/// How a mapping will be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Once from front to back, soon.
+    Whole,
+    /// Here and there: the kernel should not read around what is asked.
+    Scattered,
+}
+
+impl Mapped {
+    /// Maps `path`. Fails if it cannot be opened or is not a plain file.
+    pub fn open(path: &Path, access: Access) -> Result<Mapped> {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let metadata =
+            file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
+        if !metadata.is_file() {
+            bail!("{} is not a plain file", path.display());
+        }
+        guard();
+        if metadata.len() == 0 {
+            return Ok(Mapped { path: path.into(), map: None, region: Region::claim(0, 0) });
+        }
+        // SAFETY: the mapping is private to this type, which hands out bytes only by copying them
+        // (`copy`), so that no reference into it outlives a change of the file by another process.
+        let map = unsafe { Mmap::map(&file) }
+            .with_context(|| format!("cannot map {} into memory", path.display()))?;
+        if access == Access::Scattered {
+            map.advise(Advice::Random).ok(); // a hint: nothing is lost where it is refused
+        }
+        let region = Region::claim(map.as_ptr() as usize, map.len());
+        Ok(Mapped { path: path.into(), map: Some(map), region })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes in the file when it was opened.
+    pub fn len(&self) -> usize {
+        self.map.as_ref().map_or(0, |map| map.len())
+    }
+
+    /// Asks the kernel to have `offset .. offset + length` in memory soon; returns at once.
+    pub fn will_need(&self, offset: usize, length: usize) {
+        if let Some(map) = &self.map
+            && offset.checked_add(length).is_some_and(|end| end <= map.len())
+        {
+            map.advise_range(Advice::WillNeed, offset, length).ok();
+        }
+    }
+
+    /// Copies the bytes at `offset` into `out`. An error, not a crash, if the file has shrunk since.
+    pub fn copy(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let end = offset.checked_add(out.len()).filter(|end| *end <= self.len());
+        let (Some(map), Some(_)) = (&self.map, end) else {
+            if out.is_empty() {
+                return Ok(());
+            }
+            let (path, len) = (self.path.display(), self.len());
+            bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
+        };
+        // SAFETY: `offset + out.len() <= map.len()` was just checked, `out` is exclusively ours, and
+        // the guard turns a page that has gone into zeros. Copying raw never claims to the compiler
+        // that the source cannot change.
+        unsafe {
+            std::ptr::copy_nonoverlapping(map.as_ptr().add(offset), out.as_mut_ptr(), out.len())
+        };
+        self.intact()
+    }
+
+    /// An error if the file has shrunk or failed under us since it was opened.
+    pub fn intact(&self) -> Result<()> {
+        if !self.region.broken.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let now = std::fs::metadata(&self.path)
+            .map_or("gone".to_string(), |now| format!("{} bytes", now.len()));
+        bail!(
+            "{} changed while it was being read: it had {} bytes when opened and is {now} now; \
+             put the file back (or finish rebuilding it elsewhere and move it into place) and resume",
+            self.path.display(),
+            self.len()
+        )
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // The region is given back before the pages go, so that it never covers foreign memory.
+        self.region.release();
+    }
+}
+
+/// The addresses of one mapping, in a list the signal handler can walk: entries are leaked and
+/// reused, never freed.
+#[derive(Debug)]
+struct Region {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    taken: AtomicBool,
+    broken: AtomicBool,
+    next: AtomicPtr<Region>,
+}
+
+static REGIONS: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Region {
+    fn claim(start: usize, length: usize) -> &'static Region {
+        let region = Region::unused().unwrap_or_else(Region::append);
+        region.broken.store(false, Ordering::Release);
+        region.start.store(start, Ordering::Release);
+        region.end.store(start + length, Ordering::Release);
+        region
+    }
+
+    fn release(&self) {
+        self.end.store(0, Ordering::Release);
+        self.start.store(0, Ordering::Release);
+        self.taken.store(false, Ordering::Release);
+    }
+
+    fn unused() -> Option<&'static Region> {
+        Region::find(|region| !region.taken.swap(true, Ordering::AcqRel))
+    }
+
+    fn append() -> &'static Region {
+        let region: &'static Region = Box::leak(Box::new(Region {
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            taken: AtomicBool::new(true),
+            broken: AtomicBool::new(false),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+        }));
+        let address = std::ptr::from_ref(region).cast_mut();
+        let mut head = REGIONS.load(Ordering::Acquire);
+        loop {
+            region.next.store(head, Ordering::Release);
+            match REGIONS.compare_exchange(head, address, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return region,
+                Err(newer) => head = newer,
+            }
+        }
+    }
+
+    /// The first region of the list for which `wanted` holds. Safe in a signal handler.
+    fn find(wanted: impl Fn(&Region) -> bool) -> Option<&'static Region> {
+        let mut next = REGIONS.load(Ordering::Acquire);
+        loop {
+            // SAFETY: entries of the list are leaked boxes and live for ever.
+            let region = unsafe { next.as_ref() }?;
+            if wanted(region) {
+                return Some(region);
+            }
+            next = region.next.load(Ordering::Acquire);
+        }
+    }
+}
+
+/// What SIGBUS did before; a fault outside our mappings is passed on to it.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Installs the handler, once per process.
+fn guard() {
+    static ONCE: Once = Once::new();
+    // SAFETY: `sigaction` gets valid, zero-initialised structures, and the handler only does what is
+    // allowed in one: atomics and system calls.
+    ONCE.call_once(|| unsafe {
+        let previous = Box::leak(Box::new(std::mem::zeroed::<libc::sigaction>()));
+        libc::sigaction(libc::SIGBUS, std::ptr::null(), previous);
+        PREVIOUS.store(previous, Ordering::Release);
+        let mut ours = std::mem::zeroed::<libc::sigaction>();
+        ours.sa_sigaction = on_bus_error as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut());
+    });
+}
+
+extern "C" fn on_bus_error(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid `info`. The pages replaced lie inside one of our read-only
+    // mappings, from the faulting page to its end.
+    unsafe {
+        let address = (*info).si_addr() as usize;
+        let inside = |region: &Region| {
+            region.start.load(Ordering::Acquire) <= address
+                && address < region.end.load(Ordering::Acquire)
+        };
+        if let Some(region) = Region::find(inside) {
+            let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
+            let first = address / page * page;
+            let length = region.end.load(Ordering::Acquire) - first;
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let zeros = libc::mmap(first as *mut _, length, libc::PROT_READ, flags, -1, 0);
+            if zeros != libc::MAP_FAILED {
+                region.broken.store(true, Ordering::Release);
+                return;
+            }
+        }
+        // Not ours: the instruction runs again under the handler that was there before.
+        libc::sigaction(libc::SIGBUS, PREVIOUS.load(Ordering::Acquire), std::ptr::null_mut());
+    }
+}

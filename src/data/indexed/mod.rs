@@ -1,0 +1,131 @@
+//! Megatron's indexed datasets: `PREFIX.bin`, a bare stream of tokens, and `PREFIX.idx`, where each
+//! sequence lies in it. Little-endian, the arrays unaligned:
+//!
+//! ```text
+//! MMIDIDX\0\0 · version u64 = 1 · dtype u8 · S u64 · D u64 · lengths i32[S] · offsets i64[S]
+//! · documents i64[D] · modes i8[S], only in multimodal datasets
+//! ```
+//!
+//! S sequences; D − 1 documents, document d being the sequences `documents[d] .. documents[d + 1]`.
+//!
+//! Does not know samples, nor what a token means.
+
+mod read;
+mod write;
+
+mod map;
+
+pub use read::Indexed;
+pub use write::Writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The first bytes of an index.
+const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
+/// Bytes before the arrays.
+const HEADER: usize = 34;
+
+/// The type of a dataset's elements, by its code in the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenType {
+    U8,
+    I8,
+    I16,
+    I32,
+    I64,
+    U16,
+    /// Code 6. No tokens.
+    F64,
+    /// Code 7: f32 by Megatron-Core, f64 by Megatron-DeepSpeed. No tokens.
+    Float,
+}
+
+impl TokenType {
+    /// The smallest type Megatron's preprocessing would choose for ids below `vocab`:
+    /// u16 below 65,500, else i32.
+    pub fn for_vocab(vocab: usize) -> TokenType {
+        if vocab < 65_500 { TokenType::U16 } else { TokenType::I32 }
+    }
+
+    pub fn from_code(code: u8) -> Option<TokenType> {
+        Some(match code {
+            1 => TokenType::U8,
+            2 => TokenType::I8,
+            3 => TokenType::I16,
+            4 => TokenType::I32,
+            5 => TokenType::I64,
+            6 => TokenType::F64,
+            7 => TokenType::Float,
+            8 => TokenType::U16,
+            _ => return None,
+        })
+    }
+
+    pub fn code(self) -> u8 {
+        match self {
+            TokenType::U8 => 1,
+            TokenType::I8 => 2,
+            TokenType::I16 => 3,
+            TokenType::I32 => 4,
+            TokenType::I64 => 5,
+            TokenType::F64 => 6,
+            TokenType::Float => 7,
+            TokenType::U16 => 8,
+        }
+    }
+
+    /// Bytes per element, for the types that can hold tokens.
+    pub fn size(self) -> usize {
+        match self {
+            TokenType::U8 | TokenType::I8 => 1,
+            TokenType::I16 | TokenType::U16 => 2,
+            TokenType::I32 | TokenType::Float => 4,
+            TokenType::I64 | TokenType::F64 => 8,
+        }
+    }
+
+    /// The largest id the type can hold.
+    pub fn max(self) -> u64 {
+        match self {
+            TokenType::U8 => u8::MAX as u64,
+            TokenType::I8 => i8::MAX as u64,
+            TokenType::I16 => i16::MAX as u64,
+            TokenType::U16 => u16::MAX as u64,
+            TokenType::I32 => i32::MAX as u64,
+            TokenType::I64 => i64::MAX as u64,
+            TokenType::F64 | TokenType::Float => 0,
+        }
+    }
+}
+
+impl fmt::Display for TokenType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            TokenType::U8 => "uint8",
+            TokenType::I8 => "int8",
+            TokenType::I16 => "int16",
+            TokenType::I32 => "int32",
+            TokenType::I64 => "int64",
+            TokenType::U16 => "uint16",
+            TokenType::F64 => "float64",
+            TokenType::Float => "float",
+        })
+    }
+}
+
+/// `PREFIX.idx`. A prefix may contain dots, so this appends.
+pub fn index_path(prefix: &Path) -> PathBuf {
+    with_ending(prefix, ".idx")
+}
+
+/// `PREFIX.bin`.
+pub fn tokens_path(prefix: &Path) -> PathBuf {
+    with_ending(prefix, ".bin")
+}
+
+fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}

@@ -1,0 +1,353 @@
+//! Opening and reading. Everything the index claims is checked once, at open, in one pass over its
+//! arrays; afterwards no position can lie outside the token file.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::map::{Access, Mapped};
+use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
+use crate::base::{Count, Problems};
+
+/// An open dataset, cheap to share between threads.
+#[derive(Debug)]
+pub struct Indexed {
+    prefix: PathBuf,
+    token_type: TokenType,
+    tokens: Mapped,
+    /// Tokens of each sequence, [S].
+    lengths: Vec<u32>,
+    /// First token of each sequence, and one past the last of all, [S + 1].
+    starts: Vec<u64>,
+    /// First sequence of each document, and S, [documents + 1].
+    documents: Vec<u64>,
+    /// Multimodal datasets only, [S].
+    modes: Option<Vec<i8>>,
+}
+
+impl Indexed {
+    /// Opens `prefix.idx` and `prefix.bin` and checks all that the index says, reading it once.
+    ///
+    /// What is wrong with a file's content is a `Problems` naming the file, the field and the
+    /// numbers; what the system refuses (no such file, no permission) is an ordinary error.
+    pub fn open(prefix: &Path) -> Result<Indexed> {
+        let path = index_path(prefix);
+        let index = Mapped::open(&path, Access::Whole)
+            .with_context(|| format!("dataset {} has no readable index", prefix.display()))?;
+        let tokens = Mapped::open(&tokens_path(prefix), Access::Scattered)
+            .with_context(|| format!("dataset {} has no readable tokens", prefix.display()))?;
+        let check = Check { path: &path, index: &index };
+        let header = check.header()?;
+        let (lengths, starts) = check.sequences(&header, &tokens)?;
+        let documents = check.documents(&header)?;
+        let modes = check.modes(&header)?;
+        index.intact()?;
+        let token_type = header.token_type;
+        let prefix = prefix.into();
+        Ok(Indexed { prefix, token_type, tokens, lengths, starts, documents, modes })
+    }
+
+    pub fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    pub fn token_type(&self) -> TokenType {
+        self.token_type
+    }
+
+    /// S.
+    pub fn sequences(&self) -> usize {
+        self.lengths.len()
+    }
+
+    pub fn documents(&self) -> usize {
+        self.documents.len() - 1
+    }
+
+    /// Tokens in all.
+    pub fn tokens(&self) -> u64 {
+        self.starts[self.lengths.len()]
+    }
+
+    /// Tokens of each sequence, [S].
+    pub fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+
+    /// First sequence of each document, and S, [documents + 1].
+    pub fn document_bounds(&self) -> &[u64] {
+        &self.documents
+    }
+
+    /// The mode of each sequence in a multimodal dataset, [S].
+    pub fn modes(&self) -> Option<&[i8]> {
+        self.modes.as_deref()
+    }
+
+    /// Tokens `offset .. offset + out.len()` of one sequence. A token outside i32, or a file that
+    /// has shrunk since it was opened, is an error.
+    pub fn read(&self, sequence: usize, offset: u32, out: &mut [i32]) -> Result<()> {
+        let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
+        assert!(within, "a read past the end of sequence {sequence}");
+        let at = (self.starts[sequence] + offset as u64) as usize * self.token_type.size();
+        self.copy(at, out).with_context(|| format!("sequence {sequence}"))
+    }
+
+    /// Bytes of the token file as they are.
+    pub(super) fn raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        self.tokens.copy(at, out)
+    }
+
+    /// Asks for a stretch of one sequence to be in memory soon.
+    pub fn will_need(&self, sequence: usize, offset: u32, count: usize) {
+        let size = self.token_type.size();
+        let at = (self.starts[sequence] + offset as u64) as usize * size;
+        self.tokens.will_need(at, count * size);
+    }
+
+    /// Tokens from byte `at` on, widened to i32.
+    fn copy(&self, at: usize, out: &mut [i32]) -> Result<()> {
+        match self.token_type {
+            TokenType::U8 => self.widen(at, out, |b: [u8; 1]| b[0] as i64),
+            TokenType::I8 => self.widen(at, out, |b: [u8; 1]| b[0] as i8 as i64),
+            TokenType::I16 => self.widen(at, out, |b| i16::from_le_bytes(b) as i64),
+            TokenType::U16 => self.widen(at, out, |b| u16::from_le_bytes(b) as i64),
+            TokenType::I32 => self.widen(at, out, |b| i32::from_le_bytes(b) as i64),
+            TokenType::I64 => self.widen(at, out, i64::from_le_bytes),
+            TokenType::F64 | TokenType::Float => unreachable!("refused at open"),
+        }
+    }
+
+    fn widen<const N: usize>(
+        &self,
+        at: usize,
+        out: &mut [i32],
+        value: impl Fn([u8; N]) -> i64,
+    ) -> Result<()> {
+        const CHUNK: usize = 4096; // bytes: on the stack, and in the first-level cache
+        let mut bytes = [0; CHUNK];
+        for (i, some) in out.chunks_mut(CHUNK / N).enumerate() {
+            let bytes = &mut bytes[..some.len() * N];
+            self.tokens.copy(at + i * CHUNK, bytes)?;
+            let mut outside = false;
+            for (token, raw) in some.iter_mut().zip(bytes.as_chunks().0) {
+                let wide = value(*raw);
+                outside |= wide as i32 as i64 != wide;
+                *token = wide as i32;
+            }
+            if outside {
+                let path = self.tokens.path().display();
+                bail!("{path} holds a token id beyond 31 bits near byte {}", at + i * CHUNK);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fixed part of an index.
+struct Header {
+    token_type: TokenType,
+    sequences: usize,
+    /// Entries of the documents array: documents + 1.
+    bounds: usize,
+    /// Whether exactly S bytes follow the arrays.
+    has_modes: bool,
+}
+
+/// One index under examination.
+struct Check<'a> {
+    path: &'a Path,
+    index: &'a Mapped,
+}
+
+impl Check<'_> {
+    fn wrong(&self, what: String, remedy: &str) -> anyhow::Error {
+        Problems::one(self.path.display().to_string(), what, remedy).into()
+    }
+
+    fn header(&self) -> Result<Header> {
+        let size = self.index.len();
+        let mut head = [0; HEADER];
+        let have = size.min(HEADER);
+        self.index.copy(0, &mut head[..have])?;
+        if head.starts_with(b"TNTIDX\0\0") {
+            let what = "an old fairseq index (TNTIDX), which gptrain does not read".to_string();
+            return Err(self.wrong(what, "build the dataset again with `gptrain data build`"));
+        }
+        let start = &head[..have.min(MAGIC.len())];
+        if !MAGIC.starts_with(start) {
+            let start = start.escape_ascii();
+            let what = format!("not a Megatron index: it starts with \"{start}\", not MMIDIDX");
+            return Err(self.wrong(what, "give the prefix of a .bin/.idx pair"));
+        }
+        if size < HEADER {
+            let what = format!("cut off: {size} bytes, the header alone has {HEADER}");
+            return Err(self.wrong(what, REBUILD));
+        }
+        let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
+        let (version, code) = (number(9), head[17]);
+        if version != 1 {
+            let what = format!("version {version}; only version 1 exists");
+            return Err(self.wrong(what, REBUILD));
+        }
+        let token_type = match TokenType::from_code(code) {
+            Some(TokenType::F64 | TokenType::Float) => {
+                let what = format!("dtype code {code} is a floating-point type, not token ids");
+                return Err(self.wrong(what, "tokens have dtype code 1 to 5 or 8"));
+            }
+            Some(token_type) => token_type,
+            None => {
+                let what = format!("dtype code {code} is unknown");
+                return Err(self.wrong(what, "tokens have dtype code 1 to 5 or 8"));
+            }
+        };
+        let (sequences, bounds) = (number(18), number(26));
+        let has_modes = self.layout(sequences, bounds)?;
+        let (sequences, bounds) = (sequences as usize, bounds as usize);
+        Ok(Header { token_type, sequences, bounds, has_modes })
+    }
+
+    /// Checks that the file is as long as its counts say; returns whether it has modes.
+    fn layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
+        let size = self.index.len() as u64;
+        let arrays = (|| {
+            let sequences = sequences.checked_mul(12)?;
+            let bounds = bounds.checked_mul(8)?;
+            sequences.checked_add(bounds)?.checked_add(HEADER as u64)
+        })();
+        let said = format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
+        let Some(arrays) = arrays.filter(|arrays| *arrays <= size) else {
+            let needed = arrays.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
+            let what = format!("claims {said}, {needed} bytes; the file has {}", Count(size));
+            return Err(self.wrong(what, REBUILD));
+        };
+        if bounds == 0 {
+            return Err(
+                self.wrong("has no document bounds; even an empty dataset has one".into(), REBUILD)
+            );
+        }
+        let rest = size - arrays;
+        if rest != 0 && rest != sequences {
+            let what = format!(
+                "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
+                Count(rest)
+            );
+            return Err(self.wrong(what, REBUILD));
+        }
+        Ok(rest != 0)
+    }
+
+    /// Lengths and starts, checked against each other and against the token file.
+    fn sequences(&self, header: &Header, tokens: &Mapped) -> Result<(Vec<u32>, Vec<u64>)> {
+        let (count, item) = (header.sequences, header.token_type.size() as u64);
+        let mut lengths = Vec::with_capacity(count);
+        let mut starts = Vec::with_capacity(count + 1);
+        let mut raw_lengths = Array::<4>::new(self.index, HEADER, count);
+        let mut raw_offsets = Array::<8>::new(self.index, HEADER + 4 * count, count);
+        let mut start = 0u64; // below 2^31 · S, so it cannot overflow
+        while let (Some(some), Some(offsets)) = (raw_lengths.next()?, raw_offsets.next()?) {
+            for (length, offset) in some.iter().zip(offsets) {
+                let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));
+                let sequence = lengths.len();
+                if length < 0 {
+                    let what = format!("sequence {sequence} has length {length}");
+                    return Err(self.wrong(what, REBUILD));
+                }
+                if start.checked_mul(item).and_then(|at| i64::try_from(at).ok()) != Some(offset) {
+                    let what = format!(
+                        "sequence {sequence} starts at byte {offset}; the sequences before it end \
+                         at byte {}",
+                        start.saturating_mul(item)
+                    );
+                    return Err(self.wrong(what, REBUILD));
+                }
+                lengths.push(length as u32);
+                starts.push(start);
+                start += length as u64;
+            }
+        }
+        starts.push(start);
+        let bytes = start.checked_mul(item);
+        if bytes != Some(tokens.len() as u64) {
+            let needed = bytes.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
+            let what = format!(
+                "describes {} tokens of {}, {needed} bytes; {} has {}",
+                Count(start),
+                header.token_type,
+                tokens.path().display(),
+                Count(tokens.len() as u64)
+            );
+            let remedy = "the pair does not belong together, or the copy was cut off: copy or build it again";
+            return Err(self.wrong(what, remedy));
+        }
+        Ok((lengths, starts))
+    }
+
+    fn documents(&self, header: &Header) -> Result<Vec<u64>> {
+        let mut documents = Vec::with_capacity(header.bounds);
+        let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
+        let mut before = 0;
+        while let Some(some) = bounds.next()? {
+            for bound in some {
+                let bound = i64::from_le_bytes(*bound);
+                let at = documents.len();
+                if at == 0 && bound != 0 {
+                    let what = format!("the first document starts at sequence {bound}, not 0");
+                    return Err(self.wrong(what, REBUILD));
+                }
+                if bound < before {
+                    let what =
+                        format!("document bound {at} is {bound}, below the one before, {before}");
+                    return Err(self.wrong(what, REBUILD));
+                }
+                before = bound;
+                documents.push(bound as u64);
+            }
+        }
+        if before as u64 != header.sequences as u64 {
+            let what = format!(
+                "the last document ends at sequence {before}; there are {} sequences",
+                header.sequences
+            );
+            return Err(self.wrong(what, REBUILD));
+        }
+        Ok(documents)
+    }
+
+    fn modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
+        if !header.has_modes {
+            return Ok(None);
+        }
+        let mut modes = vec![0; header.sequences];
+        self.index.copy(HEADER + 12 * header.sequences + 8 * header.bounds, &mut modes)?;
+        Ok(Some(modes.into_iter().map(|mode| mode as i8).collect()))
+    }
+}
+
+const REBUILD: &str = "the index is damaged: copy it again from its source, or build it again";
+
+/// An unaligned array of N-byte elements, a chunk at a time.
+struct Array<'a, const N: usize> {
+    index: &'a Mapped,
+    at: usize,
+    left: usize,
+    chunk: Vec<[u8; N]>,
+}
+
+impl<'a, const N: usize> Array<'a, N> {
+    fn new(index: &'a Mapped, at: usize, count: usize) -> Array<'a, N> {
+        Array { index, at, left: count, chunk: Vec::new() }
+    }
+
+    fn next(&mut self) -> Result<Option<&[[u8; N]]>> {
+        let count = self.left.min(1 << 14);
+        if count == 0 {
+            return Ok(None);
+        }
+        self.chunk.resize(count, [0; N]);
+        self.index.copy(self.at, self.chunk.as_flattened_mut())?;
+        self.at += count * N;
+        self.left -= count;
+        Ok(Some(&self.chunk))
+    }
+}

@@ -1,0 +1,189 @@
+//! Writing: tokens stream into `PREFIX.bin.partial`, the index follows at the end, and both get
+//! their names only when complete and on the disk.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Indexed, MAGIC, TokenType, index_path, tokens_path, with_ending};
+use crate::base::Problems;
+
+/// Writes one dataset. Dropped before `finish`, it leaves nothing behind.
+pub struct Writer {
+    prefix: PathBuf,
+    token_type: TokenType,
+    /// Locked while it is written, so that two writers cannot share an output.
+    out: BufWriter<File>,
+    lengths: Vec<i32>,
+    documents: Vec<i64>,
+    finished: bool,
+}
+
+impl Writer {
+    /// Starts `prefix.bin` and `prefix.idx`. Refuses names that exist or that somebody else is
+    /// writing right now.
+    pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
+        let place = prefix.display().to_string();
+        assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
+        for path in [tokens_path(prefix), index_path(prefix)] {
+            if path.exists() {
+                let what = format!("{} exists", path.display());
+                let remedy = "choose another output, or remove the old dataset first";
+                return Err(Problems::one(place, what, remedy).into());
+            }
+        }
+        let partial = partial(&tokens_path(prefix));
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false) // it may be somebody else's: lock first
+            .open(&partial)
+            .with_context(|| format!("cannot create {}", partial.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let what = "another process is building this dataset right now";
+                let remedy = "wait for it, or choose another output";
+                return Err(Problems::one(place, what, remedy).into());
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
+            }
+        }
+        file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
+        Ok(Writer {
+            prefix: prefix.into(),
+            token_type,
+            out: BufWriter::with_capacity(1 << 20, file),
+            lengths: Vec::new(),
+            documents: vec![0],
+            finished: false,
+        })
+    }
+
+    /// Appends one sequence to the document being written. Ids must fit the token type.
+    pub fn sequence(&mut self, tokens: &[u32]) -> Result<()> {
+        let max = self.token_type.max();
+        if let Some(token) = tokens.iter().find(|token| **token as u64 > max) {
+            bail!("token id {token} does not fit {} (largest {max})", self.token_type);
+        }
+        let written = match self.token_type.size() {
+            1 => self.put(tokens, |token| [token as u8]),
+            2 => self.put(tokens, |token| (token as u16).to_le_bytes()),
+            4 => self.put(tokens, u32::to_le_bytes),
+            _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
+        };
+        written.with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+        self.length(tokens.len())
+    }
+
+    fn put<const N: usize>(
+        &mut self,
+        tokens: &[u32],
+        bytes: impl Fn(u32) -> [u8; N],
+    ) -> std::io::Result<()> {
+        let mut buffer = [[0; N]; 512];
+        for some in tokens.chunks(buffer.len()) {
+            for (slot, token) in buffer.iter_mut().zip(some) {
+                *slot = bytes(*token);
+            }
+            self.out.write_all(buffer[..some.len()].as_flattened())?;
+        }
+        Ok(())
+    }
+
+    fn length(&mut self, tokens: usize) -> Result<()> {
+        let Ok(length) = i32::try_from(tokens) else {
+            bail!("a sequence of {tokens} tokens; the format allows 2^31 - 1");
+        };
+        self.lengths.push(length);
+        Ok(())
+    }
+
+    /// Ends the document being written; with no sequence since the last end it is empty.
+    pub fn end_document(&mut self) {
+        self.documents.push(self.lengths.len() as i64);
+    }
+
+    /// Appends whole documents as they stand in an existing dataset of the same type.
+    pub fn append(&mut self, other: &Indexed) -> Result<()> {
+        assert_eq!(other.token_type(), self.token_type);
+        let first = self.lengths.len() as i64;
+        let mut at = 0;
+        let mut bytes = vec![0; 1 << 20];
+        let total = other.tokens() as usize * self.token_type.size();
+        while at < total {
+            let some = &mut bytes[..(total - at).min(1 << 20)];
+            other.raw(at, some)?;
+            self.out.write_all(some).with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+            at += some.len();
+        }
+        self.lengths.extend(other.lengths().iter().map(|length| *length as i32));
+        let bounds = &other.document_bounds()[1..];
+        self.documents.extend(bounds.iter().map(|bound| first + *bound as i64));
+        Ok(())
+    }
+
+    /// Sequences written so far.
+    pub fn sequences(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Writes the index and gives both files their names.
+    pub fn finish(mut self) -> Result<()> {
+        let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
+        self.out
+            .flush()
+            .and_then(|()| self.out.get_ref().sync_all())
+            .with_context(|| self.failed(&tokens))?;
+        self.write_index(&partial(&index)).with_context(|| self.failed(&index))?;
+        for path in [&tokens, &index] {
+            let from = partial(path);
+            std::fs::rename(&from, path)
+                .with_context(|| format!("cannot rename {} into place", from.display()))?;
+        }
+        self.finished = true;
+        Ok(())
+    }
+
+    fn write_index(&self, path: &Path) -> std::io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        out.write_all(MAGIC)?;
+        out.write_all(&1u64.to_le_bytes())?;
+        out.write_all(&[self.token_type.code()])?;
+        out.write_all(&(self.lengths.len() as u64).to_le_bytes())?;
+        out.write_all(&(self.documents.len() as u64).to_le_bytes())?;
+        for length in &self.lengths {
+            out.write_all(&length.to_le_bytes())?;
+        }
+        let mut offset = 0i64;
+        for length in &self.lengths {
+            out.write_all(&offset.to_le_bytes())?;
+            offset += *length as i64 * self.token_type.size() as i64;
+        }
+        for bound in &self.documents {
+            out.write_all(&bound.to_le_bytes())?;
+        }
+        out.into_inner()?.sync_all()
+    }
+
+    fn failed(&self, path: &Path) -> String {
+        format!("writing {} failed; nothing of it is kept", path.display())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.finished {
+            for path in [tokens_path(&self.prefix), index_path(&self.prefix)] {
+                std::fs::remove_file(partial(&path)).ok();
+            }
+        }
+    }
+}
+
+fn partial(path: &Path) -> PathBuf {
+    with_ending(path, ".partial")
+}

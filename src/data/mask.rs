@@ -1,0 +1,138 @@
+//! What each position of a sample may see, how much its loss counts, and its position number:
+//! Megatron's `get_ltor_masks_and_position_ids`, for causal and prefix language models.
+
+use std::ops::Range;
+
+use crate::base::rng;
+use crate::manifest::{Eod, Objective};
+
+/// The rules for one source of samples.
+#[derive(Clone, Debug)]
+pub struct Masks {
+    pub eod: Option<Eod>,
+    pub objective: Objective,
+    /// Key of the prefix draws.
+    pub key: u64,
+}
+
+/// Where one sample's masks go, each [seq_len]; `visible` [seq_len, 2].
+pub struct Slot<'a> {
+    pub weights: &'a mut [f32],
+    pub positions: &'a mut [i32],
+    pub visible: &'a mut [i32],
+}
+
+impl Masks {
+    /// Fills the masks of sample number `sample`, whose input is `tokens`. Prefixes are a function
+    /// of the key, the sample and the document's number within it, so that a resumed run repeats them.
+    pub fn fill(&self, sample: u64, tokens: &[i32], out: &mut Slot<'_>) {
+        let words = rng::philox(self.key, sample as u128);
+        let key = (words[0] as u64) << 32 | words[1] as u64;
+        self.fill_with(tokens, |document, choices| rng::below(key, document, choices), out);
+    }
+
+    /// Fills the masks with prefixes chosen by `draw(document number, choices)`: prefix ends are
+    /// numbered from the shortest, one position, on.
+    pub fn fill_with(
+        &self,
+        tokens: &[i32],
+        mut draw: impl FnMut(u64, u64) -> u64,
+        out: &mut Slot<'_>,
+    ) {
+        out.weights.fill(1.0);
+        let mut documents = Documents { eod: self.eod.map(|eod| eod.token), tokens, from: 0 };
+        let resets_attention = self.eod.is_some_and(|eod| eod.reset_attention);
+        let resets_positions = self.eod.is_some_and(|eod| eod.reset_positions);
+        let mut number = 0;
+        while let Some((start, end)) = documents.next() {
+            let seen_from = if resets_attention { start } else { 0 };
+            let counted_from = if resets_positions { start } else { 0 };
+            for t in start..end {
+                out.positions[t] = (t - counted_from) as i32;
+                out.visible[2 * t] = seen_from as i32;
+                out.visible[2 * t + 1] = t as i32 + 1;
+            }
+            if resets_attention {
+                self.prefix(tokens, start..end, |choices| draw(number, choices), out);
+            }
+            number += 1;
+        }
+        if !resets_attention {
+            self.prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), out);
+        }
+        self.weigh(tokens, out.weights);
+    }
+
+    /// Lets a prefix of `span` see itself whole.
+    fn prefix(
+        &self,
+        tokens: &[i32],
+        span: Range<usize>,
+        draw: impl FnOnce(u64) -> u64,
+        out: &mut Slot<'_>,
+    ) {
+        let Objective::PrefixLm { loss_on_targets_only } = self.objective else { return };
+        // The last position a prefix may end at: before the EOD where the document has one here.
+        let ended = self.resets_attention() && self.is_eod(tokens[span.end - 1]);
+        let last = if ended { span.end - 1 } else { span.end };
+        let choices = (last - span.start) as u64; // prefix ends at start + 1 ..= last
+        if choices == 0 {
+            return; // an EOD alone, where Megatron-DeepSpeed raises an error
+        }
+        let end = span.start + 1 + draw(choices) as usize;
+        for t in span.start..end {
+            out.visible[2 * t + 1] = end as i32;
+        }
+        if loss_on_targets_only {
+            out.weights[span.start..end - 1].fill(0.0);
+        }
+    }
+
+    fn resets_attention(&self) -> bool {
+        self.eod.is_some_and(|eod| eod.reset_attention)
+    }
+
+    fn is_eod(&self, token: i32) -> bool {
+        self.eod.is_some_and(|eod| eod.token as i32 == token)
+    }
+
+    /// Turns the loss mask (0 or 1) into weights. Causal: they sum to 1, so that a sample counts
+    /// the same however samples are grouped into micro-batches. Prefix-LM: Megatron-DeepSpeed's
+    /// fixed normaliser, the expected number of targets.
+    fn weigh(&self, tokens: &[i32], weights: &mut [f32]) {
+        if self.eod.is_some_and(|eod| eod.mask_loss) {
+            for (weight, token) in weights.iter_mut().zip(tokens) {
+                if self.is_eod(*token) {
+                    *weight = 0.0;
+                }
+            }
+        }
+        let count = tokens.len() as f64;
+        let unit = match self.objective {
+            Objective::Causal => {
+                let counted = weights.iter().filter(|weight| **weight > 0.0).count();
+                1.0 / counted.max(1) as f64
+            }
+            Objective::PrefixLm { loss_on_targets_only: true } => 2.0 / (count + 1.0),
+            Objective::PrefixLm { loss_on_targets_only: false } => 1.0 / count,
+        } as f32;
+        weights.iter_mut().for_each(|weight| *weight *= unit);
+    }
+}
+
+/// The documents within one sample: each ends with its EOD, the last with the sample.
+struct Documents<'a> {
+    eod: Option<u32>,
+    tokens: &'a [i32],
+    from: usize,
+}
+
+impl Documents<'_> {
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let start = self.from;
+        let rest = self.tokens.get(start..).filter(|rest| !rest.is_empty())?;
+        let end = self.eod.and_then(|eod| rest.iter().position(|token| *token == eod as i32));
+        self.from = end.map_or(self.tokens.len(), |end| start + end + 1);
+        Some((start, self.from))
+    }
+}

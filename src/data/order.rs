@@ -1,0 +1,184 @@
+//! Which tokens sample k of one dataset consists of: Megatron's GPTDataset.
+//!
+//! The sequences of every epoch are shuffled and laid end to end, the stream is cut into samples of
+//! `seq_len` tokens (plus the one that is only predicted), and the samples are shuffled.
+//! `DataRule` picks between two generations of Megatron that treat the last epoch differently.
+
+use std::ops::Range;
+
+use anyhow::Result;
+
+use super::random::RandomState;
+use crate::base::{Count, Problems};
+use crate::manifest::DataRule;
+
+/// What an order is made from, besides the sequences' lengths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    pub rule: DataRule,
+    pub seq_len: usize,
+    /// At least this many samples, over as many epochs as it takes; `None` is one epoch.
+    pub samples: Option<u64>,
+    /// Below 2^32, as numpy demands.
+    pub seed: u64,
+}
+
+/// The samples of one dataset, in the order a run reads them.
+#[derive(Debug)]
+pub struct Order {
+    pub seq_len: usize,
+    pub epochs: u64,
+    /// Sequence numbers in the order of the token stream, all epochs.
+    pub sequences: Vec<u32>,
+    /// Where each sample starts in the stream, and where the last one ends: (index into
+    /// `sequences`, token), [samples + 1].
+    pub starts: Vec<(u32, u32)>,
+    /// The sample at each position of the run.
+    pub shuffle: Vec<u32>,
+}
+
+/// A stretch of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub sequence: usize,
+    pub offset: u32,
+    pub count: usize,
+}
+
+/// Epochs and samples, before anything is built.
+struct Extent {
+    epochs: u64,
+    samples: u64,
+    /// Samples that are shuffled apart from the last epoch's.
+    apart: Option<u64>,
+}
+
+impl Order {
+    /// The order over `part` of a dataset whose sequences have these `lengths`. `place` names the
+    /// dataset in errors: no tokens, or more samples than 2^32.
+    pub fn build(wish: &Wish, lengths: &[u32], part: Range<usize>, place: &str) -> Result<Order> {
+        let tokens: u64 = lengths[part.clone()].iter().map(|length| *length as u64).sum();
+        let extent = extent(wish, tokens, part.len(), place)?;
+        let mut random = RandomState::new(wish.seed as u32);
+        let sequences = sequences(&extent, part, &mut random);
+        let starts = starts(wish.seq_len, extent.samples, &sequences, lengths);
+        let mut shuffle: Vec<u32> = (0..extent.samples as u32).collect();
+        let (first, last) = shuffle.split_at_mut(extent.apart.unwrap_or(extent.samples) as usize);
+        random.shuffle(first);
+        if extent.apart.is_some() {
+            random.shuffle(last);
+        }
+        Ok(Order { seq_len: wish.seq_len, epochs: extent.epochs, sequences, starts, shuffle })
+    }
+
+    /// How many samples there are.
+    pub fn len(&self) -> u64 {
+        self.shuffle.len() as u64
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.shuffle.is_empty()
+    }
+
+    /// The stretches that make up the sample at position k, seq_len + 1 tokens in all.
+    pub fn pieces(&self, k: u64, lengths: &[u32]) -> impl Iterator<Item = Piece> {
+        let sample = self.shuffle[k as usize] as usize;
+        let (mut at, mut offset) = self.starts[sample];
+        let mut left = self.seq_len + 1;
+        std::iter::from_fn(move || {
+            while left > 0 {
+                let sequence = self.sequences[at as usize] as usize;
+                let count = left.min((lengths[sequence] - offset) as usize);
+                let piece = Piece { sequence, offset, count };
+                (at, offset, left) = (at + 1, 0, left - count);
+                if count > 0 {
+                    return Some(piece);
+                }
+            }
+            None
+        })
+    }
+}
+
+fn extent(wish: &Wish, tokens: u64, sequences: usize, place: &str) -> Result<Extent> {
+    let refuse = |what: String, remedy: &str| Err(Problems::one(place, what, remedy).into());
+    if wish.seed > u32::MAX as u64 {
+        let what = format!("the data seed {} is not below 2^32", wish.seed);
+        return refuse(what, "choose a smaller data.seed");
+    }
+    if tokens == 0 {
+        let what = format!(
+            "{} sequences with 0 tokens in all: nothing to sample",
+            Count(sequences as u64)
+        );
+        return refuse(what, "give this part of the split a larger share, or use a larger dataset");
+    }
+    let seq_len = wish.seq_len as u128;
+    let tokens = tokens as u128;
+    let wanted = wish.samples.map_or(0, |samples| samples as u128 * seq_len + 1);
+    let epochs = wanted.div_ceil(tokens).max(1);
+    let samples = (epochs * tokens - 1) / seq_len;
+    let entries = epochs * sequences as u128;
+    if samples >= u32::MAX as u128 - 1 || entries > u32::MAX as u128 {
+        let what = format!(
+            "{samples} samples over {entries} sequences; the order holds below 2^32 of each"
+        );
+        return refuse(what, "cut the dataset in several, and blend them");
+    }
+    let mut apart = None;
+    if epochs > 1 {
+        let before = ((epochs - 1) * tokens - 1) / seq_len;
+        let last = wish.samples.unwrap_or(0) as u128 - before;
+        let per_epoch = (tokens - 1) / seq_len;
+        let share = match wish.rule {
+            DataRule::MegatronCore => 0.80,
+            DataRule::MegatronDeepSpeed => 0.95,
+        };
+        if last < (share * per_epoch as f64) as u128 {
+            apart = Some(before as u64);
+        }
+    }
+    Ok(Extent { epochs: epochs as u64, samples: samples as u64, apart })
+}
+
+/// All epochs' sequences: shuffled as one, or the last epoch by itself.
+fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> Vec<u32> {
+    let once = part.start as u32..part.end as u32;
+    let mut all = Vec::with_capacity(part.len() * extent.epochs as usize);
+    for _ in 0..extent.epochs {
+        all.extend(once.clone());
+    }
+    let together = match extent.apart {
+        Some(_) => all.len() - part.len(),
+        None => all.len(),
+    };
+    let (first, last) = all.split_at_mut(together);
+    random.shuffle(first);
+    if extent.apart.is_some() {
+        random.shuffle(last);
+    }
+    all
+}
+
+/// Where each sample starts. A sample that ends exactly at the end of a sequence leaves the next
+/// one starting on that sequence's last token, which is the one both share.
+fn starts(seq_len: usize, samples: u64, sequences: &[u32], lengths: &[u32]) -> Vec<(u32, u32)> {
+    let mut starts = Vec::with_capacity(samples as usize + 1);
+    starts.push((0, 0));
+    let (mut at, mut offset) = (0usize, 0u64);
+    for _ in 0..samples {
+        let mut left = seq_len as u64 + 1;
+        loop {
+            let rest = lengths[sequences[at] as usize] as u64 - offset;
+            if left <= rest {
+                offset += left - 1;
+                break;
+            }
+            left -= rest;
+            (at, offset) = (at + 1, 0);
+        }
+        starts.push((at as u32, offset as u32));
+    }
+    starts
+}

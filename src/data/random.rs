@@ -1,0 +1,80 @@
+//! numpy's `RandomState`: the Mersenne Twister MT19937 (Matsumoto & Nishimura 1998) and numpy's
+//! legacy shuffle on top of it, bit for bit, because Megatron's sample order is made with them.
+
+/// Words of state.
+const N: usize = 624;
+const M: usize = 397;
+
+/// `numpy.random.RandomState(seed)`.
+pub struct RandomState {
+    state: Box<[u32; N]>,
+    at: usize,
+}
+
+impl RandomState {
+    /// numpy takes the low 32 bits of the seed.
+    pub fn new(seed: u32) -> RandomState {
+        let mut state = Box::new([0; N]);
+        state[0] = seed;
+        for i in 1..N {
+            let before = state[i - 1];
+            state[i] = (before ^ before >> 30).wrapping_mul(1_812_433_253).wrapping_add(i as u32);
+        }
+        RandomState { state, at: N }
+    }
+
+    /// The next 32 random bits.
+    #[inline]
+    pub fn word(&mut self) -> u32 {
+        if self.at == N {
+            self.refill();
+        }
+        let mut y = self.state[self.at];
+        self.at += 1;
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9d2c_5680;
+        y ^= y << 15 & 0xefc6_0000;
+        y ^ y >> 18
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        let s = &mut self.state;
+        let twist = |high: u32, low: u32| {
+            let y = high & 0x8000_0000 | low & 0x7fff_ffff;
+            y >> 1 ^ if y & 1 == 1 { 0x9908_b0df } else { 0 }
+        };
+        for i in 0..N - M {
+            s[i] = s[i + M] ^ twist(s[i], s[i + 1]);
+        }
+        for i in N - M..N - 1 {
+            s[i] = s[i + M - N] ^ twist(s[i], s[i + 1]);
+        }
+        s[N - 1] = s[M - 1] ^ twist(s[N - 1], s[0]);
+        self.at = 0;
+    }
+
+    /// A uniform integer in `0..=max`: draws are masked to the next power of two and rejected
+    /// until one fits. Above 2^32 − 1 each draw takes two words, the high one first.
+    #[inline]
+    fn up_to(&mut self, max: u64) -> u64 {
+        let mask = u64::MAX.checked_shr(max.leading_zeros()).unwrap_or(0);
+        loop {
+            let draw = if max > u32::MAX as u64 {
+                (self.word() as u64) << 32 | self.word() as u64
+            } else {
+                self.word() as u64
+            } & mask;
+            if draw <= max {
+                return draw;
+            }
+        }
+    }
+
+    /// `RandomState.shuffle`, in place.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.up_to(i as u64) as usize);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What training sees of the data room: mixtures, batches, the reader thread, and clear errors.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gptrain::base::Problems;
+use gptrain::data::indexed::{Indexed, TokenType, Writer};
+use gptrain::data::{Batch, Datasets, Reader, Request, Source};
+use gptrain::manifest::{Data, DataRule, Dataset, Eod, Objective, Part, ValidSet};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/megatron").join(name)
+}
+
+/// An empty folder of this test's own, under the build folder.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("data-{name}"));
+    std::fs::remove_dir_all(&folder).ok();
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn dataset(name: &str, weight: f64, split: &str, which: usize) -> Dataset {
+    let part = Part::Split { weights: split.into(), which };
+    Dataset { prefix: fixture("datasets").join(name), weight, part }
+}
+
+fn data(train: Vec<Dataset>) -> Data {
+    Data {
+        seed: 1234,
+        rule: DataRule::MegatronCore,
+        train,
+        valid: vec![],
+        tokenizer: None,
+        eod: None,
+        objective: Objective::Causal,
+    }
+}
+
+fn batch(source: &Source, first_sample: u64, samples: usize) -> Batch {
+    let mut batch = Batch::default();
+    batch.fill(source, Request { first_sample, samples }).unwrap();
+    batch
+}
+
+/// The user's mistakes in an error, as one text.
+fn problems<T>(result: anyhow::Result<T>) -> String {
+    result.err().unwrap().downcast::<Problems>().expect("not reported as the user's").to_string()
+}
+
+#[test]
+fn a_weighted_mixture_is_megatrons() {
+    let text = std::fs::read_to_string(fixture("expect/blended_dataset_cases.json")).unwrap();
+    let cases: Value = serde_json::from_str(&text).unwrap();
+    for case in cases.as_array().unwrap() {
+        let names =
+            case["datasets"].as_array().unwrap().iter().zip(case["weights"].as_array().unwrap());
+        let split = case["split"].as_str().unwrap();
+        let train = names
+            .map(|(name, w)| dataset(name.as_str().unwrap(), w.as_f64().unwrap(), split, 0))
+            .collect();
+        let samples = case["num_samples_requested"][0].as_u64().unwrap();
+        let seq_len = case["seq_length"].as_u64().unwrap() as usize;
+        let opened = Datasets::open(&data(train), seq_len, 50257, samples, 0).unwrap();
+        let mut hash = Sha256::new();
+        for sample in 0..samples {
+            let batch = batch(&opened.train, sample, 1);
+            for token in batch.tokens.iter().chain(batch.targets.last()) {
+                hash.update((*token as i64).to_le_bytes());
+            }
+        }
+        let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, case["splits"]["train"]["tokens_i64le_sha256"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn a_batch_is_its_samples_whatever_the_batch_size() {
+    let mut wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+    let eod = Eod { token: 50256, mask_loss: true, reset_positions: true, reset_attention: true };
+    wishes.eod = Some(eod);
+    wishes.objective = Objective::PrefixLm { loss_on_targets_only: true };
+    let source = Datasets::open(&wishes, 32, 50257, 300, 0).unwrap().train;
+    let whole = batch(&source, 10, 8);
+    assert_eq!(whole.tokens.len(), 8 * 32);
+    for i in 0..8 {
+        let one = batch(&source, 10 + i as u64, 1);
+        let row = i * 32..(i + 1) * 32;
+        assert_eq!(one.tokens, whole.tokens[row.clone()]);
+        assert_eq!(one.targets, whole.targets[row.clone()]);
+        assert_eq!(one.weights, whole.weights[row.clone()]);
+        assert_eq!(one.positions, whole.positions[row.clone()]);
+        assert_eq!(one.visible, whole.visible[2 * row.start..2 * row.end]);
+        assert_eq!(one.tokens[1..], one.targets[..31]);
+    }
+}
+
+#[test]
+fn causal_weights_sum_to_one_under_the_eod_mask() {
+    let mut wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+    let eod = Eod { token: 50256, mask_loss: true, reset_positions: false, reset_attention: false };
+    wishes.eod = Some(eod);
+    let source = Datasets::open(&wishes, 64, 50257, 49, 0).unwrap().train;
+    let mut masked = 0;
+    for sample in 0..source.samples() {
+        let batch = batch(&source, sample, 1);
+        let sum: f32 = batch.weights.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-5, "sample {sample}: {sum}");
+        masked += batch.weights.iter().filter(|weight| **weight == 0.0).count();
+    }
+    assert!(masked > 10, "the dataset has EODs, {masked} were masked");
+}
+
+#[test]
+fn the_reader_gives_what_was_requested_in_order_and_reuses_memory() {
+    let wishes = data(vec![dataset("i32_big", 1.0, "969,30,1", 0)]);
+    let source = Datasets::open(&wishes, 128, 250_680, 400, 0).unwrap().train;
+    let requests = (0..100).map(|i| Request { first_sample: 4 * i, samples: 4 });
+    let mut reader = Reader::start(source.clone(), requests, 2).unwrap();
+    let mut buffers = std::collections::HashSet::new();
+    for i in 0..100 {
+        let read = reader.next().unwrap();
+        assert_eq!(read, batch(&source, 4 * i, 4));
+        buffers.insert(read.tokens.as_ptr());
+        reader.recycle(read);
+    }
+    assert!(buffers.len() <= 5, "{} buffers for 100 batches", buffers.len());
+    let error = reader.next().unwrap_err().to_string();
+    assert!(error.contains("all requests have been answered"), "{error}");
+}
+
+#[test]
+fn a_reader_can_be_dropped_at_any_time() {
+    let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+    let source = Datasets::open(&wishes, 16, 50257, 100, 0).unwrap().train;
+    let requests = (0..).map(|i| Request { first_sample: i % 100, samples: 1 });
+    let mut reader = Reader::start(source, requests, 3).unwrap();
+    reader.next().unwrap();
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary_is_the_users_mistake() {
+    let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+    let source = Datasets::open(&wishes, 16, 50_000, 196, 0).unwrap().train;
+    let requests = (0..196).map(|first_sample| Request { first_sample, samples: 1 });
+    let mut reader = Reader::start(source, requests, 2).unwrap();
+    let error = problems((0..196).try_for_each(|_| reader.next().map(|_| ())));
+    assert!(error.contains("the model's vocabulary has 50,000 ids"), "{error}");
+}
+
+#[test]
+fn every_mistake_in_the_data_is_reported_at_once() {
+    let mut wishes = data(vec![
+        dataset("u16_a", 0.5, "1,0,0", 1),   // this part is empty
+        dataset("u8_tiny", 0.5, "1,0,0", 0), // 307 tokens
+    ]);
+    let short =
+        ValidSet { name: "short".into(), datasets: vec![dataset("u16_b", 1.0, "969,30,1", 2)] };
+    wishes.valid = vec![short];
+    let text = problems(Datasets::open(&wishes, 512, 50257, 10, 10));
+    assert!(
+        text.contains("u16_a: its valid part of the split 1,0,0 holds 0 of 61 sequences"),
+        "{text}"
+    );
+    assert!(text.contains("u8_tiny: its train part of the split 1,0,0 holds 9 of 9 sequences, 307 tokens; one sample takes 513"), "{text}");
+    assert!(text.contains("data.valid short"), "{text}");
+    assert!(text.contains("→ give it a larger part"), "{text}");
+}
+
+#[test]
+fn a_missing_dataset_is_named() {
+    let wishes = data(vec![dataset("nothing_here", 1.0, "1,0,0", 0)]);
+    let error = format!("{:#}", Datasets::open(&wishes, 16, 50257, 10, 0).unwrap_err());
+    assert!(error.contains("nothing_here.idx") && error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn each_damaged_pair_is_refused_with_its_name_and_numbers() {
+    let text = std::fs::read_to_string(fixture("expect/hostile.json")).unwrap();
+    let cases: Value = serde_json::from_str(&text).unwrap();
+    let says = |name: &str| match name {
+        "version_huge" => "version 18446744073709551615; only version 1 exists",
+        "dtype_float32" => "dtype code 7 is a floating-point type",
+        "doccount_2pow61" => "2,305,843,009,213,693,952 document bounds, more than 2^64 bytes",
+        "truncated_header" => "cut off: 20 bytes, the header alone has 34",
+        "empty_idx" => "0 bytes",
+        "size_min" => "has length -2147483648",
+        "ptr_max" => "starts at byte 9223372036854775",
+        "doc_decreasing" => "below the one before",
+        "bin_truncated_half" => "has 87",
+        "all_sizes_zero" => "describes 0 tokens",
+        other => panic!("no expectation for {other}"),
+    };
+    for case in cases.as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let opened = Indexed::open(&fixture("hostile").join(name));
+        if case["wanted_of_gptrain"] == "accept" {
+            opened.unwrap();
+            continue;
+        }
+        let error = problems(opened);
+        assert!(error.contains(&format!("{name}.idx")) && error.contains(says(name)), "{error}");
+    }
+}
+
+#[test]
+fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
+    let prefix = folder("shrinks").join("d");
+    let mut writer = Writer::create(&prefix, TokenType::U16).unwrap();
+    for _ in 0..64 {
+        writer.sequence(&[7; 1024]).unwrap();
+        writer.end_document();
+    }
+    writer.finish().unwrap();
+    let part = Part::Range(0.0, 1.0);
+    let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
+    let source: Arc<Source> = Datasets::open(&wishes, 256, 100, 255, 0).unwrap().train;
+    let requests = (0..255).map(|first_sample| Request { first_sample, samples: 1 });
+    let bin = std::fs::OpenOptions::new().write(true).open(prefix.with_extension("bin")).unwrap();
+    bin.set_len(4096).unwrap();
+    let mut reader = Reader::start(source, requests, 2).unwrap();
+    let error = (0..255).find_map(|_| reader.next().err()).expect("a read of what is gone");
+    let error = format!("{error:#}");
+    assert!(error.contains("it had 131072 bytes when opened and is 4096 bytes now"), "{error}");
+}
