@@ -2,7 +2,7 @@
 //! what kind of value each takes, and its limits. What passes is ready for serde.
 
 use super::near;
-use super::report::Report;
+use super::report::{Report, short};
 use super::tree::{Entry, Node, Value};
 use serde_json::Value as Json;
 
@@ -49,12 +49,12 @@ impl Keys {
             Value::Null => {
                 let sections = required(&self.schema).join(", ");
                 report.add(path, "the manifest is empty", format!("it needs {sections}"));
-                Json::Null
+                Json::Object(Default::default())
             }
             _ => {
                 let what = "a manifest is keys with values, such as `name: my-run`";
                 report.add(path, what, "see the files in manifests/");
-                Json::Null
+                Json::Object(Default::default())
             }
         }
     }
@@ -97,9 +97,15 @@ impl Keys {
         report: &mut Report,
     ) {
         let below = near::join(path, key);
+        if report.is_full() {
+            return;
+        }
         let siblings = known.keys().map(String::as_str);
         let remedy = match near::key(path, key, siblings, &self.all) {
-            Some(meant) => format!("did you mean {meant}?"),
+            Some(meant) => {
+                report.distrust(&meant);
+                format!("did you mean {meant}?")
+            }
             None if known.is_empty() => "remove it".to_string(),
             None => {
                 let names: Vec<&str> = known.keys().map(String::as_str).collect();
@@ -114,7 +120,12 @@ impl Keys {
     fn value(&self, node: &Node, schema: &Json, path: &str, report: &mut Report) -> Option<Json> {
         let shape = self.shape(schema);
         match &node.value {
-            Value::Null => None,
+            // `adamw:` with nothing below it is a section with defaults only.
+            Value::Null => {
+                let bare = |object: &&Json| required(object).is_empty();
+                let section = shape.object.filter(bare).filter(|_| shape.choices.is_empty());
+                section.map(|_| Json::Object(Default::default()))
+            }
             Value::Map(entries) => match (shape.object, shape.named) {
                 (Some(object), _) => Some(self.section(entries, object, path, report)),
                 (None, Some(named)) => Some(self.names(entries, named, path, report)),
@@ -379,12 +390,4 @@ fn sentence(schema: &Json) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let end = text.find(". ").map_or(text.len(), |end| end);
     text[..end].trim_end_matches('.').to_string()
-}
-
-/// At most 40 characters of something a message quotes.
-fn short(text: &str) -> String {
-    match text.char_indices().nth(40) {
-        None => text.replace('\n', " "),
-        Some((end, _)) => format!("{}…", text[..end].replace('\n', " ")),
-    }
 }

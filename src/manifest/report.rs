@@ -11,6 +11,9 @@ pub struct Report<'a> {
     bad: Vec<String>,
 }
 
+/// Nobody reads more; a wrong file may have thousands.
+const MAX_PROBLEMS: usize = 100;
+
 impl<'a> Report<'a> {
     pub fn new(name: &'a str, root: &'a Node) -> Report<'a> {
         Report { name, root, found: Vec::new(), bad: Vec::new() }
@@ -21,15 +24,24 @@ impl<'a> Report<'a> {
         self.root
     }
 
+    /// Whether enough was found.
+    pub fn is_full(&self) -> bool {
+        self.found.len() >= MAX_PROBLEMS
+    }
+
     /// A mistake in the value at `path`, or in its absence.
     pub fn add(&mut self, path: &str, what: impl Into<String>, remedy: impl Into<String>) {
         let place = &self.root.nearest(path).place;
         let order = match place {
+            Place::File => usize::MAX - 1,
             Place::Line(line) => *line,
             Place::Set(_) => usize::MAX,
         };
         let place = tree::show(place, self.name);
-        self.found.push((order, Problem { place, what: what.into(), remedy: remedy.into() }));
+        if !self.is_full() {
+            let (what, remedy) = (tame(&what.into()), tame(&remedy.into()));
+            self.found.push((order, Problem { place, what, remedy }));
+        }
         self.bad.push(path.to_string());
     }
 
@@ -40,6 +52,11 @@ impl<'a> Report<'a> {
         self.add(path, what, remedy);
     }
 
+    /// The value at `path` may stand elsewhere, misspelt: its absence is no further mistake.
+    pub fn distrust(&mut self, path: &str) {
+        self.bad.push(path.to_string());
+    }
+
     /// Whether nothing was found wrong in, above or below any of these paths.
     pub fn sound(&self, paths: &[&str]) -> bool {
         let within = |a: &str, b: &str| {
@@ -48,9 +65,23 @@ impl<'a> Report<'a> {
         paths.iter().all(|path| !self.bad.iter().any(|bad| within(path, bad) || within(bad, path)))
     }
 
-    /// All mistakes in the order of the file's lines, then those of `--set`.
+    /// All mistakes in the order of the file's lines, then what is missing, then those of `--set`.
     pub fn or<T>(mut self, value: T) -> Result<T, Problems> {
         self.found.sort_by_key(|(order, _)| *order);
         Problems { list: self.found.into_iter().map(|(_, problem)| problem).collect() }.or(value)
+    }
+}
+
+/// What a file says may be long, and hold codes that a terminal would obey.
+fn tame(text: &str) -> String {
+    let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    plain.take(500).collect()
+}
+
+/// At most 40 characters of something a message quotes.
+pub fn short(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        None => text.replace('\n', " "),
+        Some((end, _)) => format!("{}…", text[..end].replace('\n', " ")),
     }
 }

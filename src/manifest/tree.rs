@@ -14,6 +14,8 @@ const MAX_DEPTH: usize = 32;
 /// Where something was written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
+    /// The file as a whole.
+    File,
     /// A line of the file, from 1.
     Line(usize),
     /// A `--set` argument, up to its equals sign.
@@ -124,6 +126,7 @@ pub fn too_large(name: &str, bytes: u64) -> Problems {
 /// `run.yaml:12`, or `--set model.layers`.
 pub fn show(place: &Place, name: &str) -> String {
     match place {
+        Place::File => name.to_string(),
         Place::Line(line) => format!("{name}:{line}"),
         Place::Set(path) => format!("--set {path}"),
     }
@@ -158,7 +161,11 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
                 event => root = Some(self.node(event, span, 0)?),
             }
         }
-        Ok(root.unwrap_or(Node::empty((self.place)(1))))
+        let mut root = root.unwrap_or(Node::empty(Place::File));
+        if matches!(root.place, Place::Line(_)) {
+            root.place = Place::File;
+        }
+        Ok(root)
     }
 
     /// The node that begins with `event`.
@@ -220,6 +227,7 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
 
     fn map(&mut self, depth: usize) -> Result<Value, Problems> {
         let mut entries: Vec<Entry> = Vec::new();
+        let mut seen: HashMap<String, Place> = HashMap::new();
         loop {
             let (event, key_span) = self.next()?;
             if event == Event::MappingEnd {
@@ -238,11 +246,12 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
             };
             if key == "<<" {
                 self.problem(key_span, "merge keys (`<<`) are not used here", "repeat the keys");
-            } else if let Some(first) = entries.iter().find(|e| e.key == key) {
-                let first = show(&first.node.place, self.name);
+            } else if let Some(first) = seen.get(&key) {
+                let first = show(first, self.name);
                 let what = format!("key `{key}` is given twice; the first is at {first}");
                 self.problem(key_span, &what, "remove one of them");
             } else {
+                seen.insert(key.clone(), node.place.clone());
                 entries.push(Entry { key, node });
             }
         }
@@ -276,14 +285,16 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
 
     fn broken(&self, error: &ScanError) -> Problems {
         let place = (self.place)(error.marker().line());
-        let column = match place {
-            Place::Line(_) => format!(" (column {})", error.marker().col() + 1),
-            Place::Set(_) => String::new(),
+        let (column, remedy) = match place {
+            Place::Set(_) => {
+                (String::new(), "the value is YAML: quote it, as in --set 'a.b=[1, 2]'")
+            }
+            _ => {
+                let column = format!(" (column {})", error.marker().col() + 1);
+                (column, "check indentation, colons and quotes at and above this line")
+            }
         };
-        Problems::one(
-            show(&place, self.name),
-            format!("not YAML: {}{column}", error.info()),
-            "check indentation, colons and quotes at and above this line",
-        )
+        let what = format!("not YAML: {}{column}", error.info());
+        Problems::one(show(&place, self.name), what, remedy)
     }
 }

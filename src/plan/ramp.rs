@@ -133,3 +133,111 @@ impl Ramp {
         within.saturating_mul(last.global_batch as u64).saturating_add(last.first_sample)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// BLOOM's `--rampup-batch-size 16 16 9_765_625` with a global batch of 2048.
+    const BLOOM: (usize, usize, u64, usize) = (16, 16, 9_765_625, 2048);
+
+    fn ramp((start, increment, samples, global): (usize, usize, u64, usize)) -> Ramp {
+        Ramp::growing(start, increment, samples, global)
+    }
+
+    /// Megatron's loop, one step after the other.
+    fn walk(ramp: &Ramp, samples: u64) -> Vec<usize> {
+        let (mut consumed, mut steps) = (0, Vec::new());
+        while consumed + ramp.batch_at(consumed) as u64 <= samples {
+            steps.push(ramp.batch_at(consumed));
+            consumed += ramp.batch_at(consumed) as u64;
+        }
+        steps
+    }
+
+    /// The run's notes divide and drop the rest: 76,894 samples an increment, "4805 steps" at 16,
+    /// "18146" until 384. Its steps as they really were: at 16 while fewer than 76,894.69 samples
+    /// are consumed, which 4806 steps are; the stage of 384 ends after 18,148.
+    #[test]
+    fn blooms_ramp_up() {
+        let ramp = ramp(BLOOM);
+        assert_eq!(ramp.increments(), 127);
+        assert_eq!(9_765_625 / 127, 76_894);
+        assert_eq!(76_894 / 16, 4805);
+        assert_eq!((16..=384).step_by(16).map(|b| 76_894.0 / b as f64).sum::<f64>() as u64, 18_146);
+        let stages: Vec<Stage> = ramp.stages(220_000_000).collect();
+        assert_eq!(stages.len(), 128);
+        let stage = |global_batch, first_step, first_sample, steps| Stage {
+            global_batch,
+            first_step,
+            first_sample,
+            steps,
+        };
+        assert_eq!(stages[0], stage(16, 0, 0, 4806));
+        assert_eq!(stages[1], stage(32, 4806, 76_896, 2403));
+        assert_eq!(stages[23], stage(384, 17_948, 1_768_736, 200));
+        assert_eq!(stages[24].first_step, 18_148);
+        assert_eq!(ramp.steps(9_766_880), 26_076);
+        // Counted by the run's own log: "iteration 3707/ 128728".
+        assert_eq!(ramp.steps(220_000_000), 128_728);
+    }
+
+    #[test]
+    fn stages_are_the_steps_one_by_one() {
+        let ramps = [
+            (ramp(BLOOM), 12_000_000),
+            (ramp((192, 32, 9_765_625, 512)), 12_000_000),
+            (ramp((32, 32, 5_000, 128)), 9_999),
+            (ramp((1, 1, 10, 64)), 500), // increments shorter than a step are passed over
+            (ramp((8, 8, 0, 64)), 500),
+            (ramp((8, 8, 100, 8)), 500),
+            (Ramp::constant(24), 1000),
+            (ramp((7, 3, 1_000, 70)), 6),
+        ];
+        for (ramp, samples) in ramps {
+            let staged: Vec<usize> = ramp
+                .stages(samples)
+                .flat_map(|s| std::iter::repeat_n(s.global_batch, s.steps as usize))
+                .collect();
+            let steps = walk(&ramp, samples);
+            assert!(staged == steps, "{ramp:?}");
+            assert_eq!(ramp.steps(samples), steps.len() as u64);
+            assert!(staged.iter().all(|batch| ramp.sizes().any(|size| size == *batch)));
+        }
+    }
+
+    #[test]
+    fn steps_and_samples_turn_into_each_other() {
+        let ramp = ramp(BLOOM);
+        let mut consumed = 0;
+        for step in 0..30_000 {
+            if step % 97 == 0 {
+                assert_eq!(ramp.samples_after(step), consumed);
+                assert_eq!(ramp.steps(consumed), step);
+            }
+            consumed += ramp.batch_at(consumed) as u64;
+        }
+        assert_eq!(Ramp::constant(16).samples_after(100), 1600);
+        assert_eq!(Ramp::constant(16).samples_after(u64::MAX), u64::MAX);
+        assert_eq!(Ramp::constant(16).steps(u64::MAX), u64::MAX / 16);
+    }
+
+    /// A stage begins where the one before it ended, whatever the batch.
+    #[test]
+    fn no_sample_is_skipped() {
+        let mut next = (0, 0);
+        for stage in ramp((192, 16, 9_765_625, 2048)).stages(220_000_000) {
+            assert_eq!((stage.first_step, stage.first_sample), next);
+            next = (stage.first_step + stage.steps, stage.end_sample());
+        }
+        assert!(220_000_000 - next.1 < 2048);
+    }
+
+    #[test]
+    fn the_ramp_up_covers_its_last_sample() {
+        let ramp = Ramp::growing(10, 10, 100, 30);
+        let batches: Vec<usize> = [0, 49, 50, 99, 100, 101].map(|at| ramp.batch_at(at)).into();
+        assert_eq!(batches, [10, 10, 20, 20, 30, 30]);
+        assert_eq!(ramp.sizes().collect::<Vec<_>>(), [10, 20, 30]);
+    }
+}

@@ -62,7 +62,11 @@ impl Blends<'_, '_> {
         let list: Vec<Dataset> =
             list.into_iter().map(|(path, dataset)| self.dataset(dataset, &path, which)).collect();
         if !list.is_empty() && list.iter().all(|dataset| dataset.weight == 0.0) {
-            self.report.add(path, "all weights are 0", "give one dataset a weight above 0");
+            self.report.add(
+                path,
+                format!("{path}: all weights are 0"),
+                "give one dataset a weight above 0",
+            );
         }
         list
     }
@@ -80,7 +84,7 @@ impl Blends<'_, '_> {
         for (name, blend) in sets {
             let path = format!("data.valid.{name}");
             if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
-                let what = format!("\"{}\" cannot name a validation set", name.escape_default());
+                let what = format!("\"{}\" cannot name a validation set", name);
                 self.report.add("data.valid", what, "use letters, digits, `-` and `_`");
             }
             valid.push(ValidSet { datasets: self.blend(Some(blend), &path, 1), name });
@@ -90,19 +94,19 @@ impl Blends<'_, '_> {
 
     fn dataset(&mut self, raw: raw::Dataset, path: &str, which: usize) -> Dataset {
         let weight = raw.weight.unwrap_or(1.0);
-        if weight < 0.0 {
-            let what = format!("weight {weight} is negative");
-            self.report.add(&format!("{path}.weight"), what, "give 0 or more");
-        }
         let prefix = raw.prefix.clone().unwrap_or_default();
         let ending = prefix.extension().and_then(|e| e.to_str()).unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
-            let what = format!("{} names one of the dataset's two files", prefix.display());
+            let what = format!("{path}: {} is one of the dataset's two files", prefix.display());
             let remedy = format!("write {}", prefix.with_extension("").display());
             self.report.add(path, what, remedy);
         }
         if raw.prefix.is_some() && prefix.as_os_str().is_empty() {
-            self.report.add(path, "the prefix is empty", "give the PREFIX of PREFIX.bin");
+            self.report.add(
+                path,
+                format!("{path}: the prefix is empty"),
+                "give the PREFIX of PREFIX.bin",
+            );
         }
         Dataset { prefix: resolve(self.folder, prefix), weight, part: self.part(raw, path, which) }
     }
@@ -133,7 +137,7 @@ impl Blends<'_, '_> {
         };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
             let part = PARTS[which];
-            let what = format!("the split {weights} leaves nothing to {part}");
+            let what = format!("{path}: the split {weights} leaves nothing to {part}");
             self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
         }
         Part::Split { weights, which }
@@ -142,12 +146,13 @@ impl Blends<'_, '_> {
     fn range(&mut self, text: &str, path: &str) -> Part {
         let ends = text.split_once("..").or(text.split_once(':'));
         let number = |text: &str| text.trim().parse::<f64>().ok().filter(|x| x.is_finite());
-        if let Some((Some(from), Some(to))) = ends.map(|(from, to)| (number(from), number(to))) {
-            if 0.0 <= from && from < to && to <= 1.0 {
-                return Part::Range(from, to);
-            }
+        if let Some((Some(from), Some(to))) = ends.map(|(from, to)| (number(from), number(to)))
+            && (0.0..to).contains(&from)
+            && to <= 1.0
+        {
+            return Part::Range(from, to);
         }
-        let what = format!("\"{text}\" is not a range between 0 and 1");
+        let what = format!("{path} \"{text}\" is not a range within 0..1");
         self.report.add(path, what, "write FROM..TO, such as 0.95..1.0");
         Part::Range(0.0, 1.0)
     }
@@ -171,7 +176,7 @@ fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
 fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
     let shares = numbers(split);
     if shares.is_none() {
-        let what = format!("the split \"{split}\" is not up to three numbers");
+        let what = format!("{path} \"{split}\" is not up to three numbers, 0 or more");
         report.add(path, what, "write the shares of train, valid and test, such as 969,30,1");
     }
     shares

@@ -5,7 +5,7 @@ mod data;
 mod shape;
 mod time;
 
-use super::report::Report;
+use super::report::{Report, short};
 use super::{Checkpoint, DeviceChoice, Log, Manifest, Optimizer, Precision, Train, raw};
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
     let name = name.unwrap_or_else(|| stem.to_string());
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
     if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
-        let what = format!("name \"{}\" cannot name a folder", name.escape_default());
+        let what = format!("name \"{}\" cannot name a folder", short(&name));
         report.add("name", what, "use letters, digits, `-`, `_` and `.`");
     }
     name
@@ -88,7 +88,7 @@ fn optimizer(form: Option<raw::OptimizerForm>, report: &mut Report) -> Optimizer
         }
     }
     if names.len() > 1 && report.sound(&["optimizer"]) {
-        report.add("optimizer", "more than one optimizer is given", "keep one");
+        report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
     let adamw = adamw.unwrap_or_default();
     let clip = adamw.clip.unwrap_or(1.0);

@@ -166,12 +166,15 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
             report.add("topology.layer_split", what, "set topology.layer_split to balanced");
         }
         LayerSplit::Explicit(list) if list.len() != parts => {
-            let what = format!("{} entries for topology.pipeline {cut}", list.len());
+            let what = format!(
+                "topology.layer_split has {} entries for topology.pipeline {cut}",
+                list.len()
+            );
             report.add("topology.layer_split", what, format!("give {parts} numbers of layers"));
         }
         LayerSplit::Explicit(list) if list.iter().sum::<usize>() != layers => {
             let sum = list.iter().sum::<usize>();
-            let what = format!("the stages hold {sum} layers, model.layers is {layers}");
+            let what = format!("topology.layer_split holds {sum} layers, model.layers is {layers}");
             report.add("topology.layer_split", what, "make the numbers add up");
         }
         _ => {}

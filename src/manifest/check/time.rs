@@ -63,7 +63,7 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
         many => format!("{}, … {}", failing[..8].join(", "), failing[many - 1]),
     };
     let what = format!(
-        "{} of the ramp-up's {all} stages are not multiples of {}: global batch {shown}",
+        "in {} of its {all} stages the ramp-up's global batch is not a multiple of {}: {shown}",
         failing.len(),
         product(batch.micro, data)
     );
@@ -141,7 +141,12 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
     };
     if report.sound(&["batch", "model.seq_len"]) && batch.ramp().steps(samples) == 0 {
         let first = batch.ramp().batch_at(0);
-        let what = format!("{path} is {samples} samples, less than one step of {first}");
+        let what = match train.tokens {
+            Some(tokens) => {
+                format!("{path} {tokens} is {samples} samples, less than one step of {first}")
+            }
+            None => format!("{path} {samples} is less than one step of {first}"),
+        };
         report.between(&[path, "batch"], what, format!("train for at least {first} samples"));
     }
     samples
@@ -155,33 +160,42 @@ pub fn lr(raw: raw::Lr, run: u64, seq_len: usize, report: &mut Report) -> Lr {
     }
     let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
     let warmup = warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0);
-    let decay = decay(raw.decay, run, seq_len, report);
-    let (end, flat_until) = match decay {
-        Decay::Constant => {
-            if raw.min.is_some_and(|min| min > 0.0) {
-                let what = format!("lr.min {min} is never reached: lr.decay is constant");
-                report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
-            }
-            (run, run)
-        }
-        Decay::Linear { samples } | Decay::Cosine { samples } => (samples, samples),
-        Decay::Wsd { decay_from, samples } => (samples, decay_from),
+    // A run too short for its warm-up (a trial, say) just does not reach the decay.
+    let decay = decay(raw.decay, run.max(warmup + 1), warmup, seq_len, report);
+    if decay == Decay::Constant && min > 0.0 && report.sound(&["lr.min", "lr.decay"]) {
+        let what = format!("lr.min {min} is never reached: lr.decay is constant");
+        report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
+    }
+    let begins = match decay {
+        Decay::Constant => u64::MAX,
+        Decay::Linear { samples } | Decay::Cosine { samples } => samples - 1,
+        Decay::Wsd { decay_from, .. } => decay_from,
     };
-    let known = report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay", "train"]);
-    if known && warmup > flat_until {
-        let [warmup, end, from] = [warmup, end, flat_until].map(Count);
-        let what = match from == end {
-            true => format!("the warm-up takes {warmup} samples, the whole lr.decay only {end}"),
-            false => format!("the warm-up takes {warmup} samples, but the decay begins at {from}"),
+    if warmup > begins && report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
+        let what = match decay {
+            Decay::Wsd { .. } => "and the decay begins",
+            _ => "and lr.decay ends",
         };
-        let path =
-            if raw.warmup_tokens.is_some() { "lr.warmup_tokens" } else { "lr.warmup_samples" };
-        report.add(path, what, "shorten the warm-up or lengthen the decay");
+        let at = if matches!(decay, Decay::Wsd { .. }) { begins } else { begins + 1 };
+        let what = format!("the warm-up takes {} samples, {what} at {}", Count(warmup), Count(at));
+        let path = match raw.warmup_tokens {
+            Some(_) => "lr.warmup_tokens",
+            None => "lr.warmup_samples",
+        };
+        let remedy = "shorten the warm-up or lengthen lr.decay";
+        report.between(&[path, "lr.decay"], what, remedy);
     }
     Lr { peak, min, warmup_samples: warmup, decay }
 }
 
-fn decay(form: Option<raw::DecayForm>, run: u64, seq_len: usize, report: &mut Report) -> Decay {
+/// `run` is where a decay ends that says nothing else.
+fn decay(
+    form: Option<raw::DecayForm>,
+    run: u64,
+    warmup: u64,
+    seq_len: usize,
+    report: &mut Report,
+) -> Decay {
     use raw::DecayName::{Constant, Cosine, Linear, Wsd};
     let lengths = match form {
         None | Some(raw::DecayForm::Name(Cosine)) => return Decay::Cosine { samples: run },
@@ -192,37 +206,52 @@ fn decay(form: Option<raw::DecayForm>, run: u64, seq_len: usize, report: &mut Re
         }
         Some(raw::DecayForm::Lengths(lengths)) => lengths,
     };
-    let end = |span: &raw::Span, path: &str, report: &mut Report| {
-        let length = Length { samples: span.samples, tokens: span.tokens };
-        length.resolve(path, "", seq_len, report).unwrap_or(run)
+    let end = |samples, tokens, path: &str, report: &mut Report| {
+        Length { samples, tokens }.resolve(path, "", seq_len, report).unwrap_or(run)
     };
-    match (&lengths.linear, &lengths.cosine, &lengths.wsd) {
-        (Some(span), None, None) => Decay::Linear { samples: end(span, "lr.decay.linear", report) },
-        (None, Some(span), None) => Decay::Cosine { samples: end(span, "lr.decay.cosine", report) },
+    match (lengths.linear, lengths.cosine, lengths.wsd) {
+        (Some(span), None, None) => {
+            Decay::Linear { samples: end(span.samples, span.tokens, "lr.decay.linear", report) }
+        }
+        (None, Some(span), None) => {
+            Decay::Cosine { samples: end(span.samples, span.tokens, "lr.decay.cosine", report) }
+        }
         (None, None, Some(wsd)) => {
-            let path = "lr.decay.wsd";
-            let length = Length { samples: wsd.samples, tokens: wsd.tokens };
-            let samples = length.resolve(path, "", seq_len, report).unwrap_or(run);
-            let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
-            let decay = length.resolve(path, "decay_", seq_len, report).unwrap_or(samples / 10);
-            if decay > samples && report.sound(&[path, "train"]) {
-                let [decay, samples] = [decay, samples].map(Count);
-                let what = format!("the decay of {decay} samples is longer than its end {samples}");
-                report.add(path, what, "shorten it");
-            }
-            Decay::Wsd { decay_from: samples.saturating_sub(decay), samples }
+            let samples = end(wsd.samples, wsd.tokens, "lr.decay.wsd", report);
+            last_part(wsd, samples, warmup, seq_len, report)
         }
         (None, None, None) => {
             if report.sound(&["lr.decay"]) {
-                report.add("lr.decay", "no shape is named", "take constant, linear, cosine or wsd");
+                let remedy = "take constant, linear, cosine or wsd";
+                report.add("lr.decay", "lr.decay names no shape", remedy);
             }
             Decay::Constant
         }
         _ => {
-            report.add("lr.decay", "more than one shape is given", "keep one");
+            report.add("lr.decay", "lr.decay has more than one shape", "keep one");
             Decay::Constant
         }
     }
+}
+
+/// The decay of warm-up, stable, decay, which ends at `samples`.
+fn last_part(
+    wsd: raw::Wsd,
+    samples: u64,
+    warmup: u64,
+    seq_len: usize,
+    report: &mut Report,
+) -> Decay {
+    let path = "lr.decay.wsd";
+    let tenth = (samples / 10).min(samples.saturating_sub(warmup)).max(1);
+    let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
+    let decay = length.resolve(path, "decay_", seq_len, report).unwrap_or(tenth);
+    if decay > samples && report.sound(&[path, "train"]) {
+        let [decay, samples] = [decay, samples].map(Count);
+        let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {samples}");
+        report.add(path, what, "shorten the decay");
+    }
+    Decay::Wsd { decay_from: samples.saturating_sub(decay), samples }
 }
 
 /// A length given in samples or in tokens.

@@ -57,7 +57,7 @@ pub struct Raw {
     pub checkpoint: Option<Checkpoint>,
     /// What is reported, and where.
     pub log: Option<Log>,
-    /// How long, on what, and from which seed.
+    /// How long (samples, tokens or steps), on what, and from which seed.
     #[schemars(required)]
     pub train: Option<Train>,
 }
@@ -159,6 +159,7 @@ pub struct Dataset {
     #[schemars(required)]
     pub prefix: Option<PathBuf>,
     /// Its share of the samples, relative to the other weights. Default: 1.
+    #[schemars(range(min = 0.0, max = 1e12))]
     pub weight: Option<f64>,
     /// Its own shares of train, valid and test, instead of data.split.
     pub split: Option<String>,

@@ -1,0 +1,229 @@
+//! What is accepted, what it means, and that the effective manifest means it again.
+
+use crate::{GOOD, complaints, read, with};
+use gptrain::manifest::{
+    Decay, DeviceChoice, Gelu, LayerSplit, Neighbours, Objective, Optimizer, Part, Position,
+    Precision, RampUp, Recompute, Schedule,
+};
+use std::path::{Path, PathBuf};
+
+#[test]
+fn defaults_are_what_a_megatron_user_expects() {
+    let m = read(GOOD, &[]).manifest;
+    assert_eq!(m.name, "trial");
+    assert_eq!(
+        (m.model.ffn_hidden, m.model.vocab_padded, m.model.vocab_multiple),
+        (1024, 4096, 128)
+    );
+    assert_eq!((m.model.position, m.model.gelu), (Position::Learned, Gelu::Tanh));
+    assert!(m.model.tied_head && m.model.init_scale_residual && !m.model.embedding_layernorm);
+    assert_eq!((m.model.layernorm_eps, m.model.init_std), (1e-5, 0.02));
+    assert_eq!(m.precision, Precision::F32);
+    assert_eq!((m.data.seed, m.train.seed, m.data.eod), (1234, 1234, None));
+    assert_eq!(m.data.train[0].prefix, Path::new("/home/me/corpus/a"));
+    assert_eq!(m.data.valid[0].name, "valid");
+    let split = |which| Part::Split { weights: "969,30,1".to_string(), which };
+    assert_eq!((&m.data.train[0].part, &m.data.valid[0].datasets[0].part), (&split(0), &split(1)));
+    let adamw = |beta2| Optimizer::AdamW {
+        beta1: 0.9,
+        beta2,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        clip: Some(1.0),
+    };
+    assert_eq!(m.optimizer, adamw(0.95));
+    assert_eq!(m.lr.decay, Decay::Cosine { samples: 6400 });
+    assert_eq!((m.topology.ranks(), m.topology.recompute), (1, Recompute::None));
+    assert_eq!(m.log.folder, PathBuf::from("runs/trial"));
+    assert_eq!((m.train.eval_interval, m.train.eval_samples), (Some(1000), 160));
+    assert_eq!((m.checkpoint.interval, m.checkpoint.keep_last), (1000, None));
+    assert!(m.runnable().is_ok());
+}
+
+#[test]
+fn the_vocabulary_is_padded_for_tensor_parallelism() {
+    let padded = |sets: &[&str]| with(sets).manifest.model.vocab_padded;
+    assert_eq!(padded(&["model.vocab=50257"]), 50304);
+    assert_eq!(padded(&["model.vocab=50257", "topology.tensor=4"]), 50688);
+    assert_eq!(padded(&["model.vocab=250880", "topology.tensor=4"]), 250880);
+    assert_eq!(padded(&["model.vocab=50257", "model.vocab_multiple=1"]), 50257);
+}
+
+#[test]
+fn set_changes_and_creates_keys() {
+    let m =
+        with(&["model.layers=8", "log.folder=out/x", "train.seed=7", "model.dropout=0.1"]).manifest;
+    assert_eq!((m.model.layers, m.train.seed), (8, 7));
+    assert_eq!(m.log.folder, PathBuf::from("out/x"));
+    assert_eq!(m.model.dropout.attention, 0.1);
+    assert_eq!(with(&["model.layers=8", "model.layers=9"]).manifest.model.layers, 9);
+    assert_eq!(with(&["optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
+    assert_eq!(with(&["optimizer=adamw", "optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
+    assert_eq!(
+        with(&["lr.decay=linear", "lr.decay.wsd.decay_samples=400"]).manifest.lr.decay,
+        Decay::Wsd { decay_from: 6000, samples: 6400 }
+    );
+    // Of keys that exclude each other, the command line's counts.
+    assert_eq!(with(&["train.steps=10"]).manifest.train.samples, 160);
+    assert_eq!(with(&["train.tokens=12_800"]).manifest.train.samples, 100);
+    let list = GOOD.replace("corpus/a", "[{prefix: a}, {prefix: b}]");
+    assert_eq!(read(&list, &["data.train.1.weight=3"]).manifest.data.train[1].weight, 3.0);
+    // Nothing is the default again.
+    assert_eq!(read(&format!("{GOOD}  seed: 5\n"), &["train.seed="]).manifest.train.seed, 1234);
+}
+
+#[test]
+fn optimizer_lr_is_lr_peak() {
+    let moved = GOOD.replace("lr:\n  peak: 1e-3", "optimizer: {lr: 2e-3}");
+    assert_eq!(read(&moved, &[]).manifest.lr.peak, 2e-3);
+    let both = format!("{GOOD}optimizer: {{lr: 2e-3}}\n");
+    assert_eq!(
+        complaints(&both, &[]),
+        "m.yaml:17: optimizer.lr and lr.peak (m.yaml:14) are the same setting, given twice → remove \
+         one of them"
+    );
+}
+
+#[test]
+fn short_and_long_forms_mean_the_same() {
+    let same =
+        |a: &str, b: &str| assert_eq!(with(&[a]).manifest, with(&[b]).manifest, "{a} and {b}");
+    same("model.dropout=0.1", "model.dropout={embedding: 0.1, attention: 0.1, residual: 0.1}");
+    same("batch.ramp_up=8 8 1_000", "batch.ramp_up={start: 8, increment: 8, samples: 1e3}");
+    same("data.train=x", "data.train={prefix: x}");
+    same("data.train=x", "data.train=[x]");
+    same("data.train=x", "data.train=[{prefix: x, weight: 1, split: '969,30,1', part: train}]");
+    same("lr.decay=cosine", "lr.decay={cosine: {tokens: 819_200}}");
+    same("lr.decay=cosine", "lr.decay={cosine: }");
+    same("lr.decay=wsd", "lr.decay={wsd: {decay_samples: 640}}");
+    same("lr.warmup_tokens=1000", "lr.warmup_samples=8");
+    same("optimizer=adamw", "optimizer={adamw: {}}");
+    same("data.objective=prefix_lm", "data.objective={prefix_lm: {loss_on_targets_only: true}}");
+    same("data.objective=prefix_lm", "data.objective={prefix_lm: }");
+    same("optimizer={adamw: {clip: 1}}", "optimizer={adamw: {clip: 1.0}}");
+    assert_eq!(
+        with(&["batch.ramp_up=8 8 1_000"]).manifest.batch.ramp_up,
+        Some(RampUp { start: 8, increment: 8, samples: 1000 })
+    );
+}
+
+#[test]
+fn parts_of_datasets() {
+    let part = |sets: &[&str]| with(sets).manifest.data.train[0].part.clone();
+    let split = |weights: &str| Part::Split { weights: weights.to_string(), which: 0 };
+    let whole = Part::Range(0.0, 1.0);
+    // With validation sets of their own, datasets are whole; an explicit split still counts.
+    assert_eq!(part(&["data.valid={web: b}"]), whole);
+    assert_eq!(part(&["data.valid={web: b}", "data.split=9,1"]), split("9,1"));
+    assert_eq!(part(&["data.train={prefix: a, range: 0:0.9}"]), Part::Range(0.0, 0.9));
+    assert_eq!(part(&["data.train={prefix: a, split: 8/2}"]), split("8/2"));
+    let valid = with(&["data.valid={web: [b, c], news: {prefix: d, range: 0.5..1}, alpha: e}"]);
+    let names: Vec<String> = valid.manifest.data.valid.iter().map(|set| set.name.clone()).collect();
+    assert_eq!(names, ["web", "news", "alpha"], "the order written");
+    assert_eq!(valid.manifest.data.valid[0].datasets.len(), 2);
+    assert!(with(&["data.split=1,0,0"]).manifest.data.valid.is_empty());
+    assert!(with(&["data.train={prefix: a, range: 0..1}"]).manifest.data.valid.is_empty());
+    let prefix = |set: &str| with(&[set]).manifest.data.train[0].prefix.clone();
+    assert_eq!(prefix("data.train=../x/y"), PathBuf::from("/home/x/y"));
+    assert_eq!(prefix("data.train=./x/../y"), PathBuf::from("/home/me/x/../y"));
+    assert_eq!(prefix("data.train=/abs/y"), PathBuf::from("/abs/y"));
+}
+
+#[test]
+fn a_trial_shorter_than_the_warm_up_is_no_mistake() {
+    let m = with(&["lr.warmup_samples=1000", "train.steps=2"]).manifest;
+    assert_eq!((m.train.samples, m.lr.decay), (32, Decay::Cosine { samples: 1001 }));
+}
+
+#[test]
+fn topologies_are_planned_but_not_run() {
+    let m = with(&[
+        "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
+         schedule: interleaved, layer_split: balanced, neighbours: pipeline, recompute: full}",
+        "batch={micro: 1, global: 24}",
+        "train.device=cuda",
+    ])
+    .manifest;
+    let t = &m.topology;
+    assert_eq!((t.ranks(), t.zero, t.schedule), (12, 1, Schedule::Interleaved { chunks: 2 }));
+    assert_eq!((&t.layer_split, t.neighbours), (&LayerSplit::Balanced, Neighbours::Pipeline));
+    assert_eq!(m.train.device, DeviceChoice::Cuda);
+    assert_eq!(
+        m.runnable().unwrap_err().to_string(),
+        "\
+trial: topology.tensor is 2: this version has no tensor parallelism yet
+    → --set topology.tensor=1
+trial: topology.pipeline is 3: this version has no pipeline parallelism yet
+    → --set topology.pipeline=1
+trial: topology.data is 2: this version has no data parallelism yet
+    → --set topology.data=1
+trial: topology.zero is 1: this version has no ZeRO yet
+    → --set topology.zero=0
+trial: topology.sequence_parallel: this version has no sequence parallelism yet
+    → --set topology.sequence_parallel=false
+trial: train.device is cuda: this version computes on the CPU only
+    → --set train.device=cpu"
+    );
+}
+
+/// Every key away from its default, so that one that is not written back shows.
+#[test]
+fn the_effective_manifest_loads_back_to_the_same() {
+    let sets: &[&[&str]] = &[
+        &[],
+        &[
+            "model={layers: 6, hidden: 96, heads: 8, ffn_hidden: 200, vocab: 999, vocab_multiple: 7, \
+             seq_len: 64, position: alibi, embedding_layernorm: true, tied_head: false, gelu: exact, \
+             layernorm_eps: 1e-6, dropout: {attention: 0.3}, init: {std: 0.0048, \
+             scale_residual: false}}",
+            "precision=bf16",
+            "data={seed: 5, rule: megatron-deepspeed, split: '8,1,1', train: [a, {prefix: b, weight: \
+             0.3, range: 0.1..0.7}, {prefix: '5', part: test}], valid: {z: a, a: [{prefix: 'no'}]}, \
+             tokenizer: t.json, eod: {token: 3, mask_loss: true, reset_positions: true, \
+             reset_attention: true}, objective: {prefix_lm: {loss_on_targets_only: false}}}",
+            "batch={micro: 2, global: 48, ramp_up: 12 12 500}",
+            "optimizer={adamw: {beta1: 0.8, beta2: 0.99, eps: 1e-6, weight_decay: 0.01, clip: 0}}",
+            "lr={peak: 3e-4, min: 1e-5, warmup_tokens: 999, decay: {wsd: {tokens: 1e6}}}",
+            "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
+             schedule: interleaved, chunks: 2, neighbours: pipeline, recompute: selective}",
+            "checkpoint={interval: 3, keep_last: 4}",
+            "log={folder: a b, interval: 9, tensorboard: false}",
+            "train={tokens: 1e7, eval_interval: 0, eval_samples: 7, seed: 18446744073709551615, \
+             threads: 3, device: cpu}",
+            "name=1e3",
+        ],
+        &["topology={pipeline: 2, schedule: gpipe, layer_split: [2, 4]}", "lr.decay=constant"],
+        &["lr.decay=linear", "topology={pipeline: 4, layer_split: transformer_and_embedding}"],
+    ];
+    for sets in sets {
+        let loaded = with(sets);
+        let again = gptrain::manifest::parse(&loaded.effective, "e.yaml", Path::new("/else"), &[]);
+        let again = again.unwrap_or_else(|problems| panic!("{problems}\n{}", loaded.effective));
+        assert_eq!(again.manifest, loaded.manifest);
+        assert_eq!(again.effective, loaded.effective);
+    }
+    let full = with(sets[1]).manifest;
+    assert_eq!(full.data.objective, Objective::PrefixLm { loss_on_targets_only: false });
+    assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
+}
+
+#[test]
+fn the_schema_describes_every_key() {
+    fn undescribed(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+        for (key, below) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{key}");
+            if below["description"].as_str().is_none_or(|text| !text.ends_with('.')) {
+                found.push(path.clone());
+            }
+            undescribed(below, &path, found);
+        }
+    }
+    let schema = gptrain::manifest::schema();
+    let mut found = Vec::new();
+    undescribed(&schema, "", &mut found);
+    for (name, definition) in schema["$defs"].as_object().expect("definitions") {
+        undescribed(definition, name, &mut found);
+    }
+    assert_eq!(found, Vec::<String>::new());
+    assert_eq!(schema["properties"]["model"]["properties"]["layers"]["minimum"], 1);
+}

@@ -1,0 +1,77 @@
+//! Manifests as a user meets them: what is accepted, what is refused and in which words, and that
+//! the effective manifest says the same again.
+
+mod accepted;
+mod hostile;
+mod refused;
+
+use gptrain::manifest::{Loaded, parse};
+use std::path::Path;
+
+pub const GOOD: &str = "\
+name: trial
+model:
+  layers: 6
+  hidden: 256
+  heads: 8
+  vocab: 4096
+  seq_len: 128
+data:
+  train: corpus/a
+batch:
+  micro: 8
+  global: 16
+lr:
+  peak: 1e-3
+train:
+  samples: 6400
+";
+
+pub fn read(text: &str, sets: &[&str]) -> Loaded {
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    match parse(text, "m.yaml", Path::new("/home/me"), &sets) {
+        Ok(loaded) => loaded,
+        Err(problems) => panic!("{problems}"),
+    }
+}
+
+pub fn with(sets: &[&str]) -> Loaded {
+    read(GOOD, sets)
+}
+
+/// Every complaint about `text`, one a line: `place: what → remedy`.
+pub fn complaints(text: &str, sets: &[&str]) -> String {
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    match parse(text, "m.yaml", Path::new("/home/me"), &sets) {
+        Ok(_) => "accepted".to_string(),
+        Err(problems) => {
+            let line =
+                |p: &gptrain::base::Problem| format!("{}: {} → {}", p.place, p.what, p.remedy);
+            problems.list.iter().map(line).collect::<Vec<_>>().join("\n")
+        }
+    }
+}
+
+/// The one complaint when GOOD has `line` instead of the line with the same key.
+#[track_caller]
+pub fn check(line: &str, complaint: &str) {
+    let key = line.split(':').next().expect("a key");
+    let old = GOOD.lines().find(|l| l.starts_with(&format!("{key}:"))).expect("a line to replace");
+    assert_eq!(complaints(&GOOD.replace(old, line), &[]), complaint);
+}
+
+/// The complaints when GOOD is followed by `text`, which begins on line 17.
+#[track_caller]
+pub fn check_added(text: &str, complaint: &str) {
+    assert_eq!(complaints(&format!("{GOOD}{text}\n"), &[]), complaint);
+}
+
+#[track_caller]
+pub fn check_set(set: &str, complaint: &str) {
+    assert_eq!(complaints(GOOD, &[set]), complaint);
+}
+
+#[track_caller]
+pub fn check_whole(text: &str, complaint: &str) {
+    assert_eq!(complaints(text, &[]), complaint);
+}

@@ -1,0 +1,397 @@
+//! Every complaint, word by word.
+
+use crate::{GOOD, check, check_added, check_set, check_whole, complaints};
+
+#[test]
+fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
+    check("  layers: twelve", "m.yaml:3: model.layers is \"twelve\" → it takes a whole number");
+    check(
+        "  layers: 0",
+        "m.yaml:3: model.layers is 0; the least is 1 → give a number from 1 to 10000",
+    );
+    check(
+        "  layers: -6",
+        "m.yaml:3: model.layers is -6; the least is 1 → give a number from 1 to 10000",
+    );
+    check(
+        "  layers: 6.5",
+        "m.yaml:3: model.layers is 6.5, not a whole number → write it without a fraction",
+    );
+    check("  layers: \"6\"", "m.yaml:3: model.layers is the text \"6\" → remove the quotes");
+    check(
+        "  layers: 010",
+        "m.yaml:3: model.layers is 010, which some read as octal or hexadecimal → write a plain \
+         decimal number",
+    );
+    check(
+        "  seq_len: 0x80",
+        "m.yaml:7: model.seq_len is 0x80, which some read as octal or hexadecimal → write a plain \
+         decimal number",
+    );
+    check("  layers: [6]", "m.yaml:3: model.layers is a list → it takes a whole number");
+    check("  layers: {n: 6}", "m.yaml:3: model.layers is a section → it takes a whole number");
+    check(
+        "  layers:",
+        "m.yaml:3: model.layers is missing → add `layers:` (Transformer blocks (Megatron's \
+         --num-layers))",
+    );
+    check(
+        "  peak: 1e309",
+        "m.yaml:14: lr.peak is 1e309, too large for a number → give a smaller number",
+    );
+    check("  peak: .nan", "m.yaml:14: lr.peak is .nan, not a finite number → give a number");
+    check("  peak: nan", "m.yaml:14: lr.peak is \"nan\" → it takes a number");
+    check(
+        "  peak: -1",
+        "m.yaml:14: lr.peak is -1; the least is 0.0 → give a number from 0.0 to 1000.0",
+    );
+    check_added(
+        "precision: bf61",
+        "m.yaml:17: precision is \"bf61\" → did you mean bf16? It takes f32, bf16, fp16, fp8",
+    );
+    check_added(
+        "log: {tensorboard: no}",
+        "m.yaml:17: log.tensorboard is \"no\" → write false (without quotes)",
+    );
+    check_added(
+        "log: {tensorboard: maybe}",
+        "m.yaml:17: log.tensorboard is \"maybe\" → it takes true or false",
+    );
+    check_added(
+        "topology: 4",
+        "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
+         data, layer_split, neighbours, pipeline, recompute, schedule, sequence_parallel, tensor, zero",
+    );
+}
+
+#[test]
+fn unknown_keys_name_the_nearest_known_one() {
+    check_added("precison: f32", "m.yaml:17: unknown key precison → did you mean precision?");
+    check_added(
+        "  smaples: 5",
+        "m.yaml:17: unknown key train.smaples → did you mean train.samples?",
+    );
+    check_added("n_layer: 5", "m.yaml:17: unknown key n_layer → did you mean model.layers?");
+    check_added("seq_len: 5", "m.yaml:17: unknown key seq_len → did you mean model.seq_len?");
+    check_added(
+        "--global-batch-size: 5",
+        "m.yaml:17: unknown key --global-batch-size → did you mean \
+         batch.global?",
+    );
+    check_added(
+        "log: {wandb_project: x}",
+        "m.yaml:17: unknown key log.wandb_project → log has the \
+         keys folder, interval, tensorboard",
+    );
+    check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");
+    check_set("lr.peek=3", "--set lr.peek: unknown key lr.peek → did you mean lr.peak?");
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
+    check(
+        "  heads: 7",
+        "m.yaml:4: model.hidden 256 is not a multiple of model.heads 7 → set model.hidden to 252 or \
+         259, or model.heads to 4 or 8",
+    );
+    check_set(
+        "model.heads=7",
+        "--set model.heads: model.hidden 256 is not a multiple of model.heads 7 → set model.hidden \
+         to 252 or 259, or model.heads to 4 or 8",
+    );
+    check(
+        "  global: 20",
+        "m.yaml:12: batch.global 20 is not a multiple of batch.micro 8 → set batch.global to 16 or 24",
+    );
+    check_added(
+        "topology: {tensor: 3}",
+        "m.yaml:17: topology.tensor 3 does not divide model.heads 8 → set topology.tensor to 2 or 4",
+    );
+    check_added(
+        "topology: {pipeline: 64}",
+        "m.yaml:17: topology.pipeline 64 needs more layers than model.layers 6 → set \
+         topology.pipeline to 6 or less",
+    );
+    check_added(
+        "topology: {pipeline: 4}",
+        "m.yaml:17: model.layers 6 do not divide by topology.pipeline 4 → set topology.layer_split \
+         to transformer_and_embedding or balanced",
+    );
+    check_added(
+        "topology: {pipeline: 3, layer_split: [2, 2, 1]}",
+        "m.yaml:17: topology.layer_split holds 5 layers, model.layers is 6 → make the numbers add up",
+    );
+    check_added(
+        "topology: {pipeline: 3, layer_split: [3, 3]}",
+        "m.yaml:17: topology.layer_split has 2 entries for topology.pipeline 3 → give 3 numbers of \
+         layers",
+    );
+    check_added(
+        "topology: {pipeline: 3, layer_split: transformer_and_embedding}",
+        "m.yaml:17: model.layers 6 + 2 (embedding and head) = 8 do not divide by topology.pipeline 3 \
+         → set topology.layer_split to balanced",
+    );
+    check_added(
+        "topology: {pipeline: 3, schedule: interleaved}",
+        "m.yaml:17: schedule: interleaved takes 24 samples at a time (micro 8 × data 1 × pipeline \
+         3); a global batch of 16 does not divide → use multiples of 24, or 1f1b",
+    );
+    check_added(
+        "topology: {chunks: 2}",
+        "m.yaml:17: topology.chunks is only for schedule: interleaved → set topology.schedule to \
+         interleaved, or remove it",
+    );
+}
+
+/// The 102 of 108 heads story: formulas of the 48-node search, each a line.
+#[test]
+fn topologies_of_the_search_are_told_apart() {
+    let try_cut = |layers: usize, pipeline: usize, split: &str| {
+        let layers = format!("model.layers={layers}");
+        let topology = format!("topology={{pipeline: {pipeline}, layer_split: {split}}}");
+        complaints(GOOD, &[&layers, &topology]) == "accepted"
+    };
+    for (layers, pipeline) in [(94, 24), (106, 12), (100, 6), (82, 12), (94, 12), (70, 12)] {
+        assert!(try_cut(layers, pipeline, "transformer_and_embedding"), "{layers} over {pipeline}");
+    }
+    assert!(!try_cut(78, 12, "uniform") && !try_cut(78, 12, "transformer_and_embedding"));
+    assert!(try_cut(78, 12, "balanced"));
+    assert!(!try_cut(32, 64, "balanced"));
+    check_set("model={layers: 2, hidden: 1080, heads: 108, vocab: 99, seq_len: 8}", "accepted");
+    let sets =
+        ["model={layers: 2, hidden: 1080, heads: 108, vocab: 99, seq_len: 8}", "topology.tensor=8"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set topology.tensor: topology.tensor 8 does not divide model.heads 108 → set \
+         topology.tensor to 6 or 9"
+    );
+}
+
+#[test]
+fn a_ramp_up_is_checked_at_every_stage_up_front() {
+    check_set(
+        "batch.ramp_up=16 16",
+        "--set batch.ramp_up: batch.ramp_up \"16 16\" is not START \
+         INCREMENT SAMPLES → write three whole numbers, such as 16 16 9_765_625",
+    );
+    check_set(
+        "batch.ramp_up=32 16 100",
+        "--set batch.ramp_up: the ramp-up starts at 32, above \
+         batch.global → start at 16 or less",
+    );
+    check_set(
+        "batch.ramp_up=8 3 100",
+        "--set batch.ramp_up: the ramp-up cannot reach batch.global \
+         16: 16 − 8 = 8 is not a multiple of the increment 3 → take an increment that divides 8",
+    );
+    check_set(
+        "batch.ramp_up=8 4 100",
+        "--set batch.ramp_up: in 1 of its 3 stages the ramp-up's \
+         global batch is not a multiple of batch.micro 8: 12 → make start and increment multiples of 8",
+    );
+    check_set("batch={micro: 2, global: 2048, ramp_up: 16 8 9_765_625}", "accepted");
+    let sets = ["batch={micro: 2, global: 2048, ramp_up: 16 8 9_765_625}", "topology.data=8"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set batch: in 127 of its 255 stages the ramp-up's global batch is not a multiple of \
+         batch.micro 2 × topology.data 8 = 16: 24, 40, 56, 72, 88, 104, 120, 136, … 2040 → make start \
+         and increment multiples of 16"
+    );
+    check_set(
+        "batch={micro: 2, global: 2048, ramp_up: {start: 24, samples: 5}}",
+        "--set batch: \
+         batch.ramp_up.increment is missing → add `increment:` (What is added each time; divides \
+         global − start)",
+    );
+}
+
+#[test]
+fn lengths_and_learning_rates_must_make_sense() {
+    check(
+        "  samples: 15",
+        "m.yaml:16: train.samples 15 is less than one step of 16 → train for at \
+         least 16 samples",
+    );
+    check_added(
+        "  tokens: 5",
+        "m.yaml:15: the run's length is given more than once → keep one of \
+         train.samples, train.tokens, train.steps",
+    );
+    check_whole(
+        &GOOD.replace("  samples: 6400\n", "  tokens: 1000\n"),
+        "m.yaml:16: train.tokens \
+         1000 is 8 samples, less than one step of 16 → train for at least 16 samples",
+    );
+    check_whole(
+        &GOOD.replace("train:\n  samples: 6400\n", "train: {seed: 1}\n"),
+        "m.yaml:15: the \
+         run's length is missing → add train.samples, train.tokens or train.steps",
+    );
+    check_set(
+        "lr.min=1",
+        "--set lr.min: lr.min 1 is above lr.peak 0.001 → set lr.min to lr.peak or \
+         less",
+    );
+    check_set(
+        "lr={peak: 1, min: 0.1, decay: constant}",
+        "--set lr: lr.min 0.1 is never reached: \
+         lr.decay is constant → remove lr.min, or choose another lr.decay",
+    );
+    check_set(
+        "lr={peak: 1, warmup_samples: 9, warmup_tokens: 9}",
+        "--set lr: lr.warmup_tokens and \
+         lr.warmup_samples are both given → keep one of them",
+    );
+    check_set(
+        "lr={peak: 1, warmup_samples: 9, decay: {linear: {samples: 9}}}",
+        "--set lr: the \
+         warm-up takes 9 samples, and lr.decay ends at 9 → shorten the warm-up or lengthen lr.decay",
+    );
+    check_set(
+        "lr={peak: 1, warmup_samples: 6000, decay: {wsd: {decay_samples: 500}}}",
+        "--set lr: \
+         the warm-up takes 6,000 samples, and the decay begins at 5,900 → shorten the warm-up or \
+         lengthen lr.decay",
+    );
+    check_set(
+        "lr={peak: 1, decay: {wsd: {decay_samples: 7000}}}",
+        "--set lr: lr.decay.wsd: a decay \
+         of 7,000 samples cannot end at 6,400 → shorten the decay",
+    );
+    check_set(
+        "lr={peak: 1, decay: {cosine: {}, linear: {}}}",
+        "--set lr: lr.decay has more than one \
+         shape → keep one",
+    );
+    check_set(
+        "lr={peak: 1, decay: {}}",
+        "--set lr: lr.decay names no shape → take constant, linear, \
+         cosine or wsd",
+    );
+    check_set("train.eval_interval=0", "accepted");
+}
+
+#[test]
+fn datasets_are_checked_as_far_as_the_manifest_goes() {
+    check(
+        "  train: corpus/a.bin",
+        "m.yaml:9: data.train: corpus/a.bin is one of the dataset's two \
+         files → write corpus/a",
+    );
+    check("  train: []", "m.yaml:9: data.train has no dataset → give at least one prefix");
+    check(
+        "  train: [{weight: 2}]",
+        "m.yaml:9: data.train.0.prefix is missing → add `prefix:` \
+         (PREFIX of PREFIX.bin and PREFIX.idx)",
+    );
+    check(
+        "  train: [{prefix: a, weight: -1}]",
+        "m.yaml:9: data.train.0.weight is -1; the least is \
+         0.0 → give a number from 0.0 to 1000000000000.0",
+    );
+    check(
+        "  train: [{prefix: a, weight: 0}]",
+        "m.yaml:9: data.train: all weights are 0 → give one \
+         dataset a weight above 0",
+    );
+    check(
+        "  train: {prefix: a, range: 0.9..0.5}",
+        "m.yaml:9: data.train.range \"0.9..0.5\" is not a \
+         range within 0..1 → write FROM..TO, such as 0.95..1.0",
+    );
+    check(
+        "  train: {prefix: a, range: 0..1, split: 9/1}",
+        "m.yaml:9: data.train has a range and a \
+         split → keep one of them",
+    );
+    check(
+        "  train: {prefix: a, split: 0/1}",
+        "m.yaml:9: data.train: the split 0/1 leaves nothing to \
+         train → give train a share above 0, or a range",
+    );
+    check_set(
+        "data.split=x",
+        "--set data.split: data.split \"x\" is not up to three numbers, 0 or \
+         more → write the shares of train, valid and test, such as 969,30,1",
+    );
+    check_set(
+        "data.split=1,2,3,4",
+        "--set data.split: data.split \"1,2,3,4\" is not up to three \
+         numbers, 0 or more → write the shares of train, valid and test, such as 969,30,1",
+    );
+    check_set(
+        "data.valid={a/b: corpus/b}",
+        "--set data.valid: \"a/b\" cannot name a validation set \
+         → use letters, digits, `-` and `_`",
+    );
+    check_set(
+        "data.valid={web: }",
+        "--set data.valid: data.valid.web has no value → give it one or \
+         remove it",
+    );
+    check_set(
+        "data.eod.token=4096",
+        "--set data.eod.token: data.eod.token 4096 is not below \
+         model.vocab 4096 → give the tokenizer's end-of-document id",
+    );
+    let sets = ["data.valid={}", "train.eval_interval=5"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set train.eval_interval: evaluation every 5 steps, but no validation set → add \
+         data.valid, or a split with a second share, or set it to 0"
+    );
+}
+
+#[test]
+fn what_is_known_but_not_here_is_refused_by_name() {
+    check_added(
+        "precision: fp16",
+        "m.yaml:17: precision fp16 is not in this version → take bf16 \
+         (needs no loss scaling) or f32",
+    );
+    check_added(
+        "precision: fp8",
+        "m.yaml:17: precision fp8 is not in this version → take bf16 \
+         (needs no loss scaling) or f32",
+    );
+    check_added(
+        "optimizer: adafactor",
+        "m.yaml:17: optimizer adafactor is not in this version → \
+         take adamw",
+    );
+    check_added(
+        "optimizer: {adam8bit: }",
+        "m.yaml:17: optimizer adam8bit is not in this version → \
+         take adamw",
+    );
+}
+
+#[test]
+fn several_mistakes_are_reported_in_one_go() {
+    let text = "\
+name: trial
+model:
+  layers: 0
+  hidden: 256
+  heads: eight
+  vocap: 4096
+data:
+  train: corpus/a
+batch:
+  micro: 3
+  global: 16
+lr:
+  peak: 1e-3
+  min: 1e-2
+";
+    let expected = "\
+m.yaml:2: model.seq_len is missing → add `seq_len:` (Tokens per sample (--seq-length))
+m.yaml:3: model.layers is 0; the least is 1 → give a number from 1 to 10000
+m.yaml:5: model.heads is \"eight\" → it takes a whole number
+m.yaml:6: unknown key model.vocap → did you mean model.vocab?
+m.yaml:11: batch.global 16 is not a multiple of batch.micro 3 → set batch.global to 15 or 18
+m.yaml:14: lr.min 0.01 is above lr.peak 0.001 → set lr.min to lr.peak or less
+m.yaml: train is missing → add `train:` (How long (samples, tokens or steps), on what, and from which seed)
+--set log.interval: log.interval is \"often\" → it takes a whole number";
+    assert_eq!(complaints(text, &["log.interval=often"]), expected);
+}
