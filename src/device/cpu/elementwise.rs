@@ -1,7 +1,8 @@
 //! Element by element: zero, copy, dropout, residual, bias, gelu.
 
 use super::Cpu;
-use super::math;
+use super::attention::{QUERIES, tile_factors};
+use super::math::{self, Place};
 use super::memory::{BLOCK, Block, clear, load, long, put, store};
 use super::parallel::blocks;
 use crate::device::{Dropout, Gelu, Out, Tensor};
@@ -29,7 +30,7 @@ pub(super) fn dropout(cpu: &Cpu, x: Tensor, drop: &Dropout, y: Out) {
         let mut buffer: Block = [0.0; BLOCK];
         let buffer = &mut buffer[..cols.len()];
         load(x, at, buffer);
-        mask.apply(row, 0, cols.start, buffer);
+        mask.apply(row, cols.start, buffer);
         put(buffer, y, at);
     });
 }
@@ -47,7 +48,7 @@ pub(super) fn residual(cpu: &Cpu, x: Tensor, branch: Tensor, bias: Tensor, drop:
         load(branch, at, sum);
         load(bias, cols.start, other);
         math::add(other, sum);
-        mask.apply(row, 0, cols.start, sum);
+        mask.apply(row, cols.start, sum);
         load(x, at, other);
         math::add(other, sum);
         store(sum, y.to, at);
@@ -66,7 +67,7 @@ pub(super) fn residual_backward(cpu: &Cpu, dy: Tensor, drop: &Dropout, dbranch: 
                 let at = row * dy.cols + cols.start;
                 let buffer = &mut buffer[..cols.len()];
                 load(dy, at, buffer);
-                mask.apply(row, 0, cols.start, buffer);
+                mask.apply(row, cols.start, buffer);
                 if !same {
                     store(buffer, dbranch.to, at);
                     // The sum is of what was stored, so that it does not matter who takes it.
@@ -113,7 +114,7 @@ fn each_piece(cpu: &Cpu, x: Tensor, piece: impl Fn(usize, Range<usize>) + Sync) 
 pub(super) struct Mask {
     key: u64,
     /// Row of the whole run at which the tensor starts.
-    first: u128,
+    first: u64,
     /// A word below this drops its element.
     bound: u32,
     kept: f32,
@@ -126,7 +127,7 @@ impl Mask {
         if drop.rate == 0.0 {
             return nothing;
         }
-        let first = long(drop.first_sample) as u128 * drop.seq as u128 + drop.first_row as u128;
+        let first = long(drop.first_sample) as u64 * drop.seq as u64 + drop.first_row as u64;
         let bound = (drop.rate as f64 * 4_294_967_296.0).ceil() as u32;
         Mask { first, bound, kept: 1.0 / (1.0 - drop.rate), ..nothing }
     }
@@ -136,20 +137,23 @@ impl Mask {
         self.bound > 0
     }
 
-    /// The factors of columns `col ..` of a row; `col` is a multiple of 4.
-    pub fn factors(&self, row: usize, head: usize, col: usize, factors: &mut [f32]) {
-        debug_assert!(col.is_multiple_of(4));
-        let place = ((self.first + row as u128) << 64) | ((head as u128) << 32) | (col as u128 / 4);
-        math::dropout_factors(self.key, place, self.bound, self.kept, factors);
-    }
-
-    /// Drops from a block that starts at column `col` of a row.
-    pub fn apply(&self, row: usize, head: usize, col: usize, x: &mut [f32]) {
+    /// Drops from a block that starts at column `col`, a multiple of 4, of a row.
+    pub fn apply(&self, row: usize, col: usize, x: &mut [f32]) {
         if self.any() {
+            debug_assert!(col.is_multiple_of(4));
+            let place = Place { key: self.key, row: self.first + row as u64, head: 0, col };
             let mut factors: Block = [0.0; BLOCK];
             let factors = &mut factors[..x.len()];
-            self.factors(row, head, col, factors);
+            math::dropout_factors(&place, self.bound, self.kept, factors);
             math::multiply(factors, x);
         }
+    }
+
+    /// The factors of a tile of attention: of `QUERIES` rows in the columns of `factors`, and of
+    /// columns `col ..`, a multiple of 4, in its rows.
+    pub fn tile(&self, row: usize, head: usize, col: usize, factors: &mut [[f32; QUERIES]]) {
+        debug_assert!(col.is_multiple_of(4) && factors.len().is_multiple_of(4));
+        let place = Place { key: self.key, row: self.first + row as u64, head, col };
+        tile_factors(&place, self.bound, self.kept, factors);
     }
 }

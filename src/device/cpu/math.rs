@@ -82,13 +82,6 @@ vectorised! {
         }
     }
 
-    /// y += factor·x
-    pub(super) fn add_scaled(factor: f32, x: &[f32], y: &mut [f32]) {
-        for (x, y) in x.iter().zip(y) {
-            *y = x.mul_add(factor, *y);
-        }
-    }
-
     /// y *= x
     pub(super) fn multiply(x: &[f32], y: &mut [f32]) {
         for (x, y) in x.iter().zip(y) {
@@ -154,18 +147,14 @@ vectorised! {
         }
     }
 
-    /// 0 for the elements whose random word is below `bound`, else `kept`; element i of the block is
-    /// word i % 4 of `philox(key, counter + i / 4)`.
-    pub(super) fn dropout_factors(key: u64, counter: u128, bound: u32, kept: f32, factors: &mut [f32]) {
-        let whole = factors.len() / 4;
-        for i in 0..whole {
-            let words = philox(key, counter + i as u128);
-            for (j, word) in words.into_iter().enumerate() {
-                factors[4 * i + j] = if word < bound { 0.0 } else { kept };
-            }
+    /// 0 for the elements whose random word is below `bound`, else `kept`.
+    pub(super) fn dropout_factors(place: &Place, bound: u32, kept: f32, factors: &mut [f32]) {
+        let (quads, rest) = factors.as_chunks_mut::<4>();
+        let whole = quads.len();
+        for (i, quad) in quads.iter_mut().enumerate() {
+            *quad = place.words(0, i).map(|word| if word < bound { 0.0 } else { kept });
         }
-        let words = philox(key, counter + whole as u128);
-        for (factor, word) in factors[4 * whole..].iter_mut().zip(words) {
+        for (factor, word) in rest.iter_mut().zip(place.words(0, whole)) {
             *factor = if word < bound { 0.0 } else { kept };
         }
     }
@@ -178,6 +167,26 @@ vectorised! {
     /// Σ x², in f64.
     pub(super) fn square_sum_f64(x: &[f32]) -> f64 {
         reduce_f64(x, |x| x * x)
+    }
+}
+
+/// Where in the whole run random words are drawn for.
+pub(super) struct Place {
+    pub key: u64,
+    pub row: u64,
+    pub head: usize,
+    /// A multiple of 4.
+    pub col: usize,
+}
+
+impl Place {
+    /// The words of the `quad`-th four columns from here on, in the `row`-th row from here on.
+    #[inline(always)]
+    pub fn words(&self, row: usize, quad: usize) -> [u32; 4] {
+        // No carry leaves the lowest word: columns / 4 fit in it.
+        let low = (self.col / 4) as u32 + quad as u32;
+        let row = self.row + row as u64;
+        philox(self.key, ((row as u128) << 64) | ((self.head as u128) << 32) | low as u128)
     }
 }
 

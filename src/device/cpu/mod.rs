@@ -10,6 +10,7 @@ mod cross_entropy;
 mod elementwise;
 mod embed;
 mod gemm;
+mod kernel;
 mod layernorm;
 mod math;
 mod memory;

@@ -1,0 +1,143 @@
+//! dqkv.
+
+use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
+use super::{Head, Heads, Which, cut};
+use crate::device::cpu::Cpu;
+use crate::device::cpu::kernel::Product;
+use crate::device::cpu::math::dot;
+use crate::device::cpu::memory::{scalar, store};
+use crate::device::{Attend, Out, Tensor};
+use std::ops::Range;
+
+/// `inputs` are dy, qkv, y and lse.
+pub(in crate::device::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
+    let [dy, qkv, y, lse] = inputs;
+    let heads = Heads::new(qkv, how, y, lse);
+    assert_eq!((dy.rows, dy.cols), (y.rows, y.cols), "dy and y");
+    assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
+    let len = Buffers::len(how.seq, heads.d, heads.wide);
+    cpu.workspace.with(cpu.threads, len, |scratch| {
+        cpu.each_slot(heads.samples * how.heads, |i, slot| {
+            let head = heads.head(i / how.heads, i % how.heads);
+            // SAFETY: the slot is this task's.
+            let own = unsafe { scratch.part(slot) };
+            let mut own = Buffers::new(own, how.seq, heads.d, heads.wide);
+            head.load(qkv, 0..how.seq, Which::Key, own.k);
+            head.load(qkv, 0..how.seq, Which::Value, own.v);
+            own.dk.fill(0.0);
+            own.dv.fill(0.0);
+            for tile in 0..how.seq.div_ceil(QUERIES) {
+                tile_backward(&head, inputs, &head.tile(tile), &mut own, dqkv.to);
+            }
+            save(&head, own.dk, 0..how.seq, Which::Key, dqkv.to);
+            save(&head, own.dv, 0..how.seq, Which::Value, dqkv.to);
+        });
+    });
+}
+
+struct Buffers<'a> {
+    /// [seq, wide], all four.
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+    /// [QUERIES, wide], all three.
+    q: &'a mut [f32],
+    dy: &'a mut [f32],
+    dq: &'a mut [f32],
+    /// [d, QUERIES], both.
+    q_turned: &'a mut [f32],
+    dy_turned: &'a mut [f32],
+    /// [KEYS, QUERIES], all three.
+    p: &'a mut [f32],
+    dp: &'a mut [f32],
+    factors: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    fn len(seq: usize, d: usize, wide: usize) -> usize {
+        4 * seq * wide + 3 * QUERIES * wide + 2 * d * QUERIES + 3 * KEYS * QUERIES
+    }
+
+    fn new(mut scratch: &'a mut [f32], seq: usize, d: usize, wide: usize) -> Buffers<'a> {
+        let mut cut = |len| cut(&mut scratch, len);
+        Buffers {
+            k: cut(seq * wide),
+            v: cut(seq * wide),
+            dk: cut(seq * wide),
+            dv: cut(seq * wide),
+            q: cut(QUERIES * wide),
+            dy: cut(QUERIES * wide),
+            dq: cut(QUERIES * wide),
+            q_turned: cut(d * QUERIES),
+            dy_turned: cut(d * QUERIES),
+            p: cut(KEYS * QUERIES),
+            dp: cut(KEYS * QUERIES),
+            factors: cut(KEYS * QUERIES),
+        }
+    }
+}
+
+/// One tile's part: stores its dq, adds to dk and dv.
+fn tile_backward(head: &Head, inputs: [Tensor; 4], tile: &Tile, own: &mut Buffers, dqkv: Tensor) {
+    let [dy, qkv, y, lse] = inputs;
+    let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
+    head.load_out(dy, tile.queries.clone(), own.dy);
+    // y is only needed for Σ dy·y; dq is its place until then.
+    head.load_out(y, tile.queries.clone(), own.dq);
+    let (mut logs, mut along) = ([0.0; QUERIES], [0.0; QUERIES]);
+    for (i, query) in tile.queries.clone().enumerate() {
+        let row = i * wide..i * wide + d;
+        along[i] = dot(&own.dy[row.clone()], &own.dq[row]);
+        logs[i] = scalar(lse, head.place(query));
+    }
+    head.load(qkv, tile.queries.clone(), Which::Query, own.q);
+    transpose(own.q, wide, count, own.q_turned);
+    transpose(own.dy, wide, count, own.dy_turned);
+    own.dq.fill(0.0);
+    for keys in tile.key_tiles() {
+        let rows = keys.start * wide..keys.end * wide;
+        let (k, v) = (&own.k[rows.clone()], &own.v[rows.clone()]);
+        tile.scores(k, wide, keys.len(), own.q_turned, d, own.p);
+        tile.scores(v, wide, keys.len(), own.dy_turned, d, own.dp);
+        let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
+        let p = &mut own.p.as_chunks_mut().0[..keys.len()];
+        let dp = &mut own.dp.as_chunks_mut().0[..keys.len()];
+        if let Some(factors) = factors {
+            super::tile::drop(factors, dp);
+        }
+        score_slopes(tile, keys.start, p, dp, &logs, &along);
+        if let Some(factors) = factors {
+            super::tile::drop(factors, p);
+        }
+        let over_queries = |a: &[f32], b: &[f32], c: &mut [f32]| {
+            let (m, n, k, add) = (keys.len(), wide, count, true);
+            Product { m, n, k, a, a_row: QUERIES, a_depth: 1, b, b_row: wide, c, c_row: wide, add }
+                .run();
+        };
+        over_queries(own.p, own.dy, &mut own.dv[rows.clone()]);
+        over_queries(own.dp, own.q, &mut own.dk[rows]);
+        Product {
+            m: count,
+            n: wide,
+            k: keys.len(),
+            a: own.dp,
+            a_row: 1,
+            a_depth: QUERIES,
+            b: k,
+            b_row: wide,
+            c: own.dq,
+            c_row: wide,
+            add: true,
+        }
+        .run();
+    }
+    save(head, own.dq, tile.queries.clone(), Which::Query, dqkv);
+}
+
+/// Stores rows of a tile as rows of dqkv.
+fn save(head: &Head, from: &[f32], positions: Range<usize>, which: Which, dqkv: Tensor) {
+    for (position, from) in positions.zip(from.chunks_exact(head.all.wide)) {
+        store(&from[..head.all.d], dqkv, head.at(position, which));
+    }
+}

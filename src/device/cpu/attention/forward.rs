@@ -1,0 +1,95 @@
+//! y and lse.
+
+use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
+use super::{Head, Heads, Which, cut};
+use crate::device::cpu::Cpu;
+use crate::device::cpu::kernel::Product;
+use crate::device::cpu::memory::store;
+use crate::device::{Attend, Out, Tensor};
+
+pub(in crate::device::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+    assert!(!y.add && !lse.add, "attention overwrites");
+    let heads = Heads::new(qkv, how, y.to, lse.to);
+    let tiles = how.seq.div_ceil(QUERIES);
+    cpu.workspace.with(cpu.threads, Buffers::len(heads.d, heads.wide), |scratch| {
+        cpu.each_slot(heads.samples * how.heads * tiles, |i, slot| {
+            let head = heads.head(i / tiles / how.heads, i / tiles % how.heads);
+            // SAFETY: the slot is this task's.
+            let buffers = Buffers::new(unsafe { scratch.part(slot) }, heads.d, heads.wide);
+            tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
+        });
+    });
+}
+
+struct Buffers<'a> {
+    /// [d, QUERIES]
+    q: &'a mut [f32],
+    /// [KEYS, wide], both.
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+    /// Scores, then probabilities; [KEYS, QUERIES].
+    p: &'a mut [f32],
+    factors: &'a mut [f32],
+    /// [QUERIES, wide]
+    y: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    fn len(d: usize, wide: usize) -> usize {
+        d * QUERIES + 2 * KEYS * wide + 2 * KEYS * QUERIES + QUERIES * wide
+    }
+
+    fn new(mut scratch: &'a mut [f32], d: usize, wide: usize) -> Buffers<'a> {
+        let mut cut = |len| cut(&mut scratch, len);
+        Buffers {
+            q: cut(d * QUERIES),
+            k: cut(KEYS * wide),
+            v: cut(KEYS * wide),
+            p: cut(KEYS * QUERIES),
+            factors: cut(KEYS * QUERIES),
+            y: cut(QUERIES * wide),
+        }
+    }
+}
+
+/// The queries of one tile.
+fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, lse: Tensor) {
+    let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
+    head.load(qkv, tile.queries.clone(), Which::Query, own.y);
+    transpose(own.y, wide, count, own.q);
+    own.y.fill(0.0);
+    let mut state = Softmax::new();
+    for keys in tile.key_tiles() {
+        head.load(qkv, keys.clone(), Which::Key, own.k);
+        head.load(qkv, keys.clone(), Which::Value, own.v);
+        tile.scores(own.k, wide, keys.len(), own.q, d, own.p);
+        let p = &mut own.p.as_chunks_mut::<QUERIES>().0[..keys.len()];
+        let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
+        soften(tile, keys.start, p, &mut state);
+        state.shrink(&mut own.y[..count * wide], wide);
+        if let Some(factors) = factors {
+            super::tile::drop(factors, p);
+        }
+        Product {
+            m: count,
+            n: wide,
+            k: keys.len(),
+            a: own.p,
+            a_row: 1,
+            a_depth: QUERIES,
+            b: own.v,
+            b_row: wide,
+            c: own.y,
+            c_row: wide,
+            add: true,
+        }
+        .run();
+    }
+    for (i, query) in tile.queries.clone().enumerate() {
+        let (factor, log_sum) = state.finish(i);
+        let row = &mut own.y[i * wide..i * wide + d];
+        row.iter_mut().for_each(|y| *y *= factor);
+        store(row, y, head.out(query));
+        store(&[log_sum], lse, head.place(query));
+    }
+}

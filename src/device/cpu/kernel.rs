@@ -1,0 +1,222 @@
+//! The product of small matrices that are in cache: what attention's tiles are made of.
+//!
+//! A block of C is held in registers over the whole depth: 8 rows by 32 columns with AVX-512, which
+//! asks 10 loads for 16 multiply-adds, below the two loads to two multiply-adds of a cycle.
+
+/// C (+)= A·B with C m by n and depth k. A's element (i, l) is `a[i·a_row + l·a_depth]`; rows of B
+/// and of C are contiguous, `b_row` and `c_row` apart.
+pub(super) struct Product<'a> {
+    pub m: usize,
+    /// A multiple of `COLUMNS`.
+    pub n: usize,
+    pub k: usize,
+    pub a: &'a [f32],
+    pub a_row: usize,
+    pub a_depth: usize,
+    pub b: &'a [f32],
+    pub b_row: usize,
+    pub c: &'a mut [f32],
+    pub c_row: usize,
+    pub add: bool,
+}
+
+/// Columns of C come in multiples of this, the widest register.
+pub(super) const COLUMNS: usize = 16;
+
+impl Product<'_> {
+    pub fn run(self) {
+        let Product { m, n, k, .. } = self;
+        if m == 0 || n == 0 {
+            return;
+        }
+        assert!(n.is_multiple_of(COLUMNS), "{n} columns");
+        assert!(self.c.len() >= (m - 1) * self.c_row + n, "C");
+        if k > 0 {
+            assert!(self.a.len() > (m - 1) * self.a_row + (k - 1) * self.a_depth, "A");
+            assert!(self.b.len() >= (k - 1) * self.b_row + n, "B");
+        }
+        // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            if super::math::has_avx512() {
+                return x86::avx512(self);
+            }
+            if super::math::has_avx2() {
+                return x86::avx2(self);
+            }
+        }
+        // SAFETY: as above.
+        unsafe { cover::<[f32; 4], 4, 2>(self) }
+    }
+}
+
+/// A register of f32.
+trait Lanes: Copy {
+    const N: usize;
+    /// # Safety
+    /// `N` elements can be read, and the processor has the register.
+    unsafe fn load(from: *const f32) -> Self;
+    /// # Safety
+    /// `N` elements can be written, and the processor has the register.
+    unsafe fn store(self, to: *mut f32);
+    /// # Safety
+    /// The processor has the register.
+    unsafe fn splat(x: f32) -> Self;
+    /// self + a·b
+    ///
+    /// # Safety
+    /// The processor has the register.
+    unsafe fn plus_product(self, a: Self, b: Self) -> Self;
+}
+
+/// Covers C with blocks of M rows and W registers, then with narrower ones.
+#[inline(always)]
+unsafe fn cover<V: Lanes, const M: usize, const W: usize>(p: Product) {
+    let c = p.c.as_mut_ptr();
+    let mut col = 0;
+    while col < p.n {
+        let wide = p.n - col >= W * V::N;
+        let mut row = 0;
+        while row < p.m {
+            let tall = p.m - row >= M;
+            unsafe {
+                match (tall, wide) {
+                    (true, true) => block::<V, M, W>(&p, c, row, col),
+                    (true, false) => block::<V, M, 1>(&p, c, row, col),
+                    (false, true) => block::<V, 1, W>(&p, c, row, col),
+                    (false, false) => block::<V, 1, 1>(&p, c, row, col),
+                }
+            }
+            row += if tall { M } else { 1 };
+        }
+        col += if wide { W * V::N } else { V::N };
+    }
+}
+
+/// The block of C of M rows and W registers that starts at a row and a column.
+#[inline(always)]
+unsafe fn block<V: Lanes, const M: usize, const W: usize>(
+    p: &Product,
+    c: *mut f32,
+    row: usize,
+    col: usize,
+) {
+    unsafe {
+        let c = c.add(row * p.c_row + col);
+        let (a, b) = (p.a.as_ptr().add(row * p.a_row), p.b.as_ptr().add(col));
+        let mut sums = [[V::splat(0.0); W]; M];
+        if p.add {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(c.add(i * p.c_row + j * V::N));
+                }
+            }
+        }
+        for l in 0..p.k {
+            let mut right = [V::splat(0.0); W];
+            for (j, right) in right.iter_mut().enumerate() {
+                *right = V::load(b.add(l * p.b_row + j * V::N));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let left = V::splat(*a.add(i * p.a_row + l * p.a_depth));
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = sum.plus_product(left, right);
+                }
+            }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (j, sum) in sums.into_iter().enumerate() {
+                sum.store(c.add(i * p.c_row + j * V::N));
+            }
+        }
+    }
+}
+
+/// What any processor has.
+impl Lanes for [f32; 4] {
+    const N: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { from.cast::<[f32; 4]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { to.cast::<[f32; 4]>().write_unaligned(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        [x; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn plus_product(self, a: Self, b: Self) -> Self {
+        std::array::from_fn(|i| self[i] + a[i] * b[i])
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Lanes, Product, cover};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn avx512(p: Product) {
+        unsafe { cover::<__m512, 8, 2>(p) }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn avx2(p: Product) {
+        unsafe { cover::<__m256, 4, 2>(p) }
+    }
+
+    impl Lanes for __m512 {
+        const N: usize = 16;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { _mm512_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm512_storeu_ps(to, self) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { _mm512_set1_ps(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
+            unsafe { _mm512_fmadd_ps(a, b, self) }
+        }
+    }
+
+    impl Lanes for __m256 {
+        const N: usize = 8;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { _mm256_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm256_storeu_ps(to, self) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { _mm256_set1_ps(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
+            unsafe { _mm256_fmadd_ps(a, b, self) }
+        }
+    }
+}
