@@ -3,9 +3,11 @@
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong.
 
+mod data;
 mod manifest;
 mod report;
 mod run;
+mod sample;
 
 use crate::base::Problems;
 use clap::{Parser, Subcommand};
@@ -23,18 +25,25 @@ struct Cli {
 enum Command {
     /// Train a manifest; goes on from its last checkpoint if there is one
     Run(run::Args),
+    /// Generate text with a trained model
+    Sample(sample::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
+    /// Make, join and look into datasets and tokenizers
+    #[command(subcommand)]
+    Data(data::Command),
 }
 
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Sample(args) => sample::run(args),
         Command::Report(args) => report::run(args),
         Command::Manifest(command) => manifest::run(command),
+        Command::Data(command) => data::run(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

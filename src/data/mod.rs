@@ -12,6 +12,8 @@
 //! Does not know devices or ranks: sample k is the same on any of them.
 
 pub mod blend;
+pub mod build;
+pub mod corpus;
 pub mod indexed;
 pub mod mask;
 pub mod order;
@@ -19,7 +21,9 @@ pub mod random;
 mod reader;
 mod source;
 pub mod split;
+pub mod tokenizer;
 
 pub use indexed::Indexed;
 pub use reader::{Batch, Reader, Request};
 pub use source::{Datasets, Slot, Source};
+pub use tokenizer::Tokenizer;

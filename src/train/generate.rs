@@ -25,13 +25,14 @@ pub struct Options {
 pub fn generate(options: &Options) -> anyhow::Result<()> {
     let folder = find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
-    let loaded = manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    let loaded =
+        manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
     let m = &loaded.manifest;
     let path = options.tokenizer.as_ref().or(m.data.tokenizer.as_ref()).ok_or_else(|| {
         let what = "the run's manifest names no tokenizer";
         Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
     })?;
-    let tokenizer = Tokenizer::open(path)?;
+    let tokenizer = Tokenizer::load(path)?;
     let start = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
     let mut tokens = tokenizer.encode(&options.prompt);
     tokens.insert(0, start); // a document begins after the end of another

@@ -2,7 +2,7 @@
 
 mod feed;
 mod guard;
-//pub mod generate;
+pub mod generate;
 pub mod launch;
 pub mod report;
 mod resume;

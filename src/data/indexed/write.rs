@@ -18,6 +18,9 @@ pub struct Writer {
     out: BufWriter<File>,
     lengths: Vec<i32>,
     documents: Vec<i64>,
+    /// Tokens of the sequence that has not ended.
+    open: usize,
+    tokens: u64,
     finished: bool,
 }
 
@@ -59,12 +62,20 @@ impl Writer {
             out: BufWriter::with_capacity(1 << 20, file),
             lengths: Vec::new(),
             documents: vec![0],
+            open: 0,
+            tokens: 0,
             finished: false,
         })
     }
 
     /// Appends one sequence to the document being written. Ids must fit the token type.
     pub fn sequence(&mut self, tokens: &[u32]) -> Result<()> {
+        self.extend(tokens)?;
+        self.end_sequence()
+    }
+
+    /// Appends tokens to the sequence being written.
+    pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
         let max = self.token_type.max();
         if let Some(token) = tokens.iter().find(|token| **token as u64 > max) {
             bail!("token id {token} does not fit {} (largest {max})", self.token_type);
@@ -76,7 +87,24 @@ impl Writer {
             _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
         };
         written.with_context(|| self.failed(&tokens_path(&self.prefix)))?;
-        self.length(tokens.len())
+        self.open += tokens.len();
+        self.tokens += tokens.len() as u64;
+        Ok(())
+    }
+
+    /// Tokens of the sequence being written.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Ends the sequence being written.
+    pub fn end_sequence(&mut self) -> Result<()> {
+        let tokens = std::mem::take(&mut self.open);
+        let Ok(length) = i32::try_from(tokens) else {
+            bail!("a sequence of {tokens} tokens; the format allows 2^31 - 1");
+        };
+        self.lengths.push(length);
+        Ok(())
     }
 
     fn put<const N: usize>(
@@ -91,14 +119,6 @@ impl Writer {
             }
             self.out.write_all(buffer[..some.len()].as_flattened())?;
         }
-        Ok(())
-    }
-
-    fn length(&mut self, tokens: usize) -> Result<()> {
-        let Ok(length) = i32::try_from(tokens) else {
-            bail!("a sequence of {tokens} tokens; the format allows 2^31 - 1");
-        };
-        self.lengths.push(length);
         Ok(())
     }
 
@@ -121,14 +141,15 @@ impl Writer {
             at += some.len();
         }
         self.lengths.extend(other.lengths().iter().map(|length| *length as i32));
+        self.tokens += other.tokens();
         let bounds = &other.document_bounds()[1..];
         self.documents.extend(bounds.iter().map(|bound| first + *bound as i64));
         Ok(())
     }
 
-    /// Sequences written so far.
-    pub fn sequences(&self) -> usize {
-        self.lengths.len()
+    /// Tokens written so far.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
     }
 
     /// Writes the index and gives both files their names.

@@ -1,0 +1,76 @@
+//! Cutting a stream into chunks.
+
+use std::io::{ErrorKind, Read};
+
+use anyhow::{Context, Result};
+
+use super::{Chunk, Format, Input};
+use crate::base::{Bytes, Problems};
+
+/// Bytes of text in a chunk, where lines allow: enough to be worth a thread's attention.
+const CHUNK: usize = 1 << 20;
+/// The longest line. It has to be in memory at once, several times over.
+const LONGEST: usize = 256 << 20;
+
+/// Hands the chunks of one file to `chunk`, until it answers false.
+pub fn cut(input: &Input, mut chunk: impl FnMut(Chunk) -> bool) -> Result<()> {
+    let (mut stream, position) = input.open()?;
+    let (mut bytes, mut first_line) = (Vec::new(), 1);
+    loop {
+        let ended = fill(&mut *stream, &mut bytes, CHUNK)
+            .with_context(|| format!("cannot read {}", input.place()))?;
+        let mut end = if ended { Some(bytes.len()) } else { boundary(input.format, &bytes) };
+        if end.is_none() && bytes.len() >= LONGEST {
+            let what = format!("a line of more than {}", Bytes(LONGEST as u64));
+            let remedy = "cut it into several documents; is this really the right --format?";
+            let place = format!("{}:{first_line}", input.place());
+            return Err(Problems::one(place, what, remedy).into());
+        }
+        let Some(end) = end.take() else { continue };
+        let rest = bytes.split_off(end);
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let goes_on = chunk(Chunk {
+            place: input.place(),
+            format: input.format,
+            first_line,
+            bytes: std::mem::replace(&mut bytes, rest),
+            continues: input.format == Format::Text && !ended,
+            continued: input.format == Format::Text && first_line > 1,
+            read: position.get(),
+        });
+        first_line += lines;
+        if ended || !goes_on {
+            return Ok(());
+        }
+    }
+}
+
+/// Adds up to `count` bytes; true at the end of the stream.
+fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Result<bool> {
+    let (mut at, end) = (bytes.len(), bytes.len() + count);
+    bytes.resize(end, 0);
+    while at < end {
+        match stream.read(&mut bytes[at..end]) {
+            Ok(0) => break,
+            Ok(read) => at += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(at);
+    Ok(at < end)
+}
+
+/// The last place to cut at: after a line; within text only between two lines that end and start
+/// with a plain letter or digit, where every pattern ends a piece on both sides of the line break.
+fn boundary(format: Format, bytes: &[u8]) -> Option<usize> {
+    let mut end = bytes.len();
+    loop {
+        let at = bytes[..end].iter().rposition(|byte| *byte == b'\n')?;
+        let plain = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
+        if format == Format::JsonLines || (at > 0 && plain(at - 1) && plain(at + 1)) {
+            return Some(at + 1);
+        }
+        end = at;
+    }
+}

@@ -1,0 +1,88 @@
+//! Text on disk, as documents: JSON lines and plain text, as they are or compressed, one file or
+//! thousands, read in chunks that threads work on while the results keep their order.
+//!
+//! Does not know tokens.
+
+mod chunks;
+mod files;
+mod json;
+mod pipeline;
+
+pub use files::{Format, Input, find};
+pub use pipeline::{Reading, Report, in_order};
+
+use anyhow::Result;
+
+use crate::base::Problems;
+use json::Field;
+
+/// A stretch of a file that can be worked on by itself.
+pub struct Chunk {
+    /// The file, as errors name it.
+    pub place: String,
+    pub format: Format,
+    /// Number of the first line.
+    pub first_line: u64,
+    /// Whole lines of JSON; or text, which ends where no tokenizer's pattern joins across.
+    pub bytes: Vec<u8>,
+    /// Whether the document goes on in the next chunk. JSON lines never do.
+    pub continues: bool,
+    /// Whether the document started in an earlier chunk.
+    pub continued: bool,
+    /// Bytes of the file, as it is on disk, read to get here: for progress.
+    pub read: u64,
+}
+
+/// How documents are taken out of chunks.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// The field of a JSON line that holds the text.
+    pub key: String,
+    /// Lines that cannot be read are counted, not fatal.
+    pub skip_invalid: bool,
+}
+
+impl Chunk {
+    /// Hands every document's text to `document`, in order. Returns the number of lines skipped.
+    pub fn documents(&self, rules: &Rules, mut document: impl FnMut(&str)) -> Result<u64> {
+        if self.format == Format::Text {
+            return self.text(rules, document);
+        }
+        let field = Field::new(&rules.key);
+        let mut skipped = 0;
+        for (line, number) in self.bytes.split(|byte| *byte == b'\n').zip(self.first_line..) {
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            match field.text(line) {
+                Ok(text) => document(&text),
+                Err(_) if rules.skip_invalid => skipped += 1,
+                Err(what) => return Err(self.invalid(number, &what)),
+            }
+        }
+        Ok(skipped)
+    }
+
+    fn text(&self, rules: &Rules, mut document: impl FnMut(&str)) -> Result<u64> {
+        match std::str::from_utf8(&self.bytes) {
+            Ok(text) => {
+                document(text);
+                Ok(0)
+            }
+            Err(_) if rules.skip_invalid => {
+                document(&String::from_utf8_lossy(&self.bytes));
+                Ok(1)
+            }
+            Err(error) => {
+                let good = &self.bytes[..error.valid_up_to()];
+                let line = good.iter().filter(|byte| **byte == b'\n').count() as u64;
+                Err(self.invalid(self.first_line + line, "the text is not UTF-8"))
+            }
+        }
+    }
+
+    fn invalid(&self, line: u64, what: &str) -> anyhow::Error {
+        let remedy = "mend the file, or pass --skip-invalid to go on without such lines";
+        Problems::one(format!("{}:{line}", self.place), what, remedy).into()
+    }
+}

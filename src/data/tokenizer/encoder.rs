@@ -1,0 +1,185 @@
+//! Encoding many texts: pieces that were seen before are looked up, not merged again.
+
+use std::collections::HashMap;
+
+use super::Tokenizer;
+
+/// One thread's encoder, with its memory of pieces.
+pub struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Pieces of up to 15 bytes that became up to 3 ids; the length is a power of two.
+    small: Box<[Entry]>,
+    /// Longer ones.
+    large: HashMap<Box<[u8]>, Box<[u32]>>,
+    /// Whether special tokens spelled out in text become their ids, as Hugging Face does it.
+    parse_special: bool,
+}
+
+/// Half a cache line.
+#[derive(Clone, Copy)]
+struct Entry {
+    /// The piece's bytes, and their number in the top byte; 0 is empty.
+    key: u128,
+    ids: [u32; 3],
+    count: u32,
+}
+
+const EMPTY: Entry = Entry { key: 0, ids: [0; 3], count: 0 };
+/// How many neighbouring entries a piece may be in.
+const PROBES: usize = 4;
+/// Where the memory of longer pieces is emptied: it must not grow with the corpus.
+const LARGE_LIMIT: usize = 1 << 16;
+/// Longer pieces than this are not remembered.
+const LONGEST: usize = 256;
+
+impl<'a> Encoder<'a> {
+    /// An encoder for a whole corpus: 4 MiB of memory for pieces.
+    pub fn new(tokenizer: &'a Tokenizer) -> Encoder<'a> {
+        Encoder::sized(tokenizer, 1 << 17)
+    }
+
+    /// An encoder for a sentence.
+    pub fn small(tokenizer: &'a Tokenizer) -> Encoder<'a> {
+        Encoder::sized(tokenizer, 64)
+    }
+
+    fn sized(tokenizer: &'a Tokenizer, entries: usize) -> Encoder<'a> {
+        let small = vec![EMPTY; entries].into();
+        Encoder { tokenizer, small, large: HashMap::new(), parse_special: false }
+    }
+
+    /// Makes special tokens spelled out in text become their ids. Whoever wrote the text can then
+    /// end a document in it.
+    pub fn parse_special(mut self) -> Encoder<'a> {
+        self.parse_special = true;
+        self
+    }
+
+    /// Appends the ids of `text` to `ids`.
+    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+        if self.tokenizer.prefix_space && !text.is_empty() && !text.starts_with(' ') {
+            return self.encode_more(&format!(" {text}"), ids);
+        }
+        self.encode_more(text, ids);
+    }
+
+    /// Appends the ids of text that continues what was encoded before: no space is put before it.
+    pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) {
+        if !self.parse_special {
+            return self.encode_ordinary(text, ids);
+        }
+        let mut rest = text;
+        while let Some((at, content, id)) = first_special(self.tokenizer, rest) {
+            self.encode_ordinary(&rest[..at], ids);
+            ids.push(id);
+            rest = &rest[at + content.len()..];
+        }
+        self.encode_ordinary(rest, ids);
+    }
+
+    fn encode_ordinary(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let cut = self.tokenizer.cut;
+        let mut at = 0;
+        while at < text.len() {
+            let end = cut.end(text, at);
+            self.piece(text.as_bytes(), at, end, ids);
+            at = end;
+        }
+    }
+
+    #[inline]
+    fn piece(&mut self, text: &[u8], at: usize, end: usize, ids: &mut Vec<u32>) {
+        if end - at > 15 {
+            return self.large_piece(&text[at..end], ids);
+        }
+        let key = key(text, at, end);
+        let home = hash(key) as usize;
+        let mask = self.small.len() - 1;
+        for probe in 0..PROBES {
+            let entry = &self.small[(home + probe) & mask];
+            if entry.key == key {
+                match entry.count {
+                    1 => ids.push(entry.ids[0]),
+                    count => ids.extend_from_slice(&entry.ids[..count as usize]),
+                }
+                return;
+            }
+        }
+        self.new_piece(key, &text[at..end], ids);
+    }
+
+    /// Merges a short piece and remembers it: in an empty entry, or in place of another.
+    #[cold]
+    fn new_piece(&mut self, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
+        let from = ids.len();
+        self.merge(piece, ids);
+        let found = &ids[from..];
+        if found.len() > 3 {
+            return;
+        }
+        let home = hash(key) as usize;
+        let mask = self.small.len() - 1;
+        let empty = (0..PROBES).find(|probe| self.small[(home + probe) & mask].key == 0);
+        let probe = empty.unwrap_or((key as usize ^ from) % PROBES);
+        let mut entry = Entry { key, ids: [0; 3], count: found.len() as u32 };
+        entry.ids[..found.len()].copy_from_slice(found);
+        self.small[(home + probe) & mask] = entry;
+    }
+
+    #[cold]
+    fn large_piece(&mut self, piece: &[u8], ids: &mut Vec<u32>) {
+        if piece.len() > LONGEST {
+            return self.merge(piece, ids);
+        }
+        if let Some(found) = self.large.get(piece) {
+            return ids.extend_from_slice(found);
+        }
+        let from = ids.len();
+        self.merge(piece, ids);
+        if self.large.len() >= LARGE_LIMIT {
+            self.large.clear();
+        }
+        self.large.insert(piece.into(), ids[from..].into());
+    }
+
+    fn merge(&self, piece: &[u8], ids: &mut Vec<u32>) {
+        let tokenizer = self.tokenizer;
+        if let Some(id) = tokenizer.whole_pieces.as_ref().and_then(|whole| whole.get(piece)) {
+            return ids.push(*id);
+        }
+        let from = ids.len();
+        ids.extend(piece.iter().map(|byte| tokenizer.of_byte[*byte as usize]));
+        tokenizer.merges.apply(ids, from);
+    }
+}
+
+/// The first special token in `text`, the longest where several start together.
+fn first_special<'t>(tokenizer: &'t Tokenizer, text: &str) -> Option<(usize, &'t str, u32)> {
+    let found = tokenizer.special.iter().filter_map(|(content, id)| {
+        text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
+    });
+    found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
+}
+
+/// Up to 15 bytes and their number as one integer.
+#[inline]
+fn key(text: &[u8], at: usize, end: usize) -> u128 {
+    let length = end - at;
+    let raw = match text.get(at..at + 16) {
+        Some(some) => u128::from_le_bytes(some.try_into().expect("16 bytes")),
+        None => {
+            let mut some = [0; 16];
+            some[..length].copy_from_slice(&text[at..end]);
+            u128::from_le_bytes(some)
+        }
+    };
+    let mask = (1u128 << (8 * length)) - 1;
+    raw & mask | (length as u128) << 120
+}
+
+#[inline]
+fn hash(key: u128) -> u64 {
+    let (low, high) = (key as u64, (key >> 64) as u64);
+    let wide = (low ^ 0x9e37_79b9_7f4a_7c15) as u128 * (high ^ 0xd1b5_4a32_d192_ed03) as u128;
+    (wide >> 64) as u64 ^ wide as u64
+}

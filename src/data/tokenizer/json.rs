@@ -1,0 +1,333 @@
+//! Tokenizer files: Hugging Face's `tokenizer.json`, and GPT-2's `vocab.json` with `merges.txt`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::merges::{Merge, Merges};
+use super::pieces::{self, Cut};
+use super::spelling::{Reading, spelled};
+use super::{END_OF_TEXT, Tokenizer};
+use crate::base::Problems;
+
+/// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
+const MOST_IDS: u32 = 1 << 24;
+
+/// The parts of a tokenizer.json that decide ids.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Pair>,
+    #[serde(default)]
+    ignore_merges: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    dropout: Option<f64>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
+    #[serde(default)]
+    end_of_word_suffix: Option<String>,
+}
+
+/// `"a b"` in old files, `["a", "b"]` in new ones.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Pair {
+    Spaced(String),
+    Two(String, String),
+}
+
+impl Pair {
+    fn parts(&self) -> Option<(&str, &str)> {
+        match self {
+            Pair::Spaced(text) => text.split_once(' '),
+            Pair::Two(left, right) => Some((left, right)),
+        }
+    }
+}
+
+pub fn load(path: &Path) -> Result<Tokenizer> {
+    let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
+    let text = read(&path)?;
+    let wrong =
+        |what: String, remedy: &str| Problems::one(path.display().to_string(), what, remedy);
+    let not_json = |error: serde_json::Error| {
+        wrong(format!("is no tokenizer: {error}"), "give a tokenizer.json, or GPT-2's vocab.json")
+    };
+    let is_vocab = path.file_name().is_some_and(|name| name.to_string_lossy().contains("vocab"));
+    let file = if is_vocab {
+        let vocab = serde_json::from_str(&text).map_err(not_json)?;
+        gpt2(vocab, &path)?
+    } else {
+        serde_json::from_str(&text).map_err(not_json)?
+    };
+    let mut tokenizer = build(file, &path)?;
+    tokenizer.eod = end_of_document(&tokenizer, &path);
+    Ok(tokenizer)
+}
+
+fn in_folder(folder: &Path) -> Result<PathBuf> {
+    for name in ["tokenizer.json", "vocab.json"] {
+        let path = folder.join(name);
+        if path.exists() {
+            return Ok(path);
+        }
+    }
+    let what = "holds neither tokenizer.json nor vocab.json";
+    Err(Problems::one(folder.display().to_string(), what, "name the tokenizer's file").into())
+}
+
+fn read(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path)
+        .with_context(|| format!("cannot read the tokenizer {}", path.display()))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let what = format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to());
+        Problems::one(path.display().to_string(), what, "copy the file again").into()
+    })
+}
+
+/// GPT-2's two files as one: `merges.txt` (or `X-merges.txt` beside `X-vocab.json`).
+fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let merges = path.with_file_name(name.replace("vocab", "merges")).with_extension("txt");
+    let text = read(&merges)?;
+    let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
+    let merges = lines.map(|line| Pair::Spaced(line.into())).collect();
+    let end = vocab.get(END_OF_TEXT).map(|id| Added { id: *id, content: END_OF_TEXT.into() });
+    Ok(File {
+        added_tokens: end.into_iter().collect(),
+        normalizer: Value::Null,
+        pre_tokenizer: serde_json::json!({"type": "ByteLevel", "add_prefix_space": false}),
+        model: Model {
+            kind: Some("BPE".into()),
+            vocab,
+            merges,
+            ignore_merges: false,
+            byte_fallback: false,
+            dropout: None,
+            continuing_subword_prefix: None,
+            end_of_word_suffix: None,
+        },
+    })
+}
+
+fn build(file: File, path: &Path) -> Result<Tokenizer> {
+    let mut problems = Problems::default();
+    let place = path.display().to_string();
+    for what in unsupported(&file) {
+        problems.add(&place, what, "gptrain reads byte-level BPE as GPT-2 and BLOOM use it");
+    }
+    let cut = cut(&file.pre_tokenizer);
+    if cut.is_none() {
+        let what = format!("its pre_tokenizer is {}", file.pre_tokenizer);
+        problems.add(&place, what, "gptrain knows GPT-2's ByteLevel and BLOOM's pattern");
+    }
+    let bytes = bytes(&file, &place, &mut problems);
+    let of_byte = of_byte(&bytes, &place, &mut problems);
+    let merges = merges(&file.model, &place, &mut problems);
+    problems.or(())?;
+    let (cut, prefix_space) = cut.expect("reported above");
+    let special = file.added_tokens.iter().map(|added| (added.content.clone(), added.id));
+    let special: Vec<_> = special.collect();
+    let whole_pieces = file.model.ignore_merges.then(|| {
+        let ids = bytes.iter().zip(0..).filter(|(_, id)| special.iter().all(|(_, s)| s != id));
+        ids.filter_map(|(bytes, id)| Some((bytes.clone()?, id))).collect()
+    });
+    let merges = Merges::new(&merges);
+    Ok(Tokenizer { bytes, of_byte, merges, cut, prefix_space, whole_pieces, special, eod: None })
+}
+
+/// What would change ids and is not done here.
+fn unsupported(file: &File) -> Vec<String> {
+    let mut found = Vec::new();
+    let model = &file.model;
+    if let Some(kind) = model.kind.as_ref().filter(|kind| *kind != "BPE") {
+        found.push(format!("its model is {kind}, not BPE"));
+    }
+    let is_empty = |list: &Value| list.as_array().is_some_and(Vec::is_empty);
+    if !file.normalizer.is_null() && !is_empty(&file.normalizer["normalizers"]) {
+        found.push(format!("it normalises text: {}", file.normalizer));
+    }
+    if model.byte_fallback {
+        found.push("its model falls back to bytes (SentencePiece)".into());
+    }
+    if model.dropout.is_some_and(|rate| rate > 0.0) {
+        found.push("its merges drop out at random".into());
+    }
+    for affix in [&model.continuing_subword_prefix, &model.end_of_word_suffix] {
+        if affix.as_ref().is_some_and(|affix| !affix.is_empty()) {
+            found.push("its tokens carry a prefix or suffix".into());
+        }
+    }
+    found
+}
+
+/// How text is cut, and whether a space is put before it.
+fn cut(pre_tokenizer: &Value) -> Option<(Cut, bool)> {
+    match pre_tokenizer["type"].as_str()? {
+        "ByteLevel" => {
+            let uses_regex = pre_tokenizer["use_regex"].as_bool().unwrap_or(true);
+            let cut = if uses_regex { Cut::Gpt2 } else { Cut::Whole };
+            Some((cut, pre_tokenizer["add_prefix_space"].as_bool().unwrap_or(true)))
+        }
+        "Sequence" => {
+            let [split, byte_level] = &pre_tokenizer["pretokenizers"].as_array()?[..] else {
+                return None;
+            };
+            let (Cut::Whole, false) = cut(byte_level)? else { return None };
+            let isolated = split["behavior"] == "Isolated" && split["invert"] != true;
+            match split["pattern"]["Regex"].as_str()? {
+                pieces::BLOOM if isolated => Some((Cut::Bloom, false)),
+                pieces::GPT2 if isolated => Some((Cut::Gpt2, false)),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// The bytes of every id.
+fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u8]>>> {
+    let added = file.added_tokens.iter().map(|added| (&added.content, added.id));
+    let tokens = file.model.vocab.iter().map(|(token, id)| (token, *id));
+    let most = tokens.clone().chain(added.clone()).map(|(_, id)| id).max().unwrap_or(0);
+    if most >= MOST_IDS {
+        let what = format!("id {most} is beyond any vocabulary (2^24)");
+        problems.add(place, what, "the file is damaged: copy it again");
+        return Vec::new();
+    }
+    let reading = Reading::new();
+    let mut bytes: Vec<Option<Box<[u8]>>> = vec![None; most as usize + 1];
+    for (token, id) in tokens {
+        // What is not spelled in bytes can only be a special token, which stands for itself.
+        let token = reading.read(token).unwrap_or_else(|_| token.as_bytes().into());
+        if bytes[id as usize].replace(token).is_some() {
+            problems.add(place, format!("two tokens have id {id}"), "the file is damaged");
+        }
+    }
+    for (content, id) in added {
+        bytes[id as usize] = Some(content.as_bytes().into());
+    }
+    bytes
+}
+
+/// The id of each byte that UTF-8 text can contain.
+fn of_byte(bytes: &[Option<Box<[u8]>>], place: &str, problems: &mut Problems) -> [u32; 256] {
+    let mut ids = [u32::MAX; 256];
+    for (bytes, id) in bytes.iter().zip(0..) {
+        if let Some([byte]) = bytes.as_deref() {
+            ids[*byte as usize] = id;
+        }
+    }
+    let never = |byte: u8| matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff);
+    let missing = |byte: &u8| ids[*byte as usize] == u32::MAX && !never(*byte);
+    let missing: Vec<String> =
+        (0..=255).filter(missing).map(|byte: u8| format!("0x{byte:02x}")).collect();
+    if !missing.is_empty() && !bytes.is_empty() {
+        let (count, some) = (missing.len(), missing[..missing.len().min(8)].join(" "));
+        let what = format!("has no token for {count} of the bytes text is made of: {some} …");
+        problems.add(place, what, "train a tokenizer whose alphabet is all 256 bytes");
+    }
+    ids
+}
+
+fn merges(model: &Model, place: &str, problems: &mut Problems) -> Vec<Merge> {
+    let mut merges = Vec::with_capacity(model.merges.len());
+    for (number, pair) in model.merges.iter().enumerate() {
+        let merge = pair.parts().and_then(|(left, right)| {
+            let id = *model.vocab.get(&format!("{left}{right}"))?;
+            let (left, right) = (*model.vocab.get(left)?, *model.vocab.get(right)?);
+            Some(Merge { left, right, id })
+        });
+        match merge {
+            Some(merge) => merges.push(merge),
+            None => {
+                let pair = pair.parts().map_or("no pair".into(), |(l, r)| format!("{l} + {r}"));
+                let what =
+                    format!("merge {number} ({pair}) is not between tokens of the vocabulary");
+                problems.add(place, what, "the file is damaged: copy it again");
+                break; // one is enough
+            }
+        }
+    }
+    merges
+}
+
+/// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
+/// the names in use.
+fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
+    let config = std::fs::read_to_string(path.with_file_name("tokenizer_config.json")).ok();
+    let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
+    let named = config.and_then(|config| {
+        let name = &config["eos_token"];
+        name["content"].as_str().or(name.as_str()).and_then(|name| tokenizer.special(name))
+    });
+    let known = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<eod>"];
+    named.or_else(|| known.iter().find_map(|name| tokenizer.special(name)))
+}
+
+/// Writes a tokenizer.json of byte-level BPE with GPT-2's pattern. `tokens` in the order of their
+/// ids, the first `specials` of them special; `merges` as pairs of ids.
+pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> String {
+    let quoted = |text: &str| Value::from(text).to_string();
+    let spelling = |id: usize| match id < specials {
+        true => String::from_utf8_lossy(&tokens[id]).into_owned(),
+        false => spelled(&tokens[id]),
+    };
+    let added: Vec<String> = (0..specials)
+        .map(|id| {
+            let content = quoted(&spelling(id));
+            format!(
+                "    {{ \"id\": {id}, \"content\": {content}, \"single_word\": false, \
+                 \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true }}"
+            )
+        })
+        .collect();
+    let vocab: Vec<String> =
+        (0..tokens.len()).map(|id| format!("      {}: {id}", quoted(&spelling(id)))).collect();
+    let merges: Vec<String> = merges
+        .iter()
+        .map(|(left, right)| {
+            let pair = format!("{} {}", spelling(*left as usize), spelling(*right as usize));
+            format!("      {}", quoted(&pair))
+        })
+        .collect();
+    let byte_level = "{ \"type\": \"ByteLevel\", \"add_prefix_space\": false, \
+                      \"trim_offsets\": true, \"use_regex\": true }";
+    format!(
+        "{{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \
+         \"added_tokens\": [\n{}\n  ],\n  \"normalizer\": null,\n  \
+         \"pre_tokenizer\": {byte_level},\n  \"post_processor\": null,\n  \
+         \"decoder\": {byte_level},\n  \"model\": {{\n    \"type\": \"BPE\",\n    \
+         \"dropout\": null,\n    \"unk_token\": null,\n    \"continuing_subword_prefix\": null,\n    \
+         \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \
+         \"ignore_merges\": false,\n    \"vocab\": {{\n{}\n    }},\n    \
+         \"merges\": [\n{}\n    ]\n  }}\n}}\n",
+        added.join(",\n"),
+        vocab.join(",\n"),
+        merges.join(",\n"),
+    )
+}

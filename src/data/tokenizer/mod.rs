@@ -1,0 +1,115 @@
+//! Text to token ids and back: byte-level byte-pair encoding (GPT-2, BLOOM), read from a Hugging
+//! Face `tokenizer.json`, and trained here.
+//!
+//! Text is first cut into pieces (`pieces`), the bytes of each piece are then merged pair by pair
+//! in the order the merges were learned (`merges`). Most pieces have been seen before: an `Encoder`
+//! remembers them.
+//!
+//! Does not know datasets or files of text.
+
+mod encoder;
+mod json;
+mod merges;
+mod pieces;
+mod spelling;
+mod train;
+
+pub use encoder::Encoder;
+pub use train::{Trainer, Training};
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::Result;
+
+use merges::Merges;
+use pieces::Cut;
+
+/// A vocabulary with its rules. Immutable; threads share one and each make their own `Encoder`.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    /// Bytes of every id; `None` for ids nobody uses.
+    bytes: Vec<Option<Box<[u8]>>>,
+    /// The id of each single byte.
+    of_byte: [u32; 256],
+    merges: Merges,
+    cut: Cut,
+    /// A space is put before text that does not start with one.
+    prefix_space: bool,
+    /// A piece that is a token as a whole is not merged up but taken (Llama 3).
+    whole_pieces: Option<HashMap<Box<[u8]>, u32>>,
+    /// Tokens that are no text, such as `<|endoftext|>`, by content.
+    special: Vec<(String, u32)>,
+    eod: Option<u32>,
+}
+
+impl Tokenizer {
+    /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json` and
+    /// `merges.txt`. Mistakes in the files are `Problems`.
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        json::load(path)
+    }
+
+    /// Each byte its own token, and 256 the end of a document.
+    pub fn of_bytes() -> Tokenizer {
+        let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
+        bytes.push(Some(END_OF_TEXT.as_bytes().into()));
+        Tokenizer {
+            bytes,
+            of_byte: std::array::from_fn(|byte| byte as u32),
+            merges: Merges::new(&[]),
+            cut: Cut::Whole,
+            prefix_space: false,
+            whole_pieces: None,
+            special: vec![(END_OF_TEXT.into(), 256)],
+            eod: Some(256),
+        }
+    }
+
+    /// Ids are below this.
+    pub fn vocab(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The token that ends a document.
+    pub fn eod(&self) -> Option<u32> {
+        self.eod
+    }
+
+    /// The id of a special token by its content.
+    pub fn special(&self, content: &str) -> Option<u32> {
+        self.special.iter().find(|(name, _)| name == content).map(|(_, id)| *id)
+    }
+
+    /// Special tokens, content and id.
+    pub fn specials(&self) -> &[(String, u32)] {
+        &self.special
+    }
+
+    /// The ids of a text. Special tokens spelled out in it are ordinary text.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::new();
+        Encoder::small(self).encode(text, &mut ids);
+        ids
+    }
+
+    /// The text of some ids; bytes that are no UTF-8 become U+FFFD, as do ids nobody uses.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned()
+    }
+
+    /// The exact bytes of some ids.
+    pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for id in ids {
+            match self.bytes.get(*id as usize) {
+                Some(Some(some)) => bytes.extend_from_slice(some),
+                _ => bytes.extend_from_slice("\u{fffd}".as_bytes()),
+            }
+        }
+        bytes
+    }
+}
+
+/// GPT-2's name for the end of a document.
+const END_OF_TEXT: &str = "<|endoftext|>";

@@ -1,0 +1,221 @@
+//! Training byte-level BPE: from single bytes, the pair that occurs most often becomes a token, and
+//! so on. The same rule, order and ties as Hugging Face's `BpeTrainer` with the byte-level alphabet.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+
+use super::json;
+use super::pieces::Cut;
+use super::spelling::spell;
+use crate::base::Problems;
+
+/// What is to be learned.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// Ids in all: special tokens, 256 bytes, and one for each merge.
+    pub vocab: usize,
+    /// Pairs seen less often are not merged.
+    pub min_frequency: u64,
+    /// Ids 0, 1, …; text never encodes to them.
+    pub special: Vec<String>,
+}
+
+/// Counts the pieces of a corpus, text by text, then learns merges from the counts. Counters of
+/// several threads can be added up; the result does not depend on the order.
+#[derive(Clone, Debug, Default)]
+pub struct Trainer {
+    counts: HashMap<Box<[u8]>, u64>,
+}
+
+impl Trainer {
+    pub fn new() -> Trainer {
+        Trainer::default()
+    }
+
+    /// Counts the pieces of one text.
+    pub fn count(&mut self, text: &str) {
+        let mut at = 0;
+        while at < text.len() {
+            let end = Cut::Gpt2.end(text, at);
+            let piece = &text.as_bytes()[at..end];
+            match self.counts.get_mut(piece) {
+                Some(count) => *count += 1,
+                None => drop(self.counts.insert(piece.into(), 1)),
+            }
+            at = end;
+        }
+    }
+
+    /// Takes over another thread's counts.
+    pub fn add(&mut self, other: Trainer) {
+        for (piece, count) in other.counts {
+            *self.counts.entry(piece).or_default() += count;
+        }
+    }
+
+    /// Different pieces seen so far.
+    pub fn pieces(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// Learns, and returns the content of a tokenizer.json and the number of ids in it, which is
+    /// below what was asked for where the text has too few pairs. `progress` is told each id.
+    pub fn train(
+        self,
+        training: &Training,
+        progress: impl FnMut(usize),
+    ) -> Result<(String, usize), Problems> {
+        let least = training.special.len() + 256;
+        if training.vocab < least {
+            let what = format!("a vocabulary of {} ids", training.vocab);
+            let remedy = format!(
+                "ask for at least {least}: 256 bytes and {} special tokens",
+                training.special.len()
+            );
+            return Err(Problems::one("--vocab", what, remedy));
+        }
+        let mut learner = Learner::new(self.counts, training);
+        learner.learn(training, progress);
+        let Learner { tokens, merges, .. } = learner;
+        let count = tokens.len();
+        Ok((json::write(&tokens, training.special.len(), &merges), count))
+    }
+}
+
+type Pair = (u32, u32);
+
+/// A pair that may be merged next. The heap's greatest is the most frequent, then the lowest pair.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    count: u64,
+    pair: std::cmp::Reverse<Pair>,
+}
+
+struct Learner {
+    /// The ids of each piece, and how often it occurs.
+    words: Vec<(Vec<u32>, u64)>,
+    tokens: Vec<Box<[u8]>>,
+    ids: HashMap<Box<[u8]>, u32>,
+    merges: Vec<Pair>,
+    counts: HashMap<Pair, i64>,
+    /// Words each pair occurs in, or once did.
+    places: HashMap<Pair, HashSet<u32>>,
+    queue: BinaryHeap<Candidate>,
+}
+
+impl Learner {
+    fn new(counts: HashMap<Box<[u8]>, u64>, training: &Training) -> Learner {
+        let mut tokens: Vec<Box<[u8]>> =
+            training.special.iter().map(|token| token.as_bytes().into()).collect();
+        let mut alphabet: Vec<u8> = (0..=255).collect();
+        alphabet.sort_by_key(|byte| spell(*byte)); // Hugging Face's order
+        let first = tokens.len();
+        let mut of_byte = [0; 256];
+        for (i, byte) in alphabet.iter().enumerate() {
+            of_byte[*byte as usize] = (first + i) as u32;
+            tokens.push([*byte].into());
+        }
+        let ids = tokens.iter().cloned().zip(0..).skip(first).collect();
+        let mut words: Vec<(Vec<u32>, u64)> = counts
+            .into_iter()
+            .map(|(piece, n)| (piece.iter().map(|byte| of_byte[*byte as usize]).collect(), n))
+            .collect();
+        words.sort_unstable(); // so that two runs do the same work
+        let (counts, places, queue) = Default::default();
+        let mut learner = Learner { words, tokens, ids, merges: Vec::new(), counts, places, queue };
+        learner.count_pairs();
+        learner
+    }
+
+    fn count_pairs(&mut self) {
+        for ((ids, count), word) in self.words.iter().zip(0..) {
+            for two in ids.windows(2) {
+                let pair = (two[0], two[1]);
+                *self.counts.entry(pair).or_default() += *count as i64;
+                self.places.entry(pair).or_default().insert(word);
+            }
+        }
+        let counts = self.counts.iter().filter(|(_, count)| **count > 0);
+        self.queue.extend(counts.map(|(pair, count)| Candidate {
+            count: *count as u64,
+            pair: std::cmp::Reverse(*pair),
+        }));
+    }
+
+    fn learn(&mut self, training: &Training, mut progress: impl FnMut(usize)) {
+        while self.tokens.len() < training.vocab {
+            let Some(Candidate { count, pair }) = self.queue.pop() else { break };
+            let pair = pair.0;
+            let now = self.counts[&pair].max(0) as u64;
+            if now != count {
+                // The count fell since it was queued: back in line with the right one.
+                self.queue.push(Candidate { count: now, pair: std::cmp::Reverse(pair) });
+                continue;
+            }
+            if now < training.min_frequency.max(1) {
+                break;
+            }
+            let id = self.token(pair);
+            self.merges.push(pair);
+            self.merge(pair, id);
+            progress(self.tokens.len());
+        }
+    }
+
+    /// The id of two tokens joined; two pairs can make the same token.
+    fn token(&mut self, pair: Pair) -> u32 {
+        let (left, right) = (&self.tokens[pair.0 as usize], &self.tokens[pair.1 as usize]);
+        let joined: Box<[u8]> = [&left[..], &right[..]].concat().into();
+        match self.ids.entry(joined) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let id = self.tokens.len() as u32;
+                self.tokens.push(new.key().clone());
+                *new.insert(id)
+            }
+        }
+    }
+
+    fn merge(&mut self, pair: Pair, id: u32) {
+        let mut changed = HashSet::new();
+        for word in self.places.remove(&pair).unwrap_or_default() {
+            let (ids, times) = &mut self.words[word as usize];
+            for (near, change) in merge_word(ids, pair, id) {
+                *self.counts.entry(near).or_default() += change * *times as i64;
+                if change > 0 {
+                    self.places.entry(near).or_default().insert(word);
+                    changed.insert(near);
+                }
+            }
+        }
+        for pair in changed {
+            let count = self.counts[&pair];
+            if count > 0 {
+                let pair = std::cmp::Reverse(pair);
+                self.queue.push(Candidate { count: count as u64, pair });
+            }
+        }
+    }
+}
+
+/// Merges a pair everywhere in one word; returns how often each neighbouring pair came or went.
+fn merge_word(ids: &mut Vec<u32>, pair: Pair, id: u32) -> Vec<(Pair, i64)> {
+    let mut changes = Vec::new();
+    let mut i = 0;
+    while i + 1 < ids.len() {
+        if (ids[i], ids[i + 1]) == pair {
+            if i > 0 {
+                changes.push(((ids[i - 1], pair.0), -1));
+                changes.push(((ids[i - 1], id), 1));
+            }
+            if i + 2 < ids.len() {
+                changes.push(((pair.1, ids[i + 2]), -1));
+                changes.push(((id, ids[i + 2]), 1));
+            }
+            ids[i] = id;
+            ids.remove(i + 1);
+        }
+        i += 1;
+    }
+    changes
+}
