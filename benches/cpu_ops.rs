@@ -115,18 +115,18 @@ impl Tensors<'_> {
     }
 
     fn matrix_of(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        let mut some = vec![0.0f32; 4096.min(rows * cols)];
+        let mut some = vec![0.0f32; 4096];
         rng::normals(1, 0, &mut some);
-        let some: Vec<f32> = some.iter().map(|x| 0.02 * x).collect();
-        let to = self.arena.matrix(rows, cols, dtype);
-        let repeated: Vec<f32> = some.into_iter().cycle().take(rows * cols).collect();
-        let bits: Vec<u16> = match dtype {
-            DType::BF16 => repeated.iter().map(|x| (x.to_bits() >> 16) as u16).collect(),
-            _ => Vec::new(),
+        some.iter_mut().for_each(|x| *x *= 0.02);
+        let bits: Vec<u16> = some.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+        let bytes: &[u8] = match dtype {
+            DType::BF16 => bytemuck::cast_slice(&bits),
+            _ => bytemuck::cast_slice(&some),
         };
-        match dtype {
-            DType::BF16 => self.cpu.upload(bytemuck::cast_slice(&bits), to),
-            _ => self.cpu.upload(bytemuck::cast_slice(&repeated), to),
+        let to = self.arena.matrix(rows, cols, dtype);
+        for at in (0..to.numel()).step_by(some.len()) {
+            let part = to.span(at, some.len().min(to.numel() - at));
+            self.cpu.upload(&bytes[..part.bytes()], part);
         }
         to
     }

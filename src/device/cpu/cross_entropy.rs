@@ -30,17 +30,17 @@ pub(super) fn stats(
     cpu.each_rows(logits.rows, logits.cols, |rows| {
         for row in rows {
             let at = row * logits.cols;
-            let mut largest = f32::NEG_INFINITY;
-            each_block_of(logits, at, own, |block| largest = maximum(block).max(largest));
-            let mut sum = 0.0;
-            // Nothing to exponentiate where there is no entry, or none above −∞.
-            if largest > f32::NEG_INFINITY {
-                each_block_of(logits, at, own, |block| sum += sum_exp(block, largest) as f64);
-            } else {
-                each_block_of(logits, at, own, |block| {
-                    sum += block.iter().filter(|x| x.is_nan()).sum::<f32>() as f64;
-                });
-            }
+            let (mut largest, mut sum) = (f32::NEG_INFINITY, 0.0f64);
+            each_block_of(logits, at, own, |block| {
+                let top = maximum(block);
+                if top > largest {
+                    sum *= (largest as f64 - top as f64).exp();
+                    largest = top;
+                }
+                // Nothing is −∞ away from −∞.
+                let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
+                sum += sum_exp(block, base) as f64;
+            });
             let place = place_of(targets, row, first, own);
             let target = place.map_or(f32::NEG_INFINITY, |place| scalar(logits, at + place));
             store(&[largest, sum as f32, target], stats.to, 3 * row);
