@@ -19,7 +19,7 @@ const FLOORS: &[&str] = &[
 ];
 
 /// Where raw memory may be touched: devices, groups of ranks, and the one file that maps datasets.
-const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/mapped.rs"];
+const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/indexed/map.rs"];
 
 #[test]
 fn imports_point_down() {
@@ -50,7 +50,8 @@ fn rooms_are_listed_in_their_order() {
 fn every_file_says_what_it_is() {
     for (file, text) in sources("src").into_iter().chain(sources("tests")) {
         let entry = ["src/main.rs", "tests/common"].iter().any(|p| file.starts_with(p));
-        assert!(entry || text.starts_with("//!"), "{} begins without `//!`", file.display());
+        let said = text.lines().take(3).any(|line| line.starts_with("//!"));
+        assert!(entry || said, "{} begins without `//!`", file.display());
     }
 }
 
