@@ -133,8 +133,8 @@ fn a_changed_manifest_does_not_go_on_silently() {
 #[test]
 fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
-    let done = lab.run(&["model.heads=5", "model.hiden=3", "batch.global=3"]);
-    done.expect(2, &["heads", "hiden", "hidden", "global"]);
+    let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);
+    done.expect(2, &["heads 5", "train.sed", "train.seed", "batch.global 3"]);
     lab.run(&["topology.tensor=2"]).expect(2, &["topology"]);
     lab.gptrain(&["run", "nothing.yaml"]).expect(2, &["nothing.yaml"]);
 }

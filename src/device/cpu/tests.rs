@@ -1,3 +1,5 @@
+//! What only the CPU promises: its own mathematics, its threads, its memory.
+
 use super::math;
 use super::*;
 use crate::base::DType;
