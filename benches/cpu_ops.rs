@@ -159,8 +159,7 @@ fn product<'a>(
     let a = if kind == Gemm::TN { t.matrix(k, m) } else { t.matrix(m, k) };
     let b = if kind == Gemm::NT { t.matrix(n, k) } else { t.matrix(k, n) };
     let c = if kind == Gemm::TN { t.matrix_of(m, n, DType::F32) } else { t.matrix(m, n) };
-    let (bias, pre) = (t.matrix(1, n), t.matrix(m, n));
-    let then = then.map_or(Epilogue::Nothing, |then| then(bias, pre));
+    let then = then.map_or(Epilogue::Nothing, |then| then(t.matrix(1, n), t.matrix(m, n)));
     let out = if kind == Gemm::TN { c.add() } else { c.set() };
     let cpu = t.cpu;
     Row {

@@ -15,6 +15,7 @@ pub fn table() -> Vec<Case> {
             cases.push(case(format!("gemm {kind:?} {m}x{n}x{k}"), move |b| gemm(b, kind, m, n, k)));
         }
     }
+    cases.push(case("gemm, deep", |b| gemm(b, Gemm::NN, 5, 50, 4200)));
     cases.push(case("embed 17 ids, 33 columns", |b| embed(b, 17, 9, 33, 2)));
     cases.push(case("embed 1 id, 1 column", |b| embed(b, 1, 5, 1, 0)));
     cases.push(case("embed 600 ids, 600 columns", |b| embed(b, 60, 3, 600, 1)));

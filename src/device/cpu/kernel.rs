@@ -50,6 +50,115 @@ impl Product<'_> {
     }
 }
 
+/// Rows of a packed panel of A, and columns of one of B.
+pub(super) const PANEL_ROWS: usize = 8;
+pub(super) const PANEL_COLS: usize = 48;
+
+/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS]; of B's, each
+/// [whole, PANEL_COLS], the rows `first .. first + depth`, with `[whole, first, depth]` given. C has
+/// a row for each row of A, `width` apart, and at least as many columns as B.
+pub(super) fn panels(
+    a: &[f32],
+    b: &[f32],
+    [whole, first, depth]: [usize; 3],
+    c: &mut [f32],
+    width: usize,
+    add: bool,
+) {
+    let rows = a.len() / depth;
+    assert!(rows.is_multiple_of(PANEL_ROWS) && first + depth <= whole, "A");
+    assert!(b.len() <= whole * width && c.len() >= rows * width, "B and C");
+    let p = Panels { a, b, whole, first, depth, c: c.as_mut_ptr(), width, add };
+    // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        if super::math::has_avx512() {
+            return x86::panels_avx512(&p);
+        }
+        if super::math::has_avx2() {
+            return x86::panels_avx2(&p);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { cover_panels::<[f32; 4], 4, 2>(&p) }
+}
+
+/// The operands of `panels`.
+struct Panels<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    whole: usize,
+    first: usize,
+    depth: usize,
+    c: *mut f32,
+    width: usize,
+    add: bool,
+}
+
+#[inline(always)]
+unsafe fn cover_panels<V: Lanes, const M: usize, const W: usize>(p: &Panels) {
+    for (j, b) in p.b.chunks_exact(p.whole * PANEL_COLS).enumerate() {
+        for (i, a) in p.a.chunks_exact(p.depth * PANEL_ROWS).enumerate() {
+            for col in (0..PANEL_COLS).step_by(W * V::N) {
+                for row in (0..PANEL_ROWS).step_by(M) {
+                    unsafe {
+                        let c = (i * PANEL_ROWS + row) * p.width + j * PANEL_COLS + col;
+                        let b = b.as_ptr().add(p.first * PANEL_COLS + col);
+                        packed_block::<V, M, W>(
+                            p.depth,
+                            a.as_ptr().add(row),
+                            b,
+                            p.c.add(c),
+                            p.width,
+                            p.add,
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn packed_block<V: Lanes, const M: usize, const W: usize>(
+    depth: usize,
+    mut a: *const f32,
+    mut b: *const f32,
+    c: *mut f32,
+    width: usize,
+    add: bool,
+) {
+    unsafe {
+        let mut sums = [[V::splat(0.0); W]; M];
+        if add {
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(c.add(i * width + j * V::N));
+                }
+            }
+        }
+        for _ in 0..depth {
+            let mut right = [V::splat(0.0); W];
+            for (j, right) in right.iter_mut().enumerate() {
+                *right = V::load(b.add(j * V::N));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let left = V::splat(*a.add(i));
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = sum.plus_product(left, right);
+                }
+            }
+            a = a.add(PANEL_ROWS);
+            b = b.add(PANEL_COLS);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (j, sum) in sums.into_iter().enumerate() {
+                sum.store(c.add(i * width + j * V::N));
+            }
+        }
+    }
+}
+
 /// A register of f32.
 trait Lanes: Copy {
     const N: usize;
@@ -159,7 +268,7 @@ impl Lanes for [f32; 4] {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Lanes, Product, cover};
+    use super::{Lanes, Panels, Product, cover, cover_panels};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f")]
@@ -170,6 +279,16 @@ mod x86 {
     #[target_feature(enable = "avx2,fma")]
     pub unsafe fn avx2(p: Product) {
         unsafe { cover::<__m256, 4, 2>(p) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn panels_avx512(p: &Panels) {
+        unsafe { cover_panels::<__m512, 8, 3>(p) }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn panels_avx2(p: &Panels) {
+        unsafe { cover_panels::<__m256, 4, 3>(p) }
     }
 
     impl Lanes for __m512 {

@@ -202,6 +202,38 @@ impl Workspace {
         let base = lines.as_mut_ptr() as usize;
         with(&Scratch { base, parts, len, stride: stride * LINE })
     }
+
+    /// Calls `with` on scratch of `shared` f32 and on `parts` times `len` more.
+    pub fn with_shared<R>(
+        &self,
+        shared: usize,
+        parts: usize,
+        len: usize,
+        with: impl FnOnce(&Shared, &Scratch) -> R,
+    ) -> R {
+        let (before, stride) = (shared.div_ceil(LINE), len.div_ceil(LINE));
+        self.with(1, (before + parts * stride) * LINE, |all| {
+            let own = all.base + before * size_of::<Line>();
+            let own = Scratch { base: own, parts, len, stride: stride * LINE };
+            with(&Shared { base: all.base, len: shared }, &own)
+        })
+    }
+}
+
+/// Scratch of an op that its tasks share.
+pub(super) struct Shared {
+    base: usize,
+    len: usize,
+}
+
+impl Shared {
+    /// # Safety
+    /// Nobody else may write these elements while the slice is held, nor read them if it is written.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn range(&self, start: usize, len: usize) -> &mut [f32] {
+        assert!(start + len <= self.len);
+        unsafe { std::slice::from_raw_parts_mut((self.base as *mut f32).add(start), len) }
+    }
 }
 
 /// Scratch of an op, cut into equal parts.

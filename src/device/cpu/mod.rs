@@ -48,8 +48,8 @@ impl Cpu {
         self.threads
     }
 
-    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays.
-    /// Beside it the `gemm` crate packs its operands in buffers that it allocates for each product.
+    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays; beside
+    /// it an op takes no memory, but for the few bytes in which rayon queues a task for its pool.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.bytes()
     }
