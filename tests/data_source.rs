@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gptrain::base::Problems;
 use gptrain::data::indexed::{Indexed, TokenType, Writer};
-use gptrain::data::{Batch, Datasets, Reader, Request, Source};
+use gptrain::data::{Batch, Datasets, Plan, Reader, Request, Source};
 use gptrain::manifest::{Data, DataRule, Dataset, Eod, Objective, Part, ValidSet};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -224,4 +224,76 @@ fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
     let error = (0..255).find_map(|_| reader.next().err()).expect("a read of what is gone");
     let error = format!("{error:#}");
     assert!(error.contains("it had 131072 bytes when opened and is 4096 bytes now"), "{error}");
+}
+
+/// The tokens of samples `range` of a run's training data.
+fn tokens(datasets: &Datasets, range: std::ops::Range<u64>) -> Vec<Vec<i32>> {
+    range.map(|sample| batch(&datasets.train, sample, 1).tokens).collect()
+}
+
+#[test]
+fn weights_can_change_without_repeating_or_skipping_a_sample() {
+    let mixed = |a: f64, b: f64| {
+        data(vec![dataset("u16_a", a, "1,0,0", 0), dataset("u16_b", b, "1,0,0", 0)])
+    };
+    let before = mixed(0.7, 0.3);
+    let first = Datasets::open(&before, 32, 50257, 100, 0).unwrap();
+    // The checkpoint is written at sample 40, as JSON; the weights change there.
+    let plan = serde_json::to_string(&first.plan).unwrap();
+    let plan: Plan = serde_json::from_str(&plan).unwrap();
+    assert_eq!(plan, first.plan);
+    let after = mixed(0.2, 0.8);
+    let plan = plan.continued(&after.train, 100, 40);
+    let second = Datasets::resume(&after, plan, 32, 50257, 0).unwrap();
+    assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
+
+    // Each dataset goes on with its own next sample: the order of one that is never interrupted.
+    let alone = |name: &str, n: u64| {
+        let mut wishes = data(vec![dataset(name, 1.0, "1,0,0", 0)]);
+        wishes.seed = before.seed;
+        tokens(&Datasets::open(&wishes, 32, 50257, n, 0).unwrap(), 0..n)
+    };
+    let (a, b) = (alone("u16_a", 71), alone("u16_b", 31));
+    let (mut next_a, mut next_b) = (0, 0);
+    for (k, sample) in tokens(&second, 0..100).iter().enumerate() {
+        if a.get(next_a) == Some(sample) {
+            next_a += 1;
+        } else {
+            if next_b < b.len() {
+                assert_eq!(Some(sample), b.get(next_b), "sample {k} is of neither dataset in turn");
+            }
+            next_b += 1;
+        }
+    }
+    let cursors: Vec<u64> = second.train.cursors(100).iter().map(|c| c.samples).collect();
+    assert_eq!(cursors, [next_a as u64, next_b as u64]);
+    assert_eq!(second.train.cursors(40).iter().map(|c| c.samples).sum::<u64>(), 40);
+    // 0.7·40 + 0.2·60 and 0.3·40 + 0.8·60, within one.
+    assert!(next_a.abs_diff(40) <= 1 && next_b.abs_diff(60) <= 1, "{next_a} {next_b}");
+}
+
+#[test]
+fn a_plan_that_did_not_change_is_the_same_plan() {
+    let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+    let plan = Plan::new(&wishes.train, 100);
+    assert_eq!(plan.clone().continued(&wishes.train, 100, 60), plan);
+    // A longer run keeps the order it had, and goes on behind it.
+    let longer = plan.clone().continued(&wishes.train, 250, 60);
+    assert_eq!(longer.stages.len(), 2);
+    let short = Datasets::open(&wishes, 32, 50257, 98, 0).unwrap();
+    let plan = Plan::new(&wishes.train, 98).continued(&wishes.train, 250, 60);
+    let long = Datasets::resume(&wishes, plan, 32, 50257, 0).unwrap();
+    assert_eq!(tokens(&short, 0..98), tokens(&long, 0..98));
+    assert_eq!(tokens(&long, 98..250).len(), 152);
+    // Every sample of the first epoch is read once before any is read again.
+    let mut seen = tokens(&long, 0..98);
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 98);
+    // Changes before the first step leave no trace.
+    let other = data(vec![dataset("u16_b", 1.0, "1,0,0", 0)]);
+    assert_eq!(
+        Plan::new(&wishes.train, 100).continued(&other.train, 100, 0),
+        Plan::new(&other.train, 100)
+    );
 }

@@ -8,7 +8,7 @@
 pub struct Blend {
     /// Which dataset gives each sample.
     dataset: Vec<u16>,
-    /// How many samples each dataset has given before each block, [blocks + 1, datasets].
+    /// How many samples each dataset has given before each block, [size / BLOCK + 1, datasets].
     given: Vec<u64>,
     datasets: usize,
 }
@@ -45,7 +45,9 @@ impl Blend {
             used[dataset] += 1;
             blend.dataset.push(dataset as u16);
         }
-        blend.given.extend_from_slice(&used);
+        if size.is_multiple_of(BLOCK) {
+            blend.given.extend_from_slice(&used); // so that `given(size)` finds its block
+        }
         blend
     }
 
@@ -69,9 +71,18 @@ impl Blend {
         (dataset as usize, before + since as u64)
     }
 
-    /// How many samples each dataset gives in all.
-    pub fn totals(&self) -> &[u64] {
-        &self.given[self.given.len() - self.datasets..]
+    /// How many samples each dataset has given before sample k (k may be one past the last).
+    pub fn given(&self, k: u64) -> Vec<u64> {
+        let k = k as usize;
+        let block = k / BLOCK;
+        let mut given = match self.given.chunks(self.datasets).nth(block) {
+            Some(given) => given.to_vec(),
+            None => vec![0; self.datasets], // nothing was blended
+        };
+        for dataset in &self.dataset[(block * BLOCK).min(k)..k] {
+            given[*dataset as usize] += 1;
+        }
+        given
     }
 }
 

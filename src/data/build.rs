@@ -51,7 +51,8 @@ impl Build<'_> {
     pub fn run(&self, mut progress: impl FnMut(Report, u64)) -> Result<Built> {
         let mut writer = Writer::create(&self.output, self.token_type)?;
         let mut built = Built::default();
-        let reading = Reading { inputs: self.inputs, threads: self.threads };
+        let whole_texts = !self.tokenizer.cuts_at_lines();
+        let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts };
         let encoder = || match self.parse_special {
             true => Encoder::new(self.tokenizer).parse_special(),
             false => Encoder::new(self.tokenizer),
@@ -139,7 +140,7 @@ impl Train<'_> {
     ) -> Result<Trained> {
         let mut all = Trainer::new();
         let mut text = 0;
-        let reading = Reading { inputs: self.inputs, threads: self.threads };
+        let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts: false };
         let count = |_: &mut (), chunk: corpus::Chunk| {
             let mut some = Trainer::new();
             chunk.documents(&self.rules, |text| some.count(text))?;

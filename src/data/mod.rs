@@ -16,7 +16,10 @@ pub mod build;
 pub mod corpus;
 pub mod indexed;
 pub mod mask;
+pub mod mixture;
+mod open;
 pub mod order;
+pub mod plan;
 pub mod random;
 mod reader;
 mod source;
@@ -24,6 +27,7 @@ pub mod split;
 pub mod tokenizer;
 
 pub use indexed::Indexed;
+pub use plan::Plan;
 pub use reader::{Batch, Reader, Request};
 pub use source::{Datasets, Slot, Source};
 pub use tokenizer::Tokenizer;

@@ -12,21 +12,33 @@ const CHUNK: usize = 1 << 20;
 /// The longest line. It has to be in memory at once, several times over.
 const LONGEST: usize = 256 << 20;
 
-/// Hands the chunks of one file to `chunk`, until it answers false.
-pub fn cut(input: &Input, mut chunk: impl FnMut(Chunk) -> bool) -> Result<()> {
+/// Hands the chunks of one file to `chunk`, until it answers false. `whole_texts` keeps plain text in
+/// one piece.
+pub fn cut(input: &Input, whole_texts: bool, mut chunk: impl FnMut(Chunk) -> bool) -> Result<()> {
+    let whole = whole_texts && input.format == Format::Text;
     let (mut stream, position) = input.open()?;
     let (mut bytes, mut first_line) = (Vec::new(), 1);
+    let mut searched = 0; // bytes known to hold no boundary
     loop {
         let ended = fill(&mut *stream, &mut bytes, CHUNK)
             .with_context(|| format!("cannot read {}", input.place()))?;
-        let mut end = if ended { Some(bytes.len()) } else { boundary(input.format, &bytes) };
+        let end = match ended {
+            true => Some(bytes.len()),
+            false if whole => None,
+            false => boundary(input.format, &bytes, searched),
+        };
         if end.is_none() && bytes.len() >= LONGEST {
-            let what = format!("a line of more than {}", Bytes(LONGEST as u64));
-            let remedy = "cut it into several documents; is this really the right --format?";
+            let unit = if whole { "text" } else { "line" };
+            let what = format!("a {unit} of more than {}", Bytes(LONGEST as u64));
+            let remedy = "cut it into several documents, or see whether --format is right";
             let place = format!("{}:{first_line}", input.place());
             return Err(Problems::one(place, what, remedy).into());
         }
-        let Some(end) = end.take() else { continue };
+        let Some(end) = end else {
+            searched = bytes.len().saturating_sub(1);
+            continue;
+        };
+        searched = 0;
         let rest = bytes.split_off(end);
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
         let goes_on = chunk(Chunk {
@@ -63,10 +75,10 @@ fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Re
 
 /// The last place to cut at: after a line; within text only between two lines that end and start
 /// with a plain letter or digit, where every pattern ends a piece on both sides of the line break.
-fn boundary(format: Format, bytes: &[u8]) -> Option<usize> {
+fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
     let mut end = bytes.len();
     loop {
-        let at = bytes[..end].iter().rposition(|byte| *byte == b'\n')?;
+        let at = from + bytes[from..end].iter().rposition(|byte| *byte == b'\n')?;
         let plain = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
         if format == Format::JsonLines || (at > 0 && plain(at - 1) && plain(at + 1)) {
             return Some(at + 1);

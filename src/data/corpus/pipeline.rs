@@ -14,6 +14,8 @@ pub struct Reading<'a> {
     pub inputs: &'a [Input],
     /// Threads that work, besides the one that reads.
     pub threads: usize,
+    /// Keep plain text in one piece, for tokenizers whose ids would differ across a cut.
+    pub whole_texts: bool,
 }
 
 /// How far reading has come.
@@ -43,8 +45,7 @@ pub fn in_order<S, T: Send>(
     let jobs = Mutex::new(jobs);
     let (send_done, done) = channel();
     std::thread::scope(|scope| {
-        let inputs = reading.inputs;
-        scope.spawn(move || read(inputs, &permits, |job| send.send(job).is_ok()));
+        scope.spawn(move || read(reading, &permits, |job| send.send(job).is_ok()));
         for _ in 0..reading.threads {
             let (jobs, state, work, done) = (&jobs, &state, &work, send_done.clone());
             scope.spawn(move || worker(jobs, state(), work, &done));
@@ -56,13 +57,13 @@ pub fn in_order<S, T: Send>(
     })
 }
 
-fn read(inputs: &[Input], permits: &Receiver<()>, mut send: impl FnMut(Job) -> bool) {
+fn read(reading: &Reading<'_>, permits: &Receiver<()>, mut send: impl FnMut(Job) -> bool) {
     let mut number = 0;
     let mut files = 0; // bytes of the files before the present one
     let mut text = 0;
-    for input in inputs {
+    for input in reading.inputs {
         let mut goes_on = true;
-        let cut = chunks::cut(input, |chunk| {
+        let cut = chunks::cut(input, reading.whole_texts, |chunk| {
             text += chunk.bytes.len() as u64;
             let report = Report { read: files + chunk.read, text };
             goes_on = permits.recv().is_ok() && send((number, Ok((chunk, report))));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Tokenizer;
+use super::{Bpe, Rules, Tokenizer};
 
 /// One thread's encoder, with its memory of pieces.
 pub struct Encoder<'a> {
@@ -57,40 +57,45 @@ impl<'a> Encoder<'a> {
 
     /// Appends the ids of `text` to `ids`.
     pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
-        if self.tokenizer.prefix_space && !text.is_empty() && !text.starts_with(' ') {
-            return self.encode_more(&format!(" {text}"), ids);
+        match &self.tokenizer.rules {
+            Rules::Bpe(bpe) if bpe.prefix_space && !text.is_empty() && !text.starts_with(' ') => {
+                self.encode_more(&format!(" {text}"), ids)
+            }
+            _ => self.encode_more(text, ids),
         }
-        self.encode_more(text, ids);
     }
 
     /// Appends the ids of text that continues what was encoded before: no space is put before it.
     pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) {
+        let bpe = match &self.tokenizer.rules {
+            Rules::Bpe(bpe) => bpe,
+            Rules::Foreign(foreign) => return foreign.encode(text, self.parse_special, ids),
+        };
         if !self.parse_special {
-            return self.encode_ordinary(text, ids);
+            return self.ordinary(bpe, text, ids);
         }
         let mut rest = text;
         while let Some((at, content, id)) = first_special(self.tokenizer, rest) {
-            self.encode_ordinary(&rest[..at], ids);
+            self.ordinary(bpe, &rest[..at], ids);
             ids.push(id);
             rest = &rest[at + content.len()..];
         }
-        self.encode_ordinary(rest, ids);
+        self.ordinary(bpe, rest, ids);
     }
 
-    fn encode_ordinary(&mut self, text: &str, ids: &mut Vec<u32>) {
-        let cut = self.tokenizer.cut;
+    fn ordinary(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
         let mut at = 0;
         while at < text.len() {
-            let end = cut.end(text, at);
-            self.piece(text.as_bytes(), at, end, ids);
+            let end = bpe.cut.end(text, at);
+            self.piece(bpe, text.as_bytes(), at, end, ids);
             at = end;
         }
     }
 
     #[inline]
-    fn piece(&mut self, text: &[u8], at: usize, end: usize, ids: &mut Vec<u32>) {
+    fn piece(&mut self, bpe: &Bpe, text: &[u8], at: usize, end: usize, ids: &mut Vec<u32>) {
         if end - at > 15 {
-            return self.large_piece(&text[at..end], ids);
+            return self.large_piece(bpe, &text[at..end], ids);
         }
         let key = key(text, at, end);
         let home = hash(key) as usize;
@@ -105,14 +110,14 @@ impl<'a> Encoder<'a> {
                 return;
             }
         }
-        self.new_piece(key, &text[at..end], ids);
+        self.new_piece(bpe, key, &text[at..end], ids);
     }
 
     /// Merges a short piece and remembers it: in an empty entry, or in place of another.
     #[cold]
-    fn new_piece(&mut self, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
+    fn new_piece(&mut self, bpe: &Bpe, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
         let from = ids.len();
-        self.merge(piece, ids);
+        bpe.merge(piece, ids);
         let found = &ids[from..];
         if found.len() > 3 {
             return;
@@ -127,29 +132,31 @@ impl<'a> Encoder<'a> {
     }
 
     #[cold]
-    fn large_piece(&mut self, piece: &[u8], ids: &mut Vec<u32>) {
+    fn large_piece(&mut self, bpe: &Bpe, piece: &[u8], ids: &mut Vec<u32>) {
         if piece.len() > LONGEST {
-            return self.merge(piece, ids);
+            return bpe.merge(piece, ids);
         }
         if let Some(found) = self.large.get(piece) {
             return ids.extend_from_slice(found);
         }
         let from = ids.len();
-        self.merge(piece, ids);
+        bpe.merge(piece, ids);
         if self.large.len() >= LARGE_LIMIT {
             self.large.clear();
         }
         self.large.insert(piece.into(), ids[from..].into());
     }
+}
 
+impl Bpe {
+    /// Appends the ids of one piece.
     fn merge(&self, piece: &[u8], ids: &mut Vec<u32>) {
-        let tokenizer = self.tokenizer;
-        if let Some(id) = tokenizer.whole_pieces.as_ref().and_then(|whole| whole.get(piece)) {
+        if let Some(id) = self.whole_pieces.as_ref().and_then(|whole| whole.get(piece)) {
             return ids.push(*id);
         }
         let from = ids.len();
-        ids.extend(piece.iter().map(|byte| tokenizer.of_byte[*byte as usize]));
-        tokenizer.merges.apply(ids, from);
+        ids.extend(piece.iter().map(|byte| self.of_byte[*byte as usize]));
+        self.merges.apply(ids, from);
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::merges::{Merge, Merges};
 use super::pieces::{self, Cut};
 use super::spelling::{Reading, spelled};
-use super::{END_OF_TEXT, Tokenizer};
+use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, foreign};
 use crate::base::Problems;
 
 /// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
@@ -25,6 +25,8 @@ struct File {
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
     model: Model,
 }
 
@@ -38,7 +40,9 @@ struct Added {
 struct Model {
     #[serde(default, rename = "type")]
     kind: Option<String>,
+    #[serde(default)]
     vocab: HashMap<String, u32>,
+    #[serde(default)]
     merges: Vec<Pair>,
     #[serde(default)]
     ignore_merges: bool,
@@ -84,6 +88,9 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     } else {
         serde_json::from_str(&text).map_err(not_json)?
     };
+    if let Some(why) = unsupported(&file) {
+        return foreign::load(&path, &why);
+    }
     let mut tokenizer = build(file, &path)?;
     tokenizer.eod = end_of_document(&tokenizer, &path);
     Ok(tokenizer)
@@ -121,6 +128,7 @@ fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
         added_tokens: end.into_iter().collect(),
         normalizer: Value::Null,
         pre_tokenizer: serde_json::json!({"type": "ByteLevel", "add_prefix_space": false}),
+        post_processor: Value::Null,
         model: Model {
             kind: Some("BPE".into()),
             vocab,
@@ -137,52 +145,43 @@ fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
 fn build(file: File, path: &Path) -> Result<Tokenizer> {
     let mut problems = Problems::default();
     let place = path.display().to_string();
-    for what in unsupported(&file) {
-        problems.add(&place, what, "gptrain reads byte-level BPE as GPT-2 and BLOOM use it");
-    }
-    let cut = cut(&file.pre_tokenizer);
-    if cut.is_none() {
-        let what = format!("its pre_tokenizer is {}", file.pre_tokenizer);
-        problems.add(&place, what, "gptrain knows GPT-2's ByteLevel and BLOOM's pattern");
-    }
+    let (cut, prefix_space) = cut(&file.pre_tokenizer).expect("checked by the caller");
     let bytes = bytes(&file, &place, &mut problems);
     let of_byte = of_byte(&bytes, &place, &mut problems);
     let merges = merges(&file.model, &place, &mut problems);
     problems.or(())?;
-    let (cut, prefix_space) = cut.expect("reported above");
     let special = file.added_tokens.iter().map(|added| (added.content.clone(), added.id));
     let special: Vec<_> = special.collect();
     let whole_pieces = file.model.ignore_merges.then(|| {
         let ids = bytes.iter().zip(0..).filter(|(_, id)| special.iter().all(|(_, s)| s != id));
         ids.filter_map(|(bytes, id)| Some((bytes.clone()?, id))).collect()
     });
-    let merges = Merges::new(&merges);
-    Ok(Tokenizer { bytes, of_byte, merges, cut, prefix_space, whole_pieces, special, eod: None })
+    let (vocab, merges) = (bytes.len(), Merges::new(&merges));
+    let bpe = Bpe { bytes, of_byte, merges, cut, prefix_space, whole_pieces };
+    Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(bpe) })
 }
 
-/// What would change ids and is not done here.
-fn unsupported(file: &File) -> Vec<String> {
-    let mut found = Vec::new();
+/// What would change ids and is not done by gptrain's own code.
+fn unsupported(file: &File) -> Option<String> {
     let model = &file.model;
     if let Some(kind) = model.kind.as_ref().filter(|kind| *kind != "BPE") {
-        found.push(format!("its model is {kind}, not BPE"));
+        return Some(format!("its model is {kind}, not BPE"));
     }
     let is_empty = |list: &Value| list.as_array().is_some_and(Vec::is_empty);
     if !file.normalizer.is_null() && !is_empty(&file.normalizer["normalizers"]) {
-        found.push(format!("it normalises text: {}", file.normalizer));
+        return Some(format!("it normalises text by {}", file.normalizer["type"]));
     }
-    if model.byte_fallback {
-        found.push("its model falls back to bytes (SentencePiece)".into());
+    let post = &file.post_processor;
+    if !post.is_null() && post["type"] != "ByteLevel" {
+        return Some(format!("it adds to texts by {}", post["type"]));
     }
-    if model.dropout.is_some_and(|rate| rate > 0.0) {
-        found.push("its merges drop out at random".into());
+    if cut(&file.pre_tokenizer).is_none() {
+        return Some(format!("its pre_tokenizer is {}", file.pre_tokenizer));
     }
-    for affix in [&model.continuing_subword_prefix, &model.end_of_word_suffix] {
-        if affix.as_ref().is_some_and(|affix| !affix.is_empty()) {
-            found.push("its tokens carry a prefix or suffix".into());
-        }
-    }
-    found
+    let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
+    let has_affix = affixes.into_iter().flatten().any(|affix| !affix.is_empty());
+    let drops = model.dropout.is_some_and(|rate| rate > 0.0);
+    (model.byte_fallback || drops || has_affix).then(|| "it is not plain BPE".to_string())
 }
 
 /// How text is cut, and whether a space is put before it.
@@ -278,7 +277,7 @@ fn merges(model: &Model, place: &str, problems: &mut Problems) -> Vec<Merge> {
 
 /// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
 /// the names in use.
-fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
+pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
     let config = std::fs::read_to_string(path.with_file_name("tokenizer_config.json")).ok();
     let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
     let named = config.and_then(|config| {

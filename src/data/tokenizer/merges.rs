@@ -44,6 +44,10 @@ impl Merges {
         table
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.slots.iter().all(|slot| slot.rank == u32::MAX)
+    }
+
     /// The slot that holds a pair, or the empty one where it would go.
     #[inline]
     fn find(&self, left: u32, right: u32) -> usize {

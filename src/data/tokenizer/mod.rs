@@ -1,5 +1,5 @@
 //! Text to token ids and back: byte-level byte-pair encoding (GPT-2, BLOOM), read from a Hugging
-//! Face `tokenizer.json`, and trained here.
+//! Face `tokenizer.json`, and trained here. Other tokenizers go through Hugging Face's crate.
 //!
 //! Text is first cut into pieces (`pieces`), the bytes of each piece are then merged pair by pair
 //! in the order the merges were learned (`merges`). Most pieces have been seen before: an `Encoder`
@@ -8,6 +8,7 @@
 //! Does not know datasets or files of text.
 
 mod encoder;
+mod foreign;
 mod json;
 mod merges;
 mod pieces;
@@ -22,12 +23,31 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use foreign::Foreign;
 use merges::Merges;
 use pieces::Cut;
 
 /// A vocabulary with its rules. Immutable; threads share one and each make their own `Encoder`.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
+    /// Ids are below this.
+    vocab: usize,
+    /// Tokens that are no text, such as `<|endoftext|>`, by content.
+    special: Vec<(String, u32)>,
+    eod: Option<u32>,
+    rules: Rules,
+}
+
+#[derive(Clone, Debug)]
+enum Rules {
+    Bpe(Bpe),
+    /// Anything else, left to Hugging Face's own crate.
+    Foreign(Foreign),
+}
+
+/// Byte-level BPE.
+#[derive(Clone, Debug)]
+struct Bpe {
     /// Bytes of every id; `None` for ids nobody uses.
     bytes: Vec<Option<Box<[u8]>>>,
     /// The id of each single byte.
@@ -36,16 +56,14 @@ pub struct Tokenizer {
     cut: Cut,
     /// A space is put before text that does not start with one.
     prefix_space: bool,
-    /// A piece that is a token as a whole is not merged up but taken (Llama 3).
+    /// A piece that is a token as a whole is not merged up but taken.
     whole_pieces: Option<HashMap<Box<[u8]>, u32>>,
-    /// Tokens that are no text, such as `<|endoftext|>`, by content.
-    special: Vec<(String, u32)>,
-    eod: Option<u32>,
 }
 
 impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json` and
-    /// `merges.txt`. Mistakes in the files are `Problems`.
+    /// `merges.txt`. What is not byte-level BPE with a known pattern is left to Hugging Face's crate.
+    /// Mistakes in the files are `Problems`.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         json::load(path)
     }
@@ -54,21 +72,35 @@ impl Tokenizer {
     pub fn of_bytes() -> Tokenizer {
         let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
         bytes.push(Some(END_OF_TEXT.as_bytes().into()));
-        Tokenizer {
+        let rules = Rules::Bpe(Bpe {
             bytes,
             of_byte: std::array::from_fn(|byte| byte as u32),
             merges: Merges::new(&[]),
             cut: Cut::Whole,
             prefix_space: false,
             whole_pieces: None,
-            special: vec![(END_OF_TEXT.into(), 256)],
-            eod: Some(256),
-        }
+        });
+        let special = vec![(END_OF_TEXT.into(), 256)];
+        Tokenizer { vocab: 257, special, eod: Some(256), rules }
     }
 
     /// Ids are below this.
     pub fn vocab(&self) -> usize {
-        self.bytes.len()
+        self.vocab
+    }
+
+    /// Whether it is read by gptrain's own code; Hugging Face's is ten times slower.
+    pub fn is_fast(&self) -> bool {
+        matches!(self.rules, Rules::Bpe(_))
+    }
+
+    /// Whether text may be cut between two lines that end and start with a plain letter or digit,
+    /// and encoded in parts, with the same ids.
+    pub fn cuts_at_lines(&self) -> bool {
+        match &self.rules {
+            Rules::Bpe(bpe) => bpe.cut != Cut::Whole || bpe.merges.is_empty(),
+            Rules::Foreign(_) => false,
+        }
     }
 
     /// The token that ends a document.
@@ -95,14 +127,21 @@ impl Tokenizer {
 
     /// The text of some ids; bytes that are no UTF-8 become U+FFFD, as do ids nobody uses.
     pub fn decode(&self, ids: &[u32]) -> String {
-        String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned()
+        match &self.rules {
+            Rules::Bpe(_) => String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned(),
+            Rules::Foreign(foreign) => foreign.decode(ids),
+        }
     }
 
-    /// The exact bytes of some ids.
+    /// The exact bytes of some ids (of a foreign tokenizer: those of the decoded text).
     pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
+        let bpe = match &self.rules {
+            Rules::Bpe(bpe) => bpe,
+            Rules::Foreign(foreign) => return foreign.decode(ids).into_bytes(),
+        };
         let mut bytes = Vec::new();
         for id in ids {
-            match self.bytes.get(*id as usize) {
+            match bpe.bytes.get(*id as usize) {
                 Some(Some(some)) => bytes.extend_from_slice(some),
                 _ => bytes.extend_from_slice("\u{fffd}".as_bytes()),
             }

@@ -1,0 +1,177 @@
+//! Datasets mixed into one list of samples, stage after stage.
+//!
+//! A dataset's own samples are numbered through all stages, so that a new mixture goes on where the
+//! one before stopped. Where a dataset's order runs out because a later stage wants more of it than
+//! was planned, another *leg* is ordered behind it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+
+use super::blend::Blend;
+use super::indexed::Indexed;
+use super::order::{Order, Piece};
+use crate::base::Count;
+
+/// A list of samples.
+#[derive(Debug)]
+pub struct Mixture {
+    members: Vec<Member>,
+    stages: Vec<Stage>,
+    seq_len: usize,
+}
+
+/// One dataset of a mixture, with the order of its samples: one leg, or several on end.
+#[derive(Debug)]
+pub struct Member {
+    pub dataset: Arc<Indexed>,
+    pub legs: Vec<Order>,
+}
+
+/// A stretch of the list with one set of weights.
+#[derive(Debug)]
+pub struct Stage {
+    /// Its first sample, and the one past its last.
+    pub from: u64,
+    pub until: u64,
+    /// `None` where there is one member.
+    pub blend: Option<Blend>,
+    /// The members blended, as indices.
+    pub members: Vec<usize>,
+    /// The samples each of them gave before this stage.
+    pub cursors: Vec<u64>,
+}
+
+/// How far a dataset has been read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub prefix: PathBuf,
+    /// Samples of it that the run has read.
+    pub samples: u64,
+    /// Samples in one epoch of the part that is read, rounded down.
+    pub per_epoch: u64,
+}
+
+impl Member {
+    /// Samples in all legs.
+    pub fn len(&self) -> u64 {
+        self.legs.iter().map(Order::len).sum()
+    }
+
+    /// Sample `k` as a leg and a position in it.
+    fn locate(&self, mut k: u64) -> Option<(&Order, u64)> {
+        for leg in &self.legs {
+            if k < leg.len() {
+                return Some((leg, k));
+            }
+            k -= leg.len();
+        }
+        None
+    }
+}
+
+impl Stage {
+    /// The member that gives sample `k` of the list, and which of the member's samples it is.
+    fn locate(&self, k: u64) -> (usize, u64) {
+        let (which, number) = match &self.blend {
+            Some(blend) => blend.sample(k - self.from),
+            None => (0, k - self.from),
+        };
+        (self.members[which], self.cursors[which] + number)
+    }
+
+    /// The samples each of its members has given before sample `k` of the list, in all stages.
+    pub fn given(&self, k: u64) -> Vec<u64> {
+        let since = match &self.blend {
+            Some(blend) => blend.given(k - self.from),
+            None => vec![k - self.from],
+        };
+        self.cursors.iter().zip(since).map(|(before, since)| before + since).collect()
+    }
+}
+
+impl Mixture {
+    /// Stages must follow one another from sample 0 on.
+    pub fn new(members: Vec<Member>, stages: Vec<Stage>, seq_len: usize) -> Mixture {
+        assert!(stages.windows(2).all(|two| two[0].until == two[1].from) && stages[0].from == 0);
+        Mixture { members, stages, seq_len }
+    }
+
+    /// How many samples there are.
+    pub fn samples(&self) -> u64 {
+        self.stages.last().map_or(0, |stage| stage.until)
+    }
+
+    /// Tokens of one sample's input.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+
+    /// How far each dataset has been read after `consumed` samples of the list.
+    pub fn cursors(&self, consumed: u64) -> Vec<Cursor> {
+        let mut read = vec![0; self.members.len()];
+        for stage in self.stages.iter().filter(|stage| stage.from <= consumed) {
+            let given = stage.given(consumed.min(stage.until));
+            for (member, given) in stage.members.iter().zip(given) {
+                read[*member] = given;
+            }
+        }
+        let cursor = |(member, samples): (&Member, u64)| {
+            let first = &member.legs[0];
+            let per_epoch = first.len() / first.epochs;
+            Cursor { prefix: member.dataset.prefix().into(), samples, per_epoch }
+        };
+        self.members.iter().zip(read).map(cursor).collect()
+    }
+
+    /// The dataset a sample is from.
+    pub fn dataset(&self, sample: u64) -> Result<&Indexed> {
+        Ok(&self.locate(sample)?.0.dataset)
+    }
+
+    /// The sample's seq_len input tokens into `tokens`; returns the token that follows them.
+    pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<i32> {
+        let (member, order, k) = self.locate(sample)?;
+        let dataset = &member.dataset;
+        let mut last = [0];
+        let mut at = 0;
+        for Piece { sequence, offset, count } in order.pieces(k, dataset.lengths()) {
+            let here = count.min(self.seq_len - at);
+            let (within, beyond) = (&mut tokens[at..at + here], &mut last[..count - here]);
+            dataset
+                .read(sequence, offset, within)
+                .and_then(|()| dataset.read(sequence, offset + here as u32, beyond))
+                .with_context(|| {
+                    format!("dataset {}, sample {sample}", dataset.prefix().display())
+                })?;
+            at += here;
+        }
+        Ok(last[0])
+    }
+
+    /// Asks for a sample's bytes to be in memory soon; returns at once.
+    pub fn prefetch(&self, sample: u64) {
+        let Ok((member, order, k)) = self.locate(sample) else { return };
+        for Piece { sequence, offset, count } in order.pieces(k, member.dataset.lengths()) {
+            member.dataset.will_need(sequence, offset, count);
+        }
+    }
+
+    fn locate(&self, sample: u64) -> Result<(&Member, &Order, u64)> {
+        let stage = self.stages.iter().rfind(|stage| stage.from <= sample);
+        let Some(stage) = stage.filter(|stage| sample < stage.until) else {
+            bail!("sample {sample} was asked for; there are {}", Count(self.samples()));
+        };
+        let (member, number) = stage.locate(sample);
+        let member = &self.members[member];
+        match member.locate(number) {
+            Some((order, k)) => Ok((member, order, k)),
+            None => bail!(
+                "sample {sample} is number {number} of {}, which gives {}",
+                member.dataset.prefix().display(),
+                Count(member.len())
+            ),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Opening the datasets of a plan and ordering their samples.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::blend::{Blend, normalized};
+use super::indexed::Indexed;
+use super::mixture::{Member, Mixture, Stage};
+use super::order::{Order, Wish};
+use super::plan::{self, Plan, Share, SharePart};
+use super::source::collect;
+use super::split;
+use crate::base::{Count, Problems};
+use crate::manifest::DataRule;
+
+/// Opens mixtures; files that several of them read are opened once.
+pub struct Opener {
+    rule: DataRule,
+    seed: u64,
+    seq_len: usize,
+    open: HashMap<PathBuf, Arc<Indexed>>,
+}
+
+/// The members of a mixture while its stages are laid out.
+#[derive(Default)]
+struct Layout {
+    members: Vec<Member>,
+    /// What each member is, and the how-manieth time it is listed in one stage.
+    shares: Vec<(Share, usize)>,
+    /// Samples each member has given to the stages so far.
+    given: Vec<u64>,
+    stages: Vec<Stage>,
+}
+
+impl Opener {
+    pub fn new(rule: DataRule, seed: u64, seq_len: usize) -> Opener {
+        Opener { rule, seed, seq_len, open: HashMap::new() }
+    }
+
+    /// The samples of a plan, with everything that is wrong with it, if anything is.
+    pub fn mixture(&mut self, name: &str, plan: &Plan) -> Result<Mixture> {
+        let mut layout = Layout::default();
+        for (i, stage) in plan.stages.iter().enumerate() {
+            let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
+            self.stage(name, stage, until, &mut layout)?;
+        }
+        // One dataset by itself gives whole epochs, which is more than was asked for.
+        if let Some(last) = layout.stages.last_mut().filter(|stage| stage.blend.is_none()) {
+            last.until = last.from + layout.members[last.members[0]].len() - last.cursors[0];
+        }
+        Ok(Mixture::new(layout.members, layout.stages, self.seq_len))
+    }
+
+    fn stage(
+        &mut self,
+        name: &str,
+        stage: &plan::Stage,
+        until: u64,
+        layout: &mut Layout,
+    ) -> Result<()> {
+        let planned = stage.until.saturating_sub(stage.from);
+        let mut problems = Problems::default();
+        if stage.datasets.is_empty() {
+            problems.add(format!("data.{name}"), "no datasets", "name at least one");
+        }
+        let mut members = Vec::new();
+        for (i, share) in stage.datasets.iter().enumerate() {
+            let wanted = shares(self.rule, &stage.datasets, planned)[i];
+            let repeat = stage.datasets[..i].iter().filter(|s| s.is_same_part(share)).count();
+            let place = format!("data.{name}: {}", share.prefix.display());
+            let member = self.member(share, repeat, wanted, &place, layout);
+            members.extend(collect(member, &mut problems)?);
+        }
+        problems.or(())?;
+        let blend = match stage.datasets.len() {
+            1 => None,
+            _ => Some(Blend::weighted(&weights(&stage.datasets), planned as usize)),
+        };
+        let cursors: Vec<u64> = members.iter().map(|member| layout.given[*member]).collect();
+        let stage = Stage { from: stage.from, until, blend, members, cursors };
+        let totals = stage.given(stage.from + planned);
+        for (member, total) in stage.members.iter().zip(totals) {
+            self.lengthen(&mut layout.members[*member], &layout.shares[*member].0, total)?;
+        }
+        for (member, given) in stage.members.iter().zip(stage.given(until)) {
+            layout.given[*member] = given;
+        }
+        layout.stages.push(stage);
+        Ok(())
+    }
+
+    /// The member for a share: one of an earlier stage, or a new one.
+    fn member(
+        &mut self,
+        share: &Share,
+        repeat: usize,
+        wanted: u64,
+        place: &str,
+        layout: &mut Layout,
+    ) -> Result<usize> {
+        let known = |(known, times): &(Share, usize)| known.is_same_part(share) && *times == repeat;
+        if let Some(member) = layout.shares.iter().position(known) {
+            return Ok(member);
+        }
+        let dataset = self.dataset(&share.prefix)?;
+        let part = self.part(share, &dataset, place)?;
+        let wish = self.wish(Some(wanted), 0);
+        let order = Order::build(&wish, dataset.lengths(), part, place)?;
+        layout.members.push(Member { dataset, legs: vec![order] });
+        layout.shares.push((share.clone(), repeat));
+        layout.given.push(0);
+        Ok(layout.members.len() - 1)
+    }
+
+    fn wish(&self, samples: Option<u64>, leg: u64) -> Wish {
+        let seed = if leg == 0 { self.seed } else { (self.seed + leg) % (1 << 32) };
+        Wish { rule: self.rule, seq_len: self.seq_len, samples, seed }
+    }
+
+    /// Orders another leg where a stage takes more of a member than was planned at first. (Under
+    /// Megatron-DeepSpeed's rule a mixture could do so from the start: it stops with an IndexError.)
+    fn lengthen(&mut self, member: &mut Member, share: &Share, total: u64) -> Result<()> {
+        let missing = total.saturating_sub(member.len());
+        if missing > 0 {
+            let place = share.prefix.display().to_string();
+            let part = self.part(share, &member.dataset, &place)?;
+            let wish = self.wish(Some(missing), member.legs.len() as u64);
+            member.legs.push(Order::build(&wish, member.dataset.lengths(), part, &place)?);
+        }
+        Ok(())
+    }
+
+    fn dataset(&mut self, prefix: &Path) -> Result<Arc<Indexed>> {
+        if let Some(dataset) = self.open.get(prefix) {
+            return Ok(dataset.clone());
+        }
+        let dataset = Arc::new(Indexed::open(prefix)?);
+        self.open.insert(prefix.into(), dataset.clone());
+        Ok(dataset)
+    }
+
+    /// The sequences of a share; an error if they cannot fill one sample.
+    fn part(&self, share: &Share, dataset: &Indexed, place: &str) -> Result<Range<usize>> {
+        let part = part(self.rule, share, dataset.sequences())?;
+        let tokens: u64 = dataset.lengths()[part.clone()].iter().map(|n| *n as u64).sum();
+        if tokens > self.seq_len as u64 {
+            return Ok(part);
+        }
+        let what = format!(
+            "{} holds {} of {} sequences, {} tokens; one sample takes {}",
+            share.describe(),
+            Count(part.len() as u64),
+            Count(dataset.sequences() as u64),
+            Count(tokens),
+            Count(self.seq_len as u64 + 1)
+        );
+        let remedy = "give it a larger part, lower model.seq_len, or use a larger dataset";
+        Err(Problems::one(place, what, remedy).into())
+    }
+}
+
+fn weights(datasets: &[Share]) -> Vec<f64> {
+    normalized(&datasets.iter().map(|share| share.weight).collect::<Vec<_>>())
+}
+
+/// How many samples are ordered of each dataset, for `samples` of the mixture: its share, and 0.5 %
+/// more because the mixture is not perfectly even.
+pub fn shares(rule: DataRule, datasets: &[Share], samples: u64) -> Vec<u64> {
+    if datasets.len() == 1 {
+        return vec![samples];
+    }
+    let share = |weight: &f64| match rule {
+        DataRule::MegatronCore => ((samples as f64 * weight).ceil() * (1.0 + 0.005)).ceil(),
+        DataRule::MegatronDeepSpeed => (samples as f64 * weight * 1.005).ceil(),
+    };
+    weights(datasets).iter().map(|weight| share(weight) as u64).collect()
+}
+
+/// The sequences of a share.
+pub fn part(rule: DataRule, share: &Share, sequences: usize) -> Result<Range<usize>> {
+    match &share.part {
+        SharePart::Split(weights, which) => {
+            Ok(split::split(rule, weights, sequences)?[*which].clone())
+        }
+        SharePart::Range(from, to) => Ok(split::range(*from, *to, sequences)),
+    }
+}

@@ -1,0 +1,56 @@
+//! Tokenizers that are not byte-level BPE with a pattern known here, through Hugging Face's crate.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::Tokenizer;
+use super::{Rules, json};
+use crate::base::Problems;
+
+/// Hugging Face's tokenizer, twice: special tokens spelled out in text are text to the first.
+#[derive(Clone, Debug)]
+pub struct Foreign {
+    ordinary: Arc<tokenizers::Tokenizer>,
+    parsing: Arc<tokenizers::Tokenizer>,
+}
+
+/// Reads a tokenizer.json. `why` says what gptrain's own code does not do.
+pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
+    let mut parsing = tokenizers::Tokenizer::from_file(path).map_err(|error| {
+        let what = format!("{why}, and Hugging Face's tokenizers says: {error}");
+        Problems::one(path.display().to_string(), what, "give another tokenizer.json")
+    })?;
+    // A dataset holds documents whole: what the file says of models' windows is left aside.
+    let _ = parsing.with_truncation(None);
+    parsing.with_padding(None);
+    let mut ordinary = parsing.clone();
+    ordinary.set_encode_special_tokens(true);
+    let mut special: Vec<(String, u32)> = parsing
+        .get_added_tokens_decoder()
+        .iter()
+        .map(|(id, token)| (token.content.clone(), *id))
+        .collect();
+    special.sort_by_key(|(_, id)| *id);
+    let most = parsing.get_vocab(true).values().copied().max();
+    let vocab = most.map_or(0, |most| most as usize + 1);
+    let foreign = Foreign { ordinary: Arc::new(ordinary), parsing: Arc::new(parsing) };
+    let mut tokenizer = Tokenizer { vocab, special, eod: None, rules: Rules::Foreign(foreign) };
+    tokenizer.eod = json::end_of_document(&tokenizer, path);
+    Ok(tokenizer)
+}
+
+impl Foreign {
+    /// Appends the ids of a text, with what the file's template adds (such as a first token): this
+    /// is what Megatron's preprocessing stores.
+    pub fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) {
+        let tokenizer = if parse_special { &self.parsing } else { &self.ordinary };
+        let encoding = tokenizer.encode_fast(text, true);
+        ids.extend_from_slice(encoding.expect("text in memory can be encoded").get_ids());
+    }
+
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.parsing.decode(ids, false).unwrap_or_else(|_| "\u{fffd}".into())
+    }
+}
