@@ -1,0 +1,107 @@
+//! Where groups touch the elements of tensors: copies in and out, and the sum.
+//!
+//! No reference to a tensor's memory outlives a call in here, so a part may lie in its whole.
+
+use crate::base::DType;
+use crate::device::Tensor;
+use half::bf16;
+
+/// Bytes on their way, aligned for every dtype.
+#[derive(Clone, Debug, Default)]
+pub struct Buffer {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Buffer {
+    pub fn new(len: usize) -> Buffer {
+        Buffer { words: vec![0; len.div_ceil(8)], len }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+/// A copy of a tensor's elements.
+pub fn read(from: Tensor) -> Buffer {
+    let mut to = Buffer::new(from.bytes());
+    // SAFETY: the tensor's memory is its arena's, and the caller's group orders who writes it.
+    let elements: &[u8] = unsafe {
+        match from.dtype {
+            DType::F32 => bytemuck::cast_slice(from.host::<f32>()),
+            DType::BF16 => bytemuck::cast_slice(from.host::<bf16>()),
+            DType::I32 => bytemuck::cast_slice(from.host::<i32>()),
+            DType::I64 => bytemuck::cast_slice(from.host::<i64>()),
+        }
+    };
+    to.bytes_mut().copy_from_slice(elements);
+    to
+}
+
+/// Overwrites a tensor's elements.
+pub fn write(from: &Buffer, to: Tensor) {
+    assert_eq!(from.len, to.bytes());
+    // SAFETY: as in `read`; nobody else uses an output while its collective runs.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.bytes().as_ptr(), to.addr() as *mut u8, from.len);
+    }
+}
+
+/// Copies a tensor's elements, over themselves too.
+pub fn copy(from: Tensor, to: Tensor) {
+    assert_eq!(from.bytes(), to.bytes());
+    if from.addr() != to.addr() {
+        // SAFETY: as in `write`; `copy` allows overlap.
+        unsafe {
+            std::ptr::copy(from.addr() as *const u8, to.addr() as *mut u8, from.bytes());
+        }
+    }
+}
+
+/// x = Σ parts in their order, where None stands for x itself.
+pub fn sum(parts: &[Option<Buffer>], x: Tensor) {
+    match x.dtype {
+        DType::F32 => {
+            // SAFETY: as in `write`.
+            let x = unsafe { x.host_mut::<f32>() };
+            sum_as(parts, x, |v: f32| v as f64, |v| v as f32);
+        }
+        DType::BF16 => {
+            // SAFETY: as in `write`.
+            let x = unsafe { x.host_mut::<bf16>() };
+            sum_as(parts, x, bf16::to_f32, bf16::from_f32);
+        }
+        other => panic!("a sum of {other}"),
+    }
+}
+
+/// `sum` with the accumulator A, a block at a time. Element by element in the order of `parts`, so
+/// that the bits do not depend on how a tensor is cut.
+fn sum_as<T: bytemuck::Pod, A: Copy + Default + std::ops::AddAssign>(
+    parts: &[Option<Buffer>],
+    x: &mut [T],
+    widen: impl Fn(T) -> A,
+    round: impl Fn(A) -> T,
+) {
+    const BLOCK: usize = 512;
+    for (number, block) in x.chunks_mut(BLOCK).enumerate() {
+        let at = number * BLOCK;
+        let mut sums = [A::default(); BLOCK];
+        for (rank, part) in parts.iter().enumerate() {
+            let values: &[T] = match part {
+                Some(part) => &bytemuck::cast_slice(part.bytes())[at..at + block.len()],
+                None => block,
+            };
+            match rank {
+                0 => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum = widen(*v)),
+                _ => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += widen(*v)),
+            }
+        }
+        block.iter_mut().zip(&sums).for_each(|(v, sum)| *v = round(*sum));
+    }
+}

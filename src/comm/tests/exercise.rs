@@ -1,0 +1,131 @@
+//! The ops, checked bit by bit, over whatever carries them.
+
+use crate::base::{DType, rng};
+use crate::comm::{Collective, Group, World};
+use crate::device::Tensor;
+use half::bf16;
+
+/// A tensor with memory of its own.
+pub struct Numbers {
+    words: Vec<u64>,
+    numel: usize,
+    dtype: DType,
+}
+
+impl Numbers {
+    fn new(numel: usize, dtype: DType) -> Numbers {
+        Numbers { words: vec![0; (numel * dtype.size()).div_ceil(8).max(1)], numel, dtype }
+    }
+
+    pub fn f32(values: Vec<f32>) -> Numbers {
+        Numbers::of(DType::F32, &values)
+    }
+
+    pub fn of(dtype: DType, values: &[f32]) -> Numbers {
+        let mut numbers = Numbers::new(values.len(), dtype);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers.words);
+        for (i, v) in values.iter().enumerate() {
+            match dtype {
+                DType::F32 => bytes[4 * i..4 * i + 4].copy_from_slice(&v.to_le_bytes()),
+                _ => bytes[2 * i..2 * i + 2].copy_from_slice(&bf16::from_f32(*v).to_le_bytes()),
+            }
+        }
+        numbers
+    }
+
+    pub fn tensor(&self) -> Tensor {
+        Tensor::at(self.words.as_ptr() as usize, 1, self.numel, self.dtype)
+    }
+
+    pub fn to_f32(&self) -> Vec<f32> {
+        values(self.tensor())
+    }
+}
+
+fn values(x: Tensor) -> Vec<f32> {
+    let bytes = crate::comm::memory::read(x);
+    match x.dtype {
+        DType::F32 => bytemuck::cast_slice(bytes.bytes()).to_vec(),
+        _ => bytemuck::cast_slice::<u8, bf16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect(),
+    }
+}
+
+/// What a rank brings: values of very different sizes, so that the order of a sum shows.
+fn brought(rank: usize, dtype: DType, numel: usize) -> Vec<f32> {
+    let mut x = vec![0.0; numel];
+    rng::normals(rng::key(rank as u64, "brought"), 0, &mut x);
+    x.iter_mut().enumerate().for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % 7));
+    if dtype == DType::BF16 {
+        x.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
+    }
+    x
+}
+
+/// Σ over ranks, in rank order, rounded once.
+fn summed(size: usize, dtype: DType, numel: usize) -> Vec<f32> {
+    let all: Vec<Vec<f32>> = (0..size).map(|rank| brought(rank, dtype, numel)).collect();
+    let sum = |i: usize| match dtype {
+        DType::F32 => all.iter().fold(0.0f64, |sum, x| sum + x[i] as f64) as f32,
+        _ => bf16::from_f32(all.iter().fold(0.0f32, |sum, x| sum + x[i])).to_f32(),
+    };
+    (0..numel).map(sum).collect()
+}
+
+/// Every op of a group of the whole world: both dtypes, these lengths, in place and not.
+pub fn check_ops(world: &World, lengths: &[usize]) {
+    let ranks: Vec<usize> = (0..world.size()).collect();
+    let group = world.group("all", &ranks);
+    for dtype in [DType::F32, DType::BF16] {
+        for &length in lengths {
+            check_reduce(&*group, dtype, length);
+            check_parts(&*group, dtype, length, true);
+            if world.size() > 1 {
+                check_parts(&*group, dtype, length, false);
+                check_ring(&*group, dtype, length);
+            }
+        }
+    }
+}
+
+pub fn check_reduce(group: &dyn Group, dtype: DType, length: usize) {
+    let expected = summed(group.size(), dtype, length);
+    let x = Numbers::of(dtype, &brought(group.rank(), dtype, length));
+    let y = Numbers::of(dtype, &brought(group.rank(), dtype, length));
+    let pending = group.begin(Collective::AllReduce(y.tensor()));
+    group.all_reduce(x.tensor());
+    group.finish(pending);
+    assert_eq!(x.to_f32(), expected, "all_reduce of {length} {dtype} over {}", group.size());
+    assert_eq!(y.to_f32(), expected, "the same on the queue");
+}
+
+/// reduce_scatter and all_gather of n·`part` elements.
+fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
+    let (size, rank) = (group.size(), group.rank());
+    let expected = summed(size, dtype, part * size);
+    let mine = brought(rank, dtype, part * size);
+    let whole = Numbers::of(dtype, &mine);
+    let apart = Numbers::new(part, dtype);
+    let to = if in_place { whole.tensor().span(rank * part, part) } else { apart.tensor() };
+    group.reduce_scatter(whole.tensor(), to);
+    assert_eq!(values(to), expected[rank * part..][..part], "reduce_scatter, {part} {dtype}");
+    if !in_place {
+        assert_eq!(whole.to_f32(), mine, "the whole is only read");
+    }
+    group.all_gather(to, whole.tensor());
+    assert_eq!(whole.to_f32(), expected, "all_gather, {part} {dtype}, in place: {in_place}");
+    let pending = group.begin(Collective::ReduceScatter { whole: whole.tensor(), part: to });
+    group.finish(pending);
+    let pending = group.begin(Collective::AllGather { part: to, whole: whole.tensor() });
+    group.finish(pending);
+    assert_eq!(values(whole.tensor().span(rank * part, part)), values(to));
+}
+
+/// Each to the next: nobody waits for a receiver.
+fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
+    let (size, rank) = (group.size(), group.rank());
+    let x = Numbers::of(dtype, &brought(rank, dtype, length));
+    let y = Numbers::new(length, dtype);
+    group.send((rank + 1) % size, x.tensor());
+    group.recv((rank + size - 1) % size, y.tensor());
+    assert_eq!(y.to_f32(), brought((rank + size - 1) % size, dtype, length));
+}
