@@ -1,12 +1,39 @@
-//! The state of a run on disk: one folder a step, published by rename, topology-free (names and
-//! whole shapes; nothing says which grid wrote it).
+//! The state of a run on disk: saved so that it cannot lie, read by any grid, verified by digest.
 //!
-//! `step-N/` holds `index.json` and three safetensors files of f32 tensors: weights (master),
-//! first_moment, second_moment. Does not know which grid wrote a file.
+//! ```text
+//! checkpoints/step-00000040/index.json                 what there is, where it lies, its digests
+//!                           master-00000.safetensors   f32 weights, as rank 0 holds them
+//!                           first_moment-00000.safetensors
+//!                           second_moment-00000.safetensors
+//! ```
+//!
+//! A shard holds rectangles of tensors under their global names; the index maps every tensor onto
+//! the rectangles of all ranks' shards. Vectors are matrices of one row.
+//!
+//! A save goes into a fresh folder: digests from memory, files and folder synced, then the name.
+//! Whatever stands at `step-N` was therefore whole once, and everything read from it is compared
+//! with its digest first.
+//!
+//! Does not know which grid wrote a file, nor when to save.
 
+mod digest;
+pub mod disk;
+mod folder;
 mod index;
+mod load;
+mod read;
 pub mod safetensors;
-mod store;
+mod save;
+mod snapshot;
 
-pub use index::{Index, Progress};
-pub use store::{Found, latest, load, load_weights, prune, save};
+pub use digest::{CHUNK, Digest, Values};
+pub use folder::{
+    Found, Keep, clean, hint, latest, name, nonce, prune, published, set_aside, write_hint,
+};
+pub use index::{
+    DataId, Group, Index, Optimizer, Past, Progress, Rng, SHARD_END, State, Tensor, moment_name,
+};
+pub use load::{load, load_weights, verify_live};
+pub use read::{Checkpoint, row_blocks};
+pub use save::{Part, Share, publish, save, write_part};
+pub use snapshot::Snapshot;

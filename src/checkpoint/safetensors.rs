@@ -1,75 +1,74 @@
 //! The safetensors format (github.com/huggingface/safetensors): 8 bytes header length, a JSON header
-//! of names, shapes and offsets, then the tensors. Reads and writes a tensor at a time.
+//! of names, shapes and offsets, then the tensors, without gaps.
 
 use anyhow::{Context, bail, ensure};
-use serde::{Deserialize, Serialize};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize as Read, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Longest header read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A tensor in a file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Read)]
 pub struct Entry {
+    /// `F32`, `BF16`, …
     pub dtype: String,
     pub shape: Vec<usize>,
     /// Bytes from the end of the header.
     pub data_offsets: [u64; 2],
 }
 
-/// Writes f32 tensors in the order given; `fill(i, values)` supplies each. Returns their digests.
-pub fn write(
-    path: &Path,
-    tensors: &[(String, Vec<usize>)],
-    fill: &mut dyn FnMut(usize, &mut [f32]),
-) -> anyhow::Result<BTreeMap<String, String>> {
-    let failed = || format!("cannot write {}", path.display());
-    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(failed)?);
-    file.write_all(&header(tensors)?).with_context(failed)?;
-    let mut digests = BTreeMap::new();
-    let mut values = Vec::new();
-    for (i, (name, shape)) in tensors.iter().enumerate() {
-        values.resize(shape.iter().product(), 0.0);
-        fill(i, &mut values);
-        let bytes: &[u8] = bytemuck::cast_slice(&values);
-        digests.insert(name.clone(), digest(bytes));
-        file.write_all(bytes).with_context(failed)?;
-    }
-    let file = file.into_inner().map_err(|e| e.into_error()).with_context(failed)?;
-    file.sync_all().with_context(failed)?;
-    Ok(digests)
-}
+/// A tensor to be written: name, dtype, shape.
+pub type Wanted = (String, &'static str, Vec<usize>);
 
-/// The header, padded so that the data starts on a multiple of 64 bytes.
-fn header(tensors: &[(String, Vec<usize>)]) -> anyhow::Result<Vec<u8>> {
-    let mut entries = BTreeMap::new();
+/// The length word and the header of a file with these tensors in this order, padded so that the
+/// data starts on a multiple of `align` bytes; and the length of the data.
+pub fn header(
+    tensors: &[Wanted],
+    metadata: &BTreeMap<&str, String>,
+    align: usize,
+) -> anyhow::Result<(Vec<u8>, u64)> {
+    let mut entries = serde_json::Map::new();
+    if !metadata.is_empty() {
+        entries.insert("__metadata__".to_string(), serde_json::to_value(metadata)?);
+    }
     let mut end = 0;
-    for (name, shape) in tensors {
+    for (name, dtype, shape) in tensors {
         let start = end;
-        end += 4 * shape.iter().product::<usize>() as u64;
-        let entry = Entry { dtype: "F32".into(), shape: shape.clone(), data_offsets: [start, end] };
-        entries.insert(name, entry);
+        end += element_bytes(dtype)? * shape.iter().product::<usize>() as u64;
+        let (dtype, shape) = (dtype.to_string(), shape.clone());
+        let entry = Entry { dtype, shape, data_offsets: [start, end] };
+        let before = entries.insert(name.clone(), serde_json::to_value(entry)?);
+        ensure!(before.is_none(), "two tensors are called {name}");
     }
     let mut json = serde_json::to_vec(&entries)?;
-    json.resize((json.len() + 8).next_multiple_of(64) - 8, b' ');
-    Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
+    json.resize((json.len() + 8).next_multiple_of(align) - 8, b' ');
+    Ok(([&(json.len() as u64).to_le_bytes()[..], &json].concat(), end))
 }
 
-/// How a tensor's bytes are hashed.
-pub fn digest(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
+/// Bytes of one element of a dtype.
+pub fn element_bytes(dtype: &str) -> anyhow::Result<u64> {
+    Ok(match dtype {
+        "F64" | "I64" | "U64" => 8,
+        "F32" | "I32" | "U32" => 4,
+        "F16" | "BF16" | "I16" | "U16" => 2,
+        "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" => 1,
+        other => bail!("unknown dtype {other}"),
+    })
 }
 
-/// A file opened for reading, its header checked.
+/// A file opened for reading, its header checked: every tensor lies in the file, none overlap, and
+/// nothing is left over.
 pub struct Reader {
     path: PathBuf,
     file: File,
     data_start: u64,
+    pub metadata: BTreeMap<String, String>,
     pub entries: BTreeMap<String, Entry>,
 }
 
@@ -86,25 +85,25 @@ impl Reader {
         }
         let mut json = vec![0; header_len as usize];
         file.read_exact_at(&mut json, 8).with_context(damaged)?;
-        let raw: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(&json).with_context(damaged)?;
-        let mut entries = BTreeMap::new();
-        for (name, value) in raw.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let entry: Entry = serde_json::from_value(value)
-                .with_context(|| format!("{}: tensor {name}", damaged()))?;
-            check(&entry, len - 8 - header_len)
-                .with_context(|| format!("{}: tensor {name}", damaged()))?;
-            entries.insert(name, entry);
-        }
-        Ok(Reader { path: path.to_path_buf(), file, data_start: 8 + header_len, entries })
+        let header: Header = serde_json::from_slice(&json).with_context(damaged)?;
+        check(&header.entries, len - 8 - header_len).with_context(damaged)?;
+        Ok(Reader {
+            path: path.to_path_buf(),
+            file,
+            data_start: 8 + header_len,
+            metadata: header.metadata,
+            entries: header.entries,
+        })
+    }
+
+    pub fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
+        let entry = self.entries.get(name);
+        entry.with_context(|| format!("{} has no tensor {name}", self.path.display()))
     }
 
     /// The elements of a tensor of 4-byte elements.
     pub fn words<T: bytemuck::Pod + Default>(&self, name: &str) -> anyhow::Result<Vec<T>> {
-        let entry = self
-            .entries
-            .get(name)
-            .with_context(|| format!("{} has no tensor {name}", self.path.display()))?;
+        let entry = self.entry(name)?;
         assert_eq!(size_of::<T>(), 4);
         ensure!(
             matches!(entry.dtype.as_str(), "F32" | "I32"),
@@ -113,30 +112,91 @@ impl Reader {
             entry.dtype
         );
         let mut values = vec![T::default(); entry.shape.iter().product()];
-        let at = self.data_start + entry.data_offsets[0];
-        self.file
-            .read_exact_at(bytemuck::cast_slice_mut(&mut values), at)
-            .with_context(|| format!("{}: cannot read tensor {name}", self.path.display()))?;
+        self.bytes(name, entry, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+
+    /// The elements of a floating-point tensor, widened to f32.
+    pub fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
+        let entry = self.entry(name)?;
+        let mut halves = vec![0u16; entry.shape.iter().product()];
+        match entry.dtype.as_str() {
+            "F32" => return self.words(name),
+            "BF16" | "F16" => self.bytes(name, entry, bytemuck::cast_slice_mut(&mut halves))?,
+            other => bail!("{}: tensor {name} is {other}, not a float", self.path.display()),
+        }
+        let widen = match entry.dtype.as_str() {
+            "BF16" => |bits| half::bf16::from_bits(bits).to_f32(),
+            _ => |bits| half::f16::from_bits(bits).to_f32(),
+        };
+        Ok(halves.into_iter().map(widen).collect())
+    }
+
+    fn bytes(&self, name: &str, entry: &Entry, to: &mut [u8]) -> anyhow::Result<()> {
+        self.file
+            .read_exact_at(to, self.data_start + entry.data_offsets[0])
+            .with_context(|| format!("{}: cannot read tensor {name}", self.path.display()))
     }
 }
 
-/// The offsets lie in the data and fit the shape.
-fn check(entry: &Entry, data_len: u64) -> anyhow::Result<()> {
-    let size = match entry.dtype.as_str() {
-        "F64" | "I64" | "U64" => 8,
-        "F32" | "I32" | "U32" => 4,
-        "F16" | "BF16" | "I16" | "U16" => 2,
-        "I8" | "U8" | "BOOL" => 1,
-        other => bail!("unknown dtype {other}"),
-    };
-    let [start, end] = entry.data_offsets;
-    let bytes = entry.shape.iter().try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
-    ensure!(
-        start <= end && end <= data_len && bytes == Some(end - start),
-        "{} {:?} does not fit bytes {start}..{end} of {data_len}",
-        entry.dtype,
-        entry.shape
-    );
+/// The tensors cover the data, each once, and each fits its shape.
+fn check(entries: &BTreeMap<String, Entry>, data_len: u64) -> anyhow::Result<()> {
+    let mut spans = Vec::new();
+    for (name, entry) in entries {
+        let size = element_bytes(&entry.dtype).with_context(|| format!("tensor {name}"))?;
+        let [start, end] = entry.data_offsets;
+        let bytes = entry.shape.iter().try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
+        ensure!(
+            start <= end && end <= data_len && bytes == Some(end - start),
+            "tensor {name}: {} {:?} does not fit bytes {start}..{end} of {data_len}",
+            entry.dtype,
+            entry.shape
+        );
+        spans.push((start, end, name));
+    }
+    spans.sort();
+    let mut covered = 0;
+    for (start, end, name) in spans {
+        ensure!(start == covered, "tensor {name} starts at byte {start}, expected {covered}");
+        covered = end;
+    }
+    ensure!(covered == data_len, "{data_len} bytes of data, the tensors need {covered}");
     Ok(())
+}
+
+/// The header's JSON; a name may stand in it once.
+struct Header {
+    metadata: BTreeMap<String, String>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Header, D::Error> {
+        from.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut header = Header { metadata: BTreeMap::new(), entries: BTreeMap::new() };
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                header.metadata = map.next_value()?;
+                continue;
+            }
+            let twice = format!("two tensors are called {name}");
+            if header.entries.insert(name, map.next_value()?).is_some() {
+                return Err(serde::de::Error::custom(twice));
+            }
+        }
+        Ok(header)
+    }
 }

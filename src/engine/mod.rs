@@ -127,6 +127,21 @@ impl<'a> Engine<'a> {
         self.be.download(self.optimizer.kept(moment, slot), bytemuck::cast_slice_mut(out));
     }
 
+    /// The live copy of one weight, which forward and backward compute with, as it lies in memory.
+    pub fn read_live(&self, slot: &Slot, out: &mut [u8]) {
+        self.be.download(self.optimizer.live(slot), out);
+    }
+
+    /// Token ids are below this: rows of the embedding from here on are padding.
+    pub fn vocab(&self) -> usize {
+        self.manifest.model.vocab
+    }
+
+    /// The dtype of the live weights.
+    pub fn live_dtype(&self) -> DType {
+        context(self.be, &self.groups, &self.manifest, false).dtype
+    }
+
     /// And back. After the last master weight: `publish`.
     pub fn write(&self, moment: Moment, slot: &Slot, values: &[f32]) {
         self.be.upload(bytemuck::cast_slice(values), self.optimizer.kept(moment, slot));

@@ -86,6 +86,11 @@ impl Optimizer {
         slot.tensor(self.kept[moment as usize])
     }
 
+    /// The live copy of one weight.
+    pub fn live(&self, slot: &Slot) -> Tensor {
+        slot.tensor(self.live)
+    }
+
     /// Rounds all master weights into the live ones, and zeroes nothing else.
     pub fn publish(&self, be: &dyn Backend) {
         if self.kept[0].addr() != self.live.addr() {

@@ -57,6 +57,11 @@ impl<'a> Sampler<'a> {
         self.layout.slots()
     }
 
+    /// Token ids are below this: rows of the embedding from here on are padding.
+    pub fn vocab(&self) -> usize {
+        self.manifest.model.vocab
+    }
+
     pub fn write(&self, slot: &Slot, values: &[f32]) {
         self.be.upload(bytemuck::cast_slice(values), slot.tensor(self.live));
     }

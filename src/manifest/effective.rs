@@ -26,6 +26,8 @@ impl From<&Manifest> for raw::Raw {
             checkpoint: Some(raw::Checkpoint {
                 interval: Some(m.checkpoint.interval),
                 keep_last: m.checkpoint.keep_last,
+                keep_every: m.checkpoint.keep_every,
+                in_flight: Some(m.checkpoint.in_flight),
             }),
             log: Some(raw::Log {
                 folder: Some(m.log.folder.clone()),

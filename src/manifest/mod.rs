@@ -289,6 +289,10 @@ pub struct Checkpoint {
     pub interval: u64,
     /// How many of the newest are kept; `None` keeps all.
     pub keep_last: Option<usize>,
+    /// Checkpoints at multiples of this step are kept too.
+    pub keep_every: Option<u64>,
+    /// Saves that may be written while training goes on; 0 waits for each.
+    pub in_flight: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]

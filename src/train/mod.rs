@@ -5,10 +5,12 @@ mod guard;
 pub mod generate;
 pub mod launch;
 pub mod report;
+pub mod replay;
 mod resume;
+mod saving;
 
-use crate::base::{Count, Seconds};
-use crate::checkpoint::{self, Progress};
+use crate::base::Count;
+use crate::checkpoint::{Past, Progress};
 use crate::data::{Datasets, Source};
 use crate::device::Backend;
 use crate::engine::{Engine, Groups, lr};
@@ -18,7 +20,9 @@ use crate::plan::ramp::Ramp;
 use anyhow::Context;
 use feed::Feed;
 use report::{Report, RunInfo, StepLine};
+use saving::Saver;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -31,14 +35,23 @@ pub enum Ended {
     Stopped,
 }
 
+/// What the command line asks for beside the manifest.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The name of a checkpoint to go on from, in place of the newest.
+    pub resume_from: Option<PathBuf>,
+    /// Recorded steps to take again first, to prove that resuming repeats them.
+    pub verify_resume: Option<u64>,
+}
+
 /// Trains the manifest from where its folder stands to its end, or to a signal.
-pub fn run(loaded: &Loaded) -> anyhow::Result<Ended> {
+pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Ended> {
     let manifest = &loaded.manifest;
     manifest.runnable()?;
     let _lock = guard::FolderLock::take(&manifest.log.folder)?;
     let stop = guard::stop_flag()?;
     let backend = launch::backend(manifest);
-    let mut run = Run::open(loaded, &*backend, stop)?;
+    let mut run = Run::open(loaded, options, &*backend, stop)?;
     let ended = run.train();
     run.report.finish();
     ended
@@ -47,7 +60,6 @@ pub fn run(loaded: &Loaded) -> anyhow::Result<Ended> {
 /// A run under way.
 struct Run<'a> {
     manifest: &'a Manifest,
-    effective: &'a str,
     ramp: Ramp,
     engine: Engine<'a>,
     be: &'a dyn Backend,
@@ -55,15 +67,14 @@ struct Run<'a> {
     feed: Feed,
     report: Report,
     progress: Progress,
-    /// Of the last step.
-    loss: f64,
-    saved: Option<u64>,
+    saver: Saver,
     stop: Arc<AtomicBool>,
 }
 
 impl<'a> Run<'a> {
     fn open(
         loaded: &'a Loaded,
+        options: &Options,
         be: &'a dyn Backend,
         stop: Arc<AtomicBool>,
     ) -> anyhow::Result<Run<'a>> {
@@ -78,15 +89,21 @@ impl<'a> Run<'a> {
         )?;
         let engine = Engine::new(be, Groups::solo(), m, causal(m))?;
         announce(m, &engine, ramp);
-        let checkpoints = m.log.folder.join("checkpoints");
-        let found = checkpoint::latest(&checkpoints)?;
-        let progress = match &found {
-            Some(found) => resume::resume(found, loaded, &engine)?,
+        let ids = resume::data_ids(m)?;
+        if let Some(steps) = options.verify_resume {
+            println!("{}", replay::verify(steps, loaded, &ids, &engine, be, &data.train)?);
+        }
+        let asked = options.resume_from.as_deref();
+        let state = match resume::find(m, asked)? {
+            Some(found) => resume::resume(&found, asked.is_some(), loaded, &ids, &engine)?,
             None => {
                 engine.init();
-                Progress::default()
+                saving::blank(loaded, &engine, ids)
             }
         };
+        let progress = state.progress;
+        let saver = Saver::open(m, &engine, state)?;
+        println!("checkpoints: {} of host memory for snapshots", saver.bytes());
         let path = m.log.folder.join("manifest.yaml");
         fs::write(&path, &loaded.effective)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -95,7 +112,6 @@ impl<'a> Run<'a> {
         let consumed = progress.consumed_samples;
         Ok(Run {
             manifest: m,
-            effective: &loaded.effective,
             ramp,
             engine,
             be,
@@ -103,8 +119,7 @@ impl<'a> Run<'a> {
             valid: data.valid,
             report,
             progress,
-            loss: f64::NAN,
-            saved: found.map(|found| found.step),
+            saver,
             stop,
         })
     }
@@ -116,18 +131,18 @@ impl<'a> Run<'a> {
             let global = self.ramp.batch_at(self.progress.consumed_samples);
             let complete = self.progress.consumed_samples + global as u64 > m.train.samples;
             if complete || guard::stopping(&self.stop) {
-                if self.saved != Some(self.progress.step) {
-                    self.save()?;
-                }
+                self.save()?;
+                self.saver.finish()?.iter().for_each(|note| self.report.note(note));
                 return Ok(if complete { Ended::Complete } else { Ended::Stopped });
             }
             self.step(global)?;
+            self.saver.poll()?.iter().for_each(|note| self.report.note(note));
             let step = self.progress.step;
             let last = self.progress.consumed_samples + global as u64 > m.train.samples;
             if m.train.eval_interval.is_some_and(|every| last || due(every, step)) {
                 self.evaluate()?;
             }
-            if due(m.checkpoint.interval, step) {
+            if due(m.checkpoint.interval, step) || self.saver.asked() {
                 self.save()?;
             }
         }
@@ -149,7 +164,7 @@ impl<'a> Run<'a> {
         )?;
         guard::check_finite(&outcome, &self.engine, step, first..consumed)?;
         self.progress = Progress { step, consumed_samples: consumed };
-        self.loss = outcome.loss;
+        self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, rate);
         self.report.step(&StepLine {
             step,
             consumed_samples: consumed,
@@ -175,14 +190,10 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self) -> anyhow::Result<()> {
-        let started = Instant::now();
-        let checkpoints = self.manifest.log.folder.join("checkpoints");
-        let folder =
-            checkpoint::save(&checkpoints, &self.engine, self.progress, self.loss, self.effective)?;
-        checkpoint::prune(&checkpoints, self.manifest.checkpoint.keep_last)?;
-        self.saved = Some(self.progress.step);
-        let seconds = Seconds(started.elapsed().as_secs_f64());
-        self.report.note(&format!("saved {} in {seconds}", folder.display()));
+        let next_batch = self.ramp.batch_at(self.progress.consumed_samples) as u64;
+        let seq_len = self.manifest.model.seq_len;
+        let done = self.saver.save(&self.engine, self.progress, next_batch, seq_len)?;
+        done.iter().for_each(|note| self.report.note(note));
         Ok(())
     }
 }

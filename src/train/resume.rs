@@ -1,48 +1,243 @@
-//! Going on from a checkpoint: only with a manifest that continues the same run.
+//! Going on from a checkpoint: only one that is whole, and only with a manifest and data that
+//! continue the same run.
 
+use super::saving;
 use crate::base::Problems;
-use crate::checkpoint::{self, Found, Index, Progress};
+use crate::checkpoint::disk::Disk;
+use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, State};
+use crate::data::indexed::{index_path, tokens_path};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
-use std::path::Path;
+use anyhow::Context;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-/// Loads the checkpoint into the engine, or says what in the manifest forbids it.
-pub fn resume(found: &Found, loaded: &Loaded, engine: &Engine) -> anyhow::Result<Progress> {
-    let index = Index::read(&found.folder)?;
+/// What a change of the manifest does to a run that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// No loss of the run depends on it.
+    Free,
+    /// It is meant to change the losses from here on: said, and done.
+    Told,
+    /// It would be another run: refused.
+    Refused,
+}
+
+/// What may change on resume. The first row that a key begins with decides; a key without a row is
+/// refused.
+#[rustfmt::skip]
+const RULES: &[(&str, Change)] = &[
+    ("name",                Change::Free),
+    ("log",                 Change::Free),
+    ("checkpoint",          Change::Free),
+    ("topology",            Change::Free),
+    ("train.threads",       Change::Free),
+    ("train.device",        Change::Free),
+    ("train.eval_interval", Change::Free),
+    ("train.eval_samples",  Change::Free),
+    ("data.valid",          Change::Free),
+    ("data.tokenizer",      Change::Free),
+    ("data.train.prefix",   Change::Free),    // the files' content is compared instead
+    ("lr",                  Change::Told),
+    ("optimizer",           Change::Told),
+    ("model.dropout",       Change::Told),
+    ("batch.micro",         Change::Told),    // sums of floats in another order
+    ("train.samples",       Change::Told),    // and with it the order of samples
+    ("model",               Change::Refused),
+    ("precision",           Change::Refused),
+    ("data",                Change::Refused),
+    ("batch",               Change::Refused),
+    ("train.seed",          Change::Refused),
+];
+
+/// The checkpoint to go on from: the one asked for, else the newest; none for a new run. Also
+/// removes what saves that were interrupted left behind: this run holds the folder's lock.
+pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
+    let checkpoints = saving::folder(m);
+    checkpoint::clean(&Disk::default(), &checkpoints)?;
+    if let Some(hint) = checkpoint::hint(&checkpoints)? {
+        println!("note: {hint}");
+    }
+    let Some(asked) = asked else { return checkpoint::latest(&checkpoints) };
+    let published = checkpoint::published(&checkpoints)?;
+    let name = asked.file_name().unwrap_or_default();
+    let found = published.iter().find(|found| found.folder.file_name() == Some(name));
+    let there: Vec<String> = published.iter().map(|found| checkpoint::name(found.step)).collect();
+    let found = found.cloned().ok_or_else(|| {
+        let what = format!("{} holds no {}", checkpoints.display(), asked.display());
+        Problems::one("--resume-from", what, format!("there are: {}", there.join(", ")))
+    })?;
+    Ok(Some(found))
+}
+
+/// Loads the checkpoint into the engine, or says what in it, in the manifest or in the data forbids
+/// it. Checkpoints newer than one that was `asked` for are put aside.
+pub fn resume(
+    found: &Found,
+    asked: bool,
+    loaded: &Loaded,
+    data: &[DataId],
+    engine: &Engine,
+) -> anyhow::Result<State> {
+    let opened = Checkpoint::open(&found.folder);
+    let checkpoint = opened.map_err(|error| with_others(error, found))?;
     let base = loaded.source.parent().unwrap_or(Path::new("."));
-    let saved = manifest::parse(&index.manifest, "the checkpoint's manifest", base, &[])?;
-    unchanged(&saved.manifest, &loaded.manifest, found)?;
-    let progress = checkpoint::load(&found.folder, engine)?;
+    let saved =
+        manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
+    for told in compare(&saved.effective, &loaded.effective, found)? {
+        println!("note: {told}");
+    }
+    same_data(&checkpoint.index.data, data, found)?;
+    let progress = checkpoint::load(&checkpoint, engine);
+    let progress = progress.map_err(|error| with_others(error, found))?;
     println!(
-        "resuming from {} (step {}, {} samples)",
+        "resuming from {} (step {}, {} samples), every digest verified",
         found.folder.display(),
         progress.step,
         progress.consumed_samples
     );
-    Ok(progress)
+    if asked {
+        for name in checkpoint::set_aside(&saving::folder(&loaded.manifest), progress.step)? {
+            println!("note: a newer checkpoint is now called {name}");
+        }
+    }
+    let state = checkpoint.index.state.clone();
+    Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })
 }
 
-/// What must stay for the run to be the same run. Lengths, the learning rate, logging, saving,
-/// threads and recompute may change.
-fn unchanged(saved: &Manifest, now: &Manifest, found: &Found) -> Result<(), Problems> {
+/// What else there is to go on from: never chosen silently.
+fn with_others(error: anyhow::Error, found: &Found) -> anyhow::Error {
+    let older = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
+    let older = older.unwrap_or_default().into_iter().rev().find(|other| other.step < found.step);
+    let remedy = match older {
+        Some(older) => {
+            let name = checkpoint::name(older.step);
+            format!("to go on from an older checkpoint: --resume-from {name}")
+        }
+        None => "there is no older checkpoint".to_string(),
+    };
+    error.context(format!("cannot go on from step {}; {remedy}", found.step))
+}
+
+/// What changed and may, or everything that must not have.
+fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>> {
+    let (saved, now) = (flat(saved)?, flat(now)?);
+    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
+    let none = "nothing".to_string();
+    let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
+    let (mut told, mut refused) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
+    for key in keys {
+        let (before, after) = (value(&saved, key), value(&now, key));
+        let section = || key.split('.').next().unwrap_or(key);
+        let (row, change) = rule(key).unwrap_or((section(), Change::Refused));
+        match change {
+            _ if before == after => {}
+            Change::Free => {}
+            Change::Told => told.push(format!("{key} was {before}, is {after} from here on")),
+            Change::Refused => {
+                let what = format!("{key} was {before}, is {after}");
+                refused.entry(row).or_default().push(what);
+            }
+        }
+    }
     let mut problems = Problems::default();
-    let mut same = |section: &str, equal: bool| {
-        if !equal {
+    for (row, changes) in refused {
+        problems.add(
+            found.folder.display().to_string(),
+            format!(
+                "was trained with another `{row}` than the manifest has now: {}",
+                changes.join(", ")
+            ),
+            format!(
+                "restore `{row}` (see manifest.yaml in the run's folder), \
+                 or start a new run: --set log.folder=DIR"
+            ),
+        );
+    }
+    Ok(problems.or(told)?)
+}
+
+fn rule(key: &str) -> Option<(&'static str, Change)> {
+    let below = |row: &str| key == row || key.strip_prefix(row).is_some_and(|k| k.starts_with('.'));
+    RULES.iter().find(|(row, _)| below(row)).copied()
+}
+
+/// An effective manifest as key → value; the numbers of list items are left out of a key only in
+/// `data.train.prefix`, which has a rule of its own.
+fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
+        let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
+        match value {
+            serde_json::Value::Object(map) => {
+                map.iter().for_each(|(name, value)| walk(&below(name), value, to));
+            }
+            serde_json::Value::Array(list) => {
+                for (i, value) in list.iter().enumerate() {
+                    walk(&below(&i.to_string()), value, to);
+                }
+            }
+            value if key.starts_with("data.train.") && key.ends_with(".prefix") => {
+                to.insert("data.train.prefix".to_string(), value.to_string());
+            }
+            value => {
+                to.insert(key.to_string(), value.to_string());
+            }
+        }
+    }
+    let value = serde_saphyr::from_str(yaml).context("reading an effective manifest")?;
+    let mut keys = BTreeMap::new();
+    walk("", &value, &mut keys);
+    Ok(keys)
+}
+
+/// The training datasets are those the run was begun with, wherever they lie now.
+fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    let content = |id: &DataId| (id.index_bytes, id.index_digest, id.token_bytes);
+    for (saved, now) in saved.iter().zip(now) {
+        if content(saved) != content(now) {
             problems.add(
-                found.folder.display().to_string(),
-                format!("was trained with another `{section}` than the manifest has now"),
+                now.prefix.clone(),
                 format!(
-                    "restore `{section}` (see manifest.yaml in the run's folder), \
-                     or start a new run: --set log.folder=DIR"
+                    "is not the dataset that {} was trained on: its .idx has {} bytes (digest {}) \
+                     and its .bin {}, it was {} bytes ({}) and {}",
+                    found.folder.display(),
+                    now.index_bytes,
+                    now.index_digest,
+                    now.token_bytes,
+                    saved.index_bytes,
+                    saved.index_digest,
+                    saved.token_bytes
                 ),
+                "bring the old dataset back, or start a new run: --set log.folder=DIR",
             );
         }
-    };
-    same("model", saved.model == now.model);
-    same("precision", saved.precision == now.precision);
-    same("data", saved.data == now.data);
-    same("batch", saved.batch == now.batch);
-    same("optimizer", saved.optimizer == now.optimizer);
-    same("train.seed", saved.train.seed == now.train.seed);
+    }
     problems.or(())
+}
+
+/// What tells the training datasets apart from others, in the manifest's order.
+pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
+    let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
+        let (index, tokens) = (index_path(prefix), tokens_path(prefix));
+        let failed = |path: &Path| format!("cannot read {}", path.display());
+        let mut file = File::open(&index).with_context(|| failed(&index))?;
+        let (mut hash, mut bytes) = (xxhash_rust::xxh3::Xxh3::new(), 0);
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let read = file.read(&mut buffer).with_context(|| failed(&index))?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&buffer[..read]);
+            bytes += read as u64;
+        }
+        let token_bytes = fs::metadata(&tokens).with_context(|| failed(&tokens))?.len();
+        let prefix = prefix.display().to_string();
+        let index_digest = Digest(hash.digest());
+        Ok(DataId { prefix, index_bytes: bytes, index_digest, token_bytes })
+    };
+    m.data.train.iter().map(|dataset| id(&dataset.prefix)).collect()
 }

@@ -102,7 +102,12 @@ fn optimizer(form: Option<raw::OptimizerForm>, report: &mut Report) -> Optimizer
 }
 
 fn checkpoint(raw: raw::Checkpoint) -> Checkpoint {
-    Checkpoint { interval: raw.interval.unwrap_or(1000), keep_last: raw.keep_last }
+    Checkpoint {
+        interval: raw.interval.unwrap_or(1000),
+        keep_last: raw.keep_last,
+        keep_every: raw.keep_every,
+        in_flight: raw.in_flight.unwrap_or(1),
+    }
 }
 
 fn log(raw: raw::Log, name: &str) -> Log {

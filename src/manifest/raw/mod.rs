@@ -348,6 +348,13 @@ pub struct Checkpoint {
     /// How many of the newest checkpoints are kept. Default: all.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub keep_last: Option<usize>,
+    /// With keep_last: checkpoints whose step is a multiple of this are kept too. Default: none.
+    #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
+    pub keep_every: Option<u64>,
+    /// Saves that may be written at once while training goes on, each with a copy of the run's
+    /// state in host memory; with 0, training waits for every save (--async-save). Default: 1.
+    #[schemars(range(min = 0, max = 8))]
+    pub in_flight: Option<usize>,
 }
 
 /// Reporting.

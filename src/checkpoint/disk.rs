@@ -1,0 +1,157 @@
+//! The system calls that save a checkpoint, in one place: errors name the path, writes go around
+//! the page cache, and tests make any one of them fail.
+
+use anyhow::Context;
+use libc::{EINVAL, ENOSYS};
+use rustix::fs::{CWD, FallocateFlags, OFlags};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// Offsets, lengths and addresses of direct writes are multiples of this.
+pub const BLOCK: usize = 4096;
+
+/// One call, as tests see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    MakeFolder(PathBuf),
+    Create(PathBuf),
+    Write(PathBuf),
+    /// Of a file or a folder.
+    Sync(PathBuf),
+    Rename(PathBuf, PathBuf),
+    Remove(PathBuf),
+}
+
+/// What tests do to the calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Fault {
+    #[default]
+    None,
+    /// Call number `at`, from 0, fails with this error.
+    Error { at: usize, errno: i32 },
+    /// Call number `at` and all that follow do nothing and fail, as if the machine had died.
+    Crash { at: usize },
+}
+
+/// The disk.
+#[derive(Debug, Default)]
+pub struct Disk {
+    fault: Fault,
+    calls: Mutex<Vec<Call>>,
+    recording: bool,
+}
+
+impl Disk {
+    /// A disk that fails as told, and remembers every call.
+    pub fn failing(fault: Fault) -> Disk {
+        Disk { fault, calls: Mutex::default(), recording: true }
+    }
+
+    /// The calls so far, the failed ones included; none are kept of an ordinary disk.
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap_or_else(|held| held.into_inner()).clone()
+    }
+
+    pub fn make_folder(&self, path: &Path) -> anyhow::Result<()> {
+        self.call(Call::MakeFolder(path.to_path_buf()))
+            .and_then(|()| fs::create_dir(path))
+            .with_context(|| format!("cannot create {}", path.display()))
+    }
+
+    /// A file that must not exist yet.
+    pub fn create(&self, path: &Path) -> anyhow::Result<File> {
+        self.call(Call::Create(path.to_path_buf()))
+            .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path))
+            .with_context(|| format!("cannot create {}", path.display()))
+    }
+
+    /// Reserves a new file's length, where the file system can: better no space now than later.
+    pub fn allocate(&self, path: &Path, file: &File, len: u64) -> anyhow::Result<()> {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            done => {
+                done.with_context(|| format!("cannot reserve {len} bytes of {}", path.display()))
+            }
+        }
+    }
+
+    /// The same file for writes around the page cache, where the file system has them.
+    pub fn direct(&self, path: &Path) -> Option<File> {
+        let flags = OFlags::DIRECT.bits() as i32;
+        OpenOptions::new().write(true).custom_flags(flags).open(path).ok()
+    }
+
+    pub fn write_at(&self, path: &Path, file: &File, bytes: &[u8], at: u64) -> anyhow::Result<()> {
+        self.call(Call::Write(path.to_path_buf()))
+            .and_then(|()| file.write_all_at(bytes, at))
+            .with_context(|| {
+                let end = at + bytes.len() as u64;
+                format!("cannot write bytes {at}..{end} of {}", path.display())
+            })
+    }
+
+    pub fn sync(&self, path: &Path, file: &File) -> anyhow::Result<()> {
+        self.call(Call::Sync(path.to_path_buf()))
+            .and_then(|()| file.sync_all())
+            .with_context(|| format!("cannot sync {}", path.display()))
+    }
+
+    pub fn sync_folder(&self, path: &Path) -> anyhow::Result<()> {
+        let folder = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        self.sync(path, &folder)
+    }
+
+    /// Writes a small file whole, and syncs it.
+    pub fn write_file(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+        let file = self.create(path)?;
+        self.write_at(path, &file, bytes, 0)?;
+        self.sync(path, &file)
+    }
+
+    pub fn rename(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
+        self.call(Call::Rename(from.to_path_buf(), to.to_path_buf()))
+            .and_then(|()| fs::rename(from, to))
+            .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
+    }
+
+    /// Two folders change names in one call; where the file system cannot, in two.
+    pub fn exchange(&self, fresh: &Path, old: &Path) -> anyhow::Result<()> {
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        let swap = || rustix::fs::renameat_with(CWD, fresh, CWD, old, flags);
+        let call = self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()));
+        match call.and_then(|()| Ok(swap()?)) {
+            Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
+                let aside = old.with_extension(format!("tmp-{}", super::folder::nonce()));
+                self.rename(old, &aside)?;
+                self.rename(fresh, old)?;
+                self.rename(&aside, fresh)
+            }
+            done => done.with_context(|| format!("cannot put a new {} in place", old.display())),
+        }
+    }
+
+    pub fn remove_folder(&self, path: &Path) -> anyhow::Result<()> {
+        self.call(Call::Remove(path.to_path_buf()))
+            .and_then(|()| fs::remove_dir_all(path))
+            .with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    fn call(&self, call: Call) -> std::io::Result<()> {
+        if !self.recording {
+            return Ok(());
+        }
+        let mut calls = self.calls.lock().unwrap_or_else(|held| held.into_inner());
+        let number = calls.len();
+        calls.push(call);
+        match self.fault {
+            Fault::Error { at, errno } if number == at => {
+                Err(std::io::Error::from_raw_os_error(errno))
+            }
+            Fault::Crash { at } if number >= at => Err(std::io::Error::other("crashed")),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The folder of a run's checkpoints: which there are, which are kept.
+//!
+//! `step-00000040/` is a published checkpoint; `step-00000040.tmp-…/` one being written, or what a
+//! kill left of one; `aside-…` is what a resume from an older step put away; `latest` is a hint for
+//! people.
+
+use super::disk::Disk;
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The name of the file that names the newest checkpoint.
+pub const LATEST: &str = "latest";
+
+/// A checkpoint in a run's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub step: u64,
+    pub folder: PathBuf,
+}
+
+/// The name of a step's checkpoint.
+pub fn name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The published checkpoints of a run, oldest first.
+pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
+    let step = |name: &str| -> Option<u64> {
+        let step = name.strip_prefix("step-")?.parse().ok()?;
+        (name == self::name(step)).then_some(step)
+    };
+    let mut found: Vec<Found> = names(checkpoints)?
+        .into_iter()
+        .filter_map(|n| Some(Found { step: step(&n)?, folder: checkpoints.join(&n) }))
+        .collect();
+    found.sort_by_key(|f| f.step);
+    Ok(found)
+}
+
+/// The newest checkpoint of a run.
+pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<Found>> {
+    Ok(published(checkpoints)?.pop())
+}
+
+/// What is wrong with the hint, if anything: nothing relies on it.
+pub fn hint(checkpoints: &Path) -> anyhow::Result<Option<String>> {
+    let newest = latest(checkpoints)?.map(|found| name(found.step));
+    let path = checkpoints.join(LATEST);
+    let says = match fs::read(&path) {
+        Ok(bytes) => Some(String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned()),
+        Err(_) => None,
+    };
+    let agree = says.as_deref().map(str::trim_end) == newest.as_deref();
+    Ok((!agree && says.is_some()).then(|| {
+        let says = says.unwrap_or_default();
+        let there = newest.unwrap_or("none".into());
+        format!("{} says {:?}, the newest there is: {there}", path.display(), says.trim_end())
+    }))
+}
+
+/// Writes the hint.
+pub fn write_hint(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> {
+    let path = checkpoints.join(LATEST);
+    let fresh = checkpoints.join(format!("{LATEST}.tmp-{}", nonce()));
+    disk.write_file(&fresh, format!("{}\n", name(step)).as_bytes())?;
+    disk.rename(&fresh, &path)?;
+    disk.sync_folder(checkpoints)
+}
+
+/// Which checkpoints stay.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Keep {
+    /// This many of the newest; `None` is all.
+    pub last: Option<usize>,
+    /// And those whose step is a multiple of this.
+    pub every: Option<u64>,
+}
+
+/// Removes the checkpoints that need not be kept, and what interrupted saves left behind. Each is
+/// renamed before it is emptied, so a half-removed one is never taken for a checkpoint.
+pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
+    let mut old = published(checkpoints)?;
+    old.truncate(old.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1)));
+    old.retain(|found| !keep.every.is_some_and(|every| found.step.is_multiple_of(every)));
+    for found in old {
+        disk.rename(&found.folder, &fresh(checkpoints, found.step))?;
+    }
+    clean(disk, checkpoints)
+}
+
+/// Removes what interrupted saves left behind. Only for the one process that holds the run's lock.
+pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
+    for name in names(checkpoints)?.iter().filter(|name| name.contains(".tmp-")) {
+        let path = checkpoints.join(name);
+        if path.is_dir() {
+            disk.remove_folder(&path)?;
+        } else {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts checkpoints after `step` out of the way; returns their new names.
+pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
+    let disk = Disk::default();
+    let later = published(checkpoints)?.into_iter().filter(|found| found.step > step);
+    later
+        .map(|found| {
+            let aside = format!("aside-{}-{}", name(found.step), nonce());
+            disk.rename(&found.folder, &checkpoints.join(&aside))?;
+            Ok(aside)
+        })
+        .collect()
+}
+
+/// A name that is not in use, for a checkpoint being written or removed.
+pub fn fresh(checkpoints: &Path, step: u64) -> PathBuf {
+    checkpoints.join(format!("{}.tmp-{}", name(step), nonce()))
+}
+
+/// Different at each call: the process, the time, and a count.
+pub fn nonce() -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = now.map_or(0, |d| d.as_nanos() as u64);
+    let seed = (nanos, std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
+    format!("{:012x}", xxhash_rust::xxh3::xxh3_64(format!("{seed:?}").as_bytes()) >> 16)
+}
+
+fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
+    if !checkpoints.exists() {
+        return Ok(Vec::new());
+    }
+    let failed = || format!("cannot list {}", checkpoints.display());
+    let entries = fs::read_dir(checkpoints).with_context(failed)?;
+    let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
+    let names: anyhow::Result<Vec<_>> = names.collect();
+    Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+}

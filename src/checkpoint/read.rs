@@ -1,0 +1,208 @@
+//! Reading a checkpoint: no value leaves this file before its digest was compared.
+
+use super::digest::{CHUNK, Digest};
+use super::folder;
+use super::index::{Index, Piece, SHARD_END, Shard, Tensor, moment_name};
+use crate::engine::Moment;
+use anyhow::{Context, bail, ensure};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Bytes that `blocks` reads at a time, about.
+const READ: usize = 16 << 20;
+
+/// A published checkpoint, its index and its files' headers checked.
+pub struct Checkpoint {
+    pub folder: PathBuf,
+    pub index: Index,
+    files: Vec<File>,
+}
+
+impl Checkpoint {
+    /// Opens every shard. Fails on a damaged index, on a shard that is missing, cut short, of
+    /// another checkpoint, or that the index does not name.
+    pub fn open(folder: &Path) -> anyhow::Result<Checkpoint> {
+        let index = Index::read(folder)?;
+        let step = index.progress.step;
+        if let Some(name) = folder.file_name().and_then(|name| name.to_str())
+            && name.starts_with("step-")
+            && name != folder::name(step)
+        {
+            bail!("{}: its index is that of step {step}", folder.display());
+        }
+        let shards = index.shards.iter();
+        let files = shards.map(|shard| open_shard(folder, &index, shard));
+        let files = files.collect::<anyhow::Result<_>>()?;
+        let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
+        if let Some(stray) = checkpoint.strays()?.iter().find(|name| name.ends_with(SHARD_END)) {
+            bail!("{}: {stray} is there, but not in its index", folder.display());
+        }
+        Ok(checkpoint)
+    }
+
+    /// Files that do not belong to it.
+    pub fn strays(&self) -> anyhow::Result<Vec<String>> {
+        let failed = || format!("cannot list {}", self.folder.display());
+        let mut strays = Vec::new();
+        for entry in fs::read_dir(&self.folder).with_context(failed)? {
+            let name = entry.with_context(failed)?.file_name().to_string_lossy().into_owned();
+            let known = name == super::index::NAME
+                || self.index.shards.iter().any(|shard| shard.file == name);
+            if !known {
+                strays.push(name);
+            }
+        }
+        strays.sort();
+        Ok(strays)
+    }
+
+    /// Rows and columns of a tensor, in row-major order, from whichever pieces hold them.
+    pub fn read(
+        &self,
+        tensor: &Tensor,
+        moment: Moment,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> anyhow::Result<()> {
+        assert_eq!(out.len(), rows.len() * cols.len(), "{}", tensor.name);
+        let mut buffer = Vec::new();
+        for piece in &tensor.kept(moment).pieces {
+            let overlap = |k: usize, wanted: &Range<usize>| {
+                let end = (piece.at[k] + piece.size[k]).min(wanted.end);
+                piece.at[k].max(wanted.start)..end
+            };
+            let (rows_here, cols_here) = (overlap(0, &rows), overlap(1, &cols));
+            if rows_here.is_empty() || cols_here.is_empty() {
+                continue;
+            }
+            let width = piece.size[1];
+            let element = |row: usize, col: usize| (row - piece.at[0]) * width + col - piece.at[1];
+            let first = 4 * element(rows_here.start, cols_here.start) / CHUNK;
+            let last = 4 * element(rows_here.end - 1, cols_here.end - 1) / CHUNK;
+            for chunk in first..=last {
+                self.chunk(tensor, moment, piece, chunk, &mut buffer)?;
+                let values: &[f32] = bytemuck::cast_slice(&buffer);
+                let begin = chunk * CHUNK / 4;
+                let holds = begin..begin + values.len();
+                for row in rows_here.clone() {
+                    let start = element(row, cols_here.start).max(holds.start);
+                    let end = (element(row, cols_here.end - 1) + 1).min(holds.end);
+                    if start < end {
+                        let col = piece.at[1] + start % width;
+                        let to = (row - rows.start) * cols.len() + col - cols.start;
+                        let from = &values[start - begin..end - begin];
+                        out[to..to + from.len()].copy_from_slice(from);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk of a piece, verified.
+    fn chunk(
+        &self,
+        tensor: &Tensor,
+        moment: Moment,
+        piece: &Piece,
+        chunk: usize,
+        buffer: &mut Vec<u32>,
+    ) -> anyhow::Result<()> {
+        let shard = &self.index.shards[piece.shard];
+        let bytes = 4 * piece.size[0] * piece.size[1];
+        let len = CHUNK.min(bytes - chunk * CHUNK);
+        let at = piece.byte + (chunk * CHUNK) as u64;
+        buffer.resize(len / 4, 0);
+        let buffer: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+        let place = || {
+            let (path, end) = (self.folder.join(&shard.file), at + len as u64);
+            let (name, kept) = (&tensor.name, moment_name(moment));
+            format!("{}: bytes {at}..{end} ({kept} of {name})", path.display())
+        };
+        self.files[piece.shard]
+            .read_exact_at(buffer, at)
+            .with_context(|| format!("{}: cannot be read", place()))?;
+        ensure!(
+            Digest::of(buffer) == piece.chunks[chunk],
+            "{}: damaged, their digest is not the one saved",
+            place()
+        );
+        Ok(())
+    }
+
+    /// The whole of a tensor.
+    pub fn whole(&self, tensor: &Tensor, moment: Moment) -> anyhow::Result<Vec<f32>> {
+        let [rows, cols] = tensor.matrix()?;
+        let mut values = vec![0.0; rows * cols];
+        self.read(tensor, moment, 0..rows, 0..cols, &mut values)?;
+        Ok(values)
+    }
+
+    /// Calls `each` with runs of whole rows of a tensor, in order: the first value's number, and
+    /// the values. Holds a few MiB at a time.
+    pub fn blocks(
+        &self,
+        tensor: &Tensor,
+        moment: Moment,
+        each: &mut dyn FnMut(usize, &[f32]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let [_, cols] = tensor.matrix()?;
+        let mut values = Vec::new();
+        for rows in row_blocks(tensor)? {
+            values.resize(rows.len() * cols, 0.0);
+            self.read(tensor, moment, rows.clone(), 0..cols, &mut values)?;
+            each(rows.start * cols, &values)?;
+        }
+        Ok(())
+    }
+}
+
+/// The rows of a tensor, some MiB at a time.
+pub fn row_blocks(tensor: &Tensor) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
+    let [rows, cols] = tensor.matrix()?;
+    let step = (READ / 4 / cols).max(1);
+    Ok((0..rows).step_by(step).map(move |first| first..(first + step).min(rows)))
+}
+
+fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<File> {
+    let path = folder.join(&shard.file);
+    let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let len = file.metadata().with_context(|| path.display().to_string())?.len();
+    ensure!(
+        len >= shard.bytes,
+        "{} is cut short: bytes {len}..{} are missing",
+        path.display(),
+        shard.bytes
+    );
+    ensure!(
+        len == shard.bytes,
+        "{} has {} bytes after its end at {}",
+        path.display(),
+        len - shard.bytes,
+        shard.bytes
+    );
+    let mut header = vec![0; shard.header_bytes as usize];
+    file.read_exact_at(&mut header, 0).with_context(|| format!("reading {}", path.display()))?;
+    if Digest::of(&header) != shard.header_digest {
+        let other = super::safetensors::Reader::open(&path).ok().and_then(|reader| {
+            let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();
+            let ours = (index.run.clone(), index.progress.step.to_string());
+            let theirs = (says("run"), says("step"));
+            (ours != theirs).then_some(theirs)
+        });
+        match other {
+            Some((run, step)) => {
+                bail!("{} belongs to step {step} of run {run}", path.display())
+            }
+            None => bail!(
+                "{}: bytes 0..{} (the header) are damaged, or it is another shard",
+                path.display(),
+                shard.header_bytes
+            ),
+        }
+    }
+    Ok(file)
+}

@@ -1,0 +1,124 @@
+//! Steps computed again from a checkpoint, to be compared with what was recorded.
+
+use super::feed::Feed;
+use super::report::metrics::Metrics;
+use super::{resume, saving};
+use crate::base::Problems;
+use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
+use crate::data::Source;
+use crate::device::Backend;
+use crate::engine::{Engine, lr};
+use crate::manifest::{Loaded, Manifest};
+use anyhow::{bail, ensure};
+use std::sync::Arc;
+
+/// Takes `steps` steps from where the engine stands. Nothing is reported or saved.
+pub fn replay(
+    m: &Manifest,
+    engine: &Engine,
+    be: &dyn Backend,
+    train: &Arc<Source>,
+    from: Progress,
+    steps: u64,
+) -> anyhow::Result<Vec<Past>> {
+    let ramp = m.batch.ramp();
+    let mut consumed = from.consumed_samples;
+    let mut feed = Feed::training(train, ramp, m.batch.micro, consumed, m.train.samples)?;
+    let mut past = Vec::new();
+    for step in from.step + 1..=from.step + steps {
+        let global = ramp.batch_at(consumed) as u64;
+        consumed += global;
+        ensure!(consumed <= m.train.samples, "the run ends before step {step}");
+        let micros = global as usize / m.batch.micro;
+        let rate = lr::at(&m.lr, consumed);
+        let load = &mut |inputs: &_| feed.load(be, inputs, global, u64::MAX);
+        let outcome = engine.step(load, micros, rate, step)?;
+        past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
+    }
+    Ok(past)
+}
+
+/// `--verify-resume`: takes `steps` recorded steps again, from the newest checkpoint that has so
+/// many after it in the run's record, and demands the same losses and norms, to the last bit.
+/// Returns what to tell.
+pub fn verify(
+    steps: u64,
+    loaded: &Loaded,
+    data: &[DataId],
+    engine: &Engine,
+    be: &dyn Backend,
+    train: &Arc<Source>,
+) -> anyhow::Result<String> {
+    let m = &loaded.manifest;
+    let recorded = recorded(&Metrics::read(&m.log.folder)?);
+    let has = |step: u64| recorded.iter().any(|past| past.step == step);
+    let published = checkpoint::published(&saving::folder(m))?.into_iter().rev();
+    let found = published.into_iter().find(|found| (1..=steps).all(|k| has(found.step + k)));
+    let Some(found) = found else {
+        let what = format!("no checkpoint has {steps} recorded steps after it");
+        let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";
+        return Err(Problems::one("--verify-resume", what, remedy).into());
+    };
+    let state = resume::resume(&found, false, loaded, data, engine)?;
+    for again in replay(m, engine, be, train, state.progress, steps)? {
+        let before = recorded.iter().find(|past| past.step == again.step);
+        let bits = |past: &Past| (past.loss.to_bits(), past.grad_norm.to_bits());
+        if let Some(before) = before.filter(|before| bits(before) != bits(&again)) {
+            bail!(
+                "resuming from {} does not repeat the run: step {} gave loss {} and gradient norm \
+                 {}, now {} and {}",
+                found.folder.display(),
+                again.step,
+                before.loss,
+                before.grad_norm,
+                again.loss,
+                again.grad_norm
+            );
+        }
+    }
+    let first = found.step + 1;
+    Ok(format!("verified: steps {first} to {} again, equal to the last bit", found.step + steps))
+}
+
+/// The step after a checkpoint, computed again and as recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Again {
+    pub now: Past,
+    /// From the next checkpoint, or from the run's metrics.jsonl.
+    pub before: Option<Past>,
+}
+
+/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
+pub fn next_step(
+    checkpoint: &Checkpoint,
+    loaded: &Loaded,
+    engine: &Engine,
+    be: &dyn Backend,
+    train: &Arc<Source>,
+) -> anyhow::Result<Again> {
+    let progress = checkpoint::load(checkpoint, engine)?;
+    let now = replay(&loaded.manifest, engine, be, train, progress, 1)?[0];
+    let before = next_recorded(&checkpoint.folder, now.step);
+    Ok(Again { now, before })
+}
+
+/// What the run's folder says of a step.
+fn next_recorded(folder: &std::path::Path, step: u64) -> Option<Past> {
+    let checkpoints = folder.canonicalize().ok()?.parent()?.to_path_buf();
+    let later = checkpoint::published(&checkpoints).unwrap_or_default();
+    let history = |found: Found| checkpoint::Index::read(&found.folder).ok();
+    let from_later = later.into_iter().filter_map(history).flat_map(|index| index.history.clone());
+    let record = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
+    let from_record = record.iter().flat_map(recorded);
+    let mut all = from_later.chain(from_record);
+    all.find(|past| past.step == step)
+}
+
+fn recorded(metrics: &Metrics) -> Vec<Past> {
+    let past = |row: &super::report::metrics::StepRow| Past {
+        step: row.step,
+        loss: row.lm_loss,
+        grad_norm: row.grad_norm,
+    };
+    metrics.steps.iter().map(past).collect()
+}
