@@ -55,10 +55,10 @@ pub fn table() -> Vec<Case> {
         ("dropout", Shape { rate: 0.1, ..small }),
         ("sharp", Shape { spread: 6.0, ..small }),
         ("all", Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(2, 21, 3, 6) }),
-        ("several tiles", Shape::new(1, 150, 1, 2)),
+        ("several tiles", Shape::new(1, 100, 1, 1)),
         (
             "several tiles, all",
-            Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(1, 141, 1, 3) },
+            Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(1, 97, 1, 2) },
         ),
     ];
     shapes

@@ -339,3 +339,62 @@ mod x86 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small whole numbers: sums are exact, so every register gives the same bits.
+    fn numbers(len: usize) -> Vec<f32> {
+        (0..len).map(|i| (i * i % 17) as f32 - 8.0).collect()
+    }
+
+    /// What `run` leaves in C, for a sum over part of the depth.
+    fn sums(run: unsafe fn(&Panels)) -> Vec<f32> {
+        let [whole, first, depth, width] = [9, 2, 5, 3 * PANEL_COLS];
+        let (a, b) = (numbers(2 * PANEL_ROWS * depth), numbers(2 * PANEL_COLS * whole));
+        let mut c = numbers(2 * PANEL_ROWS * width);
+        let p = Panels { a: &a, b: &b, whole, first, depth, c: c.as_mut_ptr(), width, add: true };
+        // SAFETY: the sizes above agree, and the caller saw to the features.
+        unsafe { run(&p) };
+        c
+    }
+
+    /// As above, of a product whose sides leave remainders.
+    fn product(run: unsafe fn(Product)) -> Vec<f32> {
+        let (m, n, k) = (13, 5 * COLUMNS, 7);
+        let (a, b) = (numbers(m * k), numbers(k * n));
+        let mut c = numbers(m * n);
+        let (a_row, a_depth, b_row, c_row, add) = (1, m, n, n, true);
+        let (a, b, c_) = (&a, &b, &mut c);
+        // SAFETY: as above.
+        unsafe { run(Product { m, n, k, a, a_row, a_depth, b, b_row, c: c_, c_row, add }) };
+        c
+    }
+
+    #[test]
+    fn all_registers_give_the_same_sums() {
+        let by_definition = {
+            let (m, n, k) = (13, 5 * COLUMNS, 7);
+            let (a, b, mut c) = (numbers(m * k), numbers(k * n), numbers(m * n));
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                c[i * n + j] += (0..k).map(|l| a[i + l * m] * b[l * n + j]).sum::<f32>();
+            }
+            c
+        };
+        assert_eq!(product(cover::<[f32; 4], 4, 2>), by_definition);
+        let any = sums(cover_panels::<[f32; 4], 4, 2>);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if crate::device::cpu::math::has_avx2() {
+                assert_eq!(sums(x86::panels_avx2), any);
+                assert_eq!(product(x86::avx2), by_definition);
+            }
+            if crate::device::cpu::math::has_avx512() {
+                assert_eq!(sums(x86::panels_avx512), any);
+                assert_eq!(product(x86::avx512), by_definition);
+            }
+        }
+        assert_ne!(any, numbers(any.len()));
+    }
+}

@@ -30,6 +30,8 @@ pub struct Cpu {
     pool: Option<ThreadPool>,
     regions: Regions,
     workspace: Workspace,
+    /// Of products too deep to be summed up at once, while `workspace` holds their operands.
+    sums: Workspace,
 }
 
 impl Cpu {
@@ -41,7 +43,8 @@ impl Cpu {
             let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
             builder.thread_name(|i| format!("cpu-{i}")).build().expect("threads can be started")
         });
-        Cpu { threads, pool, regions: Regions::default(), workspace: Workspace::default() }
+        let (workspace, sums) = (Workspace::default(), Workspace::default());
+        Cpu { threads, pool, regions: Regions::default(), workspace, sums }
     }
 
     pub fn threads(&self) -> usize {
@@ -51,7 +54,7 @@ impl Cpu {
     /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays; beside
     /// it an op takes no memory, but for the few bytes in which rayon queues a task for its pool.
     pub fn workspace_bytes(&self) -> usize {
-        self.workspace.bytes()
+        self.workspace.bytes() + self.sums.bytes()
     }
 }
 

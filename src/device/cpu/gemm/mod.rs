@@ -29,7 +29,7 @@ const COLS: usize = 16 * PANEL_COLS;
 /// Most elements of B packed at once: 12 MiB of the third-level cache.
 const PACKED: usize = 3 << 20;
 
-/// A deeper product is added up in parts where C can hold the sums.
+/// A deeper product is added up in parts, in C where that is f32.
 const DEEP: usize = 4096;
 
 pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
@@ -42,12 +42,28 @@ pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Ep
     let plain = matches!(then, Epilogue::Nothing);
     assert!(!c.add || plain, "accumulation has no epilogue");
     if plain && c.to.dtype == DType::F32 {
-        for start in (0..k.max(1)).step_by(DEEP) {
-            let part = Out { add: c.add || start > 0, ..c };
-            multiply(cpu, left, right, start..k.min(start + DEEP), part, then);
-        }
-    } else {
+        in_parts(cpu, left, right, c);
+    } else if k <= DEEP {
         multiply(cpu, left, right, 0..k, c, then);
+    } else {
+        cpu.sums.with(1, m * n, |scratch| {
+            let sums = Tensor::at(scratch.tensor(0).addr(), m, n, DType::F32);
+            in_parts(cpu, left, right, sums.set());
+            // SAFETY: what wrote the sums has ended; what follows only reads.
+            let sums = &*unsafe { scratch.part(0) };
+            cpu.each_rows(m, n, |rows| {
+                finish(&sums[rows.start * n..rows.end * n], n, [rows, 0..n], c, then);
+            });
+        });
+    }
+}
+
+/// The product in parts of the depth, added up in C, which is f32.
+fn in_parts(cpu: &Cpu, left: Operand, right: Operand, c: Out) {
+    let k = left.cols();
+    for start in (0..k.max(1)).step_by(DEEP) {
+        let part = Out { add: c.add || start > 0, ..c };
+        multiply(cpu, left, right, start..k.min(start + DEEP), part, Epilogue::Nothing);
     }
 }
 
