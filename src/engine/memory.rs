@@ -1,11 +1,11 @@
 //! Every byte a rank needs: laid out once to measure, reserved, laid out again for good.
 
 use super::optimizer::Optimizer;
-use super::zero::Replica;
-use super::{Groups, context};
+use super::zero::Zero;
+use super::{Groups, context, micros, order, part};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Tensor};
-use crate::manifest::{Manifest, Position, Precision};
+use crate::manifest::{Manifest, Position};
 use crate::model::{Inputs, Layout, Slots, Work};
 use crate::plan::schedule;
 use std::fmt;
@@ -83,18 +83,20 @@ impl fmt::Display for Bill {
 /// Small results of a step, read back by the host.
 pub struct Scalars {
     pub loss: Tensor, // f32 [1, 1]
+    pub norm: Tensor, // f32 [1, 1]  Σ g², then over all ranks
     pub clip: Tensor, // f32 [1, 2]  norm, factor
-    pub sums: Tensor, // f32 [1, slots]  Σ g² of each weight
+    pub sums: Tensor, // f32 [1, n]  Σ g² of each weight owned
 }
 
 /// A rank's memory, laid out.
 pub struct Laid {
     pub layout: Layout,
-    pub replica: Replica,
+    pub zero: Zero,
     pub optimizer: Optimizer,
     pub slopes: Option<Tensor>,
     pub slots: Vec<Slots>,
     pub work: Work,
+    pub arrived: Tensor,
     pub eval: Slots,
     pub scalars: Scalars,
 }
@@ -102,42 +104,35 @@ pub struct Laid {
 /// Pure but for the arenas: the same calls give the same places.
 pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &Arenas) -> Laid {
     let (train, eval) = (context(be, groups, m, true), context(be, groups, m, false));
-    let layout = Layout::new(&m.model, train.tp.group.size(), train.tp.group.rank());
-    let flat = |arena: &Arena, dtype| arena.matrix(1, layout.len(), dtype);
-    let (live, grads) = (flat(&at.weights, train.dtype), flat(&at.grads, DType::F32));
-    let master = match m.precision {
-        Precision::F32 => live,
-        Precision::Bf16 => flat(&at.optimizer, DType::F32),
-    };
-    let moments = [flat(&at.optimizer, DType::F32), flat(&at.optimizer, DType::F32)];
+    let layout = Layout::new(&m.model, part(groups, m));
+    let dp = &*groups.data;
+    let level = if dp.size() == 1 { 0 } else { m.topology.zero };
+    let zero = Zero::new(level, dp.rank(), &layout, train.dtype, at);
+    let optimizer = Optimizer::new(&layout, &zero, &m.optimizer, at);
     let slopes = slopes(&train, m, &at.inputs);
 
     let inputs = || Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
-    let micros = m.batch.global / m.batch.micro;
-    let held = schedule::in_flight(&schedule::one_f_one_b(0, 1, micros));
+    let held = schedule::in_flight(&order(groups, m, micros(groups, m, m.batch.global)));
     let first = inputs();
-    let (work, slots) = at.scratch.scratch(|scratch| {
+    let (work, arrived, slots) = at.scratch.scratch(|scratch| {
         let work = Work::plan(&train, first.rows(), scratch);
+        let stream = work.stream;
+        let arrived = match groups.pipeline.rank() + 1 < groups.pipeline.size() {
+            true => scratch.matrix(stream.rows, stream.cols, stream.dtype),
+            false => stream,
+        };
         let inputs = std::iter::once(first).chain(std::iter::repeat_with(inputs)).take(held);
-        let slots = inputs.map(|i| Slots::plan(&train, i, slopes, &at.stash, scratch)).collect();
-        (work, slots)
+        let plan = |i| Slots::plan(&train, &layout.part, i, slopes, &at.stash, scratch);
+        let slots = inputs.map(plan).collect();
+        (work, arrived, slots)
     });
-    let eval = at.scratch.scratch(|scratch| Slots::plan(&eval, first, slopes, scratch, scratch));
-    let scalars = Scalars {
-        loss: at.inputs.matrix(1, 1, DType::F32),
-        clip: at.inputs.matrix(1, 2, DType::F32),
-        sums: at.inputs.matrix(1, layout.slots().count(), DType::F32),
-    };
-    Laid {
-        replica: Replica::new(&layout, live, grads),
-        optimizer: Optimizer::new(&layout, &m.optimizer, live, grads, master, moments),
-        layout,
-        slopes,
-        slots,
-        work,
-        eval,
-        scalars,
-    }
+    let eval = at
+        .scratch
+        .scratch(|scratch| Slots::plan(&eval, &layout.part, first, slopes, scratch, scratch));
+    let number = |n| at.inputs.matrix(1, n, DType::F32);
+    let (loss, norm, clip) = (number(1), number(1), number(2));
+    let scalars = Scalars { loss, norm, clip, sums: number(optimizer.sums()) };
+    Laid { layout, zero, optimizer, slopes, slots, work, arrived, eval, scalars }
 }
 
 /// Where this rank's ALiBi slopes lie.

@@ -1,37 +1,28 @@
 //! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
 //! update. Allocates nothing after `new`; knows no files and prints nothing.
 
-pub mod lr;
+mod groups;
 mod memory;
+mod zero;
 mod optimizer;
 mod sampler;
-mod zero;
+pub mod lr;
 
+pub use groups::Groups;
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use sampler::Sampler;
 
 use crate::base::DType;
-use crate::comm::{Group, Solo};
+use crate::comm::Message;
 use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Precision};
 use crate::model::{Cx, Inputs, Layout, Slot, Slots, Stage, TensorParallel, Work, alibi_slopes};
 use crate::plan::schedule::{self, Action};
+use groups::{micros, order, part};
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
-use zero::Replica;
-
-/// The groups a rank belongs to.
-pub struct Groups {
-    pub tensor: Box<dyn Group>,
-}
-
-impl Groups {
-    /// One rank, alone in every group.
-    pub fn solo() -> Groups {
-        Groups { tensor: Box::new(Solo) }
-    }
-}
+use zero::{Keeper, Zero};
 
 /// What one step gave.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,10 +47,12 @@ pub struct Engine<'a> {
     groups: Groups,
     manifest: Manifest,
     layout: Layout,
-    replica: Replica,
+    zero: Zero,
     optimizer: Optimizer,
-    slots: Vec<Slots>,
+    in_flight: Vec<Slots>,
     work: Work,
+    /// [n, H]: the gradient that came from the stage after.
+    arrived: Tensor,
     eval: Slots,
     scalars: Scalars,
     bill: Bill,
@@ -83,10 +76,11 @@ impl<'a> Engine<'a> {
             groups,
             manifest: manifest.clone(),
             layout: laid.layout,
-            replica: laid.replica,
+            zero: laid.zero,
             optimizer: laid.optimizer,
-            slots: laid.slots,
+            in_flight: laid.slots,
             work: laid.work,
+            arrived: laid.arrived,
             eval: laid.eval,
             scalars: laid.scalars,
             bill: arenas.bill(),
@@ -115,9 +109,11 @@ impl<'a> Engine<'a> {
         let (model, seed) = (&self.manifest.model, self.manifest.train.seed);
         let mut values = Vec::new();
         for slot in self.layout.slots() {
-            values.resize(slot.numel(), 0.0);
-            self.layout.init(slot, model, seed, &mut values);
-            self.write(Moment::Master, slot, &values);
+            if let Some((part, master)) = self.optimizer.master_part(slot) {
+                values.resize(slot.numel(), 0.0);
+                self.layout.init(slot, model, seed, &mut values);
+                self.be.upload(bytemuck::cast_slice(&values[part]), master);
+            }
         }
         self.publish();
     }
@@ -139,7 +135,7 @@ impl<'a> Engine<'a> {
 
     /// The dtype of the live weights.
     pub fn live_dtype(&self) -> DType {
-        context(self.be, &self.groups, &self.manifest, false).dtype
+        self.cx(false).dtype
     }
 
     /// And back. After the last master weight: `publish`.
@@ -147,65 +143,125 @@ impl<'a> Engine<'a> {
         self.be.upload(bytemuck::cast_slice(values), self.optimizer.kept(moment, slot));
     }
 
-    /// Makes the live weights the rounded master weights.
+    /// Makes the live weights the rounded master weights, on every rank.
     pub fn publish(&self) {
         self.optimizer.publish(self.be);
+        self.zero.updated(&*self.groups.data);
+        self.zero.settle(&*self.groups.data);
     }
 
-    /// Gradients of the last step's micro-batches, unclipped, f32.
+    /// Gradients of the last step's micro-batches, unclipped, f32; of a weight this rank owns whole.
     pub fn read_grad(&self, slot: &Slot, out: &mut [f32]) {
-        let grad = slot.tensor(self.replica.flat_grads);
+        let first = self.zero.own(slot.bucket).start;
+        let grad = self.zero.own_grads(slot.bucket).span(slot.offset - first, slot.numel());
         self.be.download(grad, bytemuck::cast_slice_mut(out));
     }
 
-    /// One optimizer step over `micros` micro-batches, the `number`th counted from 1. The loss is
-    /// Σ weight · −log p over all tokens loaded. If the outcome is not finite nothing was updated.
+    /// One optimizer step over `micros` micro-batches of this rank, the `number`th counted from 1.
+    /// The loss is Σ weight · −log p over all tokens loaded by all ranks. If the outcome is not
+    /// finite nothing was updated.
     pub fn step(&self, load: Load, micros: usize, lr: f64, number: u64) -> anyhow::Result<Outcome> {
-        let cx = context(self.be, &self.groups, &self.manifest, true);
-        let stage = Stage { cx, custody: &self.replica };
-        self.be.zero(self.replica.flat_grads);
-        self.be.zero(self.scalars.loss);
-        for action in schedule::one_f_one_b(0, 1, micros) {
-            match action {
+        let (be, groups, s) = (self.be, &self.groups, &self.scalars);
+        let keeper = self.keeper();
+        let stage = Stage { cx: self.cx(true), layout: &self.layout, custody: &keeper };
+        self.zero.begin(be);
+        be.zero(s.loss);
+        let order = order(groups, &self.manifest, micros);
+        let (at, of) = (groups.pipeline.rank(), groups.pipeline.size());
+        let actions = schedule::with_messages(&order, at, of);
+        let mut left = &actions[..];
+        while let [action, rest @ ..] = left {
+            left = rest;
+            match *action {
                 Action::Forward(micro) => {
-                    let slots = &self.slots[micro % self.slots.len()];
+                    let slots = self.held(micro);
                     load(&slots.inputs)?;
                     stage.forward(slots);
                 }
                 Action::Backward(micro) => {
-                    let slots = &self.slots[micro % self.slots.len()];
-                    stage.backward(slots, &self.work, self.scalars.loss.add(), micro + 1 == micros);
+                    if at + 1 < of {
+                        be.copy(self.arrived, self.work.stream.set());
+                    }
+                    stage.backward(self.held(micro), &self.work, s.loss.add(), micro + 1 == micros);
+                }
+                message => {
+                    let more = schedule::leading_messages(left);
+                    left = &left[more.len()..];
+                    let together = std::iter::once(&message).chain(more);
+                    let posted: Vec<Message> = together.map(|m| self.message(*m)).collect();
+                    groups.pipeline.exchange(&posted);
                 }
             }
         }
-        self.optimizer.step(self.be, &self.scalars, lr, number);
-        self.be.sync()?;
-        Ok(Outcome {
-            loss: self.scalar(self.scalars.loss),
-            grad_norm: self.scalar(self.scalars.clip.span(0, 1)),
-        })
+        keeper.finish(&*groups.ends);
+        groups.sum_over_stages_and_replicas(s.loss);
+        self.optimizer.step(be, groups, self.zero.shares(), s, (lr, number));
+        self.zero.updated(&*groups.data);
+        be.sync()?;
+        Ok(Outcome { loss: self.scalar(s.loss), grad_norm: self.scalar(s.clip.span(0, 1)) })
+    }
+
+    /// What a stage sends and receives: a micro-batch's stream, or the gradient of it.
+    fn message(&self, action: Action) -> Message {
+        let stage = self.groups.pipeline.rank();
+        match action {
+            Action::RecvX(m) => Message::Recv { from: stage - 1, x: self.held(m).x },
+            Action::SendY(m) => Message::Send { to: stage + 1, x: self.held(m).y },
+            Action::RecvDy(_) => Message::Recv { from: stage + 1, x: self.arrived },
+            Action::SendDx(_) => Message::Send { to: stage - 1, x: self.work.stream },
+            Action::Forward(_) | Action::Backward(_) => unreachable!("computations send nothing"),
+        }
     }
 
     /// Weights whose gradient in the last step was not finite.
     pub fn not_finite(&self) -> Vec<&str> {
         let mut sums = vec![0.0f32; self.scalars.sums.numel()];
         self.be.download(self.scalars.sums, bytemuck::cast_slice_mut(&mut sums));
-        let slots = self.layout.slots().zip(sums);
-        slots.filter(|(_, sum)| !sum.is_finite()).map(|(slot, _)| slot.name.as_str()).collect()
+        let names = self.optimizer.names().iter().zip(sums);
+        names.filter(|(_, sum)| !sum.is_finite()).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The loss of `micros` micro-batches, without dropout and gradients.
+    /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
     pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
-        let cx = context(self.be, &self.groups, &self.manifest, false);
-        let stage = Stage { cx, custody: &self.replica };
-        self.be.zero(self.scalars.loss);
+        let (groups, loss) = (&self.groups, self.scalars.loss);
+        let keeper = self.keeper();
+        let stage = Stage { cx: self.cx(false), layout: &self.layout, custody: &keeper };
+        let (at, of) = (groups.pipeline.rank(), groups.pipeline.size());
+        self.be.zero(loss);
         for _ in 0..micros {
             load(&self.eval.inputs)?;
+            if at > 0 {
+                groups.pipeline.recv(at - 1, self.eval.x);
+            }
             stage.forward(&self.eval);
-            stage.loss(&self.eval, self.scalars.loss.add());
+            if at + 1 < of {
+                groups.pipeline.send(at + 1, self.eval.y);
+            }
+            stage.loss(&self.eval, loss.add());
         }
+        groups.sum_over_stages_and_replicas(loss);
         self.be.sync()?;
-        Ok(self.scalar(self.scalars.loss))
+        Ok(self.scalar(loss))
+    }
+
+    fn cx(&self, training: bool) -> Cx<'_> {
+        context(self.be, &self.groups, &self.manifest, training)
+    }
+
+    fn keeper(&self) -> Keeper<'_> {
+        Keeper {
+            be: self.be,
+            zero: &self.zero,
+            layout: &self.layout,
+            data: &*self.groups.data,
+            tensor: &*self.groups.tensor,
+            sequence: self.manifest.topology.sequence_parallel,
+            tied: self.manifest.model.tied_head && self.groups.pipeline.size() > 1,
+        }
+    }
+
+    fn held(&self, micro: usize) -> &Slots {
+        &self.in_flight[micro % self.in_flight.len()]
     }
 
     fn scalar(&self, x: Tensor) -> f64 {
@@ -224,7 +280,10 @@ fn context<'a>(
 ) -> Cx<'a> {
     Cx {
         be,
-        tp: TensorParallel { group: &*groups.tensor, sequence: false },
+        tp: TensorParallel {
+            group: &*groups.tensor,
+            sequence: manifest.topology.sequence_parallel,
+        },
         model: &manifest.model,
         dtype: match manifest.precision {
             Precision::F32 => DType::F32,

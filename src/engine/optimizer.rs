@@ -1,9 +1,12 @@
-//! AdamW over the flat buffers, with the global norm clipped first.
+//! AdamW over what this rank owns, with the global norm clipped first.
 
-use super::memory::Scalars;
+use super::Groups;
+use super::memory::{Arenas, Scalars};
+use super::zero::Zero;
+use crate::base::DType;
 use crate::device::{AdamW, Backend, Tensor};
 use crate::manifest;
-use crate::model::{Layout, Slot};
+use crate::model::{Layout, Slot, Split};
 
 /// What the optimizer keeps of each weight, in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +23,7 @@ impl Moment {
     pub const ALL: [Moment; 3] = [Moment::Master, Moment::First, Moment::Second];
 }
 
-/// A run of weights with one decay setting, in each flat buffer.
+/// A run of weights with one decay setting, wherever each of its kinds lies.
 struct Span {
     weight_decay: f32,
     grad: Tensor,
@@ -28,73 +31,134 @@ struct Span {
     kept: [Tensor; 3],
 }
 
-pub struct Optimizer {
-    spans: Vec<Span>,
-    /// Each weight's gradient, for its share of the norm.
-    grads: Vec<Tensor>,
+/// What is owned of a bucket.
+struct Owned {
+    first: usize,
     live: Tensor,
     kept: [Tensor; 3],
+}
+
+pub struct Optimizer {
+    owned: Vec<Owned>,
+    spans: Vec<Span>,
+    /// Gradients that count in the norm, then those that count on another rank.
+    grads: Vec<Tensor>,
+    /// The weights they belong to.
+    names: Vec<String>,
+    counted: usize,
     rule: AdamW,
     max_norm: f32,
 }
 
 impl Optimizer {
-    pub fn new(
-        layout: &Layout,
-        how: &manifest::Optimizer,
-        live: Tensor,
-        grads: Tensor,
-        master: Tensor,
-        [first, second]: [Tensor; 2],
-    ) -> Optimizer {
+    /// Lays out what is kept of the weights that `zero` says are this rank's.
+    pub fn new(layout: &Layout, zero: &Zero, how: &manifest::Optimizer, at: &Arenas) -> Optimizer {
         let manifest::Optimizer::AdamW { beta1, beta2, eps, weight_decay, clip } = *how;
-        let kept = [master, first, second];
-        let span = |(range, decay): (std::ops::Range<usize>, bool)| {
-            let cut = |flat: Tensor| flat.span(range.start, range.len());
-            Span {
-                weight_decay: if decay { weight_decay } else { 0.0 },
-                grad: cut(grads),
-                live: cut(live),
-                kept: kept.map(cut),
-            }
+        let own = |bucket: usize| {
+            let (live, len) = (zero.own_weights(bucket), zero.own(bucket).len());
+            let keep = || at.optimizer.matrix(1, len, DType::F32);
+            let master = if live.dtype == DType::F32 { live } else { keep() };
+            Owned { first: zero.own(bucket).start, live, kept: [master, keep(), keep()] }
         };
+        let owned: Vec<Owned> = (0..layout.buckets.len()).map(own).collect();
+        let mut spans = Vec::new();
+        let (mut counted, mut elsewhere) = (Vec::new(), Vec::new());
+        for (bucket, own) in owned.iter().enumerate() {
+            for (slot, range) in layout.buckets[bucket].within(zero.own(bucket)) {
+                let cut = |flat: Tensor| flat.span(range.start - own.first, range.len());
+                let grad = cut(zero.own_grads(bucket));
+                let weight_decay = if slot.spec.decay { weight_decay } else { 0.0 };
+                spans.push(Span {
+                    weight_decay,
+                    grad,
+                    live: cut(own.live),
+                    kept: own.kept.map(cut),
+                });
+                let repeated = slot.spec.split == Split::Whole && layout.part.tp_rank > 0;
+                let list = if repeated || slot.copy { &mut elsewhere } else { &mut counted };
+                list.push((grad, slot.name.clone()));
+            }
+        }
+        let count = counted.len();
+        let (grads, names) = counted.into_iter().chain(elsewhere).unzip();
         Optimizer {
-            spans: layout.decay_spans().into_iter().map(span).collect(),
-            grads: layout.slots().map(|slot| slot.tensor(grads)).collect(),
-            live,
-            kept,
+            owned,
+            spans,
+            grads,
+            names,
+            counted: count,
             rule: AdamW { lr: 0.0, beta1, beta2, eps, weight_decay, step: 0 },
             max_norm: clip.unwrap_or(f32::INFINITY),
         }
     }
 
-    /// Clips and updates; `step` counts from 1. A norm that is not finite updates nothing.
-    pub fn step(&self, be: &dyn Backend, s: &Scalars, lr: f64, step: u64) {
+    /// Number of gradients whose squares are summed apart.
+    pub fn sums(&self) -> usize {
+        self.grads.len()
+    }
+
+    /// The weights those belong to.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Clips by the norm over all ranks and updates; `step` counts from 1. A norm that is not finite
+    /// updates nothing.
+    pub fn step(
+        &self,
+        be: &dyn Backend,
+        groups: &Groups,
+        shares: bool,
+        s: &Scalars,
+        at: (f64, u64),
+    ) {
         be.square_sums(&self.grads, s.sums.set());
-        be.clip(s.sums, self.max_norm, s.clip.set());
+        be.sum(s.sums.span(0, self.counted), s.norm.set());
+        groups.tensor.all_reduce(s.norm);
+        groups.pipeline.all_reduce(s.norm);
+        if shares {
+            groups.data.all_reduce(s.norm);
+        }
+        be.clip(s.norm, self.max_norm, s.clip.set());
         let factor = s.clip.span(1, 1);
         for span in &self.spans {
-            let weight_decay = span.weight_decay;
+            let (weight_decay, (lr, step)) = (span.weight_decay, at);
             let rule = AdamW { lr: lr as f32, step, weight_decay, ..self.rule };
             let [master, first, second] = span.kept;
             be.adamw(&rule, factor, span.grad, master, first, second, span.live);
         }
     }
 
-    /// What is kept of one weight.
+    /// What is kept of one weight, which this rank owns whole.
     pub fn kept(&self, moment: Moment, slot: &Slot) -> Tensor {
-        slot.tensor(self.kept[moment as usize])
+        let own = &self.owned[slot.bucket];
+        let flat = own.kept[moment as usize].span(slot.offset - own.first, slot.numel());
+        Tensor::at(flat.addr(), slot.rows, slot.cols, flat.dtype)
     }
 
-    /// The live copy of one weight.
+    /// The live copy of one weight, which this rank owns whole.
     pub fn live(&self, slot: &Slot) -> Tensor {
-        slot.tensor(self.live)
+        let own = &self.owned[slot.bucket];
+        let flat = own.live.span(slot.offset - own.first, slot.numel());
+        Tensor::at(flat.addr(), slot.rows, slot.cols, flat.dtype)
     }
 
-    /// Rounds all master weights into the live ones, and zeroes nothing else.
+    /// The part of a weight that this rank owns, as a range of the slot's elements, and where its
+    /// master lies.
+    pub fn master_part(&self, slot: &Slot) -> Option<(std::ops::Range<usize>, Tensor)> {
+        let own = &self.owned[slot.bucket];
+        let start = slot.offset.max(own.first);
+        let end = slot.range().end.min(own.first + own.live.numel());
+        (start < end).then(|| {
+            let part = own.kept[0].span(start - own.first, end - start);
+            (start - slot.offset..end - slot.offset, part)
+        })
+    }
+
+    /// Rounds all master weights into the live ones.
     pub fn publish(&self, be: &dyn Backend) {
-        if self.kept[0].addr() != self.live.addr() {
-            be.copy(self.kept[0], self.live.set());
+        for own in self.owned.iter().filter(|own| own.kept[0].addr() != own.live.addr()) {
+            be.copy(own.kept[0], own.live.set());
         }
     }
 }

@@ -1,27 +1,43 @@
 //! The model without its optimizer: the next token's logits, for looking at what was learned.
 
 use super::memory::{self, Arenas};
-use super::zero::Replica;
 use super::{Groups, context, upload_slopes};
 use crate::data::Batch;
 use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Precision};
-use crate::model::{Inputs, Layout, Slot, Slots, Stage};
+use crate::model::{Bucket, Custody, Inputs, Layout, Params, Part, Slot, Slots, Stage};
 
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
     layout: Layout,
-    replica: Replica,
-    live: Tensor,
+    live: Vec<Tensor>,
+    weights: Weights,
     slots: Slots,
     batch: Batch,
 }
 
+/// Every bucket's weights, all the time, and no gradients.
+struct Weights(Vec<Params>);
+
+impl Custody for Weights {
+    fn weights(&self, bucket: usize) -> &Params {
+        &self.0[bucket]
+    }
+    fn release(&self, _: usize) {}
+    fn grads(&self, _: usize) -> &Params {
+        unreachable!("a sampler never goes backward")
+    }
+    fn grads_done(&self, _: usize, _: bool) {
+        unreachable!("a sampler never goes backward")
+    }
+}
+
 struct Laid {
     layout: Layout,
-    live: Tensor,
+    /// Where each bucket lies.
+    live: Vec<Tensor>,
     slopes: Option<Tensor>,
     slots: Slots,
 }
@@ -45,7 +61,14 @@ impl<'a> Sampler<'a> {
             be,
             groups,
             manifest: manifest.clone(),
-            replica: Replica::new(&laid.layout, laid.live, laid.live),
+            weights: Weights(
+                laid.layout
+                    .buckets
+                    .iter()
+                    .zip(&laid.live)
+                    .map(|(b, at)| Params::new(b, *at))
+                    .collect(),
+            ),
             layout: laid.layout,
             live: laid.live,
             slots: laid.slots,
@@ -63,7 +86,10 @@ impl<'a> Sampler<'a> {
     }
 
     pub fn write(&self, slot: &Slot, values: &[f32]) {
-        self.be.upload(bytemuck::cast_slice(values), slot.tensor(self.live));
+        self.be.upload(
+            bytemuck::cast_slice(values),
+            slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket]),
+        );
     }
 
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.
@@ -74,7 +100,7 @@ impl<'a> Sampler<'a> {
             *slot = *token as i32;
         }
         let cx = context(self.be, &self.groups, &self.manifest, false);
-        let stage = Stage { cx, custody: &self.replica };
+        let stage = Stage { cx, layout: &self.layout, custody: &self.weights };
         self.slots.inputs.upload(self.be, &self.batch);
         stage.forward(&self.slots);
         let logits = stage.logits(&self.slots, tail.len() - 1);
@@ -87,12 +113,13 @@ impl<'a> Sampler<'a> {
 
 fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: &Arenas) -> Laid {
     let cx = context(be, groups, m, false);
-    let layout = Layout::new(&m.model, 1, 0);
+    let layout = Layout::new(&m.model, Part::whole(&m.model));
     let slopes = memory::slopes(&cx, m, &at.inputs);
     let inputs = Inputs::plan(1, context_len, true, &at.inputs);
+    let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), cx.dtype);
     Laid {
-        live: at.weights.matrix(1, layout.len(), cx.dtype),
-        slots: Slots::plan(&cx, inputs, slopes, &at.scratch, &at.scratch),
+        live: layout.buckets.iter().map(bucket).collect(),
+        slots: Slots::plan(&cx, &layout.part, inputs, slopes, &at.scratch, &at.scratch),
         layout,
         slopes,
     }

@@ -1,33 +1,258 @@
-//! Custody of weights and gradients. This version keeps a whole replica on the one rank there is.
+//! Custody of weights and gradients among data-parallel ranks (ZeRO: Rajbhandari et al. 2020).
+//!
+//! | stage | weights | gradients | optimizer |
+//! |---|---|---|---|
+//! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
+//! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own share |
+//! | 2 | as 1 | own share; a block's are reduce-scattered after each micro-batch | own share |
+//! | 3 | own share; a block's are gathered one ahead | as 2 | own share |
+//!
+//! A bucket is divided in equal shards. The embedding and the head stay whole through a step.
 
-use crate::device::Tensor;
-use crate::model::{Custody, Layout, Params};
+use super::memory::Arenas;
+use crate::base::DType;
+use crate::comm::{Collective, Group, Pending};
+use crate::device::{Backend, Tensor};
+use crate::model::{Custody, Layout, Params, Place, Split};
+use std::cell::RefCell;
+use std::ops::Range;
 
-/// Everything here, all the time.
-pub struct Replica {
-    weights: Vec<Params>,
-    grads: Vec<Params>,
-    /// All gradients as one row.
-    pub flat_grads: Tensor,
+/// Where a bucket's weights and gradients lie: whole (for forward and backward, perhaps for a
+/// while), and this rank's own part (all of it, at stage 0).
+struct Held {
+    place: Place,
+    own: Range<usize>,
+    weights: Tensor,
+    own_weights: Tensor,
+    grads: Tensor,
+    own_grads: Tensor,
+    weights_by_name: Params,
+    grads_by_name: Params,
 }
 
-impl Replica {
-    pub fn new(layout: &Layout, live: Tensor, grads: Tensor) -> Replica {
-        Replica {
-            weights: Params::all(live, layout),
-            grads: Params::all(grads, layout),
-            flat_grads: grads,
+/// What is under way.
+#[derive(Default)]
+struct Flight {
+    /// Bucket → its gather, begun.
+    gathers: Vec<Option<Pending>>,
+    reductions: Vec<Pending>,
+    /// Stage 3: the block in each of the two buffers, and the block asked for last.
+    gathered: [Option<usize>; 2],
+    last: usize,
+}
+
+pub struct Zero {
+    level: u8,
+    held: Vec<Held>,
+    flight: RefCell<Flight>,
+}
+
+impl Zero {
+    /// Lays out weights (`live`) and gradients. `level` is 0 where there is nobody to share with.
+    pub fn new(level: u8, dp_rank: usize, layout: &Layout, live: DType, at: &Arenas) -> Zero {
+        let dp = layout.part.dp;
+        let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
+        let buffer = |arena: &crate::device::Arena, dtype| arena.matrix(1, longest, dtype);
+        let windows = (level == 3).then(|| [buffer(&at.weights, live), buffer(&at.weights, live)]);
+        let window = (level >= 2).then(|| buffer(&at.grads, DType::F32));
+        let hold = |(i, bucket): (usize, &crate::model::Bucket)| {
+            let len = bucket.range.len();
+            let block = bucket.place == Place::Block;
+            let own = if level == 0 { bucket.range.clone() } else { bucket.shard(dp, dp_rank) };
+            let (offset, share) = (own.start - bucket.range.start, own.len());
+            let weights = match &windows {
+                Some(windows) if block => windows[i % 2].span(0, len),
+                _ => at.weights.matrix(1, len, live),
+            };
+            let grads = match window {
+                Some(window) if block => window.span(0, len),
+                _ => at.grads.matrix(1, len, DType::F32),
+            };
+            let own_weights = match level == 3 {
+                true => at.weights.matrix(1, share, live),
+                false => weights.span(offset, share),
+            };
+            let own_grads = match level >= 2 {
+                true => at.grads.matrix(1, share, DType::F32),
+                false => grads.span(offset, share),
+            };
+            Held {
+                place: bucket.place,
+                own,
+                weights,
+                own_weights,
+                grads,
+                own_grads,
+                weights_by_name: Params::new(bucket, weights),
+                grads_by_name: Params::new(bucket, grads),
+            }
+        };
+        let held: Vec<Held> = layout.buckets.iter().enumerate().map(hold).collect();
+        let gathers = held.iter().map(|_| None).collect();
+        Zero { level, held, flight: RefCell::new(Flight { gathers, ..Flight::default() }) }
+    }
+
+    /// What this rank updates of a bucket, in elements of the layout.
+    pub fn own(&self, bucket: usize) -> Range<usize> {
+        self.held[bucket].own.clone()
+    }
+
+    /// Where that lies: live weights and gradients.
+    pub fn own_weights(&self, bucket: usize) -> Tensor {
+        self.held[bucket].own_weights
+    }
+
+    pub fn own_grads(&self, bucket: usize) -> Tensor {
+        self.held[bucket].own_grads
+    }
+
+    /// Whether each rank updates a share only.
+    pub fn shares(&self) -> bool {
+        self.level > 0
+    }
+
+    /// A step begins: no gradient yet.
+    pub fn begin(&self, be: &dyn Backend) {
+        for held in &self.held {
+            be.zero(held.grads);
+            if self.level >= 2 {
+                be.zero(held.own_grads);
+            }
+        }
+    }
+
+    /// This rank's weights were updated: the others want them.
+    pub fn updated(&self, group: &dyn Group) {
+        let flight = &mut *self.flight.borrow_mut();
+        flight.gathered = [None; 2];
+        for (held, gather) in self.held.iter().zip(&mut flight.gathers) {
+            let kept = self.level == 3 && held.place == Place::Block;
+            if self.level > 0 && !kept {
+                *gather = Some(group.begin(held.gather()));
+            }
+        }
+    }
+
+    /// Waits for every gather, so that weights can be read.
+    pub fn settle(&self, group: &dyn Group) {
+        let flight = &mut *self.flight.borrow_mut();
+        flight.gathers.iter_mut().filter_map(Option::take).for_each(|p| group.finish(p));
+    }
+}
+
+impl Held {
+    fn gather(&self) -> Collective {
+        Collective::AllGather { part: self.own_weights, whole: self.weights }
+    }
+
+    /// Where this rank's share of a reduce-scatter comes to lie.
+    fn share_of_grads(&self, start: usize) -> Tensor {
+        self.grads.span(self.own.start - start, self.own.len())
+    }
+}
+
+/// Custody through one step, on a device and among the ranks of two groups.
+pub struct Keeper<'a> {
+    pub be: &'a dyn Backend,
+    pub zero: &'a Zero,
+    pub layout: &'a Layout,
+    pub data: &'a dyn Group,
+    pub tensor: &'a dyn Group,
+    /// Sequence parallelism: gradients of weights that are not split are partial sums.
+    pub sequence: bool,
+    /// Whether another stage holds a copy of the embedding (or this one the copy).
+    pub tied: bool,
+}
+
+impl Keeper<'_> {
+    /// After the last micro-batch: the tied embedding's gradients are summed over `ends` (the first
+    /// and the last stage), and all reductions awaited.
+    pub fn finish(&self, ends: &dyn Group) {
+        if self.tied {
+            for (bucket, held) in self.zero.held.iter().enumerate() {
+                if matches!(held.place, Place::Embed | Place::TiedCopy) {
+                    let token = held.grads_by_name[crate::model::Weight::TokenEmbed];
+                    ends.all_reduce(token);
+                    self.reduce(bucket);
+                }
+            }
+        }
+        let reductions = std::mem::take(&mut self.zero.flight.borrow_mut().reductions);
+        reductions.into_iter().for_each(|pending| self.data.finish(pending));
+    }
+
+    /// Sums a bucket's gradients over the ranks.
+    fn reduce(&self, bucket: usize) {
+        let held = &self.zero.held[bucket];
+        let begin = &self.layout.buckets[bucket];
+        if self.sequence {
+            let partial = begin.slots.iter().filter(|slot| slot.spec.split == Split::Whole);
+            partial.for_each(|slot| self.tensor.all_reduce(slot.tensor(begin, held.grads)));
+        }
+        if self.zero.level == 0 {
+            let pending = self.data.begin(Collective::AllReduce(held.grads));
+            return self.zero.flight.borrow_mut().reductions.push(pending);
+        }
+        let (whole, part) = (held.grads, held.share_of_grads(begin.range.start));
+        if self.zero.level == 1 {
+            let pending = self.data.begin(Collective::ReduceScatter { whole, part });
+            return self.zero.flight.borrow_mut().reductions.push(pending);
+        }
+        self.data.reduce_scatter(whole, part);
+        self.be.copy(part, held.own_grads.add());
+        self.be.zero(whole);
+    }
+
+    /// Stage 3: makes a block whole, and begins to gather the one after it in the direction of travel.
+    fn gather_block(&self, bucket: usize) {
+        let zero = self.zero;
+        let flight = &mut *zero.flight.borrow_mut();
+        if flight.gathered[bucket % 2] != Some(bucket) {
+            flight.gathers[bucket] = Some(self.data.begin(zero.held[bucket].gather()));
+            flight.gathered[bucket % 2] = Some(bucket);
+        }
+        if let Some(pending) = flight.gathers[bucket].take() {
+            self.data.finish(pending);
+        }
+        let next = if bucket < flight.last { bucket.checked_sub(1) } else { Some(bucket + 1) };
+        flight.last = bucket;
+        let blocks = |b: &usize| zero.held.get(*b).is_some_and(|held| held.place == Place::Block);
+        if let Some(next) = next.filter(blocks)
+            && flight.gathered[next % 2] != Some(next)
+        {
+            // The buffer's last tenant may still be on its way: nobody wants it now.
+            if let Some(late) = flight.gathered[next % 2].and_then(|b| flight.gathers[b].take()) {
+                self.data.finish(late);
+            }
+            flight.gathers[next] = Some(self.data.begin(zero.held[next].gather()));
+            flight.gathered[next % 2] = Some(next);
         }
     }
 }
 
-impl Custody for Replica {
+impl Custody for Keeper<'_> {
     fn weights(&self, bucket: usize) -> &Params {
-        &self.weights[bucket]
+        let held = &self.zero.held[bucket];
+        if self.zero.level == 3 && held.place == Place::Block {
+            self.gather_block(bucket);
+        } else if let Some(pending) = self.zero.flight.borrow_mut().gathers[bucket].take() {
+            self.data.finish(pending);
+        }
+        &held.weights_by_name
     }
+
     fn release(&self, _: usize) {}
+
     fn grads(&self, bucket: usize) -> &Params {
-        &self.grads[bucket]
+        &self.zero.held[bucket].grads_by_name
     }
-    fn grads_done(&self, _: usize, _: bool) {}
+
+    fn grads_done(&self, bucket: usize, last_micro: bool) {
+        let place = self.zero.held[bucket].place;
+        let every_micro = self.zero.level >= 2 && place == Place::Block;
+        let later = self.tied && place == Place::Embed; // `finish` reduces it with its copy
+        if (last_micro || every_micro) && !later {
+            self.reduce(bucket);
+        }
+    }
 }

@@ -25,8 +25,8 @@ impl Layout {
     fn normal(&self, slot: &Slot, std: f32, seed: u64, out: &mut [f32]) {
         let key = rng::key(seed, &slot.name);
         let (row, col) = match slot.spec.split {
-            Split::Rows => (slot.rows * self.tp_rank, 0),
-            Split::Cols => (0, slot.cols * self.tp_rank),
+            Split::Rows => (slot.rows * self.part.tp_rank, 0),
+            Split::Cols => (0, slot.cols * self.part.tp_rank),
             Split::Whole => (0, 0),
         };
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());

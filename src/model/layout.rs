@@ -10,6 +10,27 @@ use std::ops::{Index, Range};
 /// Slots start on multiples of this many elements: 256 bytes in bf16.
 const ALIGN: usize = 128;
 
+/// Which part of the model a rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub layers: Range<usize>,
+    /// Whether it holds the embedding, and the head.
+    pub first: bool,
+    pub last: bool,
+    /// Its share of the width.
+    pub tp: usize,
+    pub tp_rank: usize,
+    /// Ranks among which a bucket can be divided.
+    pub dp: usize,
+}
+
+impl Part {
+    /// The whole model.
+    pub fn whole(model: &Model) -> Part {
+        Part { layers: 0..model.layers, first: true, last: true, tp: 1, tp_rank: 0, dp: 1 }
+    }
+}
+
 /// One weight of one layer on one rank: its place in the flat buffers.
 #[derive(Clone, Debug)]
 pub struct Slot {
@@ -21,6 +42,9 @@ pub struct Slot {
     pub cols: usize,
     /// In elements.
     pub offset: usize,
+    pub bucket: usize,
+    /// A copy of a weight another stage has: kept equal, counted nowhere.
+    pub copy: bool,
 }
 
 impl Slot {
@@ -32,9 +56,9 @@ impl Slot {
         self.offset..self.offset + self.numel()
     }
 
-    /// This slot in a flat buffer at `base`.
-    pub fn tensor(&self, base: Tensor) -> Tensor {
-        let flat = base.span(self.offset, self.numel());
+    /// This slot, given where its bucket lies.
+    pub fn tensor(&self, bucket: &Bucket, base: Tensor) -> Tensor {
+        let flat = base.span(self.offset - bucket.range.start, self.numel());
         Tensor::at(flat.addr(), self.rows, self.cols, base.dtype)
     }
 }
@@ -44,45 +68,71 @@ impl Slot {
 pub struct Bucket {
     pub place: Place,
     pub slots: Vec<Slot>,
+    /// In elements; padded so that the data-parallel ranks can own equal shards.
     pub range: Range<usize>,
+}
+
+impl Bucket {
+    /// What one of `dp` ranks owns of it.
+    pub fn shard(&self, dp: usize, rank: usize) -> Range<usize> {
+        let each = div_exact(self.range.len(), dp);
+        self.range.start + rank * each..self.range.start + (rank + 1) * each
+    }
+
+    /// The parts of a range that belong to slots, with each slot.
+    pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = (&Slot, Range<usize>)> {
+        let clip =
+            move |slot: &Slot| slot.range().start.max(range.start)..slot.range().end.min(range.end);
+        self.slots.iter().map(move |slot| (slot, clip(slot))).filter(|(_, part)| !part.is_empty())
+    }
 }
 
 /// Everything one rank holds, in the order forward meets it.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub buckets: Vec<Bucket>,
-    pub tp: usize,
-    pub tp_rank: usize,
+    pub part: Part,
 }
 
 impl Layout {
-    /// The whole depth of the model, this rank's share of its width.
-    pub fn new(model: &Model, tp: usize, tp_rank: usize) -> Layout {
-        let mut layout = Layout { buckets: Vec::new(), tp, tp_rank };
+    pub fn new(model: &Model, part: Part) -> Layout {
+        let (layers, first, last) = (part.layers.clone(), part.first, part.last);
+        let mut layout = Layout { buckets: Vec::new(), part };
         let table = table(model);
-        layout.push(&table, Place::Embed, String::new());
-        for layer in 0..model.layers {
-            layout.push(&table, Place::Block, format!("block.{layer}."));
+        let of = |place| table.iter().filter(move |spec| spec.place == place);
+        if first {
+            layout.push(Place::Embed, of(Place::Embed), "");
         }
-        layout.push(&table, Place::Head, String::new());
+        for layer in layers {
+            layout.push(Place::Block, of(Place::Block), &format!("block.{layer}."));
+        }
+        if last {
+            layout.push(Place::Head, of(Place::Head), "");
+        }
+        if last && !first && model.tied_head {
+            let token = of(Place::Embed).filter(|spec| spec.weight == Weight::TokenEmbed);
+            layout.push(Place::TiedCopy, token, "");
+        }
         layout
     }
 
-    fn push(&mut self, table: &[Spec], place: Place, prefix: String) {
+    fn push<'a>(&mut self, place: Place, specs: impl Iterator<Item = &'a Spec>, prefix: &str) {
         let start = self.len();
         let mut offset = start;
         let mut slots = Vec::new();
-        for spec in table.iter().filter(|s| s.place == place) {
+        for spec in specs {
             let (rows, cols) = match spec.split {
-                Split::Rows => (div_exact(spec.rows, self.tp), spec.cols),
-                Split::Cols => (spec.rows, div_exact(spec.cols, self.tp)),
+                Split::Rows => (div_exact(spec.rows, self.part.tp), spec.cols),
+                Split::Cols => (spec.rows, div_exact(spec.cols, self.part.tp)),
                 Split::Whole => (spec.rows, spec.cols),
             };
             let name = format!("{prefix}{}", spec.name);
-            slots.push(Slot { spec: *spec, name, rows, cols, offset });
+            let (bucket, copy) = (self.buckets.len(), place == Place::TiedCopy);
+            slots.push(Slot { spec: *spec, name, rows, cols, offset, bucket, copy });
             offset += (rows * cols).next_multiple_of(ALIGN);
         }
-        self.buckets.push(Bucket { place, slots, range: start..offset });
+        let end = start + (offset - start).next_multiple_of(ALIGN * self.part.dp);
+        self.buckets.push(Bucket { place, slots, range: start..end });
     }
 
     /// Elements of a flat buffer, padding included.
@@ -95,16 +145,9 @@ impl Layout {
         self.buckets.iter().flat_map(|bucket| &bucket.slots)
     }
 
-    /// Runs of neighbouring slots with one weight-decay setting: all the optimizer wants to know.
-    pub fn decay_spans(&self) -> Vec<(Range<usize>, bool)> {
-        let mut spans: Vec<(Range<usize>, bool)> = Vec::new();
-        for slot in self.slots() {
-            match spans.last_mut() {
-                Some((range, decay)) if *decay == slot.spec.decay => range.end = slot.range().end,
-                _ => spans.push((slot.range(), slot.spec.decay)),
-            }
-        }
-        spans
+    /// The bucket of a place, if this rank has it; the first one, for blocks.
+    pub fn bucket(&self, place: Place) -> Option<usize> {
+        self.buckets.iter().position(|bucket| bucket.place == place)
     }
 }
 
@@ -113,18 +156,13 @@ impl Layout {
 pub struct Params([Option<Tensor>; Weight::COUNT]);
 
 impl Params {
-    /// A bucket's slots in the flat buffer `base`.
-    pub fn new(base: Tensor, bucket: &Bucket) -> Params {
+    /// A bucket's slots, given where it lies.
+    pub fn new(bucket: &Bucket, base: Tensor) -> Params {
         let mut params = Params([None; Weight::COUNT]);
         for slot in &bucket.slots {
-            params.0[slot.spec.weight as usize] = Some(slot.tensor(base));
+            params.0[slot.spec.weight as usize] = Some(slot.tensor(bucket, base));
         }
         params
-    }
-
-    /// One for each bucket.
-    pub fn all(base: Tensor, layout: &Layout) -> Vec<Params> {
-        layout.buckets.iter().map(|bucket| Params::new(base, bucket)).collect()
     }
 }
 

@@ -1,12 +1,11 @@
 //! The layers of a rank, run forwards and backwards on one micro-batch.
 
 use super::layers::{embedding, head};
-use super::{Cx, Inputs, Params, Weight, block};
+use super::{Cx, Inputs, Layout, Params, Part, Place, Weight, block};
 use crate::device::{Arena, Out, Tensor};
 
 /// Who holds weights and gradients between uses. The stage brackets every bucket with these doors
-/// and never learns which ZeRO stage is behind them. Buckets: 0 the embedding, then the blocks,
-/// then the head.
+/// and never learns which ZeRO stage is behind them.
 pub trait Custody {
     /// The whole weights of a bucket, until `release`.
     fn weights(&self, bucket: usize) -> &Params;
@@ -54,12 +53,15 @@ impl Work {
     }
 }
 
-/// The buffers of one micro-batch through all layers.
+/// The buffers of one micro-batch through a rank's layers.
 pub struct Slots {
     pub inputs: Inputs,
-    embed: embedding::Acts,
+    embed: Option<embedding::Acts>,
     blocks: Vec<block::Acts>,
-    head: head::Acts,
+    head: Option<head::Acts>,
+    /// [n, H]: what the first layer reads and the last one writes.
+    pub x: Tensor,
+    pub y: Tensor,
 }
 
 impl Slots {
@@ -67,6 +69,7 @@ impl Slots {
     /// streams take turns. `slopes` f32 [1, a] under ALiBi.
     pub fn plan(
         cx: &Cx,
+        part: &Part,
         inputs: Inputs,
         slopes: Option<Tensor>,
         stash: &Arena,
@@ -74,67 +77,92 @@ impl Slots {
     ) -> Slots {
         let n = cx.tp.tokens(inputs.rows());
         let stream = || stash.matrix(n, cx.model.hidden, cx.dtype);
-        let mut x = stream();
-        let mut spare = stream();
-        let embed = scratch.scratch(|s| embedding::Acts::plan(cx, &inputs, x, stash, s));
+        let first = stream();
+        let (mut x, mut spare) = (first, stream());
+        let embed = part.first.then(|| {
+            scratch.scratch(|scratch| embedding::Acts::plan(cx, &inputs, x, stash, scratch))
+        });
         let mut blocks = Vec::new();
-        for layer in 0..cx.model.layers {
-            let y = if cx.training && layer > 0 { stream() } else { spare };
+        for layer in part.layers.clone() {
+            let y = if cx.training && layer > part.layers.start { stream() } else { spare };
             blocks.push(scratch.scratch(|scratch| {
                 let stash = if cx.training { stash } else { scratch };
                 block::Acts::plan(cx, layer, &inputs, slopes, (x, y), stash, scratch)
             }));
             (x, spare) = (y, x);
         }
-        let head = scratch.scratch(|scratch| head::Acts::plan(cx, &inputs, x, scratch));
-        Slots { inputs, embed, blocks, head }
+        let head =
+            part.last.then(|| scratch.scratch(|scratch| head::Acts::plan(cx, &inputs, x, scratch)));
+        Slots { inputs, embed, blocks, head, x: first, y: x }
     }
 }
 
-/// The whole depth of the model.
+/// The layers of a rank.
 pub struct Stage<'a> {
     pub cx: Cx<'a>,
+    pub layout: &'a Layout,
     pub custody: &'a dyn Custody,
 }
 
 impl Stage<'_> {
     /// Embedding and blocks.
     pub fn forward(&self, s: &Slots) {
-        embedding::forward(&self.cx, self.custody.weights(0), &s.inputs, &s.embed);
-        self.custody.release(0);
-        for (layer, acts) in s.blocks.iter().enumerate() {
-            block::forward(&self.cx, self.custody.weights(layer + 1), acts);
-            self.custody.release(layer + 1);
+        if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Place::Embed)) {
+            embedding::forward(&self.cx, self.custody.weights(bucket), &s.inputs, acts);
+            self.custody.release(bucket);
+        }
+        for (bucket, acts) in self.blocks(s) {
+            block::forward(&self.cx, self.custody.weights(bucket), acts);
+            self.custody.release(bucket);
         }
     }
 
-    /// The head's forward and everything's backward; adds the weighted loss to `loss`.
+    /// The head's forward and everything's backward. The last stage adds the weighted loss to
+    /// `loss`; the others find the gradient of their output in `d.stream`. Leaves the gradient of
+    /// the input there.
     pub fn backward(&self, s: &Slots, d: &Work, loss: Out, last_micro: bool) {
-        let (cx, c) = (&self.cx, self.custody);
-        let top = s.blocks.len() + 1;
-        let (table, dtable) = (self.table(c.weights(top)), self.dtable(c.grads(top)));
-        let (w, g) = (c.weights(top), c.grads(top));
-        head::forward_backward(cx, w, g, table, dtable, &s.inputs, &s.head, d, loss);
-        self.done(top, last_micro);
-        for (layer, acts) in s.blocks.iter().enumerate().rev() {
-            block::backward(cx, c.weights(layer + 1), c.grads(layer + 1), acts, d);
-            self.done(layer + 1, last_micro);
+        let (cx, custody) = (&self.cx, self.custody);
+        if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Place::Head)) {
+            let (w, g) = (custody.weights(bucket), custody.grads(bucket));
+            let (owner, weight) = self.table();
+            let (table, dtable) = (custody.weights(owner)[weight], custody.grads(owner)[weight]);
+            head::forward_backward(cx, w, g, table, dtable, &s.inputs, acts, d, loss);
+            self.done(bucket, last_micro);
         }
-        let (w, g) = (c.weights(0), c.grads(0));
-        embedding::backward(cx, w, g, &s.inputs, &s.embed, d.stream, d.stream_in);
-        self.done(0, last_micro);
+        for (bucket, acts) in self.blocks(s).rev() {
+            block::backward(cx, custody.weights(bucket), custody.grads(bucket), acts, d);
+            self.done(bucket, last_micro);
+        }
+        if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Place::Embed)) {
+            let (w, g) = (custody.weights(bucket), custody.grads(bucket));
+            embedding::backward(cx, w, g, &s.inputs, acts, d.stream, d.stream_in);
+            self.done(bucket, last_micro);
+        }
     }
 
     /// The head alone, without gradients, after `forward`; adds the weighted loss to `loss`.
     pub fn loss(&self, s: &Slots, loss: Out) {
-        let w = self.custody.weights(s.blocks.len() + 1);
-        head::forward(&self.cx, w, self.table(w), &s.inputs, &s.head, loss);
+        if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Place::Head)) {
+            let (owner, weight) = self.table();
+            let (w, table) = (self.custody.weights(bucket), self.custody.weights(owner)[weight]);
+            head::forward(&self.cx, w, table, &s.inputs, acts, loss);
+        }
     }
 
-    /// Logits [1, v] of one row of the micro-batch, after `forward`.
+    /// Logits [1, v] of one row of the micro-batch, after `forward`, on the last stage.
     pub fn logits(&self, s: &Slots, row: usize) -> Tensor {
-        let w = self.custody.weights(s.blocks.len() + 1);
-        head::logits(&self.cx, w, self.table(w), &s.head, row)
+        let bucket = self.layout.bucket(Place::Head).expect("the last stage");
+        let (owner, weight) = self.table();
+        let (w, table) = (self.custody.weights(bucket), self.custody.weights(owner)[weight]);
+        head::logits(&self.cx, w, table, s.head.as_ref().expect("the last stage"), row)
+    }
+
+    fn blocks<'s>(
+        &self,
+        s: &'s Slots,
+    ) -> impl DoubleEndedIterator<Item = (usize, &'s block::Acts)> {
+        let first = self.layout.bucket(Place::Block).unwrap_or(0);
+        s.blocks.iter().enumerate().map(move |(i, acts)| (first + i, acts))
     }
 
     fn done(&self, bucket: usize, last_micro: bool) {
@@ -142,18 +170,15 @@ impl Stage<'_> {
         self.custody.grads_done(bucket, last_micro);
     }
 
-    /// The head's matrix [v, H]: the token embedding, if tied.
-    fn table(&self, head: &Params) -> Tensor {
+    /// Bucket and name of the head's matrix [v, H]: its own, or the embedding's, here or as a copy.
+    fn table(&self) -> (usize, Weight) {
+        let place = |place| self.layout.bucket(place);
         match self.cx.model.tied_head {
-            true => self.custody.weights(0)[Weight::TokenEmbed],
-            false => head[Weight::HeadW],
-        }
-    }
-
-    fn dtable(&self, head: &Params) -> Tensor {
-        match self.cx.model.tied_head {
-            true => self.custody.grads(0)[Weight::TokenEmbed],
-            false => head[Weight::HeadW],
+            false => (place(Place::Head).expect("the last stage"), Weight::HeadW),
+            true => {
+                let owner = place(Place::Embed).or(place(Place::TiedCopy));
+                (owner.expect("the last stage has the embedding or its copy"), Weight::TokenEmbed)
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ pub enum Place {
     /// Once in every block.
     Block,
     Head,
+    /// The last stage's copy of the embedding, for a tied head; never in the table.
+    TiedCopy,
 }
 
 /// How tensor parallelism cuts a weight.

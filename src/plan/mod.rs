@@ -1,4 +1,6 @@
 //! Decisions as data: pure values that print. Knows no clock, environment or device.
 
+pub mod grid;
 pub mod ramp;
 pub mod schedule;
+pub mod split;
