@@ -49,7 +49,7 @@ fn the_bundled_dataset_is_rebuilt_from_its_text_byte_for_byte() {
 
     let tokenizer = Tokenizer::load(&bundled).unwrap();
     let output = folder.join("austen");
-    let built = build(&inputs, &tokenizer, &output).run(|_, _| {}).unwrap();
+    let built = build(&inputs, &tokenizer, &output).run(|_, _| Ok(())).unwrap();
     assert_eq!((built.documents, built.tokens, built.skipped), (269, 987_652, 0));
     for name in ["austen.bin", "austen.idx"] {
         let rebuilt = std::fs::read(folder.join(name)).unwrap();

@@ -172,8 +172,9 @@ fn every_mistake_in_the_data_is_reported_at_once() {
 #[test]
 fn a_missing_dataset_is_named() {
     let wishes = data(vec![dataset("nothing_here", 1.0, "1,0,0", 0)]);
-    let error = format!("{:#}", Datasets::open(&wishes, 16, 50257, 10, 0).unwrap_err());
-    assert!(error.contains("nothing_here.idx") && error.contains("No such file"), "{error}");
+    let error = problems(Datasets::open(&wishes, 16, 50257, 10, 0));
+    assert!(error.contains("nothing_here.idx does not exist"), "{error}");
+    assert!(error.contains("holds: i32_big, i32_bloom, u16_a"), "{error}");
 }
 
 #[test]

@@ -46,9 +46,9 @@ struct Encoded {
 }
 
 impl Build<'_> {
-    /// Builds. `progress` is told how far reading has come, and the tokens so far. On an error,
-    /// nothing is left of the output.
-    pub fn run(&self, mut progress: impl FnMut(Report, u64)) -> Result<Built> {
+    /// Builds. `progress` is told how far reading has come, and the tokens so far; its error stops
+    /// the work. On an error, nothing is left of the output.
+    pub fn run(&self, mut progress: impl FnMut(Report, u64) -> Result<()>) -> Result<Built> {
         let mut writer = Writer::create(&self.output, self.token_type)?;
         let mut built = Built::default();
         let whole_texts = !self.tokenizer.cuts_at_lines();
@@ -67,8 +67,7 @@ impl Build<'_> {
                 built.documents += some.lengths.len() as u64 - some.continues as u64;
                 built.skipped += some.skipped;
                 built.text = report.text;
-                progress(report, built.tokens);
-                Ok(())
+                progress(report, built.tokens)
             },
         )?;
         if built.documents == 0 {

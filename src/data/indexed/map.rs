@@ -11,7 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, MmapOptions};
 
 /// A file's bytes as they were when it was opened.
 #[derive(Debug)]
@@ -44,9 +44,13 @@ impl Mapped {
         if metadata.len() == 0 {
             return Ok(Mapped { path: path.into(), map: None, region: Region::claim(0, 0) });
         }
+        let mut options = MmapOptions::new();
+        if access == Access::Whole {
+            options.populate();
+        }
         // SAFETY: the mapping is private to this type, which hands out bytes only by copying them
         // (`copy`), so that no reference into it outlives a change of the file by another process.
-        let map = unsafe { Mmap::map(&file) }
+        let map = unsafe { options.map(&file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
             map.advise(Advice::Random).ok(); // a hint: nothing is lost where it is refused
