@@ -9,8 +9,8 @@ pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     /// Pieces of up to 15 bytes that became up to 3 ids; the length is a power of two.
     small: Box<[Entry]>,
-    /// Longer ones.
-    large: HashMap<Box<[u8]>, Box<[u32]>>,
+    /// The others.
+    large: HashMap<Box<[u8]>, Box<[u32]>, xxhash_rust::xxh3::Xxh3DefaultBuilder>,
     /// Whether special tokens spelled out in text become their ids, as Hugging Face does it.
     parse_special: bool,
 }
@@ -22,6 +22,16 @@ struct Entry {
     key: u128,
     ids: [u32; 3],
     count: u32,
+}
+
+impl Entry {
+    #[inline(always)]
+    fn put(&self, ids: &mut Vec<u32>) {
+        match self.count {
+            1 => ids.push(self.ids[0]),
+            count => ids.extend_from_slice(&self.ids[..count as usize]),
+        }
+    }
 }
 
 const EMPTY: Entry = Entry { key: 0, ids: [0; 3], count: 0 };
@@ -45,7 +55,7 @@ impl<'a> Encoder<'a> {
 
     fn sized(tokenizer: &'a Tokenizer, entries: usize) -> Encoder<'a> {
         let small = vec![EMPTY; entries].into();
-        Encoder { tokenizer, small, large: HashMap::new(), parse_special: false }
+        Encoder { tokenizer, small, large: HashMap::default(), parse_special: false }
     }
 
     /// Makes special tokens spelled out in text become their ids. Whoever wrote the text can then
@@ -103,24 +113,23 @@ impl<'a> Encoder<'a> {
         for probe in 0..PROBES {
             let entry = &self.small[(home + probe) & mask];
             if entry.key == key {
-                match entry.count {
-                    1 => ids.push(entry.ids[0]),
-                    count => ids.extend_from_slice(&entry.ids[..count as usize]),
-                }
-                return;
+                return entry.put(ids);
             }
         }
         self.new_piece(bpe, key, &text[at..end], ids);
     }
 
     /// Merges a short piece and remembers it: in an empty entry, or in place of another.
-    #[cold]
+    #[inline(never)]
     fn new_piece(&mut self, bpe: &Bpe, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
+        if let Some(found) = self.large.get(piece) {
+            return ids.extend_from_slice(found);
+        }
         let from = ids.len();
         bpe.merge(piece, ids);
         let found = &ids[from..];
         if found.len() > 3 {
-            return;
+            return self.remember(piece, found);
         }
         let home = hash(key) as usize;
         let mask = self.small.len() - 1;
@@ -131,7 +140,14 @@ impl<'a> Encoder<'a> {
         self.small[(home + probe) & mask] = entry;
     }
 
-    #[cold]
+    fn remember(&mut self, piece: &[u8], ids: &[u32]) {
+        if self.large.len() >= LARGE_LIMIT {
+            self.large.clear();
+        }
+        self.large.insert(piece.into(), ids.into());
+    }
+
+    #[inline(never)]
     fn large_piece(&mut self, bpe: &Bpe, piece: &[u8], ids: &mut Vec<u32>) {
         if piece.len() > LONGEST {
             return bpe.merge(piece, ids);
@@ -141,10 +157,7 @@ impl<'a> Encoder<'a> {
         }
         let from = ids.len();
         bpe.merge(piece, ids);
-        if self.large.len() >= LARGE_LIMIT {
-            self.large.clear();
-        }
-        self.large.insert(piece.into(), ids[from..].into());
+        self.remember(piece, &ids[from..]);
     }
 }
 
