@@ -118,7 +118,7 @@ fn encode(corpus: &Path, tokenizer: &Path) {
         let mut count = 0;
         for document in &documents {
             ids.clear();
-            encoder.encode(document, &mut ids);
+            encoder.encode(document, &mut ids).unwrap();
             count += ids.len();
         }
         let rate = bytes as f64 / 1e6 / start.elapsed().as_secs_f64();

@@ -91,7 +91,8 @@ fn samples_are_those_megatron_reads() {
             let printed = good(
                 &folder,
                 &format!(
-                    "samples {} --split {} --which {which} --seed {} --seq-len {} --samples {} --json",
+                    "samples {} --split {} --which {which} --seed {} --seq-len {} --samples {} \
+                     --json",
                     case["dataset"].as_str().unwrap(),
                     case["split"].as_str().unwrap(),
                     case["seed"],

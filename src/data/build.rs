@@ -83,10 +83,11 @@ impl Build<'_> {
         some.skipped = chunk.documents(&self.rules, |text| {
             let before = some.ids.len();
             match chunk.continued {
-                true => encoder.encode_more(text, &mut some.ids),
-                false => encoder.encode(text, &mut some.ids),
+                true => encoder.encode_more(text, &mut some.ids)?,
+                false => encoder.encode(text, &mut some.ids)?,
             }
             some.lengths.push(some.ids.len() - before);
+            Ok(())
         })?;
         Ok(some)
     }
@@ -142,7 +143,10 @@ impl Train<'_> {
         let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts: false };
         let count = |_: &mut (), chunk: corpus::Chunk| {
             let mut some = Trainer::new();
-            chunk.documents(&self.rules, |text| some.count(text))?;
+            chunk.documents(&self.rules, |text| {
+                some.count(text);
+                Ok(())
+            })?;
             Ok(some)
         };
         corpus::in_order(

@@ -40,8 +40,8 @@ pub struct Args {
     /// Whose order is followed
     #[arg(long, value_enum, default_value_t = Rule::Mcore)]
     rule: Rule,
-    /// Print samples A up to B, not including B (such as 0..3); with fractions (0.95..1.0), read that
-    /// range of each dataset instead of a part of the split
+    /// Print samples A up to B, not including B (such as 0..3); with fractions (0.95..1.0), read
+    /// that range of each dataset instead of a part of the split
     #[arg(long, value_name = "A..B")]
     range: Vec<String>,
     /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each

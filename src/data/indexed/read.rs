@@ -365,7 +365,8 @@ impl Check<'_> {
                 tokens.path().display(),
                 Count(tokens.len() as u64)
             );
-            let remedy = "the pair does not belong together, or the copy was cut off: copy or build it again";
+            let remedy = "the pair does not belong together, or a copy was cut off: copy or build \
+                          it again";
             return Err(self.wrong(what, remedy));
         }
         Ok((lengths, starts, start))

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use anyhow::Result;
+
 use super::{Bpe, Rules, Tokenizer};
 
 /// One thread's encoder, with its memory of pieces.
@@ -65,8 +67,9 @@ impl<'a> Encoder<'a> {
         self
     }
 
-    /// Appends the ids of `text` to `ids`.
-    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+    /// Appends the ids of `text` to `ids`. Byte-level BPE never fails; a foreign tokenizer may have
+    /// no token for a word.
+    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         match &self.tokenizer.rules {
             Rules::Bpe(bpe) if bpe.prefix_space && !text.is_empty() && !text.starts_with(' ') => {
                 self.encode_more(&format!(" {text}"), ids)
@@ -76,21 +79,30 @@ impl<'a> Encoder<'a> {
     }
 
     /// Appends the ids of text that continues what was encoded before: no space is put before it.
-    pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) {
+    pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
             Rules::Foreign(foreign) => return foreign.encode(text, self.parse_special, ids),
         };
-        if !self.parse_special {
-            return self.ordinary(bpe, text, ids);
-        }
         let mut rest = text;
-        while let Some((at, content, id)) = first_special(self.tokenizer, rest) {
+        while let Some((at, content, id)) = self.next_special(rest) {
             self.ordinary(bpe, &rest[..at], ids);
             ids.push(id);
             rest = &rest[at + content.len()..];
         }
         self.ordinary(bpe, rest, ids);
+        Ok(())
+    }
+
+    /// The first special token to be taken as one in `text`, the longest where several start there.
+    fn next_special(&self, text: &str) -> Option<(usize, &'a str, u32)> {
+        if !self.parse_special {
+            return None;
+        }
+        let found = self.tokenizer.special.iter().filter_map(|(content, id)| {
+            text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
+        });
+        found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
     }
 
     fn ordinary(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
@@ -171,14 +183,6 @@ impl Bpe {
         ids.extend(piece.iter().map(|byte| self.of_byte[*byte as usize]));
         self.merges.apply(ids, from);
     }
-}
-
-/// The first special token in `text`, the longest where several start together.
-fn first_special<'t>(tokenizer: &'t Tokenizer, text: &str) -> Option<(usize, &'t str, u32)> {
-    let found = tokenizer.special.iter().filter_map(|(content, id)| {
-        text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
-    });
-    found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
 }
 
 /// Up to 15 bytes and their number as one integer.
