@@ -164,7 +164,9 @@ fn every_mistake_in_the_data_is_reported_at_once() {
         text.contains("u16_a: its valid part of the split 1,0,0 holds 0 of 61 sequences"),
         "{text}"
     );
-    assert!(text.contains("u8_tiny: its train part of the split 1,0,0 holds 9 of 9 sequences, 307 tokens; one sample takes 513"), "{text}");
+    let tiny = "u8_tiny: its train part of the split 1,0,0 holds 9 of 9 sequences, 307 tokens; one \
+                sample takes 513";
+    assert!(text.contains(tiny), "{text}");
     assert!(text.contains("data.valid short"), "{text}");
     assert!(text.contains("→ give it a larger part"), "{text}");
 }
@@ -172,8 +174,9 @@ fn every_mistake_in_the_data_is_reported_at_once() {
 #[test]
 fn a_missing_dataset_is_named() {
     let wishes = data(vec![dataset("nothing_here", 1.0, "1,0,0", 0)]);
-    let error = format!("{:#}", Datasets::open(&wishes, 16, 50257, 10, 0).unwrap_err());
-    assert!(error.contains("nothing_here.idx") && error.contains("there is no dataset"), "{error}");
+    let error = problems(Datasets::open(&wishes, 16, 50257, 10, 0));
+    assert!(error.contains("nothing_here.idx does not exist"), "{error}");
+    assert!(error.contains("holds: i32_big, i32_bloom, u16_a"), "{error}");
 }
 
 #[test]
@@ -296,4 +299,49 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
         Plan::new(&wishes.train, 100).continued(&other.train, 100, 0),
         Plan::new(&other.train, 100)
     );
+}
+
+/// `good.idx` and `good.bin` of the fixtures, changed; what opening them says.
+fn damaged(name: &str, change: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>)) -> String {
+    let read = |ending: &str| std::fs::read(fixture(&format!("hostile/good.{ending}"))).unwrap();
+    let (mut index, mut tokens) = (read("idx"), read("bin"));
+    change(&mut index, &mut tokens);
+    let prefix = folder("damaged").join(name);
+    std::fs::write(prefix.with_extension("idx"), index).unwrap();
+    std::fs::write(prefix.with_extension("bin"), tokens).unwrap();
+    problems(Indexed::open(&prefix))
+}
+
+#[test]
+fn damage_that_megatron_does_not_notice_is_noticed() {
+    // 8 sequences (lengths from byte 34, offsets from 66) and 8 documents (bounds from 130).
+    let put = |at: usize, value: i64, width: usize| {
+        move |index: &mut Vec<u8>, _: &mut Vec<u8>| {
+            index[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
+        }
+    };
+    let sequences = Indexed::open(&fixture("hostile/good")).unwrap().sequences();
+    assert_eq!(sequences, 8);
+    let error = damaged("misaligned", put(66 + 8, 21, 8));
+    assert!(error.contains("sequence 1 starts at byte 21; the sequences before it end"), "{error}");
+    let error = damaged("overlap", put(66 + 16, 0, 8));
+    assert!(error.contains("sequence 2 starts at byte 0"), "{error}");
+    let error = damaged("negative", put(34, -3, 4));
+    assert!(error.contains("sequence 0 has length -3"), "{error}");
+    let error = damaged("huge", put(34, i32::MAX as i64, 4));
+    assert!(error.contains("the sequences before it end at byte 4294967294"), "{error}");
+    let error = damaged("first", put(130, 1, 8));
+    assert!(error.contains("the first document starts at sequence 1, not 0"), "{error}");
+    let error = damaged("last", put(130 + 64, 7, 8));
+    assert!(error.contains("document") && error.contains("7"), "{error}");
+    let error = damaged("unknown", put(17, 9, 1));
+    assert!(error.contains("dtype code 9 is unknown"), "{error}");
+    let error = damaged("trailing", |index, _| index.extend_from_slice(b"garbage"));
+    assert!(error.contains("7 bytes follow the arrays"), "{error}");
+    let error = damaged("longer", |_, tokens| tokens.push(0));
+    assert!(error.contains("the pair does not belong together"), "{error}");
+    let error = damaged("fairseq", |index, _| index[..9].copy_from_slice(b"TNTIDX\0\0\0"));
+    assert!(error.contains("an old fairseq index (TNTIDX)"), "{error}");
+    let error = damaged("text", |index, _| *index = b"hello, world".repeat(9));
+    assert!(error.contains("not a Megatron index: it starts with \"hello, wo\""), "{error}");
 }

@@ -1,261 +1,72 @@
 //! `gptrain data …`: making, joining and looking into datasets.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use clap::{Args, Subcommand, ValueEnum};
+use anyhow::Result;
+use clap::Subcommand;
 
-use crate::base::{Bytes, Count, Problems};
-use crate::data::build::{self, Build, Train};
-use crate::data::corpus::{self, Format, Input, Rules};
-use crate::data::indexed::{Indexed, TokenType};
-use crate::data::tokenizer::{Tokenizer, Training};
+use crate::data::Tokenizer;
 
+mod check;
+mod inspect;
+mod make;
 mod progress;
-
-use progress::Progress;
+mod samples;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Tokenize text into a dataset (.bin and .idx)
-    Build(BuildArgs),
+    /// Tokenize text into a dataset (PREFIX.bin and PREFIX.idx)
+    Build(make::BuildArgs),
     /// Learn a tokenizer.json from text: byte-level BPE
-    TrainTokenizer(TrainArgs),
+    TrainTokenizer(make::TrainArgs),
+    /// Show what a dataset holds: documents, tokens, lengths, text
+    Inspect(inspect::Args),
+    /// Read every byte of datasets and report what is wrong with them
+    Check(check::Args),
     /// Join datasets into one
-    Merge(MergeArgs),
-}
-
-/// Where text comes from.
-#[derive(Args, Debug)]
-struct Text {
-    /// Files or folders of .jsonl or .txt, plain, .gz or .zst; `-` for standard input
-    #[arg(required = true)]
-    input: Vec<PathBuf>,
-    /// What the files hold, where their names do not say
-    #[arg(long, value_enum)]
-    format: Option<TextFormat>,
-    /// The field of a JSON line that holds the text
-    #[arg(long, default_value = "text")]
-    key: String,
-    /// Go on without lines that cannot be read, and count them
-    #[arg(long)]
-    skip_invalid: bool,
-    /// Threads that work; all there are unless given
-    #[arg(long)]
-    threads: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum TextFormat {
-    /// One JSON object a line, each a document
-    Jsonl,
-    /// Plain text, each file a document
-    Txt,
-}
-
-#[derive(Args, Debug)]
-pub struct BuildArgs {
-    #[command(flatten)]
-    text: Text,
-    /// Write PREFIX.bin and PREFIX.idx
-    #[arg(short, long, value_name = "PREFIX")]
-    output: PathBuf,
-    /// A tokenizer.json, a folder with one (or with vocab.json and merges.txt), or `bytes`
-    #[arg(short, long)]
-    tokenizer: PathBuf,
-    /// End each document with the tokenizer's end-of-document token
-    #[arg(long)]
-    append_eod: bool,
-    /// The end-of-document token, where the tokenizer's files do not say
-    #[arg(long, value_name = "TOKEN")]
-    eod: Option<String>,
-    /// Let special tokens spelled out in the text become their ids, as Hugging Face does; whoever
-    /// wrote the text can then end a document in it
-    #[arg(long)]
-    parse_special: bool,
-    /// Bytes of an id on disk: uint16 or int32; by the size of the vocabulary unless given
-    #[arg(long, value_enum)]
-    dtype: Option<Dtype>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-#[value(rename_all = "lower")]
-enum Dtype {
-    UInt8,
-    UInt16,
-    Int32,
-}
-
-#[derive(Args, Debug)]
-pub struct TrainArgs {
-    #[command(flatten)]
-    text: Text,
-    /// Write this tokenizer.json
-    #[arg(short, long)]
-    output: PathBuf,
-    /// Ids in all: special tokens, 256 bytes, and one for each merge
-    #[arg(long)]
-    vocab: usize,
-    /// Pairs seen less often become no token
-    #[arg(long, default_value_t = 2)]
-    min_frequency: u64,
-    /// Special tokens, the first of which ends documents
-    #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
-    special: Vec<String>,
-}
-
-#[derive(Args, Debug)]
-pub struct MergeArgs {
-    /// Datasets to join, in this order (PREFIX of .bin and .idx)
-    #[arg(required = true, num_args = 2.., value_name = "PREFIX")]
-    datasets: Vec<PathBuf>,
-    /// Write PREFIX.bin and PREFIX.idx
-    #[arg(short, long, value_name = "PREFIX")]
-    output: PathBuf,
+    Merge(make::MergeArgs),
+    /// Print training samples in the order a run would read them
+    Samples(samples::Args),
 }
 
 pub fn run(command: Command) -> Result<()> {
     match command {
-        Command::Build(args) => build(args),
-        Command::TrainTokenizer(args) => train_tokenizer(args),
-        Command::Merge(args) => merge(args),
+        Command::Build(args) => make::build(args),
+        Command::TrainTokenizer(args) => make::train_tokenizer(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Merge(args) => make::merge(args),
+        Command::Samples(args) => samples::run(args),
     }
 }
 
-impl Text {
-    fn inputs(&self) -> Result<Vec<Input>> {
-        let format = self.format.map(|format| match format {
-            TextFormat::Jsonl => Format::JsonLines,
-            TextFormat::Txt => Format::Text,
-        });
-        corpus::find(&self.input, format)
+/// The tokenizer a user named, or else the one that lies beside a dataset.
+fn tokenizer(named: Option<&Path>, prefix: &Path) -> Result<Option<Tokenizer>> {
+    if let Some(path) = named {
+        return load(path).map(Some);
     }
-
-    fn rules(&self) -> Rules {
-        Rules { key: self.key.clone(), skip_invalid: self.skip_invalid }
-    }
-
-    fn threads(&self) -> usize {
-        let all = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or(all).max(1)
-    }
+    let beside = prefix.with_file_name("tokenizer.json");
+    if beside.exists() { load(&beside).map(Some) } else { Ok(None) }
 }
 
-fn tokenizer(path: &std::path::Path) -> Result<Tokenizer> {
-    if path.as_os_str() == "bytes" { Ok(Tokenizer::of_bytes()) } else { Tokenizer::load(path) }
+fn load(path: &Path) -> Result<Tokenizer> {
+    if path == Path::new("bytes") { Ok(Tokenizer::of_bytes()) } else { Tokenizer::load(path) }
 }
 
-fn build(args: BuildArgs) -> Result<()> {
-    let inputs = args.text.inputs()?;
-    let tokenizer = tokenizer(&args.tokenizer)?;
-    let append = match args.append_eod || args.eod.is_some() {
-        true => Some(end_of_document(&args, &tokenizer)?),
-        false => None,
-    };
-    let token_type = token_type(&args, &tokenizer)?;
-    let total = inputs.iter().map(|input| input.size).sum();
-    let mut progress = Progress::new("building", total);
-    let build = Build {
-        inputs: &inputs,
-        rules: args.text.rules(),
-        tokenizer: &tokenizer,
-        output: args.output.clone(),
-        token_type,
-        append,
-        parse_special: args.parse_special,
-        threads: args.text.threads(),
-    };
-    let built = build.run(|report, tokens| {
-        progress.show(report.read, || {
-            format!("{} of text, {} tokens", Bytes(report.text), Count(tokens))
-        })
-    })?;
-    let seconds = progress.finish();
-    println!(
-        "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
-        args.output.display(),
-        Count(built.documents),
-        Count(built.tokens),
-        built.text as f64 / built.tokens.max(1) as f64,
-    );
-    let rate = built.text as f64 / 1e6 / seconds.0;
-    println!("{} of text in {seconds}, {rate:.1} MB/s", Bytes(built.text));
-    if built.skipped > 0 {
-        println!("{} lines could not be read and are left out", Count(built.skipped));
-    }
-    Ok(())
+/// A dataset's prefix, where the user named one of its two files.
+fn prefix(named: &Path) -> PathBuf {
+    let text = named.to_string_lossy();
+    let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
+    cut.map_or(named.into(), PathBuf::from)
 }
 
-fn end_of_document(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<u32, Problems> {
-    let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
-    let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
-    let names = names.join(" ");
-    match &args.eod {
-        Some(name) => tokenizer.special(name).ok_or_else(|| {
-            let what = format!("\"{name}\" is no special token of {}", args.tokenizer.display());
-            wrong(what, format!("it has: {names}"))
-        }),
-        None => tokenizer.eod().ok_or_else(|| {
-            let what =
-                format!("{} does not say which token ends documents", args.tokenizer.display());
-            wrong(what, format!("name one of its special tokens with --eod: {names}"))
-        }),
-    }
-}
-
-fn token_type(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
-    let vocab = tokenizer.vocab();
-    let token_type = match args.dtype {
-        None => TokenType::for_vocab(vocab),
-        Some(Dtype::UInt8) => TokenType::U8,
-        Some(Dtype::UInt16) => TokenType::U16,
-        Some(Dtype::Int32) => TokenType::I32,
-    };
-    if vocab as u64 > token_type.max() + 1 {
-        let what = format!("{token_type} cannot hold a vocabulary of {}", Count(vocab as u64));
-        return Err(Problems::one("--dtype", what, "leave it out"));
-    }
-    Ok(token_type)
-}
-
-fn train_tokenizer(args: TrainArgs) -> Result<()> {
-    let inputs = args.text.inputs()?;
-    let total = inputs.iter().map(|input| input.size).sum();
-    let training = Training {
-        vocab: args.vocab,
-        min_frequency: args.min_frequency,
-        special: args.special.clone(),
-    };
-    let rules = args.text.rules();
-    let train = Train { inputs: &inputs, rules, training, threads: args.text.threads() };
-    let mut progress = Progress::new("training", total);
-    let trained = train.run(
-        |report| progress.show(report.read, || format!("{} of text", Bytes(report.text))),
-        |_| {},
-    )?;
-    let seconds = progress.finish();
-    std::fs::write(&args.output, &trained.json)
-        .with_context(|| format!("cannot write {}", args.output.display()))?;
-    println!(
-        "{}: {} ids learned from {} of text ({} different pieces) in {seconds}",
-        args.output.display(),
-        Count(trained.vocab as u64),
-        Bytes(trained.text),
-        Count(trained.pieces as u64),
-    );
-    if trained.vocab < args.vocab {
-        println!("the text has no more pairs that occur {} times", args.min_frequency);
-    }
-    Ok(())
-}
-
-fn merge(args: MergeArgs) -> Result<()> {
-    let datasets =
-        args.datasets.iter().map(|prefix| Indexed::open(prefix)).collect::<Result<Vec<_>>>()?;
-    build::merge(&datasets, &args.output)?;
-    let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
-        (documents + dataset.documents() as u64, tokens + dataset.tokens())
-    });
-    println!("{}: {} documents, {} tokens", args.output.display(), Count(documents), Count(tokens));
-    Ok(())
+/// What printing came to. Whoever reads the output may have seen enough (`| head`): no error.
+fn until_closed(printed: Result<()>) -> Result<()> {
+    printed.or_else(|error| {
+        let io = error.downcast_ref::<std::io::Error>();
+        match io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
+            true => Ok(()),
+            false => Err(error),
+        }
+    })
 }

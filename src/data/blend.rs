@@ -17,7 +17,7 @@ pub struct Blend {
 const BLOCK: usize = 1024;
 
 impl Blend {
-    /// `size` samples of datasets with these weights (normalised here). A weight of 0 never gives one.
+    /// `size` samples of datasets with these weights, all above 0 (normalised here).
     pub fn weighted(weights: &[f64], size: usize) -> Blend {
         assert!(weights.len() < i16::MAX as usize, "Megatron allows 32,766 datasets");
         let weights = normalized(weights);

@@ -46,9 +46,9 @@ struct Encoded {
 }
 
 impl Build<'_> {
-    /// Builds. `progress` is told how far reading has come, and the tokens so far. On an error,
-    /// nothing is left of the output.
-    pub fn run(&self, mut progress: impl FnMut(Report, u64)) -> Result<Built> {
+    /// Builds. `progress` is told how far reading has come, and the tokens so far; its error stops
+    /// the work. On an error, nothing is left of the output.
+    pub fn run(&self, mut progress: impl FnMut(Report, u64) -> Result<()>) -> Result<Built> {
         let mut writer = Writer::create(&self.output, self.token_type)?;
         let mut built = Built::default();
         let whole_texts = !self.tokenizer.cuts_at_lines();
@@ -67,8 +67,7 @@ impl Build<'_> {
                 built.documents += some.lengths.len() as u64 - some.continues as u64;
                 built.skipped += some.skipped;
                 built.text = report.text;
-                progress(report, built.tokens);
-                Ok(())
+                progress(report, built.tokens)
             },
         )?;
         if built.documents == 0 {
@@ -84,10 +83,11 @@ impl Build<'_> {
         some.skipped = chunk.documents(&self.rules, |text| {
             let before = some.ids.len();
             match chunk.continued {
-                true => encoder.encode_more(text, &mut some.ids),
-                false => encoder.encode(text, &mut some.ids),
+                true => encoder.encode_more(text, &mut some.ids)?,
+                false => encoder.encode(text, &mut some.ids)?,
             }
             some.lengths.push(some.ids.len() - before);
+            Ok(())
         })?;
         Ok(some)
     }
@@ -143,7 +143,10 @@ impl Train<'_> {
         let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts: false };
         let count = |_: &mut (), chunk: corpus::Chunk| {
             let mut some = Trainer::new();
-            chunk.documents(&self.rules, |text| some.count(text))?;
+            chunk.documents(&self.rules, |text| {
+                some.count(text);
+                Ok(())
+            })?;
             Ok(some)
         };
         corpus::in_order(

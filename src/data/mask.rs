@@ -24,7 +24,7 @@ pub struct Slot<'a> {
 
 impl Masks {
     /// Fills the masks of sample number `sample`, whose input is `tokens`. Prefixes are a function
-    /// of the key, the sample and the document's number within it, so that a resumed run repeats them.
+    /// of the key, the sample and the document's number within it: a resumed run repeats them.
     pub fn fill(&self, sample: u64, tokens: &[i32], out: &mut Slot<'_>) {
         let words = rng::philox(self.key, sample as u128);
         let key = (words[0] as u64) << 32 | words[1] as u64;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use super::blend::Blend;
 use super::indexed::Indexed;
@@ -44,9 +45,11 @@ pub struct Stage {
 }
 
 /// How far a dataset has been read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     pub prefix: PathBuf,
+    /// What its index says, hashed: another value is another dataset under the same name.
+    pub identity: u64,
     /// Samples of it that the run has read.
     pub samples: u64,
     /// Samples in one epoch of the part that is read, rounded down.
@@ -120,7 +123,9 @@ impl Mixture {
         let cursor = |(member, samples): (&Member, u64)| {
             let first = &member.legs[0];
             let per_epoch = first.len() / first.epochs;
-            Cursor { prefix: member.dataset.prefix().into(), samples, per_epoch }
+            let dataset = &member.dataset;
+            let (prefix, identity) = (dataset.prefix().into(), dataset.identity());
+            Cursor { prefix, identity, samples, per_epoch }
         };
         self.members.iter().zip(read).map(cursor).collect()
     }

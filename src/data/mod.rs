@@ -20,6 +20,7 @@ pub mod mixture;
 mod open;
 pub mod order;
 pub mod plan;
+pub mod preview;
 pub mod random;
 mod reader;
 mod source;

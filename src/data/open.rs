@@ -122,7 +122,7 @@ impl Opener {
     }
 
     /// Orders another leg where a stage takes more of a member than was planned at first. (Under
-    /// Megatron-DeepSpeed's rule a mixture could do so from the start: it stops with an IndexError.)
+    /// Megatron-DeepSpeed's rule a mixture could do so from the start, and end in an IndexError.)
     fn lengthen(&mut self, member: &mut Member, share: &Share, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.len());
         if missing > 0 {

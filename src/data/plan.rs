@@ -19,8 +19,8 @@ pub struct Plan {
 pub struct Stage {
     /// The first sample it gives.
     pub from: u64,
-    /// The end of the run as it was meant when the stage began. Megatron orders whole epochs for the
-    /// samples a run asks for, so the order depends on it; it stays even if the run gets longer.
+    /// The end of the run as it was meant when the stage began. Megatron orders whole epochs for
+    /// the samples a run asks for, so the order depends on it; it stays if the run gets longer.
     pub until: u64,
     pub datasets: Vec<Share>,
 }

@@ -12,8 +12,8 @@ const CHUNK: usize = 1 << 20;
 /// The longest line. It has to be in memory at once, several times over.
 const LONGEST: usize = 256 << 20;
 
-/// Hands the chunks of one file to `chunk`, until it answers false. `whole_texts` keeps plain text in
-/// one piece.
+/// Hands the chunks of one file to `chunk`, until it answers false. `whole_texts` keeps plain text
+/// in one piece.
 pub fn cut(input: &Input, whole_texts: bool, mut chunk: impl FnMut(Chunk) -> bool) -> Result<()> {
     let whole = whole_texts && input.format == Format::Text;
     let (mut stream, position) = input.open()?;

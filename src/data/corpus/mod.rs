@@ -44,7 +44,11 @@ pub struct Rules {
 
 impl Chunk {
     /// Hands every document's text to `document`, in order. Returns the number of lines skipped.
-    pub fn documents(&self, rules: &Rules, mut document: impl FnMut(&str)) -> Result<u64> {
+    pub fn documents(
+        &self,
+        rules: &Rules,
+        mut document: impl FnMut(&str) -> Result<()>,
+    ) -> Result<u64> {
         if self.format == Format::Text {
             return self.text(rules, document);
         }
@@ -55,7 +59,7 @@ impl Chunk {
                 continue;
             }
             match field.text(line) {
-                Ok(text) => document(&text),
+                Ok(text) => document(&text)?,
                 Err(_) if rules.skip_invalid => skipped += 1,
                 Err(what) => return Err(self.invalid(number, &what)),
             }
@@ -63,14 +67,14 @@ impl Chunk {
         Ok(skipped)
     }
 
-    fn text(&self, rules: &Rules, mut document: impl FnMut(&str)) -> Result<u64> {
+    fn text(&self, rules: &Rules, mut document: impl FnMut(&str) -> Result<()>) -> Result<u64> {
         match std::str::from_utf8(&self.bytes) {
             Ok(text) => {
-                document(text);
+                document(text)?;
                 Ok(0)
             }
             Err(_) if rules.skip_invalid => {
-                document(&String::from_utf8_lossy(&self.bytes));
+                document(&String::from_utf8_lossy(&self.bytes))?;
                 Ok(1)
             }
             Err(error) => {

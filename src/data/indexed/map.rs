@@ -1,9 +1,9 @@
 //! A file mapped for reading, safe against the file shrinking underneath.
 //!
 //! Touching a page of a mapping that lies past the end of its file (it was truncated by somebody
-//! else), or that the disk fails to deliver, raises SIGBUS, which by default kills the process. Here
-//! a handler puts a page of zeros in its place and marks the mapping as broken, and every read says
-//! so afterwards. This is the only unsafe code of the room.
+//! else), or that the disk fails to deliver, raises SIGBUS, which by default kills the process.
+//! Here a handler puts a page of zeros in its place and marks the mapping as broken, and every read
+//! says so afterwards. This is the only unsafe code of the room.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, MmapOptions};
 
 /// A file's bytes as they were when it was opened.
 #[derive(Debug)]
@@ -44,9 +44,13 @@ impl Mapped {
         if metadata.len() == 0 {
             return Ok(Mapped { path: path.into(), map: None, region: Region::claim(0, 0) });
         }
+        let mut options = MmapOptions::new();
+        if access == Access::Whole {
+            options.populate();
+        }
         // SAFETY: the mapping is private to this type, which hands out bytes only by copying them
         // (`copy`), so that no reference into it outlives a change of the file by another process.
-        let map = unsafe { Mmap::map(&file) }
+        let map = unsafe { options.map(&file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
             map.advise(Advice::Random).ok(); // a hint: nothing is lost where it is refused
@@ -73,7 +77,7 @@ impl Mapped {
         }
     }
 
-    /// Copies the bytes at `offset` into `out`. An error, not a crash, if the file has shrunk since.
+    /// Copies the bytes at `offset` into `out`. If the file has shrunk since, an error, no crash.
     pub fn copy(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(out.len()).filter(|end| *end <= self.len());
         let (Some(map), Some(_)) = (&self.map, end) else {
@@ -83,9 +87,9 @@ impl Mapped {
             let (path, len) = (self.path.display(), self.len());
             bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
         };
-        // SAFETY: `offset + out.len() <= map.len()` was just checked, `out` is exclusively ours, and
-        // the guard turns a page that has gone into zeros. Copying raw never claims to the compiler
-        // that the source cannot change.
+        // SAFETY: `offset + out.len() <= map.len()` was just checked, `out` is exclusively ours,
+        // and the guard turns a page that has gone into zeros. Copying raw never claims to the
+        // compiler that the source cannot change.
         unsafe {
             std::ptr::copy_nonoverlapping(map.as_ptr().add(offset), out.as_mut_ptr(), out.len())
         };
@@ -101,7 +105,7 @@ impl Mapped {
             .map_or("gone".to_string(), |now| format!("{} bytes", now.len()));
         bail!(
             "{} changed while it was being read: it had {} bytes when opened and is {now} now; \
-             put the file back (or finish rebuilding it elsewhere and move it into place) and resume",
+             put the file back (or rebuild it elsewhere and move it into place) and resume",
             self.path.display(),
             self.len()
         )
@@ -186,8 +190,8 @@ static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut(
 /// Installs the handler, once per process.
 fn guard() {
     static ONCE: Once = Once::new();
-    // SAFETY: `sigaction` gets valid, zero-initialised structures, and the handler only does what is
-    // allowed in one: atomics and system calls.
+    // SAFETY: `sigaction` gets valid, zero-initialised structures, and the handler only does what
+    // is allowed in one: atomics and system calls.
     ONCE.call_once(|| unsafe {
         let previous = Box::leak(Box::new(std::mem::zeroed::<libc::sigaction>()));
         libc::sigaction(libc::SIGBUS, std::ptr::null(), previous);

@@ -1,9 +1,11 @@
 //! Opening and reading. Everything the index claims is checked once, at open, in one pass over its
 //! arrays; afterwards no position can lie outside the token file.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
@@ -17,13 +19,20 @@ pub struct Indexed {
     tokens: Mapped,
     /// Tokens of each sequence, [S].
     lengths: Vec<u32>,
-    /// First token of each sequence, and one past the last of all, [S + 1].
+    /// First token of every 64th sequence; the others follow from the lengths.
     starts: Vec<u64>,
-    /// First sequence of each document, and S, [documents + 1].
-    documents: Vec<u64>,
+    /// Tokens in all.
+    total: u64,
+    /// First sequence of each document, and S, [documents + 1]; `None` where each document is one
+    /// sequence.
+    documents: Option<Vec<u64>>,
     /// Multimodal datasets only, [S].
     modes: Option<Vec<i8>>,
+    identity: u64,
 }
+
+/// Sequences for each entry of `starts`: few enough to add up at every read.
+const BLOCK: usize = 64;
 
 impl Indexed {
     /// Opens `prefix.idx` and `prefix.bin` and checks all that the index says, reading it once.
@@ -38,19 +47,34 @@ impl Indexed {
             return Err(Problems::one(prefix.display().to_string(), what, remedy).into());
         }
         let path = index_path(prefix);
-        let index = Mapped::open(&path, Access::Whole)
-            .with_context(|| format!("dataset {} has no readable index", prefix.display()))?;
-        let tokens = Mapped::open(&tokens_path(prefix), Access::Scattered)
-            .with_context(|| format!("dataset {} has no readable tokens", prefix.display()))?;
+        for path in [&path, &tokens_path(prefix)] {
+            if !path.exists() {
+                return Err(missing(prefix, path).into());
+            }
+        }
+        let index = Mapped::open(&path, Access::Whole)?;
+        let tokens = Mapped::open(&tokens_path(prefix), Access::Scattered)?;
         let check = Check { path: &path, index: &index };
         let header = check.header()?;
-        let (lengths, starts) = check.sequences(&header, &tokens)?;
-        let documents = check.documents(&header)?;
+        let mut hash = Xxh3Default::new();
+        let (lengths, starts, total) = check.sequences(&header, &tokens, &mut hash)?;
+        let documents = check.documents(&header, &mut hash)?;
         let modes = check.modes(&header)?;
         index.intact()?;
         let token_type = header.token_type;
         let prefix = prefix.into();
-        Ok(Indexed { prefix, token_type, tokens, lengths, starts, documents, modes })
+        let identity = hash.digest();
+        Ok(Indexed {
+            prefix,
+            token_type,
+            tokens,
+            lengths,
+            starts,
+            total,
+            documents,
+            modes,
+            identity,
+        })
     }
 
     pub fn prefix(&self) -> &Path {
@@ -67,12 +91,20 @@ impl Indexed {
     }
 
     pub fn documents(&self) -> usize {
-        self.documents.len() - 1
+        self.documents.as_ref().map_or(self.lengths.len(), |bounds| bounds.len() - 1)
+    }
+
+    /// The sequences of one document.
+    pub fn document(&self, document: usize) -> Range<usize> {
+        match &self.documents {
+            Some(bounds) => bounds[document] as usize..bounds[document + 1] as usize,
+            None => document..document + 1,
+        }
     }
 
     /// Tokens in all.
     pub fn tokens(&self) -> u64 {
-        self.starts[self.lengths.len()]
+        self.total
     }
 
     /// Tokens of each sequence, [S].
@@ -80,9 +112,17 @@ impl Indexed {
         &self.lengths
     }
 
-    /// First sequence of each document, and S, [documents + 1].
-    pub fn document_bounds(&self) -> &[u64] {
-        &self.documents
+    /// A hash of what the index says: lengths and documents. Two datasets that differ in it give
+    /// different samples.
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// The first token of a sequence.
+    fn start(&self, sequence: usize) -> u64 {
+        let block = sequence / BLOCK;
+        let before = &self.lengths[block * BLOCK..sequence];
+        self.starts[block] + before.iter().map(|length| *length as u64).sum::<u64>()
     }
 
     /// The mode of each sequence in a multimodal dataset, [S].
@@ -95,8 +135,49 @@ impl Indexed {
     pub fn read(&self, sequence: usize, offset: u32, out: &mut [i32]) -> Result<()> {
         let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
         assert!(within, "a read past the end of sequence {sequence}");
-        let at = (self.starts[sequence] + offset as u64) as usize * self.token_type.size();
+        let at = (self.start(sequence) + offset as u64) as usize * self.token_type.size();
         self.copy(at, out).with_context(|| format!("sequence {sequence}"))
+    }
+
+    /// The highest id and the sequence it is in; reads everything. `progress` is told how many
+    /// tokens have been read.
+    pub fn highest(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
+        let mut highest: Option<(i32, u64)> = None;
+        let mut buffer = vec![0; 1 << 18];
+        let mut at = 0;
+        while at < self.tokens() {
+            let count = (self.tokens() - at).min(buffer.len() as u64) as usize;
+            let some = &mut buffer[..count];
+            self.copy(at as usize * self.token_type.size(), some)?;
+            let (mut low, mut high) = (i32::MAX, i32::MIN);
+            for token in &*some {
+                (low, high) = (low.min(*token), high.max(*token));
+            }
+            if low < 0 {
+                let what = format!("holds the negative id {low} near token {at}");
+                let place = self.tokens.path().display().to_string();
+                return Err(Problems::one(place, what, "build the dataset again").into());
+            }
+            if highest.is_none_or(|(before, _)| high > before) {
+                let within = some.iter().position(|token| *token == high).unwrap_or(0);
+                highest = Some((high, at + within as u64));
+            }
+            at += count as u64;
+            progress(at);
+        }
+        Ok(highest.map(|(id, at)| (id as u64, self.sequence_of(at))))
+    }
+
+    /// The sequence that holds a token.
+    fn sequence_of(&self, token: u64) -> usize {
+        let block = self.starts.partition_point(|start| *start <= token) - 1;
+        let mut end = self.starts[block];
+        let lengths = self.lengths[block * BLOCK..].iter();
+        let within = lengths.take_while(|length| {
+            end += **length as u64;
+            end <= token
+        });
+        block * BLOCK + within.count()
     }
 
     /// Bytes of the token file as they are.
@@ -107,7 +188,7 @@ impl Indexed {
     /// Asks for a stretch of one sequence to be in memory soon.
     pub fn will_need(&self, sequence: usize, offset: u32, count: usize) {
         let size = self.token_type.size();
-        let at = (self.starts[sequence] + offset as u64) as usize * size;
+        let at = (self.start(sequence) + offset as u64) as usize * size;
         self.tokens.will_need(at, count * size);
     }
 
@@ -244,14 +325,20 @@ impl Check<'_> {
     }
 
     /// Lengths and starts, checked against each other and against the token file.
-    fn sequences(&self, header: &Header, tokens: &Mapped) -> Result<(Vec<u32>, Vec<u64>)> {
+    fn sequences(
+        &self,
+        header: &Header,
+        tokens: &Mapped,
+        hash: &mut Xxh3Default,
+    ) -> Result<(Vec<u32>, Vec<u64>, u64)> {
         let (count, item) = (header.sequences, header.token_type.size() as u64);
         let mut lengths = Vec::with_capacity(count);
-        let mut starts = Vec::with_capacity(count + 1);
+        let mut starts = Vec::with_capacity(count / BLOCK + 1);
         let mut raw_lengths = Array::<4>::new(self.index, HEADER, count);
         let mut raw_offsets = Array::<8>::new(self.index, HEADER + 4 * count, count);
         let mut start = 0u64; // below 2^31 · S, so it cannot overflow
         while let (Some(some), Some(offsets)) = (raw_lengths.next()?, raw_offsets.next()?) {
+            hash.update(some.as_flattened());
             for (length, offset) in some.iter().zip(offsets) {
                 let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));
                 let sequence = lengths.len();
@@ -267,12 +354,13 @@ impl Check<'_> {
                     );
                     return Err(self.wrong(what, REBUILD));
                 }
+                if sequence.is_multiple_of(BLOCK) {
+                    starts.push(start);
+                }
                 lengths.push(length as u32);
-                starts.push(start);
                 start += length as u64;
             }
         }
-        starts.push(start);
         let bytes = start.checked_mul(item);
         if bytes != Some(tokens.len() as u64) {
             let needed = bytes.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
@@ -283,20 +371,23 @@ impl Check<'_> {
                 tokens.path().display(),
                 Count(tokens.len() as u64)
             );
-            let remedy = "the pair does not belong together, or the copy was cut off: copy or build it again";
+            let remedy = "the pair does not belong together, or a copy was cut off: copy or build \
+                          it again";
             return Err(self.wrong(what, remedy));
         }
-        Ok((lengths, starts))
+        Ok((lengths, starts, start))
     }
 
-    fn documents(&self, header: &Header) -> Result<Vec<u64>> {
-        let mut documents = Vec::with_capacity(header.bounds);
+    /// The documents' bounds, unless each is one sequence.
+    fn documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
+        let mut documents = Documents::default();
         let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
         let mut before = 0;
         while let Some(some) = bounds.next()? {
+            hash.update(some.as_flattened());
             for bound in some {
                 let bound = i64::from_le_bytes(*bound);
-                let at = documents.len();
+                let at = documents.count;
                 if at == 0 && bound != 0 {
                     let what = format!("the first document starts at sequence {bound}, not 0");
                     return Err(self.wrong(what, REBUILD));
@@ -317,7 +408,7 @@ impl Check<'_> {
             );
             return Err(self.wrong(what, REBUILD));
         }
-        Ok(documents)
+        Ok(documents.bounds)
     }
 
     fn modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
@@ -330,7 +421,45 @@ impl Check<'_> {
     }
 }
 
+/// A dataset that is not there, with those that are beside it or in it.
+fn missing(prefix: &Path, path: &Path) -> Problems {
+    let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
+    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<String> = files
+        .map(|file| file.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "idx"))
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    found.sort();
+    found.truncate(8);
+    let remedy = match found.is_empty() {
+        true => "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string(),
+        false => format!("{} holds: {}", folder.display(), found.join(", ")),
+    };
+    let what = format!("is no dataset: {} does not exist", path.display());
+    Problems::one(prefix.display().to_string(), what, remedy)
+}
+
 const REBUILD: &str = "the index is damaged: copy it again from its source, or build it again";
+
+/// Document bounds as they come: not stored while they are 0, 1, 2, …
+#[derive(Default)]
+struct Documents {
+    count: usize,
+    bounds: Option<Vec<u64>>,
+}
+
+impl Documents {
+    fn push(&mut self, bound: u64) {
+        match &mut self.bounds {
+            Some(bounds) => bounds.push(bound),
+            None if bound == self.count as u64 => {}
+            None => self.bounds = Some((0..self.count as u64).chain([bound]).collect()),
+        }
+        self.count += 1;
+    }
+}
 
 /// An unaligned array of N-byte elements, a chunk at a time.
 struct Array<'a, const N: usize> {

@@ -55,7 +55,10 @@ impl Writer {
                 return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
             }
         }
-        file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
+        // What a killed process has left is overwritten.
+        if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
+            file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
+        }
         Ok(Writer {
             prefix: prefix.into(),
             token_type,
@@ -142,8 +145,8 @@ impl Writer {
         }
         self.lengths.extend(other.lengths().iter().map(|length| *length as i32));
         self.tokens += other.tokens();
-        let bounds = &other.document_bounds()[1..];
-        self.documents.extend(bounds.iter().map(|bound| first + *bound as i64));
+        let ends = (0..other.documents()).map(|document| other.document(document).end);
+        self.documents.extend(ends.map(|end| first + end as i64));
         Ok(())
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use anyhow::Result;
+
 use super::{Bpe, Rules, Tokenizer};
 
 /// One thread's encoder, with its memory of pieces.
@@ -9,8 +11,8 @@ pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     /// Pieces of up to 15 bytes that became up to 3 ids; the length is a power of two.
     small: Box<[Entry]>,
-    /// Longer ones.
-    large: HashMap<Box<[u8]>, Box<[u32]>>,
+    /// The others.
+    large: HashMap<Box<[u8]>, Box<[u32]>, xxhash_rust::xxh3::Xxh3DefaultBuilder>,
     /// Whether special tokens spelled out in text become their ids, as Hugging Face does it.
     parse_special: bool,
 }
@@ -22,6 +24,16 @@ struct Entry {
     key: u128,
     ids: [u32; 3],
     count: u32,
+}
+
+impl Entry {
+    #[inline(always)]
+    fn put(&self, ids: &mut Vec<u32>) {
+        match self.count {
+            1 => ids.push(self.ids[0]),
+            count => ids.extend_from_slice(&self.ids[..count as usize]),
+        }
+    }
 }
 
 const EMPTY: Entry = Entry { key: 0, ids: [0; 3], count: 0 };
@@ -45,7 +57,7 @@ impl<'a> Encoder<'a> {
 
     fn sized(tokenizer: &'a Tokenizer, entries: usize) -> Encoder<'a> {
         let small = vec![EMPTY; entries].into();
-        Encoder { tokenizer, small, large: HashMap::new(), parse_special: false }
+        Encoder { tokenizer, small, large: HashMap::default(), parse_special: false }
     }
 
     /// Makes special tokens spelled out in text become their ids. Whoever wrote the text can then
@@ -55,8 +67,9 @@ impl<'a> Encoder<'a> {
         self
     }
 
-    /// Appends the ids of `text` to `ids`.
-    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) {
+    /// Appends the ids of `text` to `ids`. Byte-level BPE never fails; a foreign tokenizer may have
+    /// no token for a word.
+    pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         match &self.tokenizer.rules {
             Rules::Bpe(bpe) if bpe.prefix_space && !text.is_empty() && !text.starts_with(' ') => {
                 self.encode_more(&format!(" {text}"), ids)
@@ -66,21 +79,30 @@ impl<'a> Encoder<'a> {
     }
 
     /// Appends the ids of text that continues what was encoded before: no space is put before it.
-    pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) {
+    pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
             Rules::Foreign(foreign) => return foreign.encode(text, self.parse_special, ids),
         };
-        if !self.parse_special {
-            return self.ordinary(bpe, text, ids);
-        }
         let mut rest = text;
-        while let Some((at, content, id)) = first_special(self.tokenizer, rest) {
+        while let Some((at, content, id)) = self.next_special(rest) {
             self.ordinary(bpe, &rest[..at], ids);
             ids.push(id);
             rest = &rest[at + content.len()..];
         }
         self.ordinary(bpe, rest, ids);
+        Ok(())
+    }
+
+    /// The first special token to be taken as one in `text`, the longest where several start there.
+    fn next_special(&self, text: &str) -> Option<(usize, &'a str, u32)> {
+        if !self.parse_special {
+            return None;
+        }
+        let found = self.tokenizer.special.iter().filter_map(|(content, id)| {
+            text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
+        });
+        found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
     }
 
     fn ordinary(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
@@ -103,24 +125,23 @@ impl<'a> Encoder<'a> {
         for probe in 0..PROBES {
             let entry = &self.small[(home + probe) & mask];
             if entry.key == key {
-                match entry.count {
-                    1 => ids.push(entry.ids[0]),
-                    count => ids.extend_from_slice(&entry.ids[..count as usize]),
-                }
-                return;
+                return entry.put(ids);
             }
         }
         self.new_piece(bpe, key, &text[at..end], ids);
     }
 
     /// Merges a short piece and remembers it: in an empty entry, or in place of another.
-    #[cold]
+    #[inline(never)]
     fn new_piece(&mut self, bpe: &Bpe, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
+        if let Some(found) = self.large.get(piece) {
+            return ids.extend_from_slice(found);
+        }
         let from = ids.len();
         bpe.merge(piece, ids);
         let found = &ids[from..];
         if found.len() > 3 {
-            return;
+            return self.remember(piece, found);
         }
         let home = hash(key) as usize;
         let mask = self.small.len() - 1;
@@ -131,7 +152,14 @@ impl<'a> Encoder<'a> {
         self.small[(home + probe) & mask] = entry;
     }
 
-    #[cold]
+    fn remember(&mut self, piece: &[u8], ids: &[u32]) {
+        if self.large.len() >= LARGE_LIMIT {
+            self.large.clear();
+        }
+        self.large.insert(piece.into(), ids.into());
+    }
+
+    #[inline(never)]
     fn large_piece(&mut self, bpe: &Bpe, piece: &[u8], ids: &mut Vec<u32>) {
         if piece.len() > LONGEST {
             return bpe.merge(piece, ids);
@@ -141,10 +169,7 @@ impl<'a> Encoder<'a> {
         }
         let from = ids.len();
         bpe.merge(piece, ids);
-        if self.large.len() >= LARGE_LIMIT {
-            self.large.clear();
-        }
-        self.large.insert(piece.into(), ids[from..].into());
+        self.remember(piece, &ids[from..]);
     }
 }
 
@@ -158,14 +183,6 @@ impl Bpe {
         ids.extend(piece.iter().map(|byte| self.of_byte[*byte as usize]));
         self.merges.apply(ids, from);
     }
-}
-
-/// The first special token in `text`, the longest where several start together.
-fn first_special<'t>(tokenizer: &'t Tokenizer, text: &str) -> Option<(usize, &'t str, u32)> {
-    let found = tokenizer.special.iter().filter_map(|(content, id)| {
-        text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
-    });
-    found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
 }
 
 /// Up to 15 bytes and their number as one integer.

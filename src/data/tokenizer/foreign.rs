@@ -1,9 +1,10 @@
 //! Tokenizers that are not byte-level BPE with a pattern known here, through Hugging Face's crate.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use super::Tokenizer;
 use super::{Rules, json};
@@ -18,7 +19,10 @@ pub struct Foreign {
 
 /// Reads a tokenizer.json. `why` says what gptrain's own code does not do.
 pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
-    let mut parsing = tokenizers::Tokenizer::from_file(path).map_err(|error| {
+    // The crate panics on some damaged files.
+    let read = catch_unwind(|| tokenizers::Tokenizer::from_file(path));
+    let read = read.unwrap_or_else(|_| Err("it cannot make sense of the file".into()));
+    let mut parsing = read.map_err(|error| {
         let what = format!("{why}, and Hugging Face's tokenizers says: {error}");
         Problems::one(path.display().to_string(), what, "give another tokenizer.json")
     })?;
@@ -30,6 +34,7 @@ pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
     let mut special: Vec<(String, u32)> = parsing
         .get_added_tokens_decoder()
         .iter()
+        .filter(|(_, token)| !token.content.is_empty())
         .map(|(id, token)| (token.content.clone(), *id))
         .collect();
     special.sort_by_key(|(_, id)| *id);
@@ -43,14 +48,21 @@ pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
 
 impl Foreign {
     /// Appends the ids of a text, with what the file's template adds (such as a first token): this
-    /// is what Megatron's preprocessing stores.
-    pub fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) {
+    /// is what Megatron's preprocessing stores. Fails where the vocabulary has no token for a word.
+    pub fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
         let tokenizer = if parse_special { &self.parsing } else { &self.ordinary };
-        let encoding = tokenizer.encode_fast(text, true);
-        ids.extend_from_slice(encoding.expect("text in memory can be encoded").get_ids());
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));
+        let encoding = encoding.unwrap_or_else(|_| Err("it cannot make sense of the text".into()));
+        let encoding = encoding.map_err(|error| {
+            let text: String = text.chars().take(40).collect();
+            anyhow!("Hugging Face's tokenizers cannot encode \"{text}…\": {error}")
+        })?;
+        ids.extend_from_slice(encoding.get_ids());
+        Ok(())
     }
 
     pub fn decode(&self, ids: &[u32]) -> String {
-        self.parsing.decode(ids, false).unwrap_or_else(|_| "\u{fffd}".into())
+        let decoded = catch_unwind(AssertUnwindSafe(|| self.parsing.decode(ids, false)));
+        decoded.ok().and_then(Result::ok).unwrap_or_else(|| "\u{fffd}".into())
     }
 }

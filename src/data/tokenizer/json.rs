@@ -14,7 +14,7 @@ use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, foreign};
 use crate::base::Problems;
 
 /// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
-const MOST_IDS: u32 = 1 << 24;
+const MOST_IDS: u32 = 1 << 22;
 
 /// The parts of a tokenizer.json that decide ids.
 #[derive(Deserialize)]
@@ -150,8 +150,8 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
     let of_byte = of_byte(&bytes, &place, &mut problems);
     let merges = merges(&file.model, &place, &mut problems);
     problems.or(())?;
-    let special = file.added_tokens.iter().map(|added| (added.content.clone(), added.id));
-    let special: Vec<_> = special.collect();
+    let special = file.added_tokens.iter().filter(|added| !added.content.is_empty());
+    let special: Vec<_> = special.map(|added| (added.content.clone(), added.id)).collect();
     let whole_pieces = file.model.ignore_merges.then(|| {
         let ids = bytes.iter().zip(0..).filter(|(_, id)| special.iter().all(|(_, s)| s != id));
         ids.filter_map(|(bytes, id)| Some((bytes.clone()?, id))).collect()
@@ -214,7 +214,7 @@ fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u
     let tokens = file.model.vocab.iter().map(|(token, id)| (token, *id));
     let most = tokens.clone().chain(added.clone()).map(|(_, id)| id).max().unwrap_or(0);
     if most >= MOST_IDS {
-        let what = format!("id {most} is beyond any vocabulary (2^24)");
+        let what = format!("id {most} is beyond any vocabulary (2^22)");
         problems.add(place, what, "the file is damaged: copy it again");
         return Vec::new();
     }
@@ -321,8 +321,9 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
          \"added_tokens\": [\n{}\n  ],\n  \"normalizer\": null,\n  \
          \"pre_tokenizer\": {byte_level},\n  \"post_processor\": null,\n  \
          \"decoder\": {byte_level},\n  \"model\": {{\n    \"type\": \"BPE\",\n    \
-         \"dropout\": null,\n    \"unk_token\": null,\n    \"continuing_subword_prefix\": null,\n    \
-         \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \
+         \"dropout\": null,\n    \"unk_token\": null,\n    \
+         \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \
+         \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \
          \"ignore_merges\": false,\n    \"vocab\": {{\n{}\n    }},\n    \
          \"merges\": [\n{}\n    ]\n  }}\n}}\n",
         added.join(",\n"),

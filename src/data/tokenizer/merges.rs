@@ -95,8 +95,8 @@ impl Merges {
         }
     }
 
-    /// O(n log n): a piece may be very long. Positions form a doubly linked list; candidates that no
-    /// longer hold when they come up are skipped. 20 bytes a position.
+    /// O(n log n): a piece may be very long. Positions form a doubly linked list; candidates that
+    /// no longer hold when they come up are skipped. 20 bytes a position.
     fn heap(&self, ids: &mut Vec<u32>, from: usize) {
         const GONE: u32 = u32::MAX;
         let symbols = &mut ids[from..];

@@ -61,9 +61,9 @@ struct Bpe {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json` and
-    /// `merges.txt`. What is not byte-level BPE with a known pattern is left to Hugging Face's crate.
-    /// Mistakes in the files are `Problems`.
+    /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json`
+    /// and `merges.txt`. What is not byte-level BPE with a known pattern is left to Hugging Face's
+    /// crate. Mistakes in the files are `Problems`.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         json::load(path)
     }
@@ -118,10 +118,11 @@ impl Tokenizer {
         &self.special
     }
 
-    /// The ids of a text. Special tokens spelled out in it are ordinary text.
+    /// The ids of a text. Special tokens spelled out in it are ordinary text. What a foreign
+    /// tokenizer has no tokens for is left out.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
-        Encoder::small(self).encode(text, &mut ids);
+        Encoder::small(self).encode(text, &mut ids).ok();
         ids
     }
 

@@ -76,19 +76,21 @@ static ASCII: [Kind; 128] = {
 };
 
 /// The kind and the width of the character at `at`.
-#[inline]
+#[inline(always)]
 fn kind(text: &str, at: usize) -> (Kind, usize) {
     let byte = text.as_bytes()[at];
     if byte < 128 { (ASCII[byte as usize], 1) } else { wide(text, at) }
 }
 
+#[cold]
+#[inline(never)]
 fn wide(text: &str, at: usize) -> (Kind, usize) {
     let c = text[at..].chars().next().expect("a boundary before the end");
     (KINDS[c as usize], c.len_utf8())
 }
 
 /// The end of the run of one kind that goes on at `at`.
-#[inline]
+#[inline(always)]
 fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
     while at < text.len() {
         let (kind, width) = kind(text, at);
@@ -100,7 +102,7 @@ fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
     at
 }
 
-#[inline]
+#[inline(always)]
 fn gpt2(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     let (first, width) = kind(text, at);

@@ -1,5 +1,5 @@
 //! Training byte-level BPE: from single bytes, the pair that occurs most often becomes a token, and
-//! so on. The same rule, order and ties as Hugging Face's `BpeTrainer` with the byte-level alphabet.
+//! so on. Rule, order and ties are Hugging Face's `BpeTrainer`'s with the byte-level alphabet.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};

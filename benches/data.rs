@@ -1,0 +1,127 @@
+//! The data room's speed: `cargo bench --bench data [-- CORPUS.jsonl TOKENIZER]`.
+//!
+//! Without arguments: the order of 5 billion tokens, opening a 10-million-sequence index, reading
+//! samples. With a corpus: tokens per second of one core, encoding only.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use gptrain::data::indexed::{Indexed, index_path, tokens_path};
+use gptrain::data::mixture::{Member, Mixture, Stage};
+use gptrain::data::order::{Order, Wish};
+use gptrain::data::tokenizer::{Encoder, Tokenizer};
+use gptrain::manifest::DataRule;
+
+/// Documents of a large dataset, and their mean length.
+const DOCUMENTS: usize = 10_000_000;
+const MEAN: u32 = 500;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    if let [corpus, tokenizer] = &arguments[..] {
+        return encode(Path::new(corpus), Path::new(tokenizer));
+    }
+    let lengths: Vec<u32> = (0..DOCUMENTS as u64).map(length).collect();
+    let prefix = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("large");
+    write(&prefix, &lengths);
+    open(&prefix);
+    order(&lengths);
+    samples(&prefix);
+    for path in [index_path(&prefix), tokens_path(&prefix)] {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// Lengths from 1 to about twice the mean, by a hash.
+fn length(i: u64) -> u32 {
+    let hash = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    1 + (hash >> 32) as u32 % (2 * MEAN - 1)
+}
+
+/// A dataset with these lengths whose tokens are all 0: the token file is one hole.
+fn write(prefix: &Path, lengths: &[u32]) {
+    let mut index = Vec::with_capacity(34 + 20 * lengths.len() + 8);
+    index.extend_from_slice(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08");
+    index.extend_from_slice(&(lengths.len() as u64).to_le_bytes());
+    index.extend_from_slice(&(lengths.len() as u64 + 1).to_le_bytes());
+    lengths.iter().for_each(|length| index.extend_from_slice(&length.to_le_bytes()));
+    let mut start = 0u64;
+    for length in lengths {
+        index.extend_from_slice(&start.to_le_bytes());
+        start += 2 * *length as u64;
+    }
+    (0..=lengths.len() as u64).for_each(|bound| index.extend_from_slice(&bound.to_le_bytes()));
+    std::fs::write(index_path(prefix), index).unwrap();
+    std::fs::File::create(tokens_path(prefix)).unwrap().set_len(start).unwrap();
+}
+
+fn open(prefix: &Path) {
+    for turn in ["first", "again"] {
+        let start = Instant::now();
+        let dataset = Indexed::open(prefix).unwrap();
+        let seconds = start.elapsed().as_secs_f64();
+        println!("open {} sequences, {turn}: {seconds:.3} s", dataset.sequences());
+    }
+}
+
+fn order(lengths: &[u32]) {
+    let tokens: u64 = lengths.iter().map(|length| *length as u64).sum();
+    for epochs in [1, 2] {
+        let samples = Some(epochs * tokens / 2048 - 10);
+        let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples, seed: 1234 };
+        let start = Instant::now();
+        let order = Order::build(&wish, lengths, 0..lengths.len(), "bench").unwrap();
+        let seconds = start.elapsed().as_secs_f64();
+        let bytes = 4 * order.sequences.len() + 8 * order.starts.len() + 4 * order.shuffle.len();
+        println!(
+            "order {epochs} epoch(s) of {} documents, {tokens} tokens: {seconds:.2} s, {} MB",
+            lengths.len(),
+            bytes / 1_000_000
+        );
+    }
+}
+
+/// Samples of 2,048 tokens from one thread; the file is in memory after the first turn.
+fn samples(prefix: &Path) {
+    let dataset = std::sync::Arc::new(Indexed::open(prefix).unwrap());
+    let part = 0..dataset.sequences() / 10; // 1 GB of tokens
+    let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let order = Order::build(&wish, dataset.lengths(), part, "bench").unwrap();
+    let count = order.len().min(100_000);
+    let member = Member { dataset, legs: vec![order] };
+    let stage = Stage { from: 0, until: count, blend: None, members: vec![0], cursors: vec![0] };
+    let mixture = Mixture::new(vec![member], vec![stage], 2048);
+    let mut tokens = vec![0; 2048];
+    for turn in ["first", "warm"] {
+        let start = Instant::now();
+        let mut sum = 0i64;
+        for sample in 0..count {
+            mixture.read(sample, &mut tokens).unwrap();
+            sum += tokens[7] as i64;
+        }
+        let rate = count as f64 / start.elapsed().as_secs_f64();
+        println!("samples of 2048 tokens, one thread, {turn}: {rate:.0} a second ({sum})");
+    }
+}
+
+fn encode(corpus: &Path, tokenizer: &Path) {
+    let text = std::fs::read_to_string(corpus).unwrap();
+    let documents: Vec<String> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["text"].to_string())
+        .collect();
+    let tokenizer = Tokenizer::load(tokenizer).unwrap();
+    let bytes: usize = documents.iter().map(String::len).sum();
+    for _ in 0..3 {
+        let (mut encoder, mut ids) = (Encoder::new(&tokenizer), Vec::new());
+        let start = Instant::now();
+        let mut count = 0;
+        for document in &documents {
+            ids.clear();
+            encoder.encode(document, &mut ids).unwrap();
+            count += ids.len();
+        }
+        let rate = bytes as f64 / 1e6 / start.elapsed().as_secs_f64();
+        println!("encode {bytes} bytes into {count} ids, one core: {rate:.1} MB/s");
+    }
+}

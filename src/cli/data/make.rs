@@ -1,0 +1,249 @@
+//! `data build`, `data train-tokenizer`, `data merge`: what makes datasets.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use super::progress::Progress;
+use crate::base::{Bytes, Count, Problems};
+use crate::data::build::{self, Build, Train};
+use crate::data::corpus::{self, Format, Input, Rules};
+use crate::data::indexed::{Indexed, TokenType};
+use crate::data::tokenizer::{Tokenizer, Training};
+
+/// Where text comes from.
+#[derive(clap::Args, Debug)]
+struct Text {
+    /// Files or folders of .jsonl or .txt, plain, .gz or .zst; `-` for standard input
+    #[arg(required = true)]
+    input: Vec<PathBuf>,
+    /// What the files hold, where their names do not say
+    #[arg(long, value_enum)]
+    format: Option<TextFormat>,
+    /// The field of a JSON line that holds the text
+    #[arg(long, default_value = "text")]
+    key: String,
+    /// Go on without lines that cannot be read, and count them
+    #[arg(long)]
+    skip_invalid: bool,
+    /// Threads that work; all there are unless given
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TextFormat {
+    /// One JSON object a line, each a document
+    Jsonl,
+    /// Plain text, each file a document
+    Txt,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct BuildArgs {
+    #[command(flatten)]
+    text: Text,
+    /// Write PREFIX.bin and PREFIX.idx
+    #[arg(short, long, value_name = "PREFIX")]
+    output: PathBuf,
+    /// A tokenizer.json, a folder with one (or with vocab.json and merges.txt), or `bytes`
+    #[arg(short, long)]
+    tokenizer: PathBuf,
+    /// End each document with the tokenizer's end-of-document token
+    #[arg(long)]
+    append_eod: bool,
+    /// The end-of-document token, where the tokenizer's files do not say
+    #[arg(long, value_name = "TOKEN")]
+    eod: Option<String>,
+    /// Let special tokens spelled out in the text become their ids, as Hugging Face does; whoever
+    /// wrote the text can then end a document in it
+    #[arg(long)]
+    parse_special: bool,
+    /// Bytes of an id on disk: uint16 or int32; by the size of the vocabulary unless given
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "lower")]
+enum Dtype {
+    UInt8,
+    UInt16,
+    Int32,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    text: Text,
+    /// Write this tokenizer.json
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Ids in all: special tokens, 256 bytes, and one for each merge
+    #[arg(long)]
+    vocab: usize,
+    /// Pairs seen less often become no token
+    #[arg(long, default_value_t = 2)]
+    min_frequency: u64,
+    /// Special tokens, the first of which ends documents
+    #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
+    special: Vec<String>,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct MergeArgs {
+    /// Datasets to join, in this order (PREFIX of .bin and .idx)
+    #[arg(required = true, num_args = 2.., value_name = "PREFIX")]
+    datasets: Vec<PathBuf>,
+    /// Write PREFIX.bin and PREFIX.idx
+    #[arg(short, long, value_name = "PREFIX")]
+    output: PathBuf,
+}
+
+impl Text {
+    fn inputs(&self) -> Result<Vec<Input>> {
+        let format = self.format.map(|format| match format {
+            TextFormat::Jsonl => Format::JsonLines,
+            TextFormat::Txt => Format::Text,
+        });
+        corpus::find(&self.input, format)
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { key: self.key.clone(), skip_invalid: self.skip_invalid }
+    }
+
+    fn threads(&self) -> usize {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or(all).max(1)
+    }
+}
+
+pub fn build(args: BuildArgs) -> Result<()> {
+    let inputs = args.text.inputs()?;
+    let tokenizer = super::load(&args.tokenizer)?;
+    let append = match args.append_eod || args.eod.is_some() {
+        true => Some(end_of_document(&args, &tokenizer)?),
+        false => None,
+    };
+    let token_type = token_type(&args, &tokenizer)?;
+    let total = inputs.iter().map(|input| input.size).sum();
+    let mut progress = Progress::new("building", total);
+    let build = Build {
+        inputs: &inputs,
+        rules: args.text.rules(),
+        tokenizer: &tokenizer,
+        output: args.output.clone(),
+        token_type,
+        append,
+        parse_special: args.parse_special,
+        threads: args.text.threads(),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let built = build.run(|report, tokens| {
+        progress.show(report.read, || {
+            format!("{} of text, {} tokens", Bytes(report.text), Count(tokens))
+        });
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted; nothing of the output is kept");
+        }
+        Ok(())
+    })?;
+    let seconds = progress.finish();
+    println!(
+        "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
+        args.output.display(),
+        Count(built.documents),
+        Count(built.tokens),
+        built.text as f64 / built.tokens.max(1) as f64,
+    );
+    let rate = built.text as f64 / 1e6 / seconds.0;
+    println!("{} of text in {seconds}, {rate:.1} MB/s", Bytes(built.text));
+    if built.skipped > 0 {
+        println!("{} lines could not be read and are left out", Count(built.skipped));
+    }
+    Ok(())
+}
+
+fn end_of_document(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<u32, Problems> {
+    let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
+    let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
+    let names = names.join(" ");
+    match &args.eod {
+        Some(name) => tokenizer.special(name).ok_or_else(|| {
+            let what = format!("\"{name}\" is no special token of {}", args.tokenizer.display());
+            wrong(what, format!("it has: {names}"))
+        }),
+        None => tokenizer.eod().ok_or_else(|| {
+            let what =
+                format!("{} does not say which token ends documents", args.tokenizer.display());
+            wrong(what, format!("name one of its special tokens with --eod: {names}"))
+        }),
+    }
+}
+
+fn token_type(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
+    let vocab = tokenizer.vocab();
+    let token_type = match args.dtype {
+        None => TokenType::for_vocab(vocab),
+        Some(Dtype::UInt8) => TokenType::U8,
+        Some(Dtype::UInt16) => TokenType::U16,
+        Some(Dtype::Int32) => TokenType::I32,
+    };
+    if vocab as u64 > token_type.max() + 1 {
+        let what = format!("{token_type} cannot hold a vocabulary of {}", Count(vocab as u64));
+        return Err(Problems::one("--dtype", what, "leave it out"));
+    }
+    Ok(token_type)
+}
+
+pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
+    let inputs = args.text.inputs()?;
+    let total = inputs.iter().map(|input| input.size).sum();
+    let training = Training {
+        vocab: args.vocab,
+        min_frequency: args.min_frequency,
+        special: args.special.clone(),
+    };
+    let rules = args.text.rules();
+    let train = Train { inputs: &inputs, rules, training, threads: args.text.threads() };
+    let mut progress = Progress::new("training", total);
+    let trained = train.run(
+        |report| progress.show(report.read, || format!("{} of text", Bytes(report.text))),
+        |_| {},
+    )?;
+    let seconds = progress.finish();
+    std::fs::write(&args.output, &trained.json)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    println!(
+        "{}: {} ids learned from {} of text ({} different pieces) in {seconds}",
+        args.output.display(),
+        Count(trained.vocab as u64),
+        Bytes(trained.text),
+        Count(trained.pieces as u64),
+    );
+    if trained.vocab < args.vocab {
+        println!("the text has no more pairs that occur {} times", args.min_frequency);
+    }
+    Ok(())
+}
+
+pub fn merge(args: MergeArgs) -> Result<()> {
+    let datasets = args
+        .datasets
+        .iter()
+        .map(|named| Indexed::open(&super::prefix(named)))
+        .collect::<Result<Vec<_>>>()?;
+    build::merge(&datasets, &args.output)?;
+    let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
+        (documents + dataset.documents() as u64, tokens + dataset.tokens())
+    });
+    println!("{}: {} documents, {} tokens", args.output.display(), Count(documents), Count(tokens));
+    Ok(())
+}

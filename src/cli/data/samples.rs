@@ -1,0 +1,189 @@
+//! `data samples`: what a run would read.
+
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::base::Problems;
+use crate::data::mixture::Mixture;
+use crate::data::plan::{Share, SharePart};
+use crate::data::preview::{Preview, open};
+use crate::data::tokenizer::Tokenizer;
+use crate::manifest::DataRule;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// PREFIX of each dataset's .bin and .idx
+    #[arg(required = true, value_name = "PREFIX")]
+    datasets: Vec<PathBuf>,
+    /// How sequences are divided into train, valid and test
+    #[arg(long, default_value = "969,30,1")]
+    split: String,
+    /// The part of the split that is read
+    #[arg(long, value_enum, default_value_t = Which::Train)]
+    which: Which,
+    /// Seed of the order
+    #[arg(long, default_value_t = 1234)]
+    seed: u64,
+    /// Tokens of a sample, not counting the one that is only predicted
+    #[arg(long, default_value_t = 2048)]
+    seq_len: usize,
+    /// The length of the run, or three: of training, validation and test. Megatron's order depends
+    /// on it: as many whole epochs are ordered as it takes. Without it, one epoch
+    #[arg(long, value_name = "N[,N,N]", value_delimiter = ',')]
+    samples: Vec<u64>,
+    /// A weight for each dataset; without weights they are mixed by their sizes
+    #[arg(long, value_name = "W", value_delimiter = ',', num_args = 1..)]
+    weights: Vec<f64>,
+    /// Whose order is followed
+    #[arg(long, value_enum, default_value_t = Rule::Mcore)]
+    rule: Rule,
+    /// Print samples A up to B, not including B (such as 0..3); with fractions (0.95..1.0), read
+    /// that range of each dataset instead of a part of the split
+    #[arg(long, value_name = "A..B")]
+    range: Vec<String>,
+    /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each
+    #[arg(long)]
+    json: bool,
+    /// Decodes the text; unless given, tokenizer.json beside the first dataset, if there is one
+    #[arg(short, long)]
+    tokenizer: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Which {
+    Train,
+    Valid,
+    Test,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Rule {
+    /// Megatron-Core
+    Mcore,
+    /// Megatron-DeepSpeed (bigscience)
+    MegatronDeepspeed,
+}
+
+/// Samples shown as text where no range is given.
+const SHOWN: u64 = 5;
+
+pub fn run(args: Args) -> Result<()> {
+    let (rows, fractions) = ranges(&args.range)?;
+    let mixture = open(&preview(&args, fractions)?)?;
+    let count = mixture.samples();
+    let default = if args.json { count } else { count.min(SHOWN) };
+    let rows = rows.unwrap_or(0..default);
+    if rows.end > count {
+        let what = format!("ends at sample {}; there are {count}", rows.end);
+        let remedy = "ask for fewer, or for a longer run with --samples";
+        return Err(Problems::one("--range", what, remedy).into());
+    }
+    let tokenizer = match args.json {
+        true => None,
+        false => super::tokenizer(args.tokenizer.as_deref(), &args.datasets[0])?,
+    };
+    super::until_closed(print(&mixture, rows, args.json, tokenizer.as_ref()))
+}
+
+/// What the options ask for, checked.
+fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
+    let mut problems = Problems::default();
+    if !args.weights.is_empty() && args.weights.len() != args.datasets.len() {
+        let (weights, datasets) = (args.weights.len(), args.datasets.len());
+        let what = format!("{weights} weights for {datasets} datasets");
+        problems.add("--weights", what, "give one for each, in the same order");
+    }
+    if args.weights.iter().any(|weight| !(weight.is_finite() && *weight > 0.0)) {
+        problems.add("--weights", "a weight is not above 0", "leave such datasets out");
+    }
+    if !matches!(args.samples.len(), 0 | 1 | 3) {
+        let what = format!("{} numbers", args.samples.len());
+        problems.add("--samples", what, "give one, or three for training, validation and test");
+    }
+    if args.seq_len == 0 || args.seq_len > 1 << 24 {
+        problems.add("--seq-len", format!("{} tokens", args.seq_len), "1 to 16,777,216");
+    }
+    problems.or(())?;
+    let which = args.which as usize;
+    let part = match fractions {
+        Some((from, to)) => SharePart::Range(from, to),
+        None => SharePart::Split(args.split.clone(), which),
+    };
+    let weight = |i: usize| args.weights.get(i).copied();
+    let share = |(i, named): (usize, &PathBuf)| Share {
+        prefix: super::prefix(named),
+        weight: weight(i).unwrap_or(1.0),
+        part: part.clone(),
+    };
+    Ok(Preview {
+        rule: match args.rule {
+            Rule::Mcore => DataRule::MegatronCore,
+            Rule::MegatronDeepspeed => DataRule::MegatronDeepSpeed,
+        },
+        seed: args.seed,
+        seq_len: args.seq_len,
+        samples: args.samples.get(which).or(args.samples.first()).copied(),
+        datasets: args.datasets.iter().enumerate().map(share).collect(),
+        weighted: !args.weights.is_empty(),
+    })
+}
+
+type Rows = std::ops::Range<u64>;
+
+/// Sample numbers, and fractions of datasets, out of `--range`.
+fn ranges(texts: &[String]) -> Result<(Option<Rows>, Option<(f64, f64)>), Problems> {
+    let (mut rows, mut fractions) = (None, None);
+    for text in texts {
+        let (from, to) = text.split_once("..").unwrap_or((text, ""));
+        let numbers = (from.parse::<u64>(), to.parse::<u64>());
+        let reals = (from.parse::<f64>(), to.parse::<f64>());
+        match (numbers, reals) {
+            ((Ok(from), Ok(to)), _) if from <= to => rows = Some(from..to),
+            (_, (Ok(from), Ok(to))) if 0.0 <= from && from < to && to <= 1.0 => {
+                fractions = Some((from, to));
+            }
+            _ => {
+                let what =
+                    format!("\"{text}\" is neither samples A..B nor fractions like 0.9..1.0");
+                return Err(Problems::one("--range", what, "write 0..10, say"));
+            }
+        }
+    }
+    Ok((rows, fractions))
+}
+
+fn print(mixture: &Mixture, rows: Rows, json: bool, tokenizer: Option<&Tokenizer>) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut tokens = vec![0; mixture.seq_len() + 1];
+    let input = mixture.seq_len();
+    for index in rows.clone() {
+        tokens[input] = mixture.read(index, &mut tokens[..input])?;
+        if json {
+            writeln!(out, "{}", serde_json::to_string(&Row { index, tokens: &tokens })?)?;
+            continue;
+        }
+        let name = mixture.dataset(index)?.prefix().display().to_string();
+        writeln!(out, "── sample {index} of {} · {name}", mixture.samples())?;
+        match tokenizer {
+            Some(tokenizer) => {
+                let ids: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
+                writeln!(out, "{}\n", tokenizer.decode(&ids))?;
+            }
+            None => writeln!(out, "{tokens:?}\n")?,
+        }
+    }
+    if !json && tokenizer.is_none() {
+        writeln!(out, "(--tokenizer shows the ids as text)")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[derive(serde::Serialize)]
+struct Row<'a> {
+    index: u64,
+    tokens: &'a [i32],
+}

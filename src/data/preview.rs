@@ -1,0 +1,101 @@
+//! The samples of datasets without a manifest around them: what `gptrain data samples` prints.
+//!
+//! Unlike training it takes what Megatron takes: parts too short for one sample without repeating
+//! themselves, and datasets without weights.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::blend::Blend;
+use super::indexed::Indexed;
+use super::mixture::{Member, Mixture, Stage};
+use super::open::{part, shares};
+use super::order::{Order, Wish};
+use super::plan::Share;
+use super::source::collect;
+use crate::base::Problems;
+use crate::manifest::DataRule;
+
+/// What is to be looked at.
+#[derive(Clone, Debug)]
+pub struct Preview {
+    pub rule: DataRule,
+    pub seed: u64,
+    pub seq_len: usize,
+    /// The length of the run; one epoch unless given.
+    pub samples: Option<u64>,
+    pub datasets: Vec<Share>,
+    /// Whether the weights count; else datasets are mixed by their sizes.
+    pub weighted: bool,
+}
+
+/// The samples, at least as many as asked for where there is one dataset: whole epochs.
+pub fn open(preview: &Preview) -> Result<Mixture> {
+    let wanted = wanted(preview)?;
+    let mut problems = Problems::default();
+    let mut members = Vec::new();
+    for (share, samples) in preview.datasets.iter().zip(wanted) {
+        members.extend(collect(member(preview, share, samples), &mut problems)?);
+    }
+    problems.or(())?;
+    let sizes: Vec<u64> = members.iter().map(Member::len).collect();
+    let weights: Vec<f64> = match preview.weighted {
+        true => preview.datasets.iter().map(|share| share.weight).collect(),
+        false => sizes.iter().map(|size| *size as f64).collect(),
+    };
+    let blend = match (preview.samples, members.len()) {
+        (_, 1) => None,
+        (Some(samples), _) if preview.weighted => Some(Blend::weighted(
+            &super::blend::normalized(&weights),
+            total(preview.rule, &weights, samples) as usize,
+        )),
+        (Some(samples), _) => {
+            let all = sizes.iter().sum::<u64>();
+            Some(Blend::weighted(&weights, samples.min(all) as usize))
+        }
+        (None, _) => Some(Blend::exhaustive(&sizes)),
+    };
+    let until = blend.as_ref().map_or(sizes[0], Blend::len);
+    let count = members.len();
+    let stage =
+        Stage { from: 0, until, blend, members: (0..count).collect(), cursors: vec![0; count] };
+    Ok(Mixture::new(members, vec![stage], preview.seq_len))
+}
+
+/// Megatron-Core rounds each dataset's share up, and mixes the sum of them.
+fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
+    let shares = super::blend::normalized(weights);
+    match rule {
+        DataRule::MegatronCore => {
+            shares.iter().map(|weight| (samples as f64 * weight).ceil() as u64).sum()
+        }
+        DataRule::MegatronDeepSpeed => samples,
+    }
+}
+
+/// How many samples are ordered of each dataset.
+fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
+    let count = preview.datasets.len();
+    match (preview.weighted, preview.samples) {
+        (true, None) if count > 1 => {
+            let what = "weights, but no number of samples to divide by them";
+            Err(Problems::one("--weights", what, "add --samples N").into())
+        }
+        (true, Some(samples)) => {
+            Ok(shares(preview.rule, &preview.datasets, samples).into_iter().map(Some).collect())
+        }
+        (_, samples) if count == 1 => Ok(vec![samples]),
+        _ => Ok(vec![None; count]),
+    }
+}
+
+fn member(preview: &Preview, share: &Share, samples: Option<u64>) -> Result<Member> {
+    let dataset = Arc::new(Indexed::open(&share.prefix)?);
+    let part = part(preview.rule, share, dataset.sequences())?;
+    let (rule, seq_len, seed) = (preview.rule, preview.seq_len, preview.seed);
+    let wish = Wish { rule, seq_len, samples, seed };
+    let place = format!("{}, {}", share.prefix.display(), share.describe());
+    let order = Order::build(&wish, dataset.lengths(), part, &place)?;
+    Ok(Member { dataset, legs: vec![order] })
+}
