@@ -20,6 +20,7 @@ mod digest;
 pub mod disk;
 mod folder;
 mod index;
+pub mod inspect;
 mod load;
 mod read;
 pub mod safetensors;

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong.
 
+mod inspect;
 mod manifest;
 mod report;
 mod run;
@@ -25,6 +26,8 @@ enum Command {
     Run(run::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
+    /// Look into a checkpoint, verify it, or compare two
+    InspectCkpt(inspect::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -33,6 +36,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::InspectCkpt(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
         Command::Manifest(command) => manifest::run(command),
     };
