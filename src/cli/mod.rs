@@ -3,6 +3,8 @@
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong.
 
+mod export;
+mod import;
 mod inspect;
 mod manifest;
 mod report;
@@ -26,6 +28,10 @@ enum Command {
     Run(run::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
+    /// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
+    Import(import::Args),
+    /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
+    Export(export::Args),
     /// Look into a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
     /// Check, show or describe manifests
@@ -36,6 +42,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
         Command::Manifest(command) => manifest::run(command),
