@@ -1,8 +1,9 @@
 //! A run's checkpoint, taken apart and written again with changes.
 #![allow(dead_code)]
 
+use gptrain::base::rng;
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{Checkpoint, Share, State, Values, save};
+use gptrain::checkpoint::{Checkpoint, Optimizer, Past, Progress, Rng, Share, State, Values, save};
 use gptrain::engine::Moment;
 use half::bf16;
 use std::fs;
@@ -24,6 +25,52 @@ pub struct SavedTensor {
 }
 
 impl Saved {
+    /// Three small tensors of a run's step, different at each step.
+    pub fn tiny(step: u64) -> Saved {
+        let tensor = |name: &str, shape: &[usize]| {
+            let numel: usize = shape.iter().product();
+            let value = |kept: u64, i: usize| {
+                let key = rng::key(step * 3 + kept, name);
+                rng::below(key, i as u64, 1 << 20) as f32 / 1024.0
+            };
+            let kept = [0, 1, 2].map(|kept| (0..numel).map(|i| value(kept, i)).collect());
+            let (name, shape, decay) = (name.to_string(), shape.to_vec(), shape.len() > 1);
+            SavedTensor { name, shape, decay, kept, live: None }
+        };
+        let progress = Progress { step, consumed_samples: 4 * step };
+        let rng = Rng { generator: "philox4x32-10".into(), seed: 1, data_seed: 2 };
+        let (rule, groups) = ("adamw".to_string(), Vec::new());
+        let optimizer = Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups };
+        let state = State {
+            run: "a test".into(),
+            progress,
+            consumed_tokens: 64 * step,
+            next_batch: 4,
+            lr: 1e-3,
+            loss_scale: None,
+            rng,
+            optimizer,
+            history: vec![Past { step, loss: 3.25, grad_norm: 1.5 }],
+            data: Vec::new(),
+            imported: None,
+            manifest: "none".into(),
+        };
+        let tensors = [("matrix", &[24, 40][..]), ("vector", &[40]), ("wide", &[3, 7000])];
+        Saved { state, tensors: tensors.iter().map(|(n, shape)| tensor(n, shape)).collect() }
+    }
+
+    /// Whether a checkpoint holds exactly this.
+    pub fn is_in(&self, folder: &Path) -> bool {
+        let read = Saved::read(folder);
+        let bits = |kept: &[Vec<f32>; 3]| -> Vec<u32> {
+            kept.iter().flatten().map(|v| v.to_bits()).collect()
+        };
+        let pairs = || self.tensors.iter().zip(&read.tensors);
+        self.state == read.state
+            && self.tensors.len() == read.tensors.len()
+            && pairs().all(|(a, b)| a.name == b.name && bits(&a.kept) == bits(&b.kept))
+    }
+
     pub fn read(folder: &Path) -> Saved {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let tensors = checkpoint.index.tensors.iter().map(|tensor| {
