@@ -122,7 +122,7 @@ fn compare_gradients(engine: &Engine, name: &str, heads: usize) {
     let slots: Vec<_> = engine.slots().collect();
     assert_eq!(slots.len(), reader.entries.len());
     for slot in slots {
-        let (theirs, _) = common::reference_name(slot);
+        let theirs = common::reference_name(slot);
         let expected = common::from_reference(slot, &reader.words(&theirs).unwrap(), heads);
         let mut ours = vec![0.0; slot.numel()];
         engine.read_grad(slot, &mut ours);
@@ -150,7 +150,7 @@ fn fixture(file: &str) -> PathBuf {
 fn load(engine: &Engine, name: &str, heads: usize) {
     let reader = Reader::open(&fixture(&format!("{name}.weights.safetensors"))).unwrap();
     for slot in engine.slots() {
-        let (theirs, _) = common::reference_name(slot);
+        let theirs = common::reference_name(slot);
         let values = reader.words(&theirs).unwrap();
         engine.write(Moment::Master, slot, &common::from_reference(slot, &values, heads));
     }

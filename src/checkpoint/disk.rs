@@ -139,6 +139,12 @@ impl Disk {
             .with_context(|| format!("cannot remove {}", path.display()))
     }
 
+    pub fn remove_file(&self, path: &Path) -> anyhow::Result<()> {
+        self.call(Call::Remove(path.to_path_buf()))
+            .and_then(|()| fs::remove_file(path))
+            .with_context(|| format!("cannot remove {}", path.display()))
+    }
+
     fn call(&self, call: Call) -> std::io::Result<()> {
         if !self.recording {
             return Ok(());

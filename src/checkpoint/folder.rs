@@ -96,7 +96,7 @@ pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
         if path.is_dir() {
             disk.remove_folder(&path)?;
         } else {
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            disk.remove_file(&path)?;
         }
     }
     Ok(())

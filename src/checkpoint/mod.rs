@@ -19,7 +19,9 @@
 mod digest;
 pub mod disk;
 mod folder;
+pub mod hf;
 mod index;
+pub mod inspect;
 mod load;
 mod read;
 pub mod safetensors;
@@ -36,4 +38,4 @@ pub use index::{
 pub use load::{load, load_weights, verify_live};
 pub use read::{Checkpoint, row_blocks};
 pub use save::{Part, Share, publish, save, write_part};
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, saved_shape};

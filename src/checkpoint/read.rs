@@ -187,22 +187,23 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Fil
     let mut header = vec![0; shard.header_bytes as usize];
     file.read_exact_at(&mut header, 0).with_context(|| format!("reading {}", path.display()))?;
     if Digest::of(&header) != shard.header_digest {
-        let other = super::safetensors::Reader::open(&path).ok().and_then(|reader| {
+        let says = super::safetensors::Reader::open(&path).ok().map(|reader| {
             let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();
-            let ours = (index.run.clone(), index.progress.step.to_string());
-            let theirs = (says("run"), says("step"));
-            (ours != theirs).then_some(theirs)
+            format!(
+                ": it says it is {} of step {} of run {}",
+                says("kept"),
+                says("step"),
+                says("run")
+            )
         });
-        match other {
-            Some((run, step)) => {
-                bail!("{} belongs to step {step} of run {run}", path.display())
-            }
-            None => bail!(
-                "{}: bytes 0..{} (the header) are damaged, or it is another shard",
-                path.display(),
-                shard.header_bytes
-            ),
-        }
+        bail!(
+            "{}: bytes 0..{} (the header) are not those saved at step {} of run {}{}",
+            path.display(),
+            shard.header_bytes,
+            index.progress.step,
+            index.run,
+            says.unwrap_or_default()
+        );
     }
     Ok(file)
 }

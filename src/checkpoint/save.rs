@@ -67,7 +67,7 @@ pub fn save(
 
 /// Says no before writing what cannot fit.
 fn space(checkpoints: &Path, shares: &[Share]) -> anyhow::Result<()> {
-    let need = shares.iter().map(|s| 12 * s.kept[0].len() as u64).sum();
+    let need = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
     let stat = rustix::fs::statvfs(checkpoints)?;
     let free = stat.f_bavail * stat.f_frsize;
     ensure!(

@@ -4,6 +4,9 @@
 //! device), 2 the user's input is wrong.
 
 mod data;
+mod export;
+mod import;
+mod inspect;
 mod manifest;
 mod report;
 mod run;
@@ -29,6 +32,12 @@ enum Command {
     Sample(sample::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
+    /// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
+    Import(import::Args),
+    /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
+    Export(export::Args),
+    /// Look into a checkpoint, verify it, or compare two
+    InspectCkpt(inspect::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -41,6 +50,9 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Sample(args) => sample::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
+        Command::InspectCkpt(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),

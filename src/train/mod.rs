@@ -3,6 +3,7 @@
 mod feed;
 mod guard;
 pub mod generate;
+pub mod import;
 pub mod launch;
 pub mod report;
 pub mod replay;
@@ -98,7 +99,7 @@ impl<'a> Run<'a> {
             Some(found) => resume::resume(&found, asked.is_some(), loaded, &ids, &engine)?,
             None => {
                 engine.init();
-                saving::blank(loaded, &engine, ids)
+                saving::blank(loaded, engine.slots(), ids)
             }
         };
         let progress = state.progress;

@@ -2,14 +2,16 @@
 
 use super::feed::Feed;
 use super::report::metrics::Metrics;
-use super::{resume, saving};
+use super::{causal, launch, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
-use crate::data::Source;
+use crate::data::{Datasets, Source};
 use crate::device::Backend;
-use crate::engine::{Engine, lr};
-use crate::manifest::{Loaded, Manifest};
+use crate::engine::{Engine, Groups, lr};
+use crate::manifest::{self, Loaded, Manifest};
 use anyhow::{bail, ensure};
+use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Takes `steps` steps from where the engine stands. Nothing is reported or saved.
@@ -88,22 +90,43 @@ pub struct Again {
     pub before: Option<Past>,
 }
 
-/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
-pub fn next_step(
-    checkpoint: &Checkpoint,
-    loaded: &Loaded,
-    engine: &Engine,
-    be: &dyn Backend,
-    train: &Arc<Source>,
-) -> anyhow::Result<Again> {
-    let progress = checkpoint::load(checkpoint, engine)?;
-    let now = replay(&loaded.manifest, engine, be, train, progress, 1)?[0];
-    let before = next_recorded(&checkpoint.folder, now.step);
-    Ok(Again { now, before })
+/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine's CPU.
+pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let manifest = &checkpoint.index.manifest;
+    let loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    let m = &loaded.manifest;
+    m.runnable()?;
+    let be = launch::backend(m);
+    let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
+    let data = Datasets::open(&m.data, seq_len, vocab, m.train.samples, m.batch.micro as u64)?;
+    let engine = Engine::new(&*be, Groups::solo(), m, causal(m))?;
+    let progress = checkpoint::load(&checkpoint, &engine)?;
+    let now = replay(m, &engine, &*be, &data.train, progress, 1)?[0];
+    Ok(Again { now, before: next_recorded(folder, now.step) })
+}
+
+impl Again {
+    /// Whether the step gave what was recorded, to 1e-4: another CPU may sum in another order.
+    pub fn equal(&self) -> bool {
+        self.before.is_none_or(|before| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss)
+    }
+}
+
+impl fmt::Display for Again {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Past { step, loss, grad_norm } = self.now;
+        write!(f, "step {step} again: loss {loss}, gradient norm {grad_norm}; ")?;
+        match self.before {
+            None => write!(f, "the run has recorded no step {step} to compare with"),
+            Some(past) if past == self.now => write!(f, "as recorded, to the last bit"),
+            Some(past) => write!(f, "recorded: {} and {}", past.loss, past.grad_norm),
+        }
+    }
 }
 
 /// What the run's folder says of a step.
-fn next_recorded(folder: &std::path::Path, step: u64) -> Option<Past> {
+fn next_recorded(folder: &Path, step: u64) -> Option<Past> {
     let checkpoints = folder.canonicalize().ok()?.parent()?.to_path_buf();
     let later = checkpoint::published(&checkpoints).unwrap_or_default();
     let history = |found: Found| checkpoint::Index::read(&found.folder).ok();

@@ -5,6 +5,7 @@ use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Group, Keep, Past, Progress, Rng, Snapshot, State};
 use crate::engine::Engine;
 use crate::manifest::{Checkpoint, Loaded, Manifest, Optimizer};
+use crate::model::Slot;
 use anyhow::Context;
 use signal_hook::consts::SIGUSR1;
 use std::collections::VecDeque;
@@ -194,17 +195,19 @@ fn write(checkpoints: &Path, keep: Keep, job: Job) -> Done {
 }
 
 /// The state of a run that has not begun.
-pub fn blank(loaded: &Loaded, engine: &Engine, data: Vec<checkpoint::DataId>) -> State {
+pub fn blank<'s>(
+    loaded: &Loaded,
+    slots: impl Iterator<Item = &'s Slot>,
+    data: Vec<checkpoint::DataId>,
+) -> State {
     let m = &loaded.manifest;
     let Optimizer::AdamW { beta1, beta2, eps, weight_decay, .. } = m.optimizer;
+    let slots: Vec<&Slot> = slots.collect();
+    let names = |decay| slots.iter().filter(move |slot| slot.spec.decay == decay);
     let group = |decay: bool| Group {
         weight_decay: if decay { weight_decay } else { 0.0 },
         step: 0,
-        tensors: engine
-            .slots()
-            .filter(|slot| slot.spec.decay == decay)
-            .map(|slot| slot.name.clone())
-            .collect(),
+        tensors: names(decay).map(|slot| slot.name.clone()).collect(),
     };
     State {
         run: checkpoint::nonce(),

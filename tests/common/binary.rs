@@ -15,8 +15,12 @@ pub struct Lab {
 
 impl Lab {
     pub fn new() -> Lab {
+        Lab::with_documents(40)
+    }
+
+    pub fn with_documents(documents: u64) -> Lab {
         let folder = tempfile::tempdir().unwrap();
-        dataset(&folder.path().join("corpus"), 40, 64);
+        dataset(&folder.path().join("corpus"), documents, 64);
         let lab = Lab { folder };
         fs::write(lab.path("run.yaml"), MANIFEST).unwrap();
         lab

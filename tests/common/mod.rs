@@ -1,6 +1,7 @@
 //! What the tests share: small manifests, batches, and the reference's names for our weights.
 #![allow(dead_code)]
 
+use gptrain::checkpoint::hf::{Family, Place};
 use gptrain::data::Batch;
 use gptrain::engine::{Engine, Moment};
 use gptrain::manifest::{self, Manifest};
@@ -54,52 +55,22 @@ pub fn weights(engine: &Engine) -> Vec<(String, Vec<f32>)> {
     engine.slots().map(read).collect()
 }
 
-/// Hugging Face's name of a weight (GPT-2 layout), and whether it lies there transposed.
-pub fn reference_name(slot: &Slot) -> (String, bool) {
-    let (layer, name) = match slot.name.strip_prefix("block.") {
-        Some(rest) => rest.split_once('.').unwrap(),
-        None => ("", slot.name.as_str()),
-    };
-    let (theirs, transposed) = match name {
-        "embed.token" => ("wte.weight", false),
-        "embed.position" => ("wpe.weight", false),
-        "embed.ln.scale" => ("ln_emb.weight", false),
-        "embed.ln.shift" => ("ln_emb.bias", false),
-        "ln1.scale" => ("ln_1.weight", false),
-        "ln1.shift" => ("ln_1.bias", false),
-        "attn.qkv.weight" => ("attn.c_attn.weight", true),
-        "attn.qkv.bias" => ("attn.c_attn.bias", true),
-        "attn.proj.weight" => ("attn.c_proj.weight", true),
-        "attn.proj.bias" => ("attn.c_proj.bias", false),
-        "ln2.scale" => ("ln_2.weight", false),
-        "ln2.shift" => ("ln_2.bias", false),
-        "mlp.fc1.weight" => ("mlp.c_fc.weight", true),
-        "mlp.fc1.bias" => ("mlp.c_fc.bias", false),
-        "mlp.fc2.weight" => ("mlp.c_proj.weight", true),
-        "mlp.fc2.bias" => ("mlp.c_proj.bias", false),
-        "lnf.scale" => ("ln_f.weight", false),
-        "lnf.shift" => ("ln_f.bias", false),
-        "head.weight" => ("lm_head.weight", false),
-        other => panic!("{other} has no name in the reference"),
-    };
-    let prefix = if layer.is_empty() { String::new() } else { format!("h.{layer}.") };
-    (format!("{prefix}{theirs}"), transposed)
+/// The reference's name of a weight: Hugging Face's of GPT-2, and one more for BLOOM's norm.
+pub fn reference_name(slot: &Slot) -> String {
+    match slot.name.as_str() {
+        "embed.ln.scale" => "ln_emb.weight".to_string(),
+        "embed.ln.shift" => "ln_emb.bias".to_string(),
+        _ => place(slot, 1).unwrap().name,
+    }
 }
 
 /// A tensor of the reference ([in, out], q then k then v) as ours ([out, in], q k v head by head).
 pub fn from_reference(slot: &Slot, values: &[f32], heads: usize) -> Vec<f32> {
-    let (_, transposed) = reference_name(slot);
-    if !transposed {
-        return values[..slot.numel()].to_vec();
-    }
-    let qkv = slot.name.contains("qkv");
-    // A bias [1, 3H] is cut like the rows of its weight.
-    let (outs, ins) = if slot.rows == 1 { (slot.cols, 1) } else { (slot.rows, slot.cols) };
-    let dim = outs / 3 / heads;
-    let theirs = |out: usize| match qkv {
-        true => out / dim % 3 * (outs / 3) + out / (3 * dim) * dim + out % dim,
-        false => out,
-    };
-    let at = |out: usize, input: usize| values[input * outs + theirs(out)];
-    (0..outs * ins).map(|i| at(i / ins, i % ins)).collect()
+    let values = &values[..slot.numel()];
+    place(slot, heads).map_or(values.to_vec(), |place| place.ours(values))
+}
+
+fn place(slot: &Slot, heads: usize) -> Option<Place> {
+    let shape = if slot.rows == 1 { vec![slot.cols] } else { vec![slot.rows, slot.cols] };
+    Family::Gpt2.place(slot, &shape, heads)
 }

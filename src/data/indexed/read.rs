@@ -40,12 +40,6 @@ impl Indexed {
     /// What is wrong with a file's content is a `Problems` naming the file, the field and the
     /// numbers; what the system refuses (no such file, no permission) is an ordinary error.
     pub fn open(prefix: &Path) -> Result<Indexed> {
-        if !index_path(prefix).exists() {
-            let what = format!("there is no dataset: {} is missing", index_path(prefix).display());
-            let remedy = "give the common PREFIX of PREFIX.bin and PREFIX.idx; \
-                          `gptrain data build` makes them from text";
-            return Err(Problems::one(prefix.display().to_string(), what, remedy).into());
-        }
         let path = index_path(prefix);
         for path in [&path, &tokens_path(prefix)] {
             if !path.exists() {

@@ -1,0 +1,197 @@
+//! config.json: which model it is, in both directions.
+
+use crate::base::Problems;
+use crate::manifest::{Dropout, Gelu, Model, Position};
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::Path;
+
+/// A family of models that Hugging Face's library knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Gpt2,
+    Bloom,
+}
+
+impl Family {
+    /// The family a model belongs to, or why it is in none.
+    pub fn of(model: &Model, place: &str) -> Result<Family, Problems> {
+        let bloom = model.position == Position::Alibi;
+        let mut problems = Problems::default();
+        let mut needs = |wrong: bool, what: &str| {
+            if wrong {
+                let family = if bloom { "BLOOM" } else { "GPT-2" };
+                let remedy = "Hugging Face has no other family with this model's position encoding";
+                problems.add(place, format!("{what}; {family} cannot say that"), remedy);
+            }
+        };
+        match bloom {
+            true => {
+                needs(!model.embedding_layernorm, "the embedding has no layernorm");
+                needs(model.gelu != Gelu::Tanh, "gelu is exact");
+                needs(model.ffn_hidden != 4 * model.hidden, "ffn_hidden is not 4 × hidden");
+            }
+            false => needs(model.embedding_layernorm, "the embedding has a layernorm"),
+        }
+        problems.or(if bloom { Family::Bloom } else { Family::Gpt2 })
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Gpt2 => "gpt2",
+            Family::Bloom => "bloom",
+        }
+    }
+
+    /// The text of config.json.
+    pub fn config(self, m: &Model, dtype: &str, eod: Option<u32>) -> String {
+        let mut config = match self {
+            Family::Gpt2 => json!({
+                "architectures": ["GPT2LMHeadModel"],
+                "n_embd": m.hidden,
+                "n_inner": m.ffn_hidden,
+                "n_positions": m.seq_len,
+                "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
+                "embd_pdrop": plain(m.dropout.embedding),
+                "attn_pdrop": plain(m.dropout.attention),
+                "resid_pdrop": plain(m.dropout.residual),
+            }),
+            Family::Bloom => json!({
+                "architectures": ["BloomForCausalLM"],
+                "hidden_size": m.hidden,
+                "seq_length": m.seq_len,
+                "apply_residual_connection_post_layernorm": false,
+                "hidden_dropout": plain(m.dropout.residual),
+                "attention_dropout": plain(m.dropout.attention),
+            }),
+        };
+        let both = json!({
+            "model_type": self.name(),
+            "n_layer": m.layers,
+            "n_head": m.heads,
+            "vocab_size": m.vocab,
+            "layer_norm_epsilon": plain(m.layernorm_eps),
+            "initializer_range": plain(m.init_std),
+            "tie_word_embeddings": m.tied_head,
+            "bos_token_id": eod,
+            "eos_token_id": eod,
+            "dtype": dtype,
+        });
+        if let (Value::Object(all), Value::Object(both)) = (&mut config, both) {
+            all.extend(both);
+        }
+        format!("{config:#}\n")
+    }
+}
+
+/// The number a person wrote: 0.1, not 0.10000000149.
+fn plain(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
+/// Reads a folder's config.json: the family, and the model as a manifest says it. What the manifest
+/// leaves open (padding, initial weights) is `like` that of another model.
+pub fn read_config(folder: &Path, like: Option<&Model>) -> anyhow::Result<(Family, Model)> {
+    let path = folder.join("config.json");
+    let place = path.display().to_string();
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {place}"))?;
+    let Ok(Value::Object(config)) = serde_json::from_str(&text) else {
+        let remedy = "give a folder that transformers' save_pretrained wrote";
+        return Err(Problems::one(place, "not a JSON object", remedy).into());
+    };
+    let mut reader = Reader { config: &config, place, problems: Problems::default() };
+    let family = match config.get("model_type").and_then(Value::as_str) {
+        Some("gpt2") => Family::Gpt2,
+        Some("bloom") => Family::Bloom,
+        other => {
+            let what = format!("model_type {}", other.unwrap_or("is missing"));
+            return Err(Problems::one(reader.place, what, "gpt2 and bloom are known").into());
+        }
+    };
+    let model = reader.model(family, like);
+    Ok((family, reader.problems.or(model)?))
+}
+
+struct Reader<'a> {
+    config: &'a Map<String, Value>,
+    place: String,
+    problems: Problems,
+}
+
+impl Reader<'_> {
+    fn model(&mut self, family: Family, like: Option<&Model>) -> Model {
+        let bloom = family == Family::Bloom;
+        let fixed: &[(&str, bool)] = match bloom {
+            true => &[("apply_residual_connection_post_layernorm", false)],
+            false => &[
+                ("scale_attn_weights", true),
+                ("scale_attn_by_inverse_layer_idx", false),
+                ("add_cross_attention", false),
+            ],
+        };
+        for (key, needed) in fixed {
+            if self.config.get(*key).and_then(Value::as_bool).is_some_and(|v| v != *needed) {
+                self.wrong(key, &format!("must be {needed}: other attention than gptrain's"));
+            }
+        }
+        let hidden = match bloom && self.config.contains_key("n_embed") {
+            true => self.size("n_embed"),
+            false => self.size(if bloom { "hidden_size" } else { "n_embd" }),
+        };
+        let vocab = self.size("vocab_size");
+        let ffn = self.config.get("n_inner").and_then(Value::as_u64).map(|n| n as usize);
+        let seq_len = if bloom { like.map(|m| m.seq_len) } else { None };
+        let gelu = match self.config.get("activation_function").and_then(Value::as_str) {
+            None | Some("gelu_new" | "gelu_pytorch_tanh") => Gelu::Tanh,
+            Some("gelu") => Gelu::Exact,
+            Some(_) => {
+                self.wrong("activation_function", "gelu_new and gelu are known");
+                Gelu::Tanh
+            }
+        };
+        let dropout = Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 };
+        Model {
+            layers: self.size("n_layer"),
+            hidden,
+            heads: self.size("n_head"),
+            ffn_hidden: if bloom { 4 * hidden } else { ffn.unwrap_or(4 * hidden) },
+            vocab,
+            vocab_multiple: like.map_or(128, |m| m.vocab_multiple),
+            vocab_padded: like.map_or(vocab.next_multiple_of(128), |m| m.vocab_padded),
+            seq_len: match (bloom, seq_len) {
+                (false, _) => self.size("n_positions"),
+                (true, Some(seq_len)) => seq_len,
+                (true, None) => {
+                    self.config.get("seq_length").and_then(Value::as_u64).unwrap_or(2048) as usize
+                }
+            },
+            position: if bloom { Position::Alibi } else { Position::Learned },
+            embedding_layernorm: bloom,
+            tied_head: self.config.get("tie_word_embeddings").is_none_or(|v| v != false),
+            gelu,
+            layernorm_eps: match self.config.get("layer_norm_epsilon") {
+                None => 1e-5,
+                Some(eps) => eps.as_f64().unwrap_or(1e-5) as f32,
+            },
+            dropout: like.map_or(dropout, |m| m.dropout),
+            init_std: like.map_or(0.02, |m| m.init_std),
+            init_scale_residual: like.is_none_or(|m| m.init_scale_residual),
+        }
+    }
+
+    fn size(&mut self, key: &str) -> usize {
+        match self.config.get(key).and_then(Value::as_u64) {
+            Some(size) if (1..1 << 31).contains(&size) => size as usize,
+            _ => {
+                self.wrong(key, "a whole number above 0 is needed");
+                1
+            }
+        }
+    }
+
+    fn wrong(&mut self, key: &str, remedy: &str) {
+        let value = self.config.get(key).map_or("missing".to_string(), Value::to_string);
+        self.problems.add(self.place.clone(), format!("{key} is {value}"), remedy);
+    }
+}

@@ -1,0 +1,124 @@
+//! A checkpoint written as a Hugging Face folder.
+
+use super::Family;
+use crate::base::{Bytes, Problems};
+use crate::checkpoint::{Checkpoint, safetensors};
+use crate::engine::Moment;
+use crate::manifest;
+use crate::model::{Layout, Part};
+use anyhow::Context;
+use half::bf16;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+/// What the values are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    F32,
+    Bf16,
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Exported {
+    pub family: Family,
+    pub bytes: Bytes,
+    /// Whether there was a tokenizer.json to copy.
+    pub tokenizer: bool,
+}
+
+/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. Holds
+/// one tensor at a time.
+pub fn export(from: &Path, to: &Path, dtype: Dtype) -> anyhow::Result<Exported> {
+    let checkpoint = Checkpoint::open(from)?;
+    let text = &checkpoint.index.manifest;
+    let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let family = Family::of(&m.model, &from.display().to_string())?;
+    let path = to.join("model.safetensors");
+    if path.exists() {
+        let what = "there is a model already";
+        let remedy = "choose another folder, or remove it first";
+        return Err(Problems::one(to.display().to_string(), what, remedy).into());
+    }
+    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
+    let bytes = weights(&checkpoint, &m.model, family, &path, dtype)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let eod = m.data.eod.map(|eod| eod.token);
+    let name = if dtype == Dtype::F32 { "float32" } else { "bfloat16" };
+    write(&to.join("config.json"), &family.config(&m.model, name, eod))?;
+    let tokenizer = match &m.data.tokenizer {
+        Some(tokenizer) => copy_tokenizer(tokenizer, to, eod)?,
+        None => false,
+    };
+    Ok(Exported { family, bytes: Bytes(bytes), tokenizer })
+}
+
+fn weights(
+    checkpoint: &Checkpoint,
+    model: &manifest::Model,
+    family: Family,
+    path: &Path,
+    dtype: Dtype,
+) -> anyhow::Result<u64> {
+    let layout = Layout::new(model, Part::whole(model));
+    let mut all = Vec::new();
+    for slot in layout.slots() {
+        let tensor = checkpoint.index.tensor(&slot.name);
+        let tensor = tensor.with_context(|| format!("the checkpoint has no {}", slot.name))?;
+        let place = family.place(slot, &tensor.shape, model.heads);
+        all.push((tensor, place.with_context(|| format!("{} has no place", slot.name))?));
+    }
+    let name = |name: &str| match name.starts_with("lm_head") {
+        true => name.to_string(),
+        false => format!("transformer.{name}"),
+    };
+    let code = if dtype == Dtype::F32 { "F32" } else { "BF16" };
+    let wanted: Vec<_> =
+        all.iter().map(|(t, place)| (name(&place.name), code, place.shape(&t.shape))).collect();
+    let metadata = BTreeMap::from([("format", "pt".to_string())]);
+    let (header, data) = safetensors::header(&wanted, &metadata, 64)?;
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    out.write_all(&header)?;
+    for (tensor, place) in all {
+        let values = place.theirs(&checkpoint.whole(tensor, Moment::Master)?);
+        match dtype {
+            Dtype::F32 => out.write_all(bytemuck::cast_slice(&values))?,
+            Dtype::Bf16 => {
+                let bits: Vec<u16> = values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
+                out.write_all(bytemuck::cast_slice(&bits))?;
+            }
+        }
+    }
+    out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    Ok(header.len() as u64 + data)
+}
+
+/// Copies tokenizer.json, and says in tokenizer_config.json how to load it.
+fn copy_tokenizer(from: &Path, to: &Path, eod: Option<u32>) -> anyhow::Result<bool> {
+    let text = match fs::read_to_string(from) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        read => read.with_context(|| format!("cannot read {}", from.display()))?,
+    };
+    let json: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", from.display()))?;
+    let added = json["added_tokens"].as_array().into_iter().flatten();
+    let is_end = |token: &&serde_json::Value| {
+        eod.is_some_and(|eod| token["id"] == eod) || token["content"] == "<|endoftext|>"
+    };
+    let end = added.clone().find(is_end).map(|token| token["content"].clone());
+    write(&to.join("tokenizer.json"), &text)?;
+    let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+    if let Some(end) = end {
+        config["bos_token"] = end.clone();
+        config["eos_token"] = end;
+    }
+    write(&to.join("tokenizer_config.json"), &format!("{config:#}\n"))?;
+    Ok(true)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,161 @@
+//! Two checkpoints side by side: what changed, and by how much.
+
+use crate::checkpoint::{Checkpoint, Index, Tensor, row_blocks};
+use crate::engine::Moment;
+use serde::Serialize;
+use std::path::Path;
+
+/// What is different in B.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diff {
+    pub a: String,
+    pub b: String,
+    /// Step, learning rate, groups, data, manifest, …: what it is in A and in B, where they differ.
+    pub state: Vec<Change>,
+    pub tensors: Vec<TensorDiff>,
+    pub only_in_a: Vec<String>,
+    pub only_in_b: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    pub what: String,
+    pub a: String,
+    pub b: String,
+}
+
+/// How far a weight moved.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorDiff {
+    pub name: String,
+    /// The two are equal, bit for bit, moments included.
+    pub equal: bool,
+    /// ‖B − A‖ / ‖A‖ of master weight, first and second moment; infinite where A is zero.
+    pub master: f64,
+    pub first_moment: f64,
+    pub second_moment: f64,
+    /// Largest change of a single weight.
+    pub largest: f64,
+}
+
+/// Compares two checkpoints, whichever grids wrote them; every byte that is read is verified.
+pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
+    let (a, b) = (Checkpoint::open(a)?, Checkpoint::open(b)?);
+    let mut tensors = Vec::new();
+    let missing = |from: &Checkpoint, to: &Checkpoint| -> Vec<String> {
+        let names = from.index.tensors.iter().map(|tensor| &tensor.name);
+        names.filter(|name| to.index.tensor(name).is_none()).cloned().collect()
+    };
+    let mut state = states(&a.index, &b.index);
+    for tensor in &a.index.tensors {
+        let Some(other) = b.index.tensor(&tensor.name) else { continue };
+        if tensor.shape != other.shape {
+            let (a, b) = (format!("{:?}", tensor.shape), format!("{:?}", other.shape));
+            state.push(Change { what: format!("shape of {}", tensor.name), a, b });
+            continue;
+        }
+        let [master, first, second] = Moment::ALL.map(|m| moved(&a, tensor, &b, other, m));
+        let ((master, largest), (first, _), (second, _)) = (master?, first?, second?);
+        let same = |m: Moment| tensor.kept(m).digest == other.kept(m).digest;
+        tensors.push(TensorDiff {
+            name: tensor.name.clone(),
+            equal: Moment::ALL.into_iter().all(same),
+            master,
+            first_moment: first,
+            second_moment: second,
+            largest,
+        });
+    }
+    Ok(Diff {
+        state,
+        tensors,
+        only_in_a: missing(&a, &b),
+        only_in_b: missing(&b, &a),
+        a: a.folder.display().to_string(),
+        b: b.folder.display().to_string(),
+    })
+}
+
+/// Relative change, and the largest change of one value.
+fn moved(
+    a: &Checkpoint,
+    tensor: &Tensor,
+    b: &Checkpoint,
+    other: &Tensor,
+    moment: Moment,
+) -> anyhow::Result<(f64, f64)> {
+    if tensor.kept(moment).digest == other.kept(moment).digest {
+        return Ok((0.0, 0.0));
+    }
+    let [_, cols] = tensor.matrix()?;
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
+    for rows in row_blocks(tensor)? {
+        before.resize(rows.len() * cols, 0.0);
+        after.resize(rows.len() * cols, 0.0);
+        a.read(tensor, moment, rows.clone(), 0..cols, &mut before)?;
+        b.read(other, moment, rows, 0..cols, &mut after)?;
+        for (x, y) in before.iter().zip(&after) {
+            let (x, y) = (f64::from(*x), f64::from(*y));
+            norm += x * x;
+            change += (y - x) * (y - x);
+            largest = largest.max((y - x).abs());
+        }
+    }
+    Ok((change.sqrt() / norm.sqrt(), largest))
+}
+
+/// Everything but the tensors.
+fn states(a: &Index, b: &Index) -> Vec<Change> {
+    let group = |index: &Index| {
+        let groups = index.optimizer.groups.iter();
+        let text = groups.map(|g| {
+            format!("{} tensors, decay {}, step {}", g.tensors.len(), g.weight_decay, g.step)
+        });
+        text.collect::<Vec<_>>().join(" · ")
+    };
+    let data = |index: &Index| {
+        let ids = index.data.iter().map(|id| format!("{} {}", id.prefix, id.index_digest));
+        ids.collect::<Vec<_>>().join(" · ")
+    };
+    let rule = |i: &Index| {
+        let o = &i.optimizer;
+        format!("{} β {} {} ε {}", o.rule, o.beta1, o.beta2, o.eps)
+    };
+    let loss =
+        |i: &Index| i.history.last().map_or("none".to_string(), |past| past.loss.to_string());
+    let mut changes = Vec::new();
+    let mut compare = |what: &str, a: String, b: String| {
+        if a != b {
+            changes.push(Change { what: what.to_string(), a, b });
+        }
+    };
+    compare("run", a.run.clone(), b.run.clone());
+    compare("gptrain", a.gptrain.clone(), b.gptrain.clone());
+    compare("step", a.progress.step.to_string(), b.progress.step.to_string());
+    let samples = |i: &Index| i.progress.consumed_samples.to_string();
+    compare("consumed samples", samples(a), samples(b));
+    compare("next batch", a.next_batch.to_string(), b.next_batch.to_string());
+    compare("learning rate", a.lr.to_string(), b.lr.to_string());
+    compare("last loss", loss(a), loss(b));
+    compare("optimizer", rule(a), rule(b));
+    compare("optimizer groups", group(a), group(b));
+    compare("seeds", format!("{:?}", a.rng), format!("{:?}", b.rng));
+    compare("data", data(a), data(b));
+    let lines = |i: &Index| i.manifest.lines().map(str::to_string).collect::<Vec<_>>();
+    let (la, lb) = (lines(a), lines(b));
+    let only = |x: &[String], y: &[String]| {
+        let lines = x.iter().filter(|line| !y.contains(line)).map(|line| line.trim());
+        lines.collect::<Vec<_>>().join(" · ")
+    };
+    compare("manifest", only(&la, &lb), only(&lb, &la));
+    changes
+}
+
+impl Diff {
+    /// Whether nothing that a run goes on from is different.
+    pub fn equal(&self) -> bool {
+        let tensors = self.tensors.iter().all(|tensor| tensor.equal);
+        tensors && self.only_in_a.is_empty() && self.only_in_b.is_empty()
+    }
+}

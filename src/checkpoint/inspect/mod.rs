@@ -1,0 +1,305 @@
+//! Looking into a checkpoint without the run: what it holds, whether it is sound, how it differs
+//! from another. Reads a few MiB at a time.
+
+mod diff;
+mod plot;
+mod print;
+mod stats;
+
+pub use diff::{Diff, diff};
+pub use plot::svg;
+pub use stats::Stats;
+
+use super::index::{DataId, Group, Optimizer, Past, moment_name};
+use super::read::Checkpoint;
+use super::snapshot::saved_shape;
+use super::{Index, Tensor};
+use crate::engine::Moment;
+use crate::manifest::{self, Model};
+use crate::model::{Layout, Part, Slot};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What was found in a checkpoint.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    pub overview: Overview,
+    pub tensors: Vec<Row>,
+    /// What makes it unfit to go on from. Empty is sound, as far as was looked.
+    pub damage: Vec<String>,
+    /// What is odd and harmless.
+    pub notes: Vec<String>,
+    /// Whether every value was read, and not only the weights.
+    pub deep: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Overview {
+    pub folder: String,
+    pub gptrain: String,
+    pub run: String,
+    pub imported: Option<String>,
+    pub step: u64,
+    pub consumed_samples: u64,
+    pub consumed_tokens: u64,
+    pub next_batch: u64,
+    pub lr: f64,
+    pub last: Option<Past>,
+    pub parameters: u64,
+    pub bytes: u64,
+    pub shards: usize,
+    pub live_dtype: String,
+    pub seed: u64,
+    pub data_seed: u64,
+    pub optimizer: Optimizer,
+    pub data: Vec<DataId>,
+}
+
+/// One weight.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub decay: bool,
+    /// Bit for bit what the run began with.
+    pub as_initialised: bool,
+    pub master: Option<Stats>,
+    /// With `--deep`.
+    pub first_moment: Option<Stats>,
+    pub second_moment: Option<Stats>,
+}
+
+/// Opens and reads a checkpoint: the weights, or everything if `deep`. An error is a checkpoint
+/// that cannot be read at all; what is wrong inside one is in the list of damage.
+pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let index = &checkpoint.index;
+    let mut damage = Vec::new();
+    let mut notes: Vec<String> = checkpoint.strays()?.into_iter().map(stray).collect();
+    let model = match manifest::parse(&index.manifest, "its manifest", Path::new("."), &[]) {
+        Ok(loaded) => Some((loaded.manifest.model, loaded.manifest.train.seed)),
+        Err(problems) => {
+            notes.push(format!("its manifest is not one of this version: {problems}"));
+            None
+        }
+    };
+    let layout = model.as_ref().map(|(model, _)| Layout::new(model, Part::whole(model)));
+    let expected = model.as_ref().zip(layout.as_ref()).map(|((model, seed), layout)| Expected {
+        model,
+        seed: *seed,
+        layout,
+        slots: layout.slots().map(|slot| (slot.name.as_str(), slot)).collect(),
+    });
+    if let Some(expected) = &expected {
+        expected.table(index, &mut damage);
+    }
+    groups(index, &mut damage);
+    let tensors = rows(&checkpoint, deep, expected.as_ref(), &mut damage);
+    if !deep {
+        notes.push("only the weights were read: --deep reads and verifies everything".into());
+    }
+    Ok(Inspection { overview: overview(&checkpoint), tensors, damage, notes, deep })
+}
+
+fn stray(name: String) -> String {
+    format!("{name} is in its folder, but not part of it")
+}
+
+fn overview(checkpoint: &Checkpoint) -> Overview {
+    let index = &checkpoint.index;
+    Overview {
+        folder: checkpoint.folder.display().to_string(),
+        gptrain: index.gptrain.clone(),
+        run: index.run.clone(),
+        imported: index.imported.clone(),
+        step: index.progress.step,
+        consumed_samples: index.progress.consumed_samples,
+        consumed_tokens: index.consumed_tokens,
+        next_batch: index.next_batch,
+        lr: index.lr,
+        last: index.history.last().copied(),
+        parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
+        bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
+        shards: index.shards.len(),
+        live_dtype: index.tensors.first().map_or(String::new(), |t| t.live.dtype.clone()),
+        seed: index.rng.seed,
+        data_seed: index.rng.data_seed,
+        optimizer: index.optimizer.clone(),
+        data: index.data.clone(),
+    }
+}
+
+/// The model of the checkpoint's own manifest.
+struct Expected<'a> {
+    model: &'a Model,
+    seed: u64,
+    layout: &'a Layout,
+    slots: BTreeMap<&'a str, &'a Slot>,
+}
+
+impl Expected<'_> {
+    /// The tensors are those of the model: none missing, none too many, shapes and decay as there.
+    fn table(&self, index: &Index, damage: &mut Vec<String>) {
+        for (name, slot) in &self.slots {
+            let shape = saved_shape(slot, self.model.vocab);
+            match index.tensor(name) {
+                None => damage.push(format!("{name} is missing: its manifest's model has it")),
+                Some(t) if t.shape != shape => {
+                    damage.push(format!(
+                        "{name} is {:?}, its manifest's model has {shape:?}",
+                        t.shape
+                    ));
+                }
+                Some(t) if t.decay != slot.spec.decay => damage.push(format!(
+                    "{name} is in the group {} weight decay; norms and biases must not decay, \
+                     matrices must",
+                    if t.decay { "with" } else { "without" }
+                )),
+                Some(_) => {}
+            }
+        }
+        for tensor in index.tensors.iter().filter(|t| !self.slots.contains_key(t.name.as_str())) {
+            damage.push(format!("{} is unexpected: its manifest's model has it not", tensor.name));
+        }
+    }
+
+    /// Whether the weight is what it was at step 0; of a large one, its first rows.
+    fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
+        let Some(slot) = self.slots.get(tensor.name.as_str()) else { return Ok(false) };
+        let Some(rows) = super::row_blocks(tensor)?.next() else { return Ok(false) };
+        let first = Slot { rows: rows.len(), ..(*slot).clone() };
+        let mut initial = vec![0.0; first.numel()];
+        self.layout.init(&first, self.model, self.seed, &mut initial);
+        let mut now = vec![0.0; first.numel()];
+        checkpoint.read(tensor, Moment::Master, rows, 0..slot.cols, &mut now)?;
+        Ok(now.iter().zip(&initial).all(|(a, b)| a.to_bits() == b.to_bits()))
+    }
+}
+
+/// Every tensor is in one optimizer group, the right one, and the groups have taken every step.
+fn groups(index: &Index, damage: &mut Vec<String>) {
+    let mut seen = BTreeMap::new();
+    for group in &index.optimizer.groups {
+        if group.step != index.progress.step {
+            damage.push(format!(
+                "an optimizer group of {} tensors has taken {} steps, the run {}",
+                group.tensors.len(),
+                group.step,
+                index.progress.step
+            ));
+        }
+        group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
+    }
+    for tensor in &index.tensors {
+        let times = seen.get(tensor.name.as_str()).copied().unwrap_or(0);
+        if times != 1 {
+            damage.push(format!("{} is in {times} optimizer groups", tensor.name));
+        }
+        let vector = tensor.shape.len() == 1;
+        let decays =
+            |group: &&Group| group.weight_decay > 0.0 && group.tensors.contains(&tensor.name);
+        if vector && (tensor.decay || index.optimizer.groups.iter().any(|g| decays(&g))) {
+            damage.push(format!("{} is a vector and decays", tensor.name));
+        }
+    }
+}
+
+/// Reads the tensors, several at once.
+fn rows(
+    checkpoint: &Checkpoint,
+    deep: bool,
+    expected: Option<&Expected>,
+    damage: &mut Vec<String>,
+) -> Vec<Row> {
+    let tensors = &checkpoint.index.tensors;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let row = row(checkpoint, tensor, deep, expected);
+                    done.lock().unwrap_or_else(|held| held.into_inner()).push(row);
+                }
+            });
+        }
+    });
+    let place = |name: &str| tensors.iter().position(|tensor| tensor.name == name);
+    let mut done = done.into_inner().unwrap_or_else(|held| held.into_inner());
+    done.sort_by_key(|(row, _)| place(&row.name));
+    done.into_iter()
+        .map(|(row, mut found)| {
+            damage.append(&mut found);
+            row
+        })
+        .collect()
+}
+
+fn row(
+    checkpoint: &Checkpoint,
+    tensor: &Tensor,
+    deep: bool,
+    expected: Option<&Expected>,
+) -> (Row, Vec<String>) {
+    let mut damage = Vec::new();
+    let mut stats = |moment| match Stats::of(checkpoint, tensor, moment) {
+        Ok(stats) => {
+            check(checkpoint, tensor, moment, &stats, &mut damage);
+            Some(stats)
+        }
+        Err(error) => {
+            damage.push(format!("{error:#}"));
+            None
+        }
+    };
+    let master = stats(Moment::Master);
+    let rest =
+        [Moment::First, Moment::Second].map(|moment| if deep { stats(moment) } else { None });
+    let [first_moment, second_moment] = rest;
+    let initial = expected.filter(|_| master.is_some());
+    let as_initialised =
+        initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
+    let index = &checkpoint.index;
+    if as_initialised && index.progress.step > 0 && index.lr > 0.0 && index.imported.is_none() {
+        let step = index.progress.step;
+        damage.push(format!("{} is still what it began as, at step {step}", tensor.name));
+    }
+    let (name, shape, decay) = (tensor.name.clone(), tensor.shape.clone(), tensor.decay);
+    (Row { name, shape, decay, as_initialised, master, first_moment, second_moment }, damage)
+}
+
+/// What must hold of the values of one tensor.
+fn check(
+    checkpoint: &Checkpoint,
+    tensor: &Tensor,
+    moment: Moment,
+    stats: &Stats,
+    damage: &mut Vec<String>,
+) {
+    let what = format!("{} of {}", moment_name(moment), tensor.name);
+    if stats.digest != tensor.kept(moment).digest {
+        damage.push(format!(
+            "{what}: digest {}, saved {}",
+            stats.digest,
+            tensor.kept(moment).digest
+        ));
+    }
+    if !stats.finite() {
+        damage.push(format!("{what}: {} NaN, {} infinite", stats.nan, stats.inf));
+    }
+    if moment == Moment::Second && stats.negative > 0 {
+        damage.push(format!("{what}: {} values below 0", stats.negative));
+    }
+    if moment == Moment::Master {
+        let rounded = if tensor.live.dtype == "bf16" { stats.rounded } else { stats.digest };
+        if rounded != tensor.live.digest {
+            damage.push(format!(
+                "{}: the live {} weight at step {} was not the master weight, rounded",
+                tensor.name, tensor.live.dtype, checkpoint.index.progress.step
+            ));
+        }
+    }
+}

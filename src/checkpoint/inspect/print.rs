@@ -1,0 +1,122 @@
+//! An inspection and a diff as text for people.
+
+use super::{Diff, Inspection, Stats};
+use crate::base::{Bytes, Count};
+use std::fmt;
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let o = &self.overview;
+        writeln!(f, "{}", o.folder)?;
+        writeln!(f, "  run        {} (gptrain {})", o.run, o.gptrain)?;
+        if let Some(imported) = &o.imported {
+            writeln!(f, "  imported   {imported}")?;
+        }
+        let (samples, tokens) = (Count(o.consumed_samples), Count(o.consumed_tokens));
+        writeln!(f, "  step       {}: {samples} samples, {tokens} tokens", Count(o.step))?;
+        writeln!(f, "  next       batch of {}, sample {}", o.next_batch, o.consumed_samples)?;
+        if let Some(last) = o.last {
+            let (loss, norm) = (last.loss, last.grad_norm);
+            writeln!(f, "  last step  loss {loss}, gradient norm {norm}, lr {:e}", o.lr)?;
+        }
+        let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
+        writeln!(f, "  weights    {parameters} parameters, live in {}", o.live_dtype)?;
+        writeln!(f, "  files      {} shards, {bytes}", o.shards)?;
+        writeln!(f, "  seeds      weights and dropout {}, data {}", o.seed, o.data_seed)?;
+        for id in &o.data {
+            writeln!(
+                f,
+                "  data       {} (.idx {}, .bin {})",
+                id.prefix,
+                id.index_digest,
+                Bytes(id.token_bytes)
+            )?;
+        }
+        let rule = &o.optimizer;
+        writeln!(
+            f,
+            "  optimizer  {}, β {} and {}, ε {:e}",
+            rule.rule, rule.beta1, rule.beta2, rule.eps
+        )?;
+        for group in &rule.groups {
+            let (n, decay, step) = (group.tensors.len(), group.weight_decay, group.step);
+            writeln!(f, "             {n} tensors with weight decay {decay}, {step} updates")?;
+        }
+        self.table(f)?;
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        for damage in &self.damage {
+            writeln!(f, "DAMAGE: {damage}")?;
+        }
+        match (self.damage.len(), self.deep) {
+            (0, true) => write!(f, "sound: every digest verified"),
+            (0, false) => write!(f, "sound, as far as was looked"),
+            (n, _) => write!(f, "{n} findings: do not go on from this checkpoint"),
+        }
+    }
+}
+
+impl Inspection {
+    fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
+        writeln!(
+            f,
+            "\n  {:width$}  {:>14}  decay {:>11} {:>11} {:>11} {:>11}",
+            "tensor", "shape", "min", "max", "mean", "L2"
+        )?;
+        for row in &self.tensors {
+            let shape: Vec<_> = row.shape.iter().map(|n| n.to_string()).collect();
+            let decay = if row.decay { "yes" } else { "no" };
+            write!(f, "  {:width$}  {:>14}  {decay:5}", row.name, shape.join(" × "))?;
+            numbers(f, row.master.as_ref())?;
+            writeln!(f, "{}", if row.as_initialised { "  as initialised" } else { "" })?;
+            for (name, stats) in [("m", &row.first_moment), ("v", &row.second_moment)] {
+                if let Some(stats) = stats {
+                    write!(f, "  {:>width$}  {:>14}       ", name, "")?;
+                    numbers(f, Some(stats))?;
+                    writeln!(f)?;
+                }
+            }
+        }
+        writeln!(f)
+    }
+}
+
+fn numbers(f: &mut fmt::Formatter<'_>, stats: Option<&Stats>) -> fmt::Result {
+    let Some(s) = stats else { return write!(f, " cannot be read") };
+    write!(f, " {:>11.4e} {:>11.4e} {:>11.4e} {:>11.4e}", s.min, s.max, s.mean, s.l2)?;
+    if s.finite() { Ok(()) } else { write!(f, "  {} NaN, {} infinite", s.nan, s.inf) }
+}
+
+impl fmt::Display for Diff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "A  {}\nB  {}\n", self.a, self.b)?;
+        for change in &self.state {
+            writeln!(f, "  {}: {} → {}", change.what, change.a, change.b)?;
+        }
+        for (names, which) in [(&self.only_in_a, "A"), (&self.only_in_b, "B")] {
+            names.iter().try_for_each(|name| writeln!(f, "  {name}: only in {which}"))?;
+        }
+        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(6).max(6);
+        writeln!(
+            f,
+            "\n  {:width$}  {:>11} {:>11} {:>11} {:>11}",
+            "‖B−A‖/‖A‖", "weight", "m", "v", "largest"
+        )?;
+        for t in &self.tensors {
+            if t.equal {
+                writeln!(f, "  {:width$}  {:>11}", t.name, "equal")?;
+            } else {
+                let [w, m, v] = [t.master, t.first_moment, t.second_moment];
+                writeln!(
+                    f,
+                    "  {:width$}  {w:>11.4e} {m:>11.4e} {v:>11.4e} {:>11.4e}",
+                    t.name, t.largest
+                )?;
+            }
+        }
+        let equal = self.tensors.iter().filter(|t| t.equal).count();
+        write!(f, "{equal} of {} tensors are equal, bit for bit", self.tensors.len())
+    }
+}

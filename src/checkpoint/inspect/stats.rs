@@ -1,0 +1,89 @@
+//! Numbers that describe a tensor, gathered in one pass.
+
+use crate::checkpoint::{Checkpoint, Digest, Tensor, Values};
+use crate::engine::Moment;
+use half::bf16;
+use serde::Serialize;
+
+/// Bins of the histogram: powers of two from 2⁻⁴⁰ up to 2²³; the first also holds what is smaller.
+pub const BINS: usize = 64;
+/// The exponent of the first bin.
+pub const FIRST_EXPONENT: i32 = -40;
+
+/// What a tensor's values are like. Minimum, maximum, mean and norm are of its finite values.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stats {
+    pub count: u64,
+    pub min: f64,
+    pub max: f64,
+    pub mean: f64,
+    /// Euclidean norm.
+    pub l2: f64,
+    pub nan: u64,
+    pub inf: u64,
+    pub negative: u64,
+    /// Values by the binary exponent of their size.
+    #[serde(skip)]
+    pub exponents: Vec<u64>,
+    #[serde(skip)]
+    pub digest: Digest,
+    /// Of the values rounded to bf16.
+    #[serde(skip)]
+    pub rounded: Digest,
+}
+
+impl Stats {
+    /// Reads a tensor once, a few MiB at a time; every byte is verified on the way.
+    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, moment: Moment) -> anyhow::Result<Stats> {
+        let mut stats = Stats {
+            count: 0,
+            min: f64::INFINITY,
+            max: f64::NEG_INFINITY,
+            mean: 0.0,
+            l2: 0.0,
+            nan: 0,
+            inf: 0,
+            negative: 0,
+            exponents: vec![0; BINS],
+            digest: Digest::default(),
+            rounded: Digest::default(),
+        };
+        let (mut sum, mut squares) = (0.0, 0.0);
+        let halves = moment == Moment::Master && tensor.live.dtype == "bf16";
+        let mut bits = Vec::new();
+        checkpoint.blocks(tensor, moment, &mut |first, values| {
+            stats.digest = stats.digest.and(Digest::of_values(first as u64, Values::F32(values)));
+            if halves {
+                bits.clear();
+                bits.extend(values.iter().map(|v| bf16::from_f32(*v).to_bits()));
+                let digest = Digest::of_values(first as u64, Values::Bf16(&bits));
+                stats.rounded = stats.rounded.and(digest);
+            }
+            for value in values {
+                let x = f64::from(*value);
+                stats.count += 1;
+                if !x.is_finite() {
+                    *if x.is_nan() { &mut stats.nan } else { &mut stats.inf } += 1;
+                    continue;
+                }
+                stats.min = stats.min.min(x);
+                stats.max = stats.max.max(x);
+                stats.negative += u64::from(x < 0.0);
+                sum += x;
+                squares += x * x;
+                let exponent = (value.to_bits() >> 23 & 0xff) as i32 - 127;
+                let bin = (exponent - FIRST_EXPONENT).clamp(0, BINS as i32 - 1);
+                stats.exponents[bin as usize] += 1;
+            }
+            Ok(())
+        })?;
+        let finite = stats.count - stats.nan - stats.inf;
+        stats.mean = sum / finite.max(1) as f64;
+        stats.l2 = squares.sqrt();
+        Ok(stats)
+    }
+
+    pub fn finite(&self) -> bool {
+        self.nan == 0 && self.inf == 0
+    }
+}

@@ -1,0 +1,102 @@
+//! `gptrain inspect-ckpt`: what a checkpoint holds, whether it is sound, how two differ.
+//!
+//! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
+
+use crate::base::Problems;
+use crate::checkpoint::{self, inspect};
+use crate::train::replay;
+use anyhow::{Context, bail};
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Look into a checkpoint, verify it, or compare two
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// A checkpoint (runs/NAME/checkpoints/step-00000040), or a run's folder: its newest
+    checkpoint: PathBuf,
+    /// Read everything and verify every digest, value and rule
+    #[arg(long)]
+    deep: bool,
+    /// Compare with this checkpoint: what changed from CHECKPOINT to it, tensor by tensor
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["deep", "replay", "plot"])]
+    diff: Option<PathBuf>,
+    /// Take the next step again on this machine's CPU, and compare its loss with the recorded one
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..=1))]
+    replay: Option<u64>,
+    /// Draw norms by layer and the sizes of values
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let folder = find(&args.checkpoint)?;
+    if let Some(other) = &args.diff {
+        let diff = inspect::diff(&folder, &find(other)?)?;
+        show(&args, &diff)?;
+        return if diff.equal() { Ok(()) } else { Err(Different.into()) };
+    }
+    let inspection = inspect::inspect(&folder, args.deep)?;
+    show(&args, &inspection)?;
+    if let Some(path) = &args.plot {
+        let picture = inspect::svg(&inspection);
+        std::fs::write(path, picture)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.replay.is_some() {
+        let again = replay::checkpoint(&folder)?;
+        eprintln!("{again}");
+        if !again.equal() {
+            bail!("{}: the next step does not repeat", folder.display());
+        }
+    }
+    let findings = inspection.damage.len();
+    if findings > 0 {
+        bail!("{} is damaged: {findings} findings", folder.display());
+    }
+    Ok(())
+}
+
+/// Ends the program with 1, as `diff` does; all has been said.
+#[derive(Debug)]
+struct Different;
+
+impl Display for Different {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the two are different")
+    }
+}
+
+impl std::error::Error for Different {}
+
+fn show<T: Display + serde::Serialize>(args: &Args, what: &T) -> anyhow::Result<()> {
+    let text = match args.json {
+        true => serde_json::to_string_pretty(what)?,
+        false => what.to_string(),
+    };
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()), // `| head`
+        done => Ok(done?),
+    }
+}
+
+/// The folder itself, or the newest checkpoint of a run.
+pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
+    let mistake = |what: &str| {
+        let remedy = "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME";
+        Problems::one(path.display().to_string(), what, remedy)
+    };
+    if !path.is_dir() {
+        return Err(mistake("there is no such folder").into());
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if path.join("index.json").exists() || name.starts_with("step-") {
+        return Ok(path.to_path_buf());
+    }
+    let inside = [path.join("checkpoints"), path.to_path_buf()];
+    let found = inside.iter().find_map(|folder| checkpoint::latest(folder).ok().flatten());
+    Ok(found.ok_or_else(|| mistake("holds no checkpoint"))?.folder)
+}
