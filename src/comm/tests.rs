@@ -2,6 +2,7 @@
 
 mod exercise;
 mod failures;
+mod hangs;
 
 use super::{Op, World, threads};
 use crate::base::DType;
