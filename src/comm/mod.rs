@@ -10,11 +10,14 @@
 //! and ends with `Failed::EXIT_CODE`. An ordinary panic of a rank fails the others in the same way.
 
 mod group;
+mod hostlist;
 mod inbox;
+mod launch;
 mod memory;
 mod queue;
 mod recorder;
 mod report;
+pub mod tcp;
 pub mod threads;
 mod verdict;
 mod dump;
@@ -22,9 +25,10 @@ mod watch;
 mod world;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use dump::Dump;
+pub use launch::Launch;
 pub use recorder::{Event, Recorder};
 pub use report::{End, GroupCount, RankReport};
 pub use verdict::verdict;

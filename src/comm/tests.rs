@@ -1,6 +1,6 @@
 //! Every op, on every size of group, against a loop that sums in rank order.
 
-mod exercise;
+pub mod exercise;
 mod failures;
 mod hangs;
 

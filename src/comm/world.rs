@@ -50,6 +50,10 @@ impl World {
         if ranks.len() == 1 {
             return Box::new(Solo);
         }
+        let links = &self.member.links;
+        if let Err(failed) = links.wire.meet(ranks) {
+            links.fail(failed).raise();
+        }
         Box::new(Ranks::new(self.member.clone(), name, ranks, me))
     }
 
