@@ -27,11 +27,12 @@ impl Ranks {
     pub fn new(member: Arc<Member>, name: &str, ranks: &[usize], me: usize) -> Ranks {
         let key = xxh3_64(format!("{name} {ranks:?}").as_bytes());
         let lanes = member.lanes(key, ranks.len());
+        member.links.recorder.join_group(name, ranks);
         let (links, name, ranks) = (member.links.clone(), name.into(), ranks.into());
         Ranks { member, party: Party { links, name, ranks, me, key }, lanes }
     }
 
-    fn enter(&self, what: Collective) -> Call {
+    fn enter(&self, what: Collective, asked: Asked) -> Call {
         let (op, whole) = match what {
             Collective::AllReduce(x) => (Op::AllReduce, x),
             Collective::AllGather { part, whole } => {
@@ -45,11 +46,11 @@ impl Ranks {
                 (Op::ReduceScatter, whole)
             }
         };
-        self.party.record(op, whole, next(&self.lanes.collectives), None)
+        self.party.record(op, whole, next(&self.lanes.collectives), asked)
     }
 
     fn now(&self, what: Collective) {
-        let call = self.enter(what);
+        let call = self.enter(what, Asked::Now);
         self.settle(self.party.collect(call, what));
     }
 
@@ -84,10 +85,10 @@ impl Group for Ranks {
     fn exchange(&self, messages: &[Message]) {
         let number = |message: &Message| match *message {
             Message::Send { to, x } => {
-                self.party.record(Op::Send, x, next(&self.lanes.sent[to]), Some(to))
+                self.party.record(Op::Send, x, next(&self.lanes.sent[to]), Asked::With(to))
             }
             Message::Recv { from, x } => {
-                self.party.record(Op::Recv, x, next(&self.lanes.received[from]), Some(from))
+                self.party.record(Op::Recv, x, next(&self.lanes.received[from]), Asked::With(from))
             }
         };
         let calls: Vec<Call> = messages.iter().map(number).collect();
@@ -104,15 +105,26 @@ impl Group for Ranks {
     }
 
     fn begin(&self, what: Collective) -> Pending {
-        let (call, party) = (self.enter(what), self.party.clone());
+        let (call, party) = (self.enter(what, Asked::Queued), self.party.clone());
         let job = move || party.collect(call, what).map_err(|failed| party.links.fail(failed));
-        Pending(self.member.queue(|queue| queue.begin(Box::new(job))))
+        let job = self.member.queue(|queue| queue.begin(Box::new(job)));
+        Pending { job, event: call.event }
     }
 
     fn finish(&self, pending: Pending) {
+        self.party.links.recorder.wanted(pending.event);
         let done = self.member.queue(|queue| queue.done());
-        self.settle(done.wait(pending.0));
+        self.settle(done.wait(pending.job));
     }
+}
+
+/// How an operation was asked for.
+#[derive(Clone, Copy)]
+enum Asked {
+    Now,
+    Queued,
+    /// A message, to or from this rank of the group.
+    With(usize),
 }
 
 /// One operation this rank has entered.
@@ -136,17 +148,21 @@ struct Party {
 }
 
 impl Party {
-    fn record(&self, op: Op, x: Tensor, sequence: u64, peer: Option<usize>) -> Call {
+    fn record(&self, op: Op, x: Tensor, sequence: u64, asked: Asked) -> Call {
+        let peer = if let Asked::With(peer) = asked { Some(peer) } else { None };
+        let queued = matches!(asked, Asked::Queued);
         let event = self.links.recorder.enqueue(Event {
             number: 0,
-            group: self.name.clone(),
+            group: self.name.to_string(),
             op,
             sequence,
             dtype: x.dtype,
             bytes: x.bytes() as u64,
             peer: peer.map(|peer| self.ranks[peer]),
+            queued,
             enqueued: 0.0,
             started: None,
+            awaiting: None,
             finished: None,
         });
         let label = Label { group: self.key, message: peer.is_some(), sequence };
@@ -205,14 +221,18 @@ impl Party {
 
     fn send(&self, call: Call, to: usize, x: Tensor) -> Result<(), Failed> {
         self.links.recorder.start(call.event);
-        self.put(call, to, x)?;
+        for piece in 0..self.count(x.numel(), x) {
+            self.put(call, to, self.piece(x, piece))?;
+        }
         self.links.recorder.finish(call.event);
         Ok(())
     }
 
     fn receive(&self, call: Call, from: usize, x: Tensor) -> Result<(), Failed> {
         self.links.recorder.start(call.event);
-        memory::write(&self.get(call, from)?, x);
+        for piece in 0..self.count(x.numel(), x) {
+            memory::write(&self.get(call, from)?, self.piece(x, piece));
+        }
         self.links.recorder.finish(call.event);
         Ok(())
     }
@@ -236,8 +256,11 @@ impl Party {
 
     /// Pieces of the longest slice; an empty tensor has one too, so that the ranks meet.
     fn pieces(&self, whole: Tensor) -> usize {
-        let longest = whole.numel().div_ceil(self.ranks.len());
-        longest.div_ceil(self.piece_len(whole)).max(1)
+        self.count(whole.numel().div_ceil(self.ranks.len()), whole)
+    }
+
+    fn count(&self, numel: usize, of: Tensor) -> usize {
+        numel.div_ceil(self.piece_len(of)).max(1)
     }
 
     fn piece(&self, slice: Tensor, number: usize) -> Tensor {
@@ -262,6 +285,7 @@ impl Party {
                 "rank {there} has ended; rank {here} waits for it in {what} (#{number} of group {group})"
             ))
         };
+        self.links.recorder.awaits(call.event, there);
         let frame = self.links.inbox.take(there, call.label, gone)?;
         let fits = match what.op {
             Op::Recv => What { op: Op::Send, ..what },

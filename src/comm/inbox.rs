@@ -40,6 +40,8 @@ pub struct Frame {
 
 /// How frames get to other ranks. A frame sent is delivered, in order, or the world fails.
 pub trait Wire: Send + Sync {
+    /// These ranks are about to talk; each of them calls this.
+    fn meet(&self, ranks: &[usize]) -> Result<(), Failed>;
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed>;
     /// Tells every rank. Gives what all are told: the first failure that anybody told of.
     fn fail(&self, failed: Failed) -> Failed;

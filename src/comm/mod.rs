@@ -10,20 +10,33 @@
 //! and ends with `Failed::EXIT_CODE`. An ordinary panic of a rank fails the others in the same way.
 
 mod group;
+mod hostlist;
 mod inbox;
+mod launch;
 mod memory;
 mod queue;
 mod recorder;
+mod report;
+pub mod tcp;
 pub mod threads;
+mod verdict;
+mod dump;
+mod watch;
 mod world;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+pub use dump::Dump;
+pub use launch::Launch;
 pub use recorder::{Event, Recorder};
+pub use report::{End, GroupCount, RankReport};
+pub use verdict::verdict;
+pub use watch::Watch;
 pub use world::{Traffic, World};
 
 use crate::device::Tensor;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Ranks that compute together. Every member makes the same calls in the same order. Ops are in
@@ -68,13 +81,18 @@ pub enum Message {
     Recv { from: usize, x: Tensor },
 }
 
-/// A collective that was begun. 0 is one that is already done; the others count from 1.
+/// A collective that was begun.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]
-pub struct Pending(u64);
+pub struct Pending {
+    /// Its number on the queue, from 1; 0 is done already.
+    job: u64,
+    /// Its number in the recorder.
+    event: u64,
+}
 
 /// What a rank does with others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Op {
     AllReduce,
     AllGather,
@@ -99,6 +117,8 @@ impl fmt::Display for Op {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     pub line: String,
+    /// Whether this process is to print it: of many, one does.
+    pub speak: bool,
 }
 
 impl Failed {
@@ -106,7 +126,7 @@ impl Failed {
     pub const EXIT_CODE: u8 = 3;
 
     pub fn new(line: impl Into<String>) -> Failed {
-        Failed { line: line.into() }
+        Failed { line: line.into(), speak: true }
     }
 
     /// Unwinds this rank, silently: `catch` is where it ends.
@@ -159,7 +179,7 @@ impl Group for Solo {
             Collective::AllGather { part, whole } => self.all_gather(part, whole),
             Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
         }
-        Pending(0)
+        Pending { job: 0, event: 0 }
     }
     fn finish(&self, _: Pending) {}
 }

@@ -1,7 +1,8 @@
 //! Every op, on every size of group, against a loop that sums in rank order.
 
-mod exercise;
+pub mod exercise;
 mod failures;
+mod hangs;
 
 use super::{Op, World, threads};
 use crate::base::DType;

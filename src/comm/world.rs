@@ -20,8 +20,13 @@ pub struct World {
 }
 
 impl World {
-    pub(super) fn new(rank: usize, size: usize, inbox: Arc<Inbox>, wire: Box<dyn Wire>) -> World {
-        let (recorder, traffic) = (Arc::default(), Mutex::default());
+    pub(super) fn new(
+        (rank, size): (usize, usize),
+        inbox: Arc<Inbox>,
+        recorder: Arc<Recorder>,
+        wire: Box<dyn Wire>,
+    ) -> World {
+        let traffic = Mutex::default();
         let links = Arc::new(Links { rank, size, inbox, wire, recorder, traffic });
         World {
             member: Arc::new(Member { queue: Mutex::default(), lanes: Mutex::default(), links }),
@@ -44,6 +49,10 @@ impl World {
         assert!(ranks.iter().all(|r| *r < self.size()), "{ranks:?} of {} ranks", self.size());
         if ranks.len() == 1 {
             return Box::new(Solo);
+        }
+        let links = &self.member.links;
+        if let Err(failed) = links.wire.meet(ranks) {
+            links.fail(failed).raise();
         }
         Box::new(Ranks::new(self.member.clone(), name, ranks, me))
     }
@@ -128,7 +137,7 @@ impl Drop for Member {
     fn drop(&mut self) {
         let links = &self.links;
         if std::thread::panicking() {
-            let (doing, _) = links.recorder.now_doing();
+            let doing = links.recorder.now_doing();
             links.fail(Failed::new(format!("rank {} panicked, while: {doing}", links.rank)));
         }
         links.wire.leave();

@@ -1,0 +1,96 @@
+//! A folder with what every rank knew when the world failed: `verdict.json`, `rank-00037.json` ….
+
+use super::report::RankReport;
+use super::verdict::verdict;
+use anyhow::Context;
+use std::fs;
+use std::path::Path;
+
+/// What such a folder holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dump {
+    /// The line that was printed.
+    pub line: Option<String>,
+    /// By rank; those without a file are reported as unknown.
+    pub ranks: Vec<RankReport>,
+    /// Files that could not be read, with the reason.
+    pub damaged: Vec<String>,
+}
+
+/// Writes the verdict.
+pub fn write_verdict(folder: &Path, line: &str) -> anyhow::Result<()> {
+    write(folder, "verdict.json", &serde_json::json!({ "verdict": line }))
+}
+
+/// Writes what is known of one rank.
+pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
+    write(folder, &format!("rank-{:05}.json", report.rank), report)
+}
+
+/// Whole or not at all: a reader never sees half a file.
+fn write(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let (path, new) = (folder.join(name), folder.join(format!("{name}.{}", std::process::id())));
+    fs::write(&new, serde_json::to_vec_pretty(value)?)
+        .and_then(|()| fs::rename(&new, &path))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+impl Dump {
+    pub fn read(folder: &Path) -> anyhow::Result<Dump> {
+        let mut dump = Dump { line: None, ranks: Vec::new(), damaged: Vec::new() };
+        let context = || format!("reading {}", folder.display());
+        for entry in fs::read_dir(folder).with_context(context)? {
+            let path = entry.with_context(context)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if !name.ends_with(".json") {
+                continue;
+            }
+            let read = fs::read(&path).map_err(anyhow::Error::from);
+            let kept = read.and_then(|bytes| dump.add(&name, &bytes));
+            if let Err(error) = kept {
+                dump.damaged.push(format!("{}: {error}", path.display()));
+            }
+        }
+        dump.damaged.sort();
+        anyhow::ensure!(
+            dump.line.is_some() || !dump.ranks.is_empty(),
+            "{} holds no dump: neither verdict.json nor rank-*.json",
+            folder.display()
+        );
+        dump.fill();
+        Ok(dump)
+    }
+
+    fn add(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        if name == "verdict.json" {
+            let value: serde_json::Value = serde_json::from_slice(bytes)?;
+            self.line = value["verdict"].as_str().map(str::to_string);
+        } else if name.starts_with("rank-") {
+            self.ranks.push(serde_json::from_slice(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// By rank, none missing: up to the highest rank that anybody was in a group with.
+    fn fill(&mut self) {
+        /// More ranks than any machine has: a damaged file does not take the memory.
+        const MOST: usize = 1 << 20;
+        let mentioned = self.ranks.iter().flat_map(|report| {
+            let others = report.groups.iter().flat_map(|group| group.ranks.iter().copied());
+            others.chain([report.rank])
+        });
+        let size = mentioned.filter(|rank| *rank < MOST).max().map_or(0, |rank| rank + 1);
+        let mut ranks: Vec<RankReport> = (0..size).map(RankReport::unknown).collect();
+        for report in self.ranks.drain(..).filter(|report| report.rank < size) {
+            let rank = report.rank;
+            ranks[rank] = report;
+        }
+        self.ranks = ranks;
+    }
+
+    /// The verdict that the reports themselves give, on whoever waited longest.
+    pub fn verdict(&self) -> Option<String> {
+        verdict(&self.ranks, 0.0)
+    }
+}

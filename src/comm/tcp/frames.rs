@@ -1,0 +1,62 @@
+//! Frames as bytes: a header of 40 bytes, then the data as it lies in memory (little-endian).
+
+use super::super::Op;
+use super::super::inbox::{Frame, Label, What};
+use super::super::memory::Buffer;
+use crate::base::DType;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+const HEADER: usize = 40;
+
+/// Twice the most that a group sends at once.
+const LONGEST: u64 = 8 << 20;
+
+const OPS: [Op; 5] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::Send, Op::Recv];
+const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::I32, DType::I64];
+
+/// In place of an op: nothing more follows.
+const GOODBYE: u8 = 255;
+
+pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
+    let Frame { label, what, data } = frame;
+    let place = |found: Option<usize>| found.expect("in its list") as u8;
+    let mut bytes = Vec::with_capacity(HEADER + data.bytes().len());
+    bytes.extend(label.group.to_le_bytes());
+    bytes.extend(label.sequence.to_le_bytes());
+    bytes.extend(what.numel.to_le_bytes());
+    bytes.extend((data.bytes().len() as u64).to_le_bytes());
+    bytes.push(place(OPS.iter().position(|op| *op == what.op)));
+    bytes.push(place(DTYPES.iter().position(|dtype| *dtype == what.dtype)));
+    bytes.push(label.message as u8);
+    bytes.resize(HEADER, 0);
+    bytes.extend(data.bytes());
+    to.write_all(&bytes)
+}
+
+pub fn write_goodbye(to: &mut TcpStream) -> io::Result<()> {
+    let mut bytes = [0; HEADER];
+    bytes[32] = GOODBYE;
+    to.write_all(&bytes)
+}
+
+/// The next frame; None after a goodbye.
+pub fn read(from: &mut TcpStream) -> io::Result<Option<Frame>> {
+    let mut header = [0; HEADER];
+    from.read_exact(&mut header)?;
+    let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
+    let (op, dtype, length) = (header[32], header[33], word(24));
+    if op == GOODBYE {
+        return Ok(None);
+    }
+    let damaged = || io::Error::other(format!("a damaged frame: {header:?}"));
+    let op = *OPS.get(op as usize).ok_or_else(damaged)?;
+    let dtype = *DTYPES.get(dtype as usize).ok_or_else(damaged)?;
+    if length > LONGEST {
+        return Err(damaged());
+    }
+    let mut data = Buffer::new(length as usize);
+    from.read_exact(data.bytes_mut())?;
+    let label = Label { group: word(0), message: header[34] != 0, sequence: word(8) };
+    Ok(Some(Frame { label, what: What { op, dtype, numel: word(16) }, data }))
+}

@@ -1,0 +1,126 @@
+//! TCP ranks as threads of the test: the same bits as `threads`, and who is let in.
+
+use super::super::tests::exercise::check_ops;
+use super::*;
+use crate::comm::catch;
+
+pub fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+fn joins(world: usize) -> Vec<Join> {
+    let address = free_address();
+    let join = |rank| Join {
+        rank,
+        world,
+        node: format!("n{rank}"),
+        address: address.clone(),
+        job: "test 1".into(),
+        secret: b"secret".to_vec(),
+        binary: 1,
+        manifest: 2,
+        patience: Duration::from_secs(10),
+        watch: Watch::new(Duration::from_secs(10)),
+    };
+    (0..world).map(join).collect()
+}
+
+/// Each on its own thread; how it ended.
+fn run(joins: Vec<Join>, rank: impl Fn(World) + Sync) -> Vec<Result<(), String>> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let spawn = |join: Join| {
+            scope.spawn(move || {
+                let world = super::join(&join).map_err(|failed| failed.line)?;
+                catch(move || rank(world)).map_err(|failed| failed.line)
+            })
+        };
+        let threads: Vec<_> = joins.into_iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn every_op_gives_the_same_bits_as_among_threads() {
+    for size in [1, 2, 3, 4] {
+        let ends = run(joins(size), |world| check_ops(&world, &[1, 7, 1001]));
+        assert_eq!(ends, vec![Ok(()); size]);
+    }
+}
+
+#[test]
+fn a_missing_rank_is_named() {
+    let mut joins = joins(4);
+    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(500));
+    let address = joins[0].address.clone();
+    joins.remove(2);
+    let line = format!("rank 2 did not come to {address} in 0 s; 3 of 4 are there");
+    assert_eq!(run(joins, |_| ()), vec![Err(line); 3]);
+}
+
+#[test]
+fn a_rank_that_comes_twice_is_told() {
+    let mut joins = joins(3);
+    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(700));
+    joins[2].rank = 1;
+    let ends = run(joins, |_| ());
+    let lines: Vec<&str> = ends.iter().map(|end| end.as_ref().unwrap_err().as_str()).collect();
+    assert!(lines[0].starts_with("rank 2 did not come"), "{lines:?}");
+    assert!(lines[0].ends_with("2 of 3 are there; rank 1 came twice"), "{lines:?}");
+    let told = "rank 1 is already here: two processes say they are it";
+    assert!(lines[1..].contains(&told) && lines[1..].contains(&lines[0]), "{lines:?}");
+}
+
+#[test]
+fn the_odd_one_out_is_named() {
+    let cases: [(fn(&mut Join), &str); 3] = [
+        (|join| join.binary = 7, "runs another program than the other 3: 0000000000000007, not "),
+        (|join| join.manifest = 7, "has another manifest than the other 3: 0000000000000007, not "),
+        (|join| join.world = 7, "counts another number of ranks than the other 3: "),
+    ];
+    for (change, what) in cases {
+        let mut joins = joins(4);
+        change(&mut joins[3]);
+        for end in run(joins, |_| ()) {
+            let line = end.unwrap_err();
+            assert!(line.starts_with(&format!("rank 3 (node n3) {what}")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn another_job_and_another_secret_are_kept_out() {
+    let mut joins = joins(4);
+    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(700));
+    joins[2].job = "test 2".into();
+    joins[3].secret = b"guess".to_vec();
+    let address = joins[0].address.clone();
+    let ends = run(joins, |_| ());
+    let line = format!("ranks 2, 3 did not come to {address} in 1 s; 2 of 4 are there");
+    assert_eq!(ends[..2], [Err(line.clone()), Err(line)]);
+    for (rank, end) in ends.iter().enumerate().skip(2) {
+        let why = "another job is there, or one with another secret";
+        let what =
+            format!("rank {rank} (node n{rank}) did not find rank 0 at {address} in 1 s: {why}");
+        assert_eq!(end.as_ref().unwrap_err(), &what);
+    }
+}
+
+#[test]
+fn the_secret_is_made_once_and_for_its_user_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let made: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let ask = || secret(folder.path(), "slurm 7.0").unwrap();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(made.iter().all(|one| *one == made[0] && one.len() == 32));
+    assert_ne!(secret(folder.path(), "slurm 8.0").unwrap(), made[0]);
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap).collect();
+    assert_eq!(files.len(), 2);
+    for file in files {
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,184 @@
+//! Ranks that hang: the line names the one at fault, whoever waits.
+
+use super::exercise::Numbers;
+use super::on_threads;
+use crate::base::DType;
+use crate::comm::{Collective, Dump, Event, GroupCount, Op, RankReport, Watch, World};
+use crate::comm::{catch, threads, verdict};
+use std::time::{Duration, Instant};
+
+/// What the ranks of a watched world say when they run `rank`, and the dump.
+fn hang(size: usize, rank: fn(&World)) -> (String, Dump) {
+    let folder = tempfile::tempdir().unwrap();
+    let dumps = Some(folder.path().join("dump"));
+    let watch = Watch { dumps: dumps.clone(), ..Watch::new(Duration::from_millis(200)) };
+    let started = Instant::now();
+    let ends = on_threads(threads::watched(size, &watch), |world| {
+        catch(move || {
+            world.recorder().place(&format!("DP{}", world.rank()));
+            rank(&world)
+        })
+    });
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let lines: Vec<String> = ends.into_iter().filter_map(|end| Some(end.err()?.line)).collect();
+    assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    let dump = Dump::read(&dumps.unwrap()).unwrap();
+    assert_eq!(dump.line.as_ref(), Some(&lines[0]));
+    assert_eq!((dump.ranks.len(), dump.damaged.len()), (size, 0));
+    (lines[0].clone(), dump)
+}
+
+fn starts_and_ends(line: &str, start: &str, end: &str) {
+    assert!(line.starts_with(start) && line.contains(end), "{line}\nis not\n{start} … {end}");
+}
+
+/// Sleeps until the others were told, so that the rank neither waits nor ends.
+fn busy(world: &World) {
+    for _ in 0..1000 {
+        if world.failed().is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_rank_that_reads_data_for_ever_is_named() {
+    let (line, dump) = hang(4, |world| {
+        let group = world.group("dp", &[0, 1, 2, 3]);
+        let x = Numbers::f32(vec![1.0; 10]);
+        group.all_reduce(x.tensor());
+        world.recorder().doing("reading data");
+        if world.rank() == 2 {
+            return busy(world);
+        }
+        world.recorder().doing("forward");
+        group.all_reduce(x.tensor());
+    });
+    let start = "rank 2 (DP2) never entered all_reduce #2 of group dp; last event: reading data; \
+                 3 ranks waiting 0 s";
+    assert_eq!(line, start);
+    assert_eq!(dump.verdict().as_ref(), Some(&line), "the dump gives the same verdict");
+    assert_eq!(dump.ranks[1].doing, "forward");
+}
+
+/// 0 waits for 1 in tp, 1 waits for 2 in dp, and 2 is at fault; 3 waits for 2 in tp.
+#[test]
+fn the_chain_of_waiting_is_followed_to_its_end() {
+    let (line, _) = hang(4, |world| {
+        let tp = if world.rank() < 2 { [0, 1] } else { [2, 3] };
+        let (tp, x) = (world.group("tp", &tp), Numbers::f32(vec![1.0; 10]));
+        match world.rank() {
+            1 => world.group("dp", &[1, 2]).all_reduce(x.tensor()),
+            2 => return busy(world),
+            _ => tp.all_reduce(x.tensor()),
+        }
+        tp.all_reduce(x.tensor());
+    });
+    starts_and_ends(&line, "rank 2 (DP2) never entered all_reduce #1 of group ", "3 ranks waiting");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_a_circle() {
+    let (line, _) = hang(2, |world| {
+        let (a, b) = (world.group("a", &[0, 1]), world.group("b", &[0, 1]));
+        let x = Numbers::f32(vec![1.0; 10]);
+        let (first, second) = if world.rank() == 0 { (a, b) } else { (b, a) };
+        first.all_reduce(x.tensor());
+        second.all_reduce(x.tensor());
+    });
+    let (one, other) = ("rank 0 in all_reduce #1 of group a", "rank 1 in all_reduce #1 of group b");
+    assert!(line.starts_with("the ranks wait in a circle: "), "{line}");
+    assert!(line.contains(one) && line.contains(other) && line.ends_with("waiting 0 s"), "{line}");
+}
+
+#[test]
+fn a_message_that_is_never_sent_names_its_sender() {
+    let (line, _) = hang(2, |world| {
+        let pipe = world.group("pp", &[0, 1]);
+        let x = Numbers::f32(vec![1.0; 10]);
+        match world.rank() {
+            0 => pipe.recv(1, x.tensor()),
+            _ => busy(world),
+        }
+    });
+    let start = "rank 1 (DP1) never sent what recv #1 of group pp waits for; last event: starting";
+    starts_and_ends(&line, start, "1 rank waiting");
+}
+
+/// Rank 1's queue is stuck in the first collective, so that it never starts the second.
+#[test]
+fn a_stuck_queue_is_seen_through() {
+    let (line, _) = hang(3, |world| {
+        let x = Numbers::f32(vec![1.0; 10]);
+        let y = Numbers::f32(vec![1.0; 10]);
+        match world.rank() {
+            0 => world.group("pair", &[0, 1]).all_reduce(x.tensor()),
+            1 => {
+                let (slow, pair) = (world.group("slow", &[1, 2]), world.group("pair", &[0, 1]));
+                let one = slow.begin(Collective::AllReduce(x.tensor()));
+                let two = pair.begin(Collective::AllReduce(y.tensor()));
+                slow.finish(one);
+                pair.finish(two);
+            }
+            _ => busy(world),
+        }
+    });
+    starts_and_ends(&line, "rank 2 (DP2) never entered all_reduce #1 of group slow", "2 ranks");
+}
+
+#[test]
+fn slow_is_not_stuck() {
+    let watch = Watch::new(Duration::from_millis(1000));
+    on_threads(threads::watched(2, &watch), |world| {
+        let group = world.group("dp", &[0, 1]);
+        let x = Numbers::f32(vec![1.0; 10]);
+        for _ in 0..3 {
+            if world.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(400));
+            }
+            group.all_reduce(x.tensor());
+        }
+    });
+}
+
+/// The issue's own example, from reports as they would come in.
+#[test]
+fn the_line_reads_as_asked_for() {
+    let dp: Vec<usize> = (0..384).collect();
+    let report = |rank: usize| {
+        let entered = if rank == 37 { 12_344 } else { 12_345 };
+        let event = Event {
+            number: 0,
+            group: "dp".into(),
+            op: Op::AllReduce,
+            sequence: 12_345,
+            dtype: DType::F32,
+            bytes: 4,
+            peer: None,
+            queued: false,
+            enqueued: 59.0,
+            started: Some(59.0),
+            awaiting: Some(37),
+            finished: None,
+        };
+        RankReport {
+            node: format!("n{}", rank / 3),
+            place: "TP1 PP3 DP0".into(),
+            doing: if rank == 37 { "reading data" } else { "backward" }.into(),
+            now: 100.0,
+            groups: vec![GroupCount { collectives: entered, ..GroupCount::new("dp", &dp) }],
+            events: if rank == 37 { Vec::new() } else { vec![event] },
+            ..RankReport::unknown(rank)
+        }
+    };
+    let mut reports: Vec<RankReport> = (0..384).map(report).collect();
+    let line = "rank 37 (node n12, TP1 PP3 DP0) never entered all_reduce #12345 of group dp; \
+                last event: reading data; 383 ranks waiting 41 s";
+    assert_eq!(verdict(&reports, 41.0).as_deref(), Some(line));
+    assert_eq!(verdict(&reports, 42.0), None, "not yet");
+    reports[37].silent = Some(44.0);
+    let line = "rank 37 (node n12, TP1 PP3 DP0) is silent for 44 s: stopped, or cut off; \
+                last event: reading data; 383 ranks waiting 41 s";
+    assert_eq!(verdict(&reports, 42.0).as_deref(), Some(line));
+}

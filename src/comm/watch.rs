@@ -1,0 +1,48 @@
+//! How a world is watched, and what ends it.
+
+use super::Failed;
+use super::dump::{write_rank, write_verdict};
+use super::report::RankReport;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long a rank may wait for others, and where dumps go.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// A rank that waits longer in one operation is held up: somebody is at fault.
+    pub timeout: Duration,
+    /// Folder for the dump of a failure; none is written without.
+    pub dumps: Option<PathBuf>,
+    /// From the verdict to the end of a rank that does not end by itself, as one that computes for
+    /// ever; it then leaves the process with `Failed::EXIT_CODE`.
+    pub grace: Duration,
+}
+
+impl Watch {
+    pub fn new(timeout: Duration) -> Watch {
+        Watch { timeout, dumps: None, grace: Duration::from_secs(5) }
+    }
+
+    /// How often ranks are looked at.
+    pub(super) fn period(&self) -> Duration {
+        (self.timeout / 5).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    /// Writes what is known of these ranks; a dump that fails is reported and changes nothing.
+    pub(super) fn dump(&self, line: Option<&str>, reports: &[RankReport]) {
+        let Some(folder) = &self.dumps else { return };
+        let verdict = line.map_or(Ok(()), |line| write_verdict(folder, line));
+        let written = verdict.and(reports.iter().try_for_each(|r| write_rank(folder, r)));
+        if let Err(error) = written {
+            eprintln!("gptrain: no dump: {error:#}");
+        }
+    }
+}
+
+/// Ends the process of a rank that did not unwind by itself.
+pub(super) fn end_process(failed: &Failed) -> ! {
+    if failed.speak {
+        eprintln!("gptrain: {failed}");
+    }
+    std::process::exit(Failed::EXIT_CODE.into())
+}
