@@ -150,6 +150,9 @@ fn no_tokenizer_file_makes_the_loader_panic() {
 
 /// Damages JSON: digits and letters changed, words swapped for others, stretches cut.
 fn tweak(bytes: &mut Vec<u8>, dice: &mut Dice) {
+    if bytes.is_empty() {
+        return;
+    }
     let at = dice.below(bytes.len() as u64) as usize;
     let until = (at + dice.below(12) as usize).min(bytes.len());
     match dice.below(6) {
