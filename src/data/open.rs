@@ -67,6 +67,13 @@ impl Opener {
         if stage.datasets.is_empty() {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
         }
+        for share in &stage.datasets {
+            if !(share.weight.is_finite() && share.weight > 0.0) {
+                let place = format!("data.{name}: {}", share.prefix.display());
+                let what = format!("its weight is {}", share.weight);
+                problems.add(place, what, "give it a weight above 0, or leave it out");
+            }
+        }
         let mut members = Vec::new();
         for (i, share) in stage.datasets.iter().enumerate() {
             let wanted = shares(self.rule, &stage.datasets, planned)[i];
