@@ -10,7 +10,8 @@ use gptrain::data::indexed::{Indexed, index_path, tokens_path};
 use gptrain::data::mixture::{Member, Mixture, Stage};
 use gptrain::data::order::{Order, Wish};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
-use gptrain::manifest::DataRule;
+use gptrain::data::{Batch, Datasets, Request};
+use gptrain::manifest::{Data, DataRule, Dataset, Objective, Part};
 
 /// Documents of a large dataset, and their mean length.
 const DOCUMENTS: usize = 10_000_000;
@@ -27,6 +28,7 @@ fn main() {
     open(&prefix);
     order(&lengths);
     samples(&prefix);
+    batches(&prefix);
     for path in [index_path(&prefix), tokens_path(&prefix)] {
         std::fs::remove_file(path).unwrap();
     }
@@ -101,6 +103,31 @@ fn samples(prefix: &Path) {
         }
         let rate = count as f64 / start.elapsed().as_secs_f64();
         println!("samples of 2048 tokens, one thread, {turn}: {rate:.0} a second ({sum})");
+    }
+}
+
+/// What training gets: tokens, targets, weights, positions and masks, 8 samples at a time.
+fn batches(prefix: &Path) {
+    let part = Part::Range(0.0, 0.1);
+    let train = vec![Dataset { prefix: prefix.into(), weight: 1.0, part }];
+    let data = Data {
+        seed: 1234,
+        rule: DataRule::MegatronCore,
+        train,
+        valid: vec![],
+        tokenizer: None,
+        eod: None,
+        objective: Objective::Causal,
+    };
+    let source = Datasets::open(&data, 2048, 50257, 100_000, 0).unwrap().train;
+    let mut batch = Batch::default();
+    for turn in ["first", "warm"] {
+        let start = Instant::now();
+        for first_sample in (0..100_000).step_by(8) {
+            batch.fill(&source, Request { first_sample, samples: 8 }).unwrap();
+        }
+        let rate = 1e5 / start.elapsed().as_secs_f64();
+        println!("batches of 8 with masks, one thread, {turn}: {rate:.0} samples a second");
     }
 }
 

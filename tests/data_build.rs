@@ -74,7 +74,7 @@ fn a_text_cut_into_chunks_is_one_document_with_the_same_ids() {
     }
     assert!(text.len() > 3 << 20);
     std::fs::write(folder.join("novels.txt"), &text).unwrap();
-    let inputs = corpus::find(&[folder.clone()], None).unwrap();
+    let inputs = corpus::find(std::slice::from_ref(&folder), None).unwrap();
     let output = folder.join("d");
     let built = build(&inputs, &tokenizer, &output).run(|_, _| Ok(())).unwrap();
     let mut want: Vec<i32> = tokenizer.encode(&text).iter().map(|id| *id as i32).collect();

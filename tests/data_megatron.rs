@@ -8,7 +8,7 @@ use gptrain::data::indexed::{Indexed, TokenType};
 use gptrain::data::mask::{Masks, Slot};
 use gptrain::data::order::{Order, Wish};
 use gptrain::data::random::RandomState;
-use gptrain::data::split;
+use gptrain::data::{Request, split};
 use gptrain::manifest::{DataRule, Eod, Objective};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -293,6 +293,25 @@ fn masks_are_megatrons() {
                 false => Objective::PrefixLm { loss_on_targets_only: flag("loss_on_targets_only") },
             };
             check_masks(case, &Masks { eod, objective, key: 0 });
+        }
+    }
+}
+
+#[test]
+fn ranks_read_what_megatrons_sampler_gives_them() {
+    for case in expected("samplers.json")["single"].as_array().unwrap() {
+        let number = |name: &str| case[name].as_u64().unwrap();
+        let (micro, ranks) = (number("micro_batch_size") as usize, number("dp") as usize);
+        for (rank, want) in case["ranks"].as_array().unwrap().iter().enumerate() {
+            let requests =
+                Request::of_rank(number("consumed"), number("total"), micro, ranks, rank);
+            let batches: Vec<Vec<i64>> = requests
+                .map(|Request { first_sample, samples }| {
+                    (first_sample as i64..first_sample as i64 + samples as i64).collect()
+                })
+                .collect();
+            let want: Vec<Vec<i64>> = want.as_array().unwrap().iter().map(numbers).collect();
+            assert_eq!(batches, want, "rank {rank} of {case}");
         }
     }
 }

@@ -172,6 +172,13 @@ fn every_mistake_in_the_data_is_reported_at_once() {
 }
 
 #[test]
+fn a_weight_must_be_above_zero() {
+    let train = vec![dataset("u16_a", 0.0, "1,0,0", 0), dataset("u16_b", f64::NAN, "1,0,0", 0)];
+    let error = problems(Datasets::open(&data(train), 16, 50257, 10, 0));
+    assert!(error.contains("u16_a: its weight is 0") && error.contains("u16_b: its weight is NaN"));
+}
+
+#[test]
 fn a_missing_dataset_is_named() {
     let wishes = data(vec![dataset("nothing_here", 1.0, "1,0,0", 0)]);
     let error = problems(Datasets::open(&wishes, 16, 50257, 10, 0));

@@ -29,8 +29,10 @@ pub struct Build<'a> {
 pub struct Built {
     pub documents: u64,
     pub tokens: u64,
-    /// Bytes of the corpus as text.
+    /// Bytes of the documents' text.
     pub text: u64,
+    /// Bytes of the files that hold it, decompressed.
+    pub read: u64,
     /// Lines left out because they could not be read.
     pub skipped: u64,
 }
@@ -42,6 +44,8 @@ struct Encoded {
     /// Tokens of each document; the last may go on in the next chunk.
     lengths: Vec<usize>,
     continues: bool,
+    /// Bytes of text.
+    text: u64,
     skipped: u64,
 }
 
@@ -66,7 +70,8 @@ impl Build<'_> {
                 built.tokens = writer.tokens();
                 built.documents += some.lengths.len() as u64 - some.continues as u64;
                 built.skipped += some.skipped;
-                built.text = report.text;
+                built.text += some.text;
+                built.read = report.text;
                 progress(report, built.tokens)
             },
         )?;
@@ -82,6 +87,7 @@ impl Build<'_> {
         let mut some = Encoded { continues: chunk.continues, ..Encoded::default() };
         some.skipped = chunk.documents(&self.rules, |text| {
             let before = some.ids.len();
+            some.text += text.len() as u64;
             match chunk.continued {
                 true => encoder.encode_more(text, &mut some.ids)?,
                 false => encoder.encode(text, &mut some.ids)?,

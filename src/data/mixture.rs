@@ -58,7 +58,7 @@ pub struct Cursor {
 
 impl Member {
     /// Samples in all legs.
-    pub fn len(&self) -> u64 {
+    pub fn samples(&self) -> u64 {
         self.legs.iter().map(Order::len).sum()
     }
 
@@ -175,7 +175,7 @@ impl Mixture {
             None => bail!(
                 "sample {sample} is number {number} of {}, which gives {}",
                 member.dataset.prefix().display(),
-                Count(member.len())
+                Count(member.samples())
             ),
         }
     }

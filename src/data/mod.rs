@@ -1,9 +1,11 @@
-//! Tokens: Megatron's indexed datasets, the order their samples are read in, masks, tokenizers.
+//! Tokens: making datasets out of text, and reading training samples out of datasets.
 //!
 //! ```text
-//! Indexed ──► Order ──► Source ──► Reader ──► Batch
-//! (.bin/.idx)  + split   + blend    (a thread)
-//!                        + masks
+//! corpus ──► tokenizer ──► Indexed          text in, .bin/.idx out (`build`)
+//!
+//! Indexed ──► Order ──► Mixture ──► Source ──► Reader ──► Batch
+//! (.bin/.idx)  + split   + blend     + masks    (a thread)
+//!                        + plan
 //! ```
 //!
 //! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a

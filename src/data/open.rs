@@ -50,7 +50,7 @@ impl Opener {
         }
         // One dataset by itself gives whole epochs, which is more than was asked for.
         if let Some(last) = layout.stages.last_mut().filter(|stage| stage.blend.is_none()) {
-            last.until = last.from + layout.members[last.members[0]].len() - last.cursors[0];
+            last.until = last.from + layout.members[last.members[0]].samples() - last.cursors[0];
         }
         Ok(Mixture::new(layout.members, layout.stages, self.seq_len))
     }
@@ -66,6 +66,13 @@ impl Opener {
         let mut problems = Problems::default();
         if stage.datasets.is_empty() {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
+        }
+        for share in &stage.datasets {
+            if !(share.weight.is_finite() && share.weight > 0.0) {
+                let place = format!("data.{name}: {}", share.prefix.display());
+                let what = format!("its weight is {}", share.weight);
+                problems.add(place, what, "give it a weight above 0, or leave it out");
+            }
         }
         let mut members = Vec::new();
         for (i, share) in stage.datasets.iter().enumerate() {
@@ -124,7 +131,7 @@ impl Opener {
     /// Orders another leg where a stage takes more of a member than was planned at first. (Under
     /// Megatron-DeepSpeed's rule a mixture could do so from the start, and end in an IndexError.)
     fn lengthen(&mut self, member: &mut Member, share: &Share, total: u64) -> Result<()> {
-        let missing = total.saturating_sub(member.len());
+        let missing = total.saturating_sub(member.samples());
         if missing > 0 {
             let place = share.prefix.display().to_string();
             let part = self.part(share, &member.dataset, &place)?;

@@ -39,7 +39,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
         members.extend(collect(member(preview, share, samples), &mut problems)?);
     }
     problems.or(())?;
-    let sizes: Vec<u64> = members.iter().map(Member::len).collect();
+    let sizes: Vec<u64> = members.iter().map(Member::samples).collect();
     let weights: Vec<f64> = match preview.weighted {
         true => preview.datasets.iter().map(|share| share.weight).collect(),
         false => sizes.iter().map(|size| *size as f64).collect(),

@@ -36,6 +36,26 @@ pub struct Request {
     pub samples: usize,
 }
 
+impl Request {
+    /// What one of `ranks` data-parallel ranks reads of samples `consumed .. total`, as Megatron's
+    /// default sampler deals them out: `micro` samples to each rank in turn, a last round that does
+    /// not reach all of them dropped. Which samples a run reads does not depend on `ranks`.
+    pub fn of_rank(
+        consumed: u64,
+        total: u64,
+        micro: usize,
+        ranks: usize,
+        rank: usize,
+    ) -> impl Iterator<Item = Request> + Send + 'static {
+        let round = (micro * ranks) as u64;
+        let rounds = total.saturating_sub(consumed) / round;
+        (0..rounds).map(move |i| Request {
+            first_sample: consumed + i * round + (rank * micro) as u64,
+            samples: micro,
+        })
+    }
+}
+
 impl Batch {
     /// Reads a batch into this one, reusing its memory.
     pub fn fill(&mut self, source: &Source, request: Request) -> Result<()> {

@@ -147,9 +147,8 @@ pub fn build(args: BuildArgs) -> Result<()> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let built = build.run(|report, tokens| {
-        progress.show(report.read, || {
-            format!("{} of text, {} tokens", Bytes(report.text), Count(tokens))
-        });
+        progress
+            .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted; nothing of the output is kept");
         }
@@ -163,8 +162,8 @@ pub fn build(args: BuildArgs) -> Result<()> {
         Count(built.tokens),
         built.text as f64 / built.tokens.max(1) as f64,
     );
-    let rate = built.text as f64 / 1e6 / seconds.0;
-    println!("{} of text in {seconds}, {rate:.1} MB/s", Bytes(built.text));
+    let rate = Bytes((built.read as f64 / seconds.0) as u64);
+    println!("{} read in {seconds}, {rate}/s", Bytes(built.read));
     if built.skipped > 0 {
         println!("{} lines could not be read and are left out", Count(built.skipped));
     }
@@ -215,14 +214,14 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
     let train = Train { inputs: &inputs, rules, training, threads: args.text.threads() };
     let mut progress = Progress::new("training", total);
     let trained = train.run(
-        |report| progress.show(report.read, || format!("{} of text", Bytes(report.text))),
+        |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |_| {},
     )?;
     let seconds = progress.finish();
     std::fs::write(&args.output, &trained.json)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     println!(
-        "{}: {} ids learned from {} of text ({} different pieces) in {seconds}",
+        "{}: {} ids learned from {} ({} different pieces) in {seconds}",
         args.output.display(),
         Count(trained.vocab as u64),
         Bytes(trained.text),

@@ -52,7 +52,7 @@ impl Progress {
                 }
             };
             let rate = Bytes(rate as u64);
-            eprintln!("{}: {} read ({rate}/s){left} · {}", self.doing, Bytes(read), message());
+            eprintln!("{}: {rate}/s{left} · {}", self.doing, message());
         }
     }
 

@@ -71,7 +71,7 @@ enum Rule {
 const SHOWN: u64 = 5;
 
 pub fn run(args: Args) -> Result<()> {
-    let (rows, fractions) = ranges(&args.range)?;
+    let Ranges { rows, fractions } = ranges(&args.range)?;
     let mixture = open(&preview(&args, fractions)?)?;
     let count = mixture.samples();
     let default = if args.json { count } else { count.min(SHOWN) };
@@ -133,17 +133,26 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
 
 type Rows = std::ops::Range<u64>;
 
-/// Sample numbers, and fractions of datasets, out of `--range`.
-fn ranges(texts: &[String]) -> Result<(Option<Rows>, Option<(f64, f64)>), Problems> {
-    let (mut rows, mut fractions) = (None, None);
+/// What `--range` asks for.
+#[derive(Default)]
+struct Ranges {
+    rows: Option<Rows>,
+    /// Of each dataset's sequences.
+    fractions: Option<(f64, f64)>,
+}
+
+fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
+    let mut ranges = Ranges::default();
     for text in texts {
         let (from, to) = text.split_once("..").unwrap_or((text, ""));
         let numbers = (from.parse::<u64>(), to.parse::<u64>());
         let reals = (from.parse::<f64>(), to.parse::<f64>());
         match (numbers, reals) {
-            ((Ok(from), Ok(to)), _) if from <= to => rows = Some(from..to),
+            ((Ok(from), Ok(to)), _) if from <= to => {
+                ranges.rows = Some(from..to);
+            }
             (_, (Ok(from), Ok(to))) if 0.0 <= from && from < to && to <= 1.0 => {
-                fractions = Some((from, to));
+                ranges.fractions = Some((from, to));
             }
             _ => {
                 let what =
@@ -152,7 +161,7 @@ fn ranges(texts: &[String]) -> Result<(Option<Rows>, Option<(f64, f64)>), Proble
             }
         }
     }
-    Ok((rows, fractions))
+    Ok(ranges)
 }
 
 fn print(mixture: &Mixture, rows: Rows, json: bool, tokenizer: Option<&Tokenizer>) -> Result<()> {

@@ -23,7 +23,7 @@ pub struct Reading<'a> {
 pub struct Report {
     /// Bytes of files, as they are on disk.
     pub read: u64,
-    /// Bytes of text.
+    /// Bytes of them decompressed.
     pub text: u64,
 }
 

@@ -158,7 +158,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
     });
     let (vocab, merges) = (bytes.len(), Merges::new(&merges));
     let bpe = Bpe { bytes, of_byte, merges, cut, prefix_space, whole_pieces };
-    Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(bpe) })
+    Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(Box::new(bpe)) })
 }
 
 /// What would change ids and is not done by gptrain's own code.

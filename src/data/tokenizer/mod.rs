@@ -40,7 +40,7 @@ pub struct Tokenizer {
 
 #[derive(Clone, Debug)]
 enum Rules {
-    Bpe(Bpe),
+    Bpe(Box<Bpe>),
     /// Anything else, left to Hugging Face's own crate.
     Foreign(Foreign),
 }
@@ -72,14 +72,14 @@ impl Tokenizer {
     pub fn of_bytes() -> Tokenizer {
         let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
         bytes.push(Some(END_OF_TEXT.as_bytes().into()));
-        let rules = Rules::Bpe(Bpe {
+        let rules = Rules::Bpe(Box::new(Bpe {
             bytes,
             of_byte: std::array::from_fn(|byte| byte as u32),
             merges: Merges::new(&[]),
             cut: Cut::Whole,
             prefix_space: false,
             whole_pieces: None,
-        });
+        }));
         let special = vec![(END_OF_TEXT.into(), 256)];
         Tokenizer { vocab: 257, special, eod: Some(256), rules }
     }
