@@ -13,6 +13,9 @@ use std::sync::Mutex;
 /// Offsets, lengths and addresses of direct writes are multiples of this.
 pub const BLOCK: usize = 4096;
 
+/// Files of fewer bytes are left to the page cache.
+pub const DIRECT: u64 = 1 << 20;
+
 /// One call, as tests see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {

@@ -259,7 +259,8 @@ impl Index {
             ensure!(inside(0, rows) && inside(1, cols), "piece {i} is not inside {rows}×{cols}");
             let bytes = 4 * (piece.size[0] * piece.size[1]) as u64;
             let end = piece.byte.checked_add(bytes);
-            let in_file = piece.byte >= shard.header_bytes && end.is_some_and(|e| e <= shard.bytes);
+            let in_data = piece.byte >= shard.header_bytes && piece.byte.is_multiple_of(4);
+            let in_file = in_data && end.is_some_and(|e| e <= shard.bytes);
             ensure!(in_file, "piece {i} is not inside {}", shard.file);
             let chunks = bytes.div_ceil(CHUNK as u64) as usize;
             ensure!(piece.chunks.len() == chunks, "piece {i} has not {chunks} chunks");

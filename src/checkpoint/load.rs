@@ -2,13 +2,14 @@
 
 use super::digest::{Digest, Values};
 use super::index::{Progress, Tensor};
-use super::read::Checkpoint;
+use super::read::{Buffer, Checkpoint, row_blocks};
 use super::snapshot::saved_shape;
 use crate::base::DType;
 use crate::engine::{Engine, Moment, Sampler};
 use crate::model::Slot;
 use anyhow::{Context, ensure};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
@@ -16,8 +17,8 @@ use std::sync::mpsc::sync_channel;
 pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let slots: Vec<&Slot> = engine.slots().collect();
     let vocab = engine.vocab();
-    read_all(checkpoint, &slots, vocab, &Moment::ALL, &mut |moment, slot, values| {
-        engine.write(moment, slot, values);
+    read_all(checkpoint, &slots, vocab, &Moment::ALL, &mut |moment, slot, first, values| {
+        engine.write_rows(moment, slot, first, values);
     })?;
     engine.publish();
     verify_live(checkpoint, engine)?;
@@ -29,8 +30,8 @@ pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress
     let checkpoint = Checkpoint::open(folder)?;
     let slots: Vec<&Slot> = sampler.slots().collect();
     let vocab = sampler.vocab();
-    read_all(&checkpoint, &slots, vocab, &[Moment::Master], &mut |_, slot, values| {
-        sampler.write(slot, values);
+    read_all(&checkpoint, &slots, vocab, &[Moment::Master], &mut |_, slot, first, values| {
+        sampler.write_rows(slot, first, values);
     })?;
     Ok(checkpoint.index.progress)
 }
@@ -82,48 +83,62 @@ fn tensor<'c>(checkpoint: &'c Checkpoint, slot: &Slot, vocab: usize) -> anyhow::
     Ok(tensor)
 }
 
-/// Reads ahead on threads of its own, and gives what was read to `put`.
+/// Reads ahead on threads of its own, and gives runs of rows to `put`, with the first row's number.
 fn read_all(
     checkpoint: &Checkpoint,
     slots: &[&Slot],
     vocab: usize,
     moments: &[Moment],
-    put: &mut dyn FnMut(Moment, &Slot, &[f32]),
+    put: &mut dyn FnMut(Moment, &Slot, usize, &[f32]),
 ) -> anyhow::Result<()> {
-    let unexpected =
-        checkpoint.index.tensors.iter().find(|t| slots.iter().all(|s| s.name != t.name));
-    if let Some(tensor) = unexpected {
+    let mut tensors = checkpoint.index.tensors.iter();
+    if let Some(tensor) = tensors.find(|t| slots.iter().all(|s| s.name != t.name)) {
         let folder = checkpoint.folder.display();
         anyhow::bail!("{folder} has a tensor {}, the manifest's model has not", tensor.name);
     }
     let mut jobs = Vec::new();
     for slot in slots {
         let tensor = tensor(checkpoint, slot, vocab)?;
-        jobs.extend(moments.iter().map(|moment| (*moment, *slot, tensor)));
+        for rows in row_blocks(tensor)? {
+            jobs.extend(moments.iter().map(|moment| (*moment, *slot, tensor, rows.clone())));
+        }
+        // Rows that only pad the vocabulary are not saved.
+        let padding = vec![0.0; slot.numel() - tensor.numel()];
+        let first = tensor.numel() / slot.cols;
+        moments.iter().for_each(|moment| put(*moment, slot, first, &padding));
     }
-    let next = AtomicUsize::new(0);
+    let (next, spare) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         let (send, ready) = sync_channel(1);
         for _ in 0..3 {
-            let (send, jobs, next) = (send.clone(), &jobs, &next);
+            let (send, jobs, next, spare) = (send.clone(), &jobs, &next, &spare);
             scope.spawn(move || {
-                while let Some((moment, slot, tensor)) =
+                let mut buffer = Buffer::default();
+                while let Some((moment, slot, tensor, rows)) =
                     jobs.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let values = checkpoint.whole(tensor, *moment).map(|mut values| {
-                        values.resize(slot.numel(), 0.0); // rows that pad the vocabulary
-                        values
-                    });
-                    if send.send((*moment, *slot, values)).is_err() {
+                    let mut values: Vec<f32> = take(spare).unwrap_or_default();
+                    values.resize(rows.len() * slot.cols, 0.0);
+                    let (rows, cols) = (rows.clone(), 0..slot.cols);
+                    let first = rows.start;
+                    let read =
+                        checkpoint.read_by(&mut buffer, tensor, *moment, rows, cols, &mut values);
+                    if send.send((*moment, *slot, first, read.map(|()| values))).is_err() {
                         return; // another tensor was damaged
                     }
                 }
             });
         }
         drop(send);
-        for (moment, slot, values) in ready {
-            put(moment, slot, &values?);
+        for (moment, slot, first, values) in ready {
+            let values = values?;
+            put(moment, slot, first, &values);
+            spare.lock().unwrap_or_else(|held| held.into_inner()).push(values);
         }
         Ok(())
     })
+}
+
+fn take<T>(spare: &Mutex<Vec<T>>) -> Option<T> {
+    spare.lock().unwrap_or_else(|held| held.into_inner()).pop()
 }

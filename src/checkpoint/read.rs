@@ -1,23 +1,38 @@
 //! Reading a checkpoint: no value leaves this file before its digest was compared.
 
 use super::digest::{CHUNK, Digest};
+use super::disk::{BLOCK, DIRECT};
 use super::folder;
 use super::index::{Index, Piece, SHARD_END, Shard, Tensor, moment_name};
 use crate::engine::Moment;
 use anyhow::{Context, bail, ensure};
-use std::fs::{self, File};
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes that `blocks` reads at a time, about.
-const READ: usize = 16 << 20;
+/// Bytes that are read at a time, at most, but for a row that is longer.
+const READ: usize = 64 << 20;
 
 /// A published checkpoint, its index and its files' headers checked.
 pub struct Checkpoint {
     pub folder: PathBuf,
     pub index: Index,
-    files: Vec<File>,
+    files: Vec<ShardFile>,
+}
+
+/// A shard, opened twice: what is read once must not push other things out of the page cache.
+struct ShardFile {
+    file: File,
+    /// Around the page cache, where the file system can.
+    direct: Option<File>,
+}
+
+/// Memory for one chunk, to be used again.
+#[derive(Default)]
+pub struct Buffer {
+    bytes: Vec<u8>,
 }
 
 impl Checkpoint {
@@ -67,8 +82,20 @@ impl Checkpoint {
         cols: Range<usize>,
         out: &mut [f32],
     ) -> anyhow::Result<()> {
+        self.read_by(&mut Buffer::default(), tensor, moment, rows, cols, out)
+    }
+
+    /// The same, with a buffer from before.
+    pub fn read_by(
+        &self,
+        buffer: &mut Buffer,
+        tensor: &Tensor,
+        moment: Moment,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> anyhow::Result<()> {
         assert_eq!(out.len(), rows.len() * cols.len(), "{}", tensor.name);
-        let mut buffer = Vec::new();
         for piece in &tensor.kept(moment).pieces {
             let overlap = |k: usize, wanted: &Range<usize>| {
                 let end = (piece.at[k] + piece.size[k]).min(wanted.end);
@@ -83,8 +110,8 @@ impl Checkpoint {
             let first = 4 * element(rows_here.start, cols_here.start) / CHUNK;
             let last = 4 * element(rows_here.end - 1, cols_here.end - 1) / CHUNK;
             for chunk in first..=last {
-                self.chunk(tensor, moment, piece, chunk, &mut buffer)?;
-                let values: &[f32] = bytemuck::cast_slice(&buffer);
+                let bytes = self.chunk(tensor, moment, piece, chunk, buffer)?;
+                let values: &[f32] = bytemuck::cast_slice(bytes);
                 let begin = chunk * CHUNK / 4;
                 let holds = begin..begin + values.len();
                 for row in rows_here.clone() {
@@ -103,34 +130,31 @@ impl Checkpoint {
     }
 
     /// One chunk of a piece, verified.
-    fn chunk(
+    fn chunk<'b>(
         &self,
         tensor: &Tensor,
         moment: Moment,
         piece: &Piece,
         chunk: usize,
-        buffer: &mut Vec<u32>,
-    ) -> anyhow::Result<()> {
+        buffer: &'b mut Buffer,
+    ) -> anyhow::Result<&'b [u8]> {
         let shard = &self.index.shards[piece.shard];
         let bytes = 4 * piece.size[0] * piece.size[1];
         let len = CHUNK.min(bytes - chunk * CHUNK);
         let at = piece.byte + (chunk * CHUNK) as u64;
-        buffer.resize(len / 4, 0);
-        let buffer: &mut [u8] = bytemuck::cast_slice_mut(buffer);
         let place = || {
             let (path, end) = (self.folder.join(&shard.file), at + len as u64);
             let (name, kept) = (&tensor.name, moment_name(moment));
             format!("{}: bytes {at}..{end} ({kept} of {name})", path.display())
         };
-        self.files[piece.shard]
-            .read_exact_at(buffer, at)
-            .with_context(|| format!("{}: cannot be read", place()))?;
+        let read = self.files[piece.shard].read(at, len, buffer);
+        let bytes = read.with_context(|| format!("{}: cannot be read", place()))?;
         ensure!(
-            Digest::of(buffer) == piece.chunks[chunk],
+            Digest::of(bytes) == piece.chunks[chunk],
             "{}: damaged, their digest is not the one saved",
             place()
         );
-        Ok(())
+        Ok(bytes)
     }
 
     /// The whole of a tensor.
@@ -150,10 +174,10 @@ impl Checkpoint {
         each: &mut dyn FnMut(usize, &[f32]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let [_, cols] = tensor.matrix()?;
-        let mut values = Vec::new();
+        let (mut values, mut buffer) = (Vec::new(), Buffer::default());
         for rows in row_blocks(tensor)? {
             values.resize(rows.len() * cols, 0.0);
-            self.read(tensor, moment, rows.clone(), 0..cols, &mut values)?;
+            self.read_by(&mut buffer, tensor, moment, rows.clone(), 0..cols, &mut values)?;
             each(rows.start * cols, &values)?;
         }
         Ok(())
@@ -163,11 +187,46 @@ impl Checkpoint {
 /// The rows of a tensor, some MiB at a time.
 pub fn row_blocks(tensor: &Tensor) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
     let [rows, cols] = tensor.matrix()?;
-    let step = (READ / 4 / cols).max(1);
+    let step = rows_at_once(cols);
     Ok((0..rows).step_by(step).map(move |first| first..(first + step).min(rows)))
 }
 
-fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<File> {
+/// Rows of so many columns that end where a chunk ends, if there are such: no chunk is then read
+/// twice. (12 MiB for the usual widths, 3 · 2ⁿ.)
+fn rows_at_once(cols: usize) -> usize {
+    let row = 4 * cols;
+    let shared = 1 << row.trailing_zeros().min(CHUNK.trailing_zeros());
+    let aligned = CHUNK / shared;
+    if aligned * row <= READ { aligned } else { (READ / row).max(1) }
+}
+
+impl ShardFile {
+    /// Bytes `at .. at + len`, in the buffer.
+    fn read<'b>(&self, at: u64, len: usize, buffer: &'b mut Buffer) -> std::io::Result<&'b [u8]> {
+        buffer.bytes.resize(CHUNK + 3 * BLOCK, 0);
+        let aligned = buffer.bytes.as_ptr().align_offset(BLOCK);
+        let bytes = &mut buffer.bytes[aligned..];
+        if let Some(direct) = &self.direct {
+            let skip = at as usize % BLOCK;
+            let whole = (skip + len).next_multiple_of(BLOCK);
+            let mut got = 0;
+            // It ends early at the end of the file only.
+            while got < skip + len && got % BLOCK == 0 {
+                match direct.read_at(&mut bytes[got..whole], at - skip as u64 + got as u64)? {
+                    0 => break,
+                    n => got += n,
+                }
+            }
+            if got >= skip + len {
+                return Ok(&bytes[skip..skip + len]);
+            }
+        }
+        self.file.read_exact_at(&mut bytes[..len], at)?;
+        Ok(&bytes[..len])
+    }
+}
+
+fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<ShardFile> {
     let path = folder.join(&shard.file);
     let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     let len = file.metadata().with_context(|| path.display().to_string())?.len();
@@ -205,5 +264,8 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Fil
             says.unwrap_or_default()
         );
     }
-    Ok(file)
+    let flags = OFlags::DIRECT.bits() as i32;
+    let open = || OpenOptions::new().read(true).custom_flags(flags).open(&path).ok();
+    let direct = if shard.bytes < DIRECT { None } else { open() };
+    Ok(ShardFile { file, direct })
 }

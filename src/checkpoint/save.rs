@@ -1,7 +1,7 @@
 //! Writing a checkpoint: every rank its shards, one rank the index; then the folder gets its name.
 
 use super::digest::{CHUNK, Digest, Values};
-use super::disk::{BLOCK, Disk};
+use super::disk::{BLOCK, DIRECT, Disk};
 use super::folder;
 use super::index::{self, Index, Kept, Live, Piece, SHARD_END, Shard, State, Tensor, moment_name};
 use super::safetensors;
@@ -260,7 +260,7 @@ impl<'d> Stream<'d> {
     fn create(disk: &'d Disk, path: PathBuf, len: u64) -> anyhow::Result<Stream<'d>> {
         let file = disk.create(&path)?;
         disk.allocate(&path, &file, len)?;
-        let direct = disk.direct(&path);
+        let direct = if len < DIRECT { None } else { disk.direct(&path) };
         let size = BUFFER.min(len as usize).next_multiple_of(BLOCK);
         let buffer = vec![0; size + BLOCK];
         let start = buffer.as_ptr().align_offset(BLOCK);

@@ -138,9 +138,16 @@ impl<'a> Engine<'a> {
         self.cx(false).dtype
     }
 
-    /// And back. After the last master weight: `publish`.
+    /// What the optimizer keeps of one weight, from the host. After the last master weight:
+    /// `publish`.
     pub fn write(&self, moment: Moment, slot: &Slot, values: &[f32]) {
         self.be.upload(bytemuck::cast_slice(values), self.optimizer.kept(moment, slot));
+    }
+
+    /// Some rows of it, from row `first` on.
+    pub fn write_rows(&self, moment: Moment, slot: &Slot, first: usize, values: &[f32]) {
+        let rows = self.optimizer.kept(moment, slot).row_range(first, values.len() / slot.cols);
+        self.be.upload(bytemuck::cast_slice(values), rows);
     }
 
     /// Makes the live weights the rounded master weights, on every rank.

@@ -92,6 +92,12 @@ impl<'a> Sampler<'a> {
         );
     }
 
+    /// Some rows of it, from row `first` on.
+    pub fn write_rows(&self, slot: &Slot, first: usize, values: &[f32]) {
+        let rows = slot.tensor(self.live).row_range(first, values.len() / slot.cols);
+        self.be.upload(bytemuck::cast_slice(values), rows);
+    }
+
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let context_len = self.batch.seq_len;
