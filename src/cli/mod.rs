@@ -1,13 +1,16 @@
 //! The command line: one file per subcommand, no logic of its own.
 //!
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
-//! device), 2 the user's input is wrong.
+//! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
+//! at fault).
 
+mod diagnose;
 mod manifest;
 mod report;
 mod run;
 
 use crate::base::Problems;
+use crate::comm::Failed;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -23,6 +26,8 @@ struct Cli {
 enum Command {
     /// Train a manifest; goes on from its last checkpoint if there is one
     Run(run::Args),
+    /// Say who held up a run whose ranks failed, from the folder they wrote
+    Diagnose(diagnose::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
     /// Check, show or describe manifests
@@ -33,6 +38,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Report(args) => report::run(args),
         Command::Manifest(command) => manifest::run(command),
     };
@@ -41,6 +47,12 @@ pub fn main() -> ExitCode {
         Err(error) if error.is::<Problems>() => {
             eprintln!("{error}");
             ExitCode::from(2)
+        }
+        Err(error) if error.is::<Failed>() => {
+            if error.downcast_ref::<Failed>().is_some_and(|failed| failed.speak) {
+                eprintln!("gptrain: {error}");
+            }
+            ExitCode::from(Failed::EXIT_CODE)
         }
         Err(error) => {
             eprintln!("gptrain: {error:#}");
