@@ -6,7 +6,7 @@ use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Dump, Failed, Group, Watch, World, catch, threads};
 use gptrain::device::Tensor;
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, ChildStderr, Command, Stdio, exit};
 use std::time::{Duration, Instant};
@@ -22,15 +22,26 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Starts them; returns when each has taken some steps.
+    /// Starts them on this machine; returns when each has taken some steps.
     fn start(world: usize, scenario: &str) -> Ranks {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let this_program = std::env::current_exe().unwrap();
+        Ranks::spread(world, scenario, &address.to_string(), |_| Command::new(&this_program))
+    }
+
+    /// Starts them as `place` has it, with rank 0 at `address`.
+    fn spread(
+        world: usize,
+        scenario: &str,
+        address: &str,
+        place: impl Fn(usize) -> Command,
+    ) -> Ranks {
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let child = |rank: usize| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
+            let mut command = place(rank);
             command.args(["--exact", "one_rank", "--ignored", "--nocapture"]);
             command.env("TEST_RANK", rank.to_string()).env("TEST_WORLD", world.to_string());
-            command.env("TEST_SCENARIO", scenario).env("TEST_ADDRESS", port.to_string());
+            command.env("TEST_SCENARIO", scenario).env("TEST_ADDRESS", address);
             command.env("TEST_DUMPS", folder.path()).env_remove("RUST_BACKTRACE");
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             command.spawn().unwrap()
@@ -154,7 +165,8 @@ fn act(world: &World, scenario: &str) {
         world.recorder().doing("forward");
         std::thread::sleep(Duration::from_millis(10));
         if step == 10 {
-            println!("under way");
+            // Of a world of threads the test hears only the first.
+            let _ = writeln!(std::io::stdout(), "under way");
             if world.rank() == 1 {
                 misbehave(world, &*group, scenario);
             }
@@ -305,4 +317,79 @@ fn a_thread_that_does_not_unwind_ends_with_its_process() {
     let start =
         "gptrain: rank 1 never entered all_reduce #19 of group dp; last event: reading data";
     assert!(line.starts_with(start), "{line}");
+}
+
+/// Two hosts with a cable between them: network namespaces, which go when this is dropped. Rank 2
+/// is on the second. None where this user may not make namespaces.
+struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    fn new(test: &str) -> Option<Hosts> {
+        let names = ["a", "b"].map(|host| format!("gptrain-{}-{test}-{host}", std::process::id()));
+        if !ip(&format!("netns add {}", names[0])) {
+            eprintln!("not tested: this user may not make network namespaces");
+            return None;
+        }
+        let hosts = Hosts { names };
+        let [a, b] = &hosts.names;
+        assert!(ip(&format!("netns add {b}")));
+        let cable = format!("-n {a} link add cable type veth peer name cable netns {b}");
+        assert!(ip(&cable), "{cable}");
+        for (host, address) in [(a, "10.0.0.1"), (b, "10.0.0.2")] {
+            assert!(ip(&format!("-n {host} addr add {address}/24 dev cable")));
+            assert!(ip(&format!("-n {host} link set cable up")));
+            assert!(ip(&format!("-n {host} link set lo up")));
+        }
+        Some(hosts)
+    }
+
+    fn start(&self) -> Ranks {
+        Ranks::spread(3, "steady", "10.0.0.1:23456", |rank| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &self.names[(rank == 2) as usize]]);
+            command.arg(std::env::current_exe().unwrap());
+            command
+        })
+    }
+
+    fn cable(&self, state: &str) {
+        assert!(ip(&format!("-n {} link set cable {state}", self.names[1])));
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+fn ip(args: &str) -> bool {
+    let output = Command::new("ip").args(args.split(' ')).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_cut_cable_is_told_on_both_ends() {
+    let Some(hosts) = Hosts::new("cut") else { return };
+    let mut ranks = hosts.start();
+    hosts.cable("down");
+    let line = ranks.line(&[0, 1]);
+    assert!(line.starts_with("rank 2 (node n2) is silent for "), "{line}");
+    let line = ranks.line(&[2]);
+    assert!(line.starts_with("rank 0 is silent for "), "{line}");
+    assert!(line.contains("; rank 2 (node n2) was in: "), "{line}");
+}
+
+#[test]
+fn a_cable_cut_for_less_than_the_limit_is_survived() {
+    let Some(hosts) = Hosts::new("heal") else { return };
+    let mut ranks = hosts.start();
+    hosts.cable("down");
+    std::thread::sleep(TIMEOUT / 5);
+    hosts.cable("up");
+    assert_eq!(ranks.ends(&[0, 1, 2]), (vec![Some(0); 3], vec![]));
 }
