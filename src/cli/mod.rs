@@ -1,18 +1,21 @@
 //! The command line: one file per subcommand, no logic of its own.
 //!
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
-//! device), 2 the user's input is wrong.
+//! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
+//! at fault).
 
-mod data;
-mod export;
-mod import;
-mod inspect;
-mod manifest;
-mod report;
 mod run;
 mod sample;
+mod report;
+mod inspect;
+mod export;
+mod import;
+mod diagnose;
+mod manifest;
+mod data;
 
 use crate::base::Problems;
+use crate::comm::Failed;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -32,12 +35,14 @@ enum Command {
     Sample(sample::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
-    /// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
-    Import(import::Args),
-    /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
-    Export(export::Args),
     /// Look into a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
+    /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
+    Export(export::Args),
+    /// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
+    Import(import::Args),
+    /// Say who held up a run whose ranks failed, from the folder they wrote
+    Diagnose(diagnose::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -50,10 +55,11 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Sample(args) => sample::run(args),
-        Command::Import(args) => import::run(args),
-        Command::Export(args) => export::run(args),
-        Command::InspectCkpt(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
+        Command::InspectCkpt(args) => inspect::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
     };
@@ -62,6 +68,12 @@ pub fn main() -> ExitCode {
         Err(error) if error.is::<Problems>() => {
             eprintln!("{error}");
             ExitCode::from(2)
+        }
+        Err(error) if error.is::<Failed>() => {
+            if error.downcast_ref::<Failed>().is_some_and(|failed| failed.speak) {
+                eprintln!("gptrain: {error}");
+            }
+            ExitCode::from(Failed::EXIT_CODE)
         }
         Err(error) => {
             eprintln!("gptrain: {error:#}");

@@ -200,7 +200,9 @@ impl Party {
             let parts: Result<Vec<Option<Buffer>>, Failed> = (0..self.ranks.len())
                 .map(|rank| if rank == self.me { Ok(None) } else { self.get(call, rank).map(Some) })
                 .collect();
-            memory::sum(&parts?, into);
+            let parts = parts?;
+            memory::sum(&parts, into);
+            parts.into_iter().flatten().for_each(|part| self.links.inbox.pool.give(part));
         }
         Ok(())
     }
@@ -213,7 +215,7 @@ impl Party {
                 self.put(call, to, mine)?;
             }
             for from in self.others() {
-                memory::write(&self.get(call, from)?, self.piece(self.slice(whole, from), piece));
+                self.fetch(call, from, self.piece(self.slice(whole, from), piece))?;
             }
         }
         Ok(())
@@ -231,7 +233,7 @@ impl Party {
     fn receive(&self, call: Call, from: usize, x: Tensor) -> Result<(), Failed> {
         self.links.recorder.start(call.event);
         for piece in 0..self.count(x.numel(), x) {
-            memory::write(&self.get(call, from)?, self.piece(x, piece));
+            self.fetch(call, from, self.piece(x, piece))?;
         }
         self.links.recorder.finish(call.event);
         Ok(())
@@ -270,11 +272,19 @@ impl Party {
     }
 
     fn put(&self, call: Call, to: usize, x: Tensor) -> Result<(), Failed> {
-        let data = memory::read(x);
+        let mut data = self.links.inbox.pool.take(x.bytes());
+        memory::read(x, &mut data);
         let key = (self.name.clone(), call.what.op);
         *self.links.traffic().entry(key).or_default() += x.bytes() as u64;
         let frame = Frame { label: call.label, what: call.what, data };
         self.links.wire.send(self.ranks[to], frame)
+    }
+
+    fn fetch(&self, call: Call, from: usize, to: Tensor) -> Result<(), Failed> {
+        let data = self.get(call, from)?;
+        memory::write(&data, to);
+        self.links.inbox.pool.give(data);
+        Ok(())
     }
 
     fn get(&self, call: Call, from: usize) -> Result<Buffer, Failed> {

@@ -1,6 +1,6 @@
 //! What has arrived at a rank and was not yet asked for. Waiting is sleeping, never spinning.
 
-use super::memory::Buffer;
+use super::memory::{Buffer, Pool};
 use super::{Failed, Op};
 use crate::base::DType;
 use std::collections::{HashMap, VecDeque};
@@ -51,6 +51,8 @@ pub trait Wire: Send + Sync {
 
 /// Frames that came, by sender and operation.
 pub struct Inbox {
+    /// Of the frames' data.
+    pub pool: Pool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -67,7 +69,7 @@ struct State {
 
 impl Default for Inbox {
     fn default() -> Inbox {
-        Inbox { state: Mutex::default(), changed: Condvar::new() }
+        Inbox { pool: Pool::default(), state: Mutex::default(), changed: Condvar::new() }
     }
 }
 

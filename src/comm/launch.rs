@@ -39,7 +39,7 @@ impl Launch {
             env.problem("the launcher's variables", what, "ranks count from 0");
         }
         if let Some(given) = env.text(GIVEN)
-            && !given.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+            && given.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err())
         {
             env.problem(GIVEN, format!("{given:?} is not host:port"), "as in n01:29500");
         }

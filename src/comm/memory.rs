@@ -5,6 +5,7 @@
 use crate::base::DType;
 use crate::device::Tensor;
 use half::bf16;
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes on their way, aligned for every dtype.
 #[derive(Clone, Debug, Default)]
@@ -14,8 +15,15 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    pub fn new(len: usize) -> Buffer {
-        Buffer { words: vec![0; len.div_ceil(8)], len }
+    /// The same memory for `len` other bytes, whatever they are.
+    fn again(mut self, len: usize) -> Buffer {
+        self.words.resize(len.div_ceil(8), 0);
+        Buffer { len, ..self }
+    }
+
+    /// Bytes of memory it holds.
+    fn held(&self) -> usize {
+        self.words.capacity() * 8
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -27,9 +35,47 @@ impl Buffer {
     }
 }
 
-/// A copy of a tensor's elements.
-pub fn read(from: Tensor) -> Buffer {
-    let mut to = Buffer::new(from.bytes());
+/// Buffers that were used, to be used again: fresh memory costs more than the copy into it.
+#[derive(Default)]
+pub struct Pool {
+    free: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    buffers: Vec<Buffer>,
+    /// Of memory they hold.
+    bytes: usize,
+}
+
+impl Pool {
+    /// Bytes kept for later: what may be on its way to a rank, and as much again.
+    const KEPT: usize = 16 << 20;
+
+    /// `len` bytes, whatever they are.
+    pub fn take(&self, len: usize) -> Buffer {
+        let mut free = self.lock();
+        let buffer = free.buffers.pop().unwrap_or_default();
+        free.bytes -= buffer.held();
+        drop(free);
+        buffer.again(len)
+    }
+
+    pub fn give(&self, buffer: Buffer) {
+        let mut free = self.lock();
+        if free.bytes + buffer.held() <= Pool::KEPT {
+            free.bytes += buffer.held();
+            free.buffers.push(buffer);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Copies a tensor's elements into `to`, which is as long.
+pub fn read(from: Tensor, to: &mut Buffer) {
     // SAFETY: the tensor's memory is its arena's, and the caller's group orders who writes it.
     let elements: &[u8] = unsafe {
         match from.dtype {
@@ -40,7 +86,6 @@ pub fn read(from: Tensor) -> Buffer {
         }
     };
     to.bytes_mut().copy_from_slice(elements);
-    to
 }
 
 /// Overwrites a tensor's elements.

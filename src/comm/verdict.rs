@@ -12,7 +12,8 @@ pub fn verdict(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     };
     for report in reports {
         if let Some(End::Died(how)) = &report.ended {
-            return Some(accuse(report, format!("died: {how}")));
+            let (name, doing) = (report.name(), &report.doing);
+            return Some(format!("{name} died: {how}; last event: {doing}"));
         }
     }
     if let Some((report, silent)) = reports.iter().find_map(|r| Some((r, r.silent?))) {

@@ -140,6 +140,8 @@ impl Drop for Member {
             let doing = links.recorder.now_doing();
             links.fail(Failed::new(format!("rank {} panicked, while: {doing}", links.rank)));
         }
+        // What was begun is sent before this rank says that nothing more comes.
+        drop(lock(&self.queue).take());
         links.wire.leave();
     }
 }

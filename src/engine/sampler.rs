@@ -86,16 +86,17 @@ impl<'a> Sampler<'a> {
     }
 
     pub fn write(&self, slot: &Slot, values: &[f32]) {
-        self.be.upload(
-            bytemuck::cast_slice(values),
-            slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket]),
-        );
+        self.be.upload(bytemuck::cast_slice(values), self.tensor(slot));
     }
 
     /// Some rows of it, from row `first` on.
     pub fn write_rows(&self, slot: &Slot, first: usize, values: &[f32]) {
-        let rows = slot.tensor(self.live).row_range(first, values.len() / slot.cols);
+        let rows = self.tensor(slot).row_range(first, values.len() / slot.cols);
         self.be.upload(bytemuck::cast_slice(values), rows);
+    }
+
+    fn tensor(&self, slot: &Slot) -> Tensor {
+        slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket])
     }
 
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.

@@ -2,12 +2,15 @@
 
 use super::super::Op;
 use super::super::inbox::{Frame, Label, What};
-use super::super::memory::Buffer;
+use super::super::memory::Pool;
 use crate::base::DType;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 const HEADER: usize = 40;
+
+/// Data up to this goes with its header.
+const SMALL: usize = 16 << 10;
 
 /// Twice the most that a group sends at once.
 const LONGEST: u64 = 8 << 20;
@@ -21,17 +24,21 @@ const GOODBYE: u8 = 255;
 pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     let Frame { label, what, data } = frame;
     let place = |found: Option<usize>| found.expect("in its list") as u8;
-    let mut bytes = Vec::with_capacity(HEADER + data.bytes().len());
+    let data = data.bytes();
+    let mut bytes = Vec::with_capacity(HEADER + data.len().min(SMALL));
     bytes.extend(label.group.to_le_bytes());
     bytes.extend(label.sequence.to_le_bytes());
     bytes.extend(what.numel.to_le_bytes());
-    bytes.extend((data.bytes().len() as u64).to_le_bytes());
+    bytes.extend((data.len() as u64).to_le_bytes());
     bytes.push(place(OPS.iter().position(|op| *op == what.op)));
     bytes.push(place(DTYPES.iter().position(|dtype| *dtype == what.dtype)));
     bytes.push(label.message as u8);
     bytes.resize(HEADER, 0);
-    bytes.extend(data.bytes());
-    to.write_all(&bytes)
+    // One packet for what fits in one; a copy less for what does not.
+    let (with, after) = data.split_at(if data.len() <= SMALL { data.len() } else { 0 });
+    bytes.extend(with);
+    to.write_all(&bytes)?;
+    to.write_all(after)
 }
 
 pub fn write_goodbye(to: &mut TcpStream) -> io::Result<()> {
@@ -41,7 +48,7 @@ pub fn write_goodbye(to: &mut TcpStream) -> io::Result<()> {
 }
 
 /// The next frame; None after a goodbye.
-pub fn read(from: &mut TcpStream) -> io::Result<Option<Frame>> {
+pub fn read(from: &mut TcpStream, pool: &Pool) -> io::Result<Option<Frame>> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
     let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
@@ -55,7 +62,7 @@ pub fn read(from: &mut TcpStream) -> io::Result<Option<Frame>> {
     if length > LONGEST {
         return Err(damaged());
     }
-    let mut data = Buffer::new(length as usize);
+    let mut data = pool.take(length as usize);
     from.read_exact(data.bytes_mut())?;
     let label = Label { group: word(0), message: header[34] != 0, sequence: word(8) };
     Ok(Some(Frame { label, what: What { op, dtype, numel: word(16) }, data }))

@@ -6,6 +6,7 @@ use super::hello::{self, Key};
 use super::notes::{self, Hello, Note, Peer};
 use super::{Join, LOOPBACK, failed, loopback};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -109,19 +110,18 @@ fn meet(
     while present.len() < join.world {
         let left = end.saturating_duration_since(Instant::now());
         let Ok((hello, ip, control)) = arrivals.recv_timeout(left) else { break };
-        let rank = hello.rank;
-        if rank >= join.world {
-            let world = join.world;
+        let (rank, world) = (hello.rank, join.world);
+        if rank >= world {
             refuse(
                 control,
                 &format!("rank {rank} came to a world of {world}, which has no such rank"),
             );
-        } else if present.contains_key(&rank) {
+        } else if let Entry::Vacant(place) = present.entry(rank) {
+            let peer = Peer { ip: Some(ip).filter(|ip| !ip.is_loopback()), port: hello.port };
+            place.insert(Arrived { hello, peer, control: Some(control) });
+        } else {
             twice.push(rank);
             refuse(control, &format!("rank {rank} is already here: two processes say they are it"));
-        } else {
-            let peer = Peer { ip: Some(ip).filter(|ip| !ip.is_loopback()), port: hello.port };
-            present.insert(rank, Arrived { hello, peer, control: Some(control) });
         }
     }
     twice

@@ -57,9 +57,12 @@ impl Member {
 
     fn beat(&self) {
         let watch = &self.here.watch;
-        while self.here.sleep(watch.period()) {
+        loop {
             // A connection that breaks is noticed by the listener.
             let _ = self.say(&Note::Beat(Box::new(self.here.report(8))));
+            if !self.here.sleep(watch.period()) {
+                return;
+            }
             let silent = lock(&self.heard).map_or(Duration::ZERO, |heard| heard.elapsed());
             // Rank 0 is first to judge.
             if silent > watch.timeout + 2 * watch.period() {

@@ -124,7 +124,7 @@ impl Mesh {
 
     fn listen(&self, peer: usize, mut from: TcpStream) {
         loop {
-            match frames::read(&mut from) {
+            match frames::read(&mut from, &self.here.inbox.pool) {
                 Ok(Some(frame)) => self.here.inbox.put(peer, frame),
                 Ok(None) => {
                     if let Some(link) = self.lock().get_mut(&peer) {
@@ -202,8 +202,9 @@ impl Wire for Links {
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed> {
         let writer = self.0.writer(to).expect("the group has met");
         let mut stream = writer.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        frames::write(&mut stream, &frame)
-            .map_err(|error| self.0.here.agreed().unwrap_or_else(|| self.0.lost(to, &error)))
+        let written = frames::write(&mut stream, &frame);
+        self.0.here.inbox.pool.give(frame.data);
+        written.map_err(|error| self.0.here.agreed().unwrap_or_else(|| self.0.lost(to, &error)))
     }
 
     fn fail(&self, failed: Failed) -> Failed {

@@ -15,7 +15,7 @@ mod notes;
 mod tests;
 
 use super::watch::Watch;
-use super::{Failed, Recorder, World};
+use super::{Failed, Launch, Recorder, World};
 use hello::{Distrust, Key};
 use here::Here;
 use mesh::Mesh;
@@ -45,6 +45,29 @@ pub struct Join {
     /// How long ranks wait for each other at the start.
     pub patience: Duration,
     pub watch: Watch,
+}
+
+impl Join {
+    /// What a launcher told, this program, and a secret in `folder`, which all ranks see.
+    pub fn launched(
+        launch: &Launch,
+        folder: &Path,
+        manifest: u64,
+        watch: Watch,
+    ) -> anyhow::Result<Join> {
+        Ok(Join {
+            rank: launch.rank,
+            world: launch.world,
+            node: launch.node.clone(),
+            address: launch.address.clone(),
+            job: launch.job.clone(),
+            secret: secret(folder, &launch.job)?,
+            binary: hash_of_this_program()?,
+            manifest,
+            patience: Duration::from_secs(120),
+            watch,
+        })
+    }
 }
 
 /// Meets the others. Fails with a line that names who is missing, came twice, or differs.

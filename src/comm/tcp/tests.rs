@@ -1,5 +1,7 @@
 //! TCP ranks as threads of the test: the same bits as `threads`, and who is let in.
 
+mod strangers;
+
 use super::super::tests::exercise::check_ops;
 use super::*;
 use crate::comm::catch;
@@ -74,7 +76,8 @@ fn a_rank_that_comes_twice_is_told() {
 
 #[test]
 fn the_odd_one_out_is_named() {
-    let cases: [(fn(&mut Join), &str); 3] = [
+    type Change = fn(&mut Join);
+    let cases: [(Change, &str); 3] = [
         (|join| join.binary = 7, "runs another program than the other 3: 0000000000000007, not "),
         (|join| join.manifest = 7, "has another manifest than the other 3: 0000000000000007, not "),
         (|join| join.world = 7, "counts another number of ranks than the other 3: "),

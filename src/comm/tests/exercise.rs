@@ -1,6 +1,7 @@
 //! The ops, checked bit by bit, over whatever carries them.
 
 use crate::base::{DType, rng};
+use crate::comm::memory::{self, Pool};
 use crate::comm::{Collective, Group, World};
 use crate::device::Tensor;
 use half::bf16;
@@ -43,7 +44,8 @@ impl Numbers {
 }
 
 fn values(x: Tensor) -> Vec<f32> {
-    let bytes = crate::comm::memory::read(x);
+    let mut bytes = Pool::default().take(x.bytes());
+    memory::read(x, &mut bytes);
     match x.dtype {
         DType::F32 => bytemuck::cast_slice(bytes.bytes()).to_vec(),
         _ => bytemuck::cast_slice::<u8, bf16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect(),

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// What the ranks of a watched world say when they run `rank`, and the dump.
 fn hang(size: usize, rank: fn(&World)) -> (String, Dump) {
     let folder = tempfile::tempdir().unwrap();
-    let dumps = Some(folder.path().join("dump"));
-    let watch = Watch { dumps: dumps.clone(), ..Watch::new(Duration::from_millis(200)) };
+    let dumps = folder.path().join("dump");
+    let watch = Watch { dumps: Some(dumps.clone()), ..Watch::new(Duration::from_millis(200)) };
     let started = Instant::now();
     let ends = on_threads(threads::watched(size, &watch), |world| {
         catch(move || {
@@ -22,7 +22,7 @@ fn hang(size: usize, rank: fn(&World)) -> (String, Dump) {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let lines: Vec<String> = ends.into_iter().filter_map(|end| Some(end.err()?.line)).collect();
     assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
-    let dump = Dump::read(&dumps.unwrap()).unwrap();
+    let dump = Dump::read(&dumps).unwrap();
     assert_eq!(dump.line.as_ref(), Some(&lines[0]));
     assert_eq!((dump.ranks.len(), dump.damaged.len()), (size, 0));
     (lines[0].clone(), dump)

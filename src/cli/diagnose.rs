@@ -1,0 +1,81 @@
+//! `gptrain diagnose`
+
+use crate::base::Seconds;
+use crate::comm::{Dump, End, Event, RankReport};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// A folder that a failed run wrote: verdict.json, rank-00000.json …
+    folder: PathBuf,
+    /// Also show the last operations of these ranks
+    #[arg(long, value_name = "RANK")]
+    rank: Vec<usize>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let dump = Dump::read(&args.folder)?;
+    let found = dump.verdict();
+    match (&dump.line, &found) {
+        (Some(line), _) => println!("{line}"),
+        (None, Some(line)) => {
+            println!("no verdict was written; the ranks' own reports say: {line}")
+        }
+        (None, None) => println!("no verdict was written, and no rank waits for another"),
+    }
+    if let (Some(line), Some(found)) = (&dump.line, &found)
+        && line != found
+    {
+        println!("the ranks' own reports, written a moment later, say: {found}");
+    }
+    for damaged in &dump.damaged {
+        println!("unreadable: {damaged}");
+    }
+    println!();
+    for report in &dump.ranks {
+        println!("{}", summary(report));
+    }
+    for report in args.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
+        println!("\n{}", report.name());
+        report.events.iter().for_each(|event| println!("{}", detail(event)));
+    }
+    Ok(())
+}
+
+/// One rank in one line.
+fn summary(report: &RankReport) -> String {
+    let name = report.name();
+    if report.events.is_empty() && report.groups.is_empty() && report.now < 1e-3 {
+        return format!("{name}: nothing is known");
+    }
+    let end = match &report.ended {
+        Some(End::Left) => "; it had ended".to_string(),
+        Some(End::Died(how)) => format!("; it died: {how}"),
+        None => report.silent.map_or(String::new(), |s| format!("; silent for {}", Seconds(s))),
+    };
+    let doing = format!("{} for {}", report.doing, Seconds(report.now - report.doing_since));
+    let within: Vec<String> = report.within().map(|event| waiting(report, event)).collect();
+    let within = if within.is_empty() { "in no collective".into() } else { within.join(", ") };
+    format!("{name}: {doing}; {within}{end}")
+}
+
+/// "in all_reduce #7 of group dp for 41 s, waits for rank 3".
+fn waiting(report: &RankReport, event: &Event) -> String {
+    let Event { op, sequence, group, .. } = event;
+    let since = Seconds(report.now - event.started.unwrap_or(report.now));
+    let awaits = event.awaiting.map_or(String::new(), |rank| format!(", waits for rank {rank}"));
+    format!("in {op} #{sequence} of group {group} for {since}{awaits}")
+}
+
+/// One operation: `12.345678 s  all_reduce #7 of dp  4,000 bytes f32  3 ms`.
+fn detail(event: &Event) -> String {
+    let Event { op, sequence, group, dtype, bytes, .. } = event;
+    let took = match (event.started, event.finished) {
+        (Some(started), Some(finished)) => Seconds(finished - started).to_string(),
+        (Some(_), None) => "unfinished".to_string(),
+        _ => "not started".to_string(),
+    };
+    let peer = event.peer.map_or(String::new(), |peer| format!(" with rank {peer}"));
+    let at = event.enqueued;
+    format!("{at:14.6} s  {op} #{sequence} of {group}{peer}  {bytes} bytes {dtype}  {took}")
+}
