@@ -12,6 +12,9 @@ use saved::{Saved, SavedTensor};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Of each rank, the cuts of the tensors it holds.
+type Cuts = Vec<Vec<(usize, Cut)>>;
+
 /// A rectangle of a tensor, copied out.
 struct Cut {
     at: [usize; 2],
@@ -111,7 +114,7 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
 fn holes_and_overlaps_are_refused() {
     let saved = Saved::tiny(5);
     let folder = tempfile::tempdir().unwrap();
-    let opened = |change: &dyn Fn(&mut Vec<Vec<(usize, Cut)>>)| {
+    let opened = |change: &dyn Fn(&mut Cuts)| {
         let mut ranks = grid(&saved);
         change(&mut ranks);
         let written = write(&saved, &ranks, folder.path()).unwrap();

@@ -83,13 +83,16 @@ fn tensor<'c>(checkpoint: &'c Checkpoint, slot: &Slot, vocab: usize) -> anyhow::
     Ok(tensor)
 }
 
+/// Takes rows of a weight: what of it, which, from which row on, the values.
+type Put<'a> = &'a mut dyn FnMut(Moment, &Slot, usize, &[f32]);
+
 /// Reads ahead on threads of its own, and gives runs of rows to `put`, with the first row's number.
 fn read_all(
     checkpoint: &Checkpoint,
     slots: &[&Slot],
     vocab: usize,
     moments: &[Moment],
-    put: &mut dyn FnMut(Moment, &Slot, usize, &[f32]),
+    put: Put,
 ) -> anyhow::Result<()> {
     let mut tensors = checkpoint.index.tensors.iter();
     if let Some(tensor) = tensors.find(|t| slots.iter().all(|s| s.name != t.name)) {
