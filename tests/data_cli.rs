@@ -315,3 +315,16 @@ fn wrong_inputs_are_named_together() {
     let error = bad(&folder, "inspect nothing", 2);
     assert!(error.contains("nothing.idx does not exist"), "{error}");
 }
+
+#[test]
+fn lines_of_plain_text_can_be_documents() {
+    let folder = folder("plain");
+    std::fs::write(folder.join("poem.txt"), "one line\r\n\nanother\nlast").unwrap();
+    good(&folder, "build poem.txt --format lines -t bytes -o d --append-eod");
+    let shown = good(&folder, "inspect d -t bytes -n 3");
+    for line in ["one line<|endoftext|>", "another<|endoftext|>", "last<|endoftext|>"] {
+        assert!(shown.contains(&format!("  {line}\n")), "{shown}");
+    }
+    good(&folder, "build poem.txt -t bytes -o whole");
+    assert!(good(&folder, "inspect whole -n 0").contains("documents  1"));
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
+use rayon::prelude::*;
 
 use super::blend::{Blend, normalized};
 use super::indexed::Indexed;
@@ -34,6 +35,23 @@ struct Layout {
     /// Samples each member has given to the stages so far.
     given: Vec<u64>,
     stages: Vec<Stage>,
+}
+
+/// A member whose samples are to be ordered: a second for 10 million sequences, so that several
+/// are ordered at once.
+struct Ahead {
+    dataset: Arc<Indexed>,
+    part: Range<usize>,
+    wish: Wish,
+    place: String,
+}
+
+impl Ahead {
+    fn member(self) -> Result<Member> {
+        let lengths = self.dataset.lengths();
+        let order = Order::build(&self.wish, lengths, self.part, &self.place)?;
+        Ok(Member { dataset: self.dataset, legs: vec![order] })
+    }
 }
 
 impl Opener {
@@ -74,22 +92,33 @@ impl Opener {
                 problems.add(place, what, "give it a weight above 0, or leave it out");
             }
         }
-        let mut members = Vec::new();
+        let (mut members, mut new) = (Vec::new(), Vec::new());
         for (i, share) in stage.datasets.iter().enumerate() {
-            let wanted = shares(self.rule, &stage.datasets, planned)[i];
             let repeat = stage.datasets[..i].iter().filter(|s| s.is_same_part(share)).count();
+            let known =
+                |(known, times): &(Share, usize)| known.is_same_part(share) && *times == repeat;
+            if let Some(member) = layout.shares.iter().position(known) {
+                members.push(member);
+                continue;
+            }
+            let wanted = shares(self.rule, &stage.datasets, planned)[i];
             let place = format!("data.{name}: {}", share.prefix.display());
-            let member = self.member(share, repeat, wanted, &place, layout);
-            members.extend(collect(member, &mut problems)?);
+            new.extend(collect(self.ahead(share, wanted, place), &mut problems)?);
+            members.push(layout.shares.len());
+            layout.shares.push((share.clone(), repeat));
+            layout.given.push(0);
         }
         problems.or(())?;
+        let new: Result<Vec<Member>> = new.into_par_iter().map(Ahead::member).collect();
+        layout.members.extend(new?);
+        let size = planned.max(until - stage.from);
         let blend = match stage.datasets.len() {
             1 => None,
-            _ => Some(Blend::weighted(&weights(&stage.datasets), planned as usize)),
+            _ => Some(Blend::weighted(&weights(&stage.datasets), size as usize)),
         };
         let cursors: Vec<u64> = members.iter().map(|member| layout.given[*member]).collect();
         let stage = Stage { from: stage.from, until, blend, members, cursors };
-        let totals = stage.given(stage.from + planned);
+        let totals = stage.given(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
             self.lengthen(&mut layout.members[*member], &layout.shares[*member].0, total)?;
         }
@@ -100,27 +129,11 @@ impl Opener {
         Ok(())
     }
 
-    /// The member for a share: one of an earlier stage, or a new one.
-    fn member(
-        &mut self,
-        share: &Share,
-        repeat: usize,
-        wanted: u64,
-        place: &str,
-        layout: &mut Layout,
-    ) -> Result<usize> {
-        let known = |(known, times): &(Share, usize)| known.is_same_part(share) && *times == repeat;
-        if let Some(member) = layout.shares.iter().position(known) {
-            return Ok(member);
-        }
+    /// Opens and checks a share; its samples are still to be ordered.
+    fn ahead(&mut self, share: &Share, wanted: u64, place: String) -> Result<Ahead> {
         let dataset = self.dataset(&share.prefix)?;
-        let part = self.part(share, &dataset, place)?;
-        let wish = self.wish(Some(wanted), 0);
-        let order = Order::build(&wish, dataset.lengths(), part, place)?;
-        layout.members.push(Member { dataset, legs: vec![order] });
-        layout.shares.push((share.clone(), repeat));
-        layout.given.push(0);
-        Ok(layout.members.len() - 1)
+        let part = self.part(share, &dataset, &place)?;
+        Ok(Ahead { dataset, part, wish: self.wish(Some(wanted), 0), place })
     }
 
     fn wish(&self, samples: Option<u64>, leg: u64) -> Wish {

@@ -40,6 +40,8 @@ enum TextFormat {
     Jsonl,
     /// Plain text, each file a document
     Txt,
+    /// Plain text, each line a document
+    Lines,
 }
 
 #[derive(clap::Args, Debug)]
@@ -108,6 +110,7 @@ impl Text {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
+            TextFormat::Lines => Format::Lines,
         });
         corpus::find(&self.input, format)
     }

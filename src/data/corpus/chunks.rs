@@ -80,7 +80,7 @@ fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
     loop {
         let at = from + bytes[from..end].iter().rposition(|byte| *byte == b'\n')?;
         let plain = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
-        if format == Format::JsonLines || (at > 0 && plain(at - 1) && plain(at + 1)) {
+        if format != Format::Text || (at > 0 && plain(at - 1) && plain(at + 1)) {
             return Some(at + 1);
         }
         end = at;

@@ -15,6 +15,8 @@ pub enum Format {
     JsonLines,
     /// One document.
     Text,
+    /// One document a line, as it stands.
+    Lines,
 }
 
 /// One file of a corpus, or standard input.

@@ -11,6 +11,8 @@ mod pipeline;
 pub use files::{Format, Input, find};
 pub use pipeline::{Reading, Report, in_order};
 
+use std::borrow::Cow;
+
 use anyhow::Result;
 
 use crate::base::Problems;
@@ -58,7 +60,11 @@ impl Chunk {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match field.text(line) {
+            let text = match self.format {
+                Format::JsonLines => field.text(line),
+                _ => plain(line),
+            };
+            match text {
                 Ok(text) => document(&text)?,
                 Err(_) if rules.skip_invalid => skipped += 1,
                 Err(what) => return Err(self.invalid(number, &what)),
@@ -89,4 +95,10 @@ impl Chunk {
         let remedy = "mend the file, or pass --skip-invalid to go on without such lines";
         Problems::one(format!("{}:{line}", self.place), what, remedy).into()
     }
+}
+
+/// A line of plain text, without its ending.
+fn plain(line: &[u8]) -> Result<Cow<'_, str>, String> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    std::str::from_utf8(line).map(Cow::from).map_err(|_| "the line is not UTF-8".into())
 }
