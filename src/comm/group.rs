@@ -292,7 +292,8 @@ impl Party {
         let (what, number) = (call.what, call.label.sequence);
         let gone = || {
             Failed::new(format!(
-                "rank {there} has ended; rank {here} waits for it in {what} (#{number} of group {group})"
+                "rank {there} has ended; \
+                 rank {here} waits for it in {what} (#{number} of group {group})"
             ))
         };
         self.links.recorder.awaits(call.event, there);

@@ -83,7 +83,7 @@ impl Inbox {
         }
     }
 
-    /// The next frame of an operation from a rank. `gone` says what it means if that rank has ended.
+    /// The next frame of an operation from a rank; `gone` is the error if that rank has ended.
     pub fn take(
         &self,
         from: usize,

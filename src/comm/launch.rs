@@ -162,7 +162,7 @@ mod tests {
         Launch::of(&find)
     }
 
-    /// As `srun -N 2 -n 4` of Slurm 22.05 sets them, with an outer sbatch's SLURM_NTASKS leaking in.
+    /// As `srun -N 2 -n 4` of Slurm 22.05 sets them; SLURM_NTASKS leaks in from an outer sbatch.
     const STEP: &str = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
         SLURM_NODEID=1 SLURM_STEP_NODELIST=n[01-02] SLURM_STEP_TASKS_PER_NODE=3,1 \
         SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.9";

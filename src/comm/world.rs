@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub type Traffic = BTreeMap<(Arc<str>, Op), u64>;
 
 /// One rank. Dropped, with its groups, when the rank ends: then nobody waits for it any more. If
-/// that happens by a panic, the world fails.
+/// that happens by a panic, the world fails. Otherwise, over TCP, the drop returns when all ranks
+/// have ended. To be dropped before the memory of its tensors, into which its queue may write.
 pub struct World {
     member: Arc<Member>,
 }
@@ -41,7 +42,7 @@ impl World {
         self.member.links.size
     }
 
-    /// A group of these ranks of the world, in this order. Called by each of them, and by them only.
+    /// A group of these ranks of the world, in this order. Called by each of them, by no other.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         let rank = self.rank();
         let me = ranks.iter().position(|r| *r == rank);
