@@ -131,6 +131,27 @@ fn a_changed_manifest_does_not_go_on_silently() {
 }
 
 #[test]
+fn weights_and_datasets_may_change_on_the_way() {
+    let lab = Lab::new();
+    for end in ["bin", "idx"] {
+        fs::copy(lab.path("corpus").with_extension(end), lab.path("more").with_extension(end))
+            .unwrap();
+    }
+    lab.run(&["train.steps=6"]).expect(0, &[]);
+    let mixture = "data.train=[{prefix: corpus, weight: 3}, {prefix: more, weight: 1}]";
+    let changed = ["--set", mixture, "--set", "checkpoint.interval=3"];
+    let run = lab.gptrain(&[&["run", "run.yaml"], &changed[..]].concat());
+    run.expect(0, &[]);
+    assert!(run.out.contains("another mixture of datasets from sample 24 on"), "{}", run.out);
+    let losses = lab.losses("runs/a");
+    assert_eq!(losses.len(), 12);
+    // The plan is in the checkpoint: going on from the middle of the second mixture repeats it.
+    let again = [&["run", "run.yaml", "--resume-from", "step-00000009"], &changed[..]].concat();
+    lab.gptrain(&again).expect(0, &[]);
+    assert_eq!(lab.losses("runs/a"), losses);
+}
+
+#[test]
 fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
     let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);

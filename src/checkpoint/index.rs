@@ -3,6 +3,7 @@
 //! The file's last field is the digest of all that stands before it.
 
 use super::digest::{self, CHUNK, Digest};
+use crate::data::Plan;
 use crate::engine::Moment;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,8 @@ pub struct State {
     /// The last steps, oldest first.
     pub history: Vec<Past>,
     pub data: Vec<DataId>,
+    /// Which datasets gave which samples so far, and are to give the rest.
+    pub mixture: Plan,
     /// What the weights came from, if not from this run's own initial values.
     pub imported: Option<String>,
     /// The effective manifest, as YAML.

@@ -2,7 +2,7 @@
 //! datasets may change in the middle of a run, and what was read before is neither repeated nor
 //! skipped.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,16 @@ impl Plan {
     pub fn new(datasets: &[Dataset], samples: u64) -> Plan {
         let datasets = datasets.iter().map(Share::from).collect();
         Plan { stages: vec![Stage { from: 0, until: samples, datasets }] }
+    }
+
+    /// This plan, with a dataset found in another place.
+    pub fn moved(mut self, from: &str, to: &str) -> Plan {
+        for share in self.stages.iter_mut().flat_map(|stage| &mut stage.datasets) {
+            if share.prefix == Path::new(from) {
+                share.prefix = to.into();
+            }
+        }
+        self
     }
 
     /// This plan, followed from sample `consumed` on by what the manifest now says: the same plan

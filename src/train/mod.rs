@@ -81,27 +81,26 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<Run<'a>> {
         let m = &loaded.manifest;
         let ramp = m.batch.ramp();
-        let data = Datasets::open(
-            &m.data,
-            m.model.seq_len,
-            m.model.vocab,
-            m.train.samples,
-            eval_micros(m) * m.batch.micro as u64,
-        )?;
+        let asked = options.resume_from.as_deref();
+        let found = resume::find(m, asked)?;
+        let mixture = resume::mixture(found.as_ref(), m)?;
+        let eval_samples = eval_micros(m) * m.batch.micro as u64;
+        let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
+        let data = Datasets::resume(&m.data, mixture, seq_len, vocab, eval_samples)?;
         let engine = Engine::new(be, Groups::solo(), m, causal(m))?;
         announce(m, &engine, ramp);
         let ids = resume::data_ids(m)?;
         if let Some(steps) = options.verify_resume {
             println!("{}", replay::verify(steps, loaded, &ids, &engine, be, &data.train)?);
         }
-        let asked = options.resume_from.as_deref();
-        let state = match resume::find(m, asked)? {
-            Some(found) => resume::resume(&found, asked.is_some(), loaded, &ids, &engine)?,
+        let mut state = match &found {
+            Some(found) => resume::resume(found, asked.is_some(), loaded, &ids, &engine)?,
             None => {
                 engine.init();
                 saving::blank(loaded, engine.slots(), ids)
             }
         };
+        state.mixture = data.plan;
         let progress = state.progress;
         let saver = Saver::open(m, &engine, state)?;
         println!("checkpoints: {} of host memory for snapshots", saver.bytes());

@@ -99,7 +99,8 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     m.runnable()?;
     let be = launch::backend(m);
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
-    let data = Datasets::open(&m.data, seq_len, vocab, m.train.samples, m.batch.micro as u64)?;
+    let mixture = checkpoint.index.mixture.clone();
+    let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(&*be, Groups::solo(), m, causal(m))?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
     let now = replay(m, &engine, &*be, &data.train, progress, 1)?[0];

@@ -5,6 +5,7 @@ use super::saving;
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, State};
+use crate::data::Plan;
 use crate::data::indexed::{index_path, tokens_path};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
@@ -40,6 +41,7 @@ const RULES: &[(&str, Change)] = &[
     ("data.valid",          Change::Free),
     ("data.tokenizer",      Change::Free),
     ("data.train.prefix",   Change::Free),    // the files' content is compared instead
+    ("data.train",          Change::Told),    // another mixture from here on
     ("lr",                  Change::Told),
     ("optimizer",           Change::Told),
     ("model.dropout",       Change::Told),
@@ -70,6 +72,32 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
         Problems::one("--resume-from", what, format!("there are: {}", there.join(", ")))
     })?;
     Ok(Some(found))
+}
+
+/// Which datasets give which samples: as the checkpoint has it, followed from where it stands by
+/// what the manifest now says. No sample is skipped or read twice.
+pub fn mixture(found: Option<&Found>, m: &Manifest) -> anyhow::Result<Plan> {
+    let Some(found) = found else { return Ok(Plan::new(&m.data.train, m.train.samples)) };
+    let opened = Checkpoint::open(&found.folder).map_err(|error| with_others(error, found))?;
+    let state = opened.index.state;
+    // A dataset that lies elsewhere now is still the same one. (One that is missing is named when
+    // the datasets are opened.)
+    let now = data_ids(m).unwrap_or_default();
+    let moved = state.data.iter().filter_map(|saved| {
+        let gone = now.iter().all(|now| now.prefix != saved.prefix);
+        let there = now.iter().find(|now| content(saved) == content(now)).filter(|_| gone);
+        there.map(|now| (&saved.prefix, &now.prefix))
+    });
+    let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
+    let consumed = state.progress.consumed_samples;
+    let plan = plan.continued(&m.data.train, m.train.samples, consumed);
+    if let [.., before, now] = &plan.stages[..]
+        && now.from == consumed
+        && before.datasets != now.datasets
+    {
+        println!("note: another mixture of datasets from sample {consumed} on");
+    }
+    Ok(plan)
 }
 
 /// Loads the checkpoint into the engine, or says what in it, in the manifest or in the data forbids
@@ -192,11 +220,16 @@ fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
-/// The training datasets are those the run was begun with, wherever they lie now.
+/// What a dataset is, wherever it lies.
+fn content(id: &DataId) -> (u64, Digest, u64) {
+    (id.index_bytes, id.index_digest, id.token_bytes)
+}
+
+/// Nothing else lies where the run's training datasets were.
 fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let content = |id: &DataId| (id.index_bytes, id.index_digest, id.token_bytes);
-    for (saved, now) in saved.iter().zip(now) {
+    for saved in saved {
+        let Some(now) = now.iter().find(|now| now.prefix == saved.prefix) else { continue };
         if content(saved) != content(now) {
             problems.add(
                 now.prefix.clone(),

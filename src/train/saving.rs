@@ -3,6 +3,7 @@
 use crate::base::{Bytes, Seconds};
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Group, Keep, Past, Progress, Rng, Snapshot, State};
+use crate::data::Plan;
 use crate::engine::Engine;
 use crate::manifest::{Checkpoint, Loaded, Manifest, Optimizer};
 use crate::model::Slot;
@@ -230,6 +231,7 @@ pub fn blank<'s>(
         },
         history: Vec::new(),
         data,
+        mixture: Plan::new(&m.data.train, m.train.samples),
         imported: None,
         manifest: loaded.effective.clone(),
     }

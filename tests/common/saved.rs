@@ -42,6 +42,7 @@ impl Saved {
         let (rule, groups) = ("adamw".to_string(), Vec::new());
         let optimizer = Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups };
         let state = State {
+            mixture: gptrain::data::Plan { stages: Vec::new() },
             run: "a test".into(),
             progress,
             consumed_tokens: 64 * step,
