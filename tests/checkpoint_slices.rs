@@ -19,6 +19,9 @@ struct Cut {
     kept: [Vec<f32>; 3],
 }
 
+/// What each rank holds: (number of the tensor, cut).
+type Ranks = Vec<Vec<(usize, Cut)>>;
+
 fn cut(tensor: &SavedTensor, at: [usize; 2], size: [usize; 2]) -> Cut {
     let copy = |values: &Vec<f32>| {
         let row = |r: usize| &values[r * tensor.cols() + at[1]..][..size[1]];
@@ -62,7 +65,7 @@ fn write(
 
 /// Four ranks: a matrix by columns (one of them cut again by rows), a vector by columns, a wide
 /// matrix by rows.
-fn grid(saved: &Saved) -> Vec<Vec<(usize, Cut)>> {
+fn grid(saved: &Saved) -> Ranks {
     let t = &saved.tensors;
     vec![
         vec![(0, cut(&t[0], [0, 0], [24, 10])), (1, cut(&t[1], [0, 0], [1, 25]))],
@@ -111,7 +114,7 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
 fn holes_and_overlaps_are_refused() {
     let saved = Saved::tiny(5);
     let folder = tempfile::tempdir().unwrap();
-    let opened = |change: &dyn Fn(&mut Vec<Vec<(usize, Cut)>>)| {
+    let opened = |change: &dyn Fn(&mut Ranks)| {
         let mut ranks = grid(&saved);
         change(&mut ranks);
         let written = write(&saved, &ranks, folder.path()).unwrap();
@@ -120,7 +123,7 @@ fn holes_and_overlaps_are_refused() {
     assert_eq!(opened(&|_| ()), Ok(()));
     let hole = opened(&|ranks| drop(ranks[2].pop())).unwrap_err();
     assert!(hole.contains("matrix, master: 450 of 960 values are there"), "{hole}");
-    let twice = |ranks: &mut Vec<Vec<(usize, Cut)>>| {
+    let twice = |ranks: &mut Ranks| {
         let again = cut(&saved.tensors[0], [23, 39], [1, 1]);
         ranks[3].push((0, again));
     };
