@@ -12,15 +12,15 @@ use saved::{Saved, SavedTensor};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Of each rank, the cuts of the tensors it holds.
+type Cuts = Vec<Vec<(usize, Cut)>>;
+
 /// A rectangle of a tensor, copied out.
 struct Cut {
     at: [usize; 2],
     size: [usize; 2],
     kept: [Vec<f32>; 3],
 }
-
-/// What each rank holds: (number of the tensor, cut).
-type Ranks = Vec<Vec<(usize, Cut)>>;
 
 fn cut(tensor: &SavedTensor, at: [usize; 2], size: [usize; 2]) -> Cut {
     let copy = |values: &Vec<f32>| {
@@ -65,7 +65,7 @@ fn write(
 
 /// Four ranks: a matrix by columns (one of them cut again by rows), a vector by columns, a wide
 /// matrix by rows.
-fn grid(saved: &Saved) -> Ranks {
+fn grid(saved: &Saved) -> Vec<Vec<(usize, Cut)>> {
     let t = &saved.tensors;
     vec![
         vec![(0, cut(&t[0], [0, 0], [24, 10])), (1, cut(&t[1], [0, 0], [1, 25]))],
@@ -114,7 +114,7 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
 fn holes_and_overlaps_are_refused() {
     let saved = Saved::tiny(5);
     let folder = tempfile::tempdir().unwrap();
-    let opened = |change: &dyn Fn(&mut Ranks)| {
+    let opened = |change: &dyn Fn(&mut Cuts)| {
         let mut ranks = grid(&saved);
         change(&mut ranks);
         let written = write(&saved, &ranks, folder.path()).unwrap();
@@ -123,7 +123,7 @@ fn holes_and_overlaps_are_refused() {
     assert_eq!(opened(&|_| ()), Ok(()));
     let hole = opened(&|ranks| drop(ranks[2].pop())).unwrap_err();
     assert!(hole.contains("matrix, master: 450 of 960 values are there"), "{hole}");
-    let twice = |ranks: &mut Ranks| {
+    let twice = |ranks: &mut Vec<Vec<(usize, Cut)>>| {
         let again = cut(&saved.tensors[0], [23, 39], [1, 1]);
         ranks[3].push((0, again));
     };

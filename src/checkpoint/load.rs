@@ -89,7 +89,7 @@ fn tensor<'c>(checkpoint: &'c Checkpoint, slot: &Slot, vocab: usize) -> anyhow::
     Ok(tensor)
 }
 
-/// Takes rows of a weight, from the one numbered on.
+/// Takes rows of a weight: what of it, which, from which row on, the values.
 type Put<'a> = &'a mut dyn FnMut(Moment, &Slot, usize, &[f32]);
 
 /// Reads ahead on threads of its own, and gives runs of rows to `put`, with the first row's number.

@@ -19,7 +19,6 @@ use crate::model::{Cx, Inputs, Layout, Slot, Slots, Stage, TensorParallel, Work,
 use crate::plan::schedule::{self, Action};
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
-use std::ops::Range;
 use zero::Replica;
 
 /// The groups a rank belongs to.
@@ -130,7 +129,7 @@ impl<'a> Engine<'a> {
 
     /// Rows of the live copy of one weight, which forward and backward compute with, as they lie in
     /// memory.
-    pub fn read_live(&self, slot: &Slot, rows: Range<usize>, out: &mut [u8]) {
+    pub fn read_live(&self, slot: &Slot, rows: std::ops::Range<usize>, out: &mut [u8]) {
         self.be.download(self.optimizer.live(slot).row_range(rows.start, rows.len()), out);
     }
 
