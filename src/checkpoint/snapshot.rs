@@ -52,7 +52,7 @@ impl Snapshot {
                 engine.read(moment, slot, &mut self.kept[moment as usize][range.clone()]);
             }
             if let Some(live) = &mut self.live {
-                engine.read_live(slot, bytemuck::cast_slice_mut(&mut live[range]));
+                engine.read_live(slot, 0..slot.rows, bytemuck::cast_slice_mut(&mut live[range]));
             }
         }
     }

@@ -123,9 +123,10 @@ impl<'a> Engine<'a> {
         self.be.download(self.optimizer.kept(moment, slot), bytemuck::cast_slice_mut(out));
     }
 
-    /// The live copy of one weight, which forward and backward compute with, as it lies in memory.
-    pub fn read_live(&self, slot: &Slot, out: &mut [u8]) {
-        self.be.download(self.optimizer.live(slot), out);
+    /// Rows of the live copy of one weight, which forward and backward compute with, as they lie in
+    /// memory.
+    pub fn read_live(&self, slot: &Slot, rows: std::ops::Range<usize>, out: &mut [u8]) {
+        self.be.download(self.optimizer.live(slot).row_range(rows.start, rows.len()), out);
     }
 
     /// Token ids are below this: rows of the embedding from here on are padding.

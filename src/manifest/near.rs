@@ -67,6 +67,8 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("checkpoint_activations", "topology.recompute"),
     ("recompute_granularity", "topology.recompute"),
     ("save_interval", "checkpoint.interval"),
+    ("save_total_limit", "checkpoint.keep_last"),
+    ("async_save", "checkpoint.in_flight"),
     ("log_interval", "log.interval"),
     ("output_dir", "log.folder"),
     ("train_samples", "train.samples"),

@@ -1,6 +1,6 @@
 //! A run that begins from weights of Hugging Face.
 
-use super::{resume, saving};
+use super::{guard, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::hf::{Weights, read_config};
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 /// Writes the weights in `from` as step 0 of the manifest's run; `gptrain run` goes on from there.
 pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let m = &loaded.manifest;
+    let _lock = guard::FolderLock::take(&m.log.folder)?;
     let checkpoints = saving::folder(m);
     if let Some(found) = checkpoint::latest(&checkpoints)? {
         let what = format!("the run has a checkpoint already: {}", found.folder.display());

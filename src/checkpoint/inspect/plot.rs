@@ -86,15 +86,18 @@ fn norms(rows: &[&Row], top: f64, height: f64, to: &mut String) {
     let _ = writeln!(
         to,
         "<text text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{high:.2e}</text>\n\
-         <text text-anchor=\"end\" x=\"{0:.1}\" y=\"{bottom:.1}\">0</text>\n\
-         <text x=\"{left:.1}\" y=\"{2:.1}\">0</text>\n\
-         <text text-anchor=\"end\" x=\"{3:.1}\" y=\"{2:.1}\">{4}</text>",
+         <text text-anchor=\"end\" x=\"{0:.1}\" y=\"{bottom:.1}\">0</text>",
         left - 6.0,
-        top + 8.0,
-        bottom + 14.0,
-        left + width,
-        values.len().saturating_sub(1)
+        top + 8.0
     );
+    if let Some(last) = values.len().checked_sub(1).filter(|last| *last > 0) {
+        let (right, below) = (left + width, bottom + 14.0);
+        let _ = writeln!(
+            to,
+            "<text x=\"{left:.1}\" y=\"{below:.1}\">0</text>\n\
+             <text text-anchor=\"end\" x=\"{right:.1}\" y=\"{below:.1}\">{last}</text>"
+        );
+    }
 }
 
 fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut String) {
