@@ -160,6 +160,7 @@ fn drop_cache(folder: &Path) -> anyhow::Result<()> {
 fn state() -> State {
     let (generator, rule) = ("philox4x32-10".to_string(), "adamw".to_string());
     State {
+        mixture: gptrain::data::Plan { stages: Vec::new() },
         run: "bench".into(),
         progress: Progress { step: 1, consumed_samples: 1 },
         consumed_tokens: 1024,
