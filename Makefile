@@ -12,7 +12,7 @@ export PYTHON
 run: build
 	$(GPTRAIN) run manifests/quickstart.yaml
 	@echo
-	$(GPTRAIN) sample runs/quickstart --prompt "And it came to pass" --tokens 100
+	$(GPTRAIN) sample runs/quickstart --prompt "It is a truth universally acknowledged, that" --tokens 100
 	@echo
 	$(GPTRAIN) report runs/quickstart
 
