@@ -152,6 +152,25 @@ fn weights_and_datasets_may_change_on_the_way() {
 }
 
 #[test]
+fn mfu_is_shown_where_the_peak_is_known() {
+    let lab = Lab::new();
+    let done = lab.run(&["log.peak_tflops=0.1"]);
+    done.expect(0, &[]);
+    assert!(done.out.contains("MFU"), "{}", done.out);
+}
+
+#[test]
+fn a_file_size_limit_ends_with_a_message_and_older_checkpoints_stay() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=5"]).expect(0, &[]);
+    let limited = lab.limited(40_000, &["train.steps=12"]);
+    limited.expect(1, &["runs/a", "File too large"]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    lab.run(&[]).expect(0, &[]);
+    assert_eq!(lab.metrics("runs/a").len(), 12);
+}
+
+#[test]
 fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
     let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);

@@ -33,6 +33,7 @@ impl From<&Manifest> for raw::Raw {
                 folder: Some(m.log.folder.clone()),
                 interval: Some(m.log.interval),
                 tensorboard: Some(m.log.tensorboard),
+                peak_tflops: m.log.peak_tflops,
             }),
             train: Some(train(&m.train)),
         }

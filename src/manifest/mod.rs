@@ -302,6 +302,8 @@ pub struct Log {
     /// Steps between log lines.
     pub interval: u64,
     pub tensorboard: bool,
+    /// TFLOP/s of all devices together at their best, for MFU.
+    pub peak_tflops: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

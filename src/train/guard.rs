@@ -4,7 +4,7 @@ use crate::base::Problems;
 use crate::engine::{Engine, Outcome};
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -52,6 +52,8 @@ pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone())?;
         signal_hook::flag::register(signal, flag.clone())?;
     }
+    // A file size limit of the user is an error to report, not a reason to die.
+    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     Ok(flag)
 }
 

@@ -218,19 +218,19 @@ fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
         seq_len: m.model.seq_len,
         model_flops_per_token: flops.model,
         hardware_flops_per_token: flops.hardware(m.topology.recompute),
-        peak_flops: None,
+        peak_flops: m.log.peak_tflops.map(|peak| peak * 1e12),
     }
 }
 
 fn announce(m: &Manifest, engine: &Engine, ramp: Ramp) {
     let tokens = m.train.samples * m.model.seq_len as u64;
     println!(
-        "{}: {} parameters, {} steps, {} tokens, {:?} on the CPU",
+        "{}: {} parameters, {} steps, {} tokens, {} on the CPU",
         m.name,
         Count(model::parameters(&m.model)),
         Count(ramp.steps(m.train.samples)),
         Count(tokens),
-        m.precision,
+        engine.live_dtype(),
     );
     println!("memory: {}", engine.bill());
 }

@@ -47,6 +47,15 @@ impl Lab {
         self.gptrain(&run_args(sets))
     }
 
+    /// The same, where no file may grow beyond `bytes`.
+    pub fn limited(&self, bytes: u64, sets: &[&str]) -> Done {
+        let gptrain = env!("CARGO_BIN_EXE_gptrain");
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--fsize={bytes}")).arg(gptrain).args(run_args(sets));
+        command.current_dir(self.folder.path()).env_remove("RUST_BACKTRACE");
+        Done::of(command.stdin(Stdio::null()).output().unwrap())
+    }
+
     /// The same, left running.
     pub fn start(&self, sets: &[&str]) -> Child {
         self.command(&run_args(sets)).spawn().unwrap()

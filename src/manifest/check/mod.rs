@@ -115,6 +115,7 @@ fn log(raw: raw::Log, name: &str) -> Log {
         folder: raw.folder.unwrap_or_else(|| PathBuf::from("runs").join(name)),
         interval: raw.interval.unwrap_or(1),
         tensorboard: raw.tensorboard.unwrap_or(true),
+        peak_tflops: raw.peak_tflops,
     }
 }
 

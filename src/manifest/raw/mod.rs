@@ -366,6 +366,9 @@ pub struct Log {
     pub interval: Option<u64>,
     /// Whether TensorBoard event files are written. Default: true.
     pub tensorboard: Option<bool>,
+    /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU. Default: unknown.
+    #[schemars(range(min = 1e-6, max = 1e9))]
+    pub peak_tflops: Option<f64>,
 }
 
 /// Length, evaluation, seed, machine.
