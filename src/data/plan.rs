@@ -59,8 +59,11 @@ impl Plan {
     }
 
     /// This plan, followed from sample `consumed` on by what the manifest now says: the same plan
-    /// where nothing changed.
+    /// where nothing changed, or where the run is to end there.
     pub fn continued(mut self, datasets: &[Dataset], samples: u64, consumed: u64) -> Plan {
+        if samples <= consumed {
+            return self;
+        }
         let datasets: Vec<Share> = datasets.iter().map(Share::from).collect();
         // A stage that never gave a sample leaves no trace.
         self.stages.retain(|stage| stage.from == 0 || stage.from < consumed);

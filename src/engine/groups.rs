@@ -1,5 +1,6 @@
 //! The groups a rank belongs to, and what follows from its place in them.
 
+use crate::base::div_exact;
 use crate::comm::{Group, Solo, World};
 use crate::device::Tensor;
 use crate::manifest::{LayerSplit, Manifest, Neighbours, Schedule, Topology};
@@ -80,7 +81,7 @@ pub fn part(groups: &Groups, m: &Manifest) -> Part {
 
 /// Micro-batches of each replica in a step of `global` samples.
 pub fn micros(groups: &Groups, m: &Manifest, global: usize) -> usize {
-    crate::base::div_exact(global, m.batch.micro * groups.data.size())
+    div_exact(global, m.batch.micro * groups.data.size())
 }
 
 /// The order of this stage's forwards and backwards.

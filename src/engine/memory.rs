@@ -6,7 +6,7 @@ use super::{Groups, context, micros, order, part};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Position};
-use crate::model::{Inputs, Layout, Slots, Work};
+use crate::model::{Cx, Inputs, Layout, Slots, Work};
 use crate::plan::schedule;
 use std::fmt;
 
@@ -136,7 +136,7 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
 }
 
 /// Where this rank's ALiBi slopes lie.
-pub fn slopes(cx: &crate::model::Cx, m: &Manifest, arena: &Arena) -> Option<Tensor> {
+pub fn slopes(cx: &Cx, m: &Manifest, arena: &Arena) -> Option<Tensor> {
     let heads = cx.tp.share(m.model.heads);
     (m.model.position == Position::Alibi).then(|| arena.matrix(1, heads, DType::F32))
 }

@@ -1,5 +1,5 @@
 //! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
-//! update. Allocates nothing after `new`; knows no files and prints nothing.
+//! update. Every tensor is reserved in `new`; knows no files and prints nothing.
 
 mod groups;
 mod memory;

@@ -12,8 +12,8 @@
 use super::memory::Arenas;
 use crate::base::DType;
 use crate::comm::{Collective, Group, Pending};
-use crate::device::{Backend, Tensor};
-use crate::model::{Custody, Layout, Params, Place, Split};
+use crate::device::{Arena, Backend, Tensor};
+use crate::model::{Bucket, Custody, Layout, Params, Place, Split, Weight};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -52,10 +52,10 @@ impl Zero {
     pub fn new(level: u8, dp_rank: usize, layout: &Layout, live: DType, at: &Arenas) -> Zero {
         let dp = layout.part.dp;
         let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
-        let buffer = |arena: &crate::device::Arena, dtype| arena.matrix(1, longest, dtype);
+        let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
         let windows = (level == 3).then(|| [buffer(&at.weights, live), buffer(&at.weights, live)]);
         let window = (level >= 2).then(|| buffer(&at.grads, DType::F32));
-        let hold = |(i, bucket): (usize, &crate::model::Bucket)| {
+        let hold = |(i, bucket): (usize, &Bucket)| {
             let len = bucket.range.len();
             let block = bucket.place == Place::Block;
             let own = if level == 0 { bucket.range.clone() } else { bucket.shard(dp, dp_rank) };
@@ -171,7 +171,7 @@ impl Keeper<'_> {
         if self.tied {
             for (bucket, held) in self.zero.held.iter().enumerate() {
                 if matches!(held.place, Place::Embed | Place::TiedCopy) {
-                    let token = held.grads_by_name[crate::model::Weight::TokenEmbed];
+                    let token = held.grads_by_name[Weight::TokenEmbed];
                     ends.all_reduce(token);
                     self.reduce(bucket);
                 }
@@ -184,16 +184,16 @@ impl Keeper<'_> {
     /// Sums a bucket's gradients over the ranks.
     fn reduce(&self, bucket: usize) {
         let held = &self.zero.held[bucket];
-        let begin = &self.layout.buckets[bucket];
+        let layout = &self.layout.buckets[bucket];
         if self.sequence {
-            let partial = begin.slots.iter().filter(|slot| slot.spec.split == Split::Whole);
-            partial.for_each(|slot| self.tensor.all_reduce(slot.tensor(begin, held.grads)));
+            let partial = layout.slots.iter().filter(|slot| slot.spec.split == Split::Whole);
+            partial.for_each(|slot| self.tensor.all_reduce(slot.tensor(layout, held.grads)));
         }
         if self.zero.level == 0 {
             let pending = self.data.begin(Collective::AllReduce(held.grads));
             return self.zero.flight.borrow_mut().reductions.push(pending);
         }
-        let (whole, part) = (held.grads, held.share_of_grads(begin.range.start));
+        let (whole, part) = (held.grads, held.share_of_grads(layout.range.start));
         if self.zero.level == 1 {
             let pending = self.data.begin(Collective::ReduceScatter { whole, part });
             return self.zero.flight.borrow_mut().reductions.push(pending);
