@@ -65,6 +65,7 @@ impl Groups {
 pub fn part(groups: &Groups, m: &Manifest) -> Part {
     let (stage, stages) = (groups.pipeline.rank(), groups.pipeline.size());
     let cuts = match &m.topology.layer_split {
+        LayerSplit::Balanced if stages > 1 => unreachable!("`runnable` refuses pipelines"),
         LayerSplit::Uniform | LayerSplit::Balanced => split::uniform(m.model.layers, stages),
         LayerSplit::TransformerAndEmbedding => split::with_ends(m.model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),

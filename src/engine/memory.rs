@@ -107,6 +107,7 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
     let layout = Layout::new(&m.model, part(groups, m));
     let dp = &*groups.data;
     let level = if dp.size() == 1 { 0 } else { m.topology.zero };
+    assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     let zero = Zero::new(level, dp.rank(), &layout, train.dtype, at);
     let optimizer = Optimizer::new(&layout, &zero, &m.optimizer, at);
     let slopes = slopes(&train, m, &at.inputs);

@@ -83,13 +83,15 @@ impl<'a> Run<'a> {
         let ramp = m.batch.ramp();
         let asked = options.resume_from.as_deref();
         let found = resume::find(m, asked)?;
-        let mixture = resume::mixture(found.as_ref(), m)?;
+        let ids = resume::data_ids(m);
+        let there = ids.as_deref().unwrap_or_default();
+        let mixture = resume::mixture(found.as_ref(), m, there)?;
         let eval_samples = eval_micros(m) * m.batch.micro as u64;
         let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
         let data = Datasets::resume(&m.data, mixture, seq_len, vocab, eval_samples)?;
+        let ids = ids?;
         let engine = Engine::new(be, Groups::solo(), m, causal(m))?;
         announce(m, &engine, ramp);
-        let ids = resume::data_ids(m)?;
         if let Some(steps) = options.verify_resume {
             println!("{}", replay::verify(steps, loaded, &ids, &engine, be, &data.train)?);
         }

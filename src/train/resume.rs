@@ -75,14 +75,13 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
 }
 
 /// Which datasets give which samples: as the checkpoint has it, followed from where it stands by
-/// what the manifest now says. No sample is skipped or read twice.
-pub fn mixture(found: Option<&Found>, m: &Manifest) -> anyhow::Result<Plan> {
+/// what the manifest now says. No sample is skipped or read twice. `now` are the manifest's datasets,
+/// as far as they are there: one that is missing is named when it is opened.
+pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<Plan> {
     let Some(found) = found else { return Ok(Plan::new(&m.data.train, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_others(error, found))?;
     let state = opened.index.state;
-    // A dataset that lies elsewhere now is still the same one. (One that is missing is named when
-    // the datasets are opened.)
-    let now = data_ids(m).unwrap_or_default();
+    // A dataset that lies elsewhere now is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
         let there = now.iter().find(|now| content(saved) == content(now)).filter(|_| gone);
