@@ -149,10 +149,11 @@ fn fixture(file: &str) -> PathBuf {
 
 fn load(engine: &Engine, name: &str, heads: usize) {
     let reader = Reader::open(&fixture(&format!("{name}.weights.safetensors"))).unwrap();
-    for slot in engine.slots() {
-        let theirs = common::reference_name(slot);
+    for piece in engine.pieces() {
+        let theirs = common::reference_name(&piece.slot);
         let values = reader.words(&theirs).unwrap();
-        engine.write(Moment::Master, slot, &common::from_reference(slot, &values, heads));
+        let ours = common::from_reference(&piece.slot, &values, heads);
+        engine.write(Moment::Master, &piece, 0, &ours);
     }
     engine.publish();
 }

@@ -230,7 +230,7 @@ impl Index {
 
     /// Whether it is about what it says: no name twice, each piece inside its tensor and its file,
     /// each tensor covered once.
-    fn check(&self) -> anyhow::Result<()> {
+    pub fn check(&self) -> anyhow::Result<()> {
         let mut files = BTreeSet::new();
         for shard in &self.shards {
             let plain = !shard.file.contains(['/', '\\', '\0']) && shard.file.ends_with(SHARD_END);

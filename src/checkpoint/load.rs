@@ -1,120 +1,100 @@
-//! From a checkpoint into an engine, and the proof that it arrived.
+//! From a checkpoint into the engines of any grid.
 
-use super::digest::{Digest, Values};
 use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
-use super::snapshot::saved_shape;
-use crate::base::DType;
-use crate::engine::{Engine, Moment, Sampler};
-use crate::model::Slot;
+use super::replicas;
+use crate::engine::{Engine, Moment, Piece, Sampler, saved_shape};
+use crate::manifest::Model;
+use crate::model::{Layout, Part};
 use anyhow::{Context, ensure};
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
-/// Bytes of a live weight that are looked at together: they stay in a core's cache.
-const LIVE: usize = 512 << 10;
-
-/// Reads everything back into the engine, and compares the live weights with those saved.
-pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
-    let slots: Vec<&Slot> = engine.slots().collect();
-    let vocab = engine.vocab();
-    read_all(checkpoint, &slots, vocab, &Moment::ALL, &mut |moment, slot, first, values| {
-        engine.write_rows(moment, slot, first, values);
-    })?;
-    engine.publish();
-    verify_live(checkpoint, engine)?;
+/// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
+/// another. When all have read: `Engine::publish` on all, then `verify` what they `hold`.
+pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
+    fits(checkpoint, engine.model())?;
+    engine.clear_padding();
+    let put = &mut |moment, piece: &Piece, first, values: &[f32]| {
+        engine.write(moment, piece, first, values);
+    };
+    read_all(checkpoint, &engine.pieces(), &Moment::ALL, put)?;
     Ok(checkpoint.index.progress)
+}
+
+/// Reads everything into the only rank, and compares the live weights with those saved.
+pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
+    let progress = read_into(checkpoint, engine)?;
+    engine.publish();
+    replicas::verify(checkpoint, &[replicas::held(engine)])?;
+    Ok(progress)
 }
 
 /// Reads the weights alone.
 pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    let slots: Vec<&Slot> = sampler.slots().collect();
-    let vocab = sampler.vocab();
-    read_all(&checkpoint, &slots, vocab, &[Moment::Master], &mut |_, slot, first, values| {
-        sampler.write_rows(slot, first, values);
-    })?;
+    fits(&checkpoint, sampler.model())?;
+    let put = &mut |_, piece: &Piece, first, values: &[f32]| sampler.write(piece, first, values);
+    read_all(&checkpoint, &sampler.pieces(), &[Moment::Master], put)?;
     Ok(checkpoint.index.progress)
 }
 
-/// The live weights in device memory are bit for bit those that were there before the save.
-pub fn verify_live(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<()> {
-    let dtype = engine.live_dtype();
-    let mut words: Vec<u32> = Vec::new();
-    for slot in engine.slots() {
-        let tensor = tensor(checkpoint, slot, engine.vocab())?;
-        let saved_rows = tensor.numel() / slot.cols;
-        let at_once = (LIVE / dtype.size() / slot.cols).max(1);
-        let mut digest = Digest::default();
-        for first in (0..saved_rows).step_by(at_once) {
-            let rows = first..(first + at_once).min(saved_rows);
-            let size = rows.len() * slot.cols * dtype.size();
-            words.resize(size.div_ceil(4), 0);
-            let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..size];
-            engine.read_live(slot, rows, bytes);
-            let values = match dtype {
-                DType::BF16 => Values::Bf16(bytemuck::cast_slice(bytes)),
-                _ => Values::F32(bytemuck::cast_slice(bytes)),
-            };
-            digest = digest.and(Digest::of_values((first * slot.cols) as u64, values));
-        }
+/// The tensors are those of the model: none missing, none too many, the same shapes.
+fn fits(checkpoint: &Checkpoint, model: &Model) -> anyhow::Result<()> {
+    let folder = checkpoint.folder.display();
+    let layout = Layout::new(model, Part::whole(model));
+    let mut names = BTreeSet::new();
+    for slot in layout.slots() {
+        let (name, expected) = (&slot.name, saved_shape(slot, model.vocab));
+        let tensor = checkpoint.index.tensor(name);
+        let tensor = tensor.with_context(|| {
+            format!("{folder} has no tensor {name}, the manifest's model has")
+        })?;
+        let shape = &tensor.shape;
         ensure!(
-            tensor.live.dtype == dtype.to_string() && tensor.live.digest == digest,
-            "{}: the live weight {} ({dtype}) is not the one that was in memory when the checkpoint \
-             was saved ({}): digest {digest}, saved {}",
-            checkpoint.folder.display(),
-            slot.name,
-            tensor.live.dtype,
-            tensor.live.digest
+            *shape == expected,
+            "{folder}: {name} is {shape:?}, the manifest's model has {expected:?}"
         );
+        names.insert(name);
+    }
+    let unexpected = checkpoint.index.tensors.iter().find(|tensor| !names.contains(&tensor.name));
+    if let Some(tensor) = unexpected {
+        anyhow::bail!("{folder} has a tensor {}, the manifest's model has not", tensor.name);
     }
     Ok(())
 }
 
-/// A slot's row in the index.
-fn tensor<'c>(checkpoint: &'c Checkpoint, slot: &Slot, vocab: usize) -> anyhow::Result<&'c Tensor> {
-    let folder = checkpoint.folder.display();
-    let tensor = checkpoint.index.tensor(&slot.name).with_context(|| {
-        format!("{folder} has no tensor {}, the manifest's model has", slot.name)
-    })?;
-    let expected = saved_shape(slot, vocab);
-    ensure!(
-        tensor.shape == expected,
-        "{folder}: {} is {:?}, the manifest's model has {expected:?}",
-        slot.name,
-        tensor.shape
-    );
-    Ok(tensor)
+/// Takes rows of a piece: what of it, which, from which of its rows on, the values.
+type Put<'a> = &'a mut dyn FnMut(Moment, &Piece, usize, &[f32]);
+
+/// Rows of a piece that are read together.
+struct Job<'a> {
+    moment: Moment,
+    piece: &'a Piece,
+    tensor: &'a Tensor,
+    /// Of the whole weight.
+    rows: Range<usize>,
 }
 
-/// Takes rows of a weight: what of it, which, from which row on, the values.
-type Put<'a> = &'a mut dyn FnMut(Moment, &Slot, usize, &[f32]);
-
-/// Reads ahead on threads of its own, and gives runs of rows to `put`, with the first row's number.
+/// Reads ahead on threads of its own, and gives runs of rows to `put`.
 fn read_all(
     checkpoint: &Checkpoint,
-    slots: &[&Slot],
-    vocab: usize,
+    pieces: &[Piece],
     moments: &[Moment],
     put: Put,
 ) -> anyhow::Result<()> {
-    let mut tensors = checkpoint.index.tensors.iter();
-    if let Some(tensor) = tensors.find(|t| slots.iter().all(|s| s.name != t.name)) {
-        let folder = checkpoint.folder.display();
-        anyhow::bail!("{folder} has a tensor {}, the manifest's model has not", tensor.name);
-    }
     let mut jobs = Vec::new();
-    for slot in slots {
-        let tensor = tensor(checkpoint, slot, vocab)?;
-        for rows in row_blocks(tensor)? {
-            jobs.extend(moments.iter().map(|moment| (*moment, *slot, tensor, rows.clone())));
+    for piece in pieces {
+        let name = &piece.slot.name;
+        let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
+        for rows in row_blocks(tensor, piece.at[0]..piece.at[0] + piece.size[0])? {
+            let job = |moment: &Moment| Job { moment: *moment, piece, tensor, rows: rows.clone() };
+            jobs.extend(moments.iter().map(job));
         }
-        // Rows that only pad the vocabulary are not saved.
-        let padding = vec![0.0; slot.numel() - tensor.numel()];
-        let first = tensor.numel() / slot.cols;
-        moments.iter().for_each(|moment| put(*moment, slot, first, &padding));
     }
     let (next, spare) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -123,29 +103,37 @@ fn read_all(
             let (send, jobs, next, spare) = (send.clone(), &jobs, &next, &spare);
             scope.spawn(move || {
                 let mut buffer = Buffer::default();
-                while let Some((moment, slot, tensor, rows)) =
-                    jobs.get(next.fetch_add(1, Ordering::Relaxed))
-                {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let mut values: Vec<f32> = take(spare).unwrap_or_default();
-                    values.resize(rows.len() * slot.cols, 0.0);
-                    let (rows, cols) = (rows.clone(), 0..slot.cols);
-                    let first = rows.start;
-                    let read =
-                        checkpoint.read_by(&mut buffer, tensor, *moment, rows, cols, &mut values);
-                    if send.send((*moment, *slot, first, read.map(|()| values))).is_err() {
+                    let read = job.read(checkpoint, &mut buffer, &mut values);
+                    if send.send((job, read.map(|()| values))).is_err() {
                         return; // another tensor was damaged
                     }
                 }
             });
         }
         drop(send);
-        for (moment, slot, first, values) in ready {
+        for (job, values) in ready {
             let values = values?;
-            put(moment, slot, first, &values);
+            put(job.moment, job.piece, job.rows.start - job.piece.at[0], &values);
             spare.lock().unwrap_or_else(|held| held.into_inner()).push(values);
         }
         Ok(())
     })
+}
+
+impl Job<'_> {
+    fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        buffer: &mut Buffer,
+        values: &mut Vec<f32>,
+    ) -> anyhow::Result<()> {
+        let [_, col] = self.piece.at;
+        let cols = col..col + self.piece.size[1];
+        values.resize(self.rows.len() * cols.len(), 0.0);
+        checkpoint.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols, values)
+    }
 }
 
 fn take<T>(spare: &Mutex<Vec<T>>) -> Option<T> {

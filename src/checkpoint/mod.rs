@@ -24,6 +24,7 @@ mod index;
 pub mod inspect;
 mod load;
 mod read;
+mod replicas;
 pub mod safetensors;
 mod save;
 mod snapshot;
@@ -35,7 +36,8 @@ pub use folder::{
 pub use index::{
     DataId, Group, Index, Optimizer, Past, Progress, Rng, SHARD_END, State, Tensor, moment_name,
 };
-pub use load::{load, load_weights, verify_live};
+pub use load::{load, load_weights, read_into};
 pub use read::{Checkpoint, row_blocks};
-pub use save::{Part, Share, publish, save, write_part};
-pub use snapshot::{Snapshot, saved_shape};
+pub use replicas::{Held, equal, held, verify};
+pub use save::{Part, Share, abandon, begin, publish, save, saved_bytes, write_part};
+pub use snapshot::Snapshot;

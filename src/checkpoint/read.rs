@@ -173,9 +173,9 @@ impl Checkpoint {
         moment: Moment,
         each: &mut dyn FnMut(usize, &[f32]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let [_, cols] = tensor.matrix()?;
+        let [rows, cols] = tensor.matrix()?;
         let (mut values, mut buffer) = (Vec::new(), Buffer::default());
-        for rows in row_blocks(tensor)? {
+        for rows in row_blocks(tensor, 0..rows)? {
             values.resize(rows.len() * cols, 0.0);
             self.read_by(&mut buffer, tensor, moment, rows.clone(), 0..cols, &mut values)?;
             each(rows.start * cols, &values)?;
@@ -184,11 +184,14 @@ impl Checkpoint {
     }
 }
 
-/// The rows of a tensor, some MiB at a time.
-pub fn row_blocks(tensor: &Tensor) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
-    let [rows, cols] = tensor.matrix()?;
-    let step = rows_at_once(cols);
-    Ok((0..rows).step_by(step).map(move |first| first..(first + step).min(rows)))
+/// Rows of a tensor, some MiB at a time.
+pub fn row_blocks(
+    tensor: &Tensor,
+    rows: Range<usize>,
+) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
+    let step = rows_at_once(tensor.matrix()?[1]);
+    let blocks = (rows.start / step * step..rows.end).step_by(step);
+    Ok(blocks.map(move |first| first.max(rows.start)..(first + step).min(rows.end)))
 }
 
 /// Rows of so many columns that end where a chunk ends, if there are such: no chunk is then read

@@ -7,7 +7,10 @@ use super::index::{self, Index, Kept, Live, Piece, SHARD_END, Shard, State, Tens
 use super::safetensors;
 use crate::base::Bytes;
 use crate::engine::Moment;
+use crate::manifest::Model;
+use crate::model::parameters;
 use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,6 +22,8 @@ const BUFFER: usize = 8 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Share<'a> {
     pub name: &'a str,
+    /// Of the weight in the model: the index is in this order.
+    pub number: usize,
     /// Of the whole weight.
     pub shape: &'a [usize],
     pub decay: bool,
@@ -30,14 +35,15 @@ pub struct Share<'a> {
     pub live: Values<'a>,
 }
 
-/// What one rank wrote.
-#[derive(Clone, Debug, Default)]
+/// What one rank wrote: plain data, which any rank can publish.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     pub shards: Vec<Shard>,
-    pub tensors: Vec<Tensor>,
+    /// By their number in the model.
+    pub tensors: BTreeMap<usize, Tensor>,
 }
 
-/// Writes `checkpoints/step-N` of a run on one rank: into a fresh folder, synced, then renamed. A
+/// Writes `checkpoints/step-N` of a run of one rank: into a fresh folder, synced, then renamed. A
 /// failure leaves every older checkpoint as it was.
 pub fn save(
     disk: &Disk,
@@ -45,29 +51,46 @@ pub fn save(
     shares: &[Share],
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    let step = state.progress.step;
-    let failed = || {
-        let intact = checkpoints.display();
-        format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
-    };
-    fs::create_dir_all(checkpoints)
-        .with_context(|| format!("cannot create {}", checkpoints.display()))
-        .with_context(failed)?;
-    space(checkpoints, shares).with_context(failed)?;
+    let bytes = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
+    let fresh = begin(disk, checkpoints, state.progress.step, bytes)?;
+    let written = write_part(disk, &fresh, 0, shares, state);
+    let published = written.and_then(|part| publish(disk, &fresh, vec![part], state));
+    published.map_err(|error| abandon(disk, &fresh, state.progress.step, error))
+}
+
+/// Bytes of a model's tensors in a checkpoint, over all ranks.
+pub fn saved_bytes(model: &Model) -> u64 {
+    12 * parameters(&Model { vocab_padded: model.vocab, ..model.clone() })
+}
+
+/// Makes the fresh folder that all ranks write `step` into, if there is room for all their bytes.
+/// For one rank of the world; the others are told its name.
+pub fn begin(disk: &Disk, checkpoints: &Path, step: u64, bytes: u64) -> anyhow::Result<PathBuf> {
     let fresh = folder::fresh(checkpoints, step);
-    let written = disk.make_folder(&fresh).and_then(|()| {
-        let part = write_part(disk, &fresh, 0, shares, state)?;
-        publish(disk, &fresh, vec![part], state)
-    });
-    if written.is_err() {
-        let _ = disk.remove_folder(&fresh); // what is left of it must not fill the disk
+    let make = || {
+        fs::create_dir_all(checkpoints)
+            .with_context(|| format!("cannot create {}", checkpoints.display()))?;
+        space(checkpoints, bytes)?;
+        disk.make_folder(&fresh)
+    };
+    make().map_err(|error| abandon(disk, &fresh, step, error))?;
+    Ok(fresh)
+}
+
+/// Removes what ranks have written of a checkpoint when one of them failed, and says so. For the
+/// rank that began it, when no other writes any more.
+pub fn abandon(disk: &Disk, fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
+    if fresh.exists() {
+        let _ = disk.remove_folder(fresh); // what is left of it must not fill the disk
     }
-    written.with_context(failed)
+    let intact = fresh.parent().unwrap_or(fresh).display();
+    error.context(format!(
+        "checkpoint of step {step} was not saved; those in {intact} are as they were"
+    ))
 }
 
 /// Says no before writing what cannot fit.
-fn space(checkpoints: &Path, shares: &[Share]) -> anyhow::Result<()> {
-    let need = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
+fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     let stat = rustix::fs::statvfs(checkpoints)?;
     let free = stat.f_bavail * stat.f_frsize;
     ensure!(
@@ -81,7 +104,7 @@ fn space(checkpoints: &Path, shares: &[Share]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes one rank's shards, one for each thing kept, side by side.
+/// Writes one rank's shards, one for each thing kept, side by side; none if it has nothing to write.
 pub fn write_part(
     disk: &Disk,
     fresh: &Path,
@@ -89,25 +112,30 @@ pub fn write_part(
     shares: &[Share],
     state: &State,
 ) -> anyhow::Result<Part> {
+    if shares.is_empty() {
+        return Ok(Part::default());
+    }
     let shards = std::thread::scope(|scope| {
         let write = |moment| move || write_shard(disk, fresh, rank, moment, shares, state);
         let threads = Moment::ALL.map(|moment| scope.spawn(write(moment)));
         threads.map(|thread| thread.join().expect("the thread that writes a shard panicked"))
     });
-    let mut part = Part { shards: Vec::new(), tensors: shares.iter().map(blank).collect() };
+    let mut part = Part::default();
+    let mut tensors: Vec<Tensor> = shares.iter().map(blank).collect();
     for (moment, shard) in Moment::ALL.into_iter().zip(shards) {
         let (shard, kept) = shard?;
-        for (tensor, mut kept) in part.tensors.iter_mut().zip(kept) {
+        for (tensor, mut kept) in tensors.iter_mut().zip(kept) {
             kept.pieces[0].shard = part.shards.len();
             *tensor.kept_mut(moment) = kept;
         }
         part.shards.push(shard);
     }
-    for (tensor, share) in part.tensors.iter_mut().zip(shares) {
+    for (mut tensor, share) in tensors.into_iter().zip(shares) {
         tensor.live.digest = match share.live {
             Values::F32(_) => tensor.master.digest,
             live => Digest::of_rectangle(cols(share), share.at, share.size[1], live),
         };
+        add(&mut part.tensors, share.number, tensor);
     }
     Ok(part)
 }
@@ -194,8 +222,9 @@ pub fn publish(
     state: &State,
 ) -> anyhow::Result<PathBuf> {
     let Part { shards, tensors } = join(parts);
-    let index = Index::new(state.clone(), tensors, shards).text()?;
-    disk.write_file(&fresh.join(index::NAME), index.as_bytes())?;
+    let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
+    index.check().context("what the ranks wrote does not fit together")?;
+    disk.write_file(&fresh.join(index::NAME), index.text()?.as_bytes())?;
     disk.sync_folder(fresh)?;
     let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
     let folder = checkpoints.join(folder::name(state.progress.step));
@@ -213,27 +242,25 @@ pub fn publish(
 /// The parts of all ranks as one.
 fn join(parts: Vec<Part>) -> Part {
     let mut whole = Part::default();
-    let mut places = BTreeMap::new();
     for part in parts {
         let first = whole.shards.len();
         whole.shards.extend(part.shards);
-        for mut tensor in part.tensors {
+        for (number, mut tensor) in part.tensors {
             for moment in Moment::ALL {
                 tensor.kept_mut(moment).pieces.iter_mut().for_each(|piece| piece.shard += first);
             }
-            match places.get(&tensor.name) {
-                None => {
-                    places.insert(tensor.name.clone(), whole.tensors.len());
-                    whole.tensors.push(tensor);
-                }
-                Some(place) => add(&mut whole.tensors[*place], tensor),
-            }
+            add(&mut whole.tensors, number, tensor);
         }
     }
     whole
 }
 
-fn add(whole: &mut Tensor, part: Tensor) {
+/// Adds what more is known of a tensor.
+fn add(tensors: &mut BTreeMap<usize, Tensor>, number: usize, part: Tensor) {
+    let Some(whole) = tensors.get_mut(&number) else {
+        tensors.insert(number, part);
+        return;
+    };
     whole.live.digest = whole.live.digest.and(part.live.digest);
     for moment in Moment::ALL {
         let (kept, more) = (whole.kept_mut(moment), part.kept(moment));

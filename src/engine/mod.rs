@@ -5,18 +5,20 @@ mod groups;
 mod memory;
 mod zero;
 mod optimizer;
+mod pieces;
 mod sampler;
 pub mod lr;
 
 pub use groups::Groups;
 pub use memory::Bill;
 pub use optimizer::Moment;
+pub use pieces::{Piece, Replica, saved_shape};
 pub use sampler::Sampler;
 
 use crate::base::DType;
 use crate::comm::Message;
 use crate::device::{Backend, OutOfMemory, Tensor};
-use crate::manifest::{Manifest, Precision};
+use crate::manifest::{Manifest, Model, Precision};
 use crate::model::{Cx, Inputs, Layout, Slot, Slots, Stage, TensorParallel, Work, alibi_slopes};
 use crate::plan::schedule::{self, Action};
 use groups::{micros, order, part};
@@ -59,7 +61,7 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Reserves everything. The weights are zero until `init`, or `write` of every slot and
+    /// Reserves everything. The weights are zero until `init`, or `write` of every piece and
     /// `publish`. `causal` promises that no batch has a mask of its own.
     pub fn new(
         be: &'a dyn Backend,
@@ -118,37 +120,14 @@ impl<'a> Engine<'a> {
         self.publish();
     }
 
-    /// What the optimizer keeps of one weight, to the host.
-    pub fn read(&self, moment: Moment, slot: &Slot, out: &mut [f32]) {
-        self.be.download(self.optimizer.kept(moment, slot), bytemuck::cast_slice_mut(out));
-    }
-
-    /// Rows of the live copy of one weight, which forward and backward compute with, as they lie in
-    /// memory.
-    pub fn read_live(&self, slot: &Slot, rows: std::ops::Range<usize>, out: &mut [u8]) {
-        self.be.download(self.optimizer.live(slot).row_range(rows.start, rows.len()), out);
-    }
-
-    /// Token ids are below this: rows of the embedding from here on are padding.
-    pub fn vocab(&self) -> usize {
-        self.manifest.model.vocab
+    /// The model, of which this rank may hold a part.
+    pub fn model(&self) -> &Model {
+        &self.manifest.model
     }
 
     /// The dtype of the live weights.
     pub fn live_dtype(&self) -> DType {
         self.cx(false).dtype
-    }
-
-    /// What the optimizer keeps of one weight, from the host. After the last master weight:
-    /// `publish`.
-    pub fn write(&self, moment: Moment, slot: &Slot, values: &[f32]) {
-        self.be.upload(bytemuck::cast_slice(values), self.optimizer.kept(moment, slot));
-    }
-
-    /// Some rows of it, from row `first` on.
-    pub fn write_rows(&self, moment: Moment, slot: &Slot, first: usize, values: &[f32]) {
-        let rows = self.optimizer.kept(moment, slot).row_range(first, values.len() / slot.cols);
-        self.be.upload(bytemuck::cast_slice(values), rows);
     }
 
     /// Makes the live weights the rounded master weights, on every rank.

@@ -7,9 +7,11 @@ use crate::base::DType;
 use crate::device::{AdamW, Backend, Tensor};
 use crate::manifest;
 use crate::model::{Layout, Slot, Split};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// What the optimizer keeps of each weight, in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Moment {
     /// The weight itself (the live weight, in f32 training).
     Master,
@@ -129,23 +131,15 @@ impl Optimizer {
         }
     }
 
-    /// What is kept of one weight, which this rank owns whole.
-    pub fn kept(&self, moment: Moment, slot: &Slot) -> Tensor {
-        let own = &self.owned[slot.bucket];
-        let flat = own.kept[moment as usize].span(slot.offset - own.first, slot.numel());
-        Tensor::at(flat.addr(), slot.rows, slot.cols, flat.dtype)
-    }
-
-    /// The live copy of one weight, which this rank owns whole.
-    pub fn live(&self, slot: &Slot) -> Tensor {
-        let own = &self.owned[slot.bucket];
-        let flat = own.live.span(slot.offset - own.first, slot.numel());
-        Tensor::at(flat.addr(), slot.rows, slot.cols, flat.dtype)
+    /// What is kept of a range of a bucket, in elements of the layout, which this rank owns.
+    pub fn kept(&self, moment: Moment, bucket: usize, range: Range<usize>) -> Tensor {
+        let own = &self.owned[bucket];
+        own.kept[moment as usize].span(range.start - own.first, range.len())
     }
 
     /// The part of a weight that this rank owns, as a range of the slot's elements, and where its
     /// master lies.
-    pub fn master_part(&self, slot: &Slot) -> Option<(std::ops::Range<usize>, Tensor)> {
+    pub fn master_part(&self, slot: &Slot) -> Option<(Range<usize>, Tensor)> {
         let own = &self.owned[slot.bucket];
         let start = slot.offset.max(own.first);
         let end = slot.range().end.min(own.first + own.live.numel());

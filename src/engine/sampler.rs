@@ -1,11 +1,11 @@
 //! The model without its optimizer: the next token's logits, for looking at what was learned.
 
 use super::memory::{self, Arenas};
-use super::{Groups, context, upload_slopes};
+use super::{Groups, Piece, context, pieces, upload_slopes};
 use crate::data::Batch;
 use crate::device::{Backend, OutOfMemory, Tensor};
-use crate::manifest::{Manifest, Precision};
-use crate::model::{Bucket, Custody, Inputs, Layout, Params, Part, Slot, Slots, Stage};
+use crate::manifest::{Manifest, Model, Precision};
+use crate::model::{Bucket, Custody, Inputs, Layout, Params, Part, Slots, Stage};
 
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
@@ -44,7 +44,7 @@ struct Laid {
 
 impl<'a> Sampler<'a> {
     /// Reserves f32 weights and the buffers for one sample of `context_len` tokens. The weights are
-    /// zero until every slot is written.
+    /// zero until every piece is written.
     pub fn new(
         be: &'a dyn Backend,
         manifest: &Manifest,
@@ -76,27 +76,22 @@ impl<'a> Sampler<'a> {
         })
     }
 
-    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.layout.slots()
+    /// The weights, each whole.
+    pub fn pieces(&self) -> Vec<Piece> {
+        let whole = |bucket: usize| (self.layout.buckets[bucket].range.clone(), 0);
+        pieces::cut(&self.layout, &self.manifest.model, whole)
     }
 
-    /// Token ids are below this: rows of the embedding from here on are padding.
-    pub fn vocab(&self) -> usize {
-        self.manifest.model.vocab
+    pub fn model(&self) -> &Model {
+        &self.manifest.model
     }
 
-    pub fn write(&self, slot: &Slot, values: &[f32]) {
-        self.be.upload(bytemuck::cast_slice(values), self.tensor(slot));
-    }
-
-    /// Some rows of it, from row `first` on.
-    pub fn write_rows(&self, slot: &Slot, first: usize, values: &[f32]) {
-        let rows = self.tensor(slot).row_range(first, values.len() / slot.cols);
+    /// A weight's rows from row `first` on.
+    pub fn write(&self, piece: &Piece, first: usize, values: &[f32]) {
+        let slot = &piece.slot;
+        let weight = slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket]);
+        let rows = weight.row_range(first, values.len() / slot.cols);
         self.be.upload(bytemuck::cast_slice(values), rows);
-    }
-
-    fn tensor(&self, slot: &Slot) -> Tensor {
-        slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket])
     }
 
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.

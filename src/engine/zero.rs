@@ -102,6 +102,12 @@ impl Zero {
         self.held[bucket].own_weights
     }
 
+    /// Where a bucket's live weights lie, if they are whole between two steps.
+    pub fn whole_weights(&self, bucket: usize) -> Option<Tensor> {
+        let held = &self.held[bucket];
+        (self.level < 3 || held.place != Place::Block).then_some(held.weights)
+    }
+
     pub fn own_grads(&self, bucket: usize) -> Tensor {
         self.held[bucket].own_grads
     }

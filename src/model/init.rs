@@ -2,7 +2,7 @@
 //! whole tensor, so that every way of cutting the model starts from the same values.
 
 use super::layout::{Layout, Slot};
-use super::weights::{Init, Split};
+use super::weights::Init;
 use crate::base::rng;
 use crate::manifest::Model;
 
@@ -10,6 +10,11 @@ impl Layout {
     /// Fills this rank's share of a weight, on all the host's threads.
     pub fn init(&self, slot: &Slot, model: &Model, seed: u64, out: &mut [f32]) {
         assert_eq!(out.len(), slot.numel());
+        self.init_rows(slot, 0, model, seed, out);
+    }
+
+    /// The same of some of its rows, from row `first` on.
+    pub fn init_rows(&self, slot: &Slot, first: usize, model: &Model, seed: u64, out: &mut [f32]) {
         let residual = match model.init_scale_residual {
             true => (2.0 * model.layers as f32).sqrt(),
             false => 1.0,
@@ -17,25 +22,21 @@ impl Layout {
         match slot.spec.init {
             Init::Zero => out.fill(0.0),
             Init::One => out.fill(1.0),
-            Init::Normal => self.normal(slot, model.init_std, seed, out),
-            Init::Residual => self.normal(slot, model.init_std / residual, seed, out),
+            Init::Normal => self.normal(slot, first, model.init_std, seed, out),
+            Init::Residual => self.normal(slot, first, model.init_std / residual, seed, out),
         }
     }
 
-    fn normal(&self, slot: &Slot, std: f32, seed: u64, out: &mut [f32]) {
+    fn normal(&self, slot: &Slot, first: usize, std: f32, seed: u64, out: &mut [f32]) {
         let key = rng::key(seed, &slot.name);
-        let (row, col) = match slot.spec.split {
-            Split::Rows => (slot.rows * self.part.tp_rank, 0),
-            Split::Cols => (0, slot.cols * self.part.tp_rank),
-            Split::Whole => (0, 0),
-        };
+        let [row, col] = self.corner(slot);
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let share = slot.rows.div_ceil(threads);
+        let share = (out.len() / slot.cols).div_ceil(threads);
         std::thread::scope(|scope| {
             for (i, rows) in out.chunks_mut(share * slot.cols).enumerate() {
                 scope.spawn(move || {
                     for (r, values) in rows.chunks_mut(slot.cols).enumerate() {
-                        let first = (row + i * share + r) * slot.spec.cols + col;
+                        let first = (row + first + i * share + r) * slot.spec.cols + col;
                         rng::normals(key, first as u64, values);
                         values.iter_mut().for_each(|v| *v *= std);
                     }

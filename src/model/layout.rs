@@ -145,6 +145,15 @@ impl Layout {
         self.buckets.iter().flat_map(|bucket| &bucket.slots)
     }
 
+    /// First row and column of this rank's share of a weight.
+    pub fn corner(&self, slot: &Slot) -> [usize; 2] {
+        match slot.spec.split {
+            Split::Rows => [slot.rows * self.part.tp_rank, 0],
+            Split::Cols => [0, slot.cols * self.part.tp_rank],
+            Split::Whole => [0, 0],
+        }
+    }
+
     /// The bucket of a place, if this rank has it; the first one, for blocks.
     pub fn bucket(&self, place: Place) -> Option<usize> {
         self.buckets.iter().position(|bucket| bucket.place == place)

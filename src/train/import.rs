@@ -4,7 +4,8 @@ use super::{guard, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::hf::{Weights, read_config};
-use crate::checkpoint::{self, Share, Values, saved_shape};
+use crate::checkpoint::{self, Share, Values};
+use crate::engine::saved_shape;
 use crate::manifest::{Loaded, Model, Precision};
 use crate::model::{Layout, Part, Slot};
 use anyhow::Context;
@@ -50,8 +51,10 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let shares: Vec<Share> = slots
         .iter()
         .zip(&tensors)
-        .map(|(slot, (shape, values, live))| Share {
+        .enumerate()
+        .map(|(number, (slot, (shape, values, live)))| Share {
             name: &slot.name,
+            number,
             shape,
             decay: slot.spec.decay,
             at: [0, 0],

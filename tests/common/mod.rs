@@ -3,7 +3,7 @@
 
 use gptrain::checkpoint::hf::{Family, Place};
 use gptrain::data::Batch;
-use gptrain::engine::{Engine, Moment};
+use gptrain::engine::{Engine, Moment, Piece};
 use gptrain::manifest::{self, Manifest};
 use gptrain::model::Slot;
 use std::path::Path;
@@ -47,12 +47,12 @@ pub fn tokens(samples: usize, seq: usize, vocab: usize, seed: u64) -> Vec<i32> {
 
 /// The weights now, by name.
 pub fn weights(engine: &Engine) -> Vec<(String, Vec<f32>)> {
-    let read = |slot: &Slot| {
-        let mut values = vec![0.0; slot.numel()];
-        engine.read(Moment::Master, slot, &mut values);
-        (slot.name.clone(), values)
+    let read = |piece: Piece| {
+        let mut values = vec![0.0; piece.numel()];
+        engine.read(Moment::Master, &piece, &mut values);
+        (piece.slot.name, values)
     };
-    engine.slots().map(read).collect()
+    engine.pieces().into_iter().map(read).collect()
 }
 
 /// The reference's name of a weight: Hugging Face's of GPT-2, and one more for BLOOM's norm.

@@ -94,7 +94,8 @@ impl Saved {
     }
 
     pub fn shares(&self) -> Vec<Share<'_>> {
-        self.tensors.iter().map(|tensor| tensor.share(0, tensor.rows())).collect()
+        let tensors = self.tensors.iter().enumerate();
+        tensors.map(|(number, tensor)| tensor.share(number, 0, tensor.rows())).collect()
     }
 
     /// Writes it as a checkpoint of its step in `folder`.
@@ -121,10 +122,11 @@ impl SavedTensor {
     }
 
     /// Some rows of it, all columns.
-    pub fn share(&self, first: usize, rows: usize) -> Share<'_> {
+    pub fn share(&self, number: usize, first: usize, rows: usize) -> Share<'_> {
         let range = first * self.cols()..(first + rows) * self.cols();
         Share {
             name: &self.name,
+            number,
             shape: &self.shape,
             decay: self.decay,
             at: [first, 0],

@@ -87,10 +87,10 @@ fn moved(
     if tensor.kept(moment).digest == other.kept(moment).digest {
         return Ok((0.0, 0.0));
     }
-    let [_, cols] = tensor.matrix()?;
+    let [rows, cols] = tensor.matrix()?;
     let (mut before, mut after) = (Vec::new(), Vec::new());
     let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
-    for rows in row_blocks(tensor)? {
+    for rows in row_blocks(tensor, 0..rows)? {
         before.resize(rows.len() * cols, 0.0);
         after.resize(rows.len() * cols, 0.0);
         a.read(tensor, moment, rows.clone(), 0..cols, &mut before)?;

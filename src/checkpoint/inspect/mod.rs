@@ -12,9 +12,8 @@ pub use stats::Stats;
 
 use super::index::{DataId, Group, Optimizer, Past, moment_name};
 use super::read::Checkpoint;
-use super::snapshot::saved_shape;
 use super::{Index, Tensor};
-use crate::engine::Moment;
+use crate::engine::{Moment, saved_shape};
 use crate::manifest::{self, Model};
 use crate::model::{Layout, Part, Slot};
 use serde::Serialize;
@@ -166,16 +165,21 @@ impl Expected<'_> {
         }
     }
 
-    /// Whether the weight is what it was at step 0; of a large one, its first rows.
+    /// Whether the weight is what it was at step 0, down to the last value.
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
         let Some(slot) = self.slots.get(tensor.name.as_str()) else { return Ok(false) };
-        let Some(rows) = super::row_blocks(tensor)?.next() else { return Ok(false) };
-        let first = Slot { rows: rows.len(), ..(*slot).clone() };
-        let mut initial = vec![0.0; first.numel()];
-        self.layout.init(&first, self.model, self.seed, &mut initial);
-        let mut now = vec![0.0; first.numel()];
-        checkpoint.read(tensor, Moment::Master, rows, 0..slot.cols, &mut now)?;
-        Ok(now.iter().zip(&initial).all(|(a, b)| a.to_bits() == b.to_bits()))
+        let [rows, cols] = tensor.matrix()?;
+        let (mut initial, mut now) = (Vec::new(), Vec::new());
+        for rows in super::row_blocks(tensor, 0..rows)? {
+            initial.resize(rows.len() * cols, 0.0);
+            now.resize(rows.len() * cols, 0.0);
+            self.layout.init_rows(slot, rows.start, self.model, self.seed, &mut initial);
+            checkpoint.read(tensor, Moment::Master, rows, 0..cols, &mut now)?;
+            if now.iter().zip(&initial).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -1,0 +1,146 @@
+//! What ranks hold of the live weights: equal among the copies of each, and equal to what was saved.
+//!
+//! Each rank computes the digests of what it holds; a weight's copy is what several ranks hold of it
+//! together, and digests of parts add up. So a few bytes of each rank prove, or name, what differs.
+
+use super::digest::{Digest, Values};
+use super::read::Checkpoint;
+use crate::base::DType;
+use crate::engine::{Engine, Replica};
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Bytes of a live weight that are looked at together: they stay in a core's cache.
+const TOGETHER: usize = 512 << 10;
+
+/// What one rank holds of one copy of a weight, for forward and backward.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub name: String,
+    pub replica: Replica,
+    pub dtype: String,
+    pub values: u64,
+    pub digest: Digest,
+}
+
+/// Of this rank. Every rank of the data-parallel group calls it: it waits for what is under way.
+pub fn held(engine: &Engine) -> Vec<Held> {
+    engine.settle();
+    let dtype = engine.live_dtype();
+    let mut all: Vec<Held> = Vec::new();
+    let mut words: Vec<u32> = Vec::new();
+    for piece in engine.live_pieces() {
+        let ([rows, cols], whole) = (piece.size, piece.slot.spec.cols);
+        let at_once = (TOGETHER / dtype.size() / cols).max(1);
+        let mut digest = Digest::default();
+        for first in (0..rows).step_by(at_once) {
+            let rows = first..(first + at_once).min(rows);
+            let size = rows.len() * cols * dtype.size();
+            words.resize(size.div_ceil(4), 0);
+            let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..size];
+            engine.read_live(&piece, rows, bytes);
+            let values = match dtype {
+                DType::BF16 => Values::Bf16(bytemuck::cast_slice(bytes)),
+                _ => Values::F32(bytemuck::cast_slice(bytes)),
+            };
+            let at = [piece.at[0] + first, piece.at[1]];
+            digest = digest.and(Digest::of_rectangle(whole, at, cols, values));
+        }
+        let (name, values) = (piece.slot.name.clone(), piece.numel() as u64);
+        match all.last_mut().filter(|last| last.name == name && last.replica == piece.replica) {
+            Some(last) => {
+                last.values += values;
+                last.digest = last.digest.and(digest);
+            }
+            None => {
+                let (replica, dtype) = (piece.replica, dtype.to_string());
+                all.push(Held { name, replica, dtype, values, digest });
+            }
+        }
+    }
+    all
+}
+
+/// A copy of a weight: what ranks hold of it together.
+#[derive(Default)]
+struct Copy<'h> {
+    ranks: Vec<usize>,
+    dtype: &'h str,
+    values: u64,
+    digest: Digest,
+}
+
+type Copies<'h> = BTreeMap<&'h str, BTreeMap<Replica, Copy<'h>>>;
+
+fn copies(world: &[Vec<Held>]) -> Copies<'_> {
+    let mut copies = Copies::new();
+    for (rank, all) in world.iter().enumerate() {
+        for held in all {
+            let copy = copies.entry(&held.name).or_default().entry(held.replica).or_default();
+            copy.ranks.push(rank);
+            copy.dtype = &held.dtype;
+            copy.values += held.values;
+            copy.digest = copy.digest.and(held.digest);
+        }
+    }
+    copies
+}
+
+/// All copies of each weight are equal, among what all ranks hold, in rank order.
+pub fn equal(world: &[Vec<Held>]) -> anyhow::Result<()> {
+    for (name, copies) in copies(world) {
+        let mut copies = copies.values();
+        let Some(one) = copies.next() else { continue };
+        for other in copies {
+            ensure!(
+                (one.digest, one.values) == (other.digest, other.values),
+                "{name} is not the same everywhere: its digest is {} on {}, {} on {}",
+                one.digest,
+                ranks(&one.ranks),
+                other.digest,
+                ranks(&other.ranks)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Every copy of every live weight, among what all ranks hold, is bit for bit what was in memory
+/// before the save.
+pub fn verify(checkpoint: &Checkpoint, world: &[Vec<Held>]) -> anyhow::Result<()> {
+    let copies = copies(world);
+    let folder = checkpoint.folder.display();
+    for tensor in &checkpoint.index.tensors {
+        let (name, saved) = (&tensor.name, &tensor.live);
+        let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;
+        for copy in copies.values() {
+            let Copy { dtype, digest, values, .. } = copy;
+            let ranks = ranks(&copy.ranks);
+            ensure!(
+                *values == tensor.numel() as u64,
+                "{ranks}: {values} of {} values of {name}",
+                tensor.numel()
+            );
+            ensure!(
+                saved.dtype == *dtype && saved.digest == *digest,
+                "{folder}: the live weight {name} ({dtype}) is not the one that was in memory when \
+                 the checkpoint was saved ({}), on {ranks}: digest {digest}, saved {}",
+                saved.dtype,
+                saved.digest
+            );
+        }
+    }
+    Ok(())
+}
+
+fn ranks(ranks: &[usize]) -> String {
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        [rest @ .., last] => {
+            let rest: Vec<String> = rest.iter().map(usize::to_string).collect();
+            format!("ranks {} and {last}", rest.join(", "))
+        }
+        [] => "no rank".to_string(),
+    }
+}
