@@ -13,6 +13,7 @@ use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups, Moment, Outcome};
 use gptrain::manifest::{self, Loaded, Manifest};
 use gptrain::model::{Inputs, Layout};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Samples of each step: the batch grows on the way.
@@ -41,7 +42,10 @@ grids!(tensor_zero_2_and_gpipe: ["tensor=2", "data=2", "zero=2"] ["pipeline=2", 
 fn there_and_back(from: &[&str], to: &[&str]) {
     let families: [(&[&str], f64); 3] = [
         (&["model.dropout=0.1"], 1e-6),
-        (&["model.position=alibi", "model.embedding_layernorm=true", "model.tied_head=false"], 1e-6),
+        (
+            &["model.position=alibi", "model.embedding_layernorm=true", "model.tied_head=false"],
+            1e-6,
+        ),
         (&["precision=bf16", "model.dropout=0.1"], 2e-3),
     ];
     for (family, tolerance) in families {
@@ -75,6 +79,95 @@ fn there_and_back(from: &[&str], to: &[&str]) {
     }
 }
 
+/// A weight of one rank is changed by one bit; every loss stays what it is for now.
+fn flip(engine: &Engine, name: &str) {
+    for piece in engine.pieces().iter().filter(|piece| piece.slot.name == name) {
+        let mut values = vec![0.0; piece.numel()];
+        engine.read(Moment::Master, piece, &mut values);
+        values[3] = f32::from_bits(values[3].to_bits() ^ 1);
+        engine.write(Moment::Master, piece, 0, &values);
+    }
+}
+
+fn told(outcome: anyhow::Result<()>, parts: &[&str]) {
+    let told = format!("{:#}", outcome.unwrap_err());
+    assert!(parts.iter().all(|part| told.contains(part)), "{parts:?} in: {told}");
+}
+
+/// Copies that have drifted apart are named, by the ranks and in the checkpoint they write.
+#[test]
+fn drifted_copies_are_named() {
+    let cases: [(&str, usize, &[&str], &str); 3] = [
+        ("embed.token", 2, &["on ranks 0 and 1", "on ranks 2 and 3"], "TP0 DP0, tied"),
+        ("block.0.ln1.scale", 1, &["on rank 0", "on rank 1"], "TP1 DP0"),
+        ("block.3.mlp.fc2.bias", 3, &["on rank 2", "on rank 3"], "TP1 DP0"),
+    ];
+    let sets = ["topology.tensor=2", "topology.pipeline=2", "model.vocab=124"];
+    let loaded = loaded(&sets.map(str::to_string));
+    for (name, rank, held, saved) in cases {
+        let meddle = |at: usize, engine: &Engine| {
+            if at == rank {
+                flip(engine, name);
+            }
+        };
+        let (_, done) = try_run(&loaded, None, 0..0, &meddle);
+        let places = [&[name, "is not the same everywhere"], held].concat();
+        told(checkpoint::equal(&done.held()), &places);
+        let folder = tempfile::tempdir().unwrap();
+        let damage = inspect::inspect(&done.save(&loaded, folder.path()), true).unwrap().damage;
+        let found = damage.iter().any(|found| {
+            let parts = [name, "not the same everywhere", "the master of", saved];
+            parts.iter().all(|part| found.contains(part))
+        });
+        assert!(found && damage.len() == 1, "{damage:?}");
+    }
+}
+
+/// What arrives wrong on one rank stops the start: the weight and the rank are named.
+#[test]
+fn a_weight_that_arrives_changed_is_named_with_its_rank() {
+    let sets = |topology: &[&str]| {
+        loaded(&topology.iter().map(|set| format!("topology.{set}")).collect::<Vec<_>>())
+    };
+    let one = sets(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let saved = run(&one, None, 0..1).save(&one, folder.path());
+    let checkpoint = Checkpoint::open(&saved).unwrap();
+    let cases: [(&[&str], usize, &str); 4] = [
+        (&[], 0, "on rank 0"),
+        (&["data=4"], 2, "on rank 2"),
+        (&["pipeline=2", "data=2"], 1, "on rank 1"),
+        (&["tensor=2", "data=2"], 3, "on ranks 2 and 3"),
+    ];
+    for (topology, rank, place) in cases {
+        let meddle = |at: usize, engine: &Engine| {
+            if at == rank {
+                flip(engine, "block.1.attn.qkv.weight");
+            }
+        };
+        let (arrived, _) = try_run(&sets(topology), Some(&checkpoint), 1..1, &meddle);
+        let parts = ["the live weight block.1.attn.qkv.weight (f32) is not the one", place];
+        told(checkpoint::verify(&checkpoint, &arrived), &parts);
+    }
+}
+
+/// A checkpoint in which a rank's part is missing, or there twice, is never published.
+#[test]
+fn a_part_that_is_missing_or_there_twice_is_refused() {
+    let loaded = loaded(&["topology.tensor=2".to_string()]);
+    let done = run(&loaded, None, 0..0);
+    let folder = tempfile::tempdir().unwrap();
+    let lost = done.save_parts(&loaded, folder.path(), |parts| drop(parts.pop()));
+    told(lost.map(drop), &["step 0 was not saved", "embed.token", "values are there"]);
+    let twice = done.save_parts(&loaded, folder.path(), |parts| {
+        let mut again = parts[1].clone();
+        again.shards.iter_mut().for_each(|shard| shard.file.insert(0, '2'));
+        parts.push(again);
+    });
+    told(twice.map(drop), &["step 0 was not saved", "lies over another"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
 fn loaded(sets: &[String]) -> Loaded {
     let text = "
 model: {layers: 4, hidden: 32, heads: 4, vocab: 121, vocab_multiple: 4, seq_len: 24}
@@ -95,14 +188,28 @@ struct Done {
 }
 
 /// The steps of a range, from the initial values or a checkpoint, on every rank of the grid.
-fn run(loaded: &Loaded, from: Option<&PathBuf>, steps: std::ops::Range<usize>) -> Done {
-    let manifest = &loaded.manifest;
+fn run(loaded: &Loaded, from: Option<&PathBuf>, steps: Range<usize>) -> Done {
     let checkpoint = from.map(|folder| Checkpoint::open(folder).unwrap());
-    let checkpoint = checkpoint.as_ref();
+    let (arrived, done) = try_run(loaded, checkpoint.as_ref(), steps, &|_, _| ());
+    if let Some(checkpoint) = checkpoint {
+        checkpoint::verify(&checkpoint, &arrived).unwrap();
+    }
+    checkpoint::equal(&done.held()).unwrap();
+    done
+}
+
+/// The same, nothing compared; `meddle` with the ranks' weights before the first step.
+fn try_run(
+    loaded: &Loaded,
+    checkpoint: Option<&Checkpoint>,
+    steps: Range<usize>,
+    meddle: &(dyn Fn(usize, &Engine) + Sync),
+) -> (Vec<Vec<Held>>, Done) {
+    let manifest = &loaded.manifest;
     let ranks: Vec<_> = std::thread::scope(|scope| {
         let run = |world: World| {
             let steps = steps.clone();
-            scope.spawn(move || rank(world, manifest, checkpoint, steps))
+            scope.spawn(move || rank(world, manifest, checkpoint, steps, meddle))
         };
         let worlds = threads::world(manifest.topology.ranks());
         let ranks: Vec<_> = worlds.into_iter().map(run).collect();
@@ -110,14 +217,9 @@ fn run(loaded: &Loaded, from: Option<&PathBuf>, steps: std::ops::Range<usize>) -
     });
     let outcomes = ranks[0].0.clone();
     assert!(ranks.iter().all(|(other, ..)| *other == outcomes), "ranks disagree");
-    let (arrived, left): (Vec<_>, Vec<_>) =
+    let (arrived, ranks) =
         ranks.into_iter().map(|(_, arrived, snapshot, left)| (arrived, (snapshot, left))).unzip();
-    if let Some(checkpoint) = checkpoint {
-        checkpoint::verify(checkpoint, &arrived).unwrap();
-    }
-    let held: Vec<_> = left.iter().map(|(_, held)| held.clone()).collect();
-    checkpoint::equal(&held).unwrap();
-    Done { outcomes, step: steps.end, ranks: left }
+    (arrived, Done { outcomes, step: steps.end, ranks })
 }
 
 /// One rank: the outcomes, what it held before the steps, and what it has after them.
@@ -125,7 +227,8 @@ fn rank(
     world: World,
     manifest: &Manifest,
     from: Option<&Checkpoint>,
-    steps: std::ops::Range<usize>,
+    steps: Range<usize>,
+    meddle: &dyn Fn(usize, &Engine),
 ) -> (Vec<Outcome>, Vec<Held>, Snapshot, Vec<Held>) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
@@ -137,6 +240,7 @@ fn rank(
         assert_eq!(progress.step, steps.start as u64);
         engine.publish();
     }
+    meddle(world.rank(), &engine);
     let arrived = checkpoint::held(&engine);
     let mut outcomes = Vec::new();
     for step in steps {
@@ -162,12 +266,25 @@ fn sample(number: usize, of: usize) -> Batch {
 }
 
 impl Done {
-    /// Every rank writes its part, at the same time, and the parts travel as text.
+    fn held(&self) -> Vec<Vec<Held>> {
+        self.ranks.iter().map(|(_, held)| held.clone()).collect()
+    }
+
     fn save(&self, loaded: &Loaded, checkpoints: &Path) -> PathBuf {
+        self.save_parts(loaded, checkpoints, |_| ()).unwrap()
+    }
+
+    /// Every rank writes its part, at the same time, and the parts travel as text.
+    fn save_parts(
+        &self,
+        loaded: &Loaded,
+        checkpoints: &Path,
+        change: impl Fn(&mut Vec<Part>),
+    ) -> anyhow::Result<PathBuf> {
         let (disk, state) = (Disk::default(), state(loaded, self.step));
         let bytes = checkpoint::saved_bytes(&loaded.manifest.model);
         let fresh = checkpoint::begin(&disk, checkpoints, self.step as u64, bytes).unwrap();
-        let parts: Vec<Part> = std::thread::scope(|scope| {
+        let mut parts: Vec<Part> = std::thread::scope(|scope| {
             let (disk, fresh, state) = (&disk, &fresh, &state);
             let ranks = self.ranks.iter().enumerate();
             let write = |(rank, (snapshot, _)): (usize, &'_ (Snapshot, _))| {
@@ -178,7 +295,9 @@ impl Done {
             let text = |rank: std::thread::ScopedJoinHandle<String>| rank.join().unwrap();
             ranks.into_iter().map(|rank| serde_json::from_str(&text(rank)).unwrap()).collect()
         });
-        checkpoint::publish(&disk, &fresh, parts, &state).unwrap()
+        change(&mut parts);
+        checkpoint::publish(&disk, &fresh, parts, &state)
+            .map_err(|error| checkpoint::abandon(&disk, &fresh, self.step as u64, error))
     }
 }
 

@@ -53,6 +53,7 @@ fn write(
                     shape: &tensor.shape,
                     decay: tensor.decay,
                     at: cut.at,
+                    replica: Default::default(),
                     size: cut.size,
                     kept: cut.kept.each_ref().map(Vec::as_slice),
                     live: Values::F32(&cut.kept[0]),

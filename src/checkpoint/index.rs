@@ -4,7 +4,7 @@
 
 use super::digest::{self, CHUNK, Digest};
 use crate::data::Plan;
-use crate::engine::Moment;
+use crate::engine::{Moment, Replica};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -126,6 +126,20 @@ pub struct Tensor {
     pub master: Kept,
     pub first_moment: Kept,
     pub second_moment: Kept,
+    /// Of what other ranks held of the same weight: equal to these, or they have drifted apart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<Copied>,
+}
+
+/// Digests of a copy of a weight that was not saved: the last stage's of a tied embedding, or that
+/// of a rank across which tensor parallelism does not split it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copied {
+    pub replica: Replica,
+    pub live: Digest,
+    pub master: Digest,
+    pub first_moment: Digest,
+    pub second_moment: Digest,
 }
 
 /// The copy that forward and backward compute with, as it was in memory. Not saved: it is the master
@@ -298,6 +312,19 @@ fn sealed(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+impl Copied {
+    /// Of two parts of a copy together.
+    pub fn and(self, more: Copied) -> Copied {
+        Copied {
+            replica: self.replica,
+            live: self.live.and(more.live),
+            master: self.master.and(more.master),
+            first_moment: self.first_moment.and(more.first_moment),
+            second_moment: self.second_moment.and(more.second_moment),
+        }
+    }
+}
+
 impl Tensor {
     pub fn kept(&self, moment: Moment) -> &Kept {
         match moment {
@@ -317,6 +344,22 @@ impl Tensor {
 
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// What was not the same in copies: "the first_moment of TP1 DP0".
+    pub fn drifted(&self) -> Vec<String> {
+        let differs = |copy: &Copied| {
+            let pairs = [
+                ("live weight", copy.live, self.live.digest),
+                (moment_name(Moment::Master), copy.master, self.master.digest),
+                (moment_name(Moment::First), copy.first_moment, self.first_moment.digest),
+                (moment_name(Moment::Second), copy.second_moment, self.second_moment.digest),
+            ];
+            let replica = copy.replica;
+            let different = pairs.into_iter().filter(|(_, copy, saved)| copy != saved);
+            different.map(move |(what, ..)| format!("the {what} of {replica}")).collect::<Vec<_>>()
+        };
+        self.copies.iter().flat_map(differs).collect()
     }
 
     /// Rows and columns; a vector is one row.

@@ -51,9 +51,8 @@ fn fits(checkpoint: &Checkpoint, model: &Model) -> anyhow::Result<()> {
     for slot in layout.slots() {
         let (name, expected) = (&slot.name, saved_shape(slot, model.vocab));
         let tensor = checkpoint.index.tensor(name);
-        let tensor = tensor.with_context(|| {
-            format!("{folder} has no tensor {name}, the manifest's model has")
-        })?;
+        let tensor = tensor
+            .with_context(|| format!("{folder} has no tensor {name}, the manifest's model has"))?;
         let shape = &tensor.shape;
         ensure!(
             *shape == expected,

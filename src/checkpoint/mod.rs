@@ -34,7 +34,8 @@ pub use folder::{
     Found, Keep, clean, hint, latest, name, nonce, prune, published, set_aside, write_hint,
 };
 pub use index::{
-    DataId, Group, Index, Optimizer, Past, Progress, Rng, SHARD_END, State, Tensor, moment_name,
+    Copied, DataId, Group, Index, Optimizer, Past, Progress, Rng, SHARD_END, State, Tensor,
+    moment_name,
 };
 pub use load::{load, load_weights, read_into};
 pub use read::{Checkpoint, row_blocks};

@@ -3,10 +3,12 @@
 use super::digest::{CHUNK, Digest, Values};
 use super::disk::{BLOCK, DIRECT, Disk};
 use super::folder;
-use super::index::{self, Index, Kept, Live, Piece, SHARD_END, Shard, State, Tensor, moment_name};
+use super::index::{
+    self, Copied, Index, Kept, Live, Piece, SHARD_END, Shard, State, Tensor, moment_name,
+};
 use super::safetensors;
 use crate::base::Bytes;
-use crate::engine::Moment;
+use crate::engine::{Moment, Replica};
 use crate::manifest::Model;
 use crate::model::parameters;
 use anyhow::{Context, ensure};
@@ -30,6 +32,8 @@ pub struct Share<'a> {
     /// First row and column, rows and columns; a vector is one row.
     pub at: [usize; 2],
     pub size: [usize; 2],
+    /// The first copy of a weight is written; digests are kept of the others.
+    pub replica: Replica,
     /// Master, first and second moment, row by row.
     pub kept: [&'a [f32]; 3],
     pub live: Values<'a>,
@@ -41,6 +45,8 @@ pub struct Part {
     pub shards: Vec<Shard>,
     /// By their number in the model.
     pub tensors: BTreeMap<usize, Tensor>,
+    /// Parts of copies of the tensors that other ranks wrote, with their numbers.
+    pub copies: Vec<(usize, Copied)>,
 }
 
 /// Writes `checkpoints/step-N` of a run of one rank: into a fresh folder, synced, then renamed. A
@@ -112,15 +118,19 @@ pub fn write_part(
     shares: &[Share],
     state: &State,
 ) -> anyhow::Result<Part> {
+    let (shares, copies): (Vec<Share>, Vec<Share>) =
+        shares.iter().partition(|share| share.replica.is_first());
+    let shares = &shares[..];
+    let mut part =
+        Part { copies: copies.iter().map(|c| (c.number, copied(c))).collect(), ..Part::default() };
     if shares.is_empty() {
-        return Ok(Part::default());
+        return Ok(part);
     }
     let shards = std::thread::scope(|scope| {
         let write = |moment| move || write_shard(disk, fresh, rank, moment, shares, state);
         let threads = Moment::ALL.map(|moment| scope.spawn(write(moment)));
         threads.map(|thread| thread.join().expect("the thread that writes a shard panicked"))
     });
-    let mut part = Part::default();
     let mut tensors: Vec<Tensor> = shares.iter().map(blank).collect();
     for (moment, shard) in Moment::ALL.into_iter().zip(shards) {
         let (shard, kept) = shard?;
@@ -133,11 +143,27 @@ pub fn write_part(
     for (mut tensor, share) in tensors.into_iter().zip(shares) {
         tensor.live.digest = match share.live {
             Values::F32(_) => tensor.master.digest,
-            live => Digest::of_rectangle(cols(share), share.at, share.size[1], live),
+            live => digest(share, live),
         };
         add(&mut part.tensors, share.number, tensor);
     }
     Ok(part)
+}
+
+/// Of values of a share, by their places in the whole weight.
+fn digest(share: &Share, values: Values) -> Digest {
+    let cols = share.shape[share.shape.len() - 1];
+    Digest::of_rectangle(cols, share.at, share.size[1], values)
+}
+
+fn copied(share: &Share) -> Copied {
+    let [master, first_moment, second_moment] =
+        share.kept.map(|values| digest(share, Values::F32(values)));
+    let live = match share.live {
+        Values::F32(_) => master,
+        live => digest(share, live),
+    };
+    Copied { replica: share.replica, live, master, first_moment, second_moment }
 }
 
 /// A share's row in the index, its digests still missing.
@@ -154,11 +180,8 @@ fn blank(share: &Share) -> Tensor {
         master: Kept::default(),
         first_moment: Kept::default(),
         second_moment: Kept::default(),
+        copies: Vec::new(),
     }
-}
-
-fn cols(share: &Share) -> usize {
-    share.shape[share.shape.len() - 1]
 }
 
 fn write_shard(
@@ -191,8 +214,7 @@ fn write_shard(
             chunks.push(Digest::of(chunk)); // of memory, before it is written
             out.push(chunk)?;
         }
-        let values = Values::F32(values);
-        let digest = Digest::of_rectangle(cols(share), share.at, share.size[1], values);
+        let digest = digest(share, Values::F32(values));
         let piece = Piece { shard: 0, byte, at: share.at, size: share.size, chunks };
         kept.push(Kept { digest, pieces: vec![piece] });
     }
@@ -221,7 +243,7 @@ pub fn publish(
     parts: Vec<Part>,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    let Part { shards, tensors } = join(parts);
+    let Part { shards, tensors, .. } = join(parts);
     let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
     index.check().context("what the ranks wrote does not fit together")?;
     disk.write_file(&fresh.join(index::NAME), index.text()?.as_bytes())?;
@@ -250,6 +272,15 @@ fn join(parts: Vec<Part>) -> Part {
                 tensor.kept_mut(moment).pieces.iter_mut().for_each(|piece| piece.shard += first);
             }
             add(&mut whole.tensors, number, tensor);
+        }
+        whole.copies.extend(part.copies);
+    }
+    for (number, part) in std::mem::take(&mut whole.copies) {
+        if let Some(tensor) = whole.tensors.get_mut(&number) {
+            match tensor.copies.iter_mut().find(|copy| copy.replica == part.replica) {
+                Some(copy) => *copy = copy.and(part),
+                None => tensor.copies.push(part),
+            }
         }
     }
     whole

@@ -23,10 +23,11 @@ struct Saved {
 
 impl Snapshot {
     /// Reserves memory for what this rank writes of a checkpoint, and touches it: a save finds it
-    /// there. Every value of the model is in the snapshot of one rank.
+    /// there. Every value of the model is written by one rank; copies of it in the same replica of
+    /// the model are taken too, to be compared.
     pub fn reserve(engine: &Engine) -> Snapshot {
         let (mut saved, mut len) = (Vec::new(), 0);
-        for piece in engine.pieces().into_iter().filter(|piece| piece.replica.is_first()) {
+        for piece in engine.pieces().into_iter().filter(|piece| piece.replica.data == 0) {
             let (shape, first) = (saved_shape(&piece.slot, engine.model().vocab), len);
             len += piece.numel();
             saved.push(Saved { piece, shape, first });
@@ -57,7 +58,7 @@ impl Snapshot {
         }
     }
 
-    /// What this rank writes.
+    /// What this rank writes, or compares with what others write.
     pub fn shares(&self) -> Vec<Share<'_>> {
         self.saved.iter().map(|saved| self.share(saved)).collect()
     }
@@ -73,6 +74,7 @@ impl Snapshot {
             decay: piece.slot.spec.decay,
             at: piece.at,
             size: piece.size,
+            replica: piece.replica,
             kept,
             live: match &self.live {
                 Some(live) => Values::Bf16(&live[range]),

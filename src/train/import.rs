@@ -58,6 +58,7 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
             shape,
             decay: slot.spec.decay,
             at: [0, 0],
+            replica: Default::default(),
             size: [values.len() / shape[shape.len() - 1], shape[shape.len() - 1]],
             kept: [values, &zeros[..values.len()], &zeros[..values.len()]],
             live: live.as_ref().map_or(Values::F32(values), |live| Values::Bf16(live)),

@@ -130,6 +130,7 @@ impl SavedTensor {
             shape: &self.shape,
             decay: self.decay,
             at: [first, 0],
+            replica: Default::default(),
             size: [rows, self.cols()],
             kept: [0, 1, 2].map(|i| &self.kept[i][range.clone()]),
             live: match &self.live {

@@ -96,6 +96,16 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
         expected.table(index, &mut damage);
     }
     groups(index, &mut damage);
+    for tensor in &index.tensors {
+        let drifted = tensor.drifted();
+        if !drifted.is_empty() {
+            let (name, step) = (&tensor.name, index.progress.step);
+            damage.push(format!(
+                "{name} was not the same everywhere at step {step}: {} differ from what is here",
+                drifted.join(", ")
+            ));
+        }
+    }
     let tensors = rows(&checkpoint, deep, expected.as_ref(), &mut damage);
     if !deep {
         notes.push("only the weights were read: --deep reads and verifies everything".into());
