@@ -153,7 +153,7 @@ fn load(engine: &Engine, name: &str, heads: usize) {
         let theirs = common::reference_name(&piece.slot);
         let values = reader.words(&theirs).unwrap();
         let ours = common::from_reference(&piece.slot, &values, heads);
-        engine.write(Moment::Master, &piece, 0, &ours);
+        engine.write(Moment::Master, &piece, 0, &ours[..piece.numel()]); // no padding
     }
     engine.publish();
 }
