@@ -16,7 +16,7 @@ mod tensor_parallel;
 mod weights;
 
 pub use inputs::Inputs;
-pub use layout::{Bucket, Layout, Params, Part, Slot};
+pub use layout::{Bucket, Chunk, Layout, Params, Part, Slot};
 pub use stage::{Custody, Slots, Stage, Work};
 pub use tensor_parallel::TensorParallel;
 pub use weights::{Place, Split, Weight, flops_per_token, parameters};
