@@ -4,7 +4,7 @@ use crate::base::div_exact;
 use crate::comm::{Group, Solo, World};
 use crate::device::Tensor;
 use crate::manifest::{LayerSplit, Manifest, Neighbours, Schedule, Topology};
-use crate::model::{Chunk, Part};
+use crate::model::{Chunk, Part, costs};
 use crate::plan::grid::Grid;
 use crate::plan::schedule::{self, Action, Seat};
 use crate::plan::split;
@@ -73,7 +73,10 @@ pub fn cuts(m: &Manifest) -> Vec<Range<usize>> {
     let stages = m.topology.pipeline * chunks(&m.topology);
     match &m.topology.layer_split {
         LayerSplit::Uniform => split::uniform(m.model.layers, stages),
-        LayerSplit::Balanced => split::uniform(m.model.layers, stages),
+        LayerSplit::Balanced => {
+            let costs = costs(&m.model, m.topology.recompute);
+            split::balanced(m.model.layers, stages, costs)
+        }
         LayerSplit::TransformerAndEmbedding => split::with_ends(m.model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),
     }

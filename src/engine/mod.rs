@@ -8,7 +8,7 @@ mod optimizer;
 mod sampler;
 pub mod lr;
 
-pub use groups::Groups;
+pub use groups::{Groups, actions, cuts};
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use sampler::Sampler;
@@ -19,7 +19,7 @@ use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Precision};
 use crate::model::{Cx, Inputs, Layout, Slot, Slots, Stage, TensorParallel, Work, alibi_slopes};
 use crate::plan::schedule::{self, Action, Pass, Seat};
-use groups::{actions, seat};
+use groups::seat;
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
 use zero::{Keeper, Zero};
