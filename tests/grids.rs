@@ -36,6 +36,21 @@ grid!(zero_3_by_4_recompute: "topology.data=4", "topology.zero=3", "topology.rec
 grid!(pipeline_2: "topology.pipeline=2");
 grid!(pipeline_4: "topology.pipeline=4");
 grid!(pipeline_4_gpipe: "topology.pipeline=4", "topology.schedule=gpipe");
+grid!(interleaved_2: "topology.pipeline=2", "topology.schedule=interleaved");
+grid!(interleaved_4_by_2: "model.layers=8", "topology.pipeline=4",
+    "topology.schedule=interleaved");
+grid!(interleaved_2_by_3: "model.layers=6", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.chunks=3");
+grid!(interleaved_untied: "topology.pipeline=2", "topology.schedule=interleaved",
+    "model.tied_head=false");
+grid!(interleaved_uneven: "model.layers=6", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.layer_split=[1, 2, 2, 1]");
+grid!(all_three_interleaved: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.sequence_parallel=true", "topology.schedule=interleaved",
+    "topology.recompute=selective");
+grid!(pipeline_balanced: "model.layers=5", "topology.pipeline=2", "topology.layer_split=balanced");
+grid!(pipeline_3_with_ends: "topology.pipeline=3",
+    "topology.layer_split=transformer_and_embedding");
 grid!(pipeline_uneven: "topology.pipeline=2", "topology.layer_split=[3, 1]");
 grid!(pipeline_untied: "topology.pipeline=2", "model.tied_head=false");
 grid!(tensor_pipeline: "topology.tensor=2", "topology.pipeline=2");

@@ -45,6 +45,18 @@ impl Arena {
         laid
     }
 
+    /// Several layouts over the same bytes: one of them is in use at a time.
+    pub fn overlay<T>(&self, lays: impl Iterator<Item = T>) -> Vec<T> {
+        let (start, mut end) = (self.top.get(), self.top.get());
+        let laid = lays.inspect(|_| {
+            end = end.max(self.top.get());
+            self.top.set(start);
+        });
+        let laid = laid.collect();
+        self.top.set(end);
+        laid
+    }
+
     /// The most bytes ever in use.
     pub fn peak(&self) -> usize {
         self.peak.get()

@@ -4,10 +4,11 @@ use crate::base::div_exact;
 use crate::comm::{Group, Solo, World};
 use crate::device::Tensor;
 use crate::manifest::{LayerSplit, Manifest, Neighbours, Schedule, Topology};
-use crate::model::Part;
+use crate::model::{Chunk, Part, costs};
 use crate::plan::grid::Grid;
-use crate::plan::schedule::{self, Action};
+use crate::plan::schedule::{self, Action, Seat};
 use crate::plan::split;
+use std::ops::Range;
 
 pub struct Groups {
     /// Ranks that hold the other shares of the same layers.
@@ -61,36 +62,63 @@ impl Groups {
     }
 }
 
-/// The part of the model this rank holds.
-pub fn part(groups: &Groups, m: &Manifest) -> Part {
-    let (stage, stages) = (groups.pipeline.rank(), groups.pipeline.size());
-    let cuts = match &m.topology.layer_split {
-        LayerSplit::Balanced if stages > 1 => unreachable!("`runnable` refuses pipelines"),
-        LayerSplit::Uniform | LayerSplit::Balanced => split::uniform(m.model.layers, stages),
+/// This rank's place in its pipeline.
+pub fn seat(groups: &Groups, m: &Manifest) -> Seat {
+    let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
+    Seat { rank, ranks, chunks: chunks(&m.topology) }
+}
+
+/// The layers of each virtual stage of a manifest's pipeline.
+pub fn cuts(m: &Manifest) -> Vec<Range<usize>> {
+    let stages = m.topology.pipeline * chunks(&m.topology);
+    match &m.topology.layer_split {
+        LayerSplit::Uniform => split::uniform(m.model.layers, stages),
+        LayerSplit::Balanced => {
+            let costs = costs(&m.model, m.topology.recompute);
+            split::balanced(m.model.layers, stages, costs)
+        }
         LayerSplit::TransformerAndEmbedding => split::with_ends(m.model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),
+    }
+}
+
+fn chunks(topology: &Topology) -> usize {
+    match topology.schedule {
+        Schedule::Interleaved { chunks } => chunks,
+        Schedule::OneFOneB | Schedule::GPipe => 1,
+    }
+}
+
+/// The part of the model this rank holds.
+pub fn part(groups: &Groups, m: &Manifest) -> Part {
+    let seat = seat(groups, m);
+    let cuts = cuts(m);
+    let chunk = |chunk| {
+        let stage = seat.stage(chunk);
+        let (first, last) = (stage == 0, stage + 1 == seat.stages());
+        Chunk { layers: cuts[stage].clone(), first, last }
     };
     Part {
-        layers: cuts[stage].clone(),
-        first: stage == 0,
-        last: stage + 1 == stages,
+        chunks: (0..seat.chunks).map(chunk).collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
         dp: groups.data.size(),
     }
 }
 
-/// Micro-batches of each replica in a step of `global` samples.
-pub fn micros(groups: &Groups, m: &Manifest, global: usize) -> usize {
-    div_exact(global, m.batch.micro * groups.data.size())
+/// What a rank does in a step of `micros` micro-batches, and the slots it needs for that.
+pub fn actions(seat: Seat, schedule: Schedule, micros: usize) -> (Vec<Action>, usize) {
+    let rounds = match schedule {
+        Schedule::OneFOneB => schedule::one_f_one_b(seat, micros),
+        Schedule::GPipe => schedule::gpipe(micros),
+        Schedule::Interleaved { .. } => schedule::interleaved(seat, micros),
+    };
+    schedule::with_slots(schedule::with_messages(seat, &rounds), seat.chunks)
 }
 
-/// The order of this stage's forwards and backwards.
-pub fn order(groups: &Groups, m: &Manifest, micros: usize) -> Vec<Action> {
-    let (stage, stages) = (groups.pipeline.rank(), groups.pipeline.size());
-    match m.topology.schedule {
-        Schedule::OneFOneB => schedule::one_f_one_b(stage, stages, micros),
-        Schedule::GPipe => schedule::gpipe(micros),
-        Schedule::Interleaved { .. } => unreachable!("`runnable` refuses interleaved schedules"),
-    }
+/// The most slots that a step of the run needs.
+pub fn slots(groups: &Groups, m: &Manifest) -> usize {
+    let micros = |global| div_exact(global, m.batch.micro * groups.data.size());
+    let of = |global| actions(seat(groups, m), m.topology.schedule, micros(global)).1;
+    m.batch.ramp().sizes().map(of).max().expect("a batch")
 }

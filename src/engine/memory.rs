@@ -1,8 +1,9 @@
 //! Every byte a rank needs: laid out once to measure, reserved, laid out again for good.
 
+use super::groups::{part, seat, slots};
 use super::optimizer::Optimizer;
 use super::zero::Zero;
-use super::{Groups, context, micros, order, part};
+use super::{Groups, context};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Position};
@@ -94,10 +95,10 @@ pub struct Laid {
     pub zero: Zero,
     pub optimizer: Optimizer,
     pub slopes: Option<Tensor>,
-    pub slots: Vec<Slots>,
+    pub slots: Vec<Vec<Slots>>,
     pub work: Work,
     pub arrived: Tensor,
-    pub eval: Slots,
+    pub eval: Vec<Vec<Slots>>,
     pub scalars: Scalars,
 }
 
@@ -112,24 +113,29 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
     let optimizer = Optimizer::new(&layout, &zero, &m.optimizer, at);
     let slopes = slopes(&train, m, &at.inputs);
 
-    let inputs = || Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
-    let held = schedule::in_flight(&order(groups, m, micros(groups, m, m.batch.global)));
-    let first = inputs();
+    let seat = seat(groups, m);
+    let (held, evaluated) = (slots(groups, m), schedule::forward_slots(seat));
+    let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
+    let inputs: Vec<Inputs> = (0..held.max(evaluated)).map(inputs).collect();
+    let chunks = |cx: &Cx, inputs: Inputs, stash: &Arena, scratch: &Arena| {
+        let plan = |chunk| Slots::plan(cx, chunk, inputs, slopes, stash, scratch);
+        stash.overlay(layout.part.chunks.iter().map(plan))
+    };
     let (work, arrived, slots) = at.scratch.scratch(|scratch| {
-        let work = Work::plan(&train, first.rows(), scratch);
+        let work = Work::plan(&train, inputs[0].rows(), scratch);
         let stream = work.stream;
-        let arrived = match groups.pipeline.rank() + 1 < groups.pipeline.size() {
+        let receives = |chunk| seat.stage(chunk) + 1 < seat.stages();
+        let arrived = match (0..seat.chunks).any(receives) {
             true => scratch.matrix(stream.rows, stream.cols, stream.dtype),
             false => stream,
         };
-        let inputs = std::iter::once(first).chain(std::iter::repeat_with(inputs)).take(held);
-        let plan = |i| Slots::plan(&train, &layout.part, i, slopes, &at.stash, scratch);
-        let slots = inputs.map(plan).collect();
-        (work, arrived, slots)
+        let slots = inputs[..held].iter().map(|i| chunks(&train, *i, &at.stash, scratch));
+        (work, arrived, slots.collect())
     });
-    let eval = at
-        .scratch
-        .scratch(|scratch| Slots::plan(&eval, &layout.part, first, slopes, scratch, scratch));
+    let eval = at.scratch.scratch(|scratch| {
+        let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, scratch, scratch));
+        slots.collect()
+    });
     let number = |n| at.inputs.matrix(1, n, DType::F32);
     let (loss, norm, clip) = (number(1), number(1), number(2));
     let scalars = Scalars { loss, norm, clip, sums: number(optimizer.sums()) };

@@ -9,7 +9,7 @@ mod pieces;
 mod sampler;
 pub mod lr;
 
-pub use groups::Groups;
+pub use groups::{Groups, actions, cuts};
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use pieces::{Piece, Replica, saved_shape};
@@ -20,8 +20,8 @@ use crate::comm::Message;
 use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Model, Precision};
 use crate::model::{Cx, Inputs, Layout, Slot, Slots, Stage, TensorParallel, Work, alibi_slopes};
-use crate::plan::schedule::{self, Action};
-use groups::{micros, order, part};
+use crate::plan::schedule::{self, Action, Pass, Seat};
+use groups::seat;
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
 use zero::{Keeper, Zero};
@@ -51,11 +51,12 @@ pub struct Engine<'a> {
     layout: Layout,
     zero: Zero,
     optimizer: Optimizer,
-    in_flight: Vec<Slots>,
+    /// Buffers of what is in flight: by slot, for each chunk, over the same bytes.
+    slots: Vec<Vec<Slots>>,
     work: Work,
-    /// [n, H]: the gradient that came from the stage after.
+    /// [n, H]: the gradient that came from the virtual stage after.
     arrived: Tensor,
-    eval: Slots,
+    eval: Vec<Vec<Slots>>,
     scalars: Scalars,
     bill: Bill,
 }
@@ -80,7 +81,7 @@ impl<'a> Engine<'a> {
             layout: laid.layout,
             zero: laid.zero,
             optimizer: laid.optimizer,
-            in_flight: laid.slots,
+            slots: laid.slots,
             work: laid.work,
             arrived: laid.arrived,
             eval: laid.eval,
@@ -150,36 +151,10 @@ impl<'a> Engine<'a> {
     pub fn step(&self, load: Load, micros: usize, lr: f64, number: u64) -> anyhow::Result<Outcome> {
         let (be, groups, s) = (self.be, &self.groups, &self.scalars);
         let keeper = self.keeper();
-        let stage = Stage { cx: self.cx(true), layout: &self.layout, custody: &keeper };
+        let (actions, _) = actions(self.seat(), self.manifest.topology.schedule, micros);
         self.zero.begin(be);
         be.zero(s.loss);
-        let order = order(groups, &self.manifest, micros);
-        let (at, of) = (groups.pipeline.rank(), groups.pipeline.size());
-        let actions = schedule::with_messages(&order, at, of);
-        let mut left = &actions[..];
-        while let [action, rest @ ..] = left {
-            left = rest;
-            match *action {
-                Action::Forward(micro) => {
-                    let slots = self.held(micro);
-                    load(&slots.inputs)?;
-                    stage.forward(slots);
-                }
-                Action::Backward(micro) => {
-                    if at + 1 < of {
-                        be.copy(self.arrived, self.work.stream.set());
-                    }
-                    stage.backward(self.held(micro), &self.work, s.loss.add(), micro + 1 == micros);
-                }
-                message => {
-                    let more = schedule::leading_messages(left);
-                    left = &left[more.len()..];
-                    let together = std::iter::once(&message).chain(more);
-                    let posted: Vec<Message> = together.map(|m| self.message(*m)).collect();
-                    groups.pipeline.exchange(&posted);
-                }
-            }
-        }
+        self.run(&actions, &self.slots, &keeper, true, load)?;
         keeper.finish(&*groups.ends);
         groups.sum_over_stages_and_replicas(s.loss);
         self.optimizer.step(be, groups, self.zero.shares(), s, (lr, number));
@@ -188,15 +163,73 @@ impl<'a> Engine<'a> {
         Ok(Outcome { loss: self.scalar(s.loss), grad_norm: self.scalar(s.clip.span(0, 1)) })
     }
 
-    /// What a stage sends and receives: a micro-batch's stream, or the gradient of it.
-    fn message(&self, action: Action) -> Message {
-        let stage = self.groups.pipeline.rank();
+    /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
+    pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
+        let loss = self.scalars.loss;
+        let rounds = schedule::forwards(self.seat(), micros as usize);
+        let actions = schedule::with_messages(self.seat(), &rounds);
+        self.be.zero(loss);
+        self.run(&actions, &self.eval, &self.keeper(), false, load)?;
+        self.groups.sum_over_stages_and_replicas(loss);
+        self.be.sync()?;
+        Ok(self.scalar(loss))
+    }
+
+    /// Does what the schedule says: the one place where order becomes work.
+    fn run(
+        &self,
+        actions: &[Action],
+        slots: &[Vec<Slots>],
+        custody: &Keeper,
+        training: bool,
+        load: Load,
+    ) -> anyhow::Result<()> {
+        let (be, seat, loss) = (self.be, self.seat(), self.scalars.loss);
+        let stage = Stage { cx: self.cx(training), layout: &self.layout, custody };
+        let held = |pass: Pass| &slots[pass.slot][pass.chunk];
+        let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
+        let mut left = actions;
+        while let [action, rest @ ..] = left {
+            left = rest;
+            match *action {
+                Action::Forward(pass) => {
+                    let inputs = &held(pass).inputs;
+                    match (pass.chunk, pass.slot == pass.home) {
+                        (0, _) => load(inputs)?,
+                        (_, true) => (),
+                        (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
+                    }
+                    stage.forward(held(pass));
+                }
+                Action::Backward(pass) => {
+                    if seat.stage(pass.chunk) + 1 < seat.stages() {
+                        be.copy(self.arrived, self.work.stream.set());
+                    }
+                    let last = pass.micro + 1 == micros;
+                    stage.backward(held(pass), &self.work, loss.add(), last);
+                }
+                Action::Loss(pass) => stage.loss(held(pass), loss.add()),
+                message => {
+                    let more = schedule::leading_messages(left);
+                    left = &left[more.len()..];
+                    let together = std::iter::once(&message).chain(more);
+                    let posted: Vec<_> = together.map(|m| self.message(*m, held)).collect();
+                    self.groups.pipeline.exchange(&posted);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a rank sends and receives: a micro-batch's stream, or the gradient of it.
+    fn message<'s>(&self, action: Action, held: impl Fn(Pass) -> &'s Slots) -> Message {
+        let seat = self.seat();
         match action {
-            Action::RecvX(m) => Message::Recv { from: stage - 1, x: self.held(m).x },
-            Action::SendY(m) => Message::Send { to: stage + 1, x: self.held(m).y },
-            Action::RecvDy(_) => Message::Recv { from: stage + 1, x: self.arrived },
-            Action::SendDx(_) => Message::Send { to: stage - 1, x: self.work.stream },
-            Action::Forward(_) | Action::Backward(_) => unreachable!("computations send nothing"),
+            Action::RecvX(pass) => Message::Recv { from: seat.before(), x: held(pass).x },
+            Action::SendY(pass) => Message::Send { to: seat.after(), x: held(pass).y },
+            Action::RecvDy(_) => Message::Recv { from: seat.after(), x: self.arrived },
+            Action::SendDx(_) => Message::Send { to: seat.before(), x: self.work.stream },
+            _ => unreachable!("computations send nothing"),
         }
     }
 
@@ -208,27 +241,8 @@ impl<'a> Engine<'a> {
         names.filter(|(_, sum)| !sum.is_finite()).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
-    pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
-        let (groups, loss) = (&self.groups, self.scalars.loss);
-        let keeper = self.keeper();
-        let stage = Stage { cx: self.cx(false), layout: &self.layout, custody: &keeper };
-        let (at, of) = (groups.pipeline.rank(), groups.pipeline.size());
-        self.be.zero(loss);
-        for _ in 0..micros {
-            load(&self.eval.inputs)?;
-            if at > 0 {
-                groups.pipeline.recv(at - 1, self.eval.x);
-            }
-            stage.forward(&self.eval);
-            if at + 1 < of {
-                groups.pipeline.send(at + 1, self.eval.y);
-            }
-            stage.loss(&self.eval, loss.add());
-        }
-        groups.sum_over_stages_and_replicas(loss);
-        self.be.sync()?;
-        Ok(self.scalar(loss))
+    fn seat(&self) -> Seat {
+        seat(&self.groups, &self.manifest)
     }
 
     fn cx(&self, training: bool) -> Cx<'_> {
@@ -245,10 +259,6 @@ impl<'a> Engine<'a> {
             sequence: self.manifest.topology.sequence_parallel,
             tied: self.manifest.model.tied_head && self.groups.pipeline.size() > 1,
         }
-    }
-
-    fn held(&self, micro: usize) -> &Slots {
-        &self.in_flight[micro % self.in_flight.len()]
     }
 
     fn scalar(&self, x: Tensor) -> f64 {

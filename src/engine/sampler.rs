@@ -121,7 +121,7 @@ fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: 
     let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), cx.dtype);
     Laid {
         live: layout.buckets.iter().map(bucket).collect(),
-        slots: Slots::plan(&cx, &layout.part, inputs, slopes, &at.scratch, &at.scratch),
+        slots: Slots::plan(&cx, &layout.part.chunks[0], inputs, slopes, &at.scratch, &at.scratch),
         layout,
         slopes,
     }

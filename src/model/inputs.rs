@@ -16,20 +16,28 @@ pub struct Inputs {
     pub first_sample: Tensor, // i64 [1, 1]
     pub causal:       bool,   // every batch is plainly causal: `visible` is not needed
     pub seq:          usize,
+    all:              Tensor, // all of these, as f32 [1, words]
 }
 
 impl Inputs {
     pub fn plan(samples: usize, seq: usize, causal: bool, arena: &Arena) -> Inputs {
-        let column = |dtype| arena.matrix(samples * seq, 1, dtype);
+        let rows = samples * seq;
+        // Each column starts on a multiple of 256 bytes.
+        let words = rows.next_multiple_of(64);
+        let all = arena.matrix(1, 6 * words + 64, DType::F32);
+        let at = |first, rows, cols, dtype| {
+            Tensor::at(all.span(first * words, 1).addr(), rows, cols, dtype)
+        };
         Inputs {
-            tokens: column(DType::I32),
-            targets: column(DType::I32),
-            weights: column(DType::F32),
-            positions: column(DType::I32),
-            visible: arena.matrix(samples * seq, 2, DType::I32),
-            first_sample: arena.matrix(1, 1, DType::I64),
+            tokens: at(0, rows, 1, DType::I32),
+            targets: at(1, rows, 1, DType::I32),
+            weights: at(2, rows, 1, DType::F32),
+            positions: at(3, rows, 1, DType::I32),
+            visible: at(4, rows, 2, DType::I32),
+            first_sample: at(6, 1, 1, DType::I64),
             causal,
             seq,
+            all,
         }
     }
 
@@ -40,6 +48,11 @@ impl Inputs {
 
     pub fn visible(&self) -> Visible {
         if self.causal { Visible::Causal } else { Visible::Ranges(self.visible) }
+    }
+
+    /// The same micro-batch, from where it lies.
+    pub fn copy(&self, be: &dyn Backend, from: &Inputs) {
+        be.copy(from.all, self.all.set());
     }
 
     pub fn upload(&self, be: &dyn Backend, batch: &Batch) {

@@ -13,10 +13,8 @@ const ALIGN: usize = 128;
 /// Which part of the model a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    pub layers: Range<usize>,
-    /// Whether it holds the embedding, and the head.
-    pub first: bool,
-    pub last: bool,
+    /// In the order forward meets them; several under an interleaved pipeline.
+    pub chunks: Vec<Chunk>,
     /// Its share of the width.
     pub tp: usize,
     pub tp_rank: usize,
@@ -24,10 +22,24 @@ pub struct Part {
     pub dp: usize,
 }
 
+/// Layers in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub layers: Range<usize>,
+    /// Whether it holds the embedding, and the head.
+    pub first: bool,
+    pub last: bool,
+}
+
 impl Part {
     /// The whole model.
     pub fn whole(model: &Model) -> Part {
-        Part { layers: 0..model.layers, first: true, last: true, tp: 1, tp_rank: 0, dp: 1 }
+        let chunk = Chunk { layers: 0..model.layers, first: true, last: true };
+        Part { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 }
+    }
+
+    fn layers(&self) -> impl Iterator<Item = usize> {
+        self.chunks.iter().flat_map(|chunk| chunk.layers.clone())
     }
 }
 
@@ -96,7 +108,9 @@ pub struct Layout {
 
 impl Layout {
     pub fn new(model: &Model, part: Part) -> Layout {
-        let (layers, first, last) = (part.layers.clone(), part.first, part.last);
+        let first = part.chunks.iter().any(|chunk| chunk.first);
+        let last = part.chunks.iter().any(|chunk| chunk.last);
+        let layers: Vec<usize> = part.layers().collect();
         let mut layout = Layout { buckets: Vec::new(), part };
         let table = table(model);
         let of = |place| table.iter().filter(move |spec| spec.place == place);
@@ -157,6 +171,13 @@ impl Layout {
     /// The bucket of a place, if this rank has it; the first one, for blocks.
     pub fn bucket(&self, place: Place) -> Option<usize> {
         self.buckets.iter().position(|bucket| bucket.place == place)
+    }
+
+    /// The bucket of a layer's block.
+    pub fn block(&self, layer: usize) -> usize {
+        let number = self.part.layers().position(|other| other == layer);
+        let first = self.bucket(Place::Block).expect("a block");
+        first + number.unwrap_or_else(|| panic!("layer {layer} is not in {:?}", self.part))
     }
 }
 

@@ -16,10 +16,10 @@ mod tensor_parallel;
 mod weights;
 
 pub use inputs::Inputs;
-pub use layout::{Bucket, Layout, Params, Part, Slot};
+pub use layout::{Bucket, Chunk, Layout, Params, Part, Slot};
 pub use stage::{Custody, Slots, Stage, Work};
 pub use tensor_parallel::TensorParallel;
-pub use weights::{Place, Split, Weight, flops_per_token, parameters};
+pub use weights::{Place, Split, Weight, costs, flops_per_token, parameters};
 
 use crate::base::{DType, rng};
 use crate::device::{Backend, Dropout};

@@ -1,7 +1,7 @@
 //! The layers of a rank, run forwards and backwards on one micro-batch.
 
 use super::layers::{embedding, head};
-use super::{Cx, Inputs, Layout, Params, Part, Place, Weight, block};
+use super::{Chunk, Cx, Inputs, Layout, Params, Place, Weight, block};
 use crate::device::{Arena, Out, Tensor};
 
 /// Who holds weights and gradients between uses. The stage brackets every bucket with these doors
@@ -53,10 +53,11 @@ impl Work {
     }
 }
 
-/// The buffers of one micro-batch through a rank's layers.
+/// The buffers of one micro-batch through one chunk of layers.
 pub struct Slots {
     pub inputs: Inputs,
     embed: Option<embedding::Acts>,
+    first_layer: usize,
     blocks: Vec<block::Acts>,
     head: Option<head::Acts>,
     /// [n, H]: what the first layer reads and the last one writes.
@@ -69,7 +70,7 @@ impl Slots {
     /// streams take turns. `slopes` f32 [1, a] under ALiBi.
     pub fn plan(
         cx: &Cx,
-        part: &Part,
+        chunk: &Chunk,
         inputs: Inputs,
         slopes: Option<Tensor>,
         stash: &Arena,
@@ -79,25 +80,27 @@ impl Slots {
         let stream = || stash.matrix(n, cx.model.hidden, cx.dtype);
         let first = stream();
         let (mut x, mut spare) = (first, stream());
-        let embed = part.first.then(|| {
+        let embed = chunk.first.then(|| {
             scratch.scratch(|scratch| embedding::Acts::plan(cx, &inputs, x, stash, scratch))
         });
         let mut blocks = Vec::new();
-        for layer in part.layers.clone() {
-            let y = if cx.training && layer > part.layers.start { stream() } else { spare };
+        let first_layer = chunk.layers.start;
+        for layer in chunk.layers.clone() {
+            let y = if cx.training && layer > first_layer { stream() } else { spare };
             blocks.push(scratch.scratch(|scratch| {
                 let stash = if cx.training { stash } else { scratch };
                 block::Acts::plan(cx, layer, &inputs, slopes, (x, y), stash, scratch)
             }));
             (x, spare) = (y, x);
         }
-        let head =
-            part.last.then(|| scratch.scratch(|scratch| head::Acts::plan(cx, &inputs, x, scratch)));
-        Slots { inputs, embed, blocks, head, x: first, y: x }
+        let head = chunk
+            .last
+            .then(|| scratch.scratch(|scratch| head::Acts::plan(cx, &inputs, x, scratch)));
+        Slots { inputs, embed, first_layer, blocks, head, x: first, y: x }
     }
 }
 
-/// The layers of a rank.
+/// A rank's layers.
 pub struct Stage<'a> {
     pub cx: Cx<'a>,
     pub layout: &'a Layout,
@@ -117,7 +120,7 @@ impl Stage<'_> {
         }
     }
 
-    /// The head's forward and everything's backward. The last stage adds the weighted loss to
+    /// The head's forward and everything's backward. The last chunk adds the weighted loss to
     /// `loss`; the others find the gradient of their output in `d.stream`. Leaves the gradient of
     /// the input there.
     pub fn backward(&self, s: &Slots, d: &Work, loss: Out, last_micro: bool) {
@@ -161,7 +164,7 @@ impl Stage<'_> {
         &self,
         s: &'s Slots,
     ) -> impl DoubleEndedIterator<Item = (usize, &'s block::Acts)> {
-        let first = self.layout.bucket(Place::Block).unwrap_or(0);
+        let first = if s.blocks.is_empty() { 0 } else { self.layout.block(s.first_layer) };
         s.blocks.iter().enumerate().map(move |(i, acts)| (first + i, acts))
     }
 

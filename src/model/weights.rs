@@ -125,14 +125,38 @@ impl FlopsPerToken {
 /// 6 per weight that multiplies, and 12·T·H a layer for attention, as Narayanan et al. 2021 (eq. 3)
 /// count: attention as if not causal.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
-    let weights = |place| {
-        let rows = table(m).into_iter().filter(move |s| s.place == place && s.rows > 1);
+    let blocks_forward = m.layers as f64 * forward_flops(m, Place::Block);
+    let head = forward_flops(m, Place::Head);
+    FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
+}
+
+/// What the embedding, one block and the head each cost a pipeline stage: FLOPs per token, and
+/// parameters. The embedding is looked up, which costs none.
+pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
+    let passes = if recompute == Recompute::Full { 4.0 } else { 3.0 };
+    let parameters = |place| {
+        let rows = table(m).into_iter().filter(move |s| s.place == place);
         rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
     };
-    let attention = 4.0 * m.seq_len as f64 * m.hidden as f64;
-    let blocks_forward = m.layers as f64 * (2.0 * weights(Place::Block) + attention);
-    let head = 2.0 * m.vocab_padded as f64 * m.hidden as f64;
-    FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
+    let copy = if m.tied_head { m.vocab_padded as f64 * m.hidden as f64 } else { 0.0 };
+    [
+        (0.0, parameters(Place::Embed)),
+        (passes * forward_flops(m, Place::Block), parameters(Place::Block)),
+        (3.0 * forward_flops(m, Place::Head), parameters(Place::Head) + copy),
+    ]
+}
+
+/// Of one token through one block, or through the head.
+fn forward_flops(m: &Model, place: Place) -> f64 {
+    match place {
+        Place::Block => {
+            let rows = table(m).into_iter().filter(|s| s.place == place && s.rows > 1);
+            let weights: f64 = rows.map(|s| s.rows as f64 * s.cols as f64).sum();
+            2.0 * weights + 4.0 * m.seq_len as f64 * m.hidden as f64
+        }
+        Place::Head => 2.0 * m.vocab_padded as f64 * m.hidden as f64,
+        Place::Embed | Place::TiedCopy => 0.0,
+    }
 }
 
 #[cfg(test)]

@@ -4,3 +4,4 @@ pub mod grid;
 pub mod ramp;
 pub mod schedule;
 pub mod split;
+pub mod timeline;

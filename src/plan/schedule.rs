@@ -1,59 +1,189 @@
-//! The pipeline schedule as data: in which order a stage runs its forwards and backwards. The
-//! messages follow from the order. Executed by the engine, counted for stash slots, checked for
-//! deadlock by the tests.
+//! The pipeline schedule as data: in which order a rank runs its forwards and backwards. Messages
+//! and stash slots follow from the order. Executed by the engine; timed, drawn and checked for
+//! deadlock by `timeline`.
 
-/// One thing a stage does, with the number of the micro-batch in the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A rank's place in its pipeline. The layers are cut into ranks × chunks virtual stages, dealt out
+/// like cards: chunk c of rank r is virtual stage c·ranks + r.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    pub rank: usize,
+    pub ranks: usize,
+    pub chunks: usize,
+}
+
+impl Seat {
+    /// One rank that holds everything.
+    pub const SOLO: Seat = Seat { rank: 0, ranks: 1, chunks: 1 };
+
+    /// The virtual stage of a chunk.
+    pub fn stage(&self, chunk: usize) -> usize {
+        chunk * self.ranks + self.rank
+    }
+
+    /// Virtual stages of the whole pipeline.
+    pub fn stages(&self) -> usize {
+        self.ranks * self.chunks
+    }
+
+    /// The ranks before and after, around the ring.
+    pub fn before(&self) -> usize {
+        (self.rank + self.ranks - 1) % self.ranks
+    }
+    pub fn after(&self) -> usize {
+        (self.rank + 1) % self.ranks
+    }
+}
+
+/// One micro-batch (its number in the step) through one chunk of a rank's layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    pub micro: usize,
+    pub chunk: usize,
+    /// Which of the rank's buffers hold it from forward to backward.
+    pub slot: usize,
+    /// The slot of the micro-batch's first chunk, into which its inputs were loaded.
+    pub home: usize,
+}
+
+/// One thing a rank does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    Forward(usize),
-    Backward(usize),
-    /// A micro-batch's activations from the stage before, and to the stage after.
-    RecvX(usize),
-    SendY(usize),
-    /// A micro-batch's gradient from the stage after, and to the stage before.
-    RecvDy(usize),
-    SendDx(usize),
+    Forward(Pass),
+    Backward(Pass),
+    /// The loss alone, where no backward follows.
+    Loss(Pass),
+    /// Activations from the virtual stage before, and to the one after.
+    RecvX(Pass),
+    SendY(Pass),
+    /// The gradient from the virtual stage after, and to the one before.
+    RecvDy(Pass),
+    SendDx(Pass),
 }
 use Action::*;
 
 impl Action {
     pub fn is_message(self) -> bool {
-        !matches!(self, Forward(_) | Backward(_))
+        matches!(self, RecvX(_) | SendY(_) | RecvDy(_) | SendDx(_))
+    }
+
+    pub fn pass(self) -> Pass {
+        match self {
+            Forward(pass) | Backward(pass) | Loss(pass) => pass,
+            RecvX(pass) | SendY(pass) | RecvDy(pass) | SendDx(pass) => pass,
+        }
+    }
+
+    fn pass_mut(&mut self) -> &mut Pass {
+        match self {
+            Forward(pass) | Backward(pass) | Loss(pass) => pass,
+            RecvX(pass) | SendY(pass) | RecvDy(pass) | SendDx(pass) => pass,
+        }
     }
 }
 
+/// Computations between two exchanges of messages.
+pub type Round = Vec<Action>;
+
 /// One-forward-one-backward (Narayanan et al. 2021): fill the pipe, alternate, drain.
-pub fn one_f_one_b(stage: usize, stages: usize, micros: usize) -> Vec<Action> {
-    let warmup = (stages - 1 - stage).min(micros);
-    let fill = (0..warmup).map(Forward);
-    let steady = (warmup..micros).flat_map(|m| [Forward(m), Backward(m - warmup)]);
-    let drain = (micros - warmup..micros).map(Backward);
+pub fn one_f_one_b(seat: Seat, micros: usize) -> Vec<Round> {
+    let warmup = (seat.ranks - 1 - seat.rank).min(micros);
+    let (forward, backward) = (|m| vec![Forward(pass(m, 0))], |m| vec![Backward(pass(m, 0))]);
+    let fill = (0..warmup).map(forward);
+    let steady = (warmup..micros).flat_map(|m| [forward(m), backward(m - warmup)]);
+    let drain = (micros - warmup..micros).map(backward);
     fill.chain(steady).chain(drain).collect()
 }
 
 /// All forwards, then all backwards (Huang et al. 2019).
-pub fn gpipe(micros: usize) -> Vec<Action> {
-    (0..micros).map(Forward).chain((0..micros).map(Backward)).collect()
+pub fn gpipe(micros: usize) -> Vec<Round> {
+    let forwards = (0..micros).map(|m| vec![Forward(pass(m, 0))]);
+    forwards.chain((0..micros).map(|m| vec![Backward(pass(m, 0))])).collect()
 }
 
-/// Forwards alone, for evaluation.
-pub fn forwards(micros: usize) -> Vec<Action> {
-    (0..micros).map(Forward).collect()
+/// Interleaved 1F1B (Narayanan et al. 2021, § 2.2, in Megatron-LM's order): micro-batches go in
+/// groups of one per rank, each group through the chunks in turn. A round of the steady state is a
+/// forward and a backward, whose results travel together with what the next round needs.
+pub fn interleaved(seat: Seat, micros: usize) -> Vec<Round> {
+    let Seat { rank, ranks, chunks } = seat;
+    assert!(micros.is_multiple_of(ranks), "{micros} micro-batches in groups of {ranks}");
+    let total = micros * chunks;
+    let warmup = (2 * (ranks - 1 - rank) + (chunks - 1) * ranks).min(total);
+    let nth = |i: usize| (i / (ranks * chunks) * ranks + i % ranks, i / ranks % chunks);
+    let forward = |i| Forward(pass(nth(i).0, nth(i).1));
+    let backward = |i| Backward(pass(nth(i).0, chunks - 1 - nth(i).1));
+    let fill = (0..warmup).map(|i| vec![forward(i)]);
+    let steady = (warmup..total).map(|i| vec![forward(i), backward(i - warmup)]);
+    let drain = (total - warmup..total).map(|i| vec![backward(i)]);
+    fill.chain(steady).chain(drain).collect()
 }
 
-/// Adds the receive before, and the send after, each computation that has a neighbour.
-pub fn with_messages(compute: &[Action], stage: usize, stages: usize) -> Vec<Action> {
-    let (first, last) = (stage == 0, stage == stages - 1);
+/// Forwards alone, for evaluation, a group of one micro-batch per rank through all chunks in turn.
+pub fn forwards(seat: Seat, micros: usize) -> Vec<Round> {
+    let group = |first: usize| {
+        let last = micros.min(first + seat.ranks);
+        (0..seat.chunks).flat_map(move |chunk| {
+            let held = forward_slots(seat);
+            (first..last).map(move |micro| {
+                let pass = Pass { slot: micro % held, home: micro % held, micro, chunk };
+                vec![Forward(pass), Loss(pass)]
+            })
+        })
+    };
+    (0..micros).step_by(seat.ranks).flat_map(group).collect()
+}
+
+/// Slots of `forwards`: a group's inputs are kept until its last chunk; without chunks it is enough
+/// that one micro-batch may arrive while another is sent.
+pub fn forward_slots(seat: Seat) -> usize {
+    if seat.chunks > 1 { seat.ranks } else { seat.ranks.min(2) }
+}
+
+/// Between rounds, the sends of what a round gave and the receives of what the next one needs.
+pub fn with_messages(seat: Seat, rounds: &[Round]) -> Vec<Action> {
+    let sends = |action: &Action| match *action {
+        Forward(pass) => (seat.stage(pass.chunk) + 1 < seat.stages()).then_some(SendY(pass)),
+        Backward(pass) => (seat.stage(pass.chunk) > 0).then_some(SendDx(pass)),
+        _ => None,
+    };
+    let receives = |action: &Action| match *action {
+        Forward(pass) => (seat.stage(pass.chunk) > 0).then_some(RecvX(pass)),
+        Backward(pass) => (seat.stage(pass.chunk) + 1 < seat.stages()).then_some(RecvDy(pass)),
+        _ => None,
+    };
     let mut actions = Vec::new();
-    for action in compute {
-        let (before, after) = match *action {
-            Forward(m) => ((!first).then_some(RecvX(m)), (!last).then_some(SendY(m))),
-            Backward(m) => ((!last).then_some(RecvDy(m)), (!first).then_some(SendDx(m))),
-            _ => unreachable!("messages are added once"),
-        };
-        actions.extend(before.into_iter().chain([*action]).chain(after));
+    let mut before: &[Action] = &[];
+    for round in rounds {
+        actions.extend(before.iter().filter_map(sends));
+        actions.extend(round.iter().filter_map(receives));
+        actions.extend(round);
+        before = round;
     }
+    actions.extend(before.iter().filter_map(sends));
     actions
+}
+
+/// Gives every pass the lowest slot that is free from its first action (the receive, if it has
+/// one) to its backward; tells how many there are.
+pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usize) {
+    let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
+    let mut slot_of = vec![None; micros * chunks];
+    let mut taken: Vec<bool> = Vec::new();
+    for action in &mut actions {
+        let ends = matches!(action, Backward(_));
+        let pass = action.pass_mut();
+        let first_chunk = slot_of[pass.micro * chunks];
+        let slot = slot_of[pass.micro * chunks + pass.chunk].get_or_insert_with(|| {
+            let free = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
+            taken.resize(taken.len().max(free + 1), false);
+            taken[free] = true;
+            free
+        });
+        (pass.slot, pass.home) = (*slot, first_chunk.unwrap_or(*slot));
+        if ends {
+            taken[pass.slot] = false;
+        }
+    }
+    (actions, taken.len())
 }
 
 /// The messages that stand side by side at the front: they are posted together.
@@ -62,102 +192,112 @@ pub fn leading_messages(actions: &[Action]) -> &[Action] {
     &actions[..len]
 }
 
-/// The most micro-batches a stage holds between forward and backward: its number of stash slots.
-pub fn in_flight(actions: &[Action]) -> usize {
-    let (mut held, mut most) = (0usize, 0);
-    for action in actions {
-        match action {
-            Forward(_) => held += 1,
-            Backward(_) => held -= 1,
-            _ => (),
-        }
-        most = most.max(held);
-    }
-    most
+/// A pass whose slot is not yet known.
+fn pass(micro: usize, chunk: usize) -> Pass {
+    Pass { micro, chunk, slot: 0, home: 0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
+
+    fn seat(rank: usize, ranks: usize, chunks: usize) -> Seat {
+        Seat { rank, ranks, chunks }
+    }
+
+    fn slots(seat: Seat, rounds: &[Round]) -> usize {
+        with_slots(with_messages(seat, rounds), seat.chunks).1
+    }
+
+    /// Chunk and micro-batch of each computation: "F0.3 B1.0".
+    fn spelled(rounds: &[Round]) -> String {
+        let word = |action: &Action| match *action {
+            Forward(pass) => format!("F{}.{}", pass.chunk, pass.micro),
+            Backward(pass) => format!("B{}.{}", pass.chunk, pass.micro),
+            other => format!("{other:?}"),
+        };
+        rounds.iter().flatten().map(word).collect::<Vec<_>>().join(" ")
+    }
 
     #[test]
     fn one_stage_alternates() {
-        assert_eq!(one_f_one_b(0, 1, 2), [Forward(0), Backward(0), Forward(1), Backward(1)]);
-        assert_eq!(in_flight(&one_f_one_b(0, 1, 9)), 1);
+        let rounds = one_f_one_b(Seat::SOLO, 2);
+        assert_eq!(spelled(&rounds), "F0.0 B0.0 F0.1 B0.1");
+        assert_eq!(slots(Seat::SOLO, &one_f_one_b(Seat::SOLO, 9)), 1);
     }
 
     #[test]
     fn a_stage_holds_one_micro_batch_per_stage_from_it_on() {
-        for stage in 0..4 {
-            let actions = one_f_one_b(stage, 4, 8);
-            assert_eq!(actions.len(), 16);
-            assert_eq!(in_flight(&actions), 4 - stage);
+        for rank in 0..4 {
+            let rounds = one_f_one_b(seat(rank, 4, 1), 8);
+            assert_eq!(rounds.concat().len(), 16);
+            assert_eq!(slots(seat(rank, 4, 1), &rounds), 4 - rank);
         }
-        assert_eq!(in_flight(&one_f_one_b(0, 4, 2)), 2);
-        assert_eq!(in_flight(&gpipe(6)), 6);
+        assert_eq!(slots(seat(0, 4, 1), &one_f_one_b(seat(0, 4, 1), 2)), 2);
+        assert_eq!(slots(seat(1, 4, 1), &gpipe(6)), 6);
     }
 
+    /// Narayanan et al. 2021, figure 4: two chunks on four ranks; the last rank.
     #[test]
-    fn no_schedule_deadlocks() {
-        for stages in 1..6 {
-            for micros in 1..12 {
-                run(stages, micros, &|stage| one_f_one_b(stage, stages, micros));
-                run(stages, micros, &|_| gpipe(micros));
-                run(stages, micros, &|_| forwards(micros));
+    fn interleaving_is_megatrons() {
+        let last = interleaved(seat(3, 4, 2), 8);
+        assert!(
+            spelled(&last).starts_with("F0.0 F0.1 F0.2 F0.3 F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"),
+            "{}",
+            spelled(&last)
+        );
+        let first = interleaved(seat(0, 4, 2), 8);
+        let warmup = first.iter().take_while(|round| round.len() == 1).count();
+        assert_eq!(warmup, 2 * 3 + 4);
+        assert_eq!(spelled(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
+    }
+
+    /// Every pass once forward and once backward, in the order of the micro-batches in each chunk.
+    #[test]
+    fn nothing_is_left_out() {
+        for (ranks, chunks, micros) in [(2, 2, 2), (2, 3, 6), (3, 2, 3), (4, 2, 8), (4, 3, 12)] {
+            for rank in 0..ranks {
+                let seat = seat(rank, ranks, chunks);
+                let flat = interleaved(seat, micros).concat();
+                for chunk in 0..chunks {
+                    let of = |forward: bool| -> Vec<usize> {
+                        let kind = flat.iter().filter(|a| matches!(a, Forward(_)) == forward);
+                        let passes = kind.map(|a| a.pass()).filter(|pass| pass.chunk == chunk);
+                        passes.map(|pass| pass.micro).collect()
+                    };
+                    let all: Vec<usize> = (0..micros).collect();
+                    assert_eq!((of(true), of(false)), (all.clone(), all));
+                }
+                assert_eq!(interleaved(seat, micros).concat().len(), 2 * micros * chunks);
             }
         }
     }
 
+    /// A slot has one tenant at a time, and as many slots are there as passes are ever in flight:
+    /// one more than the warm-up's, at the first rank.
     #[test]
-    #[should_panic(expected = "waits forever")]
-    fn a_deadlock_is_found() {
-        let crossed = |stage| match stage {
-            0 => vec![Forward(0), Backward(0), Forward(1), Backward(1)],
-            _ => vec![Forward(0), Forward(1), Backward(0), Backward(1)],
-        };
-        run(2, 2, &crossed);
-    }
-
-    /// Runs all stages; a group of messages is over when every peer has posted its side, as NCCL
-    /// has it.
-    fn run(stages: usize, micros: usize, order: &dyn Fn(usize) -> Vec<Action>) {
-        let plans: Vec<_> =
-            (0..stages).map(|stage| with_messages(&order(stage), stage, stages)).collect();
-        let mut next = vec![0; stages];
-        let mut posted = HashSet::new();
-        let mut moved = true;
-        while moved {
-            moved = false;
-            for stage in 0..stages {
-                while next[stage] < plans[stage].len() {
-                    let group = leading_messages(&plans[stage][next[stage]..]);
-                    posted.extend(group.iter().map(|message| (stage, *message)));
-                    if !group.iter().all(|message| posted.contains(&peer(stage, *message))) {
-                        break;
+    fn slots_are_as_few_as_passes_in_flight() {
+        for (ranks, chunks, micros) in [(2, 2, 8), (4, 2, 8), (4, 3, 12), (8, 4, 32)] {
+            let seat = seat(0, ranks, chunks);
+            let (actions, count) =
+                with_slots(with_messages(seat, &interleaved(seat, micros)), chunks);
+            let most = 2 * (ranks - 1) + (chunks - 1) * ranks + 1;
+            assert_eq!(count, most.min(micros * chunks), "{ranks} ranks, {chunks} chunks");
+            let mut tenants = vec![None; count];
+            for action in actions {
+                let pass = action.pass();
+                let tenant = Some((pass.micro, pass.chunk));
+                match action {
+                    RecvX(_) | Forward(_) if tenants[pass.slot] != tenant => {
+                        assert_eq!(tenants[pass.slot].replace(tenant.unwrap()), None);
                     }
-                    next[stage] += group.len().max(1);
-                    moved = true;
+                    Backward(_) => assert_eq!(tenants[pass.slot].take(), tenant),
+                    _ => (),
+                }
+                if pass.chunk > 0 && matches!(action, Forward(_)) {
+                    assert_eq!(tenants[pass.home], Some((pass.micro, 0)), "the inputs are there");
                 }
             }
-        }
-        for stage in 0..stages {
-            let left = &plans[stage][next[stage]..];
-            assert!(
-                left.is_empty(),
-                "{micros} micro-batches: stage {stage} waits forever at {left:?}"
-            );
-        }
-    }
-
-    /// The other side of a message.
-    fn peer(stage: usize, message: Action) -> (usize, Action) {
-        match message {
-            RecvX(m) => (stage - 1, SendY(m)),
-            SendY(m) => (stage + 1, RecvX(m)),
-            RecvDy(m) => (stage + 1, SendDx(m)),
-            SendDx(m) => (stage - 1, RecvDy(m)),
-            Forward(_) | Backward(_) => unreachable!("computations have no peer"),
         }
     }
 }

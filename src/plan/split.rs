@@ -9,6 +9,34 @@ pub fn uniform(layers: usize, stages: usize) -> Vec<Range<usize>> {
     explicit(&sizes)
 }
 
+/// What a part of the network costs the stage that holds it: where the first is equal, the second
+/// decides.
+pub type Cost = (f64, f64);
+
+/// As equal in cost as whole layers allow: the most expensive stage costs as little as it can. Each
+/// stage has a layer; the first one the embedding too, and the last one the head.
+pub fn balanced(
+    layers: usize,
+    stages: usize,
+    [embed, layer, head]: [Cost; 3],
+) -> Vec<Range<usize>> {
+    assert!(layers >= stages, "{layers} layers on {stages} stages");
+    let mut sizes = vec![1; stages];
+    let cost = |sizes: &[usize], stage: usize| {
+        let first = if stage == 0 { embed } else { (0.0, 0.0) };
+        let last = if stage + 1 == stages { head } else { (0.0, 0.0) };
+        let each = sizes[stage] as f64;
+        (each * layer.0 + first.0 + last.0, each * layer.1 + first.1 + last.1)
+    };
+    for _ in stages..layers {
+        // To whom has least: layers are alike, so nothing better is ever found later.
+        let least = |a: &usize, b: &usize| cost(&sizes, *a).partial_cmp(&cost(&sizes, *b)).unwrap();
+        let stage = (0..stages).min_by(least).expect("a stage");
+        sizes[stage] += 1;
+    }
+    explicit(&sizes)
+}
+
 /// Embedding and head count as a layer each (Megatron-DeepSpeed's `type:transformer|embedding`):
 /// (layers + 2) divides by the stages, the first and the last hold one less.
 pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
@@ -39,5 +67,33 @@ mod tests {
         assert_eq!(with_ends(10, 4), [0..2, 2..5, 5..8, 8..10]);
         assert_eq!(with_ends(94, 24).iter().map(Range::len).max(), Some(4));
         assert_eq!(explicit(&[1, 5, 2]), [0..1, 1..6, 6..8]);
+    }
+
+    #[test]
+    fn a_balanced_split_counts_embedding_and_head() {
+        let sizes = |layers, stages, embed, head| -> Vec<usize> {
+            let costs = [embed, (1.0, 1.0), head];
+            balanced(layers, stages, costs).iter().map(Range::len).collect()
+        };
+        let nothing = (0.0, 0.0);
+        assert_eq!(sizes(8, 4, nothing, nothing), [2, 2, 2, 2]);
+        // A head of two layers' work takes two off the last stage.
+        assert_eq!(sizes(14, 4, nothing, (2.0, 2.0)), [4, 4, 4, 2]);
+        // A head dearer than all leaves its stage the one layer it must have.
+        assert_eq!(sizes(9, 3, nothing, (20.0, 20.0)), [4, 4, 1]);
+        // Of stages with equal work, the ones without the embedding's parameters get more.
+        assert_eq!(sizes(5, 3, (0.0, 9.0), nothing), [1, 2, 2]);
+        // The most expensive stage is never above the best of all splits.
+        for layers in 3..12 {
+            for head in [0.0, 0.4, 1.0, 2.7] {
+                let cost = |sizes: &[usize]| {
+                    let last = sizes[2] as f64 + head;
+                    sizes[..2].iter().map(|n| *n as f64).fold(last, f64::max)
+                };
+                let all = (1..layers - 1).flat_map(|a| (1..layers - a).map(move |b| (a, b)));
+                let best = all.map(|(a, b)| cost(&[a, b, layers - a - b])).fold(1e9, f64::min);
+                assert_eq!(cost(&sizes(layers, 3, nothing, (head, 0.0))), best, "{layers} {head}");
+            }
+        }
     }
 }
