@@ -1,14 +1,16 @@
-//! The data room's speed: `cargo bench --bench data [-- CORPUS.jsonl TOKENIZER]`.
+//! The data room's speed: `cargo bench --bench data [-- CORPUS.jsonl TOKENIZER | -- DOCUMENTS]`.
 //!
 //! Without arguments: the order of 5 billion tokens, opening a 10-million-sequence index, reading
-//! samples. With a corpus: tokens per second of one core, encoding only.
+//! samples. With a corpus: tokens per second of one core, encoding only. With a number: the order
+//! of so many documents of 1,150 tokens on average (BLOOM had 304,230,423), built and cached.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use gptrain::data::indexed::{Indexed, index_path, tokens_path};
 use gptrain::data::mixture::{Member, Mixture, Stage};
-use gptrain::data::order::{Order, Wish};
+use gptrain::data::order::{Cache, Order, Wish};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
 use gptrain::data::{Batch, Datasets, Request};
 use gptrain::manifest::{Data, DataRule, Dataset, Objective, Part};
@@ -22,8 +24,11 @@ fn main() {
     if let [corpus, tokenizer] = &arguments[..] {
         return encode(Path::new(corpus), Path::new(tokenizer));
     }
-    let lengths: Vec<u32> = (0..DOCUMENTS as u64).map(length).collect();
     let prefix = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("large");
+    if let [documents] = &arguments[..] {
+        return cached(&prefix, documents.parse().unwrap());
+    }
+    let lengths: Vec<u32> = (0..DOCUMENTS as u64).map(|i| length(i, MEAN)).collect();
     write(&prefix, &lengths);
     open(&prefix);
     order(&lengths);
@@ -35,25 +40,27 @@ fn main() {
 }
 
 /// Lengths from 1 to about twice the mean, by a hash.
-fn length(i: u64) -> u32 {
+fn length(i: u64, mean: u32) -> u32 {
     let hash = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    1 + (hash >> 32) as u32 % (2 * MEAN - 1)
+    1 + (hash >> 32) as u32 % (2 * mean - 1)
 }
 
 /// A dataset with these lengths whose tokens are all 0: the token file is one hole.
 fn write(prefix: &Path, lengths: &[u32]) {
-    let mut index = Vec::with_capacity(34 + 20 * lengths.len() + 8);
-    index.extend_from_slice(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08");
-    index.extend_from_slice(&(lengths.len() as u64).to_le_bytes());
-    index.extend_from_slice(&(lengths.len() as u64 + 1).to_le_bytes());
-    lengths.iter().for_each(|length| index.extend_from_slice(&length.to_le_bytes()));
+    let file = std::fs::File::create(index_path(prefix)).unwrap();
+    let mut index = std::io::BufWriter::with_capacity(1 << 20, file);
+    let mut put = |bytes: &[u8]| index.write_all(bytes).unwrap();
+    put(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08");
+    put(&(lengths.len() as u64).to_le_bytes());
+    put(&(lengths.len() as u64 + 1).to_le_bytes());
+    lengths.iter().for_each(|length| put(&length.to_le_bytes()));
     let mut start = 0u64;
     for length in lengths {
-        index.extend_from_slice(&start.to_le_bytes());
+        put(&start.to_le_bytes());
         start += 2 * *length as u64;
     }
-    (0..=lengths.len() as u64).for_each(|bound| index.extend_from_slice(&bound.to_le_bytes()));
-    std::fs::write(index_path(prefix), index).unwrap();
+    (0..=lengths.len() as u64).for_each(|bound| put(&bound.to_le_bytes()));
+    index.flush().unwrap();
     std::fs::File::create(tokens_path(prefix)).unwrap().set_len(start).unwrap();
 }
 
@@ -81,6 +88,50 @@ fn order(lengths: &[u32]) {
             bytes / 1_000_000
         );
     }
+}
+
+/// An order that is put in a cache, and read from there.
+fn cached(prefix: &Path, documents: u64) {
+    write(prefix, &(0..documents).map(|i| length(i, 1150)).collect::<Vec<u32>>());
+    let timed = |what: &str, start: Instant| {
+        println!("{what}: {:.2} s, {}", start.elapsed().as_secs_f64(), memory());
+    };
+    let start = Instant::now();
+    let dataset = std::sync::Arc::new(Indexed::open(prefix).unwrap());
+    println!("{documents} documents, {} tokens", dataset.tokens());
+    timed("open", start);
+    let cache = Cache::new(prefix.with_extension("order"));
+    let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let order = || cache.order(&wish, &dataset, 0..dataset.sequences(), "bench").unwrap();
+    for what in ["build, write, map", "map", "map again"] {
+        let start = Instant::now();
+        let order = order();
+        timed(what, start);
+        let member = Member { dataset: dataset.clone(), legs: vec![order] };
+        let until = 100_000;
+        let stage = Stage { from: 0, until, blend: None, members: vec![0], cursors: vec![0] };
+        let mixture = Mixture::new(vec![member], vec![stage], 2048);
+        let (mut tokens, start) = (vec![0; 2048], Instant::now());
+        for sample in 0..until {
+            mixture.read(sample, &mut tokens).unwrap();
+        }
+        timed("  100,000 samples", start);
+    }
+    std::fs::remove_dir_all(&cache.folder).unwrap();
+    for path in [index_path(prefix), tokens_path(prefix)] {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// What the process holds in memory: its own pages, and pages of files.
+fn memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1000
+    };
+    let (peak, own, files) = (field("VmHWM"), field("RssAnon"), field("RssFile"));
+    format!("{own} MB of its own, {files} MB of mapped files, {peak} MB at the highest")
 }
 
 /// Samples of 2,048 tokens from one thread; the file is in memory after the first turn.
@@ -114,7 +165,9 @@ fn batches(prefix: &Path) {
         seed: 1234,
         rule: DataRule::MegatronCore,
         train,
+        stages: vec![],
         valid: vec![],
+        cache: prefix.with_extension("order"),
         tokenizer: None,
         eod: None,
         objective: Objective::Causal,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gptrain::base::Problems;
 use gptrain::data::indexed::{Indexed, TokenType, Writer};
 use gptrain::data::{Batch, Datasets, Plan, Reader, Request, Source};
-use gptrain::manifest::{Data, DataRule, Dataset, Eod, Objective, Part, ValidSet};
+use gptrain::manifest::{Data, DataRule, DataStage, Dataset, Eod, Objective, Part, ValidSet};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -32,7 +32,9 @@ fn data(train: Vec<Dataset>) -> Data {
         seed: 1234,
         rule: DataRule::MegatronCore,
         train,
+        stages: vec![],
         valid: vec![],
+        cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("order"),
         tokenizer: None,
         eod: None,
         objective: Objective::Causal,
@@ -236,6 +238,35 @@ fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
     assert!(error.contains("it had 131072 bytes when opened and is 4096 bytes now"), "{error}");
 }
 
+#[test]
+fn a_token_file_that_is_replaced_while_mapped_is_still_read() {
+    let folder = folder("replaced");
+    let prefix = folder.join("d");
+    for ending in ["idx", "bin"] {
+        let from = fixture("datasets/u16_b").with_extension(ending);
+        std::fs::copy(from, prefix.with_extension(ending)).unwrap();
+    }
+    let part = Part::Range(0.0, 1.0);
+    let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
+    let opened = Datasets::open(&wishes, 32, 50257, 70, 0).unwrap();
+    let before = tokens(&opened, 0..70);
+    std::fs::write(folder.join("new"), [1; 100]).unwrap();
+    std::fs::rename(folder.join("new"), prefix.with_extension("bin")).unwrap();
+    assert_eq!(tokens(&opened, 0..70), before, "the file that was opened is read");
+    let error = problems(Datasets::open(&wishes, 32, 50257, 70, 0));
+    assert!(error.contains("the pair does not belong together"), "{error}");
+}
+
+#[test]
+fn a_dataset_without_sequences_is_refused() {
+    let prefix = folder("empty").join("d");
+    Writer::create(&prefix, TokenType::U16).unwrap().finish().unwrap();
+    let part = Part::Range(0.0, 1.0);
+    let wishes = data(vec![Dataset { prefix, weight: 1.0, part }]);
+    let error = problems(Datasets::open(&wishes, 32, 50257, 70, 0));
+    assert!(error.contains("holds 0 of 0 sequences, 0 tokens; one sample takes 33"), "{error}");
+}
+
 /// The tokens of samples `range` of a run's training data.
 fn tokens(datasets: &Datasets, range: std::ops::Range<u64>) -> Vec<Vec<i32>> {
     range.map(|sample| batch(&datasets.train, sample, 1).tokens).collect()
@@ -253,7 +284,7 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
     let plan: Plan = serde_json::from_str(&plan).unwrap();
     assert_eq!(plan, first.plan);
     let after = mixed(0.2, 0.8);
-    let plan = plan.continued(&after.train, 100, 40);
+    let plan = plan.continued(&after, 100, 40);
     let second = Datasets::resume(&after, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
 
@@ -283,15 +314,51 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
 }
 
 #[test]
+fn stages_of_a_manifest_are_changes_at_a_resume() {
+    let mixture =
+        |a: f64, b: f64| vec![dataset("u16_a", a, "1,0,0", 0), dataset("u16_b", b, "1,0,0", 0)];
+    let mut other = mixture(1.0, 2.0);
+    other.push(dataset("i32_bloom", 1.0, "1,0,0", 0));
+    let mut staged = data(mixture(0.7, 0.3));
+    staged.stages = vec![
+        DataStage { from: 40, train: mixture(0.2, 0.8) },
+        DataStage { from: 75, train: other.clone() },
+    ];
+    let whole = Datasets::open(&staged, 32, 250_680, 100, 0).unwrap();
+    // The same by hand: the run stops at 40 and at 75 and goes on with another manifest.
+    let by_hand = Plan::of(&data(mixture(0.7, 0.3)), 100)
+        .continued(&data(mixture(0.2, 0.8)), 100, 40)
+        .continued(&data(other.clone()), 100, 75);
+    assert_eq!(whole.plan, by_hand);
+    let cursors: Vec<u64> = whole.train.cursors(100).iter().map(|c| c.samples).collect();
+    assert_eq!(cursors.iter().sum::<u64>(), 100);
+    assert!(cursors.iter().all(|samples| *samples > 5), "{cursors:?}");
+    // Going on from anywhere, on a boundary or between two, is the same run.
+    for consumed in [0, 1, 39, 40, 41, 74, 75, 76, 99, 100] {
+        let again = whole.plan.clone().continued(&staged, 100, consumed);
+        assert_eq!(again, whole.plan, "from {consumed}");
+    }
+    // A shorter run does not reach the last stage; what has been read stays as it was.
+    let shorter = whole.plan.clone().continued(&staged, 70, 60);
+    assert_eq!(shorter.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 40, 60]);
+    let short = Datasets::resume(&staged, shorter, 32, 250_680, 0).unwrap();
+    assert_eq!(tokens(&short, 0..60), tokens(&whole, 0..60));
+    // A stage that is moved into the past begins now.
+    staged.stages[0].from = 20;
+    let late = whole.plan.clone().continued(&staged, 100, 30);
+    assert_eq!(late.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 30, 75]);
+}
+
+#[test]
 fn a_plan_that_did_not_change_is_the_same_plan() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
     let plan = Plan::new(&wishes.train, 100);
-    assert_eq!(plan.clone().continued(&wishes.train, 100, 60), plan);
+    assert_eq!(plan.clone().continued(&wishes, 100, 60), plan);
     // A longer run keeps the order it had, and goes on behind it.
-    let longer = plan.clone().continued(&wishes.train, 250, 60);
+    let longer = plan.clone().continued(&wishes, 250, 60);
     assert_eq!(longer.stages.len(), 2);
     let short = Datasets::open(&wishes, 32, 50257, 98, 0).unwrap();
-    let plan = Plan::new(&wishes.train, 98).continued(&wishes.train, 250, 60);
+    let plan = Plan::new(&wishes.train, 98).continued(&wishes, 250, 60);
     let long = Datasets::resume(&wishes, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&short, 0..98), tokens(&long, 0..98));
     assert_eq!(tokens(&long, 98..250).len(), 152);
@@ -303,7 +370,7 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
     // Changes before the first step leave no trace.
     let other = data(vec![dataset("u16_b", 1.0, "1,0,0", 0)]);
     assert_eq!(
-        Plan::new(&wishes.train, 100).continued(&other.train, 100, 0),
+        Plan::new(&wishes.train, 100).continued(&other, 100, 0),
         Plan::new(&other.train, 100)
     );
 }

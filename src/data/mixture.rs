@@ -141,7 +141,8 @@ impl Mixture {
         let dataset = &member.dataset;
         let mut last = [0];
         let mut at = 0;
-        for Piece { sequence, offset, count } in order.pieces(k, dataset.lengths()) {
+        let mut pieces = order.pieces(k, dataset.lengths())?;
+        while let Some(Piece { sequence, offset, count }) = pieces.next()? {
             let here = count.min(self.seq_len - at);
             let (within, beyond) = (&mut tokens[at..at + here], &mut last[..count - here]);
             dataset
@@ -158,7 +159,8 @@ impl Mixture {
     /// Asks for a sample's bytes to be in memory soon; returns at once.
     pub fn prefetch(&self, sample: u64) {
         let Ok((member, order, k)) = self.locate(sample) else { return };
-        for Piece { sequence, offset, count } in order.pieces(k, member.dataset.lengths()) {
+        let Ok(mut pieces) = order.pieces(k, member.dataset.lengths()) else { return };
+        while let Ok(Some(Piece { sequence, offset, count })) = pieces.next() {
             member.dataset.will_need(sequence, offset, count);
         }
     }

@@ -11,18 +11,19 @@ use rayon::prelude::*;
 use super::blend::{Blend, normalized};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, Stage};
-use super::order::{Order, Wish};
+use super::order::{Cache, Order, Wish};
 use super::plan::{self, Plan, Share, SharePart};
 use super::source::collect;
 use super::split;
 use crate::base::{Count, Problems};
-use crate::manifest::DataRule;
+use crate::manifest::{Data, DataRule};
 
 /// Opens mixtures; files that several of them read are opened once.
 pub struct Opener {
     rule: DataRule,
     seed: u64,
     seq_len: usize,
+    cache: Cache,
     open: HashMap<PathBuf, Arc<Indexed>>,
 }
 
@@ -47,16 +48,19 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn member(self) -> Result<Member> {
-        let lengths = self.dataset.lengths();
-        let order = Order::build(&self.wish, lengths, self.part, &self.place)?;
-        Ok(Member { dataset: self.dataset, legs: vec![order] })
+    fn order(&self, cache: &Cache) -> Result<Order> {
+        cache.order(&self.wish, &self.dataset, self.part.clone(), &self.place)
+    }
+
+    fn member(self, cache: &Cache) -> Result<Member> {
+        Ok(Member { legs: vec![self.order(cache)?], dataset: self.dataset })
     }
 }
 
 impl Opener {
-    pub fn new(rule: DataRule, seed: u64, seq_len: usize) -> Opener {
-        Opener { rule, seed, seq_len, open: HashMap::new() }
+    pub fn new(data: &Data, seq_len: usize) -> Opener {
+        let cache = Cache::new(data.cache.clone());
+        Opener { rule: data.rule, seed: data.seed, seq_len, cache, open: HashMap::new() }
     }
 
     /// The samples of a plan, with everything that is wrong with it, if anything is.
@@ -109,7 +113,8 @@ impl Opener {
             layout.given.push(0);
         }
         problems.or(())?;
-        let new: Result<Vec<Member>> = new.into_par_iter().map(Ahead::member).collect();
+        let member = |ahead: Ahead| ahead.member(&self.cache);
+        let new: Result<Vec<Member>> = new.into_par_iter().map(member).collect();
         layout.members.extend(new?);
         let size = planned.max(until - stage.from);
         let blend = match stage.datasets.len() {
@@ -147,9 +152,10 @@ impl Opener {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
             let place = share.prefix.display().to_string();
-            let part = self.part(share, &member.dataset, &place)?;
-            let wish = self.wish(Some(missing), member.legs.len() as u64);
-            member.legs.push(Order::build(&wish, member.dataset.lengths(), part, &place)?);
+            let (dataset, wish) =
+                (member.dataset.clone(), self.wish(Some(missing), member.legs.len() as u64));
+            let part = self.part(share, &dataset, &place)?;
+            member.legs.push(Ahead { dataset, part, wish, place }.order(&self.cache)?);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{Dataset, Part};
+use crate::manifest::{Data, Dataset, Part};
 
 /// The history and the intention of a run's mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,10 +42,16 @@ pub enum SharePart {
 }
 
 impl Plan {
-    /// One mixture for a whole run of `samples`.
+    /// What a run of `samples` reads.
+    pub fn of(data: &Data, samples: u64) -> Plan {
+        let stages = data.mixtures().filter(|(from, _)| *from == 0 || *from < samples);
+        let stages = stages.map(|(from, datasets)| Stage::new(from, samples, datasets)).collect();
+        Plan { stages }
+    }
+
+    /// One mixture for all of `samples`.
     pub fn new(datasets: &[Dataset], samples: u64) -> Plan {
-        let datasets = datasets.iter().map(Share::from).collect();
-        Plan { stages: vec![Stage { from: 0, until: samples, datasets }] }
+        Plan { stages: vec![Stage::new(0, samples, datasets)] }
     }
 
     /// This plan, with a dataset found in another place.
@@ -60,21 +66,34 @@ impl Plan {
 
     /// This plan, followed from sample `consumed` on by what the manifest now says: the same plan
     /// where nothing changed, or where the run is to end there.
-    pub fn continued(mut self, datasets: &[Dataset], samples: u64, consumed: u64) -> Plan {
+    pub fn continued(mut self, data: &Data, samples: u64, consumed: u64) -> Plan {
         if samples <= consumed {
             return self;
         }
-        let datasets: Vec<Share> = datasets.iter().map(Share::from).collect();
-        // A stage that never gave a sample leaves no trace.
-        self.stages.retain(|stage| stage.from == 0 || stage.from < consumed);
-        let last = self.stages.last().expect("a plan starts with a stage");
-        if last.datasets != datasets || last.until != samples {
-            if consumed == 0 {
-                self.stages.clear();
-            }
-            self.stages.push(Stage { from: consumed, until: samples, datasets });
+        if consumed == 0 {
+            return Plan::of(data, samples);
         }
+        // What never gave a sample leaves no trace; what did stays as it was.
+        self.stages.retain(|stage| stage.from < consumed);
+        let (mut now, mut later) = (None, Vec::new());
+        for (from, datasets) in data.mixtures() {
+            match from <= consumed {
+                true => now = Some(Stage::new(consumed, samples, datasets)),
+                false => later.push(Stage::new(from, samples, datasets)),
+            }
+        }
+        let last = self.stages.last().expect("a plan starts with a stage");
+        let changes = |now: &Stage| (&last.datasets, last.until) != (&now.datasets, now.until);
+        let later = later.into_iter().filter(|stage| stage.from < samples);
+        let rest: Vec<Stage> = now.filter(changes).into_iter().chain(later).collect();
+        self.stages.extend(rest);
         self
+    }
+}
+
+impl Stage {
+    fn new(from: u64, until: u64, datasets: &[Dataset]) -> Stage {
+        Stage { from, until, datasets: datasets.iter().map(Share::from).collect() }
     }
 }
 

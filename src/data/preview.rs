@@ -11,7 +11,7 @@ use super::blend::Blend;
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, Stage};
 use super::open::{part, shares};
-use super::order::{Order, Wish};
+use super::order::{Cache, Order, Wish};
 use super::plan::Share;
 use super::source::collect;
 use crate::base::Problems;
@@ -28,6 +28,8 @@ pub struct Preview {
     pub datasets: Vec<Share>,
     /// Whether the weights count; else datasets are mixed by their sizes.
     pub weighted: bool,
+    /// Where orders are kept, if anywhere.
+    pub cache: Option<Cache>,
 }
 
 /// The samples, at least as many as asked for where there is one dataset: whole epochs.
@@ -96,6 +98,9 @@ fn member(preview: &Preview, share: &Share, samples: Option<u64>) -> Result<Memb
     let (rule, seq_len, seed) = (preview.rule, preview.seq_len, preview.seed);
     let wish = Wish { rule, seq_len, samples, seed };
     let place = format!("{}, {}", share.prefix.display(), share.describe());
-    let order = Order::build(&wish, dataset.lengths(), part, &place)?;
+    let order = match &preview.cache {
+        Some(cache) => cache.order(&wish, &dataset, part, &place)?,
+        None => Order::build(&wish, dataset.lengths(), part, &place)?,
+    };
     Ok(Member { dataset, legs: vec![order] })
 }

@@ -10,7 +10,7 @@ use super::mixture::{Cursor, Mixture};
 use super::open::Opener;
 use super::plan::Plan;
 use crate::base::{Count, Problems, rng};
-use crate::manifest::{Data, Dataset};
+use crate::manifest::Data;
 
 /// Everything a run reads.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Slot<'a> {
 }
 
 impl Datasets {
-    /// Opens and checks all datasets, and builds the order of their samples in memory.
+    /// Opens and checks all datasets, and puts their samples in order.
     ///
     /// `train_samples` is the length of the run, `eval_samples` that of one evaluation. All the
     /// user's mistakes are reported together: damaged files, empty parts of a split, datasets too
@@ -52,7 +52,7 @@ impl Datasets {
         train_samples: u64,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let plan = Plan::new(&data.train, train_samples);
+        let plan = Plan::of(data, train_samples);
         Datasets::resume(data, plan, seq_len, vocab, eval_samples)
     }
 
@@ -64,7 +64,7 @@ impl Datasets {
         vocab: usize,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let mut opener = Opener::new(data.rule, data.seed, seq_len);
+        let mut opener = Opener::new(data, seq_len);
         let mut problems = Problems::default();
         let mut source = |name: String, plan: &Plan| {
             let mixture = collect(opener.mixture(&name, plan), &mut problems)?;
@@ -82,11 +82,6 @@ impl Datasets {
         let train = train.context("no problem was reported, yet no source")?;
         let valid = valid.into_iter().flat_map(|(name, source)| Some((name, source?))).collect();
         Ok(Datasets { train, valid, plan })
-    }
-
-    /// Whether a run that goes on with these datasets reads them by another plan than before.
-    pub fn plan_changed(plan: &Plan, datasets: &[Dataset], samples: u64, consumed: u64) -> bool {
-        plan.clone().continued(datasets, samples, consumed) != *plan
     }
 }
 

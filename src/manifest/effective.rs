@@ -82,7 +82,9 @@ fn data(d: &Data) -> raw::Data {
         }),
         split: None,
         train: Some(blend(&d.train)),
+        stages: Some(d.stages.iter().map(stage).collect()),
         valid: Some(raw::Named(sets.collect())),
+        cache: Some(d.cache.clone()),
         tokenizer: d.tokenizer.clone(),
         eod: d.eod.map(|eod| raw::Eod {
             token: Some(eod.token),
@@ -97,6 +99,14 @@ fn data(d: &Data) -> raw::Data {
                 raw::ObjectiveForm::Settings(raw::Objective { prefix_lm: Some(prefix_lm) })
             }
         }),
+    }
+}
+
+fn stage(stage: &DataStage) -> raw::DataStage {
+    raw::DataStage {
+        from_samples: Some(stage.from),
+        from_tokens: None,
+        train: Some(blend(&stage.train)),
     }
 }
 

@@ -99,11 +99,42 @@ pub struct Data {
     pub seed: u64,
     pub rule: DataRule,
     pub train: Vec<Dataset>,
+    /// Later mixtures, each in place of the one before, in the order they begin.
+    pub stages: Vec<DataStage>,
     /// Named validation sets, in the order written.
     pub valid: Vec<ValidSet>,
+    /// Folder for orders of samples that take long to build, from where gptrain is started.
+    pub cache: PathBuf,
     pub tokenizer: Option<PathBuf>,
     pub eod: Option<Eod>,
     pub objective: Objective,
+}
+
+/// What is trained on from one point of the run on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataStage {
+    /// The first sample that is read from these datasets.
+    pub from: u64,
+    pub train: Vec<Dataset>,
+}
+
+impl Data {
+    /// What is trained on, and from which sample on.
+    pub fn mixtures(&self) -> impl Iterator<Item = (u64, &[Dataset])> {
+        let later = self.stages.iter().map(|stage| (stage.from, &stage.train[..]));
+        std::iter::once((0, &self.train[..])).chain(later)
+    }
+
+    /// The datasets trained on, each once.
+    pub fn train_prefixes(&self) -> Vec<&PathBuf> {
+        let mut prefixes = Vec::new();
+        for dataset in self.mixtures().flat_map(|(_, datasets)| datasets) {
+            if !prefixes.contains(&&dataset.prefix) {
+                prefixes.push(&dataset.prefix);
+            }
+        }
+        prefixes
+    }
 }
 
 /// Whose sample order is followed.

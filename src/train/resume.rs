@@ -39,9 +39,11 @@ const RULES: &[(&str, Change)] = &[
     ("train.eval_interval", Change::Free),
     ("train.eval_samples",  Change::Free),
     ("data.valid",          Change::Free),
+    ("data.cache",          Change::Free),
     ("data.tokenizer",      Change::Free),
     ("data.train.prefix",   Change::Free),    // the files' content is compared instead
     ("data.train",          Change::Told),    // another mixture from here on
+    ("data.stages",         Change::Told),    // or from later on
     ("lr",                  Change::Told),
     ("optimizer",           Change::Told),
     ("model.dropout",       Change::Told),
@@ -78,7 +80,7 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
 /// what the manifest now says. No sample is skipped or read twice. `now` are the manifest's datasets,
 /// as far as they are there: one that is missing is named when it is opened.
 pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<Plan> {
-    let Some(found) = found else { return Ok(Plan::new(&m.data.train, m.train.samples)) };
+    let Some(found) = found else { return Ok(Plan::of(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_others(error, found))?;
     let state = opened.index.state;
     // A dataset that lies elsewhere now is still the same one.
@@ -89,11 +91,9 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     });
     let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
     let consumed = state.progress.consumed_samples;
-    let plan = plan.continued(&m.data.train, m.train.samples, consumed);
-    if let [.., before, now] = &plan.stages[..]
-        && now.from == consumed
-        && before.datasets != now.datasets
-    {
+    let plan = plan.continued(&m.data, m.train.samples, consumed);
+    let mut changes = plan.stages.windows(2).map(|two| (&two[0], &two[1]));
+    if changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets) {
         println!("note: another mixture of datasets from sample {consumed} on");
     }
     Ok(plan)
@@ -205,7 +205,10 @@ fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
                     walk(&below(&i.to_string()), value, to);
                 }
             }
-            value if key.starts_with("data.train.") && key.ends_with(".prefix") => {
+            value
+                if ["data.train.", "data.stages."].iter().any(|at| key.starts_with(at))
+                    && key.ends_with(".prefix") =>
+            {
                 to.insert("data.train.prefix".to_string(), value.to_string());
             }
             value => {
@@ -271,5 +274,5 @@ pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
         let index_digest = Digest(hash.digest());
         Ok(DataId { prefix, index_bytes: bytes, index_digest, token_bytes })
     };
-    m.data.train.iter().map(|dataset| id(&dataset.prefix)).collect()
+    m.data.train_prefixes().into_iter().map(id).collect()
 }

@@ -231,7 +231,7 @@ pub fn blank<'s>(
         },
         history: Vec::new(),
         data,
-        mixture: Plan::new(&m.data.train, m.train.samples),
+        mixture: Plan::of(&m.data, m.train.samples),
         imported: None,
         manifest: loaded.effective.clone(),
     }

@@ -108,6 +108,23 @@ fn short_and_long_forms_mean_the_same() {
 }
 
 #[test]
+fn stages_begin_at_samples_or_tokens() {
+    let stages =
+        "data.stages=[{from_samples: 100, train: [a, b]}, {from_tokens: 25_601, train: c}]";
+    let loaded = with(&[stages]);
+    let stages = &loaded.manifest.data.stages;
+    assert_eq!(stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [100, 201]);
+    assert_eq!(stages[1].train[0].part, Part::Split { weights: "969,30,1".into(), which: 0 });
+    let prefixes = loaded.manifest.data.train_prefixes();
+    assert_eq!(prefixes.len(), 4, "{prefixes:?}");
+    assert_eq!(read(&loaded.effective, &[]).manifest, loaded.manifest);
+    let folder = |sets: &[&str]| with(sets).manifest.data.cache;
+    assert_eq!(folder(&[]), Path::new("runs/trial/order"));
+    assert_eq!(folder(&["log.folder=/x"]), Path::new("/x/order"));
+    assert_eq!(folder(&["data.cache=../y"]), Path::new("../y"));
+}
+
+#[test]
 fn parts_of_datasets() {
     let part = |sets: &[&str]| with(sets).manifest.data.train[0].part.clone();
     let split = |weights: &str| Part::Split { weights: weights.to_string(), which: 0 };

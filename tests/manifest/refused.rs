@@ -272,6 +272,43 @@ fn lengths_and_learning_rates_must_make_sense() {
 }
 
 #[test]
+fn stages_of_the_data_are_in_order_and_within_the_run() {
+    let stages = |stages: &str, complaint: &str| {
+        check_whole(&GOOD.replace("batch:", &format!("  stages: {stages}\nbatch:")), complaint);
+    };
+    stages("[{from_samples: 6399, train: b}]", "accepted");
+    stages(
+        "[{from_samples: 6400, train: b}]",
+        "m.yaml:10: data.stages.0 begins at sample 6,400; the run ends at 6,400 → begin earlier, or \
+         train longer",
+    );
+    stages(
+        "[{from_samples: 20, train: b}, {from_tokens: 2560, train: c}]",
+        "m.yaml:10: data.stages.1 begins at sample 20, the stage before it at 20 → write the stages \
+         in the order they begin",
+    );
+    stages(
+        "[{train: b}]",
+        "m.yaml:10: data.stages.0 does not say where it begins → add from_samples or from_tokens",
+    );
+    stages(
+        "[{from_samples: 20, from_tokens: 20, train: b}]",
+        "m.yaml:10: data.stages.0.from_tokens and data.stages.0.from_samples are both given → keep \
+         one of them",
+    );
+    stages(
+        "[{from_samples: 20}]",
+        "m.yaml:10: data.stages.0.train is missing → add `train:` with prefix (A prefix, or a list \
+         of datasets with weights, as data.train)",
+    );
+    check(
+        "  train: corpus/a\n  seed: 4294967296",
+        "m.yaml:10: data.seed is 4294967296; the most is 4294967295 → give a number from 0 to \
+         4294967295",
+    );
+}
+
+#[test]
 fn datasets_are_checked_as_far_as_the_manifest_goes() {
     check(
         "  train: corpus/a.bin",

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use crate::base::Problems;
 use crate::data::mixture::Mixture;
+use crate::data::order::Cache;
 use crate::data::plan::{Share, SharePart};
 use crate::data::preview::{Preview, open};
 use crate::data::tokenizer::Tokenizer;
@@ -44,6 +45,9 @@ pub struct Args {
     /// that range of each dataset instead of a part of the split
     #[arg(long, value_name = "A..B")]
     range: Vec<String>,
+    /// Keep the order of each dataset's samples in this folder, and read it from there next time
+    #[arg(long, value_name = "FOLDER")]
+    cache: Option<PathBuf>,
     /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each
     #[arg(long)]
     json: bool,
@@ -128,6 +132,7 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         samples: args.samples.get(which).or(args.samples.first()).copied(),
         datasets: args.datasets.iter().enumerate().map(share).collect(),
         weighted: !args.weights.is_empty(),
+        cache: args.cache.clone().map(|folder| Cache { folder, from_bytes: 0 }),
     })
 }
 

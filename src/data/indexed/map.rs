@@ -35,6 +35,11 @@ impl Mapped {
     /// Maps `path`. Fails if it cannot be opened or is not a plain file.
     pub fn open(path: &Path, access: Access) -> Result<Mapped> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        Mapped::of(&file, path, access)
+    }
+
+    /// Maps a file that is open, whatever lies at its `path` by now.
+    pub fn of(file: &File, path: &Path, access: Access) -> Result<Mapped> {
         let metadata =
             file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
         if !metadata.is_file() {
@@ -50,7 +55,7 @@ impl Mapped {
         }
         // SAFETY: the mapping is private to this type, which hands out bytes only by copying them
         // (`copy`), so that no reference into it outlives a change of the file by another process.
-        let map = unsafe { options.map(&file) }
+        let map = unsafe { options.map(file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
             map.advise(Advice::Random).ok(); // a hint: nothing is lost where it is refused

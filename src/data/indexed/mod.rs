@@ -15,6 +15,7 @@ mod write;
 
 mod map;
 
+pub(super) use map::{Access, Mapped};
 pub use read::Indexed;
 pub use write::Writer;
 

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -46,14 +47,14 @@ impl Writer {
             .with_context(|| format!("cannot create {}", partial.display()))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let what = "another process is building this dataset right now";
-                let remedy = "wait for it, or choose another output";
-                return Err(Problems::one(place, what, remedy).into());
-            }
+            Err(TryLockError::WouldBlock) => return Err(others(&place)),
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
             }
+        }
+        // Whoever had the lock may have finished meanwhile: then this is the dataset itself.
+        if !is_at(&file, &partial)? {
+            return Err(others(&place));
         }
         // What a killed process has left is overwritten.
         if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
@@ -206,6 +207,19 @@ impl Drop for Writer {
             }
         }
     }
+}
+
+fn others(place: &str) -> anyhow::Error {
+    let what = "another process is building this dataset right now";
+    Problems::one(place, what, "wait for it, or choose another output").into()
+}
+
+/// Whether an open file is what lies at a path now.
+fn is_at(file: &File, path: &Path) -> Result<bool> {
+    let failed = || format!("cannot stat {}", path.display());
+    let open = file.metadata().with_context(failed)?;
+    let there = std::fs::metadata(path).ok();
+    Ok(there.is_some_and(|there| (there.dev(), there.ino()) == (open.dev(), open.ino())))
 }
 
 fn partial(path: &Path) -> PathBuf {

@@ -1,13 +1,26 @@
 //! Datasets, shares and masks.
 
 use super::super::report::Report;
-use super::super::{Data, DataRule, Dataset, Eod, Model, Objective, Part, ValidSet, raw};
+use super::super::{
+    Data, DataRule, DataStage, Dataset, Eod, Model, Objective, Part, ValidSet, raw,
+};
+use super::time::Length;
+use crate::base::Count;
 use std::path::{Component, Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";
 const PARTS: [&str; 3] = ["train", "valid", "test"];
 
-pub fn data(raw: raw::Data, model: &Model, folder: &Path, report: &mut Report) -> Data {
+/// What the data is checked against.
+pub struct Run<'a> {
+    pub model: &'a Model,
+    pub samples: u64,
+    /// The run's folder.
+    pub folder: &'a Path,
+}
+
+/// Relative prefixes start at `folder`.
+pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Data {
     let separate = raw.valid.is_some();
     let fallback = raw.split.clone().or((!separate).then(|| DEFAULT_SPLIT.to_string()));
     if let Some(split) = &raw.split {
@@ -15,6 +28,7 @@ pub fn data(raw: raw::Data, model: &Model, folder: &Path, report: &mut Report) -
     }
     let mut blends = Blends { fallback, folder, report };
     let train = blends.blend(raw.train, "data.train", 0);
+    let stages = blends.stages(raw.stages.unwrap_or_default(), run);
     let valid = match raw.valid {
         Some(sets) => blends.sets(sets),
         None => derived(&train, blends.fallback.as_deref()),
@@ -27,9 +41,11 @@ pub fn data(raw: raw::Data, model: &Model, folder: &Path, report: &mut Report) -
             raw::DataRule::MegatronDeepSpeed => DataRule::MegatronDeepSpeed,
         },
         train,
+        stages,
         valid,
+        cache: raw.cache.unwrap_or_else(|| run.folder.join("order")),
         tokenizer,
-        eod: raw.eod.map(|raw| eod(raw, model, report)),
+        eod: raw.eod.map(|raw| eod(raw, run.model, report)),
         objective: objective(raw.objective),
     }
 }
@@ -69,6 +85,37 @@ impl Blends<'_, '_> {
             );
         }
         list
+    }
+
+    /// Each stage must begin after the one before, and before the run ends.
+    fn stages(&mut self, stages: Vec<raw::DataStage>, run: &Run) -> Vec<DataStage> {
+        let mut after = 0;
+        let mut checked = Vec::new();
+        for (i, stage) in stages.into_iter().enumerate() {
+            let path = format!("data.stages.{i}");
+            let train = self.blend(stage.train, &format!("{path}.train"), 0);
+            let tokens = stage.from_tokens.is_some();
+            let from = Length { samples: stage.from_samples, tokens: stage.from_tokens };
+            let seq_len = run.model.seq_len;
+            let from = from.resolve(&path, "from_", seq_len, self.report).unwrap_or(0);
+            let given = if tokens { "from_tokens" } else { "from_samples" };
+            let place = format!("{path}.{given}");
+            let sound = self.report.sound(&[&path, "train", "batch", "model.seq_len"]);
+            let begins = format!("{path} begins at sample {}", Count(from));
+            if sound && from == 0 {
+                let remedy = "add from_samples or from_tokens";
+                self.report.add(&path, format!("{path} does not say where it begins"), remedy);
+            } else if sound && from <= after {
+                let what = format!("{begins}, the stage before it at {}", Count(after));
+                self.report.add(&place, what, "write the stages in the order they begin");
+            } else if sound && from >= run.samples {
+                let what = format!("{begins}; the run ends at {}", Count(run.samples));
+                self.report.add(&place, what, "begin earlier, or train longer");
+            }
+            after = after.max(from);
+            checked.push(DataStage { from, train });
+        }
+        checked
     }
 
     fn sets(&mut self, sets: raw::Named) -> Vec<ValidSet> {

@@ -16,16 +16,18 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
     let model = shape::model(raw.model.unwrap_or_default(), &topology, report);
     let batch = time::batch(raw.batch.unwrap_or_default(), &topology, report);
     let topology = shape::topology(topology, &model, &batch, report);
-    let data = data::data(raw.data.unwrap_or_default(), &model, folder, report);
     let train = raw.train.unwrap_or_default();
     let samples = time::samples(&train, &batch, model.seq_len, report);
+    let log = log(raw.log.unwrap_or_default(), &name);
+    let run = data::Run { model: &model, samples, folder: &log.folder };
+    let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
     Manifest {
-        name: name.clone(),
+        name,
         precision: precision(raw.precision, report),
         optimizer: optimizer(raw.optimizer, report),
         lr: time::lr(raw.lr.unwrap_or_default(), samples, model.seq_len, report),
         checkpoint: checkpoint(raw.checkpoint.unwrap_or_default()),
-        log: log(raw.log.unwrap_or_default(), &name),
+        log,
         train: Train {
             samples,
             eval_interval: eval_interval(&train, !data.valid.is_empty(), report),

@@ -255,14 +255,14 @@ fn last_part(
 }
 
 /// A length given in samples or in tokens.
-struct Length {
-    samples: Option<u64>,
-    tokens: Option<u64>,
+pub struct Length {
+    pub samples: Option<u64>,
+    pub tokens: Option<u64>,
 }
 
 impl Length {
     /// In samples; a sample that is begun counts.
-    fn resolve(
+    pub fn resolve(
         self,
         section: &str,
         prefix: &str,

@@ -141,16 +141,35 @@ pub struct Data {
     /// at the manifest's folder.
     #[schemars(required)]
     pub train: Option<Blend>,
+    /// Other training datasets or weights from later points of the run on. Each dataset goes on
+    /// where it was left: no sample is repeated or skipped. Default: none.
+    pub stages: Option<Vec<DataStage>>,
     /// Named validation sets: name → a prefix, or a list of datasets with weights. Default: one
     /// set named `valid`, the valid share of the training datasets (if their split has one).
     #[schemars(with = "Option<BTreeMap<String, Blend>>")]
     pub valid: Option<Named>,
+    /// Folder for the order of samples where it takes more than a second to build, from where
+    /// gptrain is started (--data-cache-path). Default: `order` in the run's folder.
+    pub cache: Option<PathBuf>,
     /// The tokenizer.json, for showing text. Default: none.
     pub tokenizer: Option<PathBuf>,
     /// What an end-of-document token changes. Default: nothing.
     pub eod: Option<Eod>,
     /// What is learned. Default: causal.
     pub objective: Option<ObjectiveForm>,
+}
+
+/// What is trained on from a point of the run on, in place of what was before.
+pub struct DataStage {
+    /// Its first sample, counted from the start of the run.
+    #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
+    pub from_samples: Option<u64>,
+    /// The same in tokens, instead of from_samples.
+    #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
+    pub from_tokens: Option<u64>,
+    /// A prefix, or a list of datasets with weights, as data.train.
+    #[schemars(required)]
+    pub train: Option<Blend>,
 }
 
 /// One dataset of a blend.

@@ -4,9 +4,15 @@
 //! `seq_len` tokens (plus the one that is only predicted), and the samples are shuffled.
 //! `DataRule` picks between two generations of Megatron that treat the last epoch differently.
 
+mod array;
+mod cache;
+
+pub use array::Array;
+pub use cache::Cache;
+
 use std::ops::Range;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::random::RandomState;
 use crate::base::{Count, Problems};
@@ -29,12 +35,12 @@ pub struct Order {
     pub seq_len: usize,
     pub epochs: u64,
     /// Sequence numbers in the order of the token stream, all epochs.
-    pub sequences: Vec<u32>,
-    /// Where each sample starts in the stream, and where the last one ends: (index into
-    /// `sequences`, token), [samples + 1].
-    pub starts: Vec<(u32, u32)>,
+    pub sequences: Array<u32>,
+    /// Where each sample starts in the stream, and where the last one ends: index into
+    /// `sequences`, token; [samples + 1].
+    pub starts: Array<[u32; 2]>,
     /// The sample at each position of the run.
-    pub shuffle: Vec<u32>,
+    pub shuffle: Array<u32>,
 }
 
 /// A stretch of one sequence.
@@ -47,6 +53,8 @@ pub struct Piece {
 
 /// Epochs and samples, before anything is built.
 struct Extent {
+    /// Entries of `sequences`.
+    entries: u64,
     epochs: u64,
     samples: u64,
     /// Samples that are shuffled apart from the last epoch's.
@@ -57,10 +65,13 @@ impl Order {
     /// The order over `part` of a dataset whose sequences have these `lengths`. `place` names the
     /// dataset in errors: no tokens, or more samples than 2^32.
     pub fn build(wish: &Wish, lengths: &[u32], part: Range<usize>, place: &str) -> Result<Order> {
-        let tokens: u64 = lengths[part.clone()].iter().map(|length| *length as u64).sum();
-        let extent = extent(wish, tokens, part.len(), place)?;
+        let extent = Extent::new(wish, lengths, &part, place)?;
+        Ok(Order::of_extent(&extent, wish, lengths, part))
+    }
+
+    fn of_extent(extent: &Extent, wish: &Wish, lengths: &[u32], part: Range<usize>) -> Order {
         let mut random = RandomState::new(wish.seed as u32);
-        let sequences = sequences(&extent, part, &mut random);
+        let sequences = sequences(extent, part, &mut random);
         let starts = starts(wish.seq_len, extent.samples, &sequences, lengths);
         let mut shuffle: Vec<u32> = (0..extent.samples as u32).collect();
         let (first, last) = shuffle.split_at_mut(extent.apart.unwrap_or(extent.samples) as usize);
@@ -68,7 +79,8 @@ impl Order {
         if extent.apart.is_some() {
             random.shuffle(last);
         }
-        Ok(Order { seq_len: wish.seq_len, epochs: extent.epochs, sequences, starts, shuffle })
+        let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
+        Order { seq_len: wish.seq_len, epochs: extent.epochs, sequences, starts, shuffle }
     }
 
     /// How many samples there are.
@@ -78,30 +90,64 @@ impl Order {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.shuffle.is_empty()
+        self.len() == 0
     }
 
     /// The stretches that make up the sample at position k, seq_len + 1 tokens in all.
-    pub fn pieces(&self, k: u64, lengths: &[u32]) -> impl Iterator<Item = Piece> {
-        let sample = self.shuffle[k as usize] as usize;
-        let (mut at, mut offset) = self.starts[sample];
-        let mut left = self.seq_len + 1;
-        std::iter::from_fn(move || {
-            while left > 0 {
-                let sequence = self.sequences[at as usize] as usize;
-                let count = left.min((lengths[sequence] - offset) as usize);
-                let piece = Piece { sequence, offset, count };
-                (at, offset, left) = (at + 1, 0, left - count);
-                if count > 0 {
-                    return Some(piece);
-                }
-            }
-            None
-        })
+    pub fn pieces<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<Pieces<'a>> {
+        let sample = self.shuffle.at(k as usize)?;
+        let [at, offset] = self.starts.at(sample as usize)?;
+        let (sequences, left) = (&self.sequences, self.seq_len + 1);
+        Ok(Pieces { sequences, lengths, at: at as usize, offset, left })
     }
 }
 
-fn extent(wish: &Wish, tokens: u64, sequences: usize, place: &str) -> Result<Extent> {
+/// The stretches of one sample that are still to come.
+pub struct Pieces<'a> {
+    sequences: &'a Array<u32>,
+    lengths: &'a [u32],
+    at: usize,
+    offset: u32,
+    left: usize,
+}
+
+impl Pieces<'_> {
+    /// The next stretch. Fails only where a cached order was changed while it was being read.
+    #[expect(clippy::should_implement_trait, reason = "failing, it is no Iterator")]
+    pub fn next(&mut self) -> Result<Option<Piece>> {
+        while self.left > 0 {
+            let sequence = self.sequences.at(self.at)? as usize;
+            let length = self.lengths.get(sequence);
+            let rest = length.and_then(|length| length.checked_sub(self.offset));
+            let rest = rest.context("the cached order of samples changed while it was read")?;
+            let piece =
+                Piece { sequence, offset: self.offset, count: self.left.min(rest as usize) };
+            (self.at, self.offset, self.left) = (self.at + 1, 0, self.left - piece.count);
+            if piece.count > 0 {
+                return Ok(Some(piece));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// From here on Megatron's shuffle takes 64-bit numbers, which draw other random bits: 8.8 T tokens
+/// at 2,048 a sample.
+const MOST: u128 = u32::MAX as u128 - 1;
+
+impl Extent {
+    fn new(wish: &Wish, lengths: &[u32], part: &Range<usize>, place: &str) -> Result<Extent> {
+        let tokens = lengths[part.clone()].iter().map(|length| *length as u64).sum();
+        extent(wish, tokens, part, place)
+    }
+
+    /// Bytes of the order.
+    fn bytes(&self) -> u64 {
+        4 * self.entries + 8 * (self.samples + 1) + 4 * self.samples
+    }
+}
+
+fn extent(wish: &Wish, tokens: u64, part: &Range<usize>, place: &str) -> Result<Extent> {
     let refuse = |what: String, remedy: &str| Err(Problems::one(place, what, remedy).into());
     if wish.seed > u32::MAX as u64 {
         let what = format!("the data seed {} is not below 2^32", wish.seed);
@@ -110,7 +156,7 @@ fn extent(wish: &Wish, tokens: u64, sequences: usize, place: &str) -> Result<Ext
     if tokens == 0 {
         let what = format!(
             "{} sequences with 0 tokens in all: nothing to sample",
-            Count(sequences as u64)
+            Count(part.len() as u64)
         );
         return refuse(what, "give this part of the split a larger share, or use a larger dataset");
     }
@@ -119,12 +165,14 @@ fn extent(wish: &Wish, tokens: u64, sequences: usize, place: &str) -> Result<Ext
     let wanted = wish.samples.map_or(0, |samples| samples as u128 * seq_len + 1);
     let epochs = wanted.div_ceil(tokens).max(1);
     let samples = (epochs * tokens - 1) / seq_len;
-    let entries = epochs * sequences as u128;
-    if samples >= u32::MAX as u128 - 1 || entries > u32::MAX as u128 {
+    let entries = epochs * part.len() as u128;
+    if samples >= MOST || entries >= MOST || part.end as u128 >= MOST {
         let what = format!(
-            "{samples} samples over {entries} sequences; the order holds below 2^32 of each"
+            "{} sequences, of which {entries} in {epochs} epochs give {samples} samples; the order \
+             of one dataset holds below 2^32 - 2 of each",
+            part.end
         );
-        return refuse(what, "cut the dataset in several, and blend them");
+        return refuse(what, "cut the dataset in several and blend them, or ask for fewer samples");
     }
     let mut apart = None;
     if epochs > 1 {
@@ -139,7 +187,8 @@ fn extent(wish: &Wish, tokens: u64, sequences: usize, place: &str) -> Result<Ext
             apart = Some(before as u64);
         }
     }
-    Ok(Extent { epochs: epochs as u64, samples: samples as u64, apart })
+    let [entries, epochs, samples] = [entries, epochs, samples].map(|count| count as u64);
+    Ok(Extent { entries, epochs, samples, apart })
 }
 
 /// All epochs' sequences: shuffled as one, or the last epoch by itself.
@@ -163,9 +212,9 @@ fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> V
 
 /// Where each sample starts. A sample that ends exactly at the end of a sequence leaves the next
 /// one starting on that sequence's last token, which is the one both share.
-fn starts(seq_len: usize, samples: u64, sequences: &[u32], lengths: &[u32]) -> Vec<(u32, u32)> {
+fn starts(seq_len: usize, samples: u64, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
     let mut starts = Vec::with_capacity(samples as usize + 1);
-    starts.push((0, 0));
+    starts.push([0, 0]);
     let (mut at, mut offset) = (0usize, 0u64);
     for _ in 0..samples {
         let mut left = seq_len as u64 + 1;
@@ -178,7 +227,7 @@ fn starts(seq_len: usize, samples: u64, sequences: &[u32], lengths: &[u32]) -> V
             left -= rest;
             (at, offset) = (at + 1, 0);
         }
-        starts.push((at as u32, offset as u32));
+        starts.push([at as u32, offset as u32]);
     }
     starts
 }

@@ -1,0 +1,57 @@
+//! Numbers in memory, or in a file that is mapped: an order does not care which.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use bytemuck::Pod;
+
+use super::super::indexed::Mapped;
+
+/// A list of numbers that can be read at any place.
+#[derive(Debug)]
+pub enum Array<T> {
+    Memory(Vec<T>),
+    /// `count` values from byte `from` of a file on.
+    Mapped {
+        file: Arc<Mapped>,
+        from: usize,
+        count: usize,
+    },
+}
+
+impl<T: Pod> Array<T> {
+    pub fn len(&self) -> usize {
+        match self {
+            Array::Memory(values) => values.len(),
+            Array::Mapped { count, .. } => *count,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Value `i`. Fails if the file has shrunk since it was mapped.
+    pub fn at(&self, i: usize) -> Result<T> {
+        match self {
+            Array::Memory(values) => Ok(values[i]),
+            Array::Mapped { file, from, count } => {
+                assert!(i < *count, "value {i} of {count}");
+                let mut value = T::zeroed();
+                file.copy(from + i * size_of::<T>(), bytemuck::bytes_of_mut(&mut value))?;
+                Ok(value)
+            }
+        }
+    }
+
+    /// All values.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        (0..self.len()).map(|i| self.at(i)).collect()
+    }
+}
+
+impl<T> From<Vec<T>> for Array<T> {
+    fn from(values: Vec<T>) -> Array<T> {
+        Array::Memory(values)
+    }
+}

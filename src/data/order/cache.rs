@@ -1,0 +1,191 @@
+//! Orders kept on disk. BLOOM's 304 million documents take most of a minute to put in order, and
+//! 3.4 GB; from a file that every process of a machine maps they take a second.
+//!
+//! A file is named after, and begins with, all that decides its content, and ends in a digest of
+//! the whole. One that is cut off, damaged, or somebody else's is built again, never believed.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use super::super::indexed::{Access, Indexed, Mapped};
+use super::{Array, Extent, Order, Wish};
+
+/// A folder of orders. Files in it may be removed at any time between runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    pub folder: PathBuf,
+    /// Smaller orders are built in memory every time.
+    pub from_bytes: u64,
+}
+
+/// Bytes of an order that takes about a second to build (benches/RESULTS.md).
+const SLOW: u64 = 128 << 20;
+
+/// All that decides an order: two equal keys are the same order. `[magic, …]`.
+type Key = [u64; 12];
+/// Another number for another layout, or other rules: what older versions wrote is built again.
+const MAGIC: u64 = u64::from_le_bytes(*b"gptord01");
+
+impl Cache {
+    /// Keeps in `folder` what is slow to build.
+    pub fn new(folder: PathBuf) -> Cache {
+        Cache { folder, from_bytes: SLOW }
+    }
+
+    /// The order over `part` of a dataset, as `Order::build` has it: from memory where it is small,
+    /// else from the folder, where it is put if it is not there. One process builds it while
+    /// others wait. Fails if the folder cannot be written.
+    pub fn order(
+        &self,
+        wish: &Wish,
+        dataset: &Indexed,
+        part: Range<usize>,
+        place: &str,
+    ) -> Result<Order> {
+        let lengths = dataset.lengths();
+        let extent = Extent::new(wish, lengths, &part, place)?;
+        if extent.bytes() < self.from_bytes {
+            return Ok(Order::of_extent(&extent, wish, lengths, part));
+        }
+        let key = key(wish, &extent, dataset, &part);
+        let name = format!("order-{:016x}", xxh3_64(bytemuck::cast_slice(&key)));
+        let path = self.folder.join(&name);
+        let failed = || {
+            format!(
+                "cannot keep the order of {}'s samples in {} ({} MB): data.cache names the folder",
+                dataset.prefix().display(),
+                self.folder.display(),
+                extent.bytes() / 1_000_000
+            )
+        };
+        fs::create_dir_all(&self.folder).with_context(failed)?;
+        if let Some(order) = read(&path, &key, wish, &extent)? {
+            return Ok(order);
+        }
+        let lock = File::create(path.with_extension("lock")).with_context(failed)?;
+        let locked = lock.lock().is_ok(); // not every network file system can
+        if let Some(order) = read(&path, &key, wish, &extent)?.filter(|_| locked) {
+            return Ok(order);
+        }
+        let order = Order::of_extent(&extent, wish, lengths, part);
+        if !locked {
+            return Ok(order);
+        }
+        publish(&path, &key, &order).with_context(failed)?;
+        drop(order); // from here on it is the file's, which needs no memory
+        read(&path, &key, wish, &extent)?.with_context(|| {
+            format!("{} does not hold what was just written to it", path.display())
+        })
+    }
+}
+
+fn key(wish: &Wish, extent: &Extent, dataset: &Indexed, part: &Range<usize>) -> Key {
+    [
+        MAGIC,
+        wish.rule as u64,
+        wish.seq_len as u64,
+        wish.seed,
+        extent.epochs,
+        extent.samples,
+        extent.apart.map_or(0, |apart| apart + 1),
+        part.start as u64,
+        part.end as u64,
+        dataset.identity(),
+        dataset.sequences() as u64,
+        dataset.tokens(),
+    ]
+}
+
+/// The order in a file; `None` if there is no file, or not this order, whole.
+fn read(path: &Path, key: &Key, wish: &Wish, extent: &Extent) -> Result<Option<Order>> {
+    let failed = || format!("cannot read {}", path.display());
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(failed),
+    };
+    let size = size_of::<Key>() as u64 + extent.bytes() + 8;
+    if file.metadata().with_context(failed)?.len() != size || !sound(&mut file, key)? {
+        return Ok(None);
+    }
+    let file = Arc::new(Mapped::of(&file, path, Access::Scattered)?);
+    let mut from = size_of::<Key>();
+    let mut list = |count: u64, width: usize| {
+        let here = from;
+        from += count as usize * width;
+        (file.clone(), here, count as usize)
+    };
+    let (starts, sequences, shuffle) =
+        (list(extent.samples + 1, 8), list(extent.entries, 4), list(extent.samples, 4));
+    Ok(Some(Order {
+        seq_len: wish.seq_len,
+        epochs: extent.epochs,
+        sequences: mapped(sequences),
+        starts: mapped(starts),
+        shuffle: mapped(shuffle),
+    }))
+}
+
+fn mapped<T>((file, from, count): (Arc<Mapped>, usize, usize)) -> Array<T> {
+    Array::Mapped { file, from, count }
+}
+
+/// Whether a file begins with the key and ends in the digest of all before. It is read through a
+/// small buffer, so that the process does not grow by it.
+fn sound(file: &mut File, key: &Key) -> Result<bool> {
+    let (mut hash, mut buffer) = (Xxh3Default::new(), vec![0; 1 << 20]);
+    let mut left = file.metadata()?.len() as usize - 8;
+    let mut first = true;
+    while left > 0 {
+        let some = left.min(buffer.len());
+        if file.read_exact(&mut buffer[..some]).is_err() {
+            return Ok(false); // it shrank, or the disk fails: it is built again
+        }
+        if first && !buffer.starts_with(bytemuck::cast_slice(key)) {
+            return Ok(false);
+        }
+        hash.update(&buffer[..some]);
+        (first, left) = (false, left - some);
+    }
+    let mut digest = [0; 8];
+    Ok(file.read_exact(&mut digest).is_ok() && u64::from_ne_bytes(digest) == hash.digest())
+}
+
+/// Writes an order under another name, and gives it its own when it is whole and on the disk.
+fn publish(path: &Path, key: &Key, order: &Order) -> Result<()> {
+    let partial = path.with_extension("partial");
+    let written = write(&partial, key, order).and_then(|()| Ok(fs::rename(&partial, path)?));
+    if written.is_err() {
+        fs::remove_file(&partial).ok();
+    }
+    written
+}
+
+fn write(path: &Path, key: &Key, order: &Order) -> Result<()> {
+    let (Array::Memory(starts), Array::Memory(sequences), Array::Memory(shuffle)) =
+        (&order.starts, &order.sequences, &order.shuffle)
+    else {
+        unreachable!("what is published was just built in memory");
+    };
+    let parts: [&[u8]; 4] = [
+        bytemuck::cast_slice(key),
+        bytemuck::cast_slice(starts),
+        bytemuck::cast_slice(sequences),
+        bytemuck::cast_slice(shuffle),
+    ];
+    let mut hash = Xxh3Default::new();
+    let mut out = BufWriter::new(File::create(path)?);
+    for part in parts {
+        hash.update(part);
+        out.write_all(part)?;
+    }
+    out.write_all(&hash.digest().to_ne_bytes())?;
+    out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    Ok(())
+}
