@@ -37,5 +37,5 @@ pub use index::{
 };
 pub use load::{load, load_weights, verify_live};
 pub use read::{Checkpoint, row_blocks};
-pub use save::{Part, Share, publish, save, write_part};
+pub use save::{Part, Share, begin, publish, save, write_part};
 pub use snapshot::{Snapshot, saved_shape};

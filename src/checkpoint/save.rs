@@ -8,6 +8,7 @@ use super::safetensors;
 use crate::base::Bytes;
 use crate::engine::Moment;
 use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ pub struct Share<'a> {
 }
 
 /// What one rank wrote.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Part {
     pub shards: Vec<Shard>,
     pub tensors: Vec<Tensor>,
@@ -50,35 +51,31 @@ pub fn save(
         let intact = checkpoints.display();
         format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
     };
-    fs::create_dir_all(checkpoints)
-        .with_context(|| format!("cannot create {}", checkpoints.display()))
-        .with_context(failed)?;
-    space(checkpoints, shares).with_context(failed)?;
-    let fresh = folder::fresh(checkpoints, step);
-    let written = disk.make_folder(&fresh).and_then(|()| {
-        let part = write_part(disk, &fresh, 0, shares, state)?;
-        publish(disk, &fresh, vec![part], state)
-    });
+    let bytes = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
+    let fresh = begin(disk, checkpoints, step, Bytes(bytes)).with_context(failed)?;
+    let written = write_part(disk, &fresh, 0, shares, state)
+        .and_then(|part| publish(disk, &fresh, vec![part], state));
     if written.is_err() {
         let _ = disk.remove_folder(&fresh); // what is left of it must not fill the disk
     }
     written.with_context(failed)
 }
 
-/// Says no before writing what cannot fit.
-fn space(checkpoints: &Path, shares: &[Share]) -> anyhow::Result<()> {
-    let need = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
+/// The fresh folder that every rank's part of a step goes into; no, if `need` bytes cannot fit.
+pub fn begin(disk: &Disk, checkpoints: &Path, step: u64, need: Bytes) -> anyhow::Result<PathBuf> {
+    fs::create_dir_all(checkpoints)
+        .with_context(|| format!("cannot create {}", checkpoints.display()))?;
     let stat = rustix::fs::statvfs(checkpoints)?;
-    let free = stat.f_bavail * stat.f_frsize;
+    let free = Bytes(stat.f_bavail * stat.f_frsize);
     ensure!(
-        need < free,
-        "no space left in {}: a checkpoint needs {}, {} are free; \
+        need.0 < free.0,
+        "no space left in {}: a checkpoint needs {need}, {free} are free; \
          free some, or move log.folder, or lower checkpoint.keep_last",
-        checkpoints.display(),
-        Bytes(need),
-        Bytes(free)
+        checkpoints.display()
     );
-    Ok(())
+    let fresh = folder::fresh(checkpoints, step);
+    disk.make_folder(&fresh)?;
+    Ok(fresh)
 }
 
 /// Writes one rank's shards, one for each thing kept, side by side.
