@@ -105,3 +105,51 @@ fn receive(group: &dyn Group, from: usize) -> Vec<u8> {
 fn tensor(words: &mut [u64]) -> Tensor {
     Tensor::at(words.as_mut_ptr() as usize, 1, words.len(), DType::I64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{World, threads};
+
+    /// Two by three by two ranks, numbered along the first dimension first.
+    fn together(world: &World) -> Together {
+        let rank = world.rank();
+        let (a, b, c) = (rank % 2, rank / 2 % 3, rank / 6);
+        let number = |a: usize, b: usize, c: usize| a + 2 * b + 6 * c;
+        let levels = vec![
+            world.group("a", &[number(0, b, c), number(1, b, c)]),
+            world.group("b", &[number(a, 0, c), number(a, 1, c), number(a, 2, c)]),
+            world.group("c", &[number(a, b, 0), number(a, b, 1)]),
+        ];
+        Together::new(rank, levels)
+    }
+
+    #[test]
+    fn all_ranks_are_heard_by_the_first_and_hear_it() {
+        let rank = |world: World| {
+            let (all, me) = (together(&world), world.rank());
+            let mut numbers = [1.0, me as f32];
+            all.sum(&mut numbers);
+            assert_eq!(numbers, [12.0, 66.0]);
+            for length in [0, 1, 8, 1000] {
+                let mine = vec![me as u8; length + me];
+                let heard = all.gather(&mine);
+                let expected: Vec<_> = (0..12).map(|r| vec![r as u8; length + r]).collect();
+                assert_eq!(heard, if me == 0 { expected } else { Vec::new() });
+                let said = vec![7; length];
+                assert_eq!(all.broadcast(if me == 0 { &said } else { b"no" }), said);
+            }
+        };
+        std::thread::scope(|scope| {
+            threads::world(12).into_iter().for_each(|world| drop(scope.spawn(move || rank(world))));
+        });
+    }
+
+    #[test]
+    fn a_world_of_one_hears_itself() {
+        let world = threads::world(1).remove(0);
+        let all = Together::new(0, vec![world.group("a", &[0])]);
+        assert_eq!(all.gather(b"x"), [b"x"]);
+        assert_eq!(all.broadcast(b"y"), b"y");
+    }
+}

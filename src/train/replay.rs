@@ -1,9 +1,9 @@
 //! Steps computed again from a checkpoint, to be compared with what was recorded.
 
 use super::feed::Feed;
-use super::report::metrics::Metrics;
 use super::feed::Turn;
 use super::rank::Rank;
+use super::report::metrics::Metrics;
 use super::{causal, launch, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};

@@ -146,12 +146,7 @@ pub fn open<'a>(
 }
 
 /// A run that has not begun.
-fn begin(
-    rank: &Rank,
-    loaded: &Loaded,
-    ids: Vec<DataId>,
-    engine: &Engine,
-) -> anyhow::Result<State> {
+fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
     rank.doing("setting initial weights");
     engine.init();
     rank.first(|| Ok(saving::blank(loaded, ids)))
@@ -202,7 +197,8 @@ fn announce(process: &Process, rank: &Rank, engine: &Engine, ramp: Ramp) -> anyh
         let nodes: Vec<&str> = all.iter().map(|(node, ..)| node.as_str()).collect();
         println!("{}", placement(process, rank, &nodes));
     }
-    let most = all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
+    let most =
+        all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
     let Some((fullest, (.., bill))) = most else { return Ok(()) };
     match rank.grid.size() {
         1 => println!("memory: {bill}"),
