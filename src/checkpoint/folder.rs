@@ -6,6 +6,7 @@
 
 use super::disk::Disk;
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub const LATEST: &str = "latest";
 
 /// A checkpoint in a run's folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     pub step: u64,
     pub folder: PathBuf,
@@ -77,19 +78,22 @@ pub struct Keep {
     pub every: Option<u64>,
 }
 
-/// Removes the checkpoints that need not be kept, and what interrupted saves left behind. Each is
-/// renamed before it is emptied, so a half-removed one is never taken for a checkpoint.
+/// Removes the checkpoints that need not be kept. Each is renamed before it is emptied, so a
+/// half-removed one is never taken for a checkpoint.
 pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
     let mut old = published(checkpoints)?;
     old.truncate(old.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1)));
     old.retain(|found| !keep.every.is_some_and(|every| found.step.is_multiple_of(every)));
     for found in old {
-        disk.rename(&found.folder, &fresh(checkpoints, found.step))?;
+        let away = fresh(checkpoints, found.step);
+        disk.rename(&found.folder, &away)?;
+        disk.remove_folder(&away)?;
     }
-    clean(disk, checkpoints)
+    Ok(())
 }
 
-/// Removes what interrupted saves left behind. Only for the one process that holds the run's lock.
+/// Removes what interrupted saves left behind. Only for the one process that holds the run's lock,
+/// before it saves: a save under way looks the same.
 pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
     for name in names(checkpoints)?.iter().filter(|name| name.contains(".tmp-")) {
         let path = checkpoints.join(name);

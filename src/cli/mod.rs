@@ -16,6 +16,7 @@ mod data;
 
 use crate::base::Problems;
 use crate::comm::Failed;
+use crate::train::Followed;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -74,6 +75,9 @@ pub fn main() -> ExitCode {
                 eprintln!("gptrain: {error}");
             }
             ExitCode::from(Failed::EXIT_CODE)
+        }
+        Err(error) if error.is::<Followed>() => {
+            ExitCode::from(error.downcast_ref::<Followed>().map_or(1, |followed| followed.code))
         }
         Err(error) => {
             eprintln!("gptrain: {error:#}");

@@ -24,8 +24,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ended = train::run(&loaded, &train::Options { resume_from, verify_resume })?;
     let folder = loaded.manifest.log.folder.display();
     match ended {
-        train::Ended::Complete => println!("complete: {folder}"),
-        train::Ended::Stopped => println!("stopped and saved: the same command goes on"),
+        Some(train::Ended::Complete) => println!("complete: {folder}"),
+        Some(train::Ended::Stopped) => println!("stopped and saved: the same command goes on"),
+        None => {} // another process says it
     }
     Ok(())
 }

@@ -11,6 +11,10 @@ pub struct Launch {
     pub world: usize,
     /// Counted on its node.
     pub local_rank: usize,
+    /// Ranks on its node.
+    pub local_world: usize,
+    /// Cores the launcher gave this rank, where it says so.
+    pub cores: Option<usize>,
     /// Name of its node; empty where the launcher does not say.
     pub node: String,
     /// Where rank 0 listens: "n01:23456".
@@ -19,8 +23,8 @@ pub struct Launch {
     pub job: String,
 }
 
-/// `host:port` that overrules what is derived from the job.
-const GIVEN: &str = "GPTRAIN_RENDEZVOUS";
+/// The variable with a `host:port` that overrules what is derived from the job.
+pub const RENDEZVOUS: &str = "GPTRAIN_RENDEZVOUS";
 
 impl Launch {
     /// From the environment, as a function so that tests bring their own; None where no launcher
@@ -38,10 +42,10 @@ impl Launch {
             let what = format!("rank {} of a world of {}", launch.rank, launch.world);
             env.problem("the launcher's variables", what, "ranks count from 0");
         }
-        if let Some(given) = env.text(GIVEN)
+        if let Some(given) = env.text(RENDEZVOUS)
             && given.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err())
         {
-            env.problem(GIVEN, format!("{given:?} is not host:port"), "as in n01:29500");
+            env.problem(RENDEZVOUS, format!("{given:?} is not host:port"), "as in n01:29500");
         }
         env.problems.or(Some(launch))
     }
@@ -78,6 +82,10 @@ impl Env<'_> {
             Some(_) => self.number("LOCAL_RANK"),
             None => 0,
         };
+        let local_world = match self.text("LOCAL_WORLD_SIZE") {
+            Some(_) => self.number("LOCAL_WORLD_SIZE"),
+            None => 1,
+        };
         let host = self.text("MASTER_ADDR").unwrap_or_else(|| {
             self.problem("MASTER_ADDR", "is not set".into(), "the host on which rank 0 runs");
             String::new()
@@ -91,9 +99,10 @@ impl Env<'_> {
         let run = self.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restart = self.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         let derived = format!("{host}:{port}");
-        let address = self.text(GIVEN).unwrap_or(derived.clone());
+        let address = self.text(RENDEZVOUS).unwrap_or(derived.clone());
         let job = format!("torchrun {derived} {run} {restart}");
-        Launch { rank, world, local_rank, node: String::new(), address, job }
+        let (node, cores) = (String::new(), None);
+        Launch { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
     fn slurm_step(&mut self) -> Launch {
@@ -102,23 +111,26 @@ impl Env<'_> {
         let (job, step) = (self.number("SLURM_JOB_ID"), self.number("SLURM_STEP_ID"));
         let restart = self.text("SLURM_RESTART_COUNT").unwrap_or("0".into());
         let job = format!("slurm {job}.{step} start {restart}");
-        let nodes = self.nodes(world);
+        let (nodes, tasks) = self.nodes(world);
+        let number = self.number("SLURM_NODEID");
+        let local_world = tasks.get(number).copied().unwrap_or(1);
+        let cores = match self.text("SLURM_CPUS_PER_TASK") {
+            Some(_) => Some(self.number("SLURM_CPUS_PER_TASK")),
+            None => None,
+        };
         let node = match self.text("SLURMD_NODENAME") {
             Some(name) => name,
-            None => {
-                let number = self.number("SLURM_NODEID");
-                nodes.get(number).cloned().unwrap_or_default()
-            }
+            None => nodes.get(number).cloned().unwrap_or_default(),
         };
-        let address = self.text(GIVEN).unwrap_or_else(|| match nodes.as_slice() {
+        let address = self.text(RENDEZVOUS).unwrap_or_else(|| match nodes.as_slice() {
             [_] | [] => format!("127.0.0.1:{}", port(&job)),
             [first, ..] => format!("{first}:{}", port(&job)),
         });
-        Launch { rank, world, local_rank, node, address, job }
+        Launch { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
-    /// The step's hosts; SLURM_LAUNCH_NODE_IPADDR is where srun runs, not where rank 0 does.
-    fn nodes(&mut self, world: usize) -> Vec<String> {
+    /// The step's hosts, and how many ranks each has; SLURM_LAUNCH_NODE_IPADDR is where srun runs, not where rank 0 does.
+    fn nodes(&mut self, world: usize) -> (Vec<String>, Vec<usize>) {
         const LIST: &str = "SLURM_STEP_NODELIST";
         let nodes = match self.text(LIST).map(|list| hostlist::expand(&list)) {
             Some(Ok(nodes)) => nodes,
@@ -132,15 +144,16 @@ impl Env<'_> {
             }
         };
         const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
-        match self.text(TASKS).map(|list| hostlist::counts(&list)) {
-            Some(Err(what)) => self.problem(TASKS, what, ""),
+        let tasks = self.text(TASKS).map(|list| hostlist::counts(&list));
+        match &tasks {
+            Some(Err(what)) => self.problem(TASKS, what.clone(), ""),
             Some(Ok(counts)) if counts.iter().sum::<usize>() != world => {
                 let what = format!("{counts:?} tasks are not SLURM_STEP_NUM_TASKS = {world}");
                 self.problem(TASKS, what, "variables of another step leak in: start with srun");
             }
             _ => {}
         }
-        nodes
+        (nodes, tasks.and_then(Result::ok).unwrap_or_default())
     }
 }
 
@@ -218,7 +231,7 @@ mod tests {
         assert!(complaints(&leaked).contains("[2, 2, 2, 2] tasks are not"));
         let outside = STEP.replace("PROCID=3", "PROCID=4");
         assert!(complaints(&outside).contains("rank 4 of a world of 4"));
-        assert!(complaints(&format!("{STEP} {GIVEN}=here")).contains("is not host:port"));
+        assert!(complaints(&format!("{STEP} {RENDEZVOUS}=here")).contains("is not host:port"));
         let port = "RANK=0 WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=70000";
         assert!(complaints(port).contains("70000 is not a port"));
     }

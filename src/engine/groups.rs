@@ -3,9 +3,8 @@
 use crate::base::div_exact;
 use crate::comm::{Group, Solo, World};
 use crate::device::Tensor;
-use crate::manifest::{LayerSplit, Manifest, Neighbours, Schedule, Topology};
+use crate::manifest::{LayerSplit, Manifest, Schedule, Topology};
 use crate::model::{Chunk, Part, costs};
-use crate::plan::grid::Grid;
 use crate::plan::schedule::{self, Action, Seat};
 use crate::plan::split;
 use std::ops::Range;
@@ -21,16 +20,6 @@ pub struct Groups {
     pub ends: Box<dyn Group>,
 }
 
-/// The rank grid of a topology.
-fn grid(topology: &Topology) -> Grid {
-    Grid {
-        tensor: topology.tensor,
-        pipeline: topology.pipeline,
-        data: topology.data,
-        data_first: topology.neighbours == Neighbours::Data,
-    }
-}
-
 impl Groups {
     /// One rank, alone in every group.
     pub fn solo() -> Groups {
@@ -40,7 +29,7 @@ impl Groups {
 
     /// This rank's groups in the grid. Every rank of the world calls this.
     pub fn new(world: &World, topology: &Topology) -> Groups {
-        let grid = grid(topology);
+        let grid = topology.grid();
         let at = grid.place(world.rank());
         let stages = grid.pipeline_group(at);
         let ends = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {

@@ -23,6 +23,11 @@ impl From<&Manifest> for raw::Raw {
             optimizer: Some(optimizer(&m.optimizer)),
             lr: Some(lr(&m.lr)),
             topology: Some(topology(&m.topology)),
+            comm: Some(raw::Comm {
+                timeout_s: Some(m.comm.timeout_s),
+                start_timeout_s: Some(m.comm.start_timeout_s),
+                rendezvous: m.comm.rendezvous.clone(),
+            }),
             checkpoint: Some(raw::Checkpoint {
                 interval: Some(m.checkpoint.interval),
                 keep_last: m.checkpoint.keep_last,

@@ -18,6 +18,7 @@ mod tree;
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 
+use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
 use std::path::PathBuf;
 
@@ -32,6 +33,7 @@ pub struct Manifest {
     pub optimizer: Optimizer,
     pub lr: Lr,
     pub topology: Topology,
+    pub comm: Comm,
     pub checkpoint: Checkpoint,
     pub log: Log,
     pub train: Train,
@@ -248,8 +250,7 @@ pub enum Decay {
     },
 }
 
-/// How the work is divided. This version runs on one rank (`Manifest::runnable`); the estimator
-/// plans for all.
+/// How the work is divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     pub tensor: usize,
@@ -268,6 +269,30 @@ impl Topology {
     /// tensor × pipeline × data.
     pub fn ranks(&self) -> usize {
         self.tensor * self.pipeline * self.data
+    }
+
+    /// Which rank does what.
+    pub fn grid(&self) -> Grid {
+        Grid {
+            tensor: self.tensor,
+            pipeline: self.pipeline,
+            data: self.data,
+            data_first: self.neighbours == Neighbours::Data,
+        }
+    }
+
+    /// The same on one rank.
+    pub fn alone(&self) -> Topology {
+        Topology {
+            tensor: 1,
+            pipeline: 1,
+            data: 1,
+            zero: 0,
+            sequence_parallel: false,
+            schedule: Schedule::OneFOneB,
+            layer_split: LayerSplit::Uniform,
+            ..*self
+        }
     }
 }
 
@@ -314,6 +339,17 @@ pub enum Recompute {
     Full,
 }
 
+/// Ranks among each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comm {
+    /// How long a rank may wait for others in one operation.
+    pub timeout_s: f64,
+    /// How long ranks wait for each other at the start.
+    pub start_timeout_s: f64,
+    /// host:port of rank 0; `None` is derived from the job.
+    pub rendezvous: Option<String>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     /// Steps between saves; the last step is always saved.
@@ -347,7 +383,7 @@ pub struct Train {
     pub eval_samples: u64,
     /// Seed of initial weights and dropout.
     pub seed: u64,
-    /// CPU threads; `None` is all there are.
+    /// CPU threads of each rank; `None` shares what there are among the ranks of a machine.
     pub threads: Option<usize>,
     pub device: DeviceChoice,
 }

@@ -1,34 +1,31 @@
 //! What a manifest may say that this version cannot run yet: refused by name, never ignored.
 
-use super::{DeviceChoice, Manifest};
+use super::{DeviceChoice, LayerSplit, Manifest, Schedule};
 use crate::base::Problems;
 
 impl Manifest {
     /// Whether this version can train it: every reason why not.
     pub fn runnable(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
-        let mut refuse =
-            |what: String, remedy: &str| problems.add(self.name.as_str(), what, remedy);
+        let mut refuse = |what: &str, remedy: &str| {
+            problems.add(self.name.as_str(), what, remedy);
+        };
         let topology = &self.topology;
-        let parallel = [
-            ("tensor", topology.tensor, "tensor parallelism"),
-            ("pipeline", topology.pipeline, "pipeline parallelism"),
-            ("data", topology.data, "data parallelism"),
-        ];
-        for (key, ranks, what) in parallel.into_iter().filter(|(_, ranks, _)| *ranks > 1) {
-            let what = format!("topology.{key} is {ranks}: this version has no {what} yet");
-            refuse(what, &format!("--set topology.{key}=1"));
+        if topology.zero > 1 && topology.pipeline > 1 {
+            let what = "topology.zero 2 and 3 reduce gradients after every micro-batch, of which a \
+                        pipeline has several under way: they go without a pipeline only";
+            refuse(what, "--set topology.zero=1, or --set topology.pipeline=1");
         }
-        if topology.zero > 0 {
-            let what = format!("topology.zero is {}: this version has no ZeRO yet", topology.zero);
-            refuse(what, "--set topology.zero=0");
+        if matches!(topology.schedule, Schedule::Interleaved { .. }) && topology.pipeline > 1 {
+            let what = "topology.schedule is interleaved: this version has no such schedule yet";
+            refuse(what, "--set topology.schedule=1f1b");
         }
-        if topology.sequence_parallel {
-            let what = "topology.sequence_parallel: this version has no sequence parallelism yet";
-            refuse(what.to_string(), "--set topology.sequence_parallel=false");
+        if topology.layer_split == LayerSplit::Balanced && topology.pipeline > 1 {
+            let what = "topology.layer_split is balanced: this version has no such split yet";
+            refuse(what, "--set topology.layer_split=[…], the layers of each stage");
         }
         if self.train.device == DeviceChoice::Cuda {
-            let what = "train.device is cuda: this version computes on the CPU only".to_string();
+            let what = "train.device is cuda: this version computes on the CPU only";
             refuse(what, "--set train.device=cpu");
         }
         problems.or(())

@@ -1,10 +1,11 @@
 //! What keeps a run safe from the outside: one run per folder, signals, numbers that are not finite.
 
+use super::rank::Rank;
 use crate::base::Problems;
 use crate::engine::{Engine, Outcome};
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -45,25 +46,48 @@ fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Raised by SIGINT or SIGTERM: finish the step, save, and leave. A second one leaves at once.
-pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone())?;
-        signal_hook::flag::register(signal, flag.clone())?;
+/// What this process was asked for from outside. Any rank's process may be asked: ranks act on it
+/// together.
+pub struct Signals {
+    stop: Arc<AtomicBool>,
+    save: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// From now on SIGINT and SIGTERM ask for a stop: finish the step, save, and leave (a second one
+    /// leaves at once); SIGUSR1 for a save.
+    pub fn listen() -> anyhow::Result<Signals> {
+        let signals = Signals { stop: Arc::default(), save: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            let stop = &signals.stop;
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
+            signal_hook::flag::register(signal, stop.clone())?;
+        }
+        signal_hook::flag::register(SIGUSR1, signals.save.clone())?;
+        // A file size limit of the user is an error to report, not a reason to die.
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        Ok(signals)
     }
-    // A file size limit of the user is an error to report, not a reason to die.
-    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-    Ok(flag)
+
+    /// Whether a stop was asked for.
+    pub fn stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether a save was asked for since `saved`.
+    pub fn save(&self) -> bool {
+        self.save.load(Ordering::Relaxed)
+    }
+
+    pub fn saved(&self) {
+        self.save.store(false, Ordering::Relaxed);
+    }
 }
 
-/// Whether a stop was asked for.
-pub fn stopping(flag: &AtomicBool) -> bool {
-    flag.load(Ordering::Relaxed)
-}
-
-/// An error naming the tensor and the step, if the outcome is not finite.
+/// An error naming tensors, ranks and the step, if the outcome is not finite. All ranks call this
+/// with the same outcome.
 pub fn check_finite(
+    rank: &Rank,
     outcome: &Outcome,
     engine: &Engine,
     step: u64,
@@ -72,23 +96,38 @@ pub fn check_finite(
     if outcome.is_finite() {
         return Ok(());
     }
-    let culprits = engine.not_finite();
+    let mine: Vec<String> = engine.not_finite().into_iter().map(str::to_string).collect();
+    let culprits: Vec<(usize, String)> = rank
+        .gather(&mine)?
+        .into_iter()
+        .enumerate()
+        .flat_map(|(rank, names)| names.into_iter().map(move |name| (rank, name)))
+        .collect();
+    let whole = |(number, name): &(usize, String)| match rank.grid.size() {
+        1 => name.clone(),
+        _ => format!("{name} on rank {number} ({})", rank.grid.place(*number).name()),
+    };
     let gradients = match culprits.as_slice() {
         [] => "every gradient is finite".to_string(),
-        [only] => format!("the gradient of {only} is not finite"),
+        [only] => format!("the gradient of {} is not finite", whole(only)),
         [first, .., last] => format!(
-            "{} gradients are not finite, from {first} to {last} (backward goes from last to first)",
-            culprits.len()
+            "{} gradients are not finite, from {} to {} (backward goes from last to first)",
+            culprits.len(),
+            whole(first),
+            whole(last)
         ),
     };
-    anyhow::bail!(
-        "step {step} (samples {}..{}): the loss is {}, the gradient norm {}; {gradients}. \
-         The weights are still those of step {}. Lower lr.peak or lengthen lr.warmup_samples, \
-         set optimizer.adamw.clip, and look at those samples with `gptrain data samples`",
-        samples.start,
-        samples.end,
-        outcome.loss,
-        outcome.grad_norm,
-        step - 1
-    )
+    rank.all(match rank.is_first() {
+        false => Ok(()),
+        true => Err(anyhow::anyhow!(
+            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}; {gradients}. \
+             The weights are still those of step {}. Lower lr.peak or lengthen lr.warmup_samples, \
+             set optimizer.adamw.clip, and look at those samples with `gptrain data samples`",
+            samples.start,
+            samples.end,
+            outcome.loss,
+            outcome.grad_norm,
+            step - 1
+        )),
+    })
 }

@@ -64,7 +64,7 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
             live: live.as_ref().map_or(Values::F32(values), |live| Values::Bf16(live)),
         })
         .collect();
-    let mut state = saving::blank(loaded, slots.iter().copied(), resume::data_ids(m)?);
+    let mut state = saving::blank(loaded, resume::data_ids(m)?);
     state.imported = Some(format!("Hugging Face {} in {}", family.name(), from.display()));
     checkpoint::save(&Disk::default(), &checkpoints, &shares, &state)
 }

@@ -1,6 +1,8 @@
 //! Steps computed again from a checkpoint, to be compared with what was recorded.
 
 use super::feed::Feed;
+use super::feed::Turn;
+use super::rank::Rank;
 use super::report::metrics::Metrics;
 use super::{causal, launch, resume, saving};
 use crate::base::Problems;
@@ -20,20 +22,21 @@ pub fn replay(
     engine: &Engine,
     be: &dyn Backend,
     train: &Arc<Source>,
+    turn: Turn,
     from: Progress,
     steps: u64,
 ) -> anyhow::Result<Vec<Past>> {
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
-    let mut feed = Feed::training(train, ramp, m.batch.micro, consumed, m.train.samples)?;
+    let mut feed = Feed::training(train, ramp, turn, consumed, m.train.samples)?;
     let mut past = Vec::new();
     for step in from.step + 1..=from.step + steps {
         let global = ramp.batch_at(consumed) as u64;
         consumed += global;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
-        let micros = global as usize / m.batch.micro;
+        let micros = turn.rounds(global) as usize;
         let rate = lr::at(&m.lr, consumed);
-        let load = &mut |inputs: &_| feed.load(be, inputs, global, u64::MAX);
+        let load = &mut |inputs: &_| feed.load(be, inputs, global);
         let outcome = engine.step(load, micros, rate, step)?;
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
     }
@@ -41,10 +44,11 @@ pub fn replay(
 }
 
 /// `--verify-resume`: takes `steps` recorded steps again, from the newest checkpoint that has so
-/// many after it in the run's record, and demands the same losses and norms, to the last bit.
-/// Returns what to tell.
+/// many after it in the run's record, and demands the same losses and norms, to the last bit. All
+/// ranks call this. Returns what to tell.
 pub fn verify(
     steps: u64,
+    rank: &Rank,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
@@ -52,17 +56,20 @@ pub fn verify(
     train: &Arc<Source>,
 ) -> anyhow::Result<String> {
     let m = &loaded.manifest;
-    let recorded = recorded(&Metrics::read(&m.log.folder)?);
-    let has = |step: u64| recorded.iter().any(|past| past.step == step);
-    let published = checkpoint::published(&saving::folder(m))?.into_iter().rev();
-    let found = published.into_iter().find(|found| (1..=steps).all(|k| has(found.step + k)));
-    let Some(found) = found else {
-        let what = format!("no checkpoint has {steps} recorded steps after it");
-        let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";
-        return Err(Problems::one("--verify-resume", what, remedy).into());
-    };
-    let state = resume::resume(&found, false, loaded, data, engine)?;
-    for again in replay(m, engine, be, train, state.progress, steps)? {
+    let (found, recorded) = rank.first(|| {
+        let recorded = recorded(&Metrics::read(&m.log.folder)?);
+        let has = |step: u64| recorded.iter().any(|past| past.step == step);
+        let published = checkpoint::published(&saving::folder(m))?.into_iter().rev();
+        let found = published.into_iter().find(|found| (1..=steps).all(|k| has(found.step + k)));
+        let found = found.ok_or_else(|| {
+            let what = format!("no checkpoint has {steps} recorded steps after it");
+            let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";
+            Problems::one("--verify-resume", what, remedy)
+        })?;
+        Ok((found, recorded))
+    })?;
+    let state = resume::resume(rank, &found, false, loaded, data, engine)?;
+    for again in replay(m, engine, be, train, Turn::of(rank, m), state.progress, steps)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         let bits = |past: &Past| (past.loss.to_bits(), past.grad_norm.to_bits());
         if let Some(before) = before.filter(|before| bits(before) != bits(&again)) {
@@ -94,16 +101,17 @@ pub struct Again {
 pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     let checkpoint = Checkpoint::open(folder)?;
     let manifest = &checkpoint.index.manifest;
-    let loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    let mut loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    loaded.manifest.topology = loaded.manifest.topology.alone();
     let m = &loaded.manifest;
     m.runnable()?;
-    let be = launch::backend(m);
+    let be = launch::backend(m.train.threads);
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(&*be, Groups::solo(), m, causal(m))?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let now = replay(m, &engine, &*be, &data.train, progress, 1)?[0];
+    let now = replay(m, &engine, &*be, &data.train, Turn::alone(m), progress, 1)?[0];
     Ok(Again { now, before: next_recorded(folder, now.step) })
 }
 

@@ -1,10 +1,11 @@
 //! Going on from a checkpoint: only one that is whole, and only with a manifest and data that
 //! continue the same run.
 
+use super::rank::Rank;
 use super::saving;
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, State};
+use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
 use crate::data::Plan;
 use crate::data::indexed::{index_path, tokens_path};
 use crate::engine::Engine;
@@ -34,6 +35,7 @@ const RULES: &[(&str, Change)] = &[
     ("log",                 Change::Free),
     ("checkpoint",          Change::Free),
     ("topology",            Change::Free),
+    ("comm",                Change::Free),
     ("train.threads",       Change::Free),
     ("train.device",        Change::Free),
     ("train.eval_interval", Change::Free),
@@ -78,9 +80,15 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
 
 /// Which datasets give which samples: as the checkpoint has it, followed from where it stands by
 /// what the manifest now says. No sample is skipped or read twice. `now` are the manifest's datasets,
-/// as far as they are there: one that is missing is named when it is opened.
-pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<Plan> {
-    let Some(found) = found else { return Ok(Plan::of(&m.data, m.train.samples)) };
+/// as far as they are there: one that is missing is named when it is opened. Also whether it changes.
+pub fn mixture(
+    found: Option<&Found>,
+    m: &Manifest,
+    now: &[DataId],
+) -> anyhow::Result<(Plan, Option<String>)> {
+    let Some(found) = found else {
+        return Ok((Plan::of(&m.data, m.train.samples), None));
+    };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_others(error, found))?;
     let state = opened.index.state;
     // A dataset that lies elsewhere now is still the same one.
@@ -93,45 +101,63 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     let consumed = state.progress.consumed_samples;
     let plan = plan.continued(&m.data, m.train.samples, consumed);
     let mut changes = plan.stages.windows(2).map(|two| (&two[0], &two[1]));
-    if changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets) {
-        println!("note: another mixture of datasets from sample {consumed} on");
-    }
-    Ok(plan)
+    let change =
+        changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets);
+    let note = || format!("note: another mixture of datasets from sample {consumed} on");
+    let told = change.then(note);
+    Ok((plan, told))
 }
 
-/// Loads the checkpoint into the engine, or says what in it, in the manifest or in the data forbids
-/// it. Checkpoints newer than one that was `asked` for are put aside.
+/// Loads this rank's share of the checkpoint into the engine, or says what in it, in the manifest or
+/// in the data forbids it. All ranks call this. Checkpoints newer than one that was `asked` for are
+/// put aside once all have loaded it.
 pub fn resume(
+    rank: &Rank,
     found: &Found,
     asked: bool,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
 ) -> anyhow::Result<State> {
+    let checkpoint = rank.all(load(rank, found, loaded, data, engine))?;
+    engine.publish();
+    let held = rank.gather(&checkpoint::held(engine))?;
+    let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
+    rank.all(arrived.map_err(|error| with_others(error, found)))?;
+    let state = checkpoint.index.state.clone();
+    let Progress { step, consumed_samples } = state.progress;
+    rank.say(format!(
+        "resuming from {} (step {step}, {consumed_samples} samples), every digest verified",
+        found.folder.display()
+    ));
+    let checkpoints = saving::folder(&loaded.manifest);
+    let aside = |()| checkpoint::set_aside(&checkpoints, step);
+    for name in rank.first(|| asked.then_some(()).map_or(Ok(Vec::new()), aside))? {
+        rank.say(format!("note: a newer checkpoint is now called {name}"));
+    }
+    Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })
+}
+
+/// Reads what this rank keeps, if the run may go on from there at all.
+fn load(
+    rank: &Rank,
+    found: &Found,
+    loaded: &Loaded,
+    data: &[DataId],
+    engine: &Engine,
+) -> anyhow::Result<Checkpoint> {
     let opened = Checkpoint::open(&found.folder);
     let checkpoint = opened.map_err(|error| with_others(error, found))?;
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved =
         manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
     for told in compare(&saved.effective, &loaded.effective, found)? {
-        println!("note: {told}");
+        rank.say(format!("note: {told}"));
     }
     same_data(&checkpoint.index.data, data, found)?;
-    let progress = checkpoint::load(&checkpoint, engine);
-    let progress = progress.map_err(|error| with_others(error, found))?;
-    println!(
-        "resuming from {} (step {}, {} samples), every digest verified",
-        found.folder.display(),
-        progress.step,
-        progress.consumed_samples
-    );
-    if asked {
-        for name in checkpoint::set_aside(&saving::folder(&loaded.manifest), progress.step)? {
-            println!("note: a newer checkpoint is now called {name}");
-        }
-    }
-    let state = checkpoint.index.state.clone();
-    Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })
+    let read = checkpoint::read_into(&checkpoint, engine);
+    read.map_err(|error| with_others(error, found))?;
+    Ok(checkpoint)
 }
 
 /// What else there is to go on from: never chosen silently.

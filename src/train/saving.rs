@@ -1,84 +1,77 @@
-//! Saving while training goes on: a snapshot between two steps, written by a thread of its own.
+//! Saving while training goes on. Every rank copies what it holds between two steps; a thread of its
+//! own writes that. Once all have written, which they learn of between two later steps, the first
+//! rank's thread writes the index and gives the checkpoint its name.
+//!
+//! Methods that take a `Rank` are called by all ranks at the same step.
 
-use crate::base::{Bytes, Seconds};
+mod writer;
+
+use super::rank::Rank;
+use crate::base::Bytes;
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Group, Keep, Past, Progress, Rng, Snapshot, State};
+use crate::checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
 use crate::data::Plan;
 use crate::engine::Engine;
-use crate::manifest::{Checkpoint, Loaded, Manifest, Optimizer};
-use crate::model::Slot;
+use crate::manifest::{Loaded, Manifest, Optimizer};
+use crate::model::{Layout, Part, Slot};
 use anyhow::Context;
-use signal_hook::consts::SIGUSR1;
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::path::PathBuf;
 use std::time::Instant;
+use writer::{Done, Job, Publish, Writer};
 
 /// Steps whose loss and gradient norm a checkpoint remembers.
 const REMEMBERED: usize = 16;
 
 /// Saves a run's state. Holds as many snapshots as saves may be in flight, and no more.
 pub struct Saver {
+    checkpoints: PathBuf,
     free: Vec<Snapshot>,
-    jobs: Option<Sender<Job>>,
-    done: Receiver<Done>,
-    writer: Option<JoinHandle<()>>,
-    in_flight: usize,
+    writer: Writer,
+    /// Oldest first; the same on all ranks, but for the parts.
+    in_flight: VecDeque<Flight>,
+    most_in_flight: usize,
     wait: bool,
+    /// Bytes of a checkpoint, over all ranks.
+    needed: u64,
+    /// Checkpoints that are being given their name.
+    publishing: usize,
+    /// What was finished since it was last asked for.
+    notes: Vec<String>,
     state: State,
     history: VecDeque<Past>,
-    asked: Arc<AtomicBool>,
     /// The step of the last save that was begun.
     saved: Option<u64>,
 }
 
-struct Job {
-    snapshot: Snapshot,
+/// A save that was begun.
+struct Flight {
+    fresh: PathBuf,
     state: State,
-    /// How long training stood still for it, in seconds.
+    begun: Instant,
+    /// How long training stood still for it.
     stall: f64,
-}
-
-struct Done {
-    snapshot: Snapshot,
-    /// What to tell, or what went wrong.
-    outcome: anyhow::Result<String>,
+    /// What this rank has written, or why it could not.
+    part: Option<anyhow::Result<checkpoint::Part>>,
 }
 
 impl Saver {
-    /// Reserves the snapshots and starts the writer. `state` is where the run stands; SIGUSR1 asks
-    /// for a save from now on.
-    pub fn open(m: &Manifest, engine: &Engine, state: State) -> anyhow::Result<Saver> {
-        let checkpoints = folder(m);
-        let Checkpoint { keep_last: last, keep_every: every, in_flight, .. } = m.checkpoint;
-        let free: Vec<_> = (0..in_flight.max(1)).map(|_| Snapshot::reserve(engine)).collect();
-        let (jobs, queue) = channel();
-        let (tell, done) = channel();
-        let keep = Keep { last, every };
-        let work = move || {
-            for job in queue {
-                if tell.send(write(&checkpoints, keep, job)).is_err() {
-                    return;
-                }
-            }
-        };
-        let writer = std::thread::Builder::new().name("checkpoints".into()).spawn(work);
-        let asked = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(SIGUSR1, asked.clone()).context("cannot catch SIGUSR1")?;
+    /// Reserves the snapshots and starts the writer. `state` is where the run stands.
+    pub fn open(m: &Manifest, rank: &Rank, engine: &Engine, state: State) -> anyhow::Result<Saver> {
+        let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
-            free,
-            jobs: Some(jobs),
-            done,
-            writer: Some(writer.context("cannot start the thread that writes checkpoints")?),
-            in_flight: 0,
-            wait: in_flight == 0,
+            checkpoints: folder(m),
+            free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
+            writer: Writer::start(m, rank.number())?,
+            in_flight: VecDeque::new(),
+            most_in_flight,
+            wait: m.checkpoint.in_flight == 0,
+            needed: checkpoint::saved_bytes(&m.model),
+            publishing: 0,
+            notes: Vec::new(),
             history: state.history.iter().copied().collect(),
             saved: (state.progress.step > 0).then_some(state.progress.step),
             state,
-            asked,
         })
     }
 
@@ -96,82 +89,114 @@ impl Saver {
         self.state.lr = lr;
     }
 
-    /// Whether a save was asked for by SIGUSR1 since the last save.
-    pub fn asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
-    }
-
     /// Begins to save the engine's state, unless that was done after the same step already. Waits
-    /// for an older save where as many are in flight as may be. Returns what was finished.
+    /// for an older save where as many are in flight as may be.
     pub fn save(
         &mut self,
+        rank: &Rank,
         engine: &Engine,
         progress: Progress,
         next_batch: u64,
         seq_len: usize,
-    ) -> anyhow::Result<Vec<String>> {
-        self.asked.store(false, Ordering::Relaxed);
+    ) -> anyhow::Result<()> {
         if self.saved == Some(progress.step) {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let started = Instant::now();
-        let mut notes = Vec::new();
-        let mut snapshot = match self.free.pop() {
-            Some(snapshot) => snapshot,
-            None => {
-                notes.push(self.next()?);
-                self.free.pop().expect("a finished save gives its snapshot back")
-            }
-        };
+        let begun = Instant::now();
+        rank.doing("saving");
+        while self.in_flight.len() >= self.most_in_flight {
+            self.settle(rank)?;
+        }
+        let (disk, step) = (Disk::default(), progress.step);
+        let begin = || checkpoint::begin(&disk, &self.checkpoints, step, self.needed);
+        let fresh = rank.first(begin)?;
+        let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
-        self.saved = Some(progress.step);
+        self.saved = Some(step);
         let mut state = State { progress, next_batch, ..self.state.clone() };
         state.consumed_tokens = progress.consumed_samples * seq_len as u64;
         state.history = self.history.iter().copied().collect();
-        state.optimizer.groups.iter_mut().for_each(|group| group.step = progress.step);
-        let job = Job { snapshot, state, stall: started.elapsed().as_secs_f64() };
-        let jobs = self.jobs.as_ref().expect("the queue is open until the saver is dropped");
-        jobs.send(job).ok().context("the thread that writes checkpoints has died")?;
-        self.in_flight += 1;
-        if self.wait {
-            notes.push(self.next()?);
-        }
-        Ok(notes)
+        state.optimizer.groups.iter_mut().for_each(|group| group.step = step);
+        let (to, of) = (fresh.clone(), state.clone());
+        self.writer.give(Job::Part { snapshot, fresh: to, state: of })?;
+        let stall = begun.elapsed().as_secs_f64();
+        self.in_flight.push_back(Flight { fresh, state, begun, stall, part: None });
+        if self.wait { self.finish(rank) } else { Ok(()) }
     }
 
-    /// What was finished since the last call. A save that failed is the error.
-    pub fn poll(&mut self) -> anyhow::Result<Vec<String>> {
-        let mut notes = Vec::new();
-        while let Ok(done) = self.done.try_recv() {
-            notes.push(self.take_back(done)?);
+    /// Whether this rank has written its part of the oldest save in flight.
+    pub fn written(&mut self) -> anyhow::Result<bool> {
+        while let Some(done) = self.writer.done() {
+            self.note(done)?;
         }
-        Ok(notes)
+        Ok(self.in_flight.front().is_some_and(|flight| flight.part.is_some()))
+    }
+
+    /// Waits until all ranks have written their part of the oldest save in flight, and has it
+    /// published.
+    pub fn settle(&mut self, rank: &Rank) -> anyhow::Result<()> {
+        while !self.written()? {
+            let done = self.writer.wait()?;
+            self.note(done)?;
+        }
+        let flight = self.in_flight.pop_front().expect("something is in flight");
+        let Flight { fresh, state, begun, stall, part } = flight;
+        let step = state.progress.step;
+        let part = part.expect("written").with_context(|| self.not_saved(step));
+        let part = rank.all(part).inspect_err(|_| {
+            if rank.is_first() {
+                let _ = Disk::default().remove_folder(&fresh); // it must not fill the disk
+            }
+        })?;
+        let parts = rank.gather(&part)?;
+        if rank.is_first() {
+            self.writer.give(Job::Publish(Publish { fresh, parts, state, begun, stall }))?;
+            self.publishing += 1;
+        }
+        Ok(())
     }
 
     /// Waits for everything in flight.
-    pub fn finish(&mut self) -> anyhow::Result<Vec<String>> {
-        (0..self.in_flight).map(|_| self.next()).collect()
-    }
-
-    fn next(&mut self) -> anyhow::Result<String> {
-        let done = self.done.recv().context("the thread that writes checkpoints has died")?;
-        self.take_back(done)
-    }
-
-    fn take_back(&mut self, done: Done) -> anyhow::Result<String> {
-        self.in_flight -= 1;
-        self.free.push(done.snapshot);
-        done.outcome
-    }
-}
-
-impl Drop for Saver {
-    /// A run that ends in an error still lets a save under way come to its end.
-    fn drop(&mut self) {
-        drop(self.jobs.take());
-        if let Some(writer) = self.writer.take() {
-            writer.join().ok();
+    pub fn finish(&mut self, rank: &Rank) -> anyhow::Result<()> {
+        rank.doing("saving");
+        while !self.in_flight.is_empty() {
+            self.settle(rank)?;
         }
+        rank.all(self.wait_published())
+    }
+
+    /// What was finished since the last call.
+    pub fn notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    fn wait_published(&mut self) -> anyhow::Result<()> {
+        while self.publishing > 0 {
+            let done = self.writer.wait()?;
+            self.note(done)?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, done: Done) -> anyhow::Result<()> {
+        match done {
+            Done::Part(snapshot, part) => {
+                self.free.push(snapshot);
+                let mut flights = self.in_flight.iter_mut();
+                let flight = flights.find(|flight| flight.part.is_none());
+                flight.expect("parts are written in order").part = Some(part);
+            }
+            Done::Published(step, outcome) => {
+                self.publishing -= 1;
+                self.notes.push(outcome.with_context(|| self.not_saved(step))?);
+            }
+        }
+        Ok(())
+    }
+
+    fn not_saved(&self, step: u64) -> String {
+        let intact = self.checkpoints.display();
+        format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
     }
 }
 
@@ -180,30 +205,12 @@ pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
 }
 
-/// Writes one save, then removes what need not be kept.
-fn write(checkpoints: &Path, keep: Keep, job: Job) -> Done {
-    let started = Instant::now();
-    let disk = Disk::default();
-    let step = job.state.progress.step;
-    let saved = checkpoint::save(&disk, checkpoints, &job.snapshot.shares(), &job.state);
-    let outcome = saved.and_then(|folder| {
-        checkpoint::write_hint(&disk, checkpoints, step)?;
-        checkpoint::prune(&disk, checkpoints, keep)?;
-        let (stall, seconds) = (Seconds(job.stall), Seconds(started.elapsed().as_secs_f64()));
-        Ok(format!("saved {} in {seconds} (training waited {stall})", folder.display()))
-    });
-    Done { snapshot: job.snapshot, outcome }
-}
-
 /// The state of a run that has not begun.
-pub fn blank<'s>(
-    loaded: &Loaded,
-    slots: impl Iterator<Item = &'s Slot>,
-    data: Vec<checkpoint::DataId>,
-) -> State {
+pub fn blank(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
     let m = &loaded.manifest;
+    let whole = Layout::new(&m.model, Part::whole(&m.model));
     let Optimizer::AdamW { beta1, beta2, eps, weight_decay, .. } = m.optimizer;
-    let slots: Vec<&Slot> = slots.collect();
+    let slots: Vec<&Slot> = whole.slots().collect();
     let names = |decay| slots.iter().filter(move |slot| slot.spec.decay == decay);
     let group = |decay: bool| Group {
         weight_decay: if decay { weight_decay } else { 0.0 },

@@ -4,8 +4,11 @@
 use gptrain::base::rng;
 use gptrain::data::indexed::{TokenType, Writer};
 use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A folder with a dataset and a manifest `run.yaml` that trains in about a second.
@@ -30,11 +33,29 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// `gptrain ARGS`, not yet started.
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
         command.args(args).current_dir(self.folder.path()).env_remove("RUST_BACKTRACE");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+
+    /// One rank of `world`, as torchrun would start it.
+    pub fn rank(&self, rank: usize, world: usize, port: u16, sets: &[&str]) -> Command {
+        let mut command = self.command(&run_args(sets));
+        let numbers = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank)];
+        numbers.iter().for_each(|(name, number)| drop(command.env(name, number.to_string())));
+        command.env("LOCAL_WORLD_SIZE", world.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command
+    }
+
+    /// All ranks as processes, left running.
+    pub fn ranks(&self, world: usize, sets: &[&str]) -> Ranks {
+        let port = free_port();
+        let start = |rank| self.rank(rank, world, port, sets).spawn().unwrap();
+        Ranks { children: (0..world).map(start).collect() }
     }
 
     /// `gptrain ARGS`, to its end.
@@ -49,11 +70,7 @@ impl Lab {
 
     /// The same, where no file may grow beyond `bytes`.
     pub fn limited(&self, bytes: u64, sets: &[&str]) -> Done {
-        let gptrain = env!("CARGO_BIN_EXE_gptrain");
-        let mut command = Command::new("prlimit");
-        command.arg(format!("--fsize={bytes}")).arg(gptrain).args(run_args(sets));
-        command.current_dir(self.folder.path()).env_remove("RUST_BACKTRACE");
-        Done::of(command.stdin(Stdio::null()).output().unwrap())
+        Done::of(limited(&self.command(&run_args(sets)), bytes).output().unwrap())
     }
 
     /// The same, left running.
@@ -82,13 +99,66 @@ impl Lab {
             if self.metrics(run).len() >= steps {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         panic!("{run} did not reach step {steps} in 30 s");
     }
 }
 
-fn run_args<'a>(sets: &[&'a str]) -> Vec<&'a str> {
+/// The processes of a run of several ranks.
+pub struct Ranks {
+    pub children: Vec<Child>,
+}
+
+impl Ranks {
+    /// Waits until all of these have ended by themselves, a minute at most.
+    pub fn end(mut self, ranks: impl IntoIterator<Item = usize>) -> Vec<Done> {
+        let ranks: Vec<usize> = ranks.into_iter().collect();
+        let end = Instant::now() + Duration::from_secs(60);
+        for rank in &ranks {
+            while self.children[*rank].try_wait().unwrap().is_none() {
+                assert!(Instant::now() < end, "rank {rank} still runs after a minute");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let read = |child: &mut Child| {
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+            child.stderr.take().unwrap().read_to_end(&mut err).unwrap();
+            Done::of(Output { status: child.wait().unwrap(), stdout: out, stderr: err })
+        };
+        ranks.iter().map(|rank| read(&mut self.children[*rank])).collect()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A command under which no file may grow beyond `bytes`.
+pub fn limited(command: &Command, bytes: u64) -> Command {
+    let mut limited = Command::new("prlimit");
+    limited.arg(format!("--fsize={bytes}")).arg(command.get_program()).args(command.get_args());
+    command.get_envs().for_each(|(name, value)| match value {
+        Some(value) => drop(limited.env(name, value)),
+        None => drop(limited.env_remove(name)),
+    });
+    limited.current_dir(command.get_current_dir().unwrap());
+    limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    limited
+}
+
+/// A port of this machine that nobody uses.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub fn run_args<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     ["run", "run.yaml"].into_iter().chain(sets).collect()
 }

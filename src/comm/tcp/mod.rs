@@ -21,7 +21,7 @@ use here::Here;
 use mesh::Mesh;
 use notes::{Hello, Note, Peer};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -186,8 +186,7 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     use anyhow::Context;
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
-    let hash = xxhash_rust::xxh3::xxh3_64(job.as_bytes());
-    let path = folder.join(format!(".ranks-{hash:016x}"));
+    let path = secret_file(folder, job);
     let nonce = hello::nonce().context("reading /dev/urandom")?;
     let new = path.with_extension(format!("{:016x}", u64::from_le_bytes(nonce[..8].try_into()?)));
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
@@ -204,4 +203,13 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
         }
         _ => std::fs::read(&path).with_context(|| format!("reading {}", path.display())),
     }
+}
+
+/// Once all ranks have met, nobody else is to know the secret.
+pub fn forget_secret(folder: &Path, job: &str) {
+    let _ = std::fs::remove_file(secret_file(folder, job)); // or it stays: it opens nothing any more
+}
+
+fn secret_file(folder: &Path, job: &str) -> PathBuf {
+    folder.join(format!(".ranks-{:016x}", xxhash_rust::xxh3::xxh3_64(job.as_bytes())))
 }

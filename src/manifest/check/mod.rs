@@ -6,7 +6,7 @@ mod shape;
 mod time;
 
 use super::report::{Report, short};
-use super::{Checkpoint, DeviceChoice, Log, Manifest, Optimizer, Precision, Train, raw};
+use super::{Checkpoint, Comm, DeviceChoice, Log, Manifest, Optimizer, Precision, Train, raw};
 use std::path::{Path, PathBuf};
 
 /// `folder` is where relative paths to data start; `stem` names a manifest without a name.
@@ -26,6 +26,7 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
         precision: precision(raw.precision, report),
         optimizer: optimizer(raw.optimizer, report),
         lr: time::lr(raw.lr.unwrap_or_default(), samples, model.seq_len, report),
+        comm: comm(raw.comm.unwrap_or_default(), report),
         checkpoint: checkpoint(raw.checkpoint.unwrap_or_default()),
         log,
         train: Train {
@@ -100,6 +101,21 @@ fn optimizer(form: Option<raw::OptimizerForm>, report: &mut Report) -> Optimizer
         eps: adamw.eps.unwrap_or(1e-8),
         weight_decay: adamw.weight_decay.unwrap_or(0.1),
         clip: (clip > 0.0).then_some(clip),
+    }
+}
+
+fn comm(raw: raw::Comm, report: &mut Report) -> Comm {
+    if let Some(given) = &raw.rendezvous {
+        let port = given.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+        if !matches!(port, Some(Ok(1..))) {
+            let what = format!("comm.rendezvous \"{}\" is not host:port", short(given));
+            report.add("comm.rendezvous", what, "as in n01:29500, or remove it");
+        }
+    }
+    Comm {
+        timeout_s: raw.timeout_s.unwrap_or(300.0),
+        start_timeout_s: raw.start_timeout_s.unwrap_or(120.0),
+        rendezvous: raw.rendezvous,
     }
 }
 

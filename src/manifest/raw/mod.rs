@@ -53,6 +53,8 @@ pub struct Raw {
     pub lr: Option<Lr>,
     /// How the work is divided over ranks. Default: one rank.
     pub topology: Option<Topology>,
+    /// How ranks find each other, and how long they wait for each other.
+    pub comm: Option<Comm>,
     /// When the run's state is saved.
     pub checkpoint: Option<Checkpoint>,
     /// What is reported, and where.
@@ -359,6 +361,20 @@ pub struct Topology {
     pub recompute: Option<Recompute>,
 }
 
+/// Ranks among each other.
+pub struct Comm {
+    /// Seconds that a rank may wait for others in one operation; then the run ends, and one line
+    /// says who was at fault. Default: 300.
+    #[schemars(range(min = 0.1, max = 1e6))]
+    pub timeout_s: Option<f64>,
+    /// Seconds that ranks wait for each other at the start. Default: 120.
+    #[schemars(range(min = 0.1, max = 1e6))]
+    pub start_timeout_s: Option<f64>,
+    /// host:port at which rank 0 is found, instead of what the launcher's variables give; the
+    /// variable GPTRAIN_RENDEZVOUS comes before it. Default: from the job.
+    pub rendezvous: Option<String>,
+}
+
 /// Saving.
 pub struct Checkpoint {
     /// Steps between saves (--save-interval); the last step is always saved. Default: 1000.
@@ -411,7 +427,7 @@ pub struct Train {
     /// Seed of initial weights and dropout. Default: 1234.
     #[schemars(range(min = 0, max = 18_446_744_073_709_551_615u64))]
     pub seed: Option<u64>,
-    /// CPU threads. Default: all there are.
+    /// CPU threads of each rank. Default: all there are, shared among the ranks of a machine.
     #[schemars(range(min = 1, max = 65_536))]
     pub threads: Option<usize>,
     /// The machine: cpu, cuda, or what there is. Default: auto.
