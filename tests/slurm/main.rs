@@ -108,12 +108,13 @@ impl<'a> Job<'a> {
         child.wait_with_output().unwrap()
     }
 
-    /// A batch script that runs it.
+    /// A batch script that runs it; told USR1, it has itself queued again, as the README says.
     fn script(&self, tasks: &str) -> String {
         let words = self.run_args().into_iter().map(|word| format!("'{word}'"));
         let (gptrain, words) = (env!("CARGO_BIN_EXE_gptrain"), words.collect::<Vec<_>>().join(" "));
         let place = format!("export GPTRAIN_RENDEZVOUS={}", self.rendezvous);
-        format!("#!/bin/sh\n{place}\nsrun {tasks} {gptrain} {words}\n")
+        let again = "trap 'scontrol requeue $SLURM_JOB_ID' USR1";
+        format!("#!/bin/sh\n{place}\n{again}\nsrun {tasks} {gptrain} {words} &\nwait\n")
     }
 
     /// Submits the script; the job's number.
@@ -198,7 +199,7 @@ fn a_requeued_job_resumes(cluster: &Cluster, lab: &Lab) {
     let tasks = "-N 4 -n 8 --ntasks-per-node=2";
     let id = job.submit(&["--requeue", "-N4", "-n8"], &job.script(tasks));
     until("the job takes steps", || job.steps() >= 8);
-    cluster.ok("scontrol", &["requeue", &id]);
+    cluster.ok("scancel", &["--batch", "--signal=USR1", &id]);
     job.all_ended();
     let saved = job.steps();
     assert!(saved < 150, "it was requeued before its end");
