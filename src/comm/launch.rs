@@ -114,10 +114,7 @@ impl Env<'_> {
         let (nodes, tasks) = self.nodes(world);
         let number = self.number("SLURM_NODEID");
         let local_world = tasks.get(number).copied().unwrap_or(1);
-        let cores = match self.text("SLURM_CPUS_PER_TASK") {
-            Some(_) => Some(self.number("SLURM_CPUS_PER_TASK")),
-            None => None,
-        };
+        let cores = self.text("SLURM_CPUS_PER_TASK").map(|_| self.number("SLURM_CPUS_PER_TASK"));
         let node = match self.text("SLURMD_NODENAME") {
             Some(name) => name,
             None => nodes.get(number).cloned().unwrap_or_default(),
