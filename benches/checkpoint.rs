@@ -70,6 +70,7 @@ train: {samples: 800}
     println!("  a step, and one beside a save {step:6.3} s, {beside:.3} s");
 
     let (mut rates, mut bytes) = ([Vec::new(), Vec::new(), Vec::new(), Vec::new()], 0);
+    let mut busy = Vec::new();
     for _ in 0..ROUNDS {
         let started = Instant::now();
         let saved = save(&Disk::default(), folder, &snapshot.shares(), &state())?;
@@ -84,8 +85,10 @@ train: {samples: 800}
         rates[1].push(rate(write));
         drop_cache(&saved)?;
         let started = Instant::now();
+        let cpu = cpu_seconds()?;
         load(&Checkpoint::open(&saved)?, &engine)?;
         rates[2].push(rate(started.elapsed().as_secs_f64()));
+        busy.push(cpu_seconds()? - cpu);
         let from = format!("if={}", file.display());
         rates[3].push(rate(dd(&[&from, "of=/dev/null", "bs=8M", "iflag=direct"])?));
         fs::remove_file(&file)?;
@@ -104,6 +107,7 @@ train: {samples: 800}
         let all: Vec<_> = rates.iter().map(|rate| format!("{rate:.2}")).collect();
         println!("  {name:26}  {}  median {:.2}", all.join(" "), rates[ROUNDS / 2]);
     }
+    println!("  a load keeps the processors busy for {busy:.2?} s");
     let of = |a: usize, b: usize| 100.0 * medians[a][ROUNDS / 2] / medians[b][ROUNDS / 2];
     println!("  save is {:.0} % of dd, load {:.0} %", of(0, 1), of(2, 3));
     Ok(())
@@ -174,4 +178,12 @@ fn state() -> State {
         imported: None,
         manifest: "none".into(),
     }
+}
+
+/// Of this process so far, on all cores.
+fn cpu_seconds() -> anyhow::Result<f64> {
+    let text = fs::read_to_string("/proc/self/stat")?;
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
+    Ok(ticks / 100.0)
 }

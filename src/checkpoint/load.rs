@@ -67,6 +67,9 @@ fn fits(checkpoint: &Checkpoint, model: &Model) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Threads that read and verify: as many requests are under way.
+const READERS: usize = 4;
+
 /// Takes rows of a piece: what of it, which, from which of its rows on, the values.
 type Put<'a> = &'a mut dyn FnMut(Moment, &Piece, usize, &[f32]);
 
@@ -90,48 +93,42 @@ fn read_all(
     for piece in pieces {
         let name = &piece.slot.name;
         let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
-        for rows in row_blocks(tensor, piece.at[0]..piece.at[0] + piece.size[0])? {
-            let job = |moment: &Moment| Job { moment: *moment, piece, tensor, rows: rows.clone() };
-            jobs.extend(moments.iter().map(job));
+        for moment in moments {
+            let rows = piece.at[0]..piece.at[0] + piece.size[0];
+            let job = |rows| Job { moment: *moment, piece, tensor, rows };
+            jobs.extend(row_blocks(tensor, *moment, rows)?.map(job));
         }
     }
     let (next, spare) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         let (send, ready) = sync_channel(1);
-        for _ in 0..4 {
+        for _ in 0..READERS {
             let (send, jobs, next, spare) = (send.clone(), &jobs, &next, &spare);
             scope.spawn(move || {
-                let mut buffer = Buffer::default();
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut values: Vec<f32> = take(spare).unwrap_or_default();
-                    let read = job.read(checkpoint, &mut buffer, &mut values);
-                    if send.send((job, read.map(|()| values))).is_err() {
+                    let mut buffer: Buffer = take(spare).unwrap_or_default();
+                    let read = job.read(checkpoint, &mut buffer).map(|()| buffer);
+                    if send.send((job, read)).is_err() {
                         return; // another tensor was damaged
                     }
                 }
             });
         }
         drop(send);
-        for (job, values) in ready {
-            let values = values?;
-            put(job.moment, job.piece, job.rows.start - job.piece.at[0], &values);
-            spare.lock().unwrap_or_else(|held| held.into_inner()).push(values);
+        for (job, read) in ready {
+            let buffer = read?;
+            put(job.moment, job.piece, job.rows.start - job.piece.at[0], buffer.values());
+            spare.lock().unwrap_or_else(|held| held.into_inner()).push(buffer);
         }
         Ok(())
     })
 }
 
 impl Job<'_> {
-    fn read(
-        &self,
-        checkpoint: &Checkpoint,
-        buffer: &mut Buffer,
-        values: &mut Vec<f32>,
-    ) -> anyhow::Result<()> {
+    fn read(&self, from: &Checkpoint, buffer: &mut Buffer) -> anyhow::Result<()> {
         let [_, col] = self.piece.at;
         let cols = col..col + self.piece.size[1];
-        values.resize(self.rows.len() * cols.len(), 0.0);
-        checkpoint.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols, values)
+        from.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols)
     }
 }
 

@@ -180,7 +180,7 @@ impl Expected<'_> {
         let Some(slot) = self.slots.get(tensor.name.as_str()) else { return Ok(false) };
         let [rows, cols] = tensor.matrix()?;
         let (mut initial, mut now) = (Vec::new(), Vec::new());
-        for rows in super::row_blocks(tensor, 0..rows)? {
+        for rows in super::row_blocks(tensor, Moment::Master, 0..rows)? {
             initial.resize(rows.len() * cols, 0.0);
             now.resize(rows.len() * cols, 0.0);
             self.layout.init_rows(slot, rows.start, self.model, self.seed, &mut initial);
