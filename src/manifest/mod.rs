@@ -314,6 +314,8 @@ pub struct Train {
     pub eval_interval: Option<u64>,
     /// Samples read from each validation set at an evaluation.
     pub eval_samples: u64,
+    /// Steps between comparisons of weights that must be equal on several ranks; `None` is never.
+    pub audit_interval: Option<u64>,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// CPU threads; `None` is all there are.
