@@ -5,6 +5,7 @@ use crate::comm::{Group, Solo, World};
 use crate::device::Tensor;
 use crate::manifest::{LayerSplit, Manifest, Schedule, Topology};
 use crate::model::{Chunk, Part, costs};
+use crate::plan::grid::{Grid, Place};
 use crate::plan::schedule::{self, Action, Seat};
 use crate::plan::split;
 use std::ops::Range;
@@ -18,13 +19,26 @@ pub struct Groups {
     pub data: Box<dyn Group>,
     /// The first and the last stage, who both hold a tied embedding.
     pub ends: Box<dyn Group>,
+    /// The ranks of `tensor` again, for what goes on beside the computation.
+    pub partial: Box<dyn Group>,
+    /// Where this rank is, of which grid.
+    pub(super) grid: Grid,
+    pub(super) at: Place,
 }
 
 impl Groups {
     /// One rank, alone in every group.
     pub fn solo() -> Groups {
         let solo = || -> Box<dyn Group> { Box::new(Solo) };
-        Groups { tensor: solo(), pipeline: solo(), data: solo(), ends: solo() }
+        Groups {
+            tensor: solo(),
+            pipeline: solo(),
+            data: solo(),
+            ends: solo(),
+            partial: solo(),
+            grid: Grid::SOLO,
+            at: Grid::SOLO.place(0),
+        }
     }
 
     /// This rank's groups in the grid. Every rank of the world calls this.
@@ -38,9 +52,12 @@ impl Groups {
         };
         Groups {
             tensor: world.group("tensor", &grid.tensor_group(at)),
+            partial: world.group("partial", &grid.tensor_group(at)),
             pipeline: world.group("pipeline", &stages),
             data: world.group("data", &grid.data_group(at)),
             ends,
+            grid,
+            at,
         }
     }
 

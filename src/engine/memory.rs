@@ -3,7 +3,7 @@
 use super::groups::{part, seat, slots};
 use super::optimizer::Optimizer;
 use super::zero::Zero;
-use super::{Groups, context};
+use super::{Groups, audit, context};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Position};
@@ -83,6 +83,8 @@ impl fmt::Display for Bill {
 
 /// Small results of a step, read back by the host.
 pub struct Scalars {
+    /// i64 [ranks, weights]: digests of an audit, of every rank of a group
+    pub digests: Tensor,
     pub loss: Tensor, // f32 [1, 1]
     pub norm: Tensor, // f32 [1, 1]  Σ g², then over all ranks
     pub clip: Tensor, // f32 [1, 2]  norm, factor
@@ -138,7 +140,13 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
     });
     let number = |n| at.inputs.matrix(1, n, DType::F32);
     let (loss, norm, clip) = (number(1), number(1), number(2));
-    let scalars = Scalars { loss, norm, clip, sums: number(optimizer.sums()) };
+    let scalars = Scalars {
+        digests: audit::room(groups, &layout, &at.inputs),
+        loss,
+        norm,
+        clip,
+        sums: number(optimizer.sums()),
+    };
     Laid { layout, zero, optimizer, slopes, slots, work, arrived, eval, scalars }
 }
 

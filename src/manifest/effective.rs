@@ -231,6 +231,7 @@ fn train(t: &Train) -> raw::Train {
         steps: None,
         eval_interval: Some(t.eval_interval.unwrap_or(0)),
         eval_samples: Some(t.eval_samples),
+        audit_interval: Some(t.audit_interval.unwrap_or(0)),
         seed: Some(t.seed),
         threads: t.threads,
         device: Some(match t.device {

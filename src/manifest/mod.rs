@@ -381,6 +381,8 @@ pub struct Train {
     pub eval_interval: Option<u64>,
     /// Samples read from each validation set at an evaluation.
     pub eval_samples: u64,
+    /// Steps between comparisons of weights that must be equal on several ranks; `None` is never.
+    pub audit_interval: Option<u64>,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// CPU threads of each rank; `None` shares what there are among the ranks of a machine.

@@ -33,6 +33,7 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
             samples,
             eval_interval: eval_interval(&train, !data.valid.is_empty(), report),
             eval_samples: train.eval_samples.unwrap_or(10 * batch.global as u64),
+            audit_interval: Some(train.audit_interval.unwrap_or(100)).filter(|steps| *steps > 0),
             seed: train.seed.unwrap_or(1234),
             threads: train.threads,
             device: match train.device.unwrap_or(raw::Device::Auto) {
