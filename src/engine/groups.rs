@@ -43,18 +43,27 @@ impl Groups {
 
     /// This rank's groups in the grid. Every rank of the world calls this.
     pub fn new(world: &World, topology: &Topology) -> Groups {
+        Groups::of(world.rank(), topology, |name, ranks| world.group(name, ranks))
+    }
+
+    /// The groups of a rank, each made from its name and the ranks of the world in it.
+    pub fn of(
+        rank: usize,
+        topology: &Topology,
+        make: impl Fn(&str, &[usize]) -> Box<dyn Group>,
+    ) -> Groups {
         let grid = topology.grid();
-        let at = grid.place(world.rank());
+        let at = grid.place(rank);
         let stages = grid.pipeline_group(at);
         let ends = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {
-            true => world.group("ends", &[stages[0], stages[grid.pipeline - 1]]),
+            true => make("ends", &[stages[0], stages[grid.pipeline - 1]]),
             false => Box::new(Solo),
         };
         Groups {
-            tensor: world.group("tensor", &grid.tensor_group(at)),
-            partial: world.group("partial", &grid.tensor_group(at)),
-            pipeline: world.group("pipeline", &stages),
-            data: world.group("data", &grid.data_group(at)),
+            tensor: make("tensor", &grid.tensor_group(at)),
+            partial: make("partial", &grid.tensor_group(at)),
+            pipeline: make("pipeline", &stages),
+            data: make("data", &grid.data_group(at)),
             ends,
             grid,
             at,

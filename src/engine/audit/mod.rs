@@ -77,7 +77,8 @@ impl Engine<'_> {
         let Groups { tensor, data, ends, grid, at, .. } = &self.groups;
         self.zero.settle(&**data);
         let whole = |slot: &Slot| slot.spec.split == Split::Whole;
-        let tied = |slot: &Slot| slot.spec.weight == Weight::TokenEmbed;
+        let shared = self.manifest.model.tied_head;
+        let tied = |slot: &Slot| shared && slot.spec.weight == Weight::TokenEmbed;
         let mut found = Vec::new();
         self.compare(&**tensor, self.views(whole, |bucket| self.own(bucket)), &mut found, |i| {
             grid.rank(Place { tensor: i, ..*at })
