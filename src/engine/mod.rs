@@ -11,7 +11,7 @@ mod volume;
 pub mod lr;
 
 pub use audit::{Drift, Drifted};
-pub use groups::{Groups, actions, cuts};
+pub use groups::{Groups, actions, cuts, orders};
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use sampler::Sampler;
