@@ -12,7 +12,7 @@ mod volume;
 pub mod lr;
 
 pub use audit::{Drift, Drifted};
-pub use groups::{Groups, actions, cuts};
+pub use groups::{Groups, actions, cuts, orders};
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use pieces::{Piece, Replica, saved_shape};

@@ -41,7 +41,10 @@ train: {samples: 800}
     }
 }
 
-const GROUPS: [(&str, fn(&Volume) -> f64); 5] = [
+/// A group's name, and its part of a volume.
+type Part = (&'static str, fn(&Volume) -> f64);
+
+const GROUPS: [Part; 5] = [
     ("tensor", |volume| volume.tensor),
     ("partial", |volume| volume.partial),
     ("pipeline", |volume| volume.pipeline),
