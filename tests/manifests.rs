@@ -21,22 +21,13 @@ fn every_manifest_loads_and_means_the_same_when_written_back() {
         assert!(name.ends_with(".yaml"), "{name} is no manifest");
         let loaded = shipped(&name, &[]);
         assert_eq!(format!("{}.yaml", loaded.manifest.name), name);
+        assert_eq!(loaded.manifest.runnable(), Ok(()), "{name}");
         let again = parse(&loaded.effective, "effective", Path::new("/"), &[]);
         let again = again.unwrap_or_else(|problems| panic!("{problems}"));
         assert_eq!(again.manifest, loaded.manifest, "{name}");
         names.push(name);
     }
     assert!(names.len() >= 13, "{names:?}");
-}
-
-#[test]
-fn what_this_version_can_run_it_says() {
-    for name in ["quickstart.yaml", "gpt2-124m.yaml", "gpt2-1.5b.yaml"] {
-        assert_eq!(shipped(name, &[]).manifest.runnable(), Ok(()), "{name}");
-    }
-    for name in ["tr8-104b.yaml", "tr11-176b-bloom.yaml", "bloom-7b1.yaml", "gpt2-193b.yaml"] {
-        assert!(shipped(name, &[]).manifest.runnable().is_err(), "{name}");
-    }
 }
 
 /// The run's own log counts 128,728 iterations, and its notes 375 M, 410 B and 450 B tokens.

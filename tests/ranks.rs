@@ -65,7 +65,9 @@ fn a_grid_of_threads_trains_the_quick_start_as_one_rank_does() {
         let text = std::fs::read_to_string(lab.path(run).join("metrics.jsonl")).unwrap();
         let lines =
             text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.filter_map(|line| line["valid_loss"].as_f64()).collect::<Vec<f64>>()
+        lines
+            .filter_map(|line| line.get("eval").and(line["lm_loss"].as_f64()))
+            .collect::<Vec<f64>>()
     };
     let (grid, one) = (evaluated("grid"), evaluated("one"));
     assert_eq!((grid.len(), one.len()), (2, 2));
@@ -77,7 +79,7 @@ fn processes_give_the_same_bits_as_threads() {
     let lab = Lab::new();
     lab.run(&with(&GRID, &["log.folder=runs/threads"])).expect(0, &[]);
     let ended = lab.ranks(8, &GRID).end(0..8);
-    ended.iter().for_each(|done| drop(done.expect(0, &[])));
+    ended.iter().for_each(Done::well);
     assert!(ended[0].out.contains("8 ranks (processes"), "{}", ended[0].out);
     assert!(ended[1..].iter().all(|done| done.out.is_empty()), "one rank speaks");
     assert_eq!(lab.losses("runs/a").len(), 12);
@@ -93,7 +95,7 @@ fn a_signal_to_any_rank_stops_and_saves_all_and_they_go_on_bit_for_bit() {
     lab.wait_for_steps("runs/a", 6);
     signal(&ranks, 5, Signal::TERM);
     let ended = ranks.end(0..8);
-    ended.iter().for_each(|done| drop(done.expect(0, &[])));
+    ended.iter().for_each(Done::well);
     assert!(ended[0].out.contains("stopped and saved"), "{}", ended[0].out);
     assert!(lab.metrics("runs/a").len() < 60, "stopped before the end");
     let threads = lab.run(&sets);
@@ -133,7 +135,8 @@ fn what_one_grid_saved_another_goes_on_with() {
 #[test]
 fn a_save_is_asked_of_any_rank() {
     let lab = Lab::new();
-    let sets = with(&GRID, &["train.steps=20000", "checkpoint.interval=100000"]);
+    let sets =
+        with(&GRID, &["train.steps=20000", "log.interval=1000", "checkpoint.interval=100000"]);
     let ranks = lab.ranks(8, &sets);
     lab.wait_for_steps("runs/a", 2);
     signal(&ranks, 6, Signal::USR1);
@@ -151,7 +154,7 @@ fn a_save_is_asked_of_any_rank() {
 #[test]
 fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
     let lab = Lab::new();
-    let sets = with(&GRID, &["train.steps=20000"]);
+    let sets = with(&GRID, &["train.steps=20000", "log.interval=1000"]);
     for victim in [5, 0] {
         let before = lab.metrics("runs/a").len();
         let ranks = lab.ranks(8, &sets);
@@ -178,7 +181,8 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
 #[test]
 fn a_stopped_rank_is_named() {
     let lab = Lab::new();
-    let ranks = lab.ranks(8, &with(&GRID, &["train.steps=20000", "comm.timeout_s=5"]));
+    let ranks =
+        lab.ranks(8, &with(&GRID, &["train.steps=20000", "log.interval=1000", "comm.timeout_s=5"]));
     lab.wait_for_steps("runs/a", 3);
     signal(&ranks, 3, Signal::STOP);
     let line = verdict(&ranks.end([0, 1, 2, 4, 5, 6, 7]));
@@ -227,7 +231,8 @@ fn two_jobs_on_one_port_do_not_mix() {
     let lab = Lab::new();
     let port = free_port();
     let start = |rank, sets: &[&str]| lab.rank(rank, 2, port, sets).spawn().unwrap();
-    let one = ["topology.data=2", "train.steps=20000", "comm.start_timeout_s=3"];
+    let one =
+        ["topology.data=2", "train.steps=20000", "log.interval=1000", "comm.start_timeout_s=3"];
     let other = with(&one, &["log.folder=runs/b"]);
     let first = Ranks { children: (0..2).map(|rank| start(rank, &one)).collect() };
     lab.wait_for_steps("runs/a", 1);

@@ -175,7 +175,7 @@ fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
     let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);
     done.expect(2, &["heads 5", "train.sed", "train.seed", "batch.global 3"]);
-    lab.run(&["topology.tensor=2"]).expect(2, &["topology"]);
+    lab.run(&["topology.tensor=3"]).expect(2, &["topology.tensor 3 does not divide"]);
     lab.gptrain(&["run", "nothing.yaml"]).expect(2, &["nothing.yaml"]);
 }
 

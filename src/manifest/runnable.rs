@@ -1,6 +1,6 @@
 //! What a manifest may say that this version cannot run yet: refused by name, never ignored.
 
-use super::{DeviceChoice, LayerSplit, Manifest, Schedule};
+use super::{DeviceChoice, Manifest};
 use crate::base::Problems;
 
 impl Manifest {
@@ -15,14 +15,6 @@ impl Manifest {
             let what = "topology.zero 2 and 3 reduce gradients after every micro-batch, of which a \
                         pipeline has several under way: they go without a pipeline only";
             refuse(what, "--set topology.zero=1, or --set topology.pipeline=1");
-        }
-        if matches!(topology.schedule, Schedule::Interleaved { .. }) && topology.pipeline > 1 {
-            let what = "topology.schedule is interleaved: this version has no such schedule yet";
-            refuse(what, "--set topology.schedule=1f1b");
-        }
-        if topology.layer_split == LayerSplit::Balanced && topology.pipeline > 1 {
-            let what = "topology.layer_split is balanced: this version has no such split yet";
-            refuse(what, "--set topology.layer_split=[…], the layers of each stage");
         }
         if self.train.device == DeviceChoice::Cuda {
             let what = "train.device is cuda: this version computes on the CPU only";

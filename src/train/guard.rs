@@ -6,6 +6,7 @@ use crate::engine::{Engine, Outcome};
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::flag;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -54,18 +55,20 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From now on SIGINT and SIGTERM ask for a stop: finish the step, save, and leave (a second one
-    /// leaves at once); SIGUSR1 for a save.
+    /// From now on SIGINT and SIGTERM ask for a stop: finish the step, save, and leave; SIGUSR1 for a
+    /// save. A second SIGINT leaves at once. A second SIGTERM does not: at a time limit Slurm sends
+    /// one to the step and one to the job.
     pub fn listen() -> anyhow::Result<Signals> {
         let signals = Signals { stop: Arc::default(), save: Arc::default() };
+        let interrupted = Arc::<AtomicBool>::default();
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone())?;
+        flag::register(SIGINT, interrupted)?;
         for signal in [SIGINT, SIGTERM] {
-            let stop = &signals.stop;
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
-            signal_hook::flag::register(signal, stop.clone())?;
+            flag::register(signal, signals.stop.clone())?;
         }
-        signal_hook::flag::register(SIGUSR1, signals.save.clone())?;
+        flag::register(SIGUSR1, signals.save.clone())?;
         // A file size limit of the user is an error to report, not a reason to die.
-        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        flag::register(SIGXFSZ, Arc::default())?;
         Ok(signals)
     }
 

@@ -27,13 +27,13 @@ const REMEMBERED: usize = 16;
 pub struct Saver {
     checkpoints: PathBuf,
     free: Vec<Snapshot>,
+    /// Of all ranks, in one checkpoint.
+    saved_bytes: u64,
     writer: Writer,
     /// Oldest first; the same on all ranks, but for the parts.
     in_flight: VecDeque<Flight>,
     most_in_flight: usize,
     wait: bool,
-    /// Bytes of a checkpoint, over all ranks.
-    needed: u64,
     /// Checkpoints that are being given their name.
     publishing: usize,
     /// What was finished since it was last asked for.
@@ -62,11 +62,11 @@ impl Saver {
         Ok(Saver {
             checkpoints: folder(m),
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
+            saved_bytes: checkpoint::saved_bytes(&m.model),
             writer: Writer::start(m, rank.number())?,
             in_flight: VecDeque::new(),
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
-            needed: checkpoint::saved_bytes(&m.model),
             publishing: 0,
             notes: Vec::new(),
             history: state.history.iter().copied().collect(),
@@ -107,9 +107,8 @@ impl Saver {
         while self.in_flight.len() >= self.most_in_flight {
             self.settle(rank)?;
         }
-        let (disk, step) = (Disk::default(), progress.step);
-        let begin = || checkpoint::begin(&disk, &self.checkpoints, step, self.needed);
-        let fresh = rank.first(begin)?;
+        let (disk, step, bytes) = (Disk::default(), progress.step, self.saved_bytes);
+        let fresh = rank.first(|| checkpoint::begin(&disk, &self.checkpoints, step, bytes))?;
         let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
@@ -141,11 +140,14 @@ impl Saver {
         }
         let flight = self.in_flight.pop_front().expect("something is in flight");
         let Flight { fresh, state, begun, stall, part } = flight;
-        let step = state.progress.step;
-        let part = part.expect("written").with_context(|| self.not_saved(step));
+        let (disk, step) = (Disk::default(), state.progress.step);
+        let part = part.expect("written").with_context(|| {
+            let intact = self.checkpoints.display();
+            format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
+        });
         let part = rank.all(part).inspect_err(|_| {
             if rank.is_first() {
-                let _ = Disk::default().remove_folder(&fresh); // it must not fill the disk
+                let _ = disk.remove_folder(&fresh); // what is left of it must not fill the disk
             }
         })?;
         let parts = rank.gather(&part)?;
@@ -186,17 +188,12 @@ impl Saver {
                 let flight = flights.find(|flight| flight.part.is_none());
                 flight.expect("parts are written in order").part = Some(part);
             }
-            Done::Published(step, outcome) => {
+            Done::Published(outcome) => {
                 self.publishing -= 1;
-                self.notes.push(outcome.with_context(|| self.not_saved(step))?);
+                self.notes.push(outcome?);
             }
         }
         Ok(())
-    }
-
-    fn not_saved(&self, step: u64) -> String {
-        let intact = self.checkpoints.display();
-        format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
     }
 }
 

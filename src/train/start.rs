@@ -73,8 +73,7 @@ impl<'a> Process<'a> {
     }
 }
 
-/// The run's folder, held by the first rank. What an earlier start of this very job may have written
-/// of its failure goes.
+/// The run's folder, held by the first rank.
 pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     rank.all(match rank.is_first() {
         true => FolderLock::take(&m.log.folder).map(Some),
@@ -90,7 +89,8 @@ pub fn open<'a>(
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let m = &loaded.manifest;
-    let _ = rank.first(|| Ok(fs::remove_dir_all(&process.dumps).is_ok()))?;
+    // What an earlier start of this very job may have written of its failure.
+    rank.first(|| Ok(fs::remove_dir_all(&process.dumps).is_ok()))?;
     let ramp = m.batch.ramp();
     let asked = options.resume_from.as_deref();
     rank.doing("opening data");
@@ -100,6 +100,9 @@ pub fn open<'a>(
     let before = resume::mixture(found.as_ref(), m, there.as_deref().unwrap_or_default());
     let (mixture, change) = rank.all(before)?;
     change.iter().for_each(|change| rank.say(change));
+    // An order that takes long to build is built by one, and found by the others.
+    let built = if rank.is_first() { process.data(mixture.clone()).map(drop) } else { Ok(()) };
+    rank.all(built)?;
     let data = rank.all(process.data(mixture))?;
     let ids = match there {
         Some(ids) => ids,

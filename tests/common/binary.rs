@@ -44,9 +44,9 @@ impl Lab {
     /// One rank of `world`, as torchrun would start it.
     pub fn rank(&self, rank: usize, world: usize, port: u16, sets: &[&str]) -> Command {
         let mut command = self.command(&run_args(sets));
-        let numbers = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank)];
-        numbers.iter().for_each(|(name, number)| drop(command.env(name, number.to_string())));
-        command.env("LOCAL_WORLD_SIZE", world.to_string());
+        let (rank, world) = (rank.to_string(), world.to_string());
+        command.env("RANK", &rank).env("LOCAL_RANK", &rank);
+        command.env("WORLD_SIZE", &world).env("LOCAL_WORLD_SIZE", &world);
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command
     }
@@ -144,10 +144,12 @@ impl Drop for Ranks {
 pub fn limited(command: &Command, bytes: u64) -> Command {
     let mut limited = Command::new("prlimit");
     limited.arg(format!("--fsize={bytes}")).arg(command.get_program()).args(command.get_args());
-    command.get_envs().for_each(|(name, value)| match value {
-        Some(value) => drop(limited.env(name, value)),
-        None => drop(limited.env_remove(name)),
-    });
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
     limited.current_dir(command.get_current_dir().unwrap());
     limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     limited
@@ -175,6 +177,11 @@ impl Done {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         Done { code: output.status.code(), out, err }
+    }
+
+    /// Asserts that it ended well.
+    pub fn well(&self) {
+        self.expect(0, &[]);
     }
 
     /// Asserts the exit code, and that stderr holds each of the words.

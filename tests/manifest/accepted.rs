@@ -154,31 +154,25 @@ fn a_trial_shorter_than_the_warm_up_is_no_mistake() {
 }
 
 #[test]
-fn topologies_are_planned_but_not_run() {
+fn what_this_version_cannot_run_it_refuses_by_name() {
     let m = with(&[
-        "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
+        "topology={tensor: 2, pipeline: 3, data: 2, zero: 2, sequence_parallel: true, \
          schedule: interleaved, layer_split: balanced, neighbours: pipeline, recompute: full}",
         "batch={micro: 1, global: 24}",
         "train.device=cuda",
     ])
     .manifest;
     let t = &m.topology;
-    assert_eq!((t.ranks(), t.zero, t.schedule), (12, 1, Schedule::Interleaved { chunks: 2 }));
+    assert_eq!((t.ranks(), t.zero, t.schedule), (12, 2, Schedule::Interleaved { chunks: 2 }));
     assert_eq!((&t.layer_split, t.neighbours), (&LayerSplit::Balanced, Neighbours::Pipeline));
     assert_eq!(m.train.device, DeviceChoice::Cuda);
+    assert_eq!(t.alone().ranks(), 1);
     assert_eq!(
         m.runnable().unwrap_err().to_string(),
         "\
-trial: topology.tensor is 2: this version has no tensor parallelism yet
-    → --set topology.tensor=1
-trial: topology.pipeline is 3: this version has no pipeline parallelism yet
-    → --set topology.pipeline=1
-trial: topology.data is 2: this version has no data parallelism yet
-    → --set topology.data=1
-trial: topology.zero is 1: this version has no ZeRO yet
-    → --set topology.zero=0
-trial: topology.sequence_parallel: this version has no sequence parallelism yet
-    → --set topology.sequence_parallel=false
+trial: topology.zero 2 and 3 reduce gradients after every micro-batch, of which a pipeline has several \
+under way: they go without a pipeline only
+    → --set topology.zero=1, or --set topology.pipeline=1
 trial: train.device is cuda: this version computes on the CPU only
     → --set train.device=cpu"
     );
@@ -202,8 +196,9 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "batch={micro: 2, global: 48, ramp_up: 12 12 500}",
             "optimizer={adamw: {beta1: 0.8, beta2: 0.99, eps: 1e-6, weight_decay: 0.01, clip: 0}}",
             "lr={peak: 3e-4, min: 1e-5, warmup_tokens: 999, decay: {wsd: {tokens: 1e6}}}",
-            "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
+            "topology={tensor: 2, pipeline: 3, data: 2, zero: 2, sequence_parallel: true, \
              schedule: interleaved, chunks: 2, neighbours: pipeline, recompute: selective}",
+            "comm={timeout_s: 7, start_timeout_s: 9, rendezvous: 'n1:2950'}",
             "checkpoint={interval: 3, keep_last: 4}",
             "log={folder: a b, interval: 9, tensorboard: false}",
             "train={tokens: 1e7, eval_interval: 0, eval_samples: 7, audit_interval: 0, \

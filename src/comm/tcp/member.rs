@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 /// How long a rank that has failed waits to hear why.
 const ANSWER: Duration = Duration::from_secs(4);
 
+/// A rank is heard twenty times a second at most, and rank 0 hears a thousand beats: what it knows of
+/// a rank that dies is as old.
+const BEAT: Duration = Duration::from_millis(50);
+const FROM_EACH: Duration = Duration::from_millis(1);
+
 pub struct Member {
     here: Arc<Here>,
     writer: Mutex<TcpStream>,
@@ -57,10 +62,11 @@ impl Member {
 
     fn beat(&self) {
         let watch = &self.here.watch;
+        let period = watch.period().min(BEAT.max(self.here.size as u32 * FROM_EACH));
         loop {
             // A connection that breaks is noticed by the listener.
             let _ = self.say(&Note::Beat(Box::new(self.here.report(8))));
-            if !self.here.sleep(watch.period()) {
+            if !self.here.sleep(period) {
                 return;
             }
             let silent = lock(&self.heard).map_or(Duration::ZERO, |heard| heard.elapsed());

@@ -39,8 +39,8 @@ pub struct Publish {
 
 pub enum Done {
     Part(Snapshot, anyhow::Result<Part>),
-    /// Of a step: what to tell, or what went wrong.
-    Published(u64, anyhow::Result<String>),
+    /// What to tell, or what went wrong.
+    Published(anyhow::Result<String>),
 }
 
 impl Writer {
@@ -57,7 +57,7 @@ impl Writer {
                         drop(shares);
                         Done::Part(snapshot, part)
                     }
-                    Job::Publish(what) => Done::Published(what.state.progress.step, what.run(keep)),
+                    Job::Publish(what) => Done::Published(what.run(keep)),
                 };
                 if tell.send(done).is_err() {
                     return;
@@ -100,7 +100,8 @@ impl Publish {
     fn run(self, keep: Keep) -> anyhow::Result<String> {
         let Publish { fresh, parts, state, begun, stall } = self;
         let disk = Disk::default();
-        let folder = checkpoint::publish(&disk, &fresh, parts, &state)?;
+        let folder = checkpoint::publish(&disk, &fresh, parts, &state)
+            .map_err(|error| checkpoint::abandon(&disk, &fresh, state.progress.step, error))?;
         let checkpoints = folder.parent().unwrap_or(Path::new("."));
         checkpoint::write_hint(&disk, checkpoints, state.progress.step)?;
         checkpoint::prune(&disk, checkpoints, keep)?;
