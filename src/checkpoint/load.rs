@@ -1,13 +1,11 @@
 //! From a checkpoint into the engines of any grid.
 
+use super::against;
 use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
-use crate::engine::{Engine, Moment, Piece, Sampler, saved_shape};
-use crate::manifest::Model;
-use crate::model::{Layout, Part};
+use crate::engine::{Engine, Moment, Piece, Sampler};
 use anyhow::{Context, ensure};
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
@@ -17,7 +15,8 @@ use std::sync::mpsc::sync_channel;
 /// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
 /// another. When all have read: `Engine::publish` on all, then `verify` what they `hold`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
-    fits(checkpoint, engine.model())?;
+    sound(checkpoint, &against::model(&checkpoint.index, engine.model()))?;
+    sound(checkpoint, &against::groups(&checkpoint.index))?;
     engine.clear_padding();
     let put = &mut |moment, piece: &Piece, first, values: &[f32]| {
         engine.write(moment, piece, first, values);
@@ -37,33 +36,15 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
 /// Reads the weights alone.
 pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    fits(&checkpoint, sampler.model())?;
+    sound(&checkpoint, &against::model(&checkpoint.index, sampler.model()))?;
     let put = &mut |_, piece: &Piece, first, values: &[f32]| sampler.write(piece, first, values);
     read_all(&checkpoint, &sampler.pieces(), &[Moment::Master], put)?;
     Ok(checkpoint.index.progress)
 }
 
-/// The tensors are those of the model: none missing, none too many, the same shapes.
-fn fits(checkpoint: &Checkpoint, model: &Model) -> anyhow::Result<()> {
-    let folder = checkpoint.folder.display();
-    let layout = Layout::new(model, Part::whole(model));
-    let mut names = BTreeSet::new();
-    for slot in layout.slots() {
-        let (name, expected) = (&slot.name, saved_shape(slot, model.vocab));
-        let tensor = checkpoint.index.tensor(name);
-        let tensor = tensor
-            .with_context(|| format!("{folder} has no tensor {name}, the manifest's model has"))?;
-        let shape = &tensor.shape;
-        ensure!(
-            *shape == expected,
-            "{folder}: {name} is {shape:?}, the manifest's model has {expected:?}"
-        );
-        names.insert(name);
-    }
-    let unexpected = checkpoint.index.tensors.iter().find(|tensor| !names.contains(&tensor.name));
-    if let Some(tensor) = unexpected {
-        anyhow::bail!("{folder} has a tensor {}, the manifest's model has not", tensor.name);
-    }
+/// An error for what was found of a checkpoint, if anything was.
+fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
+    ensure!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }
 
