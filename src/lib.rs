@@ -29,5 +29,7 @@ pub mod checkpoint;
 
 /// The loop around the step: launch, guard, report.
 pub mod train;
+/// What a run will need, before it is run: memory, time, days, and what to change.
+pub mod estimate;
 /// The command line: one file per subcommand.
 pub mod cli;

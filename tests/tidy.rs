@@ -15,6 +15,7 @@ const FLOORS: &[&str] = &[
     "engine",
     "checkpoint",
     "train",
+    "estimate",
     "cli",
 ];
 
