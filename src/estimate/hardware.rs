@@ -19,6 +19,10 @@ pub struct Hardware {
     pub context_mib: f64,
     /// Multiprocessors, to which a product's tiles are dealt.
     pub units: usize,
+    /// What gptrain's own kernels reach of the peak and of the memory, and what starting one costs.
+    pub product_share: f64,
+    pub memory_share: f64,
+    pub launch_us: f64,
     /// Devices of a node.
     pub per_node: usize,
     /// Between the devices of a node, per device and direction.

@@ -3,6 +3,7 @@ pub mod cost;
 mod counts;
 pub mod hardware;
 mod learn;
+pub mod own;
 pub mod predict;
 pub mod rows;
 pub mod score;
