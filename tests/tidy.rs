@@ -14,8 +14,8 @@ const FLOORS: &[&str] = &[
     "model",
     "engine",
     "checkpoint",
-    "train",
     "estimate",
+    "train",
     "cli",
 ];
 

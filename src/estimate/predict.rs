@@ -92,6 +92,11 @@ impl Predictor {
         }
     }
 
+    /// Whether it fits, without all else.
+    pub fn fits(&self, s: &Setup) -> bool {
+        cost::memory(s, &self.constants.memory).fits()
+    }
+
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);

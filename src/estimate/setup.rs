@@ -3,7 +3,8 @@
 
 use super::counts::Counts;
 use super::hardware::Hardware;
-use crate::manifest::{LayerSplit, Model, Recompute, Topology};
+use crate::manifest::{LayerSplit, Manifest, Model, Precision, Recompute, Topology, raw};
+use crate::model::{flops_per_token, parameters};
 use crate::plan::split;
 use std::ops::Range;
 
@@ -31,6 +32,19 @@ impl Framework {
         ("pytorch-ddp", Framework::Ddp),
         ("pytorch-fsdp", Framework::Fsdp),
     ];
+
+    /// What a manifest asks to be planned for; None is gptrain itself.
+    pub fn planned(framework: raw::Framework) -> Option<Framework> {
+        match framework {
+            raw::Framework::Gptrain => None,
+            raw::Framework::MegatronDeepSpeed => Some(Framework::MegatronDeepSpeed),
+            raw::Framework::MegatronLm => Some(Framework::MegatronLm),
+            raw::Framework::DeepSpeedZero3 => Some(Framework::DeepSpeedZero),
+            raw::Framework::HfDeepSpeed => Some(Framework::HfDeepSpeed),
+            raw::Framework::Ddp => Some(Framework::Ddp),
+            raw::Framework::Fsdp => Some(Framework::Fsdp),
+        }
+    }
 
     pub fn named(name: &str) -> Option<Framework> {
         Framework::NAMES.iter().find(|(known, _)| *known == name).map(|(_, framework)| *framework)
@@ -102,6 +116,80 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// What a manifest asks for, as another program than gptrain would do it.
+    pub fn of(m: &Manifest, framework: Framework, hardware: &'static Hardware) -> Setup {
+        let megatron = matches!(framework, Framework::MegatronDeepSpeed | Framework::MegatronLm);
+        Setup {
+            counts: Counts::new(&m.model, m.topology.tensor),
+            model: m.model.clone(),
+            topology: m.topology.clone(),
+            micro: m.batch.micro,
+            global: m.batch.global,
+            numbers: match m.precision {
+                Precision::F32 => Numbers::F32,
+                Precision::Fp16 => Numbers::Fp16,
+                Precision::Bf16 if megatron => Numbers::Bf16Fp32Grad,
+                Precision::Bf16 => Numbers::Bf16,
+            },
+            moments: Moments::Adam,
+            offload: Offload::default(),
+            framework,
+            hardware,
+            per_node: hardware.per_node,
+            blocking: framework == Framework::MegatronDeepSpeed,
+            power_sgd: false,
+            regime: None,
+        }
+    }
+
+    /// Cut in another way: counts and vocabulary follow.
+    pub fn cut(mut self, change: impl FnOnce(&mut Topology)) -> Setup {
+        change(&mut self.topology);
+        let multiple = self.model.vocab_multiple * self.topology.tensor;
+        self.model.vocab_padded = self.model.vocab.next_multiple_of(multiple);
+        self.counts = Counts::new(&self.model, self.topology.tensor);
+        self
+    }
+
+    /// Why it cannot be run: every rule of the grid, the batch and the shape that it breaks.
+    pub fn impossible(&self) -> Vec<String> {
+        let (m, t) = (&self.model, &self.topology);
+        let mut found = Vec::new();
+        let mut rule = |broken: bool, what: String| {
+            if broken {
+                found.push(what);
+            }
+        };
+        let at_once = self.micro * t.data;
+        rule(
+            !self.global.is_multiple_of(at_once),
+            format!("batch {} is not a multiple of micro {} × DP {}", self.global, self.micro, t.data),
+        );
+        rule(t.pipeline > m.layers, format!("PP {} has more stages than {} layers", t.pipeline, m.layers));
+        rule(!m.hidden.is_multiple_of(m.heads), format!("hidden {} does not divide by {} heads", m.hidden, m.heads));
+        rule(!m.heads.is_multiple_of(t.tensor), format!("{} heads do not divide by TP {}", m.heads, t.tensor));
+        rule(
+            t.layer_split == LayerSplit::TransformerAndEmbedding
+                && !(m.layers + 2).is_multiple_of(t.pipeline),
+            format!("{} layers + 2 do not divide by PP {}", m.layers, t.pipeline),
+        );
+        found
+    }
+
+    /// Model and hardware FLOPs of an iteration: what the model asks for, and recomputation too.
+    pub fn flops(&self) -> (f64, f64) {
+        let tokens = (self.global * self.model.seq_len) as f64;
+        let flops = flops_per_token(&self.model);
+        (tokens * flops.model, tokens * flops.hardware(self.topology.recompute))
+    }
+
+    /// TFLOP/s of a device by the rule 8 (6 without recomputation) FLOPs a parameter and token.
+    pub fn simple_tflops(&self, seconds: f64) -> f64 {
+        let factor = if self.topology.recompute == Recompute::Full { 8.0 } else { 6.0 };
+        let tokens = (self.global * self.model.seq_len) as f64;
+        factor * parameters(&self.model) as f64 * tokens / (seconds * self.ranks() as f64 * 1e12)
+    }
+
     /// Micro-batches of a replica in a step.
     pub fn micros(&self) -> usize {
         self.global / (self.micro * self.topology.data)

@@ -1,6 +1,6 @@
 //! What a manifest may say that this version cannot run yet: refused by name, never ignored.
 
-use super::{DeviceChoice, Manifest};
+use super::{DeviceChoice, Manifest, Precision};
 use crate::base::Problems;
 
 impl Manifest {
@@ -26,6 +26,10 @@ impl Manifest {
         if topology.sequence_parallel {
             let what = "topology.sequence_parallel: this version has no sequence parallelism yet";
             refuse(what.to_string(), "--set topology.sequence_parallel=false");
+        }
+        if self.precision == Precision::Fp16 {
+            let what = "precision is fp16: this version has no loss scaling yet".to_string();
+            refuse(what, "--set precision=bf16");
         }
         if self.train.device == DeviceChoice::Cuda {
             let what = "train.device is cuda: this version computes on the CPU only".to_string();

@@ -7,4 +7,4 @@ mod time;
 
 pub use constants::Constants;
 pub use memory::{Memory, memory};
-pub use time::{Time, time};
+pub use time::{Time, time, wasted};

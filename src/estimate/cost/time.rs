@@ -3,7 +3,7 @@
 use super::constants::T;
 use super::gemm;
 use crate::estimate::setup::{Moments, Numbers, Setup};
-use crate::manifest::Recompute;
+use crate::manifest::{Recompute, Schedule};
 
 /// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +57,11 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let inside = s.ranks() <= s.per_node;
     let copies = s.per_node.min(s.ranks()) as f64;
     let send = if inside { 2.0 * sbh / (hw.bus_gb_s * 1e9 * c(T::Bus)) } else { 2.0 * sbh * copies / network };
+    // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
+    let chunks = match s.topology.schedule {
+        Schedule::Interleaved { chunks } => chunks as f64,
+        Schedule::OneFOneB | Schedule::GPipe => 1.0,
+    };
     let mut slots = Vec::with_capacity(stages);
     let mut works = Vec::with_capacity(stages);
     let mut biggest = 0.0f64;
@@ -71,14 +76,13 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
         work.elements += c(T::Accumulate) * grad_bytes * p / hbm;
         work.launch += c(T::Micro) * 1e-3;
         let passes = 2.0 * if stages == 1 { 0.0 } else if first || last { 0.5 } else { 1.0 };
-        let pipe = passes * send;
+        let pipe = passes * send * chunks;
         slots.push(work.total() + pipe);
         works.push((work, pipe));
     }
     let slowest = (0..stages).max_by(|a, b| slots[*a].total_cmp(&slots[*b])).unwrap();
     let (work, pipe) = works[slowest];
-    let whole = slots.iter().sum::<f64>() + (micros - 1.0) * slots[slowest];
-    let bubble = whole - micros * slots[slowest];
+    let bubble = (slots.iter().sum::<f64>() - slots[slowest]) / chunks;
     let data = data_comm(s, biggest, &c);
     let step = optimizer(s, biggest, &c);
     Time {
@@ -103,6 +107,20 @@ fn slow(s: &Setup, c: &dyn Fn(T) -> f64) -> f64 {
     }
 }
 
+/// Outputs and inputs of a layer's four products, on one rank.
+fn products(h: usize, f: usize, t: usize) -> [(usize, usize); 4] {
+    [(3 * h / t, h), (h, h / t), (f / t, h), (h, f / t)]
+}
+
+/// The share of a layer's products that is lost to half-empty tiles and waves.
+pub fn wasted(s: &Setup) -> f64 {
+    let (m, rows) = (&s.model, s.model.seq_len * s.micro);
+    let shapes = products(m.hidden, m.ffn_hidden, s.topology.tensor);
+    let size = |(n, k): &(usize, usize)| (n * k) as f64;
+    let lost = |(n, k): &(usize, usize)| size(&(*n, *k)) * gemm::wasted(s.hardware, (rows, *n, *k));
+    shapes.iter().map(lost).sum::<f64>() / shapes.iter().map(size).sum::<f64>()
+}
+
 fn layer(s: &Setup, c: &dyn Fn(T) -> f64) -> Work {
     let (m, hw, t) = (&s.model, s.hardware, s.topology.tensor);
     let eager = if s.framework.eager() { c(T::Eager) } else { 1.0 };
@@ -110,7 +128,7 @@ fn layer(s: &Setup, c: &dyn Fn(T) -> f64) -> Work {
     let (rows, h, f) = (m.seq_len * s.micro, m.hidden, m.ffn_hidden);
     let forwards = s.forwards();
     let mut work = Work::default();
-    for (n, k) in [(3 * h / t, h), (h, h / t), (f / t, h), (h, f / t)] {
+    for (n, k) in products(h, f, t) {
         work.gemm += forwards * gemm::seconds(hw, (rows, n, k), rate)
             + gemm::seconds(hw, (rows, k, n), rate)
             + gemm::seconds(hw, (n, k, rows), rate);
