@@ -50,7 +50,7 @@ impl Groups {
     pub fn of(
         rank: usize,
         topology: &Topology,
-        make: impl Fn(&str, &[usize]) -> Box<dyn Group>,
+        make: impl Fn(&'static str, &[usize]) -> Box<dyn Group>,
     ) -> Groups {
         let grid = topology.grid();
         let at = grid.place(rank);

@@ -289,6 +289,7 @@ fn context<'a>(
         dtype: match manifest.precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
+            Precision::Fp16 => unreachable!("`runnable` refuses fp16"),
         },
         recompute: manifest.topology.recompute,
         seed: manifest.train.seed,

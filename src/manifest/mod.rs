@@ -36,6 +36,7 @@ pub struct Manifest {
     pub comm: Comm,
     pub checkpoint: Checkpoint,
     pub log: Log,
+    pub plan: Plan,
     pub train: Train,
 }
 
@@ -92,6 +93,8 @@ pub enum Precision {
     F32,
     /// bf16 weights and activations, fp32 master weights and gradient accumulation.
     Bf16,
+    /// fp16 with loss scaling: planned for, not run (`runnable`).
+    Fp16,
 }
 
 /// What is read, and how it is masked.
@@ -371,6 +374,18 @@ pub struct Log {
     pub tensorboard: bool,
     /// TFLOP/s of all devices together at their best, for MFU.
     pub peak_tflops: Option<f64>,
+}
+
+/// What is planned for; `gptrain estimate` has a default for each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub hardware: Option<String>,
+    pub framework: Option<raw::Framework>,
+    /// Of one device and hour.
+    pub price: Option<f64>,
+    pub budget: Option<f64>,
+    /// Share of the calendar in which the run makes progress.
+    pub availability: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -59,6 +59,8 @@ pub struct Raw {
     pub checkpoint: Option<Checkpoint>,
     /// What is reported, and where.
     pub log: Option<Log>,
+    /// What `gptrain estimate` plans for, where its flags say nothing else.
+    pub plan: Option<Plan>,
     /// How long (samples, tokens or steps), on what, and from which seed.
     #[schemars(required)]
     pub train: Option<Train>,
@@ -405,6 +407,23 @@ pub struct Log {
     /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU. Default: unknown.
     #[schemars(range(min = 1e-6, max = 1e9))]
     pub peak_tflops: Option<f64>,
+}
+
+/// What `gptrain estimate` plans for.
+pub struct Plan {
+    /// A row of the hardware table, such as a100-80g (`gptrain estimate --list-hardware`).
+    pub hardware: Option<String>,
+    /// Whose memory and time are predicted. Default: gptrain.
+    pub framework: Option<Framework>,
+    /// Of one device and hour. Default: the hardware table's.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub price: Option<f64>,
+    /// Money for the whole run, in the price's currency.
+    #[schemars(range(min = 0.0, max = 1e15))]
+    pub budget: Option<f64>,
+    /// Share of the calendar in which the run makes progress. Default: 1.
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub availability: Option<f64>,
 }
 
 /// Length, evaluation, seed, machine.
