@@ -6,11 +6,14 @@
 //! FOLDER (default: target) is where about 3.5 GB are written.
 
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{Checkpoint, Optimizer, Progress, Rng, Snapshot, State, load, save};
+use gptrain::checkpoint::{
+    Checkpoint, Group, Optimizer, Progress, Rng, Snapshot, State, load, save,
+};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups};
-use gptrain::manifest;
+use gptrain::manifest::{self, Manifest};
+use gptrain::model::{Layout, Part};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,7 +65,7 @@ train: {samples: 800}
 
     let step = step_seconds(&engine, m.model.seq_len)?;
     let beside = std::thread::scope(|scope| {
-        let save = scope.spawn(|| save(&Disk::default(), folder, &snapshot.shares(), &state()));
+        let save = scope.spawn(|| save(&Disk::default(), folder, &snapshot.shares(), &state(&m)));
         let beside = step_seconds(&engine, m.model.seq_len);
         fs::remove_dir_all(save.join().expect("a save does not panic")?)?;
         beside
@@ -70,9 +73,10 @@ train: {samples: 800}
     println!("  a step, and one beside a save {step:6.3} s, {beside:.3} s");
 
     let (mut rates, mut bytes) = ([Vec::new(), Vec::new(), Vec::new(), Vec::new()], 0);
+    let mut busy = Vec::new();
     for _ in 0..ROUNDS {
         let started = Instant::now();
-        let saved = save(&Disk::default(), folder, &snapshot.shares(), &state())?;
+        let saved = save(&Disk::default(), folder, &snapshot.shares(), &state(&m))?;
         let seconds = started.elapsed().as_secs_f64();
         bytes = fs::read_dir(&saved)?.map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>();
         let file = folder.join("dd.bin");
@@ -84,8 +88,10 @@ train: {samples: 800}
         rates[1].push(rate(write));
         drop_cache(&saved)?;
         let started = Instant::now();
+        let cpu = cpu_seconds()?;
         load(&Checkpoint::open(&saved)?, &engine)?;
         rates[2].push(rate(started.elapsed().as_secs_f64()));
+        busy.push(cpu_seconds()? - cpu);
         let from = format!("if={}", file.display());
         rates[3].push(rate(dd(&[&from, "of=/dev/null", "bs=8M", "iflag=direct"])?));
         fs::remove_file(&file)?;
@@ -104,6 +110,7 @@ train: {samples: 800}
         let all: Vec<_> = rates.iter().map(|rate| format!("{rate:.2}")).collect();
         println!("  {name:26}  {}  median {:.2}", all.join(" "), rates[ROUNDS / 2]);
     }
+    println!("  a load keeps the processors busy for {busy:.2?} s");
     let of = |a: usize, b: usize| 100.0 * medians[a][ROUNDS / 2] / medians[b][ROUNDS / 2];
     println!("  save is {:.0} % of dd, load {:.0} %", of(0, 1), of(2, 3));
     Ok(())
@@ -157,7 +164,14 @@ fn drop_cache(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn state() -> State {
+fn state(m: &Manifest) -> State {
+    let whole = Layout::new(&m.model, Part::whole(&m.model));
+    let group = |decay: bool| Group {
+        weight_decay: if decay { 0.1 } else { 0.0 },
+        step: 1,
+        tensors: whole.slots().filter(|s| s.spec.decay == decay).map(|s| s.name.clone()).collect(),
+    };
+    let groups = vec![group(true), group(false)];
     let (generator, rule) = ("philox4x32-10".to_string(), "adamw".to_string());
     State {
         mixture: gptrain::data::Plan { stages: Vec::new() },
@@ -168,10 +182,18 @@ fn state() -> State {
         lr: 1e-3,
         loss_scale: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
-        optimizer: Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups: Vec::new() },
+        optimizer: Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups },
         history: Vec::new(),
         data: Vec::new(),
         imported: None,
         manifest: "none".into(),
     }
+}
+
+/// Of this process so far, on all cores.
+fn cpu_seconds() -> anyhow::Result<f64> {
+    let text = fs::read_to_string("/proc/self/stat")?;
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
+    Ok(ticks / 100.0)
 }

@@ -27,6 +27,8 @@ pub mod engine;
 /// The state of a run on disk.
 pub mod checkpoint;
 
+/// What a run will need, before it is run: memory, time, days, and what to change.
+pub mod estimate;
 /// The loop around the step: launch, guard, report.
 pub mod train;
 /// The command line: one file per subcommand.

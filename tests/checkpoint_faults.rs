@@ -6,7 +6,7 @@ mod binary;
 #[path = "common/saved.rs"]
 mod saved;
 
-use binary::Lab;
+use binary::{Done, Lab};
 use gptrain::checkpoint::disk::{Call, Disk, Fault};
 use gptrain::checkpoint::{Keep, clean, latest, prune, save, write_hint};
 use rustix::io::Errno;
@@ -119,9 +119,12 @@ fn death_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new() {
 
 #[test]
 fn an_error_of_any_call_is_told_and_older_checkpoints_stay() {
-    for (errno, words) in
-        [(Errno::IO, "Input/output error"), (Errno::NOSPC, "No space left on device")]
-    {
+    for (errno, words) in [
+        (Errno::IO, "Input/output error"),
+        (Errno::NOSPC, "No space left on device"),
+        (Errno::DQUOT, "Disk quota exceeded"),
+        (Errno::ROFS, "Read-only file system"),
+    ] {
         let count = calls(&[3, 4]).len();
         for at in 0..count {
             let folder = with(&[3, 4]);
@@ -153,6 +156,19 @@ fn an_error_of_any_call_is_told_and_older_checkpoints_stay() {
 }
 
 #[test]
+fn signals_and_short_writes_change_nothing() {
+    let count = calls(&[3, 4]).len();
+    let interrupted = (0..count).map(|at| Fault::Error { at, errno: Errno::INTR.raw_os_error() });
+    for fault in interrupted.chain([Fault::Short]) {
+        let folder = with(&[3, 4]);
+        let disk = Disk::failing(fault);
+        save_all(&disk, folder.path(), &Saved::tiny(5)).unwrap();
+        assert!(Saved::tiny(5).is_in(&latest(folder.path()).unwrap().unwrap().folder), "{fault:?}");
+        assert!(disk.calls().len() > count, "{fault:?}: one call again, or in parts");
+    }
+}
+
+#[test]
 fn a_folder_without_room_is_refused_before_anything_is_written() {
     let saved = Saved::tiny(1);
     let mut shares = saved.shares();
@@ -162,6 +178,80 @@ fn a_folder_without_room_is_refused_before_anything_is_written() {
     let error = save(&disk, folder.path(), &shares, &saved.state).unwrap_err();
     assert!(format!("{error:#}").contains("no space left"), "{error:#}");
     assert_eq!(disk.calls(), []);
+}
+
+/// The real binary, system calls failing under it. Where nothing may trace another process, there
+/// is no such disk, and the sweep above stands alone.
+#[test]
+fn errors_of_the_kernel_end_the_run_and_leave_the_last_checkpoint() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=5"]).expect(0, &[]);
+    let kept = lab.path("runs/a/checkpoints/step-00000005");
+    let before = Saved::read(&kept);
+    // Each thread counts its own calls: the second fsync of the writer is the folder's.
+    let cases = [
+        ("fsync:error=EIO:when=2", Err("Input/output error")),
+        ("pwrite64:error=EIO:when=1", Err("Input/output error")),
+        ("pwrite64:error=EDQUOT:when=1", Err("Disk quota exceeded")),
+        ("fallocate:error=ENOSPC:when=1", Err("No space left on device")),
+        ("fallocate:error=EOPNOTSUPP", Ok(())),
+        ("pwrite64:error=EINTR:when=1+2", Ok(())),
+    ];
+    for (inject, expected) in cases {
+        let name = inject.split(':').next().unwrap();
+        let done = Command::new("strace")
+            .args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={name}")])
+            .args(["-e", &format!("inject={inject}"), env!("CARGO_BIN_EXE_gptrain")])
+            .args(["run", "run.yaml", "--set", "train.steps=6"])
+            .current_dir(lab.path(""))
+            .output();
+        let Ok(done) = done else {
+            println!("nothing to trace with");
+            return;
+        };
+        let done = Done::of(done);
+        if done.err.contains("ptrace") {
+            println!("tracing is not allowed here");
+            return;
+        }
+        let made = lab.path("runs/a/checkpoints/step-00000006");
+        match expected {
+            Err(words) => {
+                done.expect(1, &[words, "checkpoint of step 6 was not saved", "step-00000006"]);
+                assert!(!made.exists(), "{inject}");
+            }
+            Ok(()) => {
+                done.expect(0, &[]);
+                let sound = lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]);
+                sound.expect(0, &[]);
+                assert!(sound.out.contains("step-00000006"), "{}", sound.out);
+                fs::remove_dir_all(made).unwrap();
+            }
+        }
+        assert!(before.is_in(&kept), "{inject}");
+    }
+}
+
+/// The same where nothing can be written any more.
+#[test]
+fn a_folder_that_became_read_only_is_named() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=5"]).expect(0, &[]);
+    let script = "mount --bind runs/a/checkpoints runs/a/checkpoints || exit 9; \
+         mount -o remount,bind,ro runs/a/checkpoints || exit 9; \
+         exec $0 run run.yaml --set train.steps=6";
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
+        .current_dir(lab.path(""))
+        .output();
+    let done = Done::of(done.unwrap());
+    if !done.err.contains("gptrain") && done.code != Some(1) {
+        println!("no mount namespaces here: {}", done.err);
+        return;
+    }
+    done.expect(1, &["Read-only file system", "runs/a/checkpoints", "was not saved"]);
+    assert!(lab.path("runs/a/checkpoints/step-00000005").exists());
+    lab.run(&["train.steps=6"]).expect(0, &[]);
 }
 
 /// The real binary on a file system that is full, in a mount namespace of its own. Where the system

@@ -170,6 +170,34 @@ fn a_live_weight_that_arrives_changed_stops_the_start() {
     );
 }
 
+/// An optimizer that is not the one of these steps and this model stops the start too.
+#[test]
+fn an_optimizer_that_does_not_fit_stops_the_start() {
+    let lab = lab(&[]);
+    let folder = lab.path("runs/a/checkpoints");
+    let step = folder.join("step-00000012");
+    let stopped = |change: &dyn Fn(&mut Saved), words: &str| {
+        let mut saved = Saved::read(&step);
+        change(&mut saved);
+        saved.write(&folder);
+        lab.run(&["train.steps=14"]).expect(1, &[words, "cannot go on from step 12"]);
+        let mut saved = Saved::read(&step);
+        saved.state.optimizer = Saved::read(&folder.join("step-00000010")).state.optimizer;
+        saved.state.optimizer.groups.iter_mut().for_each(|group| group.step = 12);
+        saved.tensor("block.1.ln2.scale").decay = false;
+        saved.write(&folder);
+    };
+    stopped(&|s| s.state.optimizer.groups[1].step += 1, "has taken 13 steps, the run 12");
+    let moved = |s: &mut Saved| {
+        let name = s.state.optimizer.groups[1].tensors.remove(0);
+        s.state.optimizer.groups[0].tensors.push(name);
+    };
+    stopped(&moved, "is a vector and decays");
+    let decay = |s: &mut Saved| s.tensor("block.1.ln2.scale").decay = true;
+    stopped(&decay, "block.1.ln2.scale is in the group with weight decay");
+    lab.run(&["train.steps=14"]).expect(0, &[]);
+}
+
 #[test]
 fn a_picture_has_a_row_for_each_kind_of_weight() {
     let lab = lab(&[]);

@@ -244,6 +244,40 @@ fn lines_that_cannot_be_read_are_named_or_counted() {
 }
 
 #[test]
+fn a_line_without_end_is_refused_in_bounded_memory() {
+    let folder = folder("endless");
+    let gptrain = data(&folder, "build - -t bytes -o d --threads 1");
+    let mut command = Command::new("prlimit");
+    command.arg("--as=2000000000").arg(gptrain.get_program()).args(gptrain.get_args());
+    command.current_dir(&folder).stdin(std::fs::File::open("/dev/zero").unwrap());
+    let error = failed(command.output().unwrap(), 2);
+    assert!(error.contains("standard input:1: a line of more than 256"), "{error}");
+    assert_eq!(files(&folder), ["corpus.jsonl"]);
+}
+
+#[test]
+fn two_builders_of_one_output_do_not_meet() {
+    let folder = folder("builders");
+    let start = || {
+        let mut command = data(&folder, "build - -t TOKENIZER -o d");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    // Both wait for text; whoever comes second gives up.
+    let (mut one, mut other) = (start(), start());
+    while other.try_wait().unwrap().is_none() {
+        std::mem::swap(&mut one, &mut other);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let error = failed(other.wait_with_output().unwrap(), 2);
+    assert!(error.contains("another process is building this dataset"), "{error}");
+    one.stdin.take().unwrap().write_all(&bytes(&folder, "corpus.jsonl")).unwrap();
+    assert!(one.wait().unwrap().success());
+    assert_eq!(files(&folder), ["corpus.jsonl", "d.bin", "d.idx"]);
+    good(&folder, "check d");
+}
+
+#[test]
 fn an_output_is_never_overwritten_or_shared_or_left_half() {
     let folder = folder("output");
     good(&folder, "build corpus.jsonl -t TOKENIZER -o d");

@@ -14,6 +14,7 @@ const FLOORS: &[&str] = &[
     "model",
     "engine",
     "checkpoint",
+    "estimate",
     "train",
     "cli",
 ];

@@ -6,6 +6,7 @@ use libc::{EINVAL, ENOSYS};
 use rustix::fs::{CWD, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -37,6 +38,8 @@ pub enum Fault {
     Error { at: usize, errno: i32 },
     /// Call number `at` and all that follow do nothing and fail, as if the machine had died.
     Crash { at: usize },
+    /// Every write takes about half of what it is given.
+    Short,
 }
 
 /// The disk.
@@ -59,15 +62,14 @@ impl Disk {
     }
 
     pub fn make_folder(&self, path: &Path) -> anyhow::Result<()> {
-        self.call(Call::MakeFolder(path.to_path_buf()))
-            .and_then(|()| fs::create_dir(path))
+        self.call(Call::MakeFolder(path.to_path_buf()), || fs::create_dir(path))
             .with_context(|| format!("cannot create {}", path.display()))
     }
 
     /// A file that must not exist yet.
     pub fn create(&self, path: &Path) -> anyhow::Result<File> {
-        self.call(Call::Create(path.to_path_buf()))
-            .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path))
+        let create = || OpenOptions::new().write(true).create_new(true).open(path);
+        self.call(Call::Create(path.to_path_buf()), create)
             .with_context(|| format!("cannot create {}", path.display()))
     }
 
@@ -88,17 +90,31 @@ impl Disk {
     }
 
     pub fn write_at(&self, path: &Path, file: &File, bytes: &[u8], at: u64) -> anyhow::Result<()> {
-        self.call(Call::Write(path.to_path_buf()))
-            .and_then(|()| file.write_all_at(bytes, at))
-            .with_context(|| {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (rest, here) = (&bytes[done..], at + done as u64);
+            let write = || match file.write_at(&rest[..self.at_once(rest.len())], here) {
+                Ok(0) => Err(ErrorKind::WriteZero.into()),
+                written => written,
+            };
+            done += self.call(Call::Write(path.to_path_buf()), write).with_context(|| {
                 let end = at + bytes.len() as u64;
-                format!("cannot write bytes {at}..{end} of {}", path.display())
-            })
+                format!("cannot write bytes {here}..{end} of {}", path.display())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// As many bytes as the system would take of so many.
+    fn at_once(&self, len: usize) -> usize {
+        match self.fault {
+            Fault::Short if len > BLOCK => len.div_ceil(2).next_multiple_of(BLOCK).min(len),
+            _ => len,
+        }
     }
 
     pub fn sync(&self, path: &Path, file: &File) -> anyhow::Result<()> {
-        self.call(Call::Sync(path.to_path_buf()))
-            .and_then(|()| file.sync_all())
+        self.call(Call::Sync(path.to_path_buf()), || file.sync_all())
             .with_context(|| format!("cannot sync {}", path.display()))
     }
 
@@ -115,17 +131,15 @@ impl Disk {
     }
 
     pub fn rename(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
-        self.call(Call::Rename(from.to_path_buf(), to.to_path_buf()))
-            .and_then(|()| fs::rename(from, to))
+        self.call(Call::Rename(from.to_path_buf(), to.to_path_buf()), || fs::rename(from, to))
             .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
     }
 
     /// Two folders change names in one call; where the file system cannot, in two.
     pub fn exchange(&self, fresh: &Path, old: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        let swap = || rustix::fs::renameat_with(CWD, fresh, CWD, old, flags);
-        let call = self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()));
-        match call.and_then(|()| Ok(swap()?)) {
+        let swap = || Ok(rustix::fs::renameat_with(CWD, fresh, CWD, old, flags)?);
+        match self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
                 let aside = old.with_extension(format!("tmp-{}", super::folder::nonce()));
                 self.rename(old, &aside)?;
@@ -137,29 +151,35 @@ impl Disk {
     }
 
     pub fn remove_folder(&self, path: &Path) -> anyhow::Result<()> {
-        self.call(Call::Remove(path.to_path_buf()))
-            .and_then(|()| fs::remove_dir_all(path))
+        self.call(Call::Remove(path.to_path_buf()), || fs::remove_dir_all(path))
             .with_context(|| format!("cannot remove {}", path.display()))
     }
 
     pub fn remove_file(&self, path: &Path) -> anyhow::Result<()> {
-        self.call(Call::Remove(path.to_path_buf()))
-            .and_then(|()| fs::remove_file(path))
+        self.call(Call::Remove(path.to_path_buf()), || fs::remove_file(path))
             .with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    fn call(&self, call: Call) -> std::io::Result<()> {
+    /// Makes a call, again if a signal interrupted it.
+    fn call<T>(&self, call: Call, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match self.fault(&call).and_then(|()| make()) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn fault(&self, call: &Call) -> io::Result<()> {
         if !self.recording {
             return Ok(());
         }
         let mut calls = self.calls.lock().unwrap_or_else(|held| held.into_inner());
         let number = calls.len();
-        calls.push(call);
+        calls.push(call.clone());
         match self.fault {
-            Fault::Error { at, errno } if number == at => {
-                Err(std::io::Error::from_raw_os_error(errno))
-            }
-            Fault::Crash { at } if number >= at => Err(std::io::Error::other("crashed")),
+            Fault::Error { at, errno } if number == at => Err(io::Error::from_raw_os_error(errno)),
+            Fault::Crash { at } if number >= at => Err(io::Error::other("crashed")),
             _ => Ok(()),
         }
     }

@@ -1,13 +1,11 @@
 //! From a checkpoint into the engines of any grid.
 
+use super::against;
 use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
-use crate::engine::{Engine, Moment, Piece, Sampler, saved_shape};
-use crate::manifest::Model;
-use crate::model::{Layout, Part};
+use crate::engine::{Engine, Moment, Piece, Sampler};
 use anyhow::{Context, ensure};
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
@@ -17,7 +15,8 @@ use std::sync::mpsc::sync_channel;
 /// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
 /// another. When all have read: `Engine::publish` on all, then `verify` what they `hold`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
-    fits(checkpoint, engine.model())?;
+    sound(checkpoint, &against::model(&checkpoint.index, engine.model()))?;
+    sound(checkpoint, &against::groups(&checkpoint.index))?;
     engine.clear_padding();
     let put = &mut |moment, piece: &Piece, first, values: &[f32]| {
         engine.write(moment, piece, first, values);
@@ -37,35 +36,20 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
 /// Reads the weights alone.
 pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    fits(&checkpoint, sampler.model())?;
+    sound(&checkpoint, &against::model(&checkpoint.index, sampler.model()))?;
     let put = &mut |_, piece: &Piece, first, values: &[f32]| sampler.write(piece, first, values);
     read_all(&checkpoint, &sampler.pieces(), &[Moment::Master], put)?;
     Ok(checkpoint.index.progress)
 }
 
-/// The tensors are those of the model: none missing, none too many, the same shapes.
-fn fits(checkpoint: &Checkpoint, model: &Model) -> anyhow::Result<()> {
-    let folder = checkpoint.folder.display();
-    let layout = Layout::new(model, Part::whole(model));
-    let mut names = BTreeSet::new();
-    for slot in layout.slots() {
-        let (name, expected) = (&slot.name, saved_shape(slot, model.vocab));
-        let tensor = checkpoint.index.tensor(name);
-        let tensor = tensor
-            .with_context(|| format!("{folder} has no tensor {name}, the manifest's model has"))?;
-        let shape = &tensor.shape;
-        ensure!(
-            *shape == expected,
-            "{folder}: {name} is {shape:?}, the manifest's model has {expected:?}"
-        );
-        names.insert(name);
-    }
-    let unexpected = checkpoint.index.tensors.iter().find(|tensor| !names.contains(&tensor.name));
-    if let Some(tensor) = unexpected {
-        anyhow::bail!("{folder} has a tensor {}, the manifest's model has not", tensor.name);
-    }
+/// An error for what was found of a checkpoint, if anything was.
+fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
+    ensure!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }
+
+/// Threads that read and verify: as many requests are under way.
+const READERS: usize = 4;
 
 /// Takes rows of a piece: what of it, which, from which of its rows on, the values.
 type Put<'a> = &'a mut dyn FnMut(Moment, &Piece, usize, &[f32]);
@@ -90,48 +74,42 @@ fn read_all(
     for piece in pieces {
         let name = &piece.slot.name;
         let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
-        for rows in row_blocks(tensor, piece.at[0]..piece.at[0] + piece.size[0])? {
-            let job = |moment: &Moment| Job { moment: *moment, piece, tensor, rows: rows.clone() };
-            jobs.extend(moments.iter().map(job));
+        for moment in moments {
+            let rows = piece.at[0]..piece.at[0] + piece.size[0];
+            let job = |rows| Job { moment: *moment, piece, tensor, rows };
+            jobs.extend(row_blocks(tensor, *moment, rows)?.map(job));
         }
     }
     let (next, spare) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         let (send, ready) = sync_channel(1);
-        for _ in 0..4 {
+        for _ in 0..READERS {
             let (send, jobs, next, spare) = (send.clone(), &jobs, &next, &spare);
             scope.spawn(move || {
-                let mut buffer = Buffer::default();
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut values: Vec<f32> = take(spare).unwrap_or_default();
-                    let read = job.read(checkpoint, &mut buffer, &mut values);
-                    if send.send((job, read.map(|()| values))).is_err() {
+                    let mut buffer: Buffer = take(spare).unwrap_or_default();
+                    let read = job.read(checkpoint, &mut buffer).map(|()| buffer);
+                    if send.send((job, read)).is_err() {
                         return; // another tensor was damaged
                     }
                 }
             });
         }
         drop(send);
-        for (job, values) in ready {
-            let values = values?;
-            put(job.moment, job.piece, job.rows.start - job.piece.at[0], &values);
-            spare.lock().unwrap_or_else(|held| held.into_inner()).push(values);
+        for (job, read) in ready {
+            let buffer = read?;
+            put(job.moment, job.piece, job.rows.start - job.piece.at[0], buffer.values());
+            spare.lock().unwrap_or_else(|held| held.into_inner()).push(buffer);
         }
         Ok(())
     })
 }
 
 impl Job<'_> {
-    fn read(
-        &self,
-        checkpoint: &Checkpoint,
-        buffer: &mut Buffer,
-        values: &mut Vec<f32>,
-    ) -> anyhow::Result<()> {
+    fn read(&self, from: &Checkpoint, buffer: &mut Buffer) -> anyhow::Result<()> {
         let [_, col] = self.piece.at;
         let cols = col..col + self.piece.size[1];
-        values.resize(self.rows.len() * cols.len(), 0.0);
-        checkpoint.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols, values)
+        from.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols)
     }
 }
 

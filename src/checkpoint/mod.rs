@@ -16,6 +16,7 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
+mod against;
 mod digest;
 pub mod disk;
 mod folder;

@@ -8,12 +8,15 @@ use crate::engine::Moment;
 use anyhow::{Context, bail, ensure};
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes that are read at a time, at most, but for a row that is longer.
 const READ: usize = 64 << 20;
+/// Values in a chunk.
+const VALUES: usize = CHUNK / 4;
 
 /// A published checkpoint, its index and its files' headers checked.
 pub struct Checkpoint {
@@ -29,10 +32,23 @@ struct ShardFile {
     direct: Option<File>,
 }
 
-/// Memory for one chunk, to be used again.
+/// Memory for what is read, to be used again.
 #[derive(Default)]
 pub struct Buffer {
-    bytes: Vec<u8>,
+    read: Vec<u8>,
+    assembled: Vec<f32>,
+    /// Where what was asked for last lies in `read`, if it did not have to be assembled.
+    run: Option<Range<usize>>,
+}
+
+impl Buffer {
+    /// What was read last.
+    pub fn values(&self) -> &[f32] {
+        match &self.run {
+            Some(run) => bytemuck::cast_slice(&self.read[run.clone()]),
+            None => &self.assembled,
+        }
+    }
 }
 
 impl Checkpoint {
@@ -82,10 +98,13 @@ impl Checkpoint {
         cols: Range<usize>,
         out: &mut [f32],
     ) -> anyhow::Result<()> {
-        self.read_by(&mut Buffer::default(), tensor, moment, rows, cols, out)
+        let mut buffer = Buffer::default();
+        self.read_by(&mut buffer, tensor, moment, rows, cols)?;
+        out.copy_from_slice(buffer.values());
+        Ok(())
     }
 
-    /// The same, with a buffer from before.
+    /// The same, with a buffer from before. What lies together in one piece is not copied.
     pub fn read_by(
         &self,
         buffer: &mut Buffer,
@@ -93,68 +112,27 @@ impl Checkpoint {
         moment: Moment,
         rows: Range<usize>,
         cols: Range<usize>,
-        out: &mut [f32],
     ) -> anyhow::Result<()> {
-        assert_eq!(out.len(), rows.len() * cols.len(), "{}", tensor.name);
-        for piece in &tensor.kept(moment).pieces {
-            let overlap = |k: usize, wanted: &Range<usize>| {
-                let end = (piece.at[k] + piece.size[k]).min(wanted.end);
-                piece.at[k].max(wanted.start)..end
+        let Buffer { read, assembled, run } = buffer;
+        let of = Of { checkpoint: self, tensor, moment };
+        let pieces = &tensor.kept(moment).pieces;
+        let holds = |piece: &&Piece| {
+            let within = |k: usize, wanted: &Range<usize>| {
+                piece.at[k] <= wanted.start && wanted.end <= piece.at[k] + piece.size[k]
             };
-            let (rows_here, cols_here) = (overlap(0, &rows), overlap(1, &cols));
-            if rows_here.is_empty() || cols_here.is_empty() {
-                continue;
-            }
-            let width = piece.size[1];
-            let element = |row: usize, col: usize| (row - piece.at[0]) * width + col - piece.at[1];
-            let first = 4 * element(rows_here.start, cols_here.start) / CHUNK;
-            let last = 4 * element(rows_here.end - 1, cols_here.end - 1) / CHUNK;
-            for chunk in first..=last {
-                let bytes = self.chunk(tensor, moment, piece, chunk, buffer)?;
-                let values: &[f32] = bytemuck::cast_slice(bytes);
-                let begin = chunk * CHUNK / 4;
-                let holds = begin..begin + values.len();
-                for row in rows_here.clone() {
-                    let start = element(row, cols_here.start).max(holds.start);
-                    let end = (element(row, cols_here.end - 1) + 1).min(holds.end);
-                    if start < end {
-                        let col = piece.at[1] + start % width;
-                        let to = (row - rows.start) * cols.len() + col - cols.start;
-                        let from = &values[start - begin..end - begin];
-                        out[to..to + from.len()].copy_from_slice(from);
-                    }
-                }
-            }
+            within(0, &rows) && within(1, &cols) && (cols.len() == piece.size[1] || rows.len() == 1)
+        };
+        if let Some(piece) = pieces.iter().find(holds) {
+            let first = element(piece, rows.start, cols.start);
+            *run = Some(of.run(piece, first..first + rows.len() * cols.len(), read)?);
+            return Ok(());
+        }
+        *run = None;
+        assembled.resize(rows.len() * cols.len(), 0.0);
+        for piece in pieces {
+            of.copy(piece, &rows, &cols, assembled, read)?;
         }
         Ok(())
-    }
-
-    /// One chunk of a piece, verified.
-    fn chunk<'b>(
-        &self,
-        tensor: &Tensor,
-        moment: Moment,
-        piece: &Piece,
-        chunk: usize,
-        buffer: &'b mut Buffer,
-    ) -> anyhow::Result<&'b [u8]> {
-        let shard = &self.index.shards[piece.shard];
-        let bytes = 4 * piece.size[0] * piece.size[1];
-        let len = CHUNK.min(bytes - chunk * CHUNK);
-        let at = piece.byte + (chunk * CHUNK) as u64;
-        let place = || {
-            let (path, end) = (self.folder.join(&shard.file), at + len as u64);
-            let (name, kept) = (&tensor.name, moment_name(moment));
-            format!("{}: bytes {at}..{end} ({kept} of {name})", path.display())
-        };
-        let read = self.files[piece.shard].read(at, len, buffer);
-        let bytes = read.with_context(|| format!("{}: cannot be read", place()))?;
-        ensure!(
-            Digest::of(bytes) == piece.chunks[chunk],
-            "{}: damaged, their digest is not the one saved",
-            place()
-        );
-        Ok(bytes)
     }
 
     /// The whole of a tensor.
@@ -174,23 +152,117 @@ impl Checkpoint {
         each: &mut dyn FnMut(usize, &[f32]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let [rows, cols] = tensor.matrix()?;
-        let (mut values, mut buffer) = (Vec::new(), Buffer::default());
-        for rows in row_blocks(tensor, 0..rows)? {
-            values.resize(rows.len() * cols, 0.0);
-            self.read_by(&mut buffer, tensor, moment, rows.clone(), 0..cols, &mut values)?;
-            each(rows.start * cols, &values)?;
+        let mut buffer = Buffer::default();
+        for rows in row_blocks(tensor, moment, 0..rows)? {
+            let first = rows.start * cols;
+            self.read_by(&mut buffer, tensor, moment, rows, 0..cols)?;
+            each(first, buffer.values())?;
         }
         Ok(())
     }
 }
 
-/// Rows of a tensor, some MiB at a time.
+/// What is read, for messages about it.
+struct Of<'c> {
+    checkpoint: &'c Checkpoint,
+    tensor: &'c Tensor,
+    moment: Moment,
+}
+
+/// The number in its piece of a value of the tensor.
+fn element(piece: &Piece, row: usize, col: usize) -> usize {
+    (row - piece.at[0]) * piece.size[1] + col - piece.at[1]
+}
+
+impl Of<'_> {
+    /// Copies what a piece has of a rectangle to its place there, a chunk at a time.
+    fn copy(
+        &self,
+        piece: &Piece,
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+        out: &mut [f32],
+        buffer: &mut Vec<u8>,
+    ) -> anyhow::Result<()> {
+        let overlap = |k: usize, wanted: &Range<usize>| {
+            let end = (piece.at[k] + piece.size[k]).min(wanted.end);
+            piece.at[k].max(wanted.start)..end
+        };
+        let (rows_here, cols_here) = (overlap(0, rows), overlap(1, cols));
+        if rows_here.is_empty() || cols_here.is_empty() {
+            return Ok(());
+        }
+        let first = element(piece, rows_here.start, cols_here.start);
+        let last = element(piece, rows_here.end - 1, cols_here.end - 1);
+        for chunk in first / VALUES..=last / VALUES {
+            let holds = chunk * VALUES..((chunk + 1) * VALUES).min(numel(piece));
+            let run = self.run(piece, holds.clone(), buffer)?;
+            let values: &[f32] = bytemuck::cast_slice(&buffer[run]);
+            for row in rows_here.clone() {
+                let start = element(piece, row, cols_here.start).max(holds.start);
+                let end = (element(piece, row, cols_here.end - 1) + 1).min(holds.end);
+                if start < end {
+                    let col = piece.at[1] + start % piece.size[1];
+                    let to = (row - rows.start) * cols.len() + col - cols.start;
+                    let from = &values[start - holds.start..end - holds.start];
+                    out[to..to + from.len()].copy_from_slice(from);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads values of a piece that follow each other, verified with the rest of their chunks.
+    /// Returns where they lie in the buffer.
+    fn run(
+        &self,
+        piece: &Piece,
+        values: Range<usize>,
+        buffer: &mut Vec<u8>,
+    ) -> anyhow::Result<Range<usize>> {
+        let chunks = values.start / VALUES..values.end.div_ceil(VALUES);
+        let first = chunks.start * VALUES;
+        let len = 4 * ((chunks.end * VALUES).min(numel(piece)) - first);
+        let at = piece.byte + 4 * first as u64;
+        let place = |at: u64, len: usize| {
+            let folder = &self.checkpoint.folder;
+            let path = folder.join(&self.checkpoint.index.shards[piece.shard].file);
+            let (name, kept) = (&self.tensor.name, moment_name(self.moment));
+            format!("{}: bytes {at}..{} ({kept} of {name})", path.display(), at + len as u64)
+        };
+        let read = self.checkpoint.files[piece.shard].read(at, len, buffer);
+        let read = read.with_context(|| format!("{}: cannot be read", place(at, len)))?;
+        for (i, (bytes, digest)) in
+            buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
+        {
+            ensure!(
+                Digest::of(bytes) == *digest,
+                "{}: damaged, their digest is not the one saved",
+                place(at + (i * CHUNK) as u64, bytes.len())
+            );
+        }
+        Ok(read.start + 4 * (values.start - first)..read.start + 4 * (values.end - first))
+    }
+}
+
+fn numel(piece: &Piece) -> usize {
+    piece.size[0] * piece.size[1]
+}
+
+/// Rows of a tensor, some MiB at a time: blocks that end where chunks do, as far as the first piece
+/// that holds one of the rows goes.
 pub fn row_blocks(
     tensor: &Tensor,
+    moment: Moment,
     rows: Range<usize>,
 ) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
-    let step = rows_at_once(tensor.matrix()?[1]);
-    let blocks = (rows.start / step * step..rows.end).step_by(step);
+    let [_, cols] = tensor.matrix()?;
+    let pieces = &tensor.kept(moment).pieces;
+    let holds = |piece: &&Piece| (piece.at[0]..piece.at[0] + piece.size[0]).contains(&rows.start);
+    let base = pieces.iter().find(holds).map_or(0, |piece| piece.at[0]);
+    let step = pieces.iter().map(|piece| rows_at_once(piece.size[1])).max().unwrap_or(1);
+    let step = step.clamp(1, (READ / (4 * cols)).max(1));
+    let blocks = (base + (rows.start - base) / step * step..rows.end).step_by(step);
     Ok(blocks.map(move |first| first.max(rows.start)..(first + step).min(rows.end)))
 }
 
@@ -204,28 +276,33 @@ fn rows_at_once(cols: usize) -> usize {
 }
 
 impl ShardFile {
-    /// Bytes `at .. at + len`, in the buffer.
-    fn read<'b>(&self, at: u64, len: usize, buffer: &'b mut Buffer) -> std::io::Result<&'b [u8]> {
-        buffer.bytes.resize(CHUNK + 3 * BLOCK, 0);
-        let aligned = buffer.bytes.as_ptr().align_offset(BLOCK);
-        let bytes = &mut buffer.bytes[aligned..];
+    /// Bytes `at .. at + len`: returns where they lie in the buffer.
+    fn read(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> io::Result<Range<usize>> {
+        let size = len + 3 * BLOCK;
+        if buffer.len() < size {
+            buffer.resize(size, 0);
+        }
+        let aligned = buffer.as_ptr().align_offset(BLOCK);
+        let bytes = &mut buffer[aligned..];
         if let Some(direct) = &self.direct {
             let skip = at as usize % BLOCK;
             let whole = (skip + len).next_multiple_of(BLOCK);
             let mut got = 0;
             // It ends early at the end of the file only.
             while got < skip + len && got % BLOCK == 0 {
-                match direct.read_at(&mut bytes[got..whole], at - skip as u64 + got as u64)? {
-                    0 => break,
-                    n => got += n,
+                match direct.read_at(&mut bytes[got..whole], at - skip as u64 + got as u64) {
+                    Ok(0) => break,
+                    Ok(n) => got += n,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
                 }
             }
             if got >= skip + len {
-                return Ok(&bytes[skip..skip + len]);
+                return Ok(aligned + skip..aligned + skip + len);
             }
         }
         self.file.read_exact_at(&mut bytes[..len], at)?;
-        Ok(&bytes[..len])
+        Ok(aligned..aligned + len)
     }
 }
 

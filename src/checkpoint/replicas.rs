@@ -6,10 +6,12 @@
 use super::digest::{Digest, Values};
 use super::read::Checkpoint;
 use crate::base::DType;
-use crate::engine::{Engine, Replica};
+use crate::engine::{Engine, Piece, Replica};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of a live weight that are looked at together: they stay in a core's cache.
 const TOGETHER: usize = 512 << 10;
@@ -27,26 +29,9 @@ pub struct Held {
 /// Of this rank. Every rank of the data-parallel group calls it: it waits for what is under way.
 pub fn held(engine: &Engine) -> Vec<Held> {
     engine.settle();
-    let dtype = engine.live_dtype();
+    let (dtype, pieces) = (engine.live_dtype(), engine.live_pieces());
     let mut all: Vec<Held> = Vec::new();
-    let mut words: Vec<u32> = Vec::new();
-    for piece in engine.live_pieces() {
-        let ([rows, cols], whole) = (piece.size, piece.slot.spec.cols);
-        let at_once = (TOGETHER / dtype.size() / cols).max(1);
-        let mut digest = Digest::default();
-        for first in (0..rows).step_by(at_once) {
-            let rows = first..(first + at_once).min(rows);
-            let size = rows.len() * cols * dtype.size();
-            words.resize(size.div_ceil(4), 0);
-            let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..size];
-            engine.read_live(&piece, rows, bytes);
-            let values = match dtype {
-                DType::BF16 => Values::Bf16(bytemuck::cast_slice(bytes)),
-                _ => Values::F32(bytemuck::cast_slice(bytes)),
-            };
-            let at = [piece.at[0] + first, piece.at[1]];
-            digest = digest.and(Digest::of_rectangle(whole, at, cols, values));
-        }
+    for (piece, digest) in pieces.iter().zip(digests(engine, &pieces)) {
         let (name, values) = (piece.slot.name.clone(), piece.numel() as u64);
         match all.last_mut().filter(|last| last.name == name && last.replica == piece.replica) {
             Some(last) => {
@@ -60,6 +45,68 @@ pub fn held(engine: &Engine) -> Vec<Held> {
         }
     }
     all
+}
+
+/// Rows of a piece on the host, as they lie in memory.
+struct Block {
+    piece: usize,
+    first: usize,
+    size: usize,
+    words: Vec<u32>,
+}
+
+/// Digests of live pieces: copied out of the engine here, computed by threads beside.
+fn digests(engine: &Engine, pieces: &[Piece]) -> Vec<Digest> {
+    let dtype = engine.live_dtype();
+    let digests = Mutex::new(vec![Digest::default(); pieces.len()]);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4);
+    let (send, blocks) = sync_channel::<Block>(threads);
+    let (give, spare) = channel::<Vec<u32>>();
+    let blocks = Mutex::new(blocks);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (give, blocks, digests) = (give.clone(), &blocks, &digests);
+            scope.spawn(move || {
+                let next = || lock(blocks).recv().ok();
+                while let Some(block) = next() {
+                    let digest = block.digest(&pieces[block.piece], dtype);
+                    let sum = &mut lock(digests)[block.piece];
+                    *sum = sum.and(digest);
+                    give.send(block.words).ok();
+                }
+            });
+        }
+        for (number, piece) in pieces.iter().enumerate() {
+            let [rows, cols] = piece.size;
+            let at_once = (TOGETHER / dtype.size() / cols).max(1);
+            for first in (0..rows).step_by(at_once) {
+                let rows = first..(first + at_once).min(rows);
+                let size = rows.len() * cols * dtype.size();
+                let mut words = spare.try_recv().unwrap_or_default();
+                words.resize(size.div_ceil(4), 0);
+                engine.read_live(piece, rows, &mut bytemuck::cast_slice_mut(&mut words)[..size]);
+                send.send(Block { piece: number, first, size, words }).expect("a digesting thread");
+            }
+        }
+        drop(send);
+    });
+    digests.into_inner().unwrap_or_else(|held| held.into_inner())
+}
+
+impl Block {
+    fn digest(&self, piece: &Piece, dtype: DType) -> Digest {
+        let bytes: &[u8] = &bytemuck::cast_slice(&self.words)[..self.size];
+        let values = match dtype {
+            DType::BF16 => Values::Bf16(bytemuck::cast_slice(bytes)),
+            _ => Values::F32(bytemuck::cast_slice(bytes)),
+        };
+        let at = [piece.at[0] + self.first, piece.at[1]];
+        Digest::of_rectangle(piece.slot.spec.cols, at, piece.size[1], values)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|held| held.into_inner())
 }
 
 /// A copy of a weight: what ranks hold of it together.

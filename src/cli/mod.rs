@@ -13,6 +13,7 @@ mod import;
 mod diagnose;
 mod manifest;
 mod data;
+mod estimate;
 
 use crate::base::Problems;
 use crate::comm::Failed;
@@ -44,6 +45,8 @@ enum Command {
     Import(import::Args),
     /// Say who held up a run whose ranks failed, from the folder they wrote
     Diagnose(diagnose::Args),
+    /// Say what a run will need: memory, time, days, and what to change
+    Estimate(estimate::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
+        Command::Estimate(args) => estimate::run(args),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
     };

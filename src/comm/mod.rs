@@ -9,6 +9,7 @@
 //! one it is in) unwinds with it. Whoever started the rank wraps it in `catch`, prints the one line
 //! and ends with `Failed::EXIT_CODE`. An ordinary panic of a rank fails the others in the same way.
 
+pub mod dry;
 mod group;
 mod hostlist;
 mod inbox;

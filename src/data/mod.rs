@@ -5,7 +5,7 @@
 //!
 //! Indexed ──► Order ──► Mixture ──► Source ──► Reader ──► Batch
 //! (.bin/.idx)  + split   + blend     + masks    (a thread)
-//!                        + plan
+//!              + cache   + plan
 //! ```
 //!
 //! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a

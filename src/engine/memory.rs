@@ -3,7 +3,7 @@
 use super::groups::{part, seat, slots};
 use super::optimizer::Optimizer;
 use super::zero::Zero;
-use super::{Groups, context};
+use super::{Groups, audit, context};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Position};
@@ -83,10 +83,11 @@ impl fmt::Display for Bill {
 
 /// Small results of a step, read back by the host.
 pub struct Scalars {
-    pub loss: Tensor, // f32 [1, 1]
-    pub norm: Tensor, // f32 [1, 1]  Σ g², then over all ranks
-    pub clip: Tensor, // f32 [1, 2]  norm, factor
-    pub sums: Tensor, // f32 [1, n]  Σ g² of each weight owned
+    pub loss: Tensor,    // f32 [1, 1]
+    pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
+    pub clip: Tensor,    // f32 [1, 2]  norm, factor
+    pub sums: Tensor,    // f32 [1, n]  Σ g² of each weight owned
+    pub digests: Tensor, // i64 [ranks, weights]  of an audit, by rank of a group
 }
 
 /// A rank's memory, laid out.
@@ -138,7 +139,8 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
     });
     let number = |n| at.inputs.matrix(1, n, DType::F32);
     let (loss, norm, clip) = (number(1), number(1), number(2));
-    let scalars = Scalars { loss, norm, clip, sums: number(optimizer.sums()) };
+    let (sums, digests) = (number(optimizer.sums()), audit::room(groups, &layout, &at.inputs));
+    let scalars = Scalars { loss, norm, clip, sums, digests };
     Laid { layout, zero, optimizer, slopes, slots, work, arrived, eval, scalars }
 }
 

@@ -1,19 +1,23 @@
 //! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
 //! update. Every tensor is reserved in `new`; knows no files and prints nothing.
 
+mod audit;
 mod groups;
 mod memory;
 mod zero;
 mod optimizer;
 mod pieces;
 mod sampler;
+mod volume;
 pub mod lr;
 
-pub use groups::{Groups, actions, cuts};
+pub use audit::{Drift, Drifted};
+pub use groups::{Groups, actions, cuts, orders};
 pub use memory::Bill;
 pub use optimizer::Moment;
 pub use pieces::{Piece, Replica, saved_shape};
 pub use sampler::Sampler;
+pub use volume::volume;
 
 use crate::base::DType;
 use crate::comm::Message;
@@ -255,7 +259,7 @@ impl<'a> Engine<'a> {
             zero: &self.zero,
             layout: &self.layout,
             data: &*self.groups.data,
-            tensor: &*self.groups.tensor,
+            partial: &*self.groups.partial,
             sequence: self.manifest.topology.sequence_parallel,
             tied: self.manifest.model.tied_head && self.groups.pipeline.size() > 1,
         }
@@ -285,6 +289,7 @@ fn context<'a>(
         dtype: match manifest.precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
+            Precision::Fp16 => unreachable!("`runnable` refuses fp16"),
         },
         recompute: manifest.topology.recompute,
         seed: manifest.train.seed,

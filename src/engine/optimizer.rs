@@ -149,6 +149,11 @@ impl Optimizer {
         })
     }
 
+    /// All that is kept of this rank's part of a bucket, by moment.
+    pub fn owned(&self, bucket: usize) -> [Tensor; 3] {
+        self.owned[bucket].kept
+    }
+
     /// Rounds all master weights into the live ones.
     pub fn publish(&self, be: &dyn Backend) {
         for own in self.owned.iter().filter(|own| own.kept[0].addr() != own.live.addr()) {

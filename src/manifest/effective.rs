@@ -17,6 +17,7 @@ impl From<&Manifest> for raw::Raw {
             precision: Some(match m.precision {
                 Precision::F32 => raw::Precision::F32,
                 Precision::Bf16 => raw::Precision::Bf16,
+                Precision::Fp16 => raw::Precision::Fp16,
             }),
             data: Some(data(&m.data)),
             batch: Some(batch(&m.batch)),
@@ -40,6 +41,14 @@ impl From<&Manifest> for raw::Raw {
                 tensorboard: Some(m.log.tensorboard),
                 peak_tflops: m.log.peak_tflops,
             }),
+            plan: Some(raw::Plan {
+                hardware: m.plan.hardware.clone(),
+                framework: m.plan.framework,
+                price: m.plan.price,
+                budget: m.plan.budget,
+                availability: m.plan.availability,
+            })
+            .filter(|_| m.plan != Plan::default()),
             train: Some(train(&m.train)),
         }
     }
@@ -231,6 +240,7 @@ fn train(t: &Train) -> raw::Train {
         steps: None,
         eval_interval: Some(t.eval_interval.unwrap_or(0)),
         eval_samples: Some(t.eval_samples),
+        audit_interval: Some(t.audit_interval.unwrap_or(0)),
         seed: Some(t.seed),
         threads: t.threads,
         device: Some(match t.device {

@@ -36,6 +36,7 @@ pub struct Manifest {
     pub comm: Comm,
     pub checkpoint: Checkpoint,
     pub log: Log,
+    pub plan: Plan,
     pub train: Train,
 }
 
@@ -92,6 +93,8 @@ pub enum Precision {
     F32,
     /// bf16 weights and activations, fp32 master weights and gradient accumulation.
     Bf16,
+    /// fp16 with loss scaling: planned for, not run (`runnable`).
+    Fp16,
 }
 
 /// What is read, and how it is masked.
@@ -373,6 +376,18 @@ pub struct Log {
     pub peak_tflops: Option<f64>,
 }
 
+/// What is planned for; `gptrain estimate` has a default for each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub hardware: Option<String>,
+    pub framework: Option<raw::Framework>,
+    /// Of one device and hour.
+    pub price: Option<f64>,
+    pub budget: Option<f64>,
+    /// Share of the calendar in which the run makes progress.
+    pub availability: Option<f64>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Train {
     /// The length of the run.
@@ -381,6 +396,8 @@ pub struct Train {
     pub eval_interval: Option<u64>,
     /// Samples read from each validation set at an evaluation.
     pub eval_samples: u64,
+    /// Steps between comparisons of weights that must be equal on several ranks; `None` is never.
+    pub audit_interval: Option<u64>,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// CPU threads of each rank; `None` shares what there are among the ranks of a machine.

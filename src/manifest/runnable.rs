@@ -1,6 +1,6 @@
 //! What a manifest may say that this version cannot run yet: refused by name, never ignored.
 
-use super::{DeviceChoice, Manifest};
+use super::{DeviceChoice, Manifest, Precision};
 use crate::base::Problems;
 
 impl Manifest {
@@ -15,6 +15,10 @@ impl Manifest {
             let what = "topology.zero 2 and 3 reduce gradients after every micro-batch, of which a \
                         pipeline has several under way: they go without a pipeline only";
             refuse(what, "--set topology.zero=1, or --set topology.pipeline=1");
+        }
+        if self.precision == Precision::Fp16 {
+            let what = "precision is fp16: this version has no loss scaling yet";
+            refuse(what, "--set precision=bf16");
         }
         if self.train.device == DeviceChoice::Cuda {
             let what = "train.device is cuda: this version computes on the CPU only";

@@ -19,7 +19,7 @@ pub use inputs::Inputs;
 pub use layout::{Bucket, Chunk, Layout, Params, Part, Slot};
 pub use stage::{Custody, Slots, Stage, Work};
 pub use tensor_parallel::TensorParallel;
-pub use weights::{Place, Split, Weight, costs, flops_per_token, parameters};
+pub use weights::{Place, Split, Weight, costs, flops_per_token, parameters, table};
 
 use crate::base::{DType, rng};
 use crate::device::{Backend, Dropout};

@@ -5,3 +5,4 @@ pub mod ramp;
 pub mod schedule;
 pub mod split;
 pub mod timeline;
+pub mod volume;

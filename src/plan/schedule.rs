@@ -286,12 +286,12 @@ mod tests {
             let mut tenants = vec![None; count];
             for action in actions {
                 let pass = action.pass();
-                let tenant = Some((pass.micro, pass.chunk));
+                let tenant = (pass.micro, pass.chunk);
                 match action {
-                    RecvX(_) | Forward(_) if tenants[pass.slot] != tenant => {
-                        assert_eq!(tenants[pass.slot].replace(tenant.unwrap()), None);
+                    RecvX(_) | Forward(_) if tenants[pass.slot] != Some(tenant) => {
+                        assert_eq!(tenants[pass.slot].replace(tenant), None);
                     }
-                    Backward(_) => assert_eq!(tenants[pass.slot].take(), tenant),
+                    Backward(_) => assert_eq!(tenants[pass.slot].take(), Some(tenant)),
                     _ => (),
                 }
                 if pass.chunk > 0 && matches!(action, Forward(_)) {

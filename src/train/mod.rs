@@ -21,6 +21,7 @@ use crate::device::Backend;
 use crate::engine::{Engine, lr};
 use crate::manifest::{Loaded, Manifest, Objective};
 use crate::plan::ramp::Ramp;
+use anyhow::Context;
 use feed::{Feed, Turn};
 use guard::Signals;
 use rank::{Agreed, Rank};
@@ -97,6 +98,9 @@ impl Run<'_> {
             self.step(global)?;
             let step = self.progress.step;
             let last = self.progress.consumed_samples + global as u64 > m.train.samples;
+            if m.train.audit_interval.is_some_and(|every| last || due(every, step)) {
+                self.audit()?;
+            }
             if m.train.eval_interval.is_some_and(|every| last || due(every, step)) {
                 self.evaluate()?;
             }
@@ -159,6 +163,20 @@ impl Run<'_> {
             seconds: started.elapsed().as_secs_f64(),
             data_wait_seconds: (self.feed.wait() - waited).as_secs_f64(),
         })
+    }
+
+    /// Ends the run if weights that must be equal on several ranks are not.
+    fn audit(&self) -> anyhow::Result<()> {
+        let step = self.progress.step;
+        self.rank.doing("comparing weights");
+        let Err(drifted) = self.engine.audit() else { return Ok(()) };
+        let found = if drifted.found.is_empty() { Ok(()) } else { Err(drifted) };
+        self.rank.all(found.with_context(|| {
+            format!(
+                "audit after step {step}: a rank has computed or stored something wrong; look at \
+                 its hardware, and go on from a checkpoint before the last audit that passed"
+            )
+        }))
     }
 
     fn evaluate(&mut self) -> anyhow::Result<()> {

@@ -40,6 +40,7 @@ const RULES: &[(&str, Change)] = &[
     ("train.device",        Change::Free),
     ("train.eval_interval", Change::Free),
     ("train.eval_samples",  Change::Free),
+    ("train.audit_interval", Change::Free),
     ("data.valid",          Change::Free),
     ("data.cache",          Change::Free),
     ("data.tokenizer",      Change::Free),

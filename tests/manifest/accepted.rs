@@ -36,6 +36,7 @@ fn defaults_are_what_a_megatron_user_expects() {
     assert_eq!((m.topology.ranks(), m.topology.recompute), (1, Recompute::None));
     assert_eq!(m.log.folder, PathBuf::from("runs/trial"));
     assert_eq!((m.train.eval_interval, m.train.eval_samples), (Some(1000), 160));
+    assert_eq!(m.train.audit_interval, Some(100));
     assert_eq!((m.checkpoint.interval, m.checkpoint.keep_last), (1000, None));
     assert!(m.runnable().is_ok());
 }
@@ -200,7 +201,8 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "comm={timeout_s: 7, start_timeout_s: 9, rendezvous: 'n1:2950'}",
             "checkpoint={interval: 3, keep_last: 4}",
             "log={folder: a b, interval: 9, tensorboard: false}",
-            "train={tokens: 1e7, eval_interval: 0, eval_samples: 7, seed: 18446744073709551615, \
+            "train={tokens: 1e7, eval_interval: 0, eval_samples: 7, audit_interval: 0, \
+             seed: 18446744073709551615, \
              threads: 3, device: cpu}",
             "name=1e3",
         ],
@@ -217,6 +219,7 @@ fn the_effective_manifest_loads_back_to_the_same() {
     let full = with(sets[1]).manifest;
     assert_eq!(full.data.objective, Objective::PrefixLm { loss_on_targets_only: false });
     assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
+    assert_eq!(full.train.audit_interval, None);
 }
 
 #[test]

@@ -137,10 +137,29 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
          3); a global batch of 16 does not divide → use multiples of 24, or 1f1b",
     );
     check_added(
+        "topology: {pipeline: 2, zero: 3}",
+        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights anew \
+         for each micro-batch, which costs more traffic than the memory is worth → set \
+         topology.zero to 1, or topology.pipeline to 1",
+    );
+    check_added(
         "topology: {chunks: 2}",
         "m.yaml:17: topology.chunks is only for schedule: interleaved → set topology.schedule to \
          interleaved, or remove it",
     );
+}
+
+#[test]
+fn interleaving_is_checked_at_every_stage_of_a_ramp_up() {
+    let sets = [
+        "topology={pipeline: 2, schedule: interleaved, layer_split: balanced}",
+        "batch={micro: 2, global: 16, ramp_up: 4 2 1000}",
+    ];
+    let complaint = complaints(GOOD, &sets);
+    let expected = "schedule: interleaved takes 4 samples at a time (micro 2 × data 1 × pipeline \
+                    2); a global batch of 6 (and 2 more of the ramp-up) does not divide → use \
+                    multiples of 4, or 1f1b";
+    assert!(complaint.ends_with(expected), "{complaint}");
 }
 
 /// The 102 of 108 heads story: formulas of the 48-node search, each a line.

@@ -90,7 +90,7 @@ fn moved(
     let [rows, cols] = tensor.matrix()?;
     let (mut before, mut after) = (Vec::new(), Vec::new());
     let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
-    for rows in row_blocks(tensor, 0..rows)? {
+    for rows in row_blocks(tensor, moment, 0..rows)? {
         before.resize(rows.len() * cols, 0.0);
         after.resize(rows.len() * cols, 0.0);
         a.read(tensor, moment, rows.clone(), 0..cols, &mut before)?;

@@ -10,10 +10,11 @@ pub use diff::{Diff, diff};
 pub use plot::svg;
 pub use stats::Stats;
 
-use super::index::{DataId, Group, Optimizer, Past, moment_name};
+use super::Tensor;
+use super::against;
+use super::index::{DataId, Optimizer, Past, moment_name};
 use super::read::Checkpoint;
-use super::{Index, Tensor};
-use crate::engine::{Moment, saved_shape};
+use crate::engine::Moment;
 use crate::manifest::{self, Model};
 use crate::model::{Layout, Part, Slot};
 use serde::Serialize;
@@ -92,10 +93,10 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
         layout,
         slots: layout.slots().map(|slot| (slot.name.as_str(), slot)).collect(),
     });
-    if let Some(expected) = &expected {
-        expected.table(index, &mut damage);
+    if let Some((model, _)) = &model {
+        damage.extend(against::model(index, model));
     }
-    groups(index, &mut damage);
+    damage.extend(against::groups(index));
     for tensor in &index.tensors {
         let drifted = tensor.drifted();
         if !drifted.is_empty() {
@@ -150,37 +151,12 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// The tensors are those of the model: none missing, none too many, shapes and decay as there.
-    fn table(&self, index: &Index, damage: &mut Vec<String>) {
-        for (name, slot) in &self.slots {
-            let shape = saved_shape(slot, self.model.vocab);
-            match index.tensor(name) {
-                None => damage.push(format!("{name} is missing: its manifest's model has it")),
-                Some(t) if t.shape != shape => {
-                    damage.push(format!(
-                        "{name} is {:?}, its manifest's model has {shape:?}",
-                        t.shape
-                    ));
-                }
-                Some(t) if t.decay != slot.spec.decay => damage.push(format!(
-                    "{name} is in the group {} weight decay; norms and biases must not decay, \
-                     matrices must",
-                    if t.decay { "with" } else { "without" }
-                )),
-                Some(_) => {}
-            }
-        }
-        for tensor in index.tensors.iter().filter(|t| !self.slots.contains_key(t.name.as_str())) {
-            damage.push(format!("{} is unexpected: its manifest's model has it not", tensor.name));
-        }
-    }
-
     /// Whether the weight is what it was at step 0, down to the last value.
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
         let Some(slot) = self.slots.get(tensor.name.as_str()) else { return Ok(false) };
         let [rows, cols] = tensor.matrix()?;
         let (mut initial, mut now) = (Vec::new(), Vec::new());
-        for rows in super::row_blocks(tensor, 0..rows)? {
+        for rows in super::row_blocks(tensor, Moment::Master, 0..rows)? {
             initial.resize(rows.len() * cols, 0.0);
             now.resize(rows.len() * cols, 0.0);
             self.layout.init_rows(slot, rows.start, self.model, self.seed, &mut initial);
@@ -190,34 +166,6 @@ impl Expected<'_> {
             }
         }
         Ok(true)
-    }
-}
-
-/// Every tensor is in one optimizer group, the right one, and the groups have taken every step.
-fn groups(index: &Index, damage: &mut Vec<String>) {
-    let mut seen = BTreeMap::new();
-    for group in &index.optimizer.groups {
-        if group.step != index.progress.step {
-            damage.push(format!(
-                "an optimizer group of {} tensors has taken {} steps, the run {}",
-                group.tensors.len(),
-                group.step,
-                index.progress.step
-            ));
-        }
-        group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
-    }
-    for tensor in &index.tensors {
-        let times = seen.get(tensor.name.as_str()).copied().unwrap_or(0);
-        if times != 1 {
-            damage.push(format!("{} is in {times} optimizer groups", tensor.name));
-        }
-        let vector = tensor.shape.len() == 1;
-        let decays =
-            |group: &&Group| group.weight_decay > 0.0 && group.tensors.contains(&tensor.name);
-        if vector && (tensor.decay || index.optimizer.groups.iter().any(|g| decays(&g))) {
-            damage.push(format!("{} is a vector and decays", tensor.name));
-        }
     }
 }
 

@@ -64,7 +64,7 @@ pub struct BuildArgs {
     /// wrote the text can then end a document in it
     #[arg(long)]
     parse_special: bool,
-    /// Bytes of an id on disk: uint16 or int32; by the size of the vocabulary unless given
+    /// Type of an id on disk; unless given uint16, or int32 for a vocabulary of 65,500 or more
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 }

@@ -25,30 +25,34 @@ pub struct Args {
     /// The part of the split that is read
     #[arg(long, value_enum, default_value_t = Which::Train)]
     which: Which,
-    /// Seed of the order
+    /// Seed of the order, below 2^32
     #[arg(long, default_value_t = 1234)]
     seed: u64,
     /// Tokens of a sample, not counting the one that is only predicted
     #[arg(long, default_value_t = 2048)]
     seq_len: usize,
-    /// The length of the run, or three: of training, validation and test. Megatron's order depends
-    /// on it: as many whole epochs are ordered as it takes. Without it, one epoch
+    /// Samples a run asks for: of the part that is read, or N,N,N of train, valid and test. The
+    /// order depends on it, and the number printed is Megatron's len(dataset): of one dataset the
+    /// whole epochs it takes, which may be more than N; of several with weights, N, each one's
+    /// share rounded up. Without it, one epoch
     #[arg(long, value_name = "N[,N,N]", value_delimiter = ',')]
     samples: Vec<u64>,
-    /// A weight for each dataset; without weights they are mixed by their sizes
+    /// A weight for each dataset, in the same order; without, they are mixed by their sizes
     #[arg(long, value_name = "W", value_delimiter = ',', num_args = 1..)]
     weights: Vec<f64>,
     /// Whose order is followed
     #[arg(long, value_enum, default_value_t = Rule::Mcore)]
     rule: Rule,
-    /// Print samples A up to B, not including B (such as 0..3); with fractions (0.95..1.0), read
-    /// that range of each dataset instead of a part of the split
+    /// Whole numbers: print samples A up to, not including, B of that order, such as 0..3.
+    /// Fractions (written with a point, such as 0.95..1.0): read that range of each dataset's
+    /// sequences instead of a part of the split. May be given twice, once for each
     #[arg(long, value_name = "A..B")]
     range: Vec<String>,
     /// Keep the order of each dataset's samples in this folder, and read it from there next time
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each
+    /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each, of all samples; without,
+    /// the first few are shown as text
     #[arg(long)]
     json: bool,
     /// Decodes the text; unless given, tokenizer.json beside the first dataset, if there is one
@@ -68,6 +72,7 @@ enum Rule {
     /// Megatron-Core
     Mcore,
     /// Megatron-DeepSpeed (bigscience)
+    #[value(alias = "mds")]
     MegatronDeepspeed,
 }
 

@@ -6,7 +6,9 @@ mod shape;
 mod time;
 
 use super::report::{Report, short};
-use super::{Checkpoint, Comm, DeviceChoice, Log, Manifest, Optimizer, Precision, Train, raw};
+use super::{
+    Checkpoint, Comm, DeviceChoice, Log, Manifest, Optimizer, Plan, Precision, Train, raw,
+};
 use std::path::{Path, PathBuf};
 
 /// `folder` is where relative paths to data start; `stem` names a manifest without a name.
@@ -33,6 +35,7 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
             samples,
             eval_interval: eval_interval(&train, !data.valid.is_empty(), report),
             eval_samples: train.eval_samples.unwrap_or(10 * batch.global as u64),
+            audit_interval: Some(train.audit_interval.unwrap_or(100)).filter(|steps| *steps > 0),
             seed: train.seed.unwrap_or(1234),
             threads: train.threads,
             device: match train.device.unwrap_or(raw::Device::Auto) {
@@ -41,6 +44,7 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
                 raw::Device::Cuda => DeviceChoice::Cuda,
             },
         },
+        plan: plan(raw.plan.unwrap_or_default()),
         model,
         data,
         batch,
@@ -62,7 +66,7 @@ fn precision(precision: Option<raw::Precision>, report: &mut Report) -> Precisio
     let known = match precision {
         None | Some(raw::Precision::F32) => return Precision::F32,
         Some(raw::Precision::Bf16) => return Precision::Bf16,
-        Some(raw::Precision::Fp16) => "fp16",
+        Some(raw::Precision::Fp16) => return Precision::Fp16,
         Some(raw::Precision::Fp8) => "fp8",
     };
     let what = format!("precision {known} is not in this version");
@@ -126,6 +130,11 @@ fn checkpoint(raw: raw::Checkpoint) -> Checkpoint {
         keep_every: raw.keep_every,
         in_flight: raw.in_flight.unwrap_or(1),
     }
+}
+
+fn plan(raw: raw::Plan) -> Plan {
+    let raw::Plan { hardware, framework, price, budget, availability } = raw;
+    Plan { hardware, framework, price, budget, availability }
 }
 
 fn log(raw: raw::Log, name: &str) -> Log {

@@ -98,6 +98,7 @@ pub fn topology(raw: raw::Topology, model: &Model, batch: &Batch, report: &mut R
     tensor_cut(&topology, model, report);
     pipeline_cut(&topology, model, report);
     interleaving(&topology, batch, report);
+    custody(&topology, report);
     topology
 }
 
@@ -195,12 +196,30 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     let group = batch.micro * topology.data * stages;
     let failing: Vec<usize> =
         batch.ramp().sizes().filter(|size| !size.is_multiple_of(group)).collect();
-    if let Some(first) = failing.first() {
+    if let [first, more @ ..] = &failing[..] {
+        let others = match more.len() {
+            0 => String::new(),
+            n => format!(" (and {n} more of the ramp-up)"),
+        };
         let what = format!(
             "schedule: interleaved takes {group} samples at a time (micro {} × data {} × pipeline \
-             {stages}); a global batch of {first} does not divide",
+             {stages}); a global batch of {first}{others} does not divide",
             batch.micro, topology.data
         );
         report.add("topology.schedule", what, format!("use multiples of {group}, or 1f1b"));
+    }
+}
+
+/// ZeRO-2 and 3 share what a pipeline's stage uses again for every micro-batch in flight.
+fn custody(topology: &Topology, report: &mut Report) {
+    let Topology { zero, pipeline, .. } = *topology;
+    if zero >= 2 && pipeline > 1 && report.sound(&["topology.zero", "topology.pipeline"]) {
+        let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
+        let what = format!(
+            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} anew for \
+             each micro-batch, which costs more traffic than the memory is worth"
+        );
+        let remedy = "set topology.zero to 1, or topology.pipeline to 1";
+        report.between(&["topology.zero", "topology.pipeline"], what, remedy);
     }
 }

@@ -20,7 +20,7 @@ pub enum Precision {
     /// bfloat16 weights and activations, 32-bit master weights and gradient accumulation.
     #[serde(rename = "bf16")]
     Bf16,
-    /// Half precision with loss scaling: not in this version.
+    /// Half precision with loss scaling: to be planned, not yet to be run.
     #[serde(rename = "fp16")]
     Fp16,
     /// 8-bit floats: not in this version.
@@ -143,6 +143,28 @@ pub enum Recompute {
     Selective,
     /// Everything but each block's input (--checkpoint-activations).
     Full,
+}
+
+/// Programs whose needs are known.
+#[serde(rename_all = "kebab-case")]
+pub enum Framework {
+    /// This one.
+    Gptrain,
+    /// Megatron-DeepSpeed's 3D parallelism, with ZeRO-1.
+    #[serde(rename = "megatron-deepspeed")]
+    MegatronDeepSpeed,
+    /// NVIDIA Megatron-LM.
+    MegatronLm,
+    /// Megatron-DeepSpeed with ZeRO-3 and tensor parallelism.
+    #[serde(rename = "deepspeed-zero3")]
+    DeepSpeedZero3,
+    /// Hugging Face's trainer with DeepSpeed.
+    #[serde(rename = "hf-deepspeed")]
+    HfDeepSpeed,
+    /// PyTorch's DistributedDataParallel.
+    Ddp,
+    /// PyTorch's FullyShardedDataParallel.
+    Fsdp,
 }
 
 /// Where it is computed.

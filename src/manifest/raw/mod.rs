@@ -59,6 +59,8 @@ pub struct Raw {
     pub checkpoint: Option<Checkpoint>,
     /// What is reported, and where.
     pub log: Option<Log>,
+    /// What `gptrain estimate` plans for, where its flags say nothing else.
+    pub plan: Option<Plan>,
     /// How long (samples, tokens or steps), on what, and from which seed.
     #[schemars(required)]
     pub train: Option<Train>,
@@ -342,7 +344,7 @@ pub struct Topology {
     #[schemars(range(min = 1, max = 1_048_576))]
     pub data: Option<usize>,
     /// What replicas keep only a share of: 0 nothing, 1 optimizer states, 2 gradients too,
-    /// 3 weights too (--zero-stage). Default: 0.
+    /// 3 weights too (--zero-stage); in a pipeline at most 1. Default: 0.
     #[schemars(range(min = 0, max = 3))]
     pub zero: Option<u8>,
     /// Tensor-parallel ranks share norms and dropout along the sequence (--sequence-parallel).
@@ -353,7 +355,8 @@ pub struct Topology {
     /// Chunks of layers per stage, for schedule: interleaved. Default: 2.
     #[schemars(range(min = 2, max = 1024))]
     pub chunks: Option<usize>,
-    /// How layers are cut into stages: a rule, or a list of layers per stage. Default: uniform.
+    /// How layers are cut into stages: a rule, or a list of layers per stage; with schedule:
+    /// interleaved, per chunk in the model's order. Default: uniform.
     pub layer_split: Option<LayerSplitForm>,
     /// Which ranks are neighbours; tensor-parallel ranks always are. Default: data.
     pub neighbours: Option<Neighbours>,
@@ -406,6 +409,23 @@ pub struct Log {
     pub peak_tflops: Option<f64>,
 }
 
+/// What `gptrain estimate` plans for.
+pub struct Plan {
+    /// A row of the hardware table, such as a100-80g (`gptrain estimate --list-hardware`).
+    pub hardware: Option<String>,
+    /// Whose memory and time are predicted. Default: gptrain.
+    pub framework: Option<Framework>,
+    /// Of one device and hour. Default: the hardware table's.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub price: Option<f64>,
+    /// Money for the whole run, in the price's currency.
+    #[schemars(range(min = 0.0, max = 1e15))]
+    pub budget: Option<f64>,
+    /// Share of the calendar in which the run makes progress. Default: 1.
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub availability: Option<f64>,
+}
+
 /// Length, evaluation, seed, machine.
 pub struct Train {
     /// Length of the run in samples (--train-samples). One of samples, tokens and steps is given.
@@ -424,6 +444,10 @@ pub struct Train {
     /// Samples read from each validation set at an evaluation. Default: 10 × batch.global.
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub eval_samples: Option<u64>,
+    /// Steps between audits: weights that must be equal on several ranks are compared bit by bit;
+    /// 0 is never. Default: 100.
+    #[schemars(range(min = 0, max = 1_000_000_000_000_000u64))]
+    pub audit_interval: Option<u64>,
     /// Seed of initial weights and dropout. Default: 1234.
     #[schemars(range(min = 0, max = 18_446_744_073_709_551_615u64))]
     pub seed: Option<u64>,

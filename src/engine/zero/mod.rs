@@ -4,16 +4,21 @@
 //! |---|---|---|---|
 //! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
 //! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own share |
-//! | 2 | as 1 | own share; a block's are reduce-scattered after each micro-batch | own share |
+//! | 2 | as 1 | blocks: own share, reduce-scattered after each micro-batch | own share |
 //! | 3 | own share; a block's are gathered one ahead | as 2 | own share |
 //!
 //! A bucket is divided in equal shards. The embedding and the head stay whole through a step.
+//! Everything here is begun and goes on beside the computation: a block of stages 2 and 3 has until
+//! the block after the next one needs its buffer.
+
+#[cfg(test)]
+mod tests;
 
 use super::memory::Arenas;
 use crate::base::DType;
 use crate::comm::{Collective, Group, Pending};
 use crate::device::{Arena, Backend, Tensor};
-use crate::model::{Bucket, Custody, Layout, Params, Place, Split, Weight};
+use crate::model::{Bucket, Custody, Layout, Params, Place, Slot, Split, Weight};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -36,6 +41,10 @@ struct Flight {
     /// Bucket → its gather, begun.
     gathers: Vec<Option<Pending>>,
     reductions: Vec<Pending>,
+    /// Of gradients that are partial sums among tensor-parallel ranks.
+    partial: Vec<Pending>,
+    /// Stages 2 and 3: the block whose gradients are being reduced in each of the two buffers.
+    scattering: [Option<(usize, Pending)>; 2],
     /// Stage 3: the block in each of the two buffers, and the block asked for last.
     gathered: [Option<usize>; 2],
     last: usize,
@@ -54,7 +63,8 @@ impl Zero {
         let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
         let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
         let windows = (level == 3).then(|| [buffer(&at.weights, live), buffer(&at.weights, live)]);
-        let window = (level >= 2).then(|| buffer(&at.grads, DType::F32));
+        let landing = || [buffer(&at.grads, DType::F32), buffer(&at.grads, DType::F32)];
+        let landing = (level >= 2).then(landing);
         let hold = |(i, bucket): (usize, &Bucket)| {
             let len = bucket.range.len();
             let block = bucket.place == Place::Block;
@@ -64,15 +74,15 @@ impl Zero {
                 Some(windows) if block => windows[i % 2].span(0, len),
                 _ => at.weights.matrix(1, len, live),
             };
-            let grads = match window {
-                Some(window) if block => window.span(0, len),
+            let grads = match &landing {
+                Some(landing) if block => landing[i % 2].span(0, len),
                 _ => at.grads.matrix(1, len, DType::F32),
             };
             let own_weights = match level == 3 {
                 true => at.weights.matrix(1, share, live),
                 false => weights.span(offset, share),
             };
-            let own_grads = match level >= 2 {
+            let own_grads = match level >= 2 && block {
                 true => at.grads.matrix(1, share, DType::F32),
                 false => grads.span(offset, share),
             };
@@ -119,12 +129,17 @@ impl Zero {
 
     /// A step begins: no gradient yet.
     pub fn begin(&self, be: &dyn Backend) {
-        for held in &self.held {
-            be.zero(held.grads);
-            if self.level >= 2 {
-                be.zero(held.own_grads);
-            }
-        }
+        // The buffers that blocks share are zero whenever a block enters them.
+        let zeroed = |held: &Held| match self.passes_on(held) {
+            true => be.zero(held.own_grads),
+            false => be.zero(held.grads),
+        };
+        self.held.iter().for_each(zeroed);
+    }
+
+    /// Whether its gradients are only passing through, micro-batch by micro-batch.
+    fn passes_on(&self, held: &Held) -> bool {
+        self.level >= 2 && held.place == Place::Block
     }
 
     /// This rank's weights were updated: the others want them.
@@ -163,7 +178,8 @@ pub struct Keeper<'a> {
     pub zero: &'a Zero,
     pub layout: &'a Layout,
     pub data: &'a dyn Group,
-    pub tensor: &'a dyn Group,
+    /// The tensor-parallel ranks, for what is begun here.
+    pub partial: &'a dyn Group,
     /// Sequence parallelism: gradients of weights that are not split are partial sums.
     pub sequence: bool,
     /// Whether another stage holds a copy of the embedding (or this one the copy).
@@ -183,30 +199,45 @@ impl Keeper<'_> {
                 }
             }
         }
-        let reductions = std::mem::take(&mut self.zero.flight.borrow_mut().reductions);
-        reductions.into_iter().for_each(|pending| self.data.finish(pending));
+        (0..2).for_each(|buffer| self.land(buffer));
+        let flight = &mut *self.zero.flight.borrow_mut();
+        flight.partial.drain(..).for_each(|pending| self.partial.finish(pending));
+        flight.reductions.drain(..).for_each(|pending| self.data.finish(pending));
     }
 
-    /// Sums a bucket's gradients over the ranks.
+    /// Begins to sum a bucket's gradients over the ranks. What is begun runs in order, so the sums
+    /// over tensor-parallel ranks are there before the replicas'.
     fn reduce(&self, bucket: usize) {
+        let flight = &mut *self.zero.flight.borrow_mut();
         let held = &self.zero.held[bucket];
         let layout = &self.layout.buckets[bucket];
         if self.sequence {
             let partial = layout.slots.iter().filter(|slot| slot.spec.split == Split::Whole);
-            partial.for_each(|slot| self.tensor.all_reduce(slot.tensor(layout, held.grads)));
+            let sum = |slot: &Slot| Collective::AllReduce(slot.tensor(layout, held.grads));
+            flight.partial.extend(partial.map(|slot| self.partial.begin(sum(slot))));
         }
-        if self.zero.level == 0 {
-            let pending = self.data.begin(Collective::AllReduce(held.grads));
-            return self.zero.flight.borrow_mut().reductions.push(pending);
+        let part = held.share_of_grads(layout.range.start);
+        let pending = self.data.begin(match self.zero.level {
+            0 => Collective::AllReduce(held.grads),
+            _ => Collective::ReduceScatter { whole: held.grads, part },
+        });
+        match self.zero.passes_on(held) {
+            true => flight.scattering[bucket % 2] = Some((bucket, pending)),
+            false => flight.reductions.push(pending),
         }
-        let (whole, part) = (held.grads, held.share_of_grads(layout.range.start));
-        if self.zero.level == 1 {
-            let pending = self.data.begin(Collective::ReduceScatter { whole, part });
-            return self.zero.flight.borrow_mut().reductions.push(pending);
+    }
+
+    /// Stages 2 and 3: adds up what was reduced in one of the two buffers, and clears it for the
+    /// next block.
+    fn land(&self, buffer: usize) {
+        let landed = self.zero.flight.borrow_mut().scattering[buffer].take();
+        if let Some((bucket, pending)) = landed {
+            self.data.finish(pending);
+            let held = &self.zero.held[bucket];
+            let part = held.share_of_grads(self.layout.buckets[bucket].range.start);
+            self.be.copy(part, held.own_grads.add());
+            self.be.zero(held.grads);
         }
-        self.data.reduce_scatter(whole, part);
-        self.be.copy(part, held.own_grads.add());
-        self.be.zero(whole);
     }
 
     /// Stage 3: makes a block whole, and begins to gather the one after it in the direction of travel.
@@ -250,14 +281,17 @@ impl Custody for Keeper<'_> {
     fn release(&self, _: usize) {}
 
     fn grads(&self, bucket: usize) -> &Params {
-        &self.zero.held[bucket].grads_by_name
+        let held = &self.zero.held[bucket];
+        if self.zero.passes_on(held) {
+            self.land(bucket % 2);
+        }
+        &held.grads_by_name
     }
 
     fn grads_done(&self, bucket: usize, last_micro: bool) {
-        let place = self.zero.held[bucket].place;
-        let every_micro = self.zero.level >= 2 && place == Place::Block;
-        let later = self.tied && place == Place::Embed; // `finish` reduces it with its copy
-        if (last_micro || every_micro) && !later {
+        let held = &self.zero.held[bucket];
+        let later = self.tied && held.place == Place::Embed; // `finish` reduces it with its copy
+        if (last_micro || self.zero.passes_on(held)) && !later {
             self.reduce(bucket);
         }
     }

@@ -1,0 +1,65 @@
+//! What an index says, against what must hold of it: the model's table, the optimizer's groups.
+
+use super::index::{Group, Index};
+use crate::engine::saved_shape;
+use crate::manifest::Model;
+use crate::model::{Layout, Part};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The tensors are those of the model: none missing, none too many, shapes and decay as there.
+pub fn model(index: &Index, model: &Model) -> Vec<String> {
+    let layout = Layout::new(model, Part::whole(model));
+    let (mut damage, mut names) = (Vec::new(), BTreeSet::new());
+    for slot in layout.slots() {
+        let (name, shape) = (&slot.name, saved_shape(slot, model.vocab));
+        match index.tensor(name) {
+            None => damage.push(format!("{name} is missing: the manifest's model has it")),
+            Some(tensor) if tensor.shape != shape => damage
+                .push(format!("{name} is {:?}, the manifest's model has {shape:?}", tensor.shape)),
+            Some(tensor) if tensor.decay != slot.spec.decay => damage.push(format!(
+                "{name} is in the group {} weight decay; norms and biases must not decay, \
+                 matrices must",
+                if tensor.decay { "with" } else { "without" }
+            )),
+            Some(_) => {}
+        }
+        names.insert(name);
+    }
+    let unexpected = index.tensors.iter().filter(|tensor| !names.contains(&tensor.name));
+    damage.extend(
+        unexpected.map(|tensor| {
+            format!("{} is unexpected: the manifest's model has it not", tensor.name)
+        }),
+    );
+    damage
+}
+
+/// Every tensor is in one optimizer group, the right one, and the groups have taken every step.
+pub fn groups(index: &Index) -> Vec<String> {
+    let mut damage = Vec::new();
+    let mut seen = BTreeMap::new();
+    for group in &index.optimizer.groups {
+        if group.step != index.progress.step {
+            damage.push(format!(
+                "an optimizer group of {} tensors has taken {} steps, the run {}",
+                group.tensors.len(),
+                group.step,
+                index.progress.step
+            ));
+        }
+        group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
+    }
+    for tensor in &index.tensors {
+        let times = seen.get(tensor.name.as_str()).copied().unwrap_or(0);
+        if times != 1 {
+            damage.push(format!("{} is in {times} optimizer groups", tensor.name));
+        }
+        let vector = tensor.shape.len() == 1;
+        let decays =
+            |group: &&Group| group.weight_decay > 0.0 && group.tensors.contains(&tensor.name);
+        if vector && (tensor.decay || index.optimizer.groups.iter().any(|g| decays(&g))) {
+            damage.push(format!("{} is a vector and decays", tensor.name));
+        }
+    }
+    damage
+}

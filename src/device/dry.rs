@@ -1,0 +1,206 @@
+//! A device that computes nothing and counts everything: what an engine reserves, and the arithmetic
+//! and traffic of each op it asks for. The planner runs the trainer's own step on it.
+
+use super::{
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor, Visible,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// Work of one kind of op.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    pub calls: f64,
+    pub flops: f64,
+    /// Read and written, each operand once.
+    pub bytes: f64,
+}
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, other: Work) {
+        self.calls += other.calls;
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Work by name of the op.
+pub type Tally = BTreeMap<&'static str, Work>;
+
+/// Counts; see the module.
+#[derive(Default)]
+pub struct Dry {
+    reserved: Cell<usize>,
+    tally: RefCell<Tally>,
+}
+
+/// Where addresses begin: no tensor lies at 0.
+const BASE: usize = 256;
+
+impl Dry {
+    /// Bytes reserved so far.
+    pub fn reserved(&self) -> usize {
+        self.reserved.get()
+    }
+
+    /// What was asked since the last `take`.
+    pub fn take(&self) -> Tally {
+        self.tally.take()
+    }
+
+    fn note(&self, name: &'static str, flops: usize, tensors: &[Tensor]) {
+        let bytes = tensors.iter().map(|x| x.bytes() as f64).sum();
+        *self.tally.borrow_mut().entry(name).or_default() +=
+            Work { calls: 1.0, flops: flops as f64, bytes };
+    }
+
+    /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask leaves
+    /// half.
+    fn attend(
+        &self,
+        name: &'static str,
+        products: usize,
+        qkv: Tensor,
+        how: &Attend,
+        io: &[Tensor],
+    ) {
+        let all = products * 2 * qkv.rows * how.seq * (qkv.cols / 3);
+        let seen = if matches!(how.visible, Visible::Causal) { all / 2 } else { all };
+        self.note(name, seen, io);
+    }
+}
+
+/// Reads an accumulated output, too.
+fn out(y: Out) -> [Tensor; 2] {
+    [y.to, if y.add { y.to } else { y.to.span(0, 0) }]
+}
+
+impl Backend for Dry {
+    fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        let at = BASE + self.reserved.get().next_multiple_of(BASE);
+        self.reserved.set(self.reserved.get() + bytes);
+        Ok(at)
+    }
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn upload(&self, _: &[u8], _: Tensor) {}
+    fn download(&self, _: Tensor, to: &mut [u8]) {
+        to.fill(0);
+    }
+
+    fn zero(&self, x: Tensor) {
+        self.note("zero", 0, &[x]);
+    }
+    fn copy(&self, x: Tensor, y: Out) {
+        self.note("copy", 0, &[&[x][..], &out(y)].concat());
+    }
+    fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
+        let inner = if kind == Gemm::TN { a.rows } else { a.cols };
+        let beside = match then {
+            Epilogue::Nothing | Epilogue::Bias(_) => c.to.span(0, 0),
+            Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => pre,
+        };
+        let flops = 2 * c.to.rows * c.to.cols * inner;
+        self.note("gemm", flops, &[&[a, b, beside][..], &out(c)].concat());
+    }
+    fn embed(&self, _: Tensor, _: Tensor, _: usize, y: Out) {
+        self.note("embed", 0, &[y.to, y.to]);
+    }
+    fn embed_backward(&self, dy: Tensor, _: Tensor, _: usize, _: Out) {
+        self.note("embed backward", dy.numel(), &[dy, dy, dy]);
+    }
+    fn dropout(&self, x: Tensor, drop: &Dropout, y: Out) {
+        if drop.rate > 0.0 || x.addr() != y.to.addr() {
+            self.note("dropout", x.numel(), &[&[x][..], &out(y)].concat());
+        }
+    }
+    fn residual(&self, x: Tensor, branch: Tensor, _: Tensor, _: &Dropout, y: Out) {
+        self.note("residual", 3 * x.numel(), &[x, branch, y.to]);
+    }
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, _: Out) {
+        let in_place = drop.rate == 0.0 && dy.addr() == dbranch.to.addr();
+        let written = if in_place { dy.span(0, 0) } else { dbranch.to };
+        self.note("residual backward", 2 * dy.numel(), &[dy, written]);
+    }
+    fn bias_backward(&self, dy: Tensor, _: Out) {
+        self.note("bias backward", dy.numel(), &[dy]);
+    }
+    fn gelu(&self, x: Tensor, _: Gelu, y: Out) {
+        self.note("gelu", 8 * x.numel(), &[x, y.to]);
+    }
+    fn layernorm(&self, x: Tensor, _: Tensor, _: Tensor, _: f32, y: Out, stats: Out) {
+        self.note("layernorm", 8 * x.numel(), &[x, y.to, stats.to]);
+    }
+    fn layernorm_backward(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        stats: Tensor,
+        _: Tensor,
+        dx: Out,
+        _: Out,
+        _: Out,
+    ) {
+        let all = [&[dy, x, stats][..], &out(dx)].concat();
+        self.note("layernorm backward", 12 * x.numel(), &all);
+    }
+    fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+        self.attend("attention", 2, qkv, how, &[qkv, y.to, lse.to]);
+    }
+    fn attention_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        y: Tensor,
+        lse: Tensor,
+        how: &Attend,
+        dqkv: Out,
+    ) {
+        // Scores are rebuilt: five products for forward's two.
+        self.attend("attention backward", 5, qkv, how, &[dy, qkv, y, lse, dqkv.to]);
+    }
+    fn cross_entropy_stats(&self, logits: Tensor, _: Tensor, _: usize, _: usize, stats: Out) {
+        self.note("cross entropy", 4 * logits.numel(), &[logits, stats.to]);
+    }
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        _: Tensor,
+        _: Tensor,
+        stats: Tensor,
+        _: usize,
+        _: usize,
+        losses: Out,
+        dlogits: Option<Out>,
+    ) {
+        let whole = match dlogits {
+            Some(d) => vec![logits, d.to, stats, losses.to],
+            None => vec![stats, losses.to],
+        };
+        self.note("cross entropy", 4 * logits.numel(), &whole);
+    }
+    fn sum(&self, x: Tensor, y: Out) {
+        self.note("sum", x.numel(), &[x, y.to]);
+    }
+    fn square_sums(&self, xs: &[Tensor], y: Out) {
+        let flops = 2 * xs.iter().map(|x| x.numel()).sum::<usize>();
+        self.note("square sums", flops, &[xs, &[y.to]].concat());
+    }
+    fn clip(&self, sums: Tensor, _: f32, to: Out) {
+        self.note("clip", 4, &[sums, to.to]);
+    }
+    fn adamw(
+        &self,
+        _: &AdamW,
+        _: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        m: Tensor,
+        v: Tensor,
+        live: Tensor,
+    ) {
+        let written = if live.addr() == master.addr() { live.span(0, 0) } else { live };
+        self.note("adamw", 14 * grad.numel(), &[grad, master, master, m, m, v, v, written]);
+    }
+}

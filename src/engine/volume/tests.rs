@@ -1,0 +1,135 @@
+use super::*;
+use crate::comm::{Traffic, World, threads};
+use crate::data::Batch;
+use crate::device::cpu::Cpu;
+use crate::engine::Engine;
+use crate::manifest;
+use crate::model::Inputs;
+use std::collections::BTreeMap;
+
+/// Counts what every rank sends in one step, and compares with the formulas: together to the byte;
+/// each rank by itself too, but for the sums of single numbers.
+fn check(sets: &[&str]) {
+    let text = "
+model: {layers: 4, hidden: 16, heads: 4, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 2, global: 16}
+lr: {peak: 1e-3}
+train: {samples: 800}
+";
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    let m = manifest::parse(text, "test", std::path::Path::new("."), &sets);
+    let m = m.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+    let ranks: Vec<(Traffic, Volume)> = std::thread::scope(|scope| {
+        let run = |world: World| scope.spawn(|| count(world, &m));
+        let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    for (group, of) in GROUPS {
+        let sent = |traffic: &Traffic| -> u64 {
+            let kept = traffic.iter().filter(|((name, _), _)| &**name == group);
+            kept.map(|(_, bytes)| bytes).sum()
+        };
+        let counted: u64 = ranks.iter().map(|(traffic, _)| sent(traffic)).sum();
+        let foretold: f64 = ranks.iter().map(|(_, volume)| of(volume)).sum();
+        let what = format!("group {group} of {sets:?}: {counted} sent, not {foretold}");
+        assert!((counted as f64 - foretold).abs() < 0.5, "{what}");
+        for (rank, (traffic, volume)) in ranks.iter().enumerate() {
+            let off = (sent(traffic) as f64 - of(volume)).abs();
+            assert!(off <= 64.0, "rank {rank} is off by {off}: {what}");
+        }
+    }
+}
+
+/// A group's name, and its part of a volume.
+type Part = (&'static str, fn(&Volume) -> f64);
+
+const GROUPS: [Part; 5] = [
+    ("tensor", |volume| volume.tensor),
+    ("partial", |volume| volume.partial),
+    ("pipeline", |volume| volume.pipeline),
+    ("data", |volume| volume.data),
+    ("ends", |volume| volume.ends),
+];
+
+/// The traffic of a rank's second step, and what was foretold.
+fn count(world: World, m: &Manifest) -> (Traffic, Volume) {
+    let cpu = Cpu::new(Some(1));
+    let groups = Groups::new(&world, &m.topology);
+    let volume = volume(&cpu, &groups, m, m.batch.global);
+    let engine = Engine::new(&cpu, groups, m, true).unwrap();
+    engine.init();
+    let mut load = |inputs: &Inputs| {
+        inputs.upload(&cpu, &batch(m));
+        Ok(())
+    };
+    let micros = div_exact(m.batch.global, m.batch.micro * m.topology.data);
+    let mut totals = Vec::new();
+    for step in 1..3 {
+        engine.step(&mut load, micros, 1e-3, step).unwrap();
+        engine.zero.settle(&*engine.groups.data);
+        totals.push(world.traffic());
+    }
+    let before: BTreeMap<_, _> = totals.remove(0);
+    let step = totals.remove(0).into_iter().map(|(key, bytes)| {
+        let start = before.get(&key).copied().unwrap_or(0);
+        (key, bytes - start)
+    });
+    (step.collect(), volume)
+}
+
+fn batch(m: &Manifest) -> Batch {
+    let (samples, seq) = (m.batch.micro, m.model.seq_len);
+    let n = samples * seq;
+    Batch {
+        first_sample: 0,
+        samples,
+        seq_len: seq,
+        tokens: (0..n as i32).collect(),
+        targets: (1..=n as i32).collect(),
+        weights: vec![1e-2; n],
+        positions: (0..n).map(|i| (i % seq) as i32).collect(),
+        visible: vec![0; 2 * n],
+    }
+}
+
+#[test]
+fn tensor_parallel_traffic_is_the_textbooks() {
+    for recompute in ["none", "selective", "full"] {
+        let recompute = format!("topology.recompute={recompute}");
+        for sets in [
+            &["topology.tensor=2"][..],
+            &["topology.tensor=4", "precision=bf16"],
+            &["topology.tensor=2", "topology.sequence_parallel=true", "precision=bf16"],
+            &["topology.tensor=4", "topology.sequence_parallel=true"],
+        ] {
+            check(&[sets, &[recompute.as_str()]].concat());
+        }
+    }
+}
+
+#[test]
+fn replicas_traffic_is_the_textbooks() {
+    for zero in ["0", "1", "2", "3"] {
+        let zero = format!("topology.zero={zero}");
+        for sets in [
+            &["topology.data=2"][..],
+            &["topology.data=4", "precision=bf16"],
+            &["topology.data=2", "topology.tensor=2", "topology.sequence_parallel=true"],
+            &["topology.data=2", "model.layers=1"],
+        ] {
+            check(&[sets, &[zero.as_str()]].concat());
+        }
+    }
+}
+
+#[test]
+fn a_pipelines_traffic_is_the_textbooks() {
+    let interleaved = "topology.schedule=interleaved";
+    check(&["topology.pipeline=4"]);
+    check(&["topology.pipeline=2", "topology.schedule=gpipe", "precision=bf16"]);
+    check(&["topology.pipeline=2", interleaved]);
+    check(&["topology.pipeline=2", interleaved, "topology.tensor=2", "model.tied_head=false"]);
+    check(&["topology.pipeline=2", "topology.tensor=2", "topology.sequence_parallel=true"]);
+    check(&["topology.pipeline=2", "topology.data=2", "topology.tensor=2", "topology.zero=1"]);
+}

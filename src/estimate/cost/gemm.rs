@@ -1,0 +1,30 @@
+//! A matrix product on a device that deals tiles to its multiprocessors.
+
+use crate::estimate::hardware::Hardware;
+
+/// Tile heights and widths, with the share of the best rate each reaches.
+const TILES: [(usize, usize, f64); 7] = [
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (256, 64, 0.85),
+    (64, 256, 0.85),
+    (128, 64, 0.75),
+    (64, 64, 0.6),
+];
+
+/// Seconds of C[m, n] = A·B over k, at `rate` FLOP/s when every multiprocessor has a tile.
+pub fn seconds(hw: &Hardware, (m, n, k): (usize, usize, usize), rate: f64) -> f64 {
+    let per_unit = rate / hw.units as f64;
+    let one = |(height, width, share): &(usize, usize, f64)| {
+        let tiles = m.div_ceil(*height) * n.div_ceil(*width);
+        let waves = tiles.div_ceil(hw.units) as f64;
+        waves * 2.0 * (height * width) as f64 * k as f64 / (per_unit * share)
+    };
+    TILES.iter().map(one).fold(f64::INFINITY, f64::min)
+}
+
+/// The share of its time that a product loses to half-empty tiles and waves.
+pub fn wasted(hw: &Hardware, (m, n, k): (usize, usize, usize)) -> f64 {
+    1.0 - 2.0 * (m as f64) * (n as f64) * (k as f64) / seconds(hw, (m, n, k), 1.0)
+}

@@ -1,0 +1,10 @@
+//! What a run needs of memory and time, from the shapes and a few constants (`constants`).
+
+pub mod constants;
+mod gemm;
+mod memory;
+mod time;
+
+pub use constants::Constants;
+pub use memory::{Memory, memory};
+pub use time::{Time, time, wasted};

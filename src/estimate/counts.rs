@@ -1,0 +1,41 @@
+//! Parameters of a rank, summed off the model's own table.
+
+use crate::manifest::Model;
+use crate::model::{Place, Split, table};
+
+/// Parameters of one rank under tensor parallelism.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counts {
+    pub embed: f64,
+    pub block: f64,
+    pub head: f64,
+    /// The embedding's token table, which the last stage repeats under a tied head.
+    pub tokens: f64,
+}
+
+impl Counts {
+    pub fn new(model: &Model, tensor: usize) -> Counts {
+        let mut counts = Counts::default();
+        for spec in table(model) {
+            let whole = spec.rows as f64 * spec.cols as f64;
+            let share = if spec.split == Split::Whole { whole } else { whole / tensor as f64 };
+            match spec.place {
+                Place::Embed => counts.embed += share,
+                Place::Block => counts.block += share,
+                Place::Head | Place::TiedCopy => counts.head += share,
+            }
+            if spec.name == "embed.token" {
+                counts.tokens = share;
+            }
+        }
+        counts
+    }
+
+    /// Of a stage of `layers` layers.
+    pub fn stage(&self, model: &Model, layers: usize, first: bool, last: bool) -> f64 {
+        let copy = if last && !first && model.tied_head { self.tokens } else { 0.0 };
+        let embed = if first { self.embed } else { 0.0 };
+        let head = if last { self.head } else { 0.0 };
+        layers as f64 * self.block + embed + head + copy
+    }
+}

@@ -1,0 +1,65 @@
+//! How long a run takes, through its batch ramp-up, and what it costs.
+
+use super::predict::Predictor;
+use super::setup::Setup;
+use crate::plan::ramp::Ramp;
+
+/// Steps with the same global batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    pub global: usize,
+    pub steps: u64,
+    /// Of one step.
+    pub seconds: f64,
+    /// TFLOP/s of a device, recomputation included.
+    pub tflops: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Days {
+    pub segments: Vec<Segment>,
+    pub devices: usize,
+    pub seconds: f64,
+    /// The first batch that has a micro-batch for every stage.
+    pub full_from: Option<usize>,
+}
+
+impl Days {
+    pub fn days(&self) -> f64 {
+        self.seconds / 86400.0
+    }
+
+    pub fn device_hours(&self) -> f64 {
+        self.seconds / 3600.0 * self.devices as f64
+    }
+}
+
+/// Of `samples` samples.
+pub fn days(predictor: &Predictor, setup: &Setup, ramp: Ramp, samples: u64) -> Days {
+    through(ramp, samples, setup, &mut |setup| predictor.predict(setup).seconds)
+}
+
+/// With any way to know the seconds of a step.
+pub fn through(
+    ramp: Ramp,
+    samples: u64,
+    setup: &Setup,
+    seconds: &mut dyn FnMut(&Setup) -> f64,
+) -> Days {
+    let mut setup = setup.clone();
+    let devices = setup.ranks();
+    let mut segments = Vec::new();
+    for stage in ramp.stages(samples) {
+        setup.global = stage.global_batch;
+        let seconds = seconds(&setup);
+        let tflops = setup.flops().1 / (seconds * devices as f64 * 1e12);
+        segments.push(Segment { global: stage.global_batch, steps: stage.steps, seconds, tflops });
+    }
+    let full = setup.topology.pipeline * setup.micro * setup.topology.data;
+    Days {
+        devices,
+        seconds: segments.iter().map(|s| s.steps as f64 * s.seconds).sum(),
+        full_from: segments.iter().map(|s| s.global).find(|global| *global >= full),
+        segments,
+    }
+}

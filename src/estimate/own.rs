@@ -1,0 +1,132 @@
+//! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
+//! the allocator's own plan, so it is what `run` reserves, byte for byte.
+
+use super::hardware::Hardware;
+use crate::base::Bytes;
+use crate::comm::{Solo, dry};
+use crate::device::{self, Tally};
+use crate::engine::{Bill, Engine, Groups};
+use crate::manifest::Manifest;
+use crate::plan::grid::Place;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What one stage's rank needs and does.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub bill: Bill,
+    /// Parameters of the model that this rank holds.
+    pub parameters: u64,
+    /// Of a micro-batch's forward, of its forward and backward, and of a step beside that.
+    pub forward: Counted,
+    pub micro: Counted,
+    pub step: Counted,
+}
+
+/// Work and messages.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    pub work: Tally,
+    pub sent: dry::Volume,
+}
+
+impl Counted {
+    fn minus(mut self, other: &Counted) -> Counted {
+        for (name, work) in &other.work {
+            let ours = self.work.entry(name).or_default();
+            ours.calls -= work.calls;
+            ours.flops -= work.flops;
+            ours.bytes -= work.bytes;
+        }
+        for (key, bytes) in &other.sent {
+            *self.sent.entry(*key).or_default() -= bytes;
+        }
+        self
+    }
+
+    fn share(mut self, of: f64) -> Counted {
+        for work in self.work.values_mut() {
+            work.calls *= of;
+            work.flops *= of;
+            work.bytes *= of;
+        }
+        self.sent.values_mut().for_each(|bytes| *bytes *= of);
+        self
+    }
+
+    pub fn flops(&self) -> f64 {
+        self.work.values().map(|work| work.flops).sum()
+    }
+}
+
+/// Every stage's first rank. `causal` is as for the engine.
+pub fn stages(m: &Manifest, causal: bool) -> anyhow::Result<Vec<Stage>> {
+    (0..m.topology.pipeline).map(|stage| one(m, stage, causal)).collect()
+}
+
+fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
+    let device = device::Dry::default();
+    let sent = Rc::new(RefCell::new(dry::Volume::new()));
+    let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
+    let counted = || Counted { work: device.take(), sent: sent.take() };
+    let load = &mut |_: &_| Ok(());
+    counted();
+    engine.evaluate(load, 1)?;
+    let forward = counted();
+    // Interleaved stages take as many micro-batches at a time as there are ranks.
+    let turn = m.topology.pipeline;
+    engine.step(load, turn, 0.0, 1)?;
+    let once = counted();
+    engine.step(load, 2 * turn, 0.0, 1)?;
+    let micros = counted().minus(&once);
+    let step = once.minus(&micros);
+    let micro = micros.share(1.0 / turn as f64);
+    let here = |slot: &&crate::model::Slot| !slot.copy;
+    let parameters = engine.slots().filter(here).map(|slot| slot.numel() as u64).sum();
+    Ok(Stage { bill: engine.bill().clone(), parameters, forward, micro, step })
+}
+
+/// The groups of a stage's first rank.
+fn groups(m: &Manifest, stage: usize, sent: &Rc<RefCell<dry::Volume>>) -> Groups {
+    let grid = m.topology.grid();
+    let rank = grid.rank(Place { tensor: 0, pipeline: stage, data: 0 });
+    Groups::of(rank, &m.topology, |name, ranks| {
+        let at = ranks.iter().position(|member| *member == rank).expect("a member");
+        match ranks.len() {
+            1 => Box::new(Solo),
+            size => Box::new(dry::Dry::new(name, at, size, sent)),
+        }
+    })
+}
+
+/// Seconds of counted work on a device, and of the messages between devices.
+pub fn seconds(counted: &Counted, m: &Manifest, hw: &Hardware) -> (f64, f64) {
+    let work = counted.work.values();
+    let rate = hw.peak_tflops * 1e12 * hw.product_share;
+    let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share;
+    let each = |w: &device::Work| {
+        (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6
+    };
+    let computed = work.map(each).sum();
+    let t = &m.topology;
+    let inside = |group: &str| match group {
+        "tensor" => t.tensor <= hw.per_node,
+        "data" => t.tensor * t.data <= hw.per_node,
+        _ => t.ranks() <= hw.per_node,
+    };
+    let message = |((group, _), bytes): (&(&'static str, crate::comm::Op), &f64)| {
+        let link = match inside(group) {
+            true => hw.bus_gb_s,
+            false => hw.network_gb_s / hw.per_node as f64,
+        };
+        bytes / (link * 1e9 * 0.7)
+    };
+    (computed, counted.sent.iter().map(message).sum())
+}
+
+/// The stage whose bill is highest.
+pub fn peak(stages: &[Stage]) -> (usize, Bytes) {
+    let total = |i: &usize| stages[*i].bill.total().0;
+    let at = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
+    (at, stages[at].bill.total())
+}

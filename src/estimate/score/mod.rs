@@ -1,0 +1,95 @@
+//! How far predictions are from measurements.
+
+use super::predict::{Prediction, Predictor};
+use super::rows::Row;
+use std::collections::BTreeSet;
+
+/// A row and what was predicted for it.
+pub struct Scored<'a> {
+    pub row: &'a Row,
+    pub prediction: Option<Prediction>,
+}
+
+/// Every row predicted by what all others say, those of its own configuration left out.
+pub fn left_out(rows: &[Row]) -> Vec<Scored<'_>> {
+    let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
+    let mut scored: Vec<Scored> = Vec::new();
+    for group in groups {
+        let others: Vec<&Row> = rows.iter().filter(|row| row.group != group).collect();
+        let predictor = Predictor::new(&others);
+        let inside = rows.iter().filter(|row| row.group == group);
+        scored.extend(inside.map(|row| one(&predictor, row)));
+    }
+    scored
+}
+
+pub fn all<'a>(predictor: &Predictor, rows: &'a [Row]) -> Vec<Scored<'a>> {
+    rows.iter().map(|row| one(predictor, row)).collect()
+}
+
+fn one<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
+    Scored { row, prediction: row.setup.as_ref().ok().map(|setup| predictor.predict(setup)) }
+}
+
+/// Errors as shares of what was measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Errors {
+    pub rows: usize,
+    pub mean: f64,
+    pub median: f64,
+    pub p90: f64,
+    pub worst: f64,
+    /// Share of rows within their error bar.
+    pub within_bar: f64,
+}
+
+impl Errors {
+    /// Of (predicted, measured, error bar).
+    pub fn of(all: &[(f64, f64, f64)]) -> Errors {
+        if all.is_empty() {
+            return Errors::default();
+        }
+        let mut errors: Vec<f64> = all.iter().map(|(p, m, _)| (p / m - 1.0).abs()).collect();
+        errors.sort_by(f64::total_cmp);
+        let (n, last) = (errors.len(), errors.len() - 1);
+        let at = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
+        let inside = all.iter().filter(|(p, m, bar)| (p / m).ln().abs() <= *bar).count();
+        Errors {
+            rows: n,
+            mean: errors.iter().sum::<f64>() / n as f64,
+            median: at(0.5),
+            p90: at(0.9),
+            worst: errors[last],
+            within_bar: inside as f64 / n as f64,
+        }
+    }
+}
+
+/// Time of the rows that `of` picks.
+pub fn time_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
+    let pair = |s: &Scored| {
+        let (_, seconds) = s.row.timing().filter(|_| of(s.row))?;
+        let p = s.prediction.as_ref()?;
+        Some((p.seconds, seconds, p.seconds_error))
+    };
+    Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+}
+
+pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
+    let pair = |s: &Scored| {
+        let (_, gb) = s.row.weight().filter(|_| of(s.row))?;
+        let p = s.prediction.as_ref()?;
+        Some((p.gigabytes, gb, p.gigabytes_error))
+    };
+    Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+}
+
+/// (right, known): whether it fits.
+pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
+    let pair = |s: &Scored| {
+        let fits = s.row.fits.filter(|_| of(s.row))?;
+        Some(fits == s.prediction.as_ref()?.fits)
+    };
+    let all: Vec<bool> = scored.iter().filter_map(pair).collect();
+    (all.iter().filter(|right| **right).count(), all.len())
+}

@@ -1,0 +1,233 @@
+//! What is estimated: a model, cut in some way, on some machines, by some program. A manifest and a
+//! row of measured runs both become this.
+
+use super::counts::Counts;
+use super::hardware::Hardware;
+use crate::manifest::{LayerSplit, Manifest, Model, Precision, Recompute, Topology, raw};
+use crate::model::{flops_per_token, parameters};
+use crate::plan::split;
+use std::ops::Range;
+
+/// Whose memory and time are predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framework {
+    MegatronLm,
+    MegatronDeepSpeed,
+    DeepSpeedZero,
+    HfDeepSpeed,
+    Ddp,
+    Fsdp,
+}
+
+impl Framework {
+    /// By the words it is written with, here and in tables of measured runs.
+    pub const NAMES: [(&str, Framework); 9] = [
+        ("megatron-deepspeed", Framework::MegatronDeepSpeed),
+        ("megatron-deepspeed-3d", Framework::MegatronDeepSpeed),
+        ("megatron-lm", Framework::MegatronLm),
+        ("deepspeed-zero3", Framework::DeepSpeedZero),
+        ("megatron-deepspeed-zero", Framework::DeepSpeedZero),
+        ("hf-trainer+deepspeed", Framework::HfDeepSpeed),
+        ("hf-deepspeed", Framework::HfDeepSpeed),
+        ("pytorch-ddp", Framework::Ddp),
+        ("pytorch-fsdp", Framework::Fsdp),
+    ];
+
+    /// What a manifest asks to be planned for; None is gptrain itself.
+    pub fn planned(framework: raw::Framework) -> Option<Framework> {
+        match framework {
+            raw::Framework::Gptrain => None,
+            raw::Framework::MegatronDeepSpeed => Some(Framework::MegatronDeepSpeed),
+            raw::Framework::MegatronLm => Some(Framework::MegatronLm),
+            raw::Framework::DeepSpeedZero3 => Some(Framework::DeepSpeedZero),
+            raw::Framework::HfDeepSpeed => Some(Framework::HfDeepSpeed),
+            raw::Framework::Ddp => Some(Framework::Ddp),
+            raw::Framework::Fsdp => Some(Framework::Fsdp),
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Framework> {
+        Framework::NAMES.iter().find(|(known, _)| *known == name).map(|(_, framework)| *framework)
+    }
+
+    /// Whether layers run op by op as PyTorch has them, without Megatron's fused kernels.
+    pub fn eager(self) -> bool {
+        matches!(self, Framework::HfDeepSpeed | Framework::Ddp | Framework::Fsdp)
+    }
+}
+
+/// Element types in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    F32,
+    Fp16,
+    Bf16,
+    /// bf16 with gradients accumulated in fp32.
+    Bf16Fp32Grad,
+}
+
+/// What the optimizer keeps of each parameter, in bytes, beside the fp32 master copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moments {
+    Adam,
+    Adam8bit,
+    Adafactor,
+}
+
+impl Moments {
+    pub fn bytes(self) -> f64 {
+        match self {
+            Moments::Adam => 8.0,
+            Moments::Adam8bit => 2.0,
+            Moments::Adafactor => 0.0,
+        }
+    }
+}
+
+/// What waits in the host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    pub optimizer: bool,
+    pub weights: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub model: Model,
+    /// Parameters of a rank: `Counts::new` of model and topology.
+    pub counts: Counts,
+    pub topology: Topology,
+    /// Samples of a micro-batch and of a step.
+    pub micro: usize,
+    pub global: usize,
+    pub numbers: Numbers,
+    pub moments: Moments,
+    pub offload: Offload,
+    pub framework: Framework,
+    pub hardware: &'static Hardware,
+    /// Devices of a node.
+    pub per_node: usize,
+    /// Each kernel is waited for before the next is launched (CUDA_LAUNCH_BLOCKING=1).
+    pub blocking: bool,
+    /// Gradients are compressed to low rank before they travel.
+    pub power_sgd: bool,
+    /// Period with the same machines and software, of measured runs.
+    pub regime: Option<String>,
+}
+
+impl Setup {
+    /// What a manifest asks for, as another program than gptrain would do it.
+    pub fn of(m: &Manifest, framework: Framework, hardware: &'static Hardware) -> Setup {
+        let megatron = matches!(framework, Framework::MegatronDeepSpeed | Framework::MegatronLm);
+        Setup {
+            counts: Counts::new(&m.model, m.topology.tensor),
+            model: m.model.clone(),
+            topology: m.topology.clone(),
+            micro: m.batch.micro,
+            global: m.batch.global,
+            numbers: match m.precision {
+                Precision::F32 => Numbers::F32,
+                Precision::Fp16 => Numbers::Fp16,
+                Precision::Bf16 if megatron => Numbers::Bf16Fp32Grad,
+                Precision::Bf16 => Numbers::Bf16,
+            },
+            moments: Moments::Adam,
+            offload: Offload::default(),
+            framework,
+            hardware,
+            per_node: hardware.per_node,
+            blocking: framework == Framework::MegatronDeepSpeed,
+            power_sgd: false,
+            regime: None,
+        }
+    }
+
+    /// Cut in another way: counts and vocabulary follow.
+    pub fn cut(mut self, change: impl FnOnce(&mut Topology)) -> Setup {
+        change(&mut self.topology);
+        let multiple = self.model.vocab_multiple * self.topology.tensor;
+        self.model.vocab_padded = self.model.vocab.next_multiple_of(multiple);
+        self.counts = Counts::new(&self.model, self.topology.tensor);
+        self
+    }
+
+    /// Why it cannot be run: every rule of the grid, the batch and the shape that it breaks.
+    pub fn impossible(&self) -> Vec<String> {
+        let (m, t) = (&self.model, &self.topology);
+        let mut found = Vec::new();
+        let mut rule = |broken: bool, what: String| {
+            if broken {
+                found.push(what);
+            }
+        };
+        let at_once = self.micro * t.data;
+        rule(
+            !self.global.is_multiple_of(at_once),
+            format!(
+                "batch {} is not a multiple of micro {} × DP {}",
+                self.global, self.micro, t.data
+            ),
+        );
+        rule(
+            t.pipeline > m.layers,
+            format!("PP {} has more stages than {} layers", t.pipeline, m.layers),
+        );
+        rule(
+            !m.hidden.is_multiple_of(m.heads),
+            format!("hidden {} does not divide by {} heads", m.hidden, m.heads),
+        );
+        rule(
+            !m.heads.is_multiple_of(t.tensor),
+            format!("{} heads do not divide by TP {}", m.heads, t.tensor),
+        );
+        rule(
+            t.layer_split == LayerSplit::TransformerAndEmbedding
+                && !(m.layers + 2).is_multiple_of(t.pipeline),
+            format!("{} layers + 2 do not divide by PP {}", m.layers, t.pipeline),
+        );
+        found
+    }
+
+    /// Model and hardware FLOPs of an iteration: what the model asks for, and recomputation too.
+    pub fn flops(&self) -> (f64, f64) {
+        let tokens = (self.global * self.model.seq_len) as f64;
+        let flops = flops_per_token(&self.model);
+        (tokens * flops.model, tokens * flops.hardware(self.topology.recompute))
+    }
+
+    /// TFLOP/s of a device by the rule 8 (6 without recomputation) FLOPs a parameter and token.
+    pub fn simple_tflops(&self, seconds: f64) -> f64 {
+        let factor = if self.topology.recompute == Recompute::Full { 8.0 } else { 6.0 };
+        let tokens = (self.global * self.model.seq_len) as f64;
+        factor * parameters(&self.model) as f64 * tokens / (seconds * self.ranks() as f64 * 1e12)
+    }
+
+    /// Micro-batches of a replica in a step.
+    pub fn micros(&self) -> usize {
+        self.global / (self.micro * self.topology.data)
+    }
+
+    /// A head dimension that tensor cores do not take well.
+    pub fn odd_heads(&self) -> bool {
+        !(self.model.hidden / self.model.heads).is_multiple_of(8)
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.topology.ranks()
+    }
+
+    /// Layers of each stage.
+    pub fn stages(&self) -> Vec<Range<usize>> {
+        let (layers, stages) = (self.model.layers, self.topology.pipeline);
+        match &self.topology.layer_split {
+            LayerSplit::TransformerAndEmbedding => split::with_ends(layers, stages),
+            LayerSplit::Explicit(sizes) => split::explicit(sizes),
+            LayerSplit::Uniform | LayerSplit::Balanced => split::uniform(layers, stages),
+        }
+    }
+
+    /// How often a layer's forward runs.
+    pub fn forwards(&self) -> f64 {
+        if self.topology.recompute == Recompute::Full { 2.0 } else { 1.0 }
+    }
+}
