@@ -1,6 +1,6 @@
 // GELU (Hendrycks & Gimpel 2016) and biases, where they do not ride on a matrix product.
 //
-// Bytes moved for each element of size s: gelu 2s; gelu_backward 3s; add_bias 2s.
+// Bytes moved for each element of size s: gelu 2s; gelu_backward 3s; bias_rows s.
 #include "common.cuh"
 
 // x·σ(2u) with u = √(2/π)·(x + 0.044715·x³), which does not cancel for negative x.
@@ -69,8 +69,8 @@ KERNEL(gelu_backward_tanh_bf16, (gelu_backward<bf16, false>), Gelu, 256)
 KERNEL(gelu_backward_exact_f32, (gelu_backward<float, true>), Gelu, 256)
 KERNEL(gelu_backward_exact_bf16, (gelu_backward<bf16, true>), Gelu, 256)
 
-// x += bias, row by row.
-struct AddBias {
+// x = bias in every row.
+struct BiasRows {
     const void* bias;
     void* x;
     uint64_t rows;
@@ -78,17 +78,17 @@ struct AddBias {
     uint32_t vector;
 };
 
-template <class T, int V> __device__ void add_bias_by(const AddBias& a) {
+template <class T, int V> __device__ void bias_rows_by(const BiasRows& a) {
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         float bias[V];
         load(static_cast<const T*>(a.bias) + col, bias);
-        put(static_cast<T*>(a.x) + row * a.cols + col, bias, true);
+        store(static_cast<T*>(a.x) + row * a.cols + col, bias);
     });
 }
 
-template <class T> __device__ void add_bias(const AddBias& a) {
-    if (a.vector) add_bias_by<T, WIDE<T>>(a);
-    else add_bias_by<T, 1>(a);
+template <class T> __device__ void bias_rows(const BiasRows& a) {
+    if (a.vector) bias_rows_by<T, WIDE<T>>(a);
+    else bias_rows_by<T, 1>(a);
 }
-KERNEL(add_bias_f32, (add_bias<float>), AddBias, 256)
-KERNEL(add_bias_bf16, (add_bias<bf16>), AddBias, 256)
+KERNEL(bias_rows_f32, (bias_rows<float>), BiasRows, 256)
+KERNEL(bias_rows_bf16, (bias_rows<bf16>), BiasRows, 256)

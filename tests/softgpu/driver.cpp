@@ -246,7 +246,18 @@ API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* s) {
 }
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] { memset(reinterpret_cast<void*>(to), value, bytes); }, nullptr, 0});
+    s->queue.push_back({[=] {
+        // Pages given back read as zeros, and take no memory until they are written.
+        Address first = pages(to), last = (to + bytes) / PAGE * PAGE;
+        char* start = reinterpret_cast<char*>(to);
+        if (value == 0 && last > first) {
+            madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+            memset(start, 0, first - to);
+            memset(reinterpret_cast<void*>(last), 0, to + bytes - last);
+        } else {
+            memset(start, value, bytes);
+        }
+    }, nullptr, 0});
     return OK;
 }
 

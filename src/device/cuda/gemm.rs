@@ -224,8 +224,8 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
             multiply(c, lt::Epilogue::Bias, Some(bias), None);
         }
         Epilogue::Bias(bias) => {
-            multiply(c, lt::Epilogue::Nothing, None, None);
-            add_bias(cuda, bias, c.to);
+            bias_rows(cuda, bias, c.to);
+            multiply(c.to.add(), lt::Epilogue::Nothing, None, None);
         }
         Epilogue::BiasGelu { bias, pre, gelu: Gelu::Tanh }
             if fused && fits(bias) && fits(pre) =>
@@ -261,7 +261,7 @@ fn multiply(
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct AddBias {
+struct BiasRows {
     bias: u64,
     x: u64,
     rows: u64,
@@ -269,16 +269,17 @@ struct AddBias {
     vector: u32,
 }
 
-fn add_bias(cuda: &Cuda, bias: Tensor, x: Tensor) {
+/// x = bias in every row.
+fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
     assert_eq!((bias.numel(), bias.dtype), (x.cols, x.dtype), "bias");
     let vector = vector(x.cols, x.dtype, &[bias.addr(), x.addr()]);
     let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
-    let arguments = AddBias {
+    let arguments = BiasRows {
         bias: bias.addr() as u64,
         x: x.addr() as u64,
         rows: x.rows as u64,
         cols: x.cols as u32,
         vector: vector.into(),
     };
-    cuda.launch(typed!("add_bias", x.dtype), grid, arguments);
+    cuda.launch(typed!("bias_rows", x.dtype), grid, arguments);
 }
