@@ -27,8 +27,8 @@ impl Manifest {
             let what = "topology.sequence_parallel: this version has no sequence parallelism yet";
             refuse(what.to_string(), "--set topology.sequence_parallel=false");
         }
-        if self.train.device == DeviceChoice::Cuda {
-            let what = "train.device is cuda: this version computes on the CPU only".to_string();
+        if self.train.device == DeviceChoice::Cuda && topology.ranks() > 1 {
+            let what = "train.device is cuda: this version trains on one GPU only".to_string();
             refuse(what, "--set train.device=cpu");
         }
         problems.or(())

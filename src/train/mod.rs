@@ -51,7 +51,8 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Ended> {
     manifest.runnable()?;
     let _lock = guard::FolderLock::take(&manifest.log.folder)?;
     let stop = guard::stop_flag()?;
-    let backend = launch::backend(manifest);
+    let (backend, device) = launch::backend(manifest)?;
+    println!("device: {device}");
     let mut run = Run::open(loaded, options, &*backend, stop)?;
     let ended = run.train();
     run.report.finish();
@@ -227,7 +228,7 @@ fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
 fn announce(m: &Manifest, engine: &Engine, ramp: Ramp) {
     let tokens = m.train.samples * m.model.seq_len as u64;
     println!(
-        "{}: {} parameters, {} steps, {} tokens, {} on the CPU",
+        "{}: {} parameters, {} steps, {} tokens, {}",
         m.name,
         Count(model::parameters(&m.model)),
         Count(ramp.steps(m.train.samples)),

@@ -90,14 +90,14 @@ pub struct Again {
     pub before: Option<Past>,
 }
 
-/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine's CPU.
+/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
 pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     let checkpoint = Checkpoint::open(folder)?;
     let manifest = &checkpoint.index.manifest;
     let loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
     let m = &loaded.manifest;
     m.runnable()?;
-    let be = launch::backend(m);
+    let (be, _) = launch::backend(m)?;
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;

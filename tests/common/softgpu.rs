@@ -1,5 +1,7 @@
 //! The software stand-in for a GPU, compiled when a test first asks for it.
 
+#![allow(dead_code)]
+
 use gptrain::device::cuda::{Kernels, Options};
 use std::path::PathBuf;
 use std::process::Command;

@@ -161,7 +161,7 @@ trial: topology.zero is 1: this version has no ZeRO yet
     → --set topology.zero=0
 trial: topology.sequence_parallel: this version has no sequence parallelism yet
     → --set topology.sequence_parallel=false
-trial: train.device is cuda: this version computes on the CPU only
+trial: train.device is cuda: this version trains on one GPU only
     → --set train.device=cpu"
     );
 }

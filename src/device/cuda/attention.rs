@@ -132,8 +132,11 @@ fn tensor_cores(d: usize) -> Option<Kernels> {
     // Tiles as in the kernels' source: rows of shared memory, then what is kept of each query.
     let row = 2 * (d + 8);
     let (kv_queries, q_keys) = (if d <= 64 { 64 } else { 32 }, if d <= 96 { 64 } else { 32 });
-    let kernel = |name, rows: usize, rest| {
-        Kernel { name, tile: 64, threads: 128, shared: rows * row + rest + 16 }
+    let kernel = |name, rows: usize, rest| Kernel {
+        name,
+        tile: 64,
+        threads: 128,
+        shared: rows * row + rest + 16,
     };
     Some(Kernels {
         forward: kernel(forward, 64 + 2 * 64, 64 * 8),

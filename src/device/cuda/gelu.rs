@@ -15,18 +15,28 @@ struct Arguments {
 }
 
 pub(super) fn gelu(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Out) {
-    launch(cuda, x, y, match gelu {
-        Gelu::Tanh => typed!("gelu_tanh", x.dtype),
-        Gelu::Exact => typed!("gelu_exact", x.dtype),
-    });
+    launch(
+        cuda,
+        x,
+        y,
+        match gelu {
+            Gelu::Tanh => typed!("gelu_tanh", x.dtype),
+            Gelu::Exact => typed!("gelu_exact", x.dtype),
+        },
+    );
 }
 
 /// y *= gelu'(x)
 pub(super) fn backward(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Tensor) {
-    launch(cuda, x, y.set(), match gelu {
-        Gelu::Tanh => typed!("gelu_backward_tanh", x.dtype),
-        Gelu::Exact => typed!("gelu_backward_exact", x.dtype),
-    });
+    launch(
+        cuda,
+        x,
+        y.set(),
+        match gelu {
+            Gelu::Tanh => typed!("gelu_backward_tanh", x.dtype),
+            Gelu::Exact => typed!("gelu_backward_exact", x.dtype),
+        },
+    );
 }
 
 fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {

@@ -227,9 +227,7 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
             bias_rows(cuda, bias, c.to);
             multiply(c.to.add(), lt::Epilogue::Nothing, None, None);
         }
-        Epilogue::BiasGelu { bias, pre, gelu: Gelu::Tanh }
-            if fused && fits(bias) && fits(pre) =>
-        {
+        Epilogue::BiasGelu { bias, pre, gelu: Gelu::Tanh } if fused && fits(bias) && fits(pre) => {
             multiply(c, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre));
         }
         Epilogue::BiasGelu { bias, pre, gelu } => {

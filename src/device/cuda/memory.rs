@@ -49,7 +49,8 @@ impl Memory {
     /// A fresh zeroed region.
     pub fn reserve(&self, device: &Device, bytes: usize) -> Result<usize, OutOfMemory> {
         let mut address = 0;
-        let code = device.try_call(|api| unsafe { (api.cuMemAlloc_v2)(&mut address, bytes.max(1)) });
+        let code =
+            device.try_call(|api| unsafe { (api.cuMemAlloc_v2)(&mut address, bytes.max(1)) });
         if code == OUT_OF_MEMORY {
             let available = Some(Bytes(device.memory().0 as u64));
             return Err(OutOfMemory { asked: Bytes(bytes as u64), available });
@@ -99,9 +100,8 @@ impl Memory {
             device.call("download", |api| unsafe {
                 (api.cuMemcpyDtoHAsync_v2)(piece.memory, address, bytes.len(), device.stream)
             });
-            device.call("download", |api| unsafe {
-                (api.cuEventRecord)(piece.event, device.stream)
-            });
+            device
+                .call("download", |api| unsafe { (api.cuEventRecord)(piece.event, device.stream) });
             under_way.push_back((piece, bytes));
         }
         for one in under_way {

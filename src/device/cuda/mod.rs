@@ -19,7 +19,7 @@ mod memory;
 mod optimizer;
 mod preflight;
 
-pub use preflight::{FOLDER, Kernels, Options};
+pub use preflight::{FOLDER, Kernels, Options, is_there};
 
 use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
 use crate::base::Problems;
@@ -45,8 +45,7 @@ impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
         let preflight::Opened { device, lt, kernels, description } = preflight::open(options)?;
-        let refuse =
-            |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
+        let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, WORKSPACE)

@@ -54,8 +54,12 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
         };
         cuda.launch(typed!("sum_parts", x.dtype), Grid::line(blocks, 256), arguments);
     }
-    let arguments =
-        SumFinish { parts: parts as u64, out: out.to.addr() as u64, add: out.add.into(), unused: 0 };
+    let arguments = SumFinish {
+        parts: parts as u64,
+        out: out.to.addr() as u64,
+        add: out.add.into(),
+        unused: 0,
+    };
     if !xs.is_empty() {
         cuda.launch("sum_finish", Grid::line(xs.len(), PARTS), arguments);
     }

@@ -57,6 +57,20 @@ pub struct Opened {
     pub description: String,
 }
 
+/// Whether the driver shows a GPU, a real one. Where it does but something else is missing, `open`
+/// is to say so: training on the CPU by accident is worse than an error.
+pub fn is_there(options: &Options) -> bool {
+    let Ok(library) = Library::open(options.folder.as_deref(), &["libcuda.so.1"]) else {
+        return false;
+    };
+    let stand_in = library.symbol(c"softgpu_push").is_some();
+    let Ok(api) = driver::Api::load(&library) else { return false };
+    let mut count = 0;
+    // SAFETY: the pointer is to a live variable.
+    let shown = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
+    shown && count > 0 && !stand_in
+}
+
 /// Opens the libraries and the GPU.
 pub fn open(options: &Options) -> Result<Opened, Problems> {
     let kernels = options.kernels.ok_or_else(|| {

@@ -148,11 +148,11 @@ pub enum Recompute {
 /// Where it is computed.
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The best there is.
+    /// A GPU if there is one and the run has one rank, else the processor.
     Auto,
     /// The processor.
     Cpu,
-    /// An NVIDIA GPU: not in this version.
+    /// An NVIDIA GPU.
     Cuda,
 }
 }
