@@ -5,6 +5,7 @@
 mod arena;
 mod backend;
 pub mod cpu;
+pub mod cuda;
 mod dry;
 mod tensor;
 

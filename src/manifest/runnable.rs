@@ -20,8 +20,8 @@ impl Manifest {
             let what = "precision is fp16: this version has no loss scaling yet";
             refuse(what, "--set precision=bf16");
         }
-        if self.train.device == DeviceChoice::Cuda {
-            let what = "train.device is cuda: this version computes on the CPU only";
+        if self.train.device == DeviceChoice::Cuda && topology.ranks() > 1 {
+            let what = "train.device is cuda: this version trains on one GPU only";
             refuse(what, "--set train.device=cpu");
         }
         problems.or(())

@@ -42,7 +42,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     }
 
     let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
-    let backend = launch::backend(m.train.threads);
+    let (backend, _) = launch::backend(m, m.train.threads)?;
     let mut sampler = Sampler::new(&*backend, m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;
     let mut out = std::io::stdout().lock();

@@ -5,16 +5,33 @@ use super::rank::Agreed;
 use crate::base::Problems;
 use crate::comm::tcp::{self, Join};
 use crate::comm::{self, Failed, Launch, RENDEZVOUS, Watch, World, threads};
-use crate::device::{Backend, cpu::Cpu};
-use crate::manifest::{Loaded, Manifest};
+use crate::device::Backend;
+use crate::device::cpu::Cpu;
+use crate::device::cuda::{self, Cuda};
+use crate::manifest::{DeviceChoice, Loaded, Manifest};
 use anyhow::Context;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-pub fn backend(threads: Option<usize>) -> Box<dyn Backend> {
-    Box::new(Cpu::new(threads))
+/// The device that the manifest asks for, and what it is called. `threads` is for the CPU.
+pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn Backend>, String)> {
+    let options = cuda::Options::of_machine(0);
+    let gpu = match m.train.device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Cuda => true,
+        // One GPU serves one rank.
+        DeviceChoice::Auto => m.topology.ranks() == 1 && cuda::is_there(&options),
+    };
+    if gpu {
+        let cuda = Cuda::open(&options)?;
+        let description = cuda.description().to_string();
+        return Ok((Box::new(cuda), description));
+    }
+    let cpu = Cpu::new(threads);
+    let description = format!("CPU, {} threads", cpu.threads());
+    Ok((Box::new(cpu), description))
 }
 
 /// The ranks that this process runs.
@@ -83,6 +100,7 @@ impl Crew {
     /// ended: the cause, where one is known, before what it did to the others.
     pub fn run<T: Send>(
         &mut self,
+        m: &Manifest,
         rank: impl Fn(&World, &dyn Backend) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<T> {
         let worlds = std::mem::take(&mut self.worlds);
@@ -91,7 +109,7 @@ impl Crew {
             let start = |world: World| {
                 let name = format!("rank {}", world.rank());
                 let builder = std::thread::Builder::new().name(name).stack_size(8 << 20);
-                builder.spawn_scoped(scope, move || alone(world, threads, rank))
+                builder.spawn_scoped(scope, move || alone(world, m, threads, rank))
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
             started.into_iter().map(|thread| anyhow::Ok(thread?.join())).collect()
@@ -119,20 +137,31 @@ impl Crew {
 /// One rank to its end. Its world ends before its memory does, into which others may write.
 fn alone<T>(
     world: World,
+    m: &Manifest,
     threads: usize,
     rank: &(impl Fn(&World, &dyn Backend) -> anyhow::Result<T> + Sync),
 ) -> Result<anyhow::Result<T>, Failed> {
-    let backend = backend(Some(threads));
+    let (backend, device) = match backend(m, Some(threads)) {
+        Ok(opened) => opened,
+        Err(error) => return comm::catch(move || tell(&world, Err(error))),
+    };
     let be = &*backend;
     comm::catch(move || {
-        let ended = rank(&world, be);
-        if let Err(error) = &ended
-            && !error.is::<Agreed>()
-        {
-            world.fail(&format!("{error:#}"));
+        if world.rank() == 0 {
+            println!("device: {device}");
         }
-        ended
+        tell(&world, rank(&world, be))
     })
+}
+
+/// The others learn of an error that they do not know of.
+fn tell<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
+    if let Err(error) = &ended
+        && !error.is::<Agreed>()
+    {
+        world.fail(&format!("{error:#}"));
+    }
+    ended
 }
 
 fn another_world(m: &Manifest, world: usize) -> Problems {

@@ -54,7 +54,7 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Option<Ended>> 
     loaded.manifest.runnable()?;
     let mut crew = launch::Crew::meet(loaded, &format!("{options:?}"))?;
     let process = start::Process::new(loaded, options, &crew)?;
-    let ended = crew.run(|world, be| {
+    let ended = crew.run(&loaded.manifest, |world, be| {
         let rank = Rank::new(world, &loaded.manifest.topology);
         let _lock = start::lock(&rank, &loaded.manifest)?;
         let mut run = start::open(&process, &rank, be)?;

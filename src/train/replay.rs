@@ -97,7 +97,7 @@ pub struct Again {
     pub before: Option<Past>,
 }
 
-/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine's CPU.
+/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
 pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     let checkpoint = Checkpoint::open(folder)?;
     let manifest = &checkpoint.index.manifest;
@@ -105,7 +105,7 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     loaded.manifest.topology = loaded.manifest.topology.alone();
     let m = &loaded.manifest;
     m.runnable()?;
-    let be = launch::backend(m.train.threads);
+    let (be, _) = launch::backend(m, m.train.threads)?;
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;

@@ -189,7 +189,7 @@ fn announce(process: &Process, rank: &Rank, engine: &Engine, ramp: Ramp) -> anyh
     }
     let tokens = m.train.samples * m.model.seq_len as u64;
     println!(
-        "{}: {} parameters, {} steps, {} tokens, {} on the CPU",
+        "{}: {} parameters, {} steps, {} tokens, {}",
         m.name,
         Count(model::parameters(&m.model)),
         Count(ramp.steps(m.train.samples)),

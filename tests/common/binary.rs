@@ -63,6 +63,16 @@ impl Lab {
         Done::of(self.command(args).output().unwrap())
     }
 
+    /// `gptrain run run.yaml --set …`, to its end, with variables of the environment.
+    pub fn run_with(&self, variables: &[(&str, &Path)], sets: &[&str]) -> Done {
+        self.gptrain_with(variables, &run_args(sets))
+    }
+
+    /// `gptrain ARGS`, to its end, with variables of the environment.
+    pub fn gptrain_with(&self, variables: &[(&str, &Path)], args: &[&str]) -> Done {
+        Done::of(self.command(args).envs(variables.iter().copied()).output().unwrap())
+    }
+
     /// `gptrain run run.yaml --set …`, to its end.
     pub fn run(&self, sets: &[&str]) -> Done {
         self.gptrain(&run_args(sets))

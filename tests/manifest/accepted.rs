@@ -173,7 +173,7 @@ fn what_this_version_cannot_run_it_refuses_by_name() {
 trial: topology.zero 2 and 3 reduce gradients after every micro-batch, of which a pipeline has several \
 under way: they go without a pipeline only
     → --set topology.zero=1, or --set topology.pipeline=1
-trial: train.device is cuda: this version computes on the CPU only
+trial: train.device is cuda: this version trains on one GPU only
     → --set train.device=cpu"
     );
 }

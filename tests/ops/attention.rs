@@ -38,6 +38,18 @@ impl Shape {
         let mask = Mask::Causal;
         Shape { samples, seq, heads, d, mask, alibi: false, rate: 0.0, spread: 1.0 }
     }
+
+    pub fn masked(self, mask: Mask) -> Shape {
+        Shape { mask, ..self }
+    }
+
+    pub fn with_alibi(self) -> Shape {
+        Shape { alibi: true, ..self }
+    }
+
+    pub fn dropping(self, rate: f32) -> Shape {
+        Shape { rate, ..self }
+    }
 }
 
 pub fn table() -> Vec<Case> {

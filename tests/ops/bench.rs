@@ -12,6 +12,24 @@ pub struct Known {
     pub x: Vec<f64>,
 }
 
+/// An output: its name, dtype and bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    pub name: String,
+    pub dtype: DType,
+    pub bytes: Vec<u8>,
+}
+
+impl Seen {
+    pub fn numbers(&self) -> Vec<f64> {
+        match self.dtype {
+            DType::F32 => self.bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
+            DType::BF16 => self.bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
+            other => panic!("numbers of {other}"),
+        }
+    }
+}
+
 /// A backend under test, and what its ops gave.
 pub struct Bench<'a> {
     pub backend: &'a dyn Backend,
@@ -19,9 +37,11 @@ pub struct Bench<'a> {
     pub dtype: DType,
     /// Whether to compare with definitions, or only to keep what ops give.
     compare: bool,
+    /// Whether an epilogue gives the same bits as the op that repeats it.
+    exact: bool,
     arena: Arena,
     streams: Cell<u64>,
-    seen: RefCell<Vec<(String, Vec<u8>)>>,
+    seen: RefCell<Vec<Seen>>,
     wrong: RefCell<Vec<String>>,
 }
 
@@ -29,15 +49,20 @@ impl<'a> Bench<'a> {
     pub fn new(backend: &'a dyn Backend, dtype: DType, compare: bool) -> Bench<'a> {
         let arena = Arena::new(backend, 64 << 20).expect("64 MiB");
         let (seen, wrong) = (RefCell::default(), RefCell::default());
-        Bench { backend, dtype, compare, arena, streams: Cell::new(0), seen, wrong }
+        Bench { backend, dtype, compare, exact: true, arena, streams: Cell::new(0), seen, wrong }
+    }
+
+    /// For a backend whose epilogues see what is rounded afterwards.
+    pub fn with_fused_epilogues(self) -> Bench<'a> {
+        Bench { exact: false, ..self }
     }
 
     pub fn wrong(&self) -> Vec<String> {
         self.wrong.take()
     }
 
-    /// Name and bytes of every output, in order.
-    pub fn seen(&self) -> Vec<(String, Vec<u8>)> {
+    /// Every output, in order.
+    pub fn seen(&self) -> Vec<Seen> {
         self.seen.take()
     }
 
@@ -92,19 +117,22 @@ impl<'a> Bench<'a> {
     }
 
     pub fn numbers(&self, x: Tensor) -> Vec<f64> {
-        let bytes = self.bytes(x);
-        match x.dtype {
-            DType::F32 => bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
-            DType::BF16 => bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
-            other => panic!("numbers of {other}"),
-        }
+        Seen { name: String::new(), dtype: x.dtype, bytes: self.bytes(x) }.numbers()
     }
 
     /// Holds an output to its definition. Tolerances, relative to the largest number wanted: in f32
-    /// 4e-6, sums of a thousand terms rounded once each; in bf16 2^-8, twice its rounding.
+    /// 4e-6, sums of a thousand terms rounded once each; in bf16 2^-8, twice its rounding, and twice
+    /// that where an epilogue may be an op of its own that rounds once more.
     pub fn expect(&self, name: &str, got: Tensor, want: impl FnOnce() -> Vec<f64>) {
-        let tolerance = if got.dtype == DType::F32 { 4e-6 } else { 1.0 / 256.0 };
-        self.expect_within(tolerance, name, got, want);
+        self.expect_within(self.tolerance(got.dtype), name, got, want);
+    }
+
+    fn tolerance(&self, dtype: DType) -> f64 {
+        match dtype {
+            DType::F32 => 4e-6,
+            _ if self.exact => 1.0 / 256.0,
+            _ => 1.0 / 128.0,
+        }
     }
 
     pub fn expect_within(
@@ -114,11 +142,14 @@ impl<'a> Bench<'a> {
         got: Tensor,
         want: impl FnOnce() -> Vec<f64>,
     ) {
-        self.seen.borrow_mut().push((name.into(), self.bytes(got)));
-        if !self.compare {
-            return;
+        let seen = Seen { name: name.into(), dtype: got.dtype, bytes: self.bytes(got) };
+        self.seen.borrow_mut().push(seen);
+        if self.compare {
+            self.close(tolerance, name, &self.numbers(got), &want());
         }
-        let (got, want) = (self.numbers(got), want());
+    }
+
+    fn close(&self, tolerance: f64, name: &str, got: &[f64], want: &[f64]) {
         assert_eq!(got.len(), want.len(), "{name}: the definition has another size");
         let finite = want.iter().filter(|x| x.is_finite());
         let largest = finite.fold(0.0, |a: f64, b| a.max(b.abs()));
@@ -127,12 +158,23 @@ impl<'a> Bench<'a> {
             false if got == want || (got.is_nan() && want.is_nan()) => 0.0,
             false => f64::NAN,
         };
-        for (i, pair) in got.iter().zip(&want).enumerate() {
+        for (i, pair) in got.iter().zip(want).enumerate() {
             // Written so that NaN is wrong.
             if !matches!(off(pair), error if error <= tolerance * largest) {
                 let what = format!("{name}[{i}] = {} for {}", pair.0, pair.1);
                 self.wrong.borrow_mut().push(format!("{what} (largest {largest})"));
                 return;
+            }
+        }
+    }
+
+    /// Holds an output to what it rebuilds: its bits where the backend promises them.
+    pub fn rebuilt(&self, name: &str, first: Tensor, again: Tensor) {
+        match self.exact {
+            true => self.same(name, first, again),
+            false => {
+                let (first, again, dtype) = (self.numbers(first), self.numbers(again), first.dtype);
+                self.close(self.tolerance(dtype), name, &again, &first);
             }
         }
     }

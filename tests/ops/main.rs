@@ -5,11 +5,14 @@
 
 mod attention;
 mod bench;
+mod cuda;
 mod elementwise;
 mod loss;
 mod normalise;
 mod product;
 mod reference;
+#[path = "../common/softgpu.rs"]
+mod softgpu;
 mod update;
 
 use bench::Bench;
@@ -89,8 +92,9 @@ fn any_number_of_threads_gives_the_same_bits() {
             let one = run(1);
             assert!(!one.is_empty());
             for threads in [2, 3, 5] {
-                for ((name, ours), (_, theirs)) in one.iter().zip(run(threads)) {
-                    assert!(*ours == theirs, "{} {name}: {threads} threads, {dtype}", case.name);
+                for (ours, theirs) in one.iter().zip(run(threads)) {
+                    let what = format!("{} {}: {threads} threads", case.name, ours.name);
+                    assert!(*ours == theirs, "{what}, {dtype}");
                 }
             }
         }

@@ -170,11 +170,11 @@ pub enum Framework {
 /// Where it is computed.
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The best there is.
+    /// A GPU if there is one and the run has one rank, else the processor.
     Auto,
     /// The processor.
     Cpu,
-    /// An NVIDIA GPU: not in this version.
+    /// An NVIDIA GPU.
     Cuda,
 }
 }

@@ -1,0 +1,98 @@
+// What both paths of attention share: the arguments, a head's place in memory, what queries see.
+#pragma once
+#include "common.cuh"
+
+struct Attention {
+    const void* qkv;   // [N, heads, 3, d]
+    void* y;           // [N, heads, d]
+    float* lse;        // [N, heads]
+    const void* dy;    // like y
+    float* along;      // [N, heads]  Σ dy·y
+    void* dqkv;        // like qkv
+    const int* ranges; // [N, 2], or null: causal
+    const float* slopes; // [heads], or null
+    uint64_t rows;     // N
+    uint32_t seq, heads, first_head, d;
+    float scale; // 1/√d
+    uint32_t unused;
+    Drop drop;
+};
+
+// One head of one sample. The grid is (tiles, heads, samples).
+template <class T> struct Head {
+    const Attention& a;
+    uint32_t head;
+    uint64_t row; // of the sample's first position
+    float slope;
+
+    __device__ __forceinline__ Head(const Attention& a)
+        : a(a), head(blockIdx.y), row((uint64_t)blockIdx.z * a.seq), slope(a.slopes ? a.slopes[head] : 0) {}
+
+    __device__ __forceinline__ uint32_t qkv_stride() const { return 3 * a.heads * a.d; }
+    __device__ __forceinline__ uint32_t out_stride() const { return a.heads * a.d; }
+    // First element of a position-0 row; `which`: 0 query, 1 key, 2 value.
+    __device__ __forceinline__ uint64_t qkv(int which) const {
+        return row * qkv_stride() + (head * 3 + which) * a.d;
+    }
+    __device__ __forceinline__ uint64_t out() const { return row * out_stride() + head * a.d; }
+    __device__ __forceinline__ uint64_t place(uint32_t position) const {
+        return (row + position) * a.heads + head;
+    }
+    // The half-open range of keys a query sees.
+    __device__ __forceinline__ int2 sees(uint32_t query) const {
+        if (query >= a.seq) return {0, 0};
+        if (!a.ranges) return {0, (int)query + 1};
+        int start = a.ranges[2 * (row + query)], end = a.ranges[2 * (row + query) + 1];
+        end = end < (int)a.seq ? end : (int)a.seq;
+        start = start > 0 ? start : 0;
+        return {start < end ? start : end, end};
+    }
+    // What dropout multiplies a probability with; `first` is drop.first().
+    __device__ __forceinline__ float kept(uint64_t first, uint32_t query, uint32_t key) const {
+        if (a.drop.bound == 0) return 1;
+        return drop_factor(a.drop, first + row + query, a.first_head + head, key);
+    }
+};
+
+// What the queries of a tile see: some see keys in first .. last; all see full_first .. full_last.
+struct Extent {
+    int first, last, full_first, full_last;
+};
+
+// Fills sees[0 .. count] and tells the extent; all threads of the block call it. `extent` is shared.
+template <class T>
+__device__ __forceinline__ Extent extent_of(const Head<T>& head, uint32_t query, int count, int2* sees, int* extent) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sees[i] = head.sees(query + i);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int first = 1 << 30, last = 0, full_first = 0, full_last = 1 << 30;
+        for (int i = threadIdx.x; i < count && query + i < head.a.seq; i += 32) {
+            int2 range = sees[i];
+            if (range.x < range.y) {
+                first = first < range.x ? first : range.x;
+                last = last > range.y ? last : range.y;
+            }
+            full_first = full_first > range.x ? full_first : range.x;
+            full_last = full_last < range.y ? full_last : range.y;
+        }
+#pragma unroll
+        for (int with = 16; with > 0; with /= 2) {
+            int other = __shfl_xor_sync(~0u, first, with);
+            first = first < other ? first : other;
+            other = __shfl_xor_sync(~0u, last, with);
+            last = last > other ? last : other;
+            other = __shfl_xor_sync(~0u, full_first, with);
+            full_first = full_first > other ? full_first : other;
+            other = __shfl_xor_sync(~0u, full_last, with);
+            full_last = full_last < other ? full_last : other;
+        }
+        if (threadIdx.x == 0) {
+            extent[0] = first;
+            extent[1] = last;
+            extent[2] = full_first;
+            extent[3] = full_last;
+        }
+    }
+    __syncthreads();
+    return {extent[0], extent[1], extent[2], extent[3]};
+}

@@ -1,0 +1,383 @@
+// Self-attention on tensor cores (mma.sync m16n8k16, bf16 in, f32 sums; sm_80 and later), for heads
+// of 32, 64, 80, 96, 128 or 160.
+//
+// FlashAttention-2 (Dao 2023): four warps, each with whole rows of the tile, so that a softmax row
+// lives in four lanes and probabilities go from one product's result into the next one's operand
+// without leaving registers. Backward is two kernels, for dk and dv and for dq: seven products where
+// one kernel with atomic sums needs five, for the same bits every run and no f32 copy of dq.
+// Rows in shared memory are 16 bytes longer than the head: eight rows of an ldmatrix then lie in
+// different banks. cp.async brings the next tile while this one is multiplied.
+//
+// Bytes moved, for T positions of a head of d and tiles of B queries: forward 2d·T (q) +
+// 2·2d·T·(tiles of queries that see a key)/1 out of the L2 cache, 2d·T (y), 4·T (lse). The arithmetic,
+// 4·T²·d/2 forward (causal), is what it is bound by from T of a few hundred on.
+#include "attention.cuh"
+
+constexpr int WARPS = 4;
+constexpr int MMA_THREADS = 32 * WARPS;
+constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
+
+#ifdef SOFTGPU
+inline float exp2_fast(float x) { return exp2f(x); }
+#else
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+// Rows first .. first + ROWS of a head into shared memory; rows past the end are zeros.
+template <int ROWS, int D>
+__device__ __forceinline__ void fetch(bf16* to, const bf16* from, uint32_t stride, int first, int seq) {
+    constexpr int PIECES = D / 8;
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += MMA_THREADS) {
+        int r = i / PIECES, c = i % PIECES * 8;
+        bool there = first + r < seq;
+        copy_async(to + r * (D + 8) + c, from + (uint64_t)(there ? first + r : 0) * stride + c, there);
+    }
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t word;
+    memcpy(&word, &two, 4);
+    return word;
+}
+
+// out[N/8] += (16 rows of x from `row`)·(N rows of y)ᵀ over D.
+template <int N, int D>
+__device__ __forceinline__ void multiply_rows(float (&out)[N / 8][4], const bf16* x, int row, const bf16* y) {
+    constexpr int LD = D + 8;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        uint32_t left[4];
+        load_rows(left, x + (row + lane % 16) * LD + k + lane / 16 * 8);
+#pragma unroll
+        for (int n = 0; n < N; n += 16) {
+            uint32_t right[4];
+            load_rows(right, y + (n + lane / 16 * 8 + lane % 8) * LD + k + lane / 8 % 2 * 8);
+            uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
+            mma_bf16(out[n / 8], left, first);
+            mma_bf16(out[n / 8 + 1], left, second);
+        }
+    }
+}
+
+// out[D/8] += weights · (K rows of x): weights are the 16×K result of multiply_rows.
+template <int K, int D>
+__device__ __forceinline__ void multiply_columns(float (&out)[D / 8][4], const float (&weights)[K / 8][4], const bf16* x) {
+    constexpr int LD = D + 8;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        const float(&a)[4] = weights[k / 8], (&b)[4] = weights[k / 8 + 1];
+        uint32_t left[4] = {pack(a[0], a[1]), pack(a[2], a[3]), pack(b[0], b[1]), pack(b[2], b[3])};
+#pragma unroll
+        for (int n = 0; n < D; n += 16) {
+            uint32_t right[4];
+            load_columns(right, x + (k + lane % 16) * LD + n + lane / 16 * 8);
+            uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
+            mma_bf16(out[n / 8], left, first);
+            mma_bf16(out[n / 8 + 1], left, second);
+        }
+    }
+}
+
+// 16 rows of a result through this warp's rows of shared memory to memory, 16 bytes at a time.
+template <int D>
+__device__ __forceinline__ void save(const float (&x)[D / 8][4], bf16* shared, bf16* to, uint32_t stride, int first, int seq) {
+    constexpr int LD = D + 8;
+    int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+        for (int half = 0; half < 2; half++) {
+            uint32_t word = pack(x[n][2 * half], x[n][2 * half + 1]);
+            memcpy(shared + (lane / 4 + 8 * half) * LD + 8 * n + lane % 4 * 2, &word, 4);
+        }
+    __syncwarp();
+    for (int i = lane; i < 16 * D / 8; i += 32) {
+        int r = i / (D / 8), c = i % (D / 8) * 8;
+        if (first + r >= seq) continue;
+        uint4 piece = *reinterpret_cast<const uint4*>(shared + r * LD + c);
+        *reinterpret_cast<uint4*>(to + (uint64_t)(first + r) * stride + c) = piece;
+    }
+}
+
+// The two factors of keys `key`, `key` + 1 (even).
+__device__ __forceinline__ void kept_pair(const Head<bf16>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
+    const Drop& drop = head.a.drop;
+    uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
+    uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
+    kept[0] = low < drop.bound ? 0.0f : drop.kept;
+    kept[1] = high < drop.bound ? 0.0f : drop.kept;
+}
+
+// One tile of keys of a query's running softmax: scores in `s` become probabilities (dropped), y
+// shrinks to the new maximum.
+template <int N, int D>
+__device__ __forceinline__ void soften(const Head<bf16>& head, float (&s)[N / 8][4], float (&y)[D / 8][4],
+                                       float (&maximum)[2], float (&sum)[2], const int2 (&sees)[2], int row,
+                                       int key, bool all, uint64_t dropped) {
+    int column = key + threadIdx.x % 4 * 2;
+    float scale = head.a.scale * LOG2E, slope = head.slope * LOG2E;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int query = row + 8 * half;
+        float top = maximum[half];
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int at = column + 8 * n + i;
+                float x = s[n][2 * half + i] * scale;
+                x = fmaf(slope, (float)(at - query), x);
+                if (!all && (at < sees[half].x || at >= sees[half].y)) x = -INFINITY;
+                s[n][2 * half + i] = x;
+                top = fmaxf(top, x);
+            }
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        float base = top == -INFINITY ? 0.0f : top;
+        float shrink = exp2_fast(maximum[half] - base), total = 0;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            float kept[2] = {1, 1};
+            if (head.a.drop.bound) kept_pair(head, dropped, query, column + 8 * n, kept);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float p = exp2_fast(s[n][2 * half + i] - base);
+                total += p;
+                s[n][2 * half + i] = p * kept[i];
+            }
+        }
+        maximum[half] = top;
+        sum[half] = fmaf(sum[half], shrink, total);
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            y[n][2 * half] *= shrink;
+            y[n][2 * half + 1] *= shrink;
+        }
+    }
+}
+
+template <int D> __device__ void forward_mma(const Attention& a) {
+    constexpr int LD = D + 8, B = 16 * WARPS, KEYS = 64;
+    DYNAMIC_SHARED(shared);
+    bf16* q = reinterpret_cast<bf16*>(shared);
+    bf16* k = q + B * LD;
+    bf16* v = k + KEYS * LD;
+    int2* seen = reinterpret_cast<int2*>(v + KEYS * LD);
+    int* bounds = reinterpret_cast<int*>(seen + B);
+    Head<bf16> head(a);
+    uint64_t dropped = a.drop.first();
+    int seq = a.seq, stride = head.qkv_stride();
+    // The last tiles of a causal mask are the longest: they start first.
+    int first = (gridDim.x - 1 - blockIdx.x) * B;
+    const bf16* qkv = static_cast<const bf16*>(a.qkv);
+    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq);
+    Extent extent = extent_of(head, first, B, seen, bounds);
+    int key = extent.first / KEYS * KEYS;
+    if (key < extent.last) fetch<KEYS, D>(k, qkv + head.qkv(1), stride, key, seq);
+    copy_commit();
+
+    int warp = threadIdx.x / 32, row = 16 * warp + threadIdx.x % 32 / 4;
+    int2 sees[2] = {seen[row], seen[row + 8]};
+    float y[D / 8][4] = {}, maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    for (; key < extent.last; key += KEYS) {
+        copy_wait<0>();
+        __syncthreads(); // k is here; all warps are done with v
+        fetch<KEYS, D>(v, qkv + head.qkv(2), stride, key, seq);
+        copy_commit();
+        float s[KEYS / 8][4] = {};
+        multiply_rows<KEYS, D>(s, q, 16 * warp, k);
+        copy_wait<0>();
+        __syncthreads(); // v is here; all warps are done with k
+        if (key + KEYS < extent.last) fetch<KEYS, D>(k, qkv + head.qkv(1), stride, key + KEYS, seq);
+        copy_commit();
+        bool all = key >= extent.full_first && key + KEYS <= extent.full_last;
+        soften<KEYS, D>(head, s, y, maximum, sum, sees, first + row, key, all, dropped);
+        multiply_columns<KEYS, D>(y, s, v);
+    }
+    copy_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+        sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+        float factor = sum[half] == 0 ? 0.0f : 1 / sum[half];
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            y[n][2 * half] *= factor;
+            y[n][2 * half + 1] *= factor;
+        }
+        int query = first + row + 8 * half;
+        if (threadIdx.x % 4 == 0 && query < seq)
+            a.lse[head.place(query)] = LN2 * maximum[half] + logf(sum[half]);
+    }
+    bf16* to = static_cast<bf16*>(a.y) + head.out();
+    save<D>(y, q + 16 * warp * LD, to, head.out_stride(), first + 16 * warp, seq);
+}
+
+// From a product and the slope of its probability: p (dropped) and the slope of the product.
+__device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp, bool seen, float bias, float lse, float along, float kept) {
+    float p = seen ? exp2_fast(fmaf(s, a.scale * LOG2E, bias) - lse) : 0.0f;
+    s = p * kept;
+    dp = seen ? a.scale * p * (dp * kept - along) : 0.0f;
+}
+
+// Keys of a block in dk and dv; queries that pass by at once: fewer where the sums need the registers.
+constexpr int KV_KEYS = 16 * WARPS;
+template <int D> constexpr int KV_QUERIES = D <= 64 ? 64 : 32;
+
+struct Row {
+    float lse, along; // lse in powers of two
+    int2 sees;
+};
+
+template <int D> __device__ void backward_kv_mma(const Attention& a) {
+    constexpr int LD = D + 8, Q = KV_QUERIES<D>;
+    DYNAMIC_SHARED(shared);
+    bf16* k = reinterpret_cast<bf16*>(shared);
+    bf16* v = k + KV_KEYS * LD;
+    bf16* q = v + KV_KEYS * LD; // two of each: one is multiplied, one arrives
+    bf16* dy = q + 2 * Q * LD;
+    Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
+    int2* seen = reinterpret_cast<int2*>(rows + Q);
+    int* bounds = reinterpret_cast<int*>(seen + Q);
+    Head<bf16> head(a);
+    uint64_t dropped = a.drop.first();
+    int seq = a.seq, key = blockIdx.x * KV_KEYS, warp = threadIdx.x / 32;
+    const bf16* qkv = static_cast<const bf16*>(a.qkv);
+    const bf16* dys = static_cast<const bf16*>(a.dy) + head.out();
+    auto fetch_queries = [&](int query, int stage) {
+        if (query < seq) {
+            fetch<Q, D>(q + stage * Q * LD, qkv + head.qkv(0), head.qkv_stride(), query, seq);
+            fetch<Q, D>(dy + stage * Q * LD, dys, head.out_stride(), query, seq);
+        }
+        copy_commit();
+    };
+    fetch<KV_KEYS, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq);
+    fetch<KV_KEYS, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq);
+    int query = a.ranges ? 0 : key / Q * Q;
+    fetch_queries(query, 0);
+    float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+    int at = key + 16 * warp + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    for (int stage = 0; query < seq; query += Q, stage ^= 1) {
+        Extent extent = extent_of(head, query, Q, seen, bounds);
+        fetch_queries(query + Q, stage ^ 1);
+        if (threadIdx.x < Q) {
+            int i = query + threadIdx.x;
+            uint64_t place = head.place(i < seq ? i : 0);
+            rows[threadIdx.x] = {a.lse[place] * LOG2E, a.along[place], seen[threadIdx.x]};
+        }
+        copy_wait<1>();
+        __syncthreads();
+        if (extent.last > key && extent.first < key + KV_KEYS) {
+            const bf16 *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
+            float s[Q / 8][4] = {}, dp[Q / 8][4] = {};
+            multiply_rows<Q, D>(s, k, 16 * warp, qs);
+            multiply_rows<Q, D>(dp, v, 16 * warp, ds);
+#pragma unroll
+            for (int n = 0; n < Q / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int own = 8 * n + column + i % 2, here = at + i / 2 * 8;
+                    Row row = rows[own];
+                    float kept = head.kept(dropped, query + own, here);
+                    float bias = head.slope * LOG2E * (here - query - own);
+                    bool sees = here >= row.sees.x && here < row.sees.y;
+                    slope_of(a, s[n][i], dp[n][i], sees, bias, row.lse, row.along, kept);
+                }
+            multiply_columns<Q, D>(dv, s, ds);
+            multiply_columns<Q, D>(dk, dp, qs);
+        }
+        __syncthreads(); // all warps are done with this stage
+    }
+    copy_wait<0>();
+    bf16* dqkv = static_cast<bf16*>(a.dqkv);
+    int stride = head.qkv_stride(), first = key + 16 * warp;
+    save<D>(dk, k + 16 * warp * LD, dqkv + head.qkv(1), stride, first, seq);
+    save<D>(dv, v + 16 * warp * LD, dqkv + head.qkv(2), stride, first, seq);
+}
+
+template <int D> __device__ void backward_q_mma(const Attention& a) {
+    constexpr int LD = D + 8, B = 16 * WARPS, KEYS = D <= 96 ? 64 : 32;
+    DYNAMIC_SHARED(shared);
+    bf16* q = reinterpret_cast<bf16*>(shared);
+    bf16* dy = q + B * LD;
+    bf16* k = dy + B * LD; // two of each
+    bf16* v = k + 2 * KEYS * LD;
+    int2* seen = reinterpret_cast<int2*>(v + 2 * KEYS * LD);
+    int* bounds = reinterpret_cast<int*>(seen + B);
+    Head<bf16> head(a);
+    uint64_t dropped = a.drop.first();
+    int seq = a.seq, first = (gridDim.x - 1 - blockIdx.x) * B, stride = head.qkv_stride();
+    const bf16* qkv = static_cast<const bf16*>(a.qkv);
+    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq);
+    fetch<B, D>(dy, static_cast<const bf16*>(a.dy) + head.out(), head.out_stride(), first, seq);
+    Extent extent = extent_of(head, first, B, seen, bounds);
+    auto fetch_keys = [&](int key, int stage) {
+        if (key < extent.last) {
+            fetch<KEYS, D>(k + stage * KEYS * LD, qkv + head.qkv(1), stride, key, seq);
+            fetch<KEYS, D>(v + stage * KEYS * LD, qkv + head.qkv(2), stride, key, seq);
+        }
+        copy_commit();
+    };
+    int key = extent.first / KEYS * KEYS;
+    fetch_keys(key, 0);
+    int warp = threadIdx.x / 32, row = 16 * warp + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    int2 sees[2] = {seen[row], seen[row + 8]};
+    float lse[2], along[2], dq[D / 8][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int query = first + row + 8 * half;
+        uint64_t place = head.place(query < seq ? query : 0);
+        lse[half] = a.lse[place] * LOG2E;
+        along[half] = a.along[place];
+    }
+    for (int stage = 0; key < extent.last; key += KEYS, stage ^= 1) {
+        fetch_keys(key + KEYS, stage ^ 1);
+        copy_wait<1>();
+        __syncthreads();
+        const bf16 *ks = k + stage * KEYS * LD, *vs = v + stage * KEYS * LD;
+        float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
+        multiply_rows<KEYS, D>(s, q, 16 * warp, ks);
+        multiply_rows<KEYS, D>(dp, dy, 16 * warp, vs);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                int query = first + row + 8 * half, here = key + 8 * n + column;
+                float kept[2] = {1, 1};
+                if (a.drop.bound) kept_pair(head, dropped, query, here, kept);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    bool seen = here + i >= sees[half].x && here + i < sees[half].y;
+                    float bias = head.slope * LOG2E * (here + i - query);
+                    int at = 2 * half + i;
+                    slope_of(a, s[n][at], dp[n][at], seen, bias, lse[half], along[half], kept[i]);
+                }
+            }
+        multiply_columns<KEYS, D>(dq, dp, ks);
+        __syncthreads(); // all warps are done with this stage
+    }
+    copy_wait<0>();
+    __syncthreads();
+    bf16* to = static_cast<bf16*>(a.dqkv) + head.qkv(0);
+    save<D>(dq, q + 16 * warp * LD, to, stride, first + 16 * warp, seq);
+}
+
+#define HEAD(D)                                                                                    \
+    KERNEL(attention_mma_##D, forward_mma<D>, Attention, MMA_THREADS)                              \
+    KERNEL(attention_kv_mma_##D, backward_kv_mma<D>, Attention, MMA_THREADS)                       \
+    KERNEL(attention_q_mma_##D, backward_q_mma<D>, Attention, MMA_THREADS)
+HEAD(32)
+HEAD(64)
+HEAD(80)
+HEAD(96)
+HEAD(128)
+HEAD(160)

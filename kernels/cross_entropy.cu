@@ -1,0 +1,115 @@
+// Cross-entropy over a vocabulary that may be shared out among ranks. A block works on one row.
+//
+// Bytes moved for each logit of size s: the stats s (one pass: a thread's maximum and sum run
+// along), the losses alone nothing, with the gradient 2s.
+#include "common.cuh"
+
+struct CrossEntropy {
+    void* logits;
+    const int* targets;
+    const float* weights; // not for the stats
+    float* stats;         // [shares·rows, 3]
+    float* losses;        // null for the stats
+    int64_t first;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t own;       // columns that are entries of the vocabulary
+    uint32_t shares;    // not for the stats
+    uint32_t gradient;  // whether logits are overwritten by theirs
+    uint32_t vector;
+    uint32_t unused;
+};
+
+// Column of the row's target, or -1 where this share does not have it.
+__device__ __forceinline__ int64_t place_of(const CrossEntropy& a, uint64_t row) {
+    int64_t place = a.targets[row] - a.first;
+    return a.targets[row] >= 0 && place >= 0 && place < (int64_t)a.own ? place : -1;
+}
+
+// exp(x − maximum) where a maximum of −∞ is nothing away from −∞.
+__device__ __forceinline__ float exp_from(float x, float maximum) {
+    return expf(x - (maximum == -INFINITY ? 0.0f : maximum));
+}
+
+template <class T, int V> __device__ void stats_by(const CrossEntropy& a) {
+    uint64_t row = blockIdx.x;
+    const T* logits = static_cast<const T*>(a.logits) + row * a.cols;
+    float maximum = -INFINITY, sum = 0;
+    auto visit = [&](auto& x) {
+        float top = maximum;
+        for (float each : x) top = fmaxf(top, each);
+        if (top > maximum) {
+            sum *= exp_from(maximum, top);
+            maximum = top;
+        }
+        for (float each : x) sum += exp_from(each, maximum);
+    };
+    uint32_t whole = a.own / V * V;
+    for (uint32_t col = threadIdx.x * V; col < whole; col += blockDim.x * V) {
+        float x[V];
+        load(logits + col, x);
+        visit(x);
+    }
+    for (uint32_t col = whole + threadIdx.x; col < a.own; col += blockDim.x) {
+        float x[1];
+        load(logits + col, x);
+        visit(x);
+    }
+    float largest = block_max(maximum);
+    // A thread that saw nothing adds nothing, whatever is largest.
+    sum = block_sum(maximum == -INFINITY ? sum : sum * exp_from(maximum, largest));
+    if (threadIdx.x == 0) {
+        int64_t place = place_of(a, row);
+        a.stats[3 * row] = largest;
+        a.stats[3 * row + 1] = sum;
+        a.stats[3 * row + 2] = place < 0 ? -INFINITY : widen(logits[place]);
+    }
+}
+
+template <class T> __device__ void cross_entropy_stats(const CrossEntropy& a) {
+    if (a.vector) stats_by<T, WIDE<T>>(a);
+    else stats_by<T, 1>(a);
+}
+KERNEL(cross_entropy_stats_f32, (cross_entropy_stats<float>), CrossEntropy, 512)
+KERNEL(cross_entropy_stats_bf16, (cross_entropy_stats<bf16>), CrossEntropy, 512)
+
+template <class T, int V>
+__device__ void gradient_by(const CrossEntropy& a, float largest, float factor, float weight) {
+    uint64_t row = blockIdx.x;
+    T* logits = static_cast<T*>(a.logits) + row * a.cols;
+    int64_t place = place_of(a, row);
+    for (uint32_t col = threadIdx.x * V; col < a.cols; col += blockDim.x * V) {
+        float x[V];
+        load(logits + col, x);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float slope = factor * expf(x[i] - largest) - (col + i == place ? weight : 0.0f);
+            x[i] = weight == 0.0f || col + i >= a.own ? 0.0f : slope;
+        }
+        store(logits + col, x);
+    }
+}
+
+template <class T> __device__ void cross_entropy(const CrossEntropy& a) {
+    uint64_t row = blockIdx.x;
+    float largest = -INFINITY, target = -INFINITY, weight = a.weights[row];
+    for (uint32_t share = 0; share < a.shares; share++) {
+        const float* stats = a.stats + 3 * (share * a.rows + row);
+        largest = stats[0] > largest ? stats[0] : largest;
+        target = stats[2] > target || stats[2] != stats[2] ? stats[2] : target;
+    }
+    double sum = 0;
+    for (uint32_t share = 0; share < a.shares; share++) {
+        const float* stats = a.stats + 3 * (share * a.rows + row);
+        // A share without entries adds nothing; without this, −∞ − −∞ would.
+        sum += stats[0] > -INFINITY ? stats[1] * exp((double)stats[0] - largest) : stats[1];
+    }
+    if (threadIdx.x == 0)
+        a.losses[row] = weight == 0.0f ? 0.0f : (float)(weight * (log(sum) + largest - target));
+    if (!a.gradient) return;
+    float factor = (float)(weight / sum);
+    if (a.vector) gradient_by<T, WIDE<T>>(a, largest, factor, weight);
+    else gradient_by<T, 1>(a, largest, factor, weight);
+}
+KERNEL(cross_entropy_f32, (cross_entropy<float>), CrossEntropy, 512)
+KERNEL(cross_entropy_bf16, (cross_entropy<bf16>), CrossEntropy, 512)

@@ -1,0 +1,53 @@
+// What the software stand-in (tests/softgpu/softgpu.h) replaces: how a kernel is exported, and the
+// instructions that C++ has no name for.
+#pragma once
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+#define KERNEL(NAME, BODY, ARGUMENTS, THREADS)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        NAME(const __grid_constant__ ARGUMENTS arguments) {                                        \
+        (BODY)(arguments);                                                                         \
+    }
+
+#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(128) char NAME[]
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// d += a·b: 16×16 by 16×8, bf16 in, f32 sums.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_rows(uint32_t (&x)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row)));
+}
+
+// The same, each matrix turned.
+__device__ __forceinline__ void load_columns(uint32_t (&x)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row)));
+}
+
+// Copies 16 bytes to shared memory while the thread goes on; zeros if not `there`.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of copies but the last PENDING.
+template <int PENDING> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}

@@ -1,0 +1,175 @@
+// Element by element: copy, dropout, residual; sums of columns.
+//
+// Bytes moved for each element of size s (2 or 4): copy s + s'; dropout 2s; residual 3s (x, branch,
+// y); residual_backward 2s (dy, dbranch), or s where dbranch lies on dy and nothing is dropped;
+// column sums s. Everything else (bias, partial sums of a few hundred rows each) stays in the cache.
+#include "common.cuh"
+
+struct Copy {
+    const void* x;
+    void* y;
+    uint64_t numel;
+    uint32_t add, vector;
+};
+
+template <class X, class Y, int V> __device__ void copy_by(const Copy& a) {
+    each<V>(a.numel, [&](uint64_t at) {
+        float x[V];
+        load(static_cast<const X*>(a.x) + at, x);
+        put(static_cast<Y*>(a.y) + at, x, a.add);
+    });
+}
+
+template <class X, class Y> __device__ void copy(const Copy& a) {
+    constexpr int V = WIDE<X> > WIDE<Y> ? WIDE<X> : WIDE<Y>;
+    if (a.vector) copy_by<X, Y, V>(a);
+    else copy_by<X, Y, 1>(a);
+}
+KERNEL(copy_f32_f32, (copy<float, float>), Copy, 256)
+KERNEL(copy_f32_bf16, (copy<float, bf16>), Copy, 256)
+KERNEL(copy_bf16_f32, (copy<bf16, float>), Copy, 256)
+KERNEL(copy_bf16_bf16, (copy<bf16, bf16>), Copy, 256)
+
+struct Dropout {
+    const void* x;
+    void* y;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t add, vector;
+    Drop drop;
+};
+
+template <class T, int V> __device__ void dropout_by(const Dropout& a) {
+    uint64_t first = a.drop.first();
+    each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
+        float x[V];
+        load(static_cast<const T*>(a.x) + row * a.cols + col, x);
+        apply(a.drop, first + row, col, x);
+        put(static_cast<T*>(a.y) + row * a.cols + col, x, a.add);
+    });
+}
+
+template <class T> __device__ void dropout(const Dropout& a) {
+    if (a.vector) dropout_by<T, WIDE<T>>(a);
+    else dropout_by<T, 1>(a);
+}
+KERNEL(dropout_f32, (dropout<float>), Dropout, 256)
+KERNEL(dropout_bf16, (dropout<bf16>), Dropout, 256)
+
+// y = x + dropout(branch + bias)
+struct Residual {
+    const void* x;
+    const void* branch;
+    const void* bias;
+    void* y;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t vector;
+    Drop drop;
+};
+
+template <class T, int V> __device__ void residual_by(const Residual& a) {
+    uint64_t first = a.drop.first();
+    each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
+        uint64_t at = row * a.cols + col;
+        float x[V], sum[V], bias[V];
+        load(static_cast<const T*>(a.x) + at, x);
+        load(static_cast<const T*>(a.branch) + at, sum);
+        load(static_cast<const T*>(a.bias) + col, bias);
+#pragma unroll
+        for (int i = 0; i < V; i++) sum[i] += bias[i];
+        apply(a.drop, first + row, col, sum);
+#pragma unroll
+        for (int i = 0; i < V; i++) sum[i] += x[i];
+        store(static_cast<T*>(a.y) + at, sum);
+    });
+}
+
+template <class T> __device__ void residual(const Residual& a) {
+    if (a.vector) residual_by<T, WIDE<T>>(a);
+    else residual_by<T, 1>(a);
+}
+KERNEL(residual_f32, (residual<float>), Residual, 256)
+KERNEL(residual_bf16, (residual<bf16>), Residual, 256)
+
+// Sums of columns over `chunk` rows for each block in y: parts [chunks, cols]. With `to`, what is
+// summed is dropout(x), stored there first.
+struct ColumnParts {
+    const void* x;
+    void* to;
+    float* parts;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t chunk;
+    uint32_t vector;
+    Drop drop;
+};
+
+constexpr int SUM_ROWS = 8;
+
+template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) {
+    __shared__ float shared[SUM_ROWS][32 * WIDE<bf16>];
+    uint64_t first = a.to ? a.drop.first() : 0;
+    uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V;
+    float sums[V] = {};
+    if (col < a.cols) {
+        uint64_t start = (uint64_t)blockIdx.y * a.chunk;
+        uint64_t end = start + a.chunk < a.rows ? start + a.chunk : a.rows;
+        for (uint64_t row = start + threadIdx.y; row < end; row += SUM_ROWS) {
+            float x[V];
+            load(static_cast<const T*>(a.x) + row * a.cols + col, x);
+            if (a.to) {
+                apply(a.drop, first + row, col, x);
+                T* to = static_cast<T*>(a.to) + row * a.cols + col;
+                store(to, x);
+                // The sum is of what was stored.
+#pragma unroll
+                for (int i = 0; i < V; i++) x[i] = widen(narrow<T>(x[i]));
+            }
+#pragma unroll
+            for (int i = 0; i < V; i++) sums[i] += x[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++) shared[threadIdx.y][threadIdx.x * V + i] = sums[i];
+    __syncthreads();
+    if (threadIdx.y == 0 && col < a.cols) {
+        for (int y = 1; y < SUM_ROWS; y++)
+#pragma unroll
+            for (int i = 0; i < V; i++) sums[i] += shared[y][threadIdx.x * V + i];
+        store(a.parts + (uint64_t)blockIdx.y * a.cols + col, sums);
+    }
+}
+
+template <class T> __device__ void column_parts(const ColumnParts& a) {
+    if (a.vector) column_parts_by<T, WIDE<T>>(a);
+    else column_parts_by<T, 1>(a);
+}
+KERNEL(column_parts_f32, (column_parts<float>), ColumnParts, 256)
+KERNEL(column_parts_bf16, (column_parts<bf16>), ColumnParts, 256)
+
+// out (+)= Σ over parts, which lie `stride` apart.
+struct ColumnSums {
+    const float* parts;
+    float* out;
+    uint64_t stride;
+    uint32_t count;
+    uint32_t cols;
+    uint32_t add;
+    uint32_t unused;
+};
+
+__device__ void sum_columns(const ColumnSums& a) {
+    __shared__ float shared[SUM_ROWS][32];
+    uint32_t col = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0;
+    if (col < a.cols)
+        for (uint32_t i = threadIdx.y; i < a.count; i += SUM_ROWS) sum += a.parts[i * a.stride + col];
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && col < a.cols) {
+        for (int y = 1; y < SUM_ROWS; y++) sum += shared[y][threadIdx.x];
+        a.out[col] = a.add ? a.out[col] + sum : sum;
+    }
+}
+KERNEL(column_sums, sum_columns, ColumnSums, 256)

@@ -1,0 +1,107 @@
+// Rows of a table by their number.
+//
+// Bytes moved for each element of size s: forward 2s (3s to add); backward s, and 8 for each element
+// of a row of the table that some id names. Ids that are equal are chained in their order first,
+// which reads each id once for each block of 256 ids: from the cache.
+#include "common.cuh"
+
+struct Embed {
+    const int* ids;
+    const void* table;
+    void* y;
+    uint64_t count;
+    int64_t first;
+    int64_t table_rows;
+    uint32_t cols;
+    uint32_t add, vector;
+    uint32_t unused;
+};
+
+template <class T, int V> __device__ void embed_by(const Embed& a) {
+    each_piece<V>(a.count, a.cols, [&](uint64_t i, uint32_t col) {
+        int64_t row = a.ids[i] - a.first;
+        float x[V] = {};
+        if (row >= 0 && row < a.table_rows) load(static_cast<const T*>(a.table) + row * a.cols + col, x);
+        put(static_cast<T*>(a.y) + i * a.cols + col, x, a.add);
+    });
+}
+
+template <class T> __device__ void embed(const Embed& a) {
+    if (a.vector) embed_by<T, WIDE<T>>(a);
+    else embed_by<T, 1>(a);
+}
+KERNEL(embed_f32, (embed<float>), Embed, 256)
+KERNEL(embed_bf16, (embed<bf16>), Embed, 256)
+
+// next[i]: the next place with the same id, or -1. first[i]: whether none before has it.
+struct EmbedChain {
+    const int* ids;
+    int* next;
+    int* first;
+    uint32_t count;
+    uint32_t unused;
+};
+
+__device__ void chain(const EmbedChain& a) {
+    __shared__ int tile[256];
+    int i = blockIdx.x * 256 + threadIdx.x, count = a.count;
+    int own = i < count ? a.ids[i] : 0, next = -1;
+    bool first = true;
+    for (int start = 0; start < count; start += 256) {
+        int at = start + threadIdx.x;
+        __syncthreads();
+        tile[threadIdx.x] = at < count ? a.ids[at] : 0;
+        __syncthreads();
+        int length = count - start < 256 ? count - start : 256;
+        if (next >= 0 || (!first && start + 255 < i)) continue;
+        for (int j = 0; j < length; j++) {
+            if (tile[j] != own) continue;
+            if (start + j < i) first = false;
+            else if (start + j > i && next < 0) next = start + j;
+        }
+    }
+    if (i < count) {
+        a.next[i] = next;
+        a.first[i] = first;
+    }
+}
+KERNEL(embed_chain, chain, EmbedChain, 256)
+
+// The first place of each id walks its chain: dtable[id] += dy[i], in the order of i.
+struct EmbedBackward {
+    const void* dy;
+    const int* ids;
+    const int* next;
+    const int* first_place;
+    float* dtable;
+    uint64_t count;
+    int64_t first;
+    int64_t table_rows;
+    uint32_t cols;
+    uint32_t vector;
+};
+
+template <class T, int V> __device__ void embed_backward_by(const EmbedBackward& a) {
+    each_piece<V>(a.count, a.cols, [&](uint64_t i, uint32_t col) {
+        int64_t row = a.ids[i] - a.first;
+        if (!a.first_place[i] || row < 0 || row >= a.table_rows) return;
+        float sum[V];
+        load(a.dtable + row * a.cols + col, sum);
+        for (int at = (int)i; at >= 0;) {
+            int next = a.next[at];
+            float dy[V];
+            load(static_cast<const T*>(a.dy) + (uint64_t)at * a.cols + col, dy);
+#pragma unroll
+            for (int k = 0; k < V; k++) sum[k] += dy[k];
+            at = next;
+        }
+        store(a.dtable + row * a.cols + col, sum);
+    });
+}
+
+template <class T> __device__ void embed_backward(const EmbedBackward& a) {
+    if (a.vector) embed_backward_by<T, WIDE<T>>(a);
+    else embed_backward_by<T, 1>(a);
+}
+KERNEL(embed_backward_f32, (embed_backward<float>), EmbedBackward, 256)
+KERNEL(embed_backward_bf16, (embed_backward<bf16>), EmbedBackward, 256)

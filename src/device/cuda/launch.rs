@@ -1,0 +1,171 @@
+//! Kernels by name, and the shapes of grids.
+
+use super::driver::{Code, Device, Handle};
+use super::preflight::Kernels;
+use crate::base::DType;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::null_mut;
+
+/// Shared memory a block may ask for without being allowed more.
+const SHARED_AT_ONCE: usize = 48 << 10;
+/// The attribute that allows more.
+const MAX_DYNAMIC_SHARED: c_int = 8;
+
+/// Threads of a block in kernels that go element by element.
+const THREADS: usize = 256;
+
+/// The name of a kernel for a dtype.
+macro_rules! typed {
+    ($name:literal, $dtype:expr) => {
+        match $dtype {
+            $crate::base::DType::F32 => concat!($name, "_f32"),
+            $crate::base::DType::BF16 => concat!($name, "_bf16"),
+            other => panic!("{} of {other}", $name),
+        }
+    };
+}
+pub(super) use typed;
+
+/// Blocks, and threads of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    pub blocks: [usize; 3],
+    pub threads: [usize; 2],
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+}
+
+impl Grid {
+    /// For kernels that walk over elements, `wide` at a time.
+    pub fn elements(numel: usize, wide: usize) -> Grid {
+        Grid::line(numel.div_ceil(THREADS * wide).clamp(1, 8192), THREADS)
+    }
+
+    /// For kernels that walk over rows, `wide` columns at a time.
+    pub fn rows(rows: usize, cols: usize, wide: usize) -> Grid {
+        let pieces = cols.div_ceil(wide);
+        let x = pieces.next_multiple_of(32).min(THREADS);
+        let y = THREADS / x;
+        let blocks = [pieces.div_ceil(x), rows.div_ceil(y).clamp(1, 65_535), 1];
+        Grid { blocks, threads: [x, y], shared: 0 }
+    }
+
+    pub fn line(blocks: usize, threads: usize) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1], shared: 0 }
+    }
+
+    pub fn with_shared(self, shared: usize) -> Grid {
+        Grid { shared, ..self }
+    }
+}
+
+/// Elements a thread moves at a time where rows allow it: 16 bytes.
+pub fn wide(dtype: DType) -> usize {
+    16 / dtype.size()
+}
+
+/// Whether 16 bytes may be moved at a time: rows of `cols` elements, at these addresses.
+pub fn vector(cols: usize, dtype: DType, addresses: &[usize]) -> bool {
+    cols.is_multiple_of(wide(dtype)) && addresses.iter().all(|addr| addr.is_multiple_of(16))
+}
+
+/// The modules loaded, and the functions used so far.
+pub struct Functions {
+    modules: Vec<Handle>,
+    found: RefCell<HashMap<&'static str, Function>>,
+}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: Handle,
+    /// Bytes of its argument, where the driver can tell.
+    bytes: Option<usize>,
+    /// Dynamic shared memory allowed so far.
+    shared: usize,
+}
+
+impl Functions {
+    pub fn load(device: &Device, kernels: &Kernels) -> Result<Functions, String> {
+        let mut functions = Functions { modules: Vec::new(), found: RefCell::default() };
+        for (name, image) in kernels.images {
+            // The driver reads words.
+            let mut words = vec![0u64; image.len().div_ceil(8)];
+            bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
+            let mut module = null_mut();
+            let code = device.try_call(|api| unsafe {
+                (api.cuModuleLoadData)(&mut module, words.as_ptr() as *const c_void)
+            });
+            if code != 0 {
+                return Err(format!("the kernels of {name} do not load: {}", device.error(code)));
+            }
+            functions.modules.push(module);
+        }
+        Ok(functions)
+    }
+
+    pub fn unload(&self, device: &Device) {
+        for module in &self.modules {
+            device.try_call(|api| unsafe { (api.cuModuleUnload)(*module) });
+        }
+    }
+
+    /// Asks the device to run a kernel. `arguments` is the struct it takes.
+    pub fn launch<A: Copy>(&self, device: &Device, name: &'static str, grid: Grid, arguments: A) {
+        if device.failed() {
+            return;
+        }
+        let function = self.function(device, name, grid.shared);
+        let bytes = size_of::<A>();
+        assert!(function.bytes.is_none_or(|own| own == bytes), "{name} takes other arguments");
+        let mut arguments = arguments;
+        let mut list = [&mut arguments as *mut A as *mut c_void];
+        let [gx, gy, gz] = grid.blocks.map(|n| n as u32);
+        let [bx, by] = grid.threads.map(|n| n as u32);
+        let (stream, shared) = (device.stream, grid.shared as u32);
+        device.call(name, |api| unsafe {
+            let list = list.as_mut_ptr();
+            let f = function.handle;
+            (api.cuLaunchKernel)(f, gx, gy, gz, bx, by, 1, shared, stream, list, null_mut())
+        });
+    }
+
+    fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {
+        let mut found = self.found.borrow_mut();
+        let function = found.entry(name).or_insert_with(|| self.find(device, name));
+        if shared > function.shared {
+            let handle = function.handle;
+            device.call(name, |api| unsafe {
+                (api.cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, shared as c_int)
+            });
+            function.shared = shared;
+        }
+        *function
+    }
+
+    fn find(&self, device: &Device, name: &'static str) -> Function {
+        let symbol = CString::new(name).expect("a name without NUL");
+        for module in &self.modules {
+            let mut handle = null_mut();
+            let find = |api: &super::driver::Api| -> Code {
+                // SAFETY: the module is loaded; the pointers are to live variables.
+                unsafe { (api.cuModuleGetFunction)(&mut handle, *module, symbol.as_ptr()) }
+            };
+            if device.try_call(find) == 0 {
+                let bytes = argument_bytes(device, handle);
+                return Function { handle, bytes, shared: SHARED_AT_ONCE };
+            }
+        }
+        panic!("no kernel is called {name}");
+    }
+}
+
+/// Bytes of the one struct a kernel takes.
+fn argument_bytes(device: &Device, handle: Handle) -> Option<usize> {
+    let (mut offset, mut bytes) = (0, 0);
+    let ask = device.param_info?;
+    // SAFETY: the function is loaded; the pointers are to live variables.
+    let code = unsafe { ask(handle, 0, &mut offset, &mut bytes) };
+    (code == 0).then_some(bytes)
+}

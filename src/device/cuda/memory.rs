@@ -1,0 +1,137 @@
+//! Memory of the device, and the ways of bytes to it and back.
+
+use super::driver::{Address, Device, Handle, OUT_OF_MEMORY};
+use crate::base::Bytes;
+use crate::device::{OutOfMemory, Tensor};
+use std::cell::{Cell, RefCell};
+
+/// Pieces in which bytes travel, and how many may be under way. A micro-batch's inputs are a few
+/// pieces, so the host can be some micro-batches ahead.
+const PIECE: usize = 1 << 20;
+const PIECES: usize = 16;
+
+/// Host memory that the device reads and writes by itself.
+struct Piece {
+    memory: *mut u8,
+    /// Done when the last copy out of this piece, or into it, is.
+    event: Handle,
+}
+
+/// All memory of a backend.
+pub struct Memory {
+    regions: RefCell<Vec<Address>>,
+    pieces: Vec<Piece>,
+    next: Cell<usize>,
+    /// Scratch of ops: work in one stream uses it in turn.
+    pub workspace: usize,
+}
+
+impl Memory {
+    /// Takes the scratch and the pieces.
+    pub fn new(device: &Device, workspace: usize) -> Result<Memory, OutOfMemory> {
+        let mut memory = Memory {
+            regions: RefCell::default(),
+            pieces: Vec::new(),
+            next: Cell::new(0),
+            workspace: 0,
+        };
+        memory.workspace = memory.reserve(device, workspace)?;
+        for _ in 0..PIECES {
+            let mut host = std::ptr::null_mut();
+            device.call("page-locked host memory", |api| unsafe {
+                (api.cuMemHostAlloc)(&mut host, PIECE, 0)
+            });
+            memory.pieces.push(Piece { memory: host, event: device.event() });
+        }
+        Ok(memory)
+    }
+
+    /// A fresh zeroed region.
+    pub fn reserve(&self, device: &Device, bytes: usize) -> Result<usize, OutOfMemory> {
+        let mut address = 0;
+        let code =
+            device.try_call(|api| unsafe { (api.cuMemAlloc_v2)(&mut address, bytes.max(1)) });
+        if code == OUT_OF_MEMORY {
+            let available = Some(Bytes(device.memory().0 as u64));
+            return Err(OutOfMemory { asked: Bytes(bytes as u64), available });
+        }
+        device.call("reserving memory", |_| code);
+        if code == 0 {
+            self.regions.borrow_mut().push(address);
+        }
+        self.clear(device, address as usize, bytes);
+        Ok(address as usize)
+    }
+
+    /// Zero bytes.
+    pub fn clear(&self, device: &Device, address: usize, bytes: usize) {
+        if bytes > 0 {
+            device.call("zero", |api| unsafe {
+                (api.cuMemsetD8Async)(address as Address, 0, bytes, device.stream)
+            });
+        }
+    }
+
+    /// Host to device, in order with all ops; returns once the bytes are taken.
+    pub fn upload(&self, device: &Device, from: &[u8], to: Tensor) {
+        assert_eq!(from.len(), to.bytes(), "bytes uploaded");
+        for (i, bytes) in from.chunks(PIECE).enumerate() {
+            let Some(piece) = self.free_piece(device) else { return };
+            let address = (to.addr() + i * PIECE) as Address;
+            // SAFETY: the piece is as long as PIECE, and no copy uses it any more.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
+            device.call("upload", |api| unsafe {
+                (api.cuMemcpyHtoDAsync_v2)(address, piece.memory, bytes.len(), device.stream)
+            });
+            device.call("upload", |api| unsafe { (api.cuEventRecord)(piece.event, device.stream) });
+        }
+    }
+
+    /// Device to host, after everything asked so far.
+    pub fn download(&self, device: &Device, from: Tensor, to: &mut [u8]) {
+        assert_eq!(to.len(), from.bytes(), "bytes downloaded");
+        let mut under_way = std::collections::VecDeque::new();
+        for (i, bytes) in to.chunks_mut(PIECE).enumerate() {
+            if under_way.len() == PIECES {
+                self.arrive(device, under_way.pop_front().expect("some are under way"));
+            }
+            let Some(piece) = self.free_piece(device) else { return };
+            let address = (from.addr() + i * PIECE) as Address;
+            device.call("download", |api| unsafe {
+                (api.cuMemcpyDtoHAsync_v2)(piece.memory, address, bytes.len(), device.stream)
+            });
+            device
+                .call("download", |api| unsafe { (api.cuEventRecord)(piece.event, device.stream) });
+            under_way.push_back((piece, bytes));
+        }
+        for one in under_way {
+            self.arrive(device, one);
+        }
+    }
+
+    fn arrive(&self, device: &Device, (piece, to): (&Piece, &mut [u8])) {
+        device.call("download", |api| unsafe { (api.cuEventSynchronize)(piece.event) });
+        if !device.failed() {
+            // SAFETY: the copy into the piece has ended.
+            unsafe { std::ptr::copy_nonoverlapping(piece.memory, to.as_mut_ptr(), to.len()) };
+        }
+    }
+
+    /// The piece used longest ago, once it is free; none if the device has failed.
+    fn free_piece(&self, device: &Device) -> Option<&Piece> {
+        let piece = &self.pieces[self.next.get()];
+        self.next.set((self.next.get() + 1) % PIECES);
+        device.call("waiting for a copy", |api| unsafe { (api.cuEventSynchronize)(piece.event) });
+        (!device.failed()).then_some(piece)
+    }
+
+    pub fn free(&self, device: &Device) {
+        for piece in &self.pieces {
+            device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(piece.event) });
+            device.try_call(|api| unsafe { (api.cuMemFreeHost)(piece.memory) });
+        }
+        for region in self.regions.borrow().iter() {
+            device.try_call(|api| unsafe { (api.cuMemFree_v2)(*region) });
+        }
+    }
+}

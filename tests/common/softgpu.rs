@@ -1,0 +1,30 @@
+//! The software stand-in for a GPU, compiled when a test first asks for it.
+
+#![allow(dead_code)]
+
+use gptrain::device::cuda::{Kernels, Options};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The folder of its libraries.
+pub fn folder() -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER
+        .get_or_init(|| {
+            let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("softgpu");
+            let build = Command::new("sh").arg("tests/softgpu/build.sh").arg(&folder).output();
+            let build = build.expect("sh runs");
+            let said = String::from_utf8_lossy(&build.stderr);
+            assert!(build.status.success(), "the stand-in does not compile:\n{said}");
+            folder
+        })
+        .clone()
+}
+
+/// What `Cuda::open` takes to open it. It runs kernels of its own: the image only has to look like one.
+pub fn options() -> Options {
+    const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();
+    let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
+    Options { ordinal: 0, folder: Some(folder()), kernels: Some(kernels) }
+}

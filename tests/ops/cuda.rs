@@ -1,0 +1,87 @@
+//! The CUDA backend on the software stand-in: the same table of cases, against the definitions where
+//! they are small, and larger ones against what `Cpu` gives. On a GPU: `make test-gpu`.
+
+use crate::attention::{Mask, Shape, attention};
+use crate::bench::{Bench, Seen};
+use crate::{Case, case, large, softgpu, table};
+use gptrain::base::DType;
+use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{Cuda, Options};
+
+/// The GPU that `GPTRAIN_TEST_GPU` numbers, else the stand-in.
+fn open() -> Cuda {
+    let options = match std::env::var("GPTRAIN_TEST_GPU") {
+        Ok(number) => Options::of_machine(number.parse().expect("the number of a GPU")),
+        Err(_) => softgpu::options(),
+    };
+    Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn against_definitions(dtype: DType) {
+    let cuda = open();
+    let mut wrong = Vec::new();
+    for case in table() {
+        let bench = Bench::new(&cuda, dtype, true).with_fused_epilogues();
+        (case.check)(&bench);
+        wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+    }
+    assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn cuda_agrees_with_the_definitions_in_f32() {
+    against_definitions(DType::F32);
+}
+
+#[test]
+fn cuda_agrees_with_the_definitions_in_bf16() {
+    against_definitions(DType::BF16);
+}
+
+/// Shapes that tensor cores take.
+fn heads() -> Vec<Case> {
+    let all = |d| Shape::new(2, 70, 2, d).masked(Mask::Ragged).with_alibi().dropping(0.1);
+    let shapes = [
+        ("causal, head of 32", Shape::new(1, 150, 2, 32)),
+        ("head of 64", Shape::new(2, 65, 1, 64)),
+        ("all, head of 64", all(64)),
+        ("all, head of 80", all(80)),
+        ("prefix, head of 96", Shape::new(1, 100, 1, 96).masked(Mask::Prefix(40))),
+        ("all, head of 128", all(128)),
+        ("documents, head of 160", Shape::new(1, 130, 1, 160).masked(Mask::Documents(37))),
+        ("all, head of 160", all(160)),
+    ];
+    let case = |(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape));
+    shapes.into_iter().map(case).collect()
+}
+
+#[test]
+fn cuda_agrees_with_the_cpu_on_larger_shapes() {
+    let (cuda, cpu) = (open(), Cpu::new(Some(2)));
+    let mut wrong = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        for case in large().into_iter().chain(heads()) {
+            let (ours, theirs) = (Bench::new(&cuda, dtype, false), Bench::new(&cpu, dtype, false));
+            let ours = ours.with_fused_epilogues();
+            (case.check)(&ours);
+            (case.check)(&theirs);
+            for (ours, theirs) in ours.seen().iter().zip(theirs.seen()) {
+                if let Some(what) = difference(ours, &theirs) {
+                    wrong.push(format!("{} in {dtype}: {what}", case.name));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Where two outputs differ by more than their rounding: in f32 by 2e-5 of the largest number (sums
+/// of a thousand terms in another order), in bf16 by two of its roundings.
+fn difference(ours: &Seen, theirs: &Seen) -> Option<String> {
+    let tolerance = if ours.dtype == DType::F32 { 2e-5 } else { 1.0 / 64.0 };
+    let (x, y) = (ours.numbers(), theirs.numbers());
+    let largest = y.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+    let close = |(x, y): (&f64, &f64)| x == y || (x - y).abs() <= tolerance * largest;
+    let at = (0..y.len()).find(|i| !close((&x[*i], &y[*i])))?;
+    Some(format!("{}[{at}] = {} for {} (largest {largest})", ours.name, x[at], y[at]))
+}

@@ -1,0 +1,97 @@
+//! `gptrain run` on the software stand-in for a GPU: trains as the CPU does, resumes bit for bit, and
+//! says what is missing.
+
+#[path = "common/binary.rs"]
+mod binary;
+#[path = "common/softgpu.rs"]
+mod softgpu;
+
+use binary::{Done, Lab};
+use gptrain::device::cuda::{FOLDER, Kernels};
+use std::path::Path;
+
+/// `run` with train.device cuda, with libraries from `folder` and other variables.
+fn run_on(lab: &Lab, folder: &Path, variable: (&str, &str), sets: &[&str]) -> Done {
+    let sets = [&["train.device=cuda"], sets].concat();
+    let variable = (variable.0, Path::new(variable.1));
+    lab.run_with(&[(FOLDER, folder), variable], &sets)
+}
+
+/// `run` on the stand-in.
+fn run(lab: &Lab, sets: &[&str]) -> Done {
+    run_on(lab, &softgpu::folder(), ("SOFTGPU_SEED", "1"), sets)
+}
+
+/// Whether this build can use a GPU; if not, that it says so.
+fn built_for_gpus(lab: &Lab) -> bool {
+    let built = Kernels::embedded().is_some();
+    if !built {
+        run(lab, &[]).expect(2, &["train.device: cuda", "without CUDA kernels", "`make`"]);
+    }
+    built
+}
+
+#[test]
+fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    // One head of 32: bf16 goes through tensor cores.
+    let model = ["model.dropout=0.1", "model.heads=1", "checkpoint.interval=4"];
+    for (precision, tolerance) in [("f32", 2e-5), ("bf16", 1e-2)] {
+        let precise = format!("precision={precision}");
+        let set = [&model[..], &[&precise]].concat();
+        let done = run(&lab, &[&set[..], &["log.folder=gpu"]].concat());
+        done.expect(0, &[]);
+        assert!(done.out.contains("device: software stand-in (no GPU)"), "{}", done.out);
+        lab.run(&[&set[..], &["log.folder=cpu"]].concat()).expect(0, &[]);
+        let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));
+        assert_eq!((gpu.len(), cpu.len()), (12, 12));
+        for (gpu, cpu) in gpu.iter().zip(&cpu) {
+            for key in ["lm_loss", "grad_norm"] {
+                let (x, y) = (gpu[key].as_f64().unwrap(), cpu[key].as_f64().unwrap());
+                assert!((x / y - 1.0).abs() < tolerance, "{precision} {key}: {x} for {y}");
+            }
+        }
+        // A step again, from a checkpoint: the recorded loss, to the last bit.
+        let folder = softgpu::folder();
+        let replay = ["inspect-ckpt", "gpu/checkpoints/step-00000004", "--replay", "1"];
+        let again = lab.gptrain_with(&[(FOLDER, &folder)], &replay);
+        again.expect(0, &["as recorded, to the last bit"]);
+        for run in ["gpu", "cpu"] {
+            std::fs::remove_dir_all(lab.path(run)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_a_gpu_lacks_is_said_in_one_line() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let folder = softgpu::folder();
+    let with = |variable, value| run_on(&lab, &folder, (variable, value), &[]);
+    with("SOFTGPU_DRIVER", "12080").expect(2, &["driver is for CUDA 12.8", "update the driver"]);
+    with("SOFTGPU_DEVICES", "0").expect(2, &["the machine has 0", "CUDA_VISIBLE_DEVICES"]);
+    with("SOFTGPU_MEMORY", "1000000").expect(2, &["64.0 MiB asked for", "976.6 KiB available"]);
+    with("SOFTGPU_MEMORY", "67200000").expect(1, &["out of memory"]);
+
+    let half = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.join("libcuda.so.1"), half.path().join("libcuda.so.1")).unwrap();
+    let lacks = run_on(&lab, half.path(), ("SOFTGPU_SEED", "0"), &[]);
+    lacks.expect(2, &["cuBLASLt is missing", "libcublasLt.so.13", FOLDER]);
+    let empty = tempfile::tempdir().unwrap();
+    let lacks = run_on(&lab, empty.path(), ("SOFTGPU_SEED", "0"), &[]);
+    lacks.expect(2, &["there is no NVIDIA driver", "libcuda.so.1", FOLDER]);
+}
+
+#[test]
+fn the_stand_in_is_never_picked_by_itself() {
+    let lab = Lab::new();
+    let folder = softgpu::folder();
+    let done = lab.run_with(&[(FOLDER, &folder)], &["train.device=auto", "train.steps=1"]);
+    done.expect(0, &[]);
+    assert!(done.out.contains("device: CPU"), "{}", done.out);
+}

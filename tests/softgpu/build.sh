@@ -1,0 +1,34 @@
+#!/bin/sh
+# Compiles the software stand-in for a GPU, with the kernels it runs, into OUT: libcuda.so.1 and
+# libcublasLt.so.13. Does nothing where they are up to date.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+kernels="$here/../../kernels"
+out=$1
+cxx=${CXX:-c++}
+flags="-std=c++20 -O2 -fPIC -fvisibility=hidden -DSOFTGPU -Wall -Wextra -Werror
+    -Wno-unknown-pragmas -I$here -I$kernels"
+mkdir -p "$out"
+
+compile() { # source
+    object="$out/$(basename "$1").o"
+    if [ ! -e "$object" ] ||
+        [ -n "$(find "$1" "$here"/*.h "$kernels"/*.cuh "$here/build.sh" -newer "$object")" ]; then
+        # shellcheck disable=SC2086
+        "$cxx" $flags -x c++ -c -o "$object.$$" "$1"
+        mv "$object.$$" "$object"
+    fi
+}
+
+link() { # library, objects and flags
+    library="$out/$1"
+    shift
+    if [ ! -e "$library" ] || [ -n "$(find "$out"/*.o -newer "$library")" ]; then
+        "$cxx" -shared -o "$library.$$" "$@" "-Wl,-rpath,\$ORIGIN"
+        mv "$library.$$" "$library"
+    fi
+}
+
+for source in "$here"/*.cpp "$kernels"/*.cu; do compile "$source"; done
+link libcuda.so.1 "$out"/fibers.cpp.o "$out"/driver.cpp.o "$out"/*.cu.o -Wl,-soname,libcuda.so.1
+link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1

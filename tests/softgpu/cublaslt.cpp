@@ -1,0 +1,179 @@
+// The part of cuBLASLt that gptrain calls, on the CPU. For tests only.
+//
+// Sums are in f32, in the order of the depth. What the real library documents as a restriction and
+// gptrain relies on is refused here too: leading dimensions, the alignment promised to the
+// heuristic, and that of bias and auxiliary matrices.
+#include "softgpu.h"
+#include <functional>
+#include <map>
+#include <vector>
+
+typedef int Status;
+enum : Status { OK = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+#define API extern "C" __attribute__((visibility("default"))) Status
+
+extern "C" void softgpu_push(void* stream, std::function<void()>* work);
+
+// cublasLt.h
+enum { F32 = 0, BF16 = 14 };
+enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
+enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192 };
+enum { ALIGN_A = 5, ALIGN_D = 8 };
+
+typedef std::map<int, std::vector<char>> Attributes;
+struct Layout {
+    int type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct Descriptor {
+    Attributes set;
+};
+struct Preference {
+    Attributes set;
+};
+struct Heuristic {
+    struct {
+        uint64_t data[8];
+    } algorithm;
+    size_t workspace;
+    Status state;
+    float waves;
+    int reserved[4];
+};
+
+static Status set(Attributes& a, int key, const void* value, size_t bytes) {
+    a[key].assign((const char*)value, (const char*)value + bytes);
+    return OK;
+}
+template <class T> static T get(const Attributes& a, int key, T otherwise) {
+    auto found = a.find(key);
+    if (found == a.end() || found->second.size() != sizeof(T)) return otherwise;
+    T value;
+    memcpy(&value, found->second.data(), sizeof value);
+    return value;
+}
+static float load(int type, const void* p, int64_t i) {
+    if (type == F32) return ((const float*)p)[i];
+    return __bfloat162float(((const __nv_bfloat16*)p)[i]);
+}
+static void store(int type, void* p, int64_t i, float x) {
+    if (type == F32) ((float*)p)[i] = x;
+    else ((__nv_bfloat16*)p)[i] = __float2bfloat16(x);
+}
+
+static float gelu(float x) {
+    return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+static float gelu_slope(float x) {
+    float t = tanhf(0.7978845608f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
+}
+
+API cublasLtCreate(void** handle) {
+    *handle = new char;
+    return OK;
+}
+API cublasLtDestroy(char* handle) {
+    delete handle;
+    return OK;
+}
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() { return 130000; }
+API cublasLtMatrixLayoutCreate(Layout** layout, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+    *layout = new Layout{type, rows, cols, ld};
+    return OK;
+}
+API cublasLtMatrixLayoutDestroy(Layout* layout) {
+    delete layout;
+    return OK;
+}
+API cublasLtMatmulDescCreate(Descriptor** d, int, int) {
+    *d = new Descriptor;
+    return OK;
+}
+API cublasLtMatmulDescDestroy(Descriptor* d) {
+    delete d;
+    return OK;
+}
+API cublasLtMatmulDescSetAttribute(Descriptor* d, int key, const void* value, size_t bytes) {
+    return set(d->set, key, value, bytes);
+}
+API cublasLtMatmulPreferenceCreate(Preference** p) {
+    *p = new Preference;
+    return OK;
+}
+API cublasLtMatmulPreferenceDestroy(Preference* p) {
+    delete p;
+    return OK;
+}
+API cublasLtMatmulPreferenceSetAttribute(Preference* p, int key, const void* value, size_t bytes) {
+    return set(p->set, key, value, bytes);
+}
+
+API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor*, Layout*, Layout*, Layout*, Layout*,
+                                   Preference* preference, int asked, Heuristic* found, int* count) {
+    // The stand-in's algorithm is the alignment it was chosen for.
+    for (int i = 0; i < asked; i++) {
+        found[i] = Heuristic{};
+        for (int matrix = 0; matrix < 4; matrix++)
+            found[i].algorithm.data[matrix] = get<uint32_t>(preference->set, ALIGN_A + matrix, 256);
+    }
+    *count = asked;
+    return OK;
+}
+
+API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void* A, Layout* la,
+                   const void* B, Layout* lb, const float* beta, const void* C, Layout* lc, void* D,
+                   Layout* ld, const uint64_t* algorithm, void*, size_t, void* stream) {
+    const Attributes& a = descriptor->set;
+    bool turn_a = get<int>(a, TRANSA, 0), turn_b = get<int>(a, TRANSB, 0);
+    int epilogue = get<int>(a, EPILOGUE, DEFAULT);
+    void* bias = (void*)get<uint64_t>(a, BIAS_POINTER, 0);
+    void* aux = (void*)get<uint64_t>(a, AUX_POINTER, 0);
+    int64_t aux_ld = get<int64_t>(a, AUX_LD, 0);
+    int64_t m = ld->rows, n = ld->cols, k = turn_a ? la->rows : la->cols;
+    bool shapes = (int64_t)(turn_a ? la->cols : la->rows) == m &&
+                  (int64_t)(turn_b ? lb->cols : lb->rows) == k &&
+                  (int64_t)(turn_b ? lb->rows : lb->cols) == n && lc->rows == ld->rows && lc->cols == ld->cols;
+    bool dims = la->ld >= (int64_t)la->rows && lb->ld >= (int64_t)lb->rows && ld->ld >= m;
+    if (!shapes || !dims || la->type != lb->type || lc->type != ld->type) return INVALID_VALUE;
+    const void* matrices[4] = {A, B, C, D};
+    Layout* layouts[4] = {la, lb, lc, ld};
+    for (int i = 0; i < 4; i++)
+        if (!algorithm || (uint64_t)matrices[i] % algorithm[i]) return INVALID_VALUE;
+    bool has_bias = epilogue == BIAS || epilogue == GELU_AUX_BIAS;
+    bool has_aux = epilogue == GELU_AUX_BIAS || epilogue == DGELU;
+    if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != la->type)) return INVALID_VALUE;
+    if (has_aux && (!aux || (uint64_t)aux % 16 || aux_ld % 8 || aux_ld < m)) return INVALID_VALUE;
+    if (epilogue != DEFAULT && !has_bias && !has_aux) return NOT_SUPPORTED;
+    if (layouts[0]->type != F32 && layouts[0]->type != BF16) return NOT_SUPPORTED;
+
+    Layout x = *la, y = *lb, z = *ld;
+    float scale = *alpha, keep = *beta;
+    std::function<void()> work = [=] {
+        std::vector<float> left(m * k), right(n * k);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t l = 0; l < k; l++)
+                left[i * k + l] = load(x.type, A, turn_a ? l + i * x.ld : i + l * x.ld);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t l = 0; l < k; l++)
+                right[j * k + l] = load(y.type, B, turn_b ? j + l * y.ld : l + j * y.ld);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < m; i++) {
+                float sums[8] = {}, sum = 0;
+                for (int64_t l = 0; l < k; l++) sums[l % 8] += left[i * k + l] * right[j * k + l];
+                for (float part : sums) sum += part;
+                sum *= scale;
+                if (keep != 0) sum += keep * load(z.type, C, i + j * z.ld);
+                if (has_bias) sum += load(z.type, bias, i);
+                if (epilogue == DGELU) sum *= gelu_slope(load(z.type, aux, i + j * aux_ld));
+                if (epilogue == GELU_AUX_BIAS) {
+                    store(z.type, aux, i + j * aux_ld, sum);
+                    sum = gelu(sum);
+                }
+                store(z.type, D, i + j * z.ld, sum);
+            }
+    };
+    softgpu_push(stream, &work);
+    return OK;
+}

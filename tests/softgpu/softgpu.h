@@ -1,0 +1,164 @@
+// Lets the kernels of `kernels/` be compiled by a C++ compiler and run on the CPU, for tests only.
+//
+// A CUDA thread is a fiber; `__syncthreads` and the warp's collectives switch between the fibers of
+// a block. What a kernel must not rely on is made to go wrong: fibers run in an order that changes
+// from round to round, shared memory starts as NaN, an asynchronous copy happens at its wait and
+// not before, and threads that do not meet at a barrier abort with a message.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __restrict__ __restrict
+#define __shared__ thread_local
+
+struct dim3 {
+    unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
+struct __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+
+extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace softgpu {
+// Largest value a thread gives to a collective of its warp.
+constexpr int SLOT_BYTES = 32;
+
+struct Launch {
+    dim3 grid, block;
+    unsigned shared_bytes;
+    void (*body)(const void* arguments);
+    const void* arguments;
+};
+
+// Runs a grid to its end, block after block.
+void run(const Launch& launch);
+
+void sync_block();
+// Waits for the lanes in `mask`; returns what each of the warp's lanes gave.
+const char (*exchange(unsigned mask, const void* mine, size_t bytes))[SLOT_BYTES];
+unsigned lane();
+// An asynchronous copy of 16 bytes (zeros where `from` is null), its group's end, and the wait for
+// all groups but the last `pending`.
+void copy_later(void* to, const void* from);
+void copy_commit();
+void copy_wait(int pending);
+char* dynamic_shared();
+
+struct Kernel {
+    const char* name;
+    size_t bytes;
+    void (*body)(const void* arguments);
+};
+const Kernel* find(const char* name);
+struct Register {
+    Register(const char* name, size_t bytes, void (*body)(const void*));
+};
+
+template <class T> T from_lane(unsigned mask, T value, unsigned source) {
+    static_assert(sizeof(T) <= SLOT_BYTES);
+    T taken;
+    memcpy(&taken, exchange(mask, &value, sizeof(T))[source & 31], sizeof(T));
+    return taken;
+}
+} // namespace softgpu
+
+// A kernel takes one struct by value; NAME is how the host finds it.
+#define KERNEL(NAME, BODY, ARGUMENTS, THREADS)                                                     \
+    static softgpu::Register register_##NAME(                                                      \
+        #NAME, sizeof(ARGUMENTS),                                                                  \
+        [](const void* a) { (BODY)(*static_cast<const ARGUMENTS*>(a)); });
+
+#define DYNAMIC_SHARED(NAME) char* NAME = softgpu::dynamic_shared()
+
+inline void __syncthreads() { softgpu::sync_block(); }
+inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, "", 0); }
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
+    return softgpu::from_lane(mask, value, softgpu::lane() ^ with);
+}
+template <class T> T __shfl_sync(unsigned mask, T value, int source) {
+    return softgpu::from_lane(mask, value, source);
+}
+
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float((uint32_t)x.bits << 16); }
+inline __nv_bfloat16 __float2bfloat16(float x) {
+    uint32_t bits = __float_as_uint(x);
+    if (x != x) return {0x7fff};
+    return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+    return {__float2bfloat16(x), __float2bfloat16(y)};
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
+// d += a·b on fragments of m16n8k16, laid out among the lanes as PTX ISA has it.
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    struct Fragments {
+        uint32_t a[4], b[2];
+    } mine;
+    memcpy(mine.a, a, 16);
+    memcpy(mine.b, b, 8);
+    auto all = softgpu::exchange(~0u, &mine, sizeof mine);
+    auto half = [](uint32_t word, int k) { return __uint_as_float((word >> 16 * (k & 1)) << 16); };
+    unsigned row = softgpu::lane() >> 2, pair = softgpu::lane() & 3;
+    for (int i = 0; i < 4; i++) {
+        unsigned column = 2 * pair + (i & 1);
+        for (int k = 0; k < 16; k++) {
+            Fragments left, right;
+            memcpy(&left, all[4 * row + (k & 7) / 2], sizeof left);
+            memcpy(&right, all[4 * column + (k & 7) / 2], sizeof right);
+            float x = half(left.a[(i >> 1) + 2 * (k >> 3)], k);
+            d[i] += x * half(right.b[k >> 3], k);
+        }
+    }
+}
+
+// Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
+inline void ldmatrix(uint32_t (&x)[4], const void* row, bool turned) {
+    auto all = softgpu::exchange(~0u, &row, sizeof row);
+    unsigned lane = softgpu::lane();
+    for (unsigned matrix = 0; matrix < 4; matrix++) {
+        auto element = [&](unsigned r, unsigned c) {
+            const uint16_t* from;
+            memcpy(&from, all[8 * matrix + r], sizeof from);
+            return (uint32_t)from[c];
+        };
+        unsigned major = lane / 4, minor = lane % 4 * 2;
+        uint32_t low = turned ? element(minor, major) : element(major, minor);
+        uint32_t high = turned ? element(minor + 1, major) : element(major, minor + 1);
+        x[matrix] = low | high << 16;
+    }
+}
+inline void load_rows(uint32_t (&x)[4], const void* row) { ldmatrix(x, row, false); }
+inline void load_columns(uint32_t (&x)[4], const void* row) { ldmatrix(x, row, true); }
+
+inline void copy_async(void* shared, const void* global, bool there) {
+    softgpu::copy_later(shared, there ? global : nullptr);
+}
+inline void copy_commit() { softgpu::copy_commit(); }
+template <int PENDING> void copy_wait() { softgpu::copy_wait(PENDING); }
