@@ -216,7 +216,15 @@ fn what_may_change_on_resume_and_what_not() {
         fs::remove_dir_all(lab.path("runs")).unwrap();
         lab.run(&[]).expect(0, &[]);
     }
-    for change in ["train.threads=2", "topology.recompute=full", "log.interval=3", "name=other"] {
+    for change in [
+        "train.threads=2",
+        "topology.recompute=full",
+        "log.interval=3",
+        "name=other",
+        "checkpoint.keep_last=9",
+        "train.eval_interval=4",
+        "train.eval_samples=5",
+    ] {
         let done = lab.run(&[change, "log.folder=runs/a"]);
         done.expect(0, &[]);
         assert!(!done.out.contains("note:"), "{change}: {}", done.out);

@@ -151,6 +151,21 @@ fn a_weight_that_arrives_changed_is_named_with_its_rank() {
     }
 }
 
+/// Files of the same size under each other's names.
+#[test]
+fn shards_that_ranks_have_swapped_are_refused() {
+    for topology in ["topology.tensor=2", "topology.data=2"] {
+        let loaded = loaded(&[topology.to_string(), "topology.zero=1".to_string()]);
+        let folder = tempfile::tempdir().unwrap();
+        let saved = run(&loaded, None, 0..1).save(&loaded, folder.path());
+        let shard = |rank| saved.join(format!("first_moment-{rank:05}.safetensors"));
+        std::fs::rename(shard(0), saved.join("aside")).unwrap();
+        std::fs::rename(shard(1), shard(0)).unwrap();
+        std::fs::rename(saved.join("aside"), shard(1)).unwrap();
+        told(Checkpoint::open(&saved).map(drop), &["first_moment-00000"]);
+    }
+}
+
 /// A checkpoint in which a rank's part is missing, or there twice, is never published.
 #[test]
 fn a_part_that_is_missing_or_there_twice_is_refused() {

@@ -199,6 +199,26 @@ fn an_optimizer_that_does_not_fit_stops_the_start() {
 }
 
 #[test]
+fn numbers_that_are_not_finite_stop_the_start() {
+    let lab = lab(&[]);
+    let folder = lab.path("runs/a/checkpoints");
+    let step = folder.join("step-00000012");
+    for (name, kept, value, words) in [
+        ("lnf.scale", 0, f32::NAN, "the master of lnf.scale holds numbers that are not finite"),
+        ("embed.token", 1, f32::INFINITY, "the first_moment of embed.token"),
+        ("block.1.mlp.fc2.weight", 2, -f32::NAN, "the second_moment of block.1.mlp.fc2.weight"),
+    ] {
+        let mut saved = Saved::read(&step);
+        let sound = std::mem::replace(&mut saved.tensor(name).kept[kept][7], value);
+        saved.write(&folder);
+        lab.run(&["train.steps=14"]).expect(1, &[words, "--resume-from step-00000010"]);
+        saved.tensor(name).kept[kept][7] = sound;
+        saved.write(&folder);
+    }
+    lab.run(&["train.steps=14"]).expect(0, &[]);
+}
+
+#[test]
 fn a_picture_has_a_row_for_each_kind_of_weight() {
     let lab = lab(&[]);
     lab.gptrain(&["inspect-ckpt", "runs/a", "--plot", "norms.svg"]).expect(0, &[]);

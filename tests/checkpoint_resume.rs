@@ -120,6 +120,26 @@ fn a_signal_asks_for_a_save_and_training_goes_on() {
     assert_eq!(saved().len(), 2, "the one asked for, and the one at the end");
 }
 
+/// A second signal leaves at once, wherever the save that the first asked for has got to.
+#[test]
+fn two_signals_leave_a_run_that_goes_on() {
+    let lab = Lab::new();
+    let run = ["train.steps=60", "checkpoint.interval=4", DROPOUT];
+    lab.run(&[&run[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
+    for wait in [0, 1, 2, 4, 8, 16] {
+        let child = lab.start(&run);
+        lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
+        for _ in 0..2 {
+            kill_process(Pid::from_child(&child), Signal::TERM).ok();
+            std::thread::sleep(Duration::from_millis(wait));
+        }
+        let done = Done::of(child.wait_with_output().unwrap());
+        assert!([Some(0), Some(143)].contains(&done.code), "{:?}: {}", done.code, done.err);
+    }
+    lab.run(&run).expect(0, &[]);
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
+}
+
 #[test]
 fn synchronous_and_several_in_flight_save_the_same_files() {
     let lab = Lab::new();

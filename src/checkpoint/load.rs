@@ -1,7 +1,7 @@
 //! From a checkpoint into the engines of any grid.
 
 use super::against;
-use super::index::{Progress, Tensor};
+use super::index::{Progress, Tensor, moment_name};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use crate::engine::{Engine, Moment, Piece, Sampler};
@@ -109,8 +109,25 @@ impl Job<'_> {
     fn read(&self, from: &Checkpoint, buffer: &mut Buffer) -> anyhow::Result<()> {
         let [_, col] = self.piece.at;
         let cols = col..col + self.piece.size[1];
-        from.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols)
+        from.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols)?;
+        // No step updates with numbers that are not finite: whatever made these, it was no run.
+        ensure!(
+            finite(buffer.values()),
+            "{}: the {} of {} holds numbers that are not finite, in rows {}..{}",
+            from.folder.display(),
+            moment_name(self.moment),
+            self.tensor.name,
+            self.rows.start,
+            self.rows.end
+        );
+        Ok(())
     }
+}
+
+/// The largest magnitude decides, as it compares as an integer.
+fn finite(values: &[f32]) -> bool {
+    let magnitude = |value: &f32| (value.to_bits() & 0x7fff_ffff) as i32;
+    values.iter().map(magnitude).fold(0, i32::max) < f32::INFINITY.to_bits() as i32
 }
 
 fn take<T>(spare: &Mutex<Vec<T>>) -> Option<T> {
