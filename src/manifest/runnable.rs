@@ -10,17 +10,11 @@ impl Manifest {
         let mut refuse = |what: &str, remedy: &str| {
             problems.add(self.name.as_str(), what, remedy);
         };
-        let topology = &self.topology;
-        if topology.zero > 1 && topology.pipeline > 1 {
-            let what = "topology.zero 2 and 3 reduce gradients after every micro-batch, of which a \
-                        pipeline has several under way: they go without a pipeline only";
-            refuse(what, "--set topology.zero=1, or --set topology.pipeline=1");
-        }
         if self.precision == Precision::Fp16 {
             let what = "precision is fp16: this version has no loss scaling yet";
             refuse(what, "--set precision=bf16");
         }
-        if self.train.device == DeviceChoice::Cuda && topology.ranks() > 1 {
+        if self.train.device == DeviceChoice::Cuda && self.topology.ranks() > 1 {
             let what = "train.device is cuda: this version trains on one GPU only";
             refuse(what, "--set train.device=cpu");
         }
