@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
-//! at fault).
+//! at fault), 4 the plan does not fit (`estimate`).
 
 mod run;
 mod sample;
@@ -56,6 +56,7 @@ enum Command {
 }
 
 pub fn main() -> ExitCode {
+    let mut fits = true;
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Sample(args) => sample::run(args),
@@ -64,11 +65,12 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => estimate::run(args),
+        Command::Estimate(args) => estimate::run(args).map(|fit| fits = fit),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
     };
     match done {
+        Ok(()) if !fits => ExitCode::from(estimate::DOES_NOT_FIT),
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Problems>() => {
             eprintln!("{error}");

@@ -9,14 +9,20 @@
 pub mod predict;
 pub mod own;
 
+pub mod view;
+pub mod print;
+pub mod plot;
+
 pub mod days;
 pub mod change;
 pub mod doctor;
+pub mod drift;
 pub mod search;
 
 pub mod setup;
 pub mod cost;
 mod counts;
+pub mod rates;
 pub mod hardware;
 mod learn;
 

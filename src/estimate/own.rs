@@ -1,12 +1,12 @@
 //! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
-use super::hardware::Hardware;
+use super::setup::Setup;
 use crate::base::Bytes;
 use crate::comm::{Solo, dry};
 use crate::device::{self, Tally};
 use crate::engine::{Bill, Engine, Groups};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Precision};
 use crate::plan::grid::Place;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -65,6 +65,11 @@ pub fn stages(m: &Manifest, causal: bool) -> anyhow::Result<Vec<Stage>> {
 }
 
 fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
+    let half = match m.precision {
+        Precision::Fp16 => Precision::Bf16, // takes as many bytes
+        other => other,
+    };
+    let m = &Manifest { precision: half, ..m.clone() };
     let device = device::Dry::default();
     let sent = Rc::new(RefCell::new(dry::Volume::new()));
     let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
@@ -99,30 +104,66 @@ fn groups(m: &Manifest, stage: usize, sent: &Rc<RefCell<dry::Volume>>) -> Groups
     })
 }
 
-/// Seconds of counted work on a device, and of the messages between devices.
-pub fn seconds(counted: &Counted, m: &Manifest, hw: &Hardware) -> (f64, f64) {
-    let work = counted.work.values();
+/// What an iteration of the setup's batch takes, on the stage that sets the pace.
+pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
+    let micros = s.micros() as f64;
+    let slots: Vec<f64> = stages.iter().map(|stage| total(&seconds(&stage.micro, s))).collect();
+    let slower = |a: &usize, b: &usize| slots[*a].total_cmp(&slots[*b]);
+    let pace = (0..slots.len()).max_by(slower).expect("a pipeline has a stage");
+    let bubble = slots.iter().sum::<f64>() - slots[pace];
+    let mut parts: Vec<(&'static str, f64)> =
+        seconds(&stages[pace].micro, s).iter().map(|(name, t)| (*name, t * micros)).collect();
+    let step = seconds(&stages[pace].step, s);
+    let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
+    parts.push(("pipeline bubble", bubble));
+    parts.push(("once a step: sums", sums));
+    parts.push(("once a step: optimizer", total(&step) - sums));
+    parts
+}
+
+fn total(parts: &[(&'static str, f64)]) -> f64 {
+    parts.iter().map(|(_, seconds)| seconds).sum()
+}
+
+/// Seconds of counted work on the setup's device, and of the messages between devices.
+fn seconds(counted: &Counted, s: &Setup) -> Vec<(&'static str, f64)> {
+    let hw = s.hardware;
     let rate = hw.peak_tflops * 1e12 * hw.product_share;
     let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share;
     let each = |w: &device::Work| {
         (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6
     };
-    let computed = work.map(each).sum();
-    let t = &m.topology;
+    let compute = |of: &dyn Fn(&str) -> bool| {
+        counted.work.iter().filter(|(name, _)| of(name)).map(|(_, work)| each(work)).sum::<f64>()
+    };
+    let t = &s.topology;
     let inside = |group: &str| match group {
-        "tensor" => t.tensor <= hw.per_node,
-        "data" => t.tensor * t.data <= hw.per_node,
-        _ => t.ranks() <= hw.per_node,
+        "tensor" | "partial" => t.tensor <= s.per_node,
+        "data" => t.tensor * t.data <= s.per_node,
+        _ => t.ranks() <= s.per_node,
     };
-    let message = |((group, _), bytes): (&(&'static str, crate::comm::Op), &f64)| {
-        let link = match inside(group) {
+    let messages = |name: &'static str| {
+        let link = match inside(name) {
             true => hw.bus_gb_s,
-            false => hw.network_gb_s / hw.per_node as f64,
+            false => hw.network_gb_s / s.per_node as f64,
         };
-        bytes / (link * 1e9 * 0.7)
+        let sent = counted.sent.iter().filter(|((group, _), _)| *group == name);
+        sent.map(|(_, bytes)| bytes / (link * 1e9 * LINK_SHARE)).sum::<f64>()
     };
-    (computed, counted.sent.iter().map(message).sum())
+    let products = |name: &str| name == "gemm";
+    let attention = |name: &str| name.starts_with("attention");
+    vec![
+        ("matrix products", compute(&products)),
+        ("attention", compute(&attention)),
+        ("element-wise", compute(&|name| !products(name) && !attention(name))),
+        ("tensor parallel", messages("tensor") + messages("partial")),
+        ("pipeline sends", messages("pipeline") + messages("ends")),
+        ("data parallel", messages("data")),
+    ]
 }
+
+/// What messages reach of a link.
+const LINK_SHARE: f64 = 0.7;
 
 /// The stage whose bill is highest.
 pub fn peak(stages: &[Stage]) -> (usize, Bytes) {

@@ -44,8 +44,11 @@ pub struct Prediction {
 
 static SHIPPED: LazyLock<Predictor> = LazyLock::new(|| {
     let rows = rows::read(rows::SHIPPED, "shipped").expect("the shipped rows are well-formed");
-    Predictor::new(&rows.iter().collect::<Vec<_>>())
+    Predictor::new(&Constants::prior(), &rows.iter().collect::<Vec<_>>())
 });
+
+/// A table of fewer runs than this refines the shipped constants; of more, it has its own.
+const WHOLE_TABLE: usize = 20;
 
 impl Predictor {
     /// Of the shipped measurements.
@@ -55,11 +58,21 @@ impl Predictor {
 
     /// Before anything is measured.
     pub fn prior() -> Predictor {
-        Predictor::new(&[])
+        Predictor::new(&Constants::prior(), &[])
     }
 
-    /// Of these rows, those that say they may be used.
-    pub fn new(rows: &[&Row]) -> Predictor {
+    /// Of somebody's own runs.
+    pub fn calibrated(rows: &[Row]) -> Predictor {
+        let timed = rows.iter().filter(|row| row.timing().is_some()).count();
+        let start = match timed < WHOLE_TABLE {
+            true => Predictor::shipped().constants.clone(),
+            false => Constants::prior(),
+        };
+        Predictor::new(&start, &rows.iter().collect::<Vec<_>>())
+    }
+
+    /// Of these rows, those that say they may be used; `start` is believed before.
+    pub fn new(start: &Constants, rows: &[&Row]) -> Predictor {
         let timed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.timing()).collect();
         let weighed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.weight()).collect();
         let scales: Vec<f64> = timed.iter().map(|(s, _)| scatter(s)).collect();
@@ -70,8 +83,12 @@ impl Predictor {
             weighed.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
         };
         let constants = Constants {
-            time: fit(&beliefs(TIME), &scales, &time),
-            memory: fit(&beliefs(MEMORY), &vec![MEMORY_SCATTER; weighed.len()], &memory),
+            time: fit(&beliefs(TIME, &start.time), &scales, &time),
+            memory: fit(
+                &beliefs(MEMORY, &start.memory),
+                &vec![MEMORY_SCATTER; weighed.len()],
+                &memory,
+            ),
         };
         let points = |all: &[(&Setup, f64)], scatter: &dyn Fn(&Setup) -> f64| {
             all.iter().map(|(s, _)| point(s, scatter(s))).collect::<Vec<Point>>()
@@ -110,8 +127,9 @@ impl Predictor {
     }
 }
 
-fn beliefs(priors: &[Prior]) -> Vec<Belief> {
-    priors.iter().map(|p| Belief { log: p.value.ln(), spread: p.spread }).collect()
+fn beliefs(priors: &[Prior], start: &[f64]) -> Vec<Belief> {
+    let one = |(prior, value): (&Prior, &f64)| Belief { log: value.ln(), spread: prior.spread };
+    priors.iter().zip(start).map(one).collect()
 }
 
 /// By what share a run's time differs from day to day. Op-by-op PyTorch's is known from days per

@@ -3,6 +3,7 @@
 
 use super::counts::Counts;
 use super::hardware::Hardware;
+use super::rates;
 use crate::manifest::{LayerSplit, Manifest, Model, Precision, Recompute, Topology, raw};
 use crate::model::{flops_per_token, parameters};
 use crate::plan::split;
@@ -199,7 +200,8 @@ impl Setup {
     pub fn simple_tflops(&self, seconds: f64) -> f64 {
         let factor = if self.topology.recompute == Recompute::Full { 8.0 } else { 6.0 };
         let tokens = (self.global * self.model.seq_len) as f64;
-        factor * parameters(&self.model) as f64 * tokens / (seconds * self.ranks() as f64 * 1e12)
+        let parameters = parameters(&self.model) as f64;
+        rates::simple_tflops(factor, parameters, tokens, seconds, self.ranks() as f64)
     }
 
     /// Micro-batches of a replica in a step.

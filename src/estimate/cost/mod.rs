@@ -1,6 +1,7 @@
 //! What a run needs of memory and time, from the shapes and a few constants (`constants`).
 
 pub mod constants;
+pub mod deepspeed;
 mod gemm;
 mod memory;
 mod time;

@@ -1,6 +1,8 @@
 //! Tables of measured runs, one a row: what was run, and what it took.
 
+pub mod check;
 mod csv;
+pub mod logs;
 
 use super::counts::Counts;
 use super::hardware;
@@ -30,11 +32,18 @@ pub struct Row {
     /// Whether it fitted; None if nobody says.
     pub fits: Option<bool>,
     pub tflops: Option<f64>,
+    /// GPUs as the row counts them.
+    pub devices: Option<usize>,
     pub use_time: bool,
     pub use_memory: bool,
 }
 
 impl Row {
+    /// What is odd about it.
+    pub fn odd(&self) -> Vec<String> {
+        check::odd(self, self.devices)
+    }
+
     /// What was run and what it took, if it may be learned from or scored.
     pub fn timing(&self) -> Option<(&Setup, f64)> {
         let setup = self.setup.as_ref().ok().filter(|_| self.use_time)?;
@@ -78,6 +87,28 @@ pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
     };
     let names: Vec<String> = names.iter().map(|n| n.trim().to_string()).collect();
+    let needed = [
+        "id",
+        "hardware",
+        "n_layers",
+        "hidden",
+        "n_heads",
+        "vocab",
+        "seq_len",
+        "framework",
+        "tp",
+        "pp",
+        "dp",
+        "mbs",
+        "gbs",
+    ];
+    let missing: Vec<&str> =
+        needed.into_iter().filter(|column| !names.iter().any(|n| n == column)).collect();
+    if !missing.is_empty() {
+        let what = format!("not a table of measured runs: no column {}", missing.join(", "));
+        let remedy = "the columns are those of src/estimate/data/measured_runs.csv";
+        return Err(Problems::one(format!("{name}:1"), what, remedy));
+    }
     Ok(rest.iter().map(|(line, values)| row(*line, &Fields { names: &names, values })).collect())
 }
 
@@ -110,6 +141,7 @@ fn row(line: usize, f: &Fields) -> Row {
             _ => None,
         },
         tflops: f.number("tflops_reported"),
+        devices: f.text("gpus").parse().ok(),
         use_time: f.text("use_time") != "0",
         use_memory: f.text("use_mem") != "0",
         group: f.text("config_group").to_string(),

@@ -1,8 +1,11 @@
 //! How far predictions are from measurements.
 
+pub mod print;
+
+use super::cost::Constants;
 use super::predict::{Prediction, Predictor};
 use super::rows::Row;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A row and what was predicted for it.
 pub struct Scored<'a> {
@@ -16,7 +19,7 @@ pub fn left_out(rows: &[Row]) -> Vec<Scored<'_>> {
     let mut scored: Vec<Scored> = Vec::new();
     for group in groups {
         let others: Vec<&Row> = rows.iter().filter(|row| row.group != group).collect();
-        let predictor = Predictor::new(&others);
+        let predictor = Predictor::new(&Constants::prior(), &others);
         let inside = rows.iter().filter(|row| row.group == group);
         scored.extend(inside.map(|row| one(&predictor, row)));
     }
@@ -28,7 +31,8 @@ pub fn all<'a>(predictor: &Predictor, rows: &'a [Row]) -> Vec<Scored<'a>> {
 }
 
 fn one<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
-    Scored { row, prediction: row.setup.as_ref().ok().map(|setup| predictor.predict(setup)) }
+    let setup = row.setup.as_ref().ok();
+    Scored { row, prediction: setup.map(|setup| predictor.predict(setup)) }
 }
 
 /// Errors as shares of what was measured.
@@ -92,4 +96,36 @@ pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
     };
     let all: Vec<bool> = scored.iter().filter_map(pair).collect();
     (all.iter().filter(|right| **right).count(), all.len())
+}
+
+/// Rows a headline counts: 3D and all programs on A100, whose times repeat from day to day.
+pub fn steady(row: &Row) -> bool {
+    row.setup.as_ref().is_ok_and(|s| s.hardware.scatter < 0.03)
+}
+
+/// Of those, the ones whose seconds were printed, not derived from TFLOPs or days.
+pub fn printed(row: &Row) -> bool {
+    steady(row) && row.seconds_printed
+}
+
+/// How much slower the way predicted fastest was than the fastest, in each sweep of ways to cut one
+/// model over the same devices in one period.
+pub fn regrets(scored: &[Scored]) -> Vec<(String, usize, f64)> {
+    let mut sweeps: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for s in scored.iter().filter(|s| printed(s.row)) {
+        let (Some((setup, seconds)), Some(p)) = (s.row.timing(), &s.prediction) else { continue };
+        let m = &setup.model;
+        let period = setup.regime.as_deref().unwrap_or("");
+        let name = format!("{}x{}, {} GPUs, {period}", m.hidden, m.layers, setup.ranks());
+        let tokens = setup.global as f64;
+        if m.hidden / m.heads % 8 == 0 && setup.global > 1500 && m.heads == 64 {
+            sweeps.entry(name).or_default().push((p.seconds / tokens, seconds / tokens));
+        }
+    }
+    let judged = sweeps.into_iter().filter(|(_, ways)| ways.len() > 2).map(|(name, ways)| {
+        let pick = ways.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("a sweep has ways").1;
+        let best = ways.iter().map(|way| way.1).fold(f64::INFINITY, f64::min);
+        (name, ways.len(), pick / best - 1.0)
+    });
+    judged.collect()
 }

@@ -1,0 +1,279 @@
+//! An estimate as text of at most 100 columns, and as JSON.
+
+use super::change::Change;
+use super::cost::deepspeed::states;
+use super::days::Segment;
+use super::predict::Prediction;
+use super::rates::simple_days;
+use super::view::{GB, View};
+use crate::base::Count;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The whole table.
+pub fn text(v: &View) -> String {
+    let (s, t) = (&v.setup, &v.setup.topology);
+    let mut out = format!(
+        "{} as {} on {} × {}: TP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
+        v.name,
+        v.program,
+        s.ranks(),
+        s.hardware.name,
+        t.tensor,
+        t.pipeline,
+        t.data,
+        t.zero,
+        s.micro,
+        s.global
+    );
+    let blocks = v.setup.counts.block * (t.tensor * s.model.layers) as f64;
+    let _ = writeln!(
+        out,
+        "\nParameters  {} ({:.1} B, {:.1} B in the layers); vocabulary padded to {}",
+        Count(v.parameters),
+        v.parameters as f64 / 1e9,
+        blocks / 1e9,
+        Count(s.model.vocab_padded as u64)
+    );
+    out += &memory(v);
+    out += &time(v);
+    out += &rates(v);
+    out += &days(v);
+    out
+}
+
+/// A row a stage; stages alike in a row together.
+fn memory(v: &View) -> String {
+    let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
+    let mut out = String::from("\nMemory of a rank, GB of 1000 MiB\n");
+    let _ = write!(out, "{:>9}{:>7}{:>9}", "stage", "layers", "params B");
+    for name in &names {
+        let _ = write!(out, "{:>9}", short(name));
+    }
+    let _ = writeln!(out, "{:>9}", "sum");
+    for (i, stage) in v.stages.iter().enumerate() {
+        let _ = write!(out, "{i:>9}{:>7}{:>9.3}", stage.layers, stage.parameters / 1e9);
+        for (_, bytes) in &stage.terms {
+            let _ = write!(out, "{:>9.2}", bytes / GB);
+        }
+        let _ = writeln!(out, "{:>9.2}", stage.bytes() / GB);
+    }
+    out += &deepspeed(v);
+    let (stage, term) = v.peak();
+    let bar = match v.reserved_error > 0.0 {
+        true => format!(" ± {:.1}", v.reserved * v.reserved_error / GB),
+        false => String::new(),
+    };
+    let _ = writeln!(
+        out,
+        "Stage {stage} sets the peak, by its {term}: needed {:.1}, reserved {:.1}{bar} of {:.1}: {}",
+        v.needed / GB,
+        v.reserved / GB,
+        v.capacity / GB,
+        if v.fits { "fits" } else { "DOES NOT FIT" }
+    );
+    out
+}
+
+/// What DeepSpeed's own estimator would say of the states, where it has a rule.
+fn deepspeed(v: &View) -> String {
+    let (s, t) = (&v.setup, &v.setup.topology);
+    if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
+        return String::new();
+    }
+    let sizes = (v.stages[0].parameters, s.counts.tokens.max(s.counts.block));
+    let gpus = (t.data as f64, s.per_node.min(t.data) as f64);
+    let states = states(t.zero, sizes, gpus, s.offload, true);
+    format!(
+        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB a GPU, {:.1} GiB of a \
+         node's memory\n",
+        states.gpu / 1073741824.0,
+        states.host / 1073741824.0
+    )
+}
+
+/// A column's head of at most eight letters.
+fn short(name: &str) -> &str {
+    match name {
+        "gradients" => "grads",
+        "optimizer" => "optimiz.",
+        "working set" => "working",
+        other => &other[..other.len().min(8)],
+    }
+}
+
+/// The waterfall.
+fn time(v: &View) -> String {
+    let mut out = format!(
+        "\nTime of an iteration  {:.4} s ± {:.1} % (nine in ten)\n",
+        v.seconds,
+        100.0 * v.seconds_error
+    );
+    for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds > 0.0) {
+        let share = seconds / v.seconds;
+        let _ = writeln!(
+            out,
+            "  {name:24}{seconds:>10.4} s {:>6.1} %  {}",
+            100.0 * share,
+            "█".repeat((50.0 * share).round() as usize)
+        );
+    }
+    let _ = writeln!(out, "  {:24}{:>10.4} s", "sum", v.seconds);
+    out
+}
+
+fn rates(v: &View) -> String {
+    let (model, hardware) = v.tflops();
+    let peak = v.setup.hardware.peak_tflops;
+    let simple = v.setup.simple_tflops(v.seconds);
+    let tokens = (v.setup.global * v.setup.model.seq_len) as f64 / v.seconds;
+    let mut out = format!(
+        "\nRates  {tokens:.0} tokens/s, {:.0} per device; {:.2} samples/s\n",
+        tokens / v.setup.ranks() as f64,
+        v.setup.global as f64 / v.seconds
+    );
+    let _ = writeln!(
+        out,
+        "  TFLOP/s per device: {hardware:.2} as hardware does them, {model:.2} as the model asks \
+         (improved formula),\n  {simple:.2} by 8 or 6 a parameter (simple formula); HFU {:.1} %, MFU \
+         {:.1} % of {peak} dense;\n  attention counted as if not causal",
+        100.0 * hardware / peak,
+        100.0 * model / peak
+    );
+    out
+}
+
+fn days(v: &View) -> String {
+    let d = &v.days;
+    let calendar = d.days() / v.availability;
+    let mut out = format!(
+        "\nRun of {:.1} B tokens: {:.1} days, {:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
+        v.tokens / 1e9,
+        d.days(),
+        calendar,
+        100.0 * v.availability,
+        Count((d.device_hours() / v.availability) as u64)
+    );
+    let _ = writeln!(
+        out,
+        "  {:>14}{:>10}{:>10}{:>10}{:>9}",
+        "batch", "steps", "s/step", "hours", "TFLOP/s"
+    );
+    for rows in condensed(&d.segments) {
+        let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+        let steps: u64 = rows.iter().map(|s| s.steps).sum();
+        let seconds: f64 = rows.iter().map(|s| s.steps as f64 * s.seconds).sum();
+        let batch = match rows.len() {
+            1 => first.global.to_string(),
+            _ => format!("{}–{}", first.global, last.global),
+        };
+        let mean =
+            rows.iter().map(|s| s.tflops * s.steps as f64 * s.seconds).sum::<f64>() / seconds;
+        let _ = writeln!(
+            out,
+            "  {batch:>14}{steps:>10}{:>10.3}{:>10.1}{mean:>9.1}",
+            seconds / steps as f64,
+            seconds / 3600.0
+        );
+    }
+    let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
+    let simple = v.setup.simple_tflops(v.seconds);
+    let rule = simple_days(factor, v.parameters as f64, v.tokens, v.setup.ranks() as f64, simple);
+    let _ = writeln!(
+        out,
+        "  {rule:.1} days if every step were a full one ({factor} FLOPs a parameter and token)"
+    );
+    match d.full_from {
+        Some(batch) if v.setup.topology.pipeline > 1 => {
+            let _ = writeln!(out, "  The pipe is first full at batch {batch}.");
+        }
+        None => out += "  No batch fills the pipe.\n",
+        _ => {}
+    }
+    let _ = write!(out, "  Money at {} per GPU-hour: {}", v.price, Count(v.money() as u64));
+    if let Some(budget) = v.budget {
+        let left = budget - v.money();
+        let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
+        let _ = write!(out, "; {word} {}", Count(left.abs() as u64));
+    }
+    out + "\n"
+}
+
+/// At most eight rows: neighbouring segments together.
+fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
+    let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
+    let each = ramp.len().div_ceil(7).max(1);
+    ramp.chunks(each).chain([std::slice::from_ref(last)]).collect()
+}
+
+/// Changes, each with its cost in seconds of a step.
+pub fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
+    if list.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{title}\n");
+    for change in list.iter().take(most) {
+        let cost = change.cost(&v.setup, now);
+        let _ = writeln!(
+            out,
+            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GB",
+            change.what,
+            100.0 * cost / now.seconds,
+            change.prediction.gigabytes
+        );
+    }
+    out
+}
+
+pub fn notes(list: &[String]) -> String {
+    let lines: Vec<String> = list.iter().map(|note| format!("  {note}\n")).collect();
+    if lines.is_empty() { String::new() } else { format!("\nShape\n{}", lines.concat()) }
+}
+
+pub fn json(v: &View) -> Value {
+    let (s, t, d) = (&v.setup, &v.setup.topology, &v.days);
+    let ((stage, term), (model, hardware)) = (v.peak(), v.tflops());
+    let map = |list: &[(&'static str, f64)]| -> Value {
+        list.iter()
+            .map(|(name, x)| (name.to_string(), json!(x)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    let stages: Vec<Value> = v
+        .stages
+        .iter()
+        .map(|s| json!({ "layers": s.layers, "parameters": s.parameters, "bytes": map(&s.terms) }))
+        .collect();
+    let segments: Vec<Value> = d
+        .segments
+        .iter()
+        .map(|s| {
+            let hours = s.steps as f64 * s.seconds / 3600.0;
+            json!({ "batch": s.global, "steps": s.steps, "seconds": s.seconds, "hours": hours, "tflops": s.tflops })
+        })
+        .collect();
+    json!({
+        "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
+        "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
+            "micro_batch": s.micro, "global_batch": s.global },
+        "parameters": v.parameters,
+        "memory": { "stages": stages, "peak_stage": stage, "peak_term": term,
+            "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
+            "capacity_bytes": v.capacity, "fits": v.fits },
+        "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": map(&v.parts) },
+        "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),
+            "mfu": model / s.hardware.peak_tflops, "hfu": hardware / s.hardware.peak_tflops },
+        "run": { "tokens": v.tokens, "days": d.days(), "calendar_days": d.days() / v.availability,
+            "gpu_hours": d.device_hours() / v.availability, "money": v.money(),
+            "budget_left": v.budget.map(|b| b - v.money()), "pipe_full_from": d.full_from,
+            "segments": segments },
+    })
+}
+
+pub fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
+    let one = |c: &Change| {
+        json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
+            "mem_gb": c.prediction.gigabytes, "fits": c.prediction.fits })
+    };
+    list.iter().map(one).collect()
+}

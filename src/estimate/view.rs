@@ -1,0 +1,172 @@
+//! One estimate, as every printer reads it: the table, the JSON, the page.
+
+use super::days::{Days, through};
+use super::own;
+use super::predict::{Prediction, Predictor};
+use super::setup::Setup;
+use crate::manifest::{Manifest, Objective};
+use crate::model::parameters;
+
+/// A stage's rank.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub layers: usize,
+    pub parameters: f64,
+    /// Bytes, by purpose.
+    pub terms: Vec<(&'static str, f64)>,
+}
+
+impl Stage {
+    pub fn bytes(&self) -> f64 {
+        self.terms.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct View {
+    pub name: String,
+    /// "gptrain", or whose needs are predicted.
+    pub program: &'static str,
+    pub setup: Setup,
+    /// Of the whole model.
+    pub parameters: u64,
+    pub stages: Vec<Stage>,
+    /// Bytes of the stage that needs most: of all its terms, and as seen from outside.
+    pub needed: f64,
+    pub reserved: f64,
+    pub reserved_error: f64,
+    pub capacity: f64,
+    pub fits: bool,
+    /// Seconds of an iteration; the parts sum to it.
+    pub parts: Vec<(&'static str, f64)>,
+    pub seconds: f64,
+    pub seconds_error: f64,
+    pub days: Days,
+    pub price: f64,
+    pub availability: f64,
+    pub budget: Option<f64>,
+    /// Tokens of the run.
+    pub tokens: f64,
+}
+
+/// Logs count memory in GB of 1000 MiB.
+pub const GB: f64 = 1000.0 * 1048576.0;
+
+impl View {
+    /// The stage that needs most, and its largest term.
+    pub fn peak(&self) -> (usize, &'static str) {
+        let more = |a: &usize, b: &usize| {
+            self.stages[*a].bytes().total_cmp(&self.stages[*b].bytes()).then(b.cmp(a))
+        };
+        let stage = (0..self.stages.len()).max_by(more).expect("a pipeline has a stage");
+        let terms = self.stages[stage].terms.iter();
+        let term = terms.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a stage has terms");
+        (stage, term.0)
+    }
+
+    /// TFLOP/s of a device: model's and hardware's.
+    pub fn tflops(&self) -> (f64, f64) {
+        let (model, hardware) = self.setup.flops();
+        let per = self.seconds * self.setup.ranks() as f64 * 1e12;
+        (model / per, hardware / per)
+    }
+
+    pub fn money(&self) -> f64 {
+        self.days.device_hours() / self.availability * self.price
+    }
+}
+
+/// What a manifest and its flags say beside the setup.
+pub struct Terms {
+    pub price: f64,
+    pub availability: f64,
+    pub budget: Option<f64>,
+    pub samples: u64,
+}
+
+/// Of another program.
+pub fn predicted(
+    m: &Manifest,
+    program: &'static str,
+    setup: Setup,
+    predictor: &Predictor,
+    terms: &Terms,
+) -> (View, Prediction) {
+    let p = predictor.predict(&setup);
+    let cuts = setup.stages();
+    let stage = |(i, terms): (usize, &Vec<(&'static str, f64)>)| {
+        let last = i + 1 == cuts.len();
+        Stage {
+            layers: cuts[i].len(),
+            parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
+            terms: terms.iter().map(|(name, gb)| (*name, gb * GB)).collect(),
+        }
+    };
+    let scale = p.seconds / p.time.total();
+    let view = View {
+        name: m.name.clone(),
+        program,
+        parameters: parameters(&setup.model),
+        stages: p.memory.stages.iter().enumerate().map(stage).collect(),
+        needed: p.memory.needed() * GB,
+        reserved: p.gigabytes * GB,
+        reserved_error: p.gigabytes_error,
+        capacity: p.memory.capacity * GB,
+        fits: p.fits,
+        parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
+        seconds: p.seconds,
+        seconds_error: p.seconds_error,
+        days: super::days::days(predictor, &setup, m.batch.ramp(), terms.samples),
+        price: terms.price,
+        availability: terms.availability,
+        budget: terms.budget,
+        tokens: terms.samples as f64 * setup.model.seq_len as f64,
+        setup,
+    };
+    (view, p)
+}
+
+/// Of gptrain itself: the engine's own bill.
+pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
+    let causal =
+        m.data.objective == Objective::Causal && !m.data.eod.is_some_and(|eod| eod.reset_attention);
+    let counted = own::stages(m, causal)?;
+    let cuts = setup.stages();
+    let stages: Vec<Stage> = counted
+        .iter()
+        .zip(&cuts)
+        .map(|(stage, cut)| Stage {
+            layers: cut.len(),
+            parameters: stage.parameters as f64,
+            terms: stage.bill.rows.iter().map(|(name, bytes)| (*name, bytes.0 as f64)).collect(),
+        })
+        .collect();
+    let (peak, bytes) = own::peak(&counted);
+    let needed = bytes.0 as f64;
+    debug_assert_eq!(needed, stages[peak].bytes());
+    let capacity = setup.hardware.memory_gib * 1073741824.0;
+    let around = setup.hardware.context_mib * 1048576.0;
+    let parts = own::parts(&counted, &setup);
+    let seconds = parts.iter().map(|(_, seconds)| seconds).sum();
+    let mut each = |setup: &Setup| own::parts(&counted, setup).iter().map(|part| part.1).sum();
+    Ok(View {
+        name: m.name.clone(),
+        program: "gptrain",
+        parameters: parameters(&setup.model),
+        stages,
+        needed,
+        reserved: needed + around,
+        reserved_error: 0.0,
+        capacity,
+        fits: needed + around <= capacity,
+        parts,
+        seconds,
+        seconds_error: 2.0 * setup.hardware.scatter.max(0.1),
+        days: through(m.batch.ramp(), terms.samples, &setup, &mut each),
+        price: terms.price,
+        availability: terms.availability,
+        budget: terms.budget,
+        tokens: terms.samples as f64 * setup.model.seq_len as f64,
+        setup,
+    })
+}

@@ -1,0 +1,148 @@
+//! `gptrain estimate` as a person meets it: tables, exit codes, and what it says of bad input.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn estimate(args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
+    command.arg("estimate").args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    let (_, out, err) = estimate(&[args, &["--json"]].concat());
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"))
+}
+
+const BLOOM: &str = "manifests/tr11-176b-bloom.yaml";
+
+#[test]
+fn blooms_table_tells_its_story_in_100_columns() {
+    let (code, out, err) = estimate(&[BLOOM, "--tokens", "366e9", "--draw-schedule"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    for words in ["176,247,271,424", "TP 4 × PP 12 × DP 8", ": fits", "pipeline bubble", "Schedule"]
+    {
+        assert!(out.contains(words), "{words}: {out}");
+    }
+    let wide: Vec<&str> = out.lines().filter(|line| line.chars().count() > 100).collect();
+    assert!(wide.is_empty(), "{wide:#?}");
+    let v = json(&[BLOOM, "--tokens", "366e9"]);
+    let seconds = v["time"]["seconds"].as_f64().unwrap();
+    assert!((102.0..108.0).contains(&seconds), "{seconds}");
+    let tflops = v["tflops"]["hardware"].as_f64().unwrap();
+    assert!((145.0..155.0).contains(&tflops), "{tflops}");
+    let days = v["run"]["days"].as_f64().unwrap();
+    assert!((105.0..130.0).contains(&days), "{days}");
+    let parts = v["time"]["parts"].as_object().unwrap().values();
+    let sum: f64 = parts.map(|part| part.as_f64().unwrap()).sum();
+    assert!((sum / seconds - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_search_finds_blooms_topology() {
+    let v = json(&[BLOOM, "--search", "--gpus", "384"]);
+    let ways = v["ways"].as_array().unwrap();
+    let is = |way: &serde_json::Value| {
+        (way["tensor"] == 4) && (way["pipeline"] == 12) && (way["data"] == 8)
+    };
+    let place = ways.iter().position(is).expect("among the best");
+    let best = ways[0]["sec_per_iter"].as_f64().unwrap();
+    assert!(place < 4, "{place}");
+    assert!(ways[place]["sec_per_iter"].as_f64().unwrap() < 1.05 * best);
+}
+
+#[test]
+fn what_does_not_fit_ends_with_4_and_a_ladder() {
+    let sets =
+        ["--set", "topology.tensor=2", "--set", "topology.data=16", "--set", "batch.micro=1"];
+    let (code, out, _) = estimate(&[&[BLOOM][..], &sets].concat());
+    assert_eq!(code, 4, "{out}");
+    assert!(out.contains("DOES NOT FIT") && out.contains("Would fit"), "{out}");
+}
+
+#[test]
+fn every_manifest_is_estimated() {
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")).unwrap()
+    {
+        let path = entry.unwrap().path();
+        let (code, out, err) = estimate(&[path.to_str().unwrap()]);
+        assert!(code == 0 || code == 4, "{}: {code} {err}", path.display());
+        assert!(out.contains("sets the peak"), "{}: {out}", path.display());
+    }
+}
+
+fn refused(args: &[&str], words: &[&str]) {
+    let (code, _, err) = estimate(args);
+    assert_eq!(code, 2, "{args:?}: {err}");
+    assert!(words.iter().all(|word| err.contains(word)), "{args:?}: {err}");
+}
+
+#[test]
+fn bad_input_is_named_with_a_remedy() {
+    refused(&[BLOOM, "--hardware", "a100-90g"], &["unknown hardware `a100-90g`", "a100-80g"]);
+    refused(&[BLOOM, "--as", "megatron"], &["unknown program `megatron`", "megatron-deepspeed"]);
+    refused(&[BLOOM, "--set", "topology.pipeline=71"], &["topology.pipeline"]);
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let foreign = write("other.log", "epoch 1 loss 2.0\nepoch 2 loss 1.5\n");
+    refused(&[BLOOM, "--calibrate", &foreign], &["elapsed time per iteration"]);
+    let table = write("other.csv", "name,speed\na,1\n");
+    refused(&["--score", &table], &["not a table of measured runs"]);
+}
+
+#[test]
+fn a_row_with_swapped_columns_is_named() {
+    let shipped = include_str!("../src/estimate/data/measured_runs.csv");
+    let mut lines = shipped.lines();
+    let header = lines.next().unwrap();
+    let row = lines.find(|line| line.starts_with("002-053,")).unwrap();
+    let swapped = row.replace(",134.02,120.29,", ",120.29,134.02,");
+    assert_ne!(row, swapped);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("runs.csv");
+    std::fs::write(&path, format!("{header}\n{swapped}\n")).unwrap();
+    let v = json(&["--score", path.to_str().unwrap()]);
+    let odd = v["rows"][0]["odd"][0].as_str().unwrap();
+    assert!(odd.contains("swapped"), "{odd}");
+}
+
+#[test]
+fn a_log_calibrates_and_its_odd_line_is_named() {
+    let line = |i: usize, ms: f64| {
+        format!(
+            " iteration {i:8}/  100 | consumed samples: {:12} | elapsed time per iteration (ms): {ms:.1} | \
+             learning rate: 6E-05 | global batch size:  2048 | lm loss: 2.0E+00 |\n",
+            2048 * i
+        )
+    };
+    let times = [300_000.0, 120_100.0, 120_400.0, 190_000.0, 119_900.0, 120_200.0];
+    let log: String = times.iter().enumerate().map(|(i, ms)| line(i + 1, *ms)).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.log");
+    std::fs::write(&path, log).unwrap();
+    let (code, out, err) = estimate(&[BLOOM, "--calibrate", path.to_str().unwrap(), "--json"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("line 4"), "{err}");
+    let v: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let seconds = v["time"]["seconds"].as_f64().unwrap();
+    assert!((116.0..124.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn pictures_and_page_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let (code, _, err) = estimate(&[BLOOM, "--plot", at]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    for name in ["memory.svg", "waterfall.svg", "schedule.svg", "days.svg", "estimate.html"] {
+        let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert!(text.contains("<svg") && !text.contains("NaN"), "{name}");
+        assert!(!text.contains("src=") && !text.contains("<script"), "{name} is self-contained");
+    }
+}
