@@ -2,9 +2,9 @@
 
 mod common;
 
-use gptrain::engine::{Engine, Groups};
-use gptrain::device::cpu::Cpu;
 use gptrain::comm::threads;
+use gptrain::device::cpu::Cpu;
+use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::cost::deepspeed::states;
 use gptrain::estimate::predict::Predictor;
 use gptrain::estimate::rates::{simple_days, simple_tflops};
@@ -60,10 +60,22 @@ fn parameters_of_blooms_are_exact() {
     let bloom = |h, l, v| parameters(&gpt(h, l, 2048, v, Position::Alibi).model);
     assert_eq!(bloom(14336, 70, 250_000), 176_234_655_744);
     for (h, l, billions) in [
-        (14400, 80, 202.69), (14400, 78, 197.72), (14400, 77, 195.23), (14400, 81, 205.18),
-        (14400, 72, 182.79), (13824, 80, 186.94), (13824, 84, 196.12), (13824, 78, 182.36),
-        (14336, 72, 181.18), (14336, 70, 176.25), (14336, 82, 205.84), (13312, 84, 181.98),
-        (13312, 82, 177.73), (13312, 94, 203.25), (12288, 96, 177.04), (12288, 106, 195.17),
+        (14400, 80, 202.69),
+        (14400, 78, 197.72),
+        (14400, 77, 195.23),
+        (14400, 81, 205.18),
+        (14400, 72, 182.79),
+        (13824, 80, 186.94),
+        (13824, 84, 196.12),
+        (13824, 78, 182.36),
+        (14336, 72, 181.18),
+        (14336, 70, 176.25),
+        (14336, 82, 205.84),
+        (13312, 84, 181.98),
+        (13312, 82, 177.73),
+        (13312, 94, 203.25),
+        (12288, 96, 177.04),
+        (12288, 106, 195.17),
         (12288, 100, 184.29),
     ] {
         near(bloom(h, l, 250_880) as f64 / 1e9, billions, 0.005 / billions);
@@ -100,8 +112,11 @@ fn sizes_per_device_are_the_published_ones() {
     }
     // Layers of a stage at 18 bytes: 145B over 8, 310B over 16, 530B over 35, 199B over 10.
     for (h, v, layers, gb) in [
-        (12288, 50257, 10.0, 40.8), (16384, 50257, 6.0, 43.5), (20480, 50257, 3.0, 33.98),
-        (14336, 150257, 8.0, 44.4), (13312, 150257, 8.0, 38.3),
+        (12288, 50257, 10.0, 40.8),
+        (16384, 50257, 6.0, 43.5),
+        (20480, 50257, 3.0, 33.98),
+        (14336, 150257, 8.0, 44.4),
+        (13312, 150257, 8.0, 38.3),
     ] {
         near(parts(h, v).1 * layers / 8.0 * 18e-9, gb, 2e-3);
     }
@@ -143,7 +158,8 @@ fn tflops_by_the_improved_formula() {
     near(ours("002-117", 103.51), 156.93, 1e-3);
     let mut checked = 0;
     for row in shipped() {
-        let late = row.id.starts_with("002-") && row.id.as_str() >= "002-052" && row.seconds_printed;
+        let late =
+            row.id.starts_with("002-") && row.id.as_str() >= "002-052" && row.seconds_printed;
         if let (true, Ok(s), Some(seconds), Some(tflops)) =
             (late && row.flags.is_empty(), &row.setup, row.seconds, row.tflops)
         {
@@ -201,9 +217,11 @@ fn what_cannot_be_cut_is_refused() {
     let heads = broken(&|s| (s.model.hidden, s.model.heads, s.topology.tensor) = (13824, 108, 8));
     assert!(heads.contains("108 heads do not divide by TP 8"), "{heads}");
     assert!(broken(&|s| s.global = 100).contains("not a multiple of micro 2 × DP 8"));
-    for (id, gpus, remedy) in
-        [("001-011", 16, "is not the 16"), ("001-029", 64, "TP 4 × PP 32"), ("003-002", 256, "PP 64")]
-    {
+    for (id, gpus, remedy) in [
+        ("001-011", 16, "is not the 16"),
+        ("001-029", 64, "TP 4 × PP 32"),
+        ("003-002", 256, "PP 64"),
+    ] {
         let row = shipped().into_iter().find(|row| row.id == id).unwrap();
         assert_eq!(row.devices, Some(gpus));
         assert!(row.odd().join("; ").contains(remedy), "{id}: {:?}", row.odd());

@@ -22,7 +22,8 @@ const BLOOM: &str = "manifests/tr11-176b-bloom.yaml";
 fn blooms_table_tells_its_story_in_100_columns() {
     let (code, out, err) = estimate(&[BLOOM, "--tokens", "366e9", "--draw-schedule"]);
     assert_eq!((code, err.as_str()), (0, ""));
-    for words in ["176,247,271,424", "TP 4 × PP 12 × DP 8", ": fits", "pipeline bubble", "Schedule"] {
+    for words in ["176,247,271,424", "TP 4 × PP 12 × DP 8", ": fits", "pipeline bubble", "Schedule"]
+    {
         assert!(out.contains(words), "{words}: {out}");
     }
     let wide: Vec<&str> = out.lines().filter(|line| line.chars().count() > 100).collect();
@@ -43,7 +44,9 @@ fn blooms_table_tells_its_story_in_100_columns() {
 fn the_search_finds_blooms_topology() {
     let v = json(&[BLOOM, "--search", "--gpus", "384"]);
     let ways = v["ways"].as_array().unwrap();
-    let is = |way: &serde_json::Value| (way["tensor"] == 4) && (way["pipeline"] == 12) && (way["data"] == 8);
+    let is = |way: &serde_json::Value| {
+        (way["tensor"] == 4) && (way["pipeline"] == 12) && (way["data"] == 8)
+    };
     let place = ways.iter().position(is).expect("among the best");
     let best = ways[0]["sec_per_iter"].as_f64().unwrap();
     assert!(place < 4, "{place}");
@@ -52,7 +55,8 @@ fn the_search_finds_blooms_topology() {
 
 #[test]
 fn what_does_not_fit_ends_with_4_and_a_ladder() {
-    let sets = ["--set", "topology.tensor=2", "--set", "topology.data=16", "--set", "batch.micro=1"];
+    let sets =
+        ["--set", "topology.tensor=2", "--set", "topology.data=16", "--set", "batch.micro=1"];
     let (code, out, _) = estimate(&[&[BLOOM][..], &sets].concat());
     assert_eq!(code, 4, "{out}");
     assert!(out.contains("DOES NOT FIT") && out.contains("Would fit"), "{out}");
@@ -60,7 +64,8 @@ fn what_does_not_fit_ends_with_4_and_a_ladder() {
 
 #[test]
 fn every_manifest_is_estimated() {
-    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")).unwrap() {
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")).unwrap()
+    {
         let path = entry.unwrap().path();
         let (code, out, err) = estimate(&[path.to_str().unwrap()]);
         assert!(code == 0 || code == 4, "{}: {code} {err}", path.display());

@@ -187,7 +187,13 @@ fn name(framework: Option<Framework>) -> &'static str {
 }
 
 /// The ladder where it does not fit, else what would be faster; and the shape's awkwardness.
-fn advise(v: &View, now: &Prediction, p: &Predictor, text: &mut String, json: &mut serde_json::Value) {
+fn advise(
+    v: &View,
+    now: &Prediction,
+    p: &Predictor,
+    text: &mut String,
+    json: &mut serde_json::Value,
+) {
     let notes = doctor::doctor(&v.setup);
     *text += &print::notes(&notes);
     json["shape"] = json!(notes);
@@ -197,7 +203,8 @@ fn advise(v: &View, now: &Prediction, p: &Predictor, text: &mut String, json: &m
         json["faster"] = print::changes_json(&list, v, now);
     } else {
         let list = change::ladder(p, &v.setup);
-        let none = "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
+        let none =
+            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
         let ladder = print::changes("Would fit, and what it costs a step", &list, v, now, 8);
         *text += if list.is_empty() { none } else { &ladder };
         json["ladder"] = print::changes_json(&list, v, now);
@@ -207,18 +214,10 @@ fn advise(v: &View, now: &Prediction, p: &Predictor, text: &mut String, json: &m
 /// At most as many micro-batches as can be seen.
 fn schedule(v: &View) -> Option<Vec<Vec<timeline::Bar>>> {
     let t = &v.setup.topology;
-    let micros = v.setup.micros().clamp(1, 2 * t.pipeline + 2);
-    let once: f64 = v.parts.iter().map(|part| part.1).sum::<f64>() / v.setup.micros().max(1) as f64;
+    let micros = v.setup.micros().clamp(1, t.pipeline + 3);
     let backward = v.setup.forwards() + 1.0;
-    let longest = v.stages.iter().map(|s| s.layers).max().unwrap_or(1).max(1) as f64;
-    let seconds: Vec<(f64, f64)> = v
-        .stages
-        .iter()
-        .map(|s| {
-            let share = s.layers as f64 / longest * once / (1.0 + backward);
-            (share, backward * share)
-        })
-        .collect();
+    let both = |slot: &f64| (slot / (1.0 + backward), backward * slot / (1.0 + backward));
+    let seconds: Vec<(f64, f64)> = v.slots.iter().map(both).collect();
     timeline::simulate(t.schedule, micros, &seconds, 0.0)
 }
 
@@ -263,7 +262,8 @@ fn runs(path: &Path) -> anyhow::Result<Vec<rows::Row>> {
 /// left out.
 fn calibrate(path: &Path, setup: Option<&Setup>) -> anyhow::Result<Predictor> {
     let (text, name) = (read(path)?, path.display().to_string());
-    let is_log = text.contains("elapsed time per iteration") || path.extension().is_none_or(|e| e != "csv");
+    let is_log =
+        text.contains("elapsed time per iteration") || path.extension().is_none_or(|e| e != "csv");
     let (mut rows, odd) = if is_log {
         let Some(setup) = setup else {
             let what = "a log says times, not what was run";
@@ -274,7 +274,8 @@ fn calibrate(path: &Path, setup: Option<&Setup>) -> anyhow::Result<Predictor> {
         (rows, odd)
     } else {
         let rows = rows::read(&text, &name)?;
-        let named = |row: &rows::Row| row.odd().into_iter().map(|what| (row.id.clone(), what)).collect();
+        let named =
+            |row: &rows::Row| row.odd().into_iter().map(|what| (row.id.clone(), what)).collect();
         let odd = rows.iter().flat_map(|row| -> Vec<(String, String)> { named(row) }).collect();
         (rows, odd)
     };

@@ -1,7 +1,9 @@
 //! A device that computes nothing and counts everything: what an engine reserves, and the arithmetic
 //! and traffic of each op it asks for. The planner runs the trainer's own step on it.
 
-use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Out, Tensor, Visible};
+use super::{
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor, Visible,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -54,7 +56,14 @@ impl Dry {
 
     /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask leaves
     /// half.
-    fn attend(&self, name: &'static str, products: usize, qkv: Tensor, how: &Attend, io: &[Tensor]) {
+    fn attend(
+        &self,
+        name: &'static str,
+        products: usize,
+        qkv: Tensor,
+        how: &Attend,
+        io: &[Tensor],
+    ) {
         let all = products * 2 * qkv.rows * how.seq * (qkv.cols / 3);
         let seen = if matches!(how.visible, Visible::Causal) { all / 2 } else { all };
         self.note(name, seen, io);

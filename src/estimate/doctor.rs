@@ -15,7 +15,9 @@ pub fn doctor(s: &Setup) -> Vec<String> {
     let head_dim = m.hidden / m.heads;
     note(
         s.odd_heads(),
-        format!("head_dim {head_dim} is not a multiple of 8: attention's products run at a tenth of their speed"),
+        format!(
+            "head_dim {head_dim} is not a multiple of 8: attention's products run at a tenth of their speed"
+        ),
     );
     for (name, size) in [
         ("hidden", m.hidden),
@@ -23,7 +25,10 @@ pub fn doctor(s: &Setup) -> Vec<String> {
         ("ffn_hidden / TP", m.ffn_hidden / t.tensor),
         ("padded vocabulary / TP", m.vocab_padded / t.tensor),
     ] {
-        note(!size.is_multiple_of(64), format!("{name} = {size} is not a multiple of 64: half-filled tiles"));
+        note(
+            !size.is_multiple_of(64),
+            format!("{name} = {size} is not a multiple of 64: half-filled tiles"),
+        );
     }
     let lost = wasted(s);
     note(
@@ -41,7 +46,9 @@ pub fn doctor(s: &Setup) -> Vec<String> {
     let fused = m.heads / t.tensor * s.micro;
     note(
         !fused.is_multiple_of(4),
-        format!("heads / TP × micro-batch = {fused} is not a multiple of 4: Megatron's fused softmax needs it"),
+        format!(
+            "heads / TP × micro-batch = {fused} is not a multiple of 4: Megatron's fused softmax needs it"
+        ),
     );
     note(
         s.micros() < t.pipeline,

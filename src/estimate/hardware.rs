@@ -47,6 +47,10 @@ pub fn table() -> &'static [Hardware] {
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     let known = || TABLE.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
     TABLE.iter().find(|h| h.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
-        Problems::one(place, format!("unknown hardware `{name}`"), format!("take one of {}", known()))
+        Problems::one(
+            place,
+            format!("unknown hardware `{name}`"),
+            format!("take one of {}", known()),
+        )
     })
 }

@@ -9,8 +9,8 @@ use std::fmt::Write;
 pub type Pictures = Vec<(&'static str, &'static str, String)>;
 
 const COLOURS: [&str; 10] = [
-    "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#004488", "#997700",
-    "#994455",
+    "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#004488",
+    "#997700", "#994455",
 ];
 
 fn svg(width: f64, height: f64, body: &str) -> String {
@@ -132,8 +132,12 @@ pub fn schedule(v: &View, bars: &[Vec<Bar>]) -> String {
         text(&mut body, (left - 8.0, y + row * 0.7), "end", &stage.to_string());
         for bar in bars {
             let (name, micro, colour) = match bar.action {
-                Action::Forward(m) => ("forward", m, if m % 2 == 0 { "#4477aa" } else { "#6699cc" }),
-                Action::Backward(m) => ("backward", m, if m % 2 == 0 { "#ee8866" } else { "#f5b199" }),
+                Action::Forward(m) => {
+                    ("forward", m, if m % 2 == 0 { "#4477aa" } else { "#6699cc" })
+                }
+                Action::Backward(m) => {
+                    ("backward", m, if m % 2 == 0 { "#ee8866" } else { "#f5b199" })
+                }
                 _ => unreachable!("bars are computations"),
             };
             let (x, w) = (left + bar.start * scale, (bar.end - bar.start) * scale);
@@ -167,8 +171,13 @@ pub fn scaling(v: &View, points: &[(usize, f64, String)]) -> String {
         let y = height - foot - (p.1.ln() - y0) / (y1 - y0) * (height - top - foot - 20.0);
         (x, y)
     };
-    let path: Vec<String> =
-        points.iter().map(|p| { let (x, y) = at(p); format!("{x:.1},{y:.1}") }).collect();
+    let path: Vec<String> = points
+        .iter()
+        .map(|p| {
+            let (x, y) = at(p);
+            format!("{x:.1},{y:.1}")
+        })
+        .collect();
     let _ = writeln!(
         body,
         "<polyline points=\"{}\" fill=\"none\" stroke=\"#4477aa\" stroke-width=\"2\"/>",
@@ -180,7 +189,9 @@ pub fn scaling(v: &View, points: &[(usize, f64, String)]) -> String {
             body,
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"#4477aa\"><title>{} devices: {:.1} days, \
              {}</title></circle>",
-            p.0, p.1, escape(&p.2)
+            p.0,
+            p.1,
+            escape(&p.2)
         );
         let digits = if p.1 < 10.0 { 1 } else { 0 };
         text(&mut body, (x + 7.0, y - 7.0), "start", &format!("{:.digits$}", p.1));
@@ -195,7 +206,9 @@ pub fn scaling(v: &View, points: &[(usize, f64, String)]) -> String {
 pub fn page(v: &View, table: &str, pictures: &Pictures) -> String {
     let figures: Vec<String> = pictures
         .iter()
-        .map(|(_, caption, svg)| format!("<figure>{svg}<figcaption>{caption}</figcaption></figure>\n"))
+        .map(|(_, caption, svg)| {
+            format!("<figure>{svg}<figcaption>{caption}</figcaption></figure>\n")
+        })
         .collect();
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\

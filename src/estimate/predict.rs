@@ -84,17 +84,17 @@ impl Predictor {
         };
         let constants = Constants {
             time: fit(&beliefs(TIME, &start.time), &scales, &time),
-            memory: fit(&beliefs(MEMORY, &start.memory), &vec![MEMORY_SCATTER; weighed.len()], &memory),
+            memory: fit(
+                &beliefs(MEMORY, &start.memory),
+                &vec![MEMORY_SCATTER; weighed.len()],
+                &memory,
+            ),
         };
         let points = |all: &[(&Setup, f64)], scatter: &dyn Fn(&Setup) -> f64| {
             all.iter().map(|(s, _)| point(s, scatter(s))).collect::<Vec<Point>>()
         };
         Predictor {
-            time: Neighbours::new(
-                TIME_KERNEL,
-                points(&timed, &scatter),
-                &time(&constants.time),
-            ),
+            time: Neighbours::new(TIME_KERNEL, points(&timed, &scatter), &time(&constants.time)),
             memory: Neighbours::new(
                 MEMORY_KERNEL,
                 points(&weighed, &|_| MEMORY_SCATTER),

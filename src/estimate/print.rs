@@ -15,16 +15,24 @@ pub fn text(v: &View) -> String {
     let (s, t) = (&v.setup, &v.setup.topology);
     let mut out = format!(
         "{} as {} on {} × {}: TP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
-        v.name, v.program, s.ranks(), s.hardware.name, t.tensor, t.pipeline, t.data, t.zero, s.micro,
+        v.name,
+        v.program,
+        s.ranks(),
+        s.hardware.name,
+        t.tensor,
+        t.pipeline,
+        t.data,
+        t.zero,
+        s.micro,
         s.global
     );
     let blocks = v.setup.counts.block * (t.tensor * s.model.layers) as f64;
     let _ = writeln!(
         out,
-        "\nParameters  {} ({:.1} B, {:.1} B in the layers); vocabulary padded to {}",
+        "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}",
         Count(v.parameters),
-        v.parameters as f64 / 1e9,
-        blocks / 1e9,
+        size(v.parameters as f64),
+        size(blocks),
         Count(s.model.vocab_padded as u64)
     );
     out += &memory(v);
@@ -32,6 +40,14 @@ pub fn text(v: &View) -> String {
     out += &rates(v);
     out += &days(v);
     out
+}
+
+/// "176.2 B", "4.24 M".
+fn size(count: f64) -> String {
+    match count {
+        1e9.. => format!("{:.1} B", count / 1e9),
+        _ => format!("{:.2} M", count / 1e6),
+    }
 }
 
 /// A row a stage; stages alike in a row together.
@@ -139,14 +155,17 @@ fn days(v: &View) -> String {
     let d = &v.days;
     let calendar = d.days() / v.availability;
     let mut out = format!(
-        "\nRun of {:.1} B tokens: {:.1} days, {:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
-        v.tokens / 1e9,
+        "\nRun of {} tokens: {:.1} days, {calendar:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
+        size(v.tokens),
         d.days(),
-        calendar,
         100.0 * v.availability,
         Count((d.device_hours() / v.availability) as u64)
     );
-    let _ = writeln!(out, "  {:>14}{:>10}{:>10}{:>10}{:>9}", "batch", "steps", "s/step", "hours", "TFLOP/s");
+    let _ = writeln!(
+        out,
+        "  {:>14}{:>10}{:>10}{:>10}{:>9}",
+        "batch", "steps", "s/step", "hours", "TFLOP/s"
+    );
     for rows in condensed(&d.segments) {
         let (first, last) = (&rows[0], &rows[rows.len() - 1]);
         let steps: u64 = rows.iter().map(|s| s.steps).sum();
@@ -155,7 +174,8 @@ fn days(v: &View) -> String {
             1 => first.global.to_string(),
             _ => format!("{}–{}", first.global, last.global),
         };
-        let mean = rows.iter().map(|s| s.tflops * s.steps as f64 * s.seconds).sum::<f64>() / seconds;
+        let mean =
+            rows.iter().map(|s| s.tflops * s.steps as f64 * s.seconds).sum::<f64>() / seconds;
         let _ = writeln!(
             out,
             "  {batch:>14}{steps:>10}{:>10.3}{:>10.1}{mean:>9.1}",
@@ -165,9 +185,11 @@ fn days(v: &View) -> String {
     }
     let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
     let simple = v.setup.simple_tflops(v.seconds);
-    let rule =
-        simple_days(factor, v.parameters as f64, v.tokens, v.setup.ranks() as f64, simple);
-    let _ = writeln!(out, "  {rule:.1} days if every step were a full one ({factor} FLOPs a parameter and token)");
+    let rule = simple_days(factor, v.parameters as f64, v.tokens, v.setup.ranks() as f64, simple);
+    let _ = writeln!(
+        out,
+        "  {rule:.1} days if every step were a full one ({factor} FLOPs a parameter and token)"
+    );
     match d.full_from {
         Some(batch) if v.setup.topology.pipeline > 1 => {
             let _ = writeln!(out, "  The pipe is first full at batch {batch}.");
@@ -219,7 +241,10 @@ pub fn json(v: &View) -> Value {
     let (s, t, d) = (&v.setup, &v.setup.topology, &v.days);
     let ((stage, term), (model, hardware)) = (v.peak(), v.tflops());
     let map = |list: &[(&'static str, f64)]| -> Value {
-        list.iter().map(|(name, x)| (name.to_string(), json!(x))).collect::<serde_json::Map<_, _>>().into()
+        list.iter()
+            .map(|(name, x)| (name.to_string(), json!(x)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     };
     let stages: Vec<Value> = v
         .stages

@@ -164,11 +164,23 @@ impl Setup {
         let at_once = self.micro * t.data;
         rule(
             !self.global.is_multiple_of(at_once),
-            format!("batch {} is not a multiple of micro {} × DP {}", self.global, self.micro, t.data),
+            format!(
+                "batch {} is not a multiple of micro {} × DP {}",
+                self.global, self.micro, t.data
+            ),
         );
-        rule(t.pipeline > m.layers, format!("PP {} has more stages than {} layers", t.pipeline, m.layers));
-        rule(!m.hidden.is_multiple_of(m.heads), format!("hidden {} does not divide by {} heads", m.hidden, m.heads));
-        rule(!m.heads.is_multiple_of(t.tensor), format!("{} heads do not divide by TP {}", m.heads, t.tensor));
+        rule(
+            t.pipeline > m.layers,
+            format!("PP {} has more stages than {} layers", t.pipeline, m.layers),
+        );
+        rule(
+            !m.hidden.is_multiple_of(m.heads),
+            format!("hidden {} does not divide by {} heads", m.hidden, m.heads),
+        );
+        rule(
+            !m.heads.is_multiple_of(t.tensor),
+            format!("{} heads do not divide by TP {}", m.heads, t.tensor),
+        );
         rule(
             t.layer_split == LayerSplit::TransformerAndEmbedding
                 && !(m.layers + 2).is_multiple_of(t.pipeline),

@@ -73,7 +73,8 @@ pub fn draw(bars: &[Vec<Bar>], columns: usize) -> String {
     let line = |(stage, bars): (usize, &Vec<Bar>)| {
         let mut cells = vec!['·'; columns];
         for bar in bars {
-            let (from, to) = ((bar.start * scale).round() as usize, (bar.end * scale).round() as usize);
+            let (from, to) =
+                ((bar.start * scale).round() as usize, (bar.end * scale).round() as usize);
             let sign = match bar.action {
                 Action::Forward(m) => char::from(b'0' + (m % 10) as u8),
                 Action::Backward(m) => char::from(b'a' + (m % 26) as u8),

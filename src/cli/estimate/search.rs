@@ -1,11 +1,11 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
 use crate::base::{Count, Problems};
+use crate::estimate::days::days;
 use crate::estimate::predict::Predictor;
 use crate::estimate::search::{self, Candidate, Judged, Wish};
 use crate::estimate::setup::Setup;
 use crate::estimate::view::Terms;
-use crate::estimate::days::days;
 use crate::manifest::{Manifest, Recompute, Schedule};
 use crate::model::parameters;
 use serde_json::{Value, json};
@@ -51,7 +51,8 @@ pub fn run(
     if args.min_gpus {
         let found = search::fewest(predictor, &wish, 65536 / setup.per_node * setup.per_node);
         let found = found.ok_or_else(|| none("no number of devices up to 65,536"))?;
-        let text = format!("{}: at least {} × {name}: {}\n", m.name, found.setup.ranks(), way(&found));
+        let text =
+            format!("{}: at least {} × {name}: {}\n", m.name, found.setup.ranks(), way(&found));
         return Ok((text, json!({ "min_gpus": found.setup.ranks(), "way": way_json(&found) })));
     }
     let all = args.gpus.expect("clap asks for it");
@@ -67,7 +68,11 @@ pub fn run(
         let size = parameters(model);
         let text = format!(
             "{devices} × {name} hold {:.1} B parameters: {} layers, hidden {}, {} heads: {}\n",
-            size as f64 / 1e9, model.layers, model.hidden, model.heads, way(&found)
+            size as f64 / 1e9,
+            model.layers,
+            model.hidden,
+            model.heads,
+            way(&found)
         );
         let json = json!({ "max_params": size, "layers": model.layers, "hidden": model.hidden, "heads": model.heads, "way": way_json(&found) });
         return Ok((text, json));
@@ -100,7 +105,8 @@ fn ranking(
     best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
     let mut text = format!(
         "{} ways fit on {devices} × {}; the fastest through the whole run:\n",
-        found.len(), wish.setup.hardware.name
+        found.len(),
+        wish.setup.hardware.name
     );
     text += &head();
     best.iter().for_each(|judged| text += &line(judged, terms));
@@ -108,13 +114,22 @@ fn ranking(
     text += "\nFewer devices, each the best of its number (Pareto: nothing is both faster and cheaper):\n";
     text += &head();
     pareto.iter().for_each(|judged| text += &line(judged, terms));
-    let by_hours = |a: &&Judged, b: &&Judged| a.days.device_hours().total_cmp(&b.days.device_hours());
+    let by_hours =
+        |a: &&Judged, b: &&Judged| a.days.device_hours().total_cmp(&b.days.device_hours());
     let chosen = match args.objective.as_str() {
         "days" => &best[0],
         _ => pareto.iter().min_by(by_hours).unwrap_or(&best[0]),
     };
-    let _ = writeln!(text, "\nBest by {}: {} devices, {}", args.objective, chosen.days.devices, way(&chosen.candidate));
-    let _ = writeln!(text, "  {}", sets(&chosen.candidate).join(" "));
+    let _ = writeln!(
+        text,
+        "\nBest by {}: {} devices, {}",
+        args.objective,
+        chosen.days.devices,
+        way(&chosen.candidate)
+    );
+    for pair in sets(&chosen.candidate).chunks(2) {
+        let _ = writeln!(text, "  {}", pair.join(" "));
+    }
     let json = json!({
         "objective": args.objective,
         "best": judged_json(chosen, terms),
@@ -150,17 +165,31 @@ pub fn scaling(
 ) -> Vec<(usize, f64, String)> {
     let wish = Wish { setup, ramp: m.batch.ramp() };
     let ranks = setup.ranks();
-    let mut counts: Vec<usize> = [ranks / 8, ranks / 4, ranks / 2, ranks, 2 * ranks, 4 * ranks].to_vec();
+    let mut counts: Vec<usize> =
+        [ranks / 8, ranks / 4, ranks / 2, ranks, 2 * ranks, 4 * ranks].to_vec();
     counts.retain(|n| *n > 0);
     counts.dedup();
-    let judged = counts.into_iter().filter_map(|n| search::best(predictor, &wish, n, terms.samples));
+    let judged =
+        counts.into_iter().filter_map(|n| search::best(predictor, &wish, n, terms.samples));
     judged.map(|j| (j.days.devices, j.days.days(), way(&j.candidate))).collect()
 }
 
 fn head() -> String {
     format!(
         "  {:>6}{:>4}{:>4}{:>5}{:>6}{:>6}{:>11}{:>8}{:>9}{:>8}{:>8}{:>13}{:>11}\n",
-        "GPUs", "TP", "PP", "DP", "micro", "ZeRO", "recompute", "GB", "s/step", "TFLOPs", "days", "GPU-hours", "money"
+        "GPUs",
+        "TP",
+        "PP",
+        "DP",
+        "micro",
+        "ZeRO",
+        "recompute",
+        "GB",
+        "s/step",
+        "TFLOPs",
+        "days",
+        "GPU-hours",
+        "money"
     )
 }
 
@@ -171,8 +200,19 @@ fn line(j: &Judged, terms: &Terms) -> String {
     let tflops = s.flops().1 / (p.seconds * s.ranks() as f64 * 1e12);
     format!(
         "  {:>6}{:>4}{:>4}{:>5}{:>6}{:>6}{:>11}{:>8.1}{:>9.2}{:>8.1}{:>8.1}{:>13}{:>11}\n",
-        s.ranks(), t.tensor, t.pipeline, t.data, s.micro, t.zero, recompute(s), p.gigabytes, p.seconds,
-        tflops, j.days.days() / terms.availability, Count(hours as u64), Count((hours * terms.price) as u64)
+        s.ranks(),
+        t.tensor,
+        t.pipeline,
+        t.data,
+        s.micro,
+        t.zero,
+        recompute(s),
+        p.gigabytes,
+        p.seconds,
+        tflops,
+        j.days.days() / terms.availability,
+        Count(hours as u64),
+        Count((hours * terms.price) as u64)
     )
 }
 
@@ -192,7 +232,12 @@ fn way(c: &Candidate) -> String {
     };
     format!(
         "TP {} × PP {} × DP {}, micro-batch {}, ZeRO-{}, recompute {}{chunks}",
-        t.tensor, t.pipeline, t.data, s.micro, t.zero, recompute(s)
+        t.tensor,
+        t.pipeline,
+        t.data,
+        s.micro,
+        t.zero,
+        recompute(s)
     )
 }
 

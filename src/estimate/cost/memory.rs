@@ -81,7 +81,8 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
     };
     let accumulated = if s.numbers == Numbers::Bf16Fp32Grad { 4.0 * parameters } else { 0.0 };
     // ZeRO-3 holds the layer at work and the next.
-    let gathered = if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
+    let gathered =
+        if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
     let here = |away: bool| if away { 0.0 } else { 1.0 };
     // DeepSpeed's flat copies are padded and doubled; the others' buffers are what they are counted.
     let of = |constant: M| match s.framework {

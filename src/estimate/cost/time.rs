@@ -8,6 +8,8 @@ use crate::manifest::{Recompute, Schedule};
 /// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Time {
+    /// Of each stage, a micro-batch's forward and backward.
+    pub slots: Vec<f64>,
     pub parts: Vec<(&'static str, f64)>,
 }
 
@@ -56,7 +58,11 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let sbh = (m.seq_len * s.micro * m.hidden) as f64;
     let inside = s.ranks() <= s.per_node;
     let copies = s.per_node.min(s.ranks()) as f64;
-    let send = if inside { 2.0 * sbh / (hw.bus_gb_s * 1e9 * c(T::Bus)) } else { 2.0 * sbh * copies / network };
+    let send = if inside {
+        2.0 * sbh / (hw.bus_gb_s * 1e9 * c(T::Bus))
+    } else {
+        2.0 * sbh * copies / network
+    };
     // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
     let chunks = match s.topology.schedule {
         Schedule::Interleaved { chunks } => chunks as f64,
@@ -75,7 +81,14 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
         }
         work.elements += c(T::Accumulate) * grad_bytes * p / hbm;
         work.launch += c(T::Micro) * 1e-3;
-        let passes = 2.0 * if stages == 1 { 0.0 } else if first || last { 0.5 } else { 1.0 };
+        let passes = 2.0
+            * if stages == 1 {
+                0.0
+            } else if first || last {
+                0.5
+            } else {
+                1.0
+            };
         let pipe = passes * send * chunks;
         slots.push(work.total() + pipe);
         works.push((work, pipe));
@@ -86,6 +99,7 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let data = data_comm(s, biggest, &c);
     let step = optimizer(s, biggest, &c);
     Time {
+        slots,
         parts: vec![
             ("matrix products", micros * work.gemm),
             ("attention", micros * work.attention),
@@ -148,7 +162,8 @@ fn layer(s: &Setup, c: &dyn Fn(T) -> f64) -> Work {
         + c(T::Scores) * scores * ((forwards + selective) * 13.0 + 20.0) / hbm;
     work.launch = if s.blocking { c(T::Launch) * 1e-3 } else { 0.0 };
     let reduces = 2.0 * (forwards + 1.0);
-    work.tensor = reduces * 2.0 * sbh * 2.0 * (share - 1.0) / share / (hw.bus_gb_s * 1e9 * c(T::Bus));
+    work.tensor =
+        reduces * 2.0 * sbh * 2.0 * (share - 1.0) / share / (hw.bus_gb_s * 1e9 * c(T::Bus));
     let floor = 4e-3;
     if !s.blocking {
         work.launch = (floor - work.total()).max(0.0);

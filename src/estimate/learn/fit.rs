@@ -16,11 +16,7 @@ pub struct Belief {
 /// Positive constants that explain the residuals best. `residuals` gives ln(measured / predicted) of
 /// each run, `scales` what each is expected to scatter by. One far off its scale hardly pulls.
 /// Levenberg–Marquardt on re-weighted squares.
-pub fn fit(
-    beliefs: &[Belief],
-    scales: &[f64],
-    residuals: &dyn Fn(&[f64]) -> Vec<f64>,
-) -> Vec<f64> {
+pub fn fit(beliefs: &[Belief], scales: &[f64], residuals: &dyn Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     let mut logs: Vec<f64> = beliefs.iter().map(|belief| belief.log).collect();
     let at = |logs: &[f64]| residuals(&logs.iter().map(|log| log.exp()).collect::<Vec<f64>>());
     let mut r = at(&logs);

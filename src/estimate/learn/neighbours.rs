@@ -30,7 +30,8 @@ impl Kernel {
     fn covariance(&self, a: &Point, b: &Point) -> f64 {
         let square: f64 = a.place.iter().zip(&b.place).map(|(a, b)| (a - b).powi(2)).sum();
         let near = self.near.powi(2) * (-square / (2.0 * self.reach.powi(2))).exp();
-        let kin = if a.family == b.family { self.family.powi(2) * a.scatter * b.scatter } else { 0.0 };
+        let kin =
+            if a.family == b.family { self.family.powi(2) * a.scatter * b.scatter } else { 0.0 };
         near + kin
     }
 }
@@ -47,8 +48,10 @@ impl Neighbours {
     /// From each run's residual. A residual that its neighbours contradict counts less.
     pub fn new(kernel: Kernel, points: Vec<Point>, residuals: &[f64]) -> Neighbours {
         let n = points.len();
-        let covariance: Vec<Vec<f64>> =
-            points.iter().map(|a| points.iter().map(|b| kernel.covariance(a, b)).collect()).collect();
+        let covariance: Vec<Vec<f64>> = points
+            .iter()
+            .map(|a| points.iter().map(|b| kernel.covariance(a, b)).collect())
+            .collect();
         let mut noise: Vec<f64> = points.iter().map(|point| point.scatter.powi(2)).collect();
         let solve = |noise: &[f64]| {
             let mut a = covariance.clone();
@@ -82,7 +85,8 @@ impl Neighbours {
 fn near_runs_teach_and_far_ones_do_not() {
     let kernel = Kernel { near: 0.05, reach: 0.5, family: 0.0 };
     let point = |x: f64| Point { place: vec![x], family: String::new(), scatter: 0.01 };
-    let all = Neighbours::new(kernel, vec![point(0.0), point(0.1), point(3.0)], &[0.05, 0.05, -0.05]);
+    let all =
+        Neighbours::new(kernel, vec![point(0.0), point(0.1), point(3.0)], &[0.05, 0.05, -0.05]);
     let (near, sure) = all.at(&point(0.05));
     let (far, unsure) = all.at(&point(20.0));
     assert!((near - 0.05).abs() < 0.01 && sure < 0.02, "{near} ± {sure}");

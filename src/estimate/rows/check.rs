@@ -15,8 +15,13 @@ pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
     {
         let t = &s.topology;
         let (tp, pp, dp) = (t.tensor, t.pipeline, t.data);
-        let what = format!("TP {tp} × PP {pp} × DP {dp} = {} is not the {devices} GPUs of the row", s.ranks());
-        let fits = devices.is_multiple_of(tp * pp).then(|| format!(": DP {} would be", devices / (tp * pp)));
+        let what = format!(
+            "TP {tp} × PP {pp} × DP {dp} = {} is not the {devices} GPUs of the row",
+            s.ranks()
+        );
+        let fits = devices
+            .is_multiple_of(tp * pp)
+            .then(|| format!(": DP {} would be", devices / (tp * pp)));
         found.push(what + &fits.unwrap_or_default());
     }
     if s.model.layers > s.model.hidden {
@@ -29,7 +34,9 @@ pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
         && gb > 1.1 * s.hardware.memory_gib * 1.024
     {
         let there = s.hardware.memory_gib;
-        found.push(format!("mem_gb {gb} is more than the device's {there} GiB: another unit or column?"));
+        found.push(format!(
+            "mem_gb {gb} is more than the device's {there} GiB: another unit or column?"
+        ));
     }
     found.extend(rates(row, s));
     found

@@ -52,7 +52,8 @@ impl Row {
 
     /// The same for memory.
     pub fn weight(&self) -> Option<(&Setup, f64)> {
-        let setup = self.setup.as_ref().ok().filter(|_| self.use_memory && self.fits != Some(false))?;
+        let setup =
+            self.setup.as_ref().ok().filter(|_| self.use_memory && self.fits != Some(false))?;
         Some((setup, self.memory_gb?))
     }
 }
@@ -86,7 +87,21 @@ pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
     };
     let names: Vec<String> = names.iter().map(|n| n.trim().to_string()).collect();
-    let needed = ["id", "hardware", "n_layers", "hidden", "n_heads", "vocab", "seq_len", "framework", "tp", "pp", "dp", "mbs", "gbs"];
+    let needed = [
+        "id",
+        "hardware",
+        "n_layers",
+        "hidden",
+        "n_heads",
+        "vocab",
+        "seq_len",
+        "framework",
+        "tp",
+        "pp",
+        "dp",
+        "mbs",
+        "gbs",
+    ];
     let missing: Vec<&str> =
         needed.into_iter().filter(|column| !names.iter().any(|n| n == column)).collect();
     if !missing.is_empty() {
@@ -145,8 +160,6 @@ fn setup(f: &Fields) -> Result<Setup, String> {
     let framework = Framework::named(f.text("framework"))
         .ok_or_else(|| format!("unknown framework `{}`", f.text("framework")))?;
     let tensor = f.count("tp")?;
-    let hidden = f.count("hidden")?;
-    let vocab = f.count("vocab")?;
     let topology = Topology {
         tensor,
         pipeline: f.count("pp")?,
@@ -165,25 +178,7 @@ fn setup(f: &Fields) -> Result<Setup, String> {
             _ => Recompute::None,
         },
     };
-    let bloom = vocab > 200_000;
-    let model = Model {
-        layers: f.count("n_layers")?,
-        hidden,
-        heads: f.count("n_heads")?,
-        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
-        vocab,
-        vocab_multiple: 128,
-        vocab_padded: vocab.next_multiple_of(128 * tensor),
-        seq_len: f.count("seq_len")?,
-        position: if bloom { Position::Alibi } else { Position::Learned },
-        embedding_layernorm: bloom,
-        tied_head: true,
-        gelu: Gelu::Tanh,
-        layernorm_eps: 1e-5,
-        dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
-        init_std: 0.02,
-        init_scale_residual: true,
-    };
+    let model = model(f, tensor)?;
     let optimizer = f.text("optimizer").to_lowercase();
     let offload = f.text("offload");
     let notes = f.text("notes");
@@ -208,12 +203,38 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         framework,
         hardware,
         per_node: f.count("gpus_per_node").unwrap_or(hardware.per_node),
-        blocking: framework == Framework::MegatronDeepSpeed && !notes.contains("async=yes")
+        blocking: framework == Framework::MegatronDeepSpeed
+            && !notes.contains("async=yes")
             && f.text("date") != "2022-02-17",
         power_sgd: f.text("flags").contains("powersgd"),
         regime: Some(f.text("regime").to_string()).filter(|r| !r.is_empty()),
         counts: Counts::new(&model, tensor),
         model,
         topology,
+    })
+}
+
+/// BLOOM's form is known by its vocabulary, which nobody else has.
+fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
+    let hidden = f.count("hidden")?;
+    let vocab = f.count("vocab")?;
+    let bloom = vocab > 200_000;
+    Ok(Model {
+        layers: f.count("n_layers")?,
+        hidden,
+        heads: f.count("n_heads")?,
+        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
+        vocab,
+        vocab_multiple: 128,
+        vocab_padded: vocab.next_multiple_of(128 * tensor),
+        seq_len: f.count("seq_len")?,
+        position: if bloom { Position::Alibi } else { Position::Learned },
+        embedding_layernorm: bloom,
+        tied_head: true,
+        gelu: Gelu::Tanh,
+        layernorm_eps: 1e-5,
+        dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
+        init_std: 0.02,
+        init_scale_residual: true,
     })
 }

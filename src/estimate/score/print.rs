@@ -1,6 +1,9 @@
 //! Scores as text and as JSON.
 
-use super::{Errors, Scored, all, fits, left_out, memory_errors, printed, regrets, steady, time_errors};
+use super::{
+    Errors, Scored, all, fits, formulas_alone, left_out, memory_errors, period_left_out, printed,
+    regrets, steady, time_errors,
+};
 use crate::estimate::cost::constants::{MEMORY, Prior, TIME};
 use crate::estimate::predict::Predictor;
 use crate::estimate::rows::{self, Row};
@@ -51,8 +54,15 @@ pub fn selftest() -> (String, Value) {
     let rows = rows::read(rows::SHIPPED, "shipped").expect("the shipped rows are well-formed");
     let shipped = Predictor::shipped();
     let out = left_out(&rows);
-    let mut text = String::from("Rows the fit has not seen (whole configuration groups left out):\n");
+    let mut text =
+        String::from("Rows the fit has not seen (whole configuration groups left out):\n");
     text += &table(&out);
+    text += "\nThe same by the formulas alone, without neighbouring runs' corrections:\n";
+    let alone = formulas_alone(left_out(&rows));
+    text += &table(&alone);
+    text += "\nRows of periods (machines, network, software) of which no row was seen:\n";
+    let periods = period_left_out(&rows);
+    text += &table(&periods);
     text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
     let prior = all(&Predictor::prior(), &rows);
     text += &table(&prior);
@@ -71,15 +81,18 @@ pub fn selftest() -> (String, Value) {
             let _ = writeln!(text, "  {name:14}{value:>28.3}{fitted:>9.3}  {about}");
         }
     }
-    let json = json!({ "left_out": summary_json(&out), "uncalibrated": summary_json(&prior) });
+    let json = json!({ "left_out": summary_json(&out), "formulas_alone": summary_json(&alone),
+        "periods_left_out": summary_json(&periods), "uncalibrated": summary_json(&prior) });
     (text, json)
 }
 
 /// A file of runs against a predictor.
 pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
     let scored = all(predictor, rows);
-    let mut text =
-        format!("{:12}{:>12}{:>12}{:>9}{:>10}{:>10}  fits\n", "row", "s predicted", "measured", "±", "GB pred.", "measured");
+    let mut text = format!(
+        "{:12}{:>12}{:>12}{:>9}{:>10}{:>10}  fits\n",
+        "row", "s predicted", "measured", "±", "GB pred.", "measured"
+    );
     let dash = |x: Option<f64>| x.map_or("–".to_string(), |x| format!("{x:.2}"));
     for s in &scored {
         if let Some(p) = &s.prediction {
