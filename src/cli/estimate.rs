@@ -215,14 +215,11 @@ fn schedule(v: &View) -> Timeline {
         Schedule::Interleaved { chunks } => chunks,
         _ => 1,
     };
-    let micros = v.setup.micros().clamp(1, 2 * t.pipeline + 2);
+    let micros = v.setup.micros().clamp(1, t.pipeline + 3);
     let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
-    let once: f64 = v.parts.iter().map(|part| part.1).sum::<f64>() / v.setup.micros().max(1) as f64;
-    let longest = v.stages.iter().map(|s| s.layers).max().unwrap_or(1).max(1) as f64;
     let backward = v.setup.forwards() + 1.0;
-    let share = |s: &view::Stage| s.layers as f64 / longest * once / (1.0 + backward);
-    let one: Vec<f64> = v.stages.iter().map(|s| share(s) / chunks as f64).collect();
-    let forward = one.repeat(chunks);
+    let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
+    let forward = v.slots.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
     let backward = forward.iter().map(|seconds| backward * seconds).collect();
     let costs = Costs { forward, backward, message: 0.0 };
     timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")

@@ -116,6 +116,10 @@ impl Steps<'_> {
     }
 
     fn recompute(&mut self, recompute: Recompute) {
+        if recompute == Recompute::Selective && self.from.framework == Framework::MegatronDeepSpeed
+        {
+            return; // which does not have it
+        }
         let word = match recompute {
             Recompute::None => "none",
             Recompute::Selective => "selective",

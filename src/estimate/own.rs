@@ -104,10 +104,15 @@ fn groups(m: &Manifest, stage: usize, sent: &Rc<RefCell<dry::Volume>>) -> Groups
     })
 }
 
+/// What a micro-batch's forward and backward take on each stage.
+pub fn slots(stages: &[Stage], s: &Setup) -> Vec<f64> {
+    stages.iter().map(|stage| total(&seconds(&stage.micro, s))).collect()
+}
+
 /// What an iteration of the setup's batch takes, on the stage that sets the pace.
 pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     let micros = s.micros() as f64;
-    let slots: Vec<f64> = stages.iter().map(|stage| total(&seconds(&stage.micro, s))).collect();
+    let slots = slots(stages, s);
     let slower = |a: &usize, b: &usize| slots[*a].total_cmp(&slots[*b]);
     let pace = (0..slots.len()).max_by(slower).expect("a pipeline has a stage");
     let bubble = slots.iter().sum::<f64>() - slots[pace];

@@ -29,10 +29,10 @@ pub fn text(v: &View) -> String {
     let blocks = v.setup.counts.block * (t.tensor * s.model.layers) as f64;
     let _ = writeln!(
         out,
-        "\nParameters  {} ({:.1} B, {:.1} B in the layers); vocabulary padded to {}",
+        "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}",
         Count(v.parameters),
-        v.parameters as f64 / 1e9,
-        blocks / 1e9,
+        size(v.parameters as f64),
+        size(blocks),
         Count(s.model.vocab_padded as u64)
     );
     out += &memory(v);
@@ -40,6 +40,14 @@ pub fn text(v: &View) -> String {
     out += &rates(v);
     out += &days(v);
     out
+}
+
+/// "176.2 B", "4.24 M".
+fn size(count: f64) -> String {
+    match count {
+        1e9.. => format!("{:.1} B", count / 1e9),
+        _ => format!("{:.2} M", count / 1e6),
+    }
 }
 
 /// A row a stage; stages alike in a row together.
@@ -147,10 +155,9 @@ fn days(v: &View) -> String {
     let d = &v.days;
     let calendar = d.days() / v.availability;
     let mut out = format!(
-        "\nRun of {:.1} B tokens: {:.1} days, {:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
-        v.tokens / 1e9,
+        "\nRun of {} tokens: {:.1} days, {calendar:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
+        size(v.tokens),
         d.days(),
-        calendar,
         100.0 * v.availability,
         Count((d.device_hours() / v.availability) as u64)
     );

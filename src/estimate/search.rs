@@ -87,13 +87,18 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
     if eager && pipeline > 1 {
         return all;
     }
+    // Megatron-DeepSpeed has no selective recomputation.
+    let recomputes: &[Recompute] = match base.framework {
+        Framework::MegatronDeepSpeed => &[Recompute::None, Recompute::Full],
+        _ => &[Recompute::None, Recompute::Selective, Recompute::Full],
+    };
     for micro in micros {
         for zero in zeros {
-            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            for recompute in recomputes {
                 for schedule in &schedules {
                     let mut setup = Setup { micro, ..base.clone() };
                     setup.topology.zero = if base.topology.data == 1 { 0 } else { *zero };
-                    setup.topology.recompute = recompute;
+                    setup.topology.recompute = *recompute;
                     setup.topology.schedule = *schedule;
                     all.push(setup);
                 }

@@ -41,6 +41,8 @@ pub struct View {
     pub parts: Vec<(&'static str, f64)>,
     pub seconds: f64,
     pub seconds_error: f64,
+    /// Of each stage, a micro-batch's forward and backward.
+    pub slots: Vec<f64>,
     pub days: Days,
     pub price: f64,
     pub availability: f64,
@@ -114,6 +116,7 @@ pub fn predicted(
         capacity: p.memory.capacity * GB,
         fits: p.fits,
         parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
+        slots: p.time.slots.iter().map(|seconds| seconds * scale).collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
         days: super::days::days(predictor, &setup, m.batch.ramp(), terms.samples),
@@ -148,6 +151,7 @@ pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
     let around = setup.hardware.context_mib * 1048576.0;
     let parts = own::parts(&counted, &setup);
     let seconds = parts.iter().map(|(_, seconds)| seconds).sum();
+    let slots = own::slots(&counted, &setup);
     let mut each = |setup: &Setup| own::parts(&counted, setup).iter().map(|part| part.1).sum();
     Ok(View {
         name: m.name.clone(),
@@ -161,6 +165,7 @@ pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
         fits: needed + around <= capacity,
         parts,
         seconds,
+        slots,
         seconds_error: 2.0 * setup.hardware.scatter.max(0.1),
         days: through(m.batch.ramp(), terms.samples, &setup, &mut each),
         price: terms.price,

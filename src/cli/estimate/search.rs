@@ -127,7 +127,9 @@ fn ranking(
         chosen.days.devices,
         way(&chosen.candidate)
     );
-    let _ = writeln!(text, "  {}", sets(&chosen.candidate).join(" "));
+    for pair in sets(&chosen.candidate).chunks(2) {
+        let _ = writeln!(text, "  {}", pair.join(" "));
+    }
     let json = json!({
         "objective": args.objective,
         "best": judged_json(chosen, terms),

@@ -8,6 +8,8 @@ use crate::manifest::{Recompute, Schedule};
 /// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Time {
+    /// Of each stage, a micro-batch's forward and backward.
+    pub slots: Vec<f64>,
     pub parts: Vec<(&'static str, f64)>,
 }
 
@@ -97,6 +99,7 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let data = data_comm(s, biggest, &c);
     let step = optimizer(s, biggest, &c);
     Time {
+        slots,
         parts: vec![
             ("matrix products", micros * work.gemm),
             ("attention", micros * work.attention),

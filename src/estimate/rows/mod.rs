@@ -160,8 +160,6 @@ fn setup(f: &Fields) -> Result<Setup, String> {
     let framework = Framework::named(f.text("framework"))
         .ok_or_else(|| format!("unknown framework `{}`", f.text("framework")))?;
     let tensor = f.count("tp")?;
-    let hidden = f.count("hidden")?;
-    let vocab = f.count("vocab")?;
     let topology = Topology {
         tensor,
         pipeline: f.count("pp")?,
@@ -180,25 +178,7 @@ fn setup(f: &Fields) -> Result<Setup, String> {
             _ => Recompute::None,
         },
     };
-    let bloom = vocab > 200_000;
-    let model = Model {
-        layers: f.count("n_layers")?,
-        hidden,
-        heads: f.count("n_heads")?,
-        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
-        vocab,
-        vocab_multiple: 128,
-        vocab_padded: vocab.next_multiple_of(128 * tensor),
-        seq_len: f.count("seq_len")?,
-        position: if bloom { Position::Alibi } else { Position::Learned },
-        embedding_layernorm: bloom,
-        tied_head: true,
-        gelu: Gelu::Tanh,
-        layernorm_eps: 1e-5,
-        dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
-        init_std: 0.02,
-        init_scale_residual: true,
-    };
+    let model = model(f, tensor)?;
     let optimizer = f.text("optimizer").to_lowercase();
     let offload = f.text("offload");
     let notes = f.text("notes");
@@ -231,5 +211,30 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         counts: Counts::new(&model, tensor),
         model,
         topology,
+    })
+}
+
+/// BLOOM's form is known by its vocabulary, which nobody else has.
+fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
+    let hidden = f.count("hidden")?;
+    let vocab = f.count("vocab")?;
+    let bloom = vocab > 200_000;
+    Ok(Model {
+        layers: f.count("n_layers")?,
+        hidden,
+        heads: f.count("n_heads")?,
+        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
+        vocab,
+        vocab_multiple: 128,
+        vocab_padded: vocab.next_multiple_of(128 * tensor),
+        seq_len: f.count("seq_len")?,
+        position: if bloom { Position::Alibi } else { Position::Learned },
+        embedding_layernorm: bloom,
+        tied_head: true,
+        gelu: Gelu::Tanh,
+        layernorm_eps: 1e-5,
+        dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
+        init_std: 0.02,
+        init_scale_residual: true,
     })
 }

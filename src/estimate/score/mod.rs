@@ -15,12 +15,22 @@ pub struct Scored<'a> {
 
 /// Every row predicted by what all others say, those of its own configuration left out.
 pub fn left_out(rows: &[Row]) -> Vec<Scored<'_>> {
-    let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
+    without(rows, &|row| row.group.clone())
+}
+
+/// Every row predicted by what other periods say: other machines, network or software.
+pub fn period_left_out(rows: &[Row]) -> Vec<Scored<'_>> {
+    let period = |row: &Row| row.setup.as_ref().ok().and_then(|s| s.regime.clone());
+    without(rows, &|row| period(row).unwrap_or_default())
+}
+
+fn without<'a>(rows: &'a [Row], of: &dyn Fn(&Row) -> String) -> Vec<Scored<'a>> {
+    let groups: BTreeSet<String> = rows.iter().map(of).collect();
     let mut scored: Vec<Scored> = Vec::new();
     for group in groups {
-        let others: Vec<&Row> = rows.iter().filter(|row| row.group != group).collect();
+        let others: Vec<&Row> = rows.iter().filter(|row| of(row) != group).collect();
         let predictor = Predictor::new(&Constants::prior(), &others);
-        let inside = rows.iter().filter(|row| row.group == group);
+        let inside = rows.iter().filter(|row| of(row) == group);
         scored.extend(inside.map(|row| one(&predictor, row)));
     }
     scored
@@ -86,6 +96,14 @@ pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
         Some((p.gigabytes, gb, p.gigabytes_error))
     };
     Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+}
+
+/// The same by the formulas alone, without what neighbouring runs correct.
+pub fn formulas_alone(mut scored: Vec<Scored>) -> Vec<Scored> {
+    for p in scored.iter_mut().filter_map(|s| s.prediction.as_mut()) {
+        (p.seconds, p.gigabytes) = (p.time.total(), p.memory.reserved());
+    }
+    scored
 }
 
 /// (right, known): whether it fits.

@@ -1,7 +1,8 @@
 //! Scores as text and as JSON.
 
 use super::{
-    Errors, Scored, all, fits, left_out, memory_errors, printed, regrets, steady, time_errors,
+    Errors, Scored, all, fits, formulas_alone, left_out, memory_errors, period_left_out, printed,
+    regrets, steady, time_errors,
 };
 use crate::estimate::cost::constants::{MEMORY, Prior, TIME};
 use crate::estimate::predict::Predictor;
@@ -56,6 +57,12 @@ pub fn selftest() -> (String, Value) {
     let mut text =
         String::from("Rows the fit has not seen (whole configuration groups left out):\n");
     text += &table(&out);
+    text += "\nThe same by the formulas alone, without neighbouring runs' corrections:\n";
+    let alone = formulas_alone(left_out(&rows));
+    text += &table(&alone);
+    text += "\nRows of periods (machines, network, software) of which no row was seen:\n";
+    let periods = period_left_out(&rows);
+    text += &table(&periods);
     text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
     let prior = all(&Predictor::prior(), &rows);
     text += &table(&prior);
@@ -74,7 +81,8 @@ pub fn selftest() -> (String, Value) {
             let _ = writeln!(text, "  {name:14}{value:>28.3}{fitted:>9.3}  {about}");
         }
     }
-    let json = json!({ "left_out": summary_json(&out), "uncalibrated": summary_json(&prior) });
+    let json = json!({ "left_out": summary_json(&out), "formulas_alone": summary_json(&alone),
+        "periods_left_out": summary_json(&periods), "uncalibrated": summary_json(&prior) });
     (text, json)
 }
 
