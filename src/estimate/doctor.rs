@@ -16,7 +16,7 @@ pub fn doctor(s: &Setup) -> Vec<String> {
     note(
         s.odd_heads(),
         format!(
-            "head_dim {head_dim} is not a multiple of 8: attention's products run at a tenth of their speed"
+            "head_dim {head_dim} is not a multiple of 8: attention runs at a tenth of its speed"
         ),
     );
     for (name, size) in [
@@ -47,7 +47,7 @@ pub fn doctor(s: &Setup) -> Vec<String> {
     note(
         !fused.is_multiple_of(4),
         format!(
-            "heads / TP × micro-batch = {fused} is not a multiple of 4: Megatron's fused softmax needs it"
+            "heads / TP × micro-batch = {fused} is not a multiple of 4, as fused softmax needs"
         ),
     );
     note(

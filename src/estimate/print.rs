@@ -14,7 +14,7 @@ use std::fmt::Write;
 pub fn text(v: &View) -> String {
     let (s, t) = (&v.setup, &v.setup.topology);
     let mut out = format!(
-        "{} as {} on {} × {}: TP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
+        "{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
         v.name,
         v.program,
         s.ranks(),
@@ -155,7 +155,8 @@ fn days(v: &View) -> String {
     let d = &v.days;
     let calendar = d.days() / v.availability;
     let mut out = format!(
-        "\nRun of {} tokens: {:.1} days, {calendar:.1} of the calendar at {:.0} % availability; {} GPU-hours\n",
+        "\nRun of {} tokens: {:.1} days, {calendar:.1} of the calendar at {:.0} % availability; \
+         {} GPU-hours\n",
         size(v.tokens),
         d.days(),
         100.0 * v.availability,
@@ -256,7 +257,10 @@ pub fn json(v: &View) -> Value {
         .iter()
         .map(|s| {
             let hours = s.steps as f64 * s.seconds / 3600.0;
-            json!({ "batch": s.global, "steps": s.steps, "seconds": s.seconds, "hours": hours, "tflops": s.tflops })
+            json!({
+                "batch": s.global, "steps": s.steps, "seconds": s.seconds, "hours": hours,
+                "tflops": s.tflops,
+            })
         })
         .collect();
     json!({

@@ -206,7 +206,7 @@ impl Setup {
 
     /// Micro-batches of a replica in a step.
     pub fn micros(&self) -> usize {
-        self.global / (self.micro * self.topology.data)
+        (self.global / (self.micro * self.topology.data)).max(1)
     }
 
     /// A head dimension that tensor cores do not take well.
@@ -222,9 +222,13 @@ impl Setup {
     pub fn stages(&self) -> Vec<Range<usize>> {
         let (layers, stages) = (self.model.layers, self.topology.pipeline);
         match &self.topology.layer_split {
-            LayerSplit::TransformerAndEmbedding => split::with_ends(layers, stages),
+            LayerSplit::TransformerAndEmbedding if (layers + 2).is_multiple_of(stages) => {
+                split::with_ends(layers, stages)
+            }
             LayerSplit::Explicit(sizes) => split::explicit(sizes),
-            LayerSplit::Uniform | LayerSplit::Balanced => split::uniform(layers, stages),
+            LayerSplit::Uniform | LayerSplit::Balanced | LayerSplit::TransformerAndEmbedding => {
+                split::uniform(layers, stages)
+            }
         }
     }
 

@@ -74,7 +74,10 @@ pub fn run(
             model.heads,
             way(&found)
         );
-        let json = json!({ "max_params": size, "layers": model.layers, "hidden": model.hidden, "heads": model.heads, "way": way_json(&found) });
+        let json = json!({
+            "max_params": size, "layers": model.layers, "hidden": model.hidden,
+            "heads": model.heads, "way": way_json(&found),
+        });
         return Ok((text, json));
     }
     ranking(args, &wish, devices, terms, predictor)
@@ -111,7 +114,8 @@ fn ranking(
     text += &head();
     best.iter().for_each(|judged| text += &line(judged, terms));
     let pareto = pareto(wish, devices, terms, predictor, &best[0]);
-    text += "\nFewer devices, each the best of its number (Pareto: nothing is both faster and cheaper):\n";
+    text +=
+        "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
     text += &head();
     pareto.iter().for_each(|judged| text += &line(judged, terms));
     let by_hours =

@@ -11,7 +11,9 @@ pub struct Prior {
 }
 
 macro_rules! constants {
-    ($($kind:ident = $first:ident { $($variant:ident: $name:literal, $value:literal, $spread:literal, $about:literal;)* })*) => {
+    ($($kind:ident = $first:ident {
+        $($variant:ident: $name:literal, $value:literal, $spread:literal, $about:literal;)*
+    })*) => {
         $(
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $kind { $($variant,)* }

@@ -1,9 +1,31 @@
-//! Seconds per iteration.
+//! Seconds of an iteration: products by tiles and waves, element-wise work by bandwidth, launches,
+//! messages, and the pipeline's bubble.
 
 use super::constants::T;
 use super::gemm;
-use crate::estimate::setup::{Moments, Numbers, Setup};
+use crate::estimate::setup::{Framework, Moments, Numbers, Setup};
 use crate::manifest::{Recompute, Schedule};
+
+/// Bytes of element-wise traffic an element of [s, b, h], in 16 bits: norms, dropout and residual
+/// outside the part that tensor parallelism splits, activation function and copies inside.
+const FORWARD: (f64, f64) = (26.0, 36.0);
+const BACKWARD: (f64, f64) = (40.0, 60.0);
+/// Of an attention score (softmax, dropout), and of a logit.
+const SCORE: (f64, f64) = (13.0, 20.0);
+const LOGIT: f64 = 30.0;
+/// Of a parameter: adding a micro-batch's gradient, in 16 or 32 bits; an optimizer step.
+const ACCUMULATE: (f64, f64) = (6.0, 10.0);
+const STEP: f64 = 40.0;
+/// Kernels of a layer cannot be launched faster than this, in seconds.
+const LAUNCH_FLOOR: f64 = 4e-3;
+/// In op-by-op PyTorch: seconds a step; bytes a parameter of unfused clipping, and of PowerSGD, which
+/// leaves so much to send.
+const EAGER_STEP: f64 = 0.3;
+const UNFUSED: f64 = 20.0;
+const POWER_SGD: (f64, f64) = (280.0, 0.45);
+/// Offload, which was not measured: bytes a second over PCIe, parameters a second of Adam on the host.
+const PCIE: f64 = 16e9;
+const HOST_ADAM: f64 = 1e9;
 
 /// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +41,44 @@ impl Time {
     }
 }
 
-/// One layer's or one end's work on a micro-batch.
+/// What the machine reaches: FLOP/s, and bytes a second.
+struct Rates<'a> {
+    k: &'a [f64],
+    products: f64,
+    attention: f64,
+    memory: f64,
+    /// Between devices of a node, per device; and of all of a node's adapters.
+    bus: f64,
+    network: f64,
+}
+
+impl Rates<'_> {
+    fn new<'a>(s: &Setup, k: &'a [f64]) -> Rates<'a> {
+        let of = |c: T| k[c as usize];
+        let hw = s.hardware;
+        let eager = if s.framework.eager() { of(T::Eager) } else { 1.0 };
+        let half = if s.numbers == Numbers::F32 { 0.5 } else { 1.0 };
+        let peak = hw.peak_tflops * 1e12 * eager * half;
+        let repaired = match s.regime.as_deref() {
+            Some("jz-a100-fp16-slownet") => of(T::SlowNetwork),
+            _ => 1.0,
+        };
+        Rates {
+            k,
+            products: peak * of(T::Gemm),
+            attention: peak * of(if s.odd_heads() { T::OddHeads } else { T::Attention }),
+            memory: hw.hbm_gb_s * 1e9 * of(T::Hbm) * half,
+            bus: hw.bus_gb_s * 1e9 * of(T::Bus),
+            network: hw.network_gb_s * 1e9 * repaired,
+        }
+    }
+
+    fn of(&self, c: T) -> f64 {
+        self.k[c as usize]
+    }
+}
+
+/// One layer's or one end's work on a micro-batch, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     gemm: f64,
@@ -33,189 +92,184 @@ impl Work {
     fn total(&self) -> f64 {
         self.gemm + self.attention + self.elements + self.launch + self.tensor
     }
-    fn plus(self, o: Work, times: f64) -> Work {
+
+    fn times(self, n: f64) -> Work {
         Work {
-            gemm: self.gemm + times * o.gemm,
-            attention: self.attention + times * o.attention,
-            elements: self.elements + times * o.elements,
-            launch: self.launch + times * o.launch,
-            tensor: self.tensor + times * o.tensor,
+            gemm: n * self.gemm,
+            attention: n * self.attention,
+            elements: n * self.elements,
+            launch: n * self.launch,
+            tensor: n * self.tensor,
         }
     }
 }
 
 pub fn time(s: &Setup, k: &[f64]) -> Time {
-    let c = |c: T| k[c as usize];
-    let hw = s.hardware;
-    let (layer, head) = (layer(s, &c), head(s, &c));
-    let m = &s.model;
-    let counts = &s.counts;
+    let r = Rates::new(s, k);
+    let (layer, head, send) = (layer(s, &r), head(s, &r), send(s, &r));
     let cuts = s.stages();
-    let (stages, micros) = (cuts.len(), s.micros() as f64);
-    let hbm = hw.hbm_gb_s * 1e9 * c(T::Hbm);
-    let grad_bytes = if s.numbers == Numbers::Bf16Fp32Grad { 10.0 } else { 6.0 };
-    let network = hw.network_gb_s * 1e9 * c(T::Network) * slow(s, &c);
-    let sbh = (m.seq_len * s.micro * m.hidden) as f64;
-    let inside = s.ranks() <= s.per_node;
-    let copies = s.per_node.min(s.ranks()) as f64;
-    let send = if inside {
-        2.0 * sbh / (hw.bus_gb_s * 1e9 * c(T::Bus))
-    } else {
-        2.0 * sbh * copies / network
-    };
-    // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
-    let chunks = match s.topology.schedule {
-        Schedule::Interleaved { chunks } => chunks as f64,
-        Schedule::OneFOneB | Schedule::GPipe => 1.0,
-    };
-    let mut slots = Vec::with_capacity(stages);
-    let mut works = Vec::with_capacity(stages);
-    let mut biggest = 0.0f64;
-    for (i, cut) in cuts.iter().enumerate() {
+    let stages = cuts.len();
+    let stage = |i: usize| {
         let (first, last) = (i == 0, i + 1 == stages);
-        let p = counts.stage(m, cut.len(), first, last);
-        biggest = biggest.max(p);
-        let mut work = Work::default().plus(layer, cut.len() as f64);
+        let parameters = s.counts.stage(&s.model, cuts[i].len(), first, last);
+        let mut work = layer.times(cuts[i].len() as f64);
         if last {
-            work = work.plus(head, 1.0);
+            work.gemm += head.gemm;
+            work.elements += head.elements;
         }
-        work.elements += c(T::Accumulate) * grad_bytes * p / hbm;
-        work.launch += c(T::Micro) * 1e-3;
-        let passes = 2.0
-            * if stages == 1 {
-                0.0
-            } else if first || last {
-                0.5
-            } else {
-                1.0
-            };
-        let pipe = passes * send * chunks;
-        slots.push(work.total() + pipe);
-        works.push((work, pipe));
-    }
-    let slowest = (0..stages).max_by(|a, b| slots[*a].total_cmp(&slots[*b])).unwrap();
-    let (work, pipe) = works[slowest];
-    let bubble = (slots.iter().sum::<f64>() - slots[slowest]) / chunks;
-    let data = data_comm(s, biggest, &c);
-    let step = optimizer(s, biggest, &c);
+        work.elements += accumulation(s, &r) * parameters;
+        work.launch += r.of(T::Micro) * 1e-3;
+        let neighbours = usize::from(!first) + usize::from(!last);
+        (work, neighbours as f64 * send, parameters)
+    };
+    let works: Vec<(Work, f64, f64)> = (0..stages).map(stage).collect();
+    let most = works.iter().map(|work| work.2).fold(0.0, f64::max);
+    let slots: Vec<f64> = works.iter().map(|(work, pipe, _)| work.total() + pipe).collect();
+    let slower = |a: &usize, b: &usize| slots[*a].total_cmp(&slots[*b]);
+    let pace = (0..stages).max_by(slower).expect("a pipeline has a stage");
+    let (work, pipe, _) = works[pace];
+    let n = s.micros() as f64;
     Time {
-        slots,
         parts: vec![
-            ("matrix products", micros * work.gemm),
-            ("attention", micros * work.attention),
-            ("element-wise", micros * work.elements),
-            ("launches", micros * work.launch),
-            ("tensor parallel", micros * work.tensor),
-            ("pipeline sends", micros * pipe),
-            ("pipeline bubble", bubble),
-            ("data parallel", data),
-            ("optimizer", step),
+            ("matrix products", n * work.gemm),
+            ("attention", n * work.attention),
+            ("element-wise", n * work.elements),
+            ("launches", n * work.launch),
+            ("tensor parallel", n * work.tensor),
+            ("pipeline sends", n * pipe),
+            ("pipeline bubble", (slots.iter().sum::<f64>() - slots[pace]) / chunks(s)),
+            ("data parallel", data_parallel(s, most, &r)),
+            ("optimizer", optimizer(s, most, &r)),
         ],
+        slots,
     }
 }
 
-fn slow(s: &Setup, c: &dyn Fn(T) -> f64) -> f64 {
-    match s.regime.as_deref() {
-        Some("jz-a100-fp16-slownet") => c(T::SlowNetwork),
-        _ => 1.0,
+/// The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
+fn chunks(s: &Setup) -> f64 {
+    match s.topology.schedule {
+        Schedule::Interleaved { chunks } => chunks as f64,
+        Schedule::OneFOneB | Schedule::GPipe => 1.0,
     }
 }
 
 /// Outputs and inputs of a layer's four products, on one rank.
-fn products(h: usize, f: usize, t: usize) -> [(usize, usize); 4] {
+fn products(s: &Setup) -> [(usize, usize); 4] {
+    let (h, f, t) = (s.model.hidden, s.model.ffn_hidden, s.topology.tensor);
     [(3 * h / t, h), (h, h / t), (f / t, h), (h, f / t)]
 }
 
 /// The share of a layer's products that is lost to half-empty tiles and waves.
 pub fn wasted(s: &Setup) -> f64 {
-    let (m, rows) = (&s.model, s.model.seq_len * s.micro);
-    let shapes = products(m.hidden, m.ffn_hidden, s.topology.tensor);
+    let rows = s.model.seq_len * s.micro;
+    let shapes = products(s);
     let size = |(n, k): &(usize, usize)| (n * k) as f64;
     let lost = |(n, k): &(usize, usize)| size(&(*n, *k)) * gemm::wasted(s.hardware, (rows, *n, *k));
     shapes.iter().map(lost).sum::<f64>() / shapes.iter().map(size).sum::<f64>()
 }
 
-fn layer(s: &Setup, c: &dyn Fn(T) -> f64) -> Work {
-    let (m, hw, t) = (&s.model, s.hardware, s.topology.tensor);
-    let eager = if s.framework.eager() { c(T::Eager) } else { 1.0 };
-    let rate = hw.peak_tflops * 1e12 * c(T::Gemm) * eager;
-    let (rows, h, f) = (m.seq_len * s.micro, m.hidden, m.ffn_hidden);
-    let forwards = s.forwards();
-    let mut work = Work::default();
-    for (n, k) in products(h, f, t) {
-        work.gemm += forwards * gemm::seconds(hw, (rows, n, k), rate)
-            + gemm::seconds(hw, (rows, k, n), rate)
-            + gemm::seconds(hw, (n, k, rows), rate);
-    }
-    let hd = h / m.heads;
-    let attention = if hd % 8 == 0 { c(T::Attention) } else { c(T::OddHeads) };
-    let scores = (m.seq_len * m.seq_len * s.micro) as f64 * m.heads as f64 / t as f64;
-    let selective = if s.topology.recompute == Recompute::Selective { 1.0 } else { 0.0 };
-    work.attention = (forwards + selective + 2.0) * 4.0 * scores * hd as f64
-        / (hw.peak_tflops * 1e12 * attention * eager);
-    let hbm = hw.hbm_gb_s * 1e9 * c(T::Hbm) * eager;
-    let sbh = (rows * h) as f64;
-    let share = t as f64;
-    let forward = sbh * (26.0 + 36.0 / share);
-    let backward = sbh * (40.0 + 60.0 / share);
-    work.elements = c(T::Elements) * (forwards * forward + backward) / hbm
-        + c(T::Scores) * scores * ((forwards + selective) * 13.0 + 20.0) / hbm;
-    work.launch = if s.blocking { c(T::Launch) * 1e-3 } else { 0.0 };
-    let reduces = 2.0 * (forwards + 1.0);
-    work.tensor =
-        reduces * 2.0 * sbh * 2.0 * (share - 1.0) / share / (hw.bus_gb_s * 1e9 * c(T::Bus));
-    let floor = 4e-3;
-    if !s.blocking {
-        work.launch = (floor - work.total()).max(0.0);
-    }
+/// Forwards and backward of a layer.
+fn layer(s: &Setup, r: &Rates) -> Work {
+    let (m, hw) = (&s.model, s.hardware);
+    let (rows, forwards, t) = (m.seq_len * s.micro, s.forwards(), s.topology.tensor as f64);
+    let product = |(n, k): (usize, usize)| {
+        forwards * gemm::seconds(hw, (rows, n, k), r.products)
+            + gemm::seconds(hw, (rows, k, n), r.products)
+            + gemm::seconds(hw, (n, k, rows), r.products)
+    };
+    let again = if s.topology.recompute == Recompute::Selective { 1.0 } else { 0.0 };
+    let softmaxes = forwards + again;
+    let scores = (m.seq_len * rows * m.heads) as f64 / t;
+    let head_dim = (m.hidden / m.heads) as f64;
+    let elements = (rows * m.hidden) as f64;
+    let outside = if s.topology.sequence_parallel { t } else { 1.0 };
+    let traffic = |(whole, split): (f64, f64)| elements * (whole / outside + split / t);
+    // Two sums over tensor ranks each way, as rings.
+    let sums = 2.0 * (forwards + 1.0) * 2.0 * (t - 1.0) / t * 2.0 * elements;
+    let link = if s.topology.tensor > s.per_node { r.network / s.per_node as f64 } else { r.bus };
+    let eager = if s.framework.eager() { r.of(T::Eager) } else { 1.0 };
+    let mut work = Work {
+        gemm: products(s).into_iter().map(product).sum(),
+        attention: (softmaxes + 2.0) * 4.0 * scores * head_dim / r.attention,
+        elements: (r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
+            + r.of(T::Scores) * scores * (softmaxes * SCORE.0 + SCORE.1))
+            / (r.memory * eager),
+        launch: 0.0,
+        tensor: sums / link,
+    };
+    work.launch = match s.blocking {
+        true => r.of(T::Launch) * 1e-3,
+        false => (LAUNCH_FLOOR - work.total()).max(0.0),
+    };
     work
 }
 
-fn head(s: &Setup, c: &dyn Fn(T) -> f64) -> Work {
-    let (m, hw, t) = (&s.model, s.hardware, s.topology.tensor);
-    let eager = if s.framework.eager() { c(T::Eager) } else { 1.0 };
-    let rate = hw.peak_tflops * 1e12 * c(T::Gemm) * eager;
-    let (rows, h, v) = (m.seq_len * s.micro, m.hidden, m.vocab_padded / t);
-    let gemm = gemm::seconds(hw, (rows, v, h), rate)
-        + gemm::seconds(hw, (rows, h, v), rate)
-        + gemm::seconds(hw, (v, h, rows), rate);
-    let hbm = hw.hbm_gb_s * 1e9 * c(T::Hbm) * eager;
-    Work { gemm, elements: (rows * v) as f64 * 30.0 / hbm, ..Work::default() }
+/// Logits and loss, on the last stage.
+fn head(s: &Setup, r: &Rates) -> Work {
+    let (m, hw) = (&s.model, s.hardware);
+    let (rows, h, v) = (m.seq_len * s.micro, m.hidden, m.vocab_padded / s.topology.tensor);
+    let ways = [(rows, v, h), (rows, h, v), (v, h, rows)];
+    let eager = if s.framework.eager() { r.of(T::Eager) } else { 1.0 };
+    Work {
+        gemm: ways.into_iter().map(|way| gemm::seconds(hw, way, r.products)).sum(),
+        elements: (rows * v) as f64 * LOGIT / (r.memory * eager),
+        ..Work::default()
+    }
 }
 
-fn data_comm(s: &Setup, parameters: f64, c: &dyn Fn(T) -> f64) -> f64 {
-    let d = s.topology.data as f64;
-    if s.topology.data == 1 {
-        return 0.0;
-    }
-    let hw = s.hardware;
-    let volume = 2.0 * parameters * (d - 1.0) / d;
-    let passes = if s.topology.zero == 3 { 3.0 * s.micros() as f64 } else { 2.0 };
-    let beside = s.per_node / s.topology.tensor.min(s.per_node);
-    let slower = if s.framework.eager() { c(T::EagerBus) } else { 1.0 };
-    let bus = passes * volume / (hw.bus_gb_s * 1e9 * c(T::Bus) * slower);
-    if s.topology.data <= beside {
-        return bus;
-    }
-    let rings = s.topology.tensor.min(s.per_node) as f64;
-    let network = match s.framework.eager() {
-        true => hw.network_gb_s * 1e9 * c(T::Ring),
-        false => {
-            let nodes = s.topology.data as f64 / beside as f64;
-            hw.network_gb_s * 1e9 * c(T::Replicas) * slow(s, c) * (8.0 / nodes).powf(c(T::Crowd))
-        }
+/// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
+/// copy through its node's adapters; Megatron-LM scatters it first.
+fn send(s: &Setup, r: &Rates) -> f64 {
+    let bytes = 2.0 * (s.model.seq_len * s.micro * s.model.hidden) as f64 * chunks(s);
+    let copies = match s.framework {
+        Framework::MegatronLm => s.per_node as f64 / s.topology.tensor as f64,
+        _ => s.per_node as f64,
     };
-    let packed = if s.power_sgd { 0.45 } else { 1.0 };
-    passes * packed * volume * rings / network + bus
+    match s.ranks() <= s.per_node {
+        true => bytes / r.bus,
+        false => bytes * copies.max(1.0) / (r.network * r.of(T::Network)),
+    }
 }
 
-fn optimizer(s: &Setup, parameters: f64, c: &dyn Fn(T) -> f64) -> f64 {
-    let share = if s.topology.zero > 0 { s.topology.data as f64 } else { 1.0 };
-    let hbm = s.hardware.hbm_gb_s * 1e9 * c(T::Hbm);
-    if s.framework.eager() {
-        let slow = if s.moments == Moments::Adafactor { c(T::EagerStep) } else { 1.0 };
-        let compress = if s.power_sgd { 280.0 } else { 0.0 };
-        return 0.3 + (slow * 40.0 * parameters / share + (20.0 + compress) * parameters) / hbm;
+/// Seconds a parameter and micro-batch.
+fn accumulation(s: &Setup, r: &Rates) -> f64 {
+    let wide = s.numbers == Numbers::Bf16Fp32Grad;
+    r.of(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory
+}
+
+/// Sums of gradients and gathers of weights over replicas, which nothing overlaps in the programs
+/// that were measured.
+fn data_parallel(s: &Setup, parameters: f64, r: &Rates) -> f64 {
+    let t = &s.topology;
+    let d = t.data as f64;
+    let volume = 2.0 * parameters * (d - 1.0) / d;
+    let passes = if t.zero == 3 { 3.0 * s.micros() as f64 } else { 2.0 };
+    let tensor = t.tensor.min(s.per_node);
+    let beside = s.per_node / tensor;
+    let eager = s.framework.eager();
+    let inside = passes * volume / (r.bus * if eager { r.of(T::EagerBus) } else { 1.0 });
+    if t.data <= beside {
+        return inside;
     }
-    c(T::Step) + (40.0 * parameters / share + c(T::Flatten) * parameters) / hbm
+    let nodes = d / beside as f64;
+    let reached = match eager {
+        true => r.of(T::Ring),
+        // The more nodes, the smaller the pieces: fitted around eight.
+        false => r.of(T::Replicas) * (8.0 / nodes).powf(r.of(T::Crowd)),
+    };
+    let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
+    inside + passes * packed * volume * tensor as f64 / (r.network * reached)
+}
+
+fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
+    let own = parameters / if s.topology.zero > 0 { s.topology.data as f64 } else { 1.0 };
+    if s.offload.optimizer {
+        return r.of(T::Step) + own * (4.0 / PCIE + 1.0 / HOST_ADAM);
+    }
+    if s.framework.eager() {
+        let slow = if s.moments == Moments::Adafactor { r.of(T::EagerStep) } else { 1.0 };
+        let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };
+        return EAGER_STEP + (slow * STEP * own + (UNFUSED + compress) * parameters) / r.memory;
+    }
+    r.of(T::Step) + (STEP * own + r.of(T::Flatten) * parameters) / r.memory
 }

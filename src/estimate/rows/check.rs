@@ -1,6 +1,7 @@
 //! What is odd about a row: values that cannot be, or that contradict each other.
 
 use super::Row;
+use crate::estimate::predict::Predictor;
 use crate::estimate::setup::Setup;
 
 /// Every oddness, with the remedy.
@@ -54,11 +55,23 @@ fn rates(row: &Row, s: &Setup) -> Option<String> {
         let near = |a: f64| (a / tflops).ln().abs();
         near(improved).min(near(whole)).min(near(whole * blocks / all))
     };
+    // Seconds × TFLOPs is the same when the two are swapped: only what is expected tells.
+    let expected = Predictor::shipped().predict(s);
+    let off = |seconds: f64| (seconds / expected.seconds).ln().abs();
+    if off(seconds) > expected.seconds_error && off(tflops) < 0.5 * expected.seconds_error {
+        return Some(format!(
+            "sec_per_iter {seconds} and tflops_reported {tflops} look swapped: {:.1} s are expected",
+            expected.seconds
+        ));
+    }
+    if off(seconds) > (3.0 * expected.seconds_error).max(0.5) {
+        let times = seconds / expected.seconds;
+        return Some(format!(
+            "{seconds} s is {times:.2} times what is expected: a slow allocation, or another shape?"
+        ));
+    }
     if ratio(seconds, tflops) < 0.1 {
         return None;
-    }
-    if ratio(tflops, seconds) < 0.1 {
-        return Some(format!("sec_per_iter {seconds} and tflops_reported {tflops} are swapped"));
     }
     let shown = s.flops().1 / (seconds * s.ranks() as f64 * 1e12);
     Some(format!(

@@ -74,7 +74,7 @@ impl Fields<'_> {
     fn count(&self, name: &str) -> Result<usize, String> {
         let text = self.text(name);
         match text.parse::<usize>() {
-            Ok(n) if n > 0 => Ok(n),
+            Ok(n) if n > 0 && n <= 1 << 24 => Ok(n),
             _ if text.is_empty() => Err(format!("{name} is missing")),
             _ => Err(format!("{name} `{text}` is not a whole number")),
         }
@@ -179,6 +179,12 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         },
     };
     let model = model(f, tensor)?;
+    if topology.pipeline > model.layers || model.layers > 10_000 {
+        return Err(format!(
+            "PP {} has more stages than {} layers",
+            topology.pipeline, model.layers
+        ));
+    }
     let optimizer = f.text("optimizer").to_lowercase();
     let offload = f.text("offload");
     let notes = f.text("notes");
