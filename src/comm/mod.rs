@@ -14,6 +14,7 @@ mod hostlist;
 mod inbox;
 mod launch;
 mod memory;
+pub mod nccl;
 mod queue;
 mod recorder;
 mod report;

@@ -39,17 +39,26 @@ impl Groups {
 
     /// This rank's groups in the grid. Every rank of the world calls this.
     pub fn new(world: &World, topology: &Topology) -> Groups {
+        Groups::of(world.rank(), topology, &|name, ranks| world.group(name, ranks))
+    }
+
+    /// The same, of groups that `make` makes of a name and ranks.
+    pub fn of(
+        rank: usize,
+        topology: &Topology,
+        make: &dyn Fn(&str, &[usize]) -> Box<dyn Group>,
+    ) -> Groups {
         let grid = grid(topology);
-        let at = grid.place(world.rank());
+        let at = grid.place(rank);
         let stages = grid.pipeline_group(at);
         let ends = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {
-            true => world.group("ends", &[stages[0], stages[grid.pipeline - 1]]),
+            true => make("ends", &[stages[0], stages[grid.pipeline - 1]]),
             false => Box::new(Solo),
         };
         Groups {
-            tensor: world.group("tensor", &grid.tensor_group(at)),
-            pipeline: world.group("pipeline", &stages),
-            data: world.group("data", &grid.data_group(at)),
+            tensor: make("tensor", &grid.tensor_group(at)),
+            pipeline: make("pipeline", &stages),
+            data: make("data", &grid.data_group(at)),
             ends,
         }
     }

@@ -1,0 +1,93 @@
+//! Grids of GPUs equal one CPU: ranks are threads, each with its own software stand-in, joined by the
+//! stand-in for NCCL.
+
+mod common;
+#[path = "common/softgpu.rs"]
+mod softgpu;
+
+use gptrain::comm::nccl::Nccl;
+use gptrain::comm::{World, threads};
+use gptrain::device::Backend;
+use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{Cuda, Options};
+use gptrain::engine::{Engine, Groups, Outcome};
+use gptrain::manifest::Manifest;
+use gptrain::model::Inputs;
+
+macro_rules! grid {
+    ($name:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check(&[$($set),+]);
+        }
+    };
+}
+
+grid!(tensor_2_sequence: "topology.tensor=2", "topology.sequence_parallel=true");
+grid!(data_2_zero_2: "topology.data=2", "topology.zero=2");
+grid!(data_2_zero_3: "topology.data=2", "topology.zero=3");
+grid!(pipeline_2: "topology.pipeline=2");
+grid!(all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1");
+
+/// As one rank on the CPU but for the order of sums, and twice the same bits.
+fn check(topology: &[&str]) {
+    for (precision, tolerance) in [("precision=f32", 1e-5), ("precision=bf16", 4e-3)] {
+        let model = ["model.dropout=0.1", "batch.micro=2", "batch.global=8", precision];
+        let manifest = common::manifest(&[&model[..], topology].concat());
+        let ours = on_gpus(&manifest);
+        let cpu = Cpu::new(Some(1));
+        let one = train(&cpu, Groups::solo(), &common::manifest(&model));
+        for (a, b) in ours.iter().zip(&one) {
+            let off = |a: f64, b: f64| (a - b).abs() / b;
+            assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
+            assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
+        }
+        assert_eq!(ours, on_gpus(&manifest), "the same grid twice");
+    }
+}
+
+fn on_gpus(manifest: &Manifest) -> Vec<Outcome> {
+    let worlds = threads::world(manifest.topology.ranks());
+    let all: Vec<Vec<Outcome>> = std::thread::scope(|scope| {
+        let run = |world: World| {
+            scope.spawn(move || {
+                let options = Options { ordinal: world.rank(), ..softgpu::options() };
+                let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+                let nccl = Nccl::open(&cuda, &options).unwrap();
+                let make = |name: &str, ranks: &[usize]| nccl.group(&world, name, ranks);
+                let groups = Groups::of(world.rank(), &manifest.topology, &make);
+                train(&cuda, groups, manifest)
+            })
+        };
+        let ranks: Vec<_> = worlds.into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    assert!(all.iter().all(|outcomes| *outcomes == all[0]), "ranks disagree: {all:?}");
+    all.into_iter().next().unwrap()
+}
+
+fn train(be: &dyn Backend, groups: Groups, manifest: &Manifest) -> Vec<Outcome> {
+    const GLOBAL: usize = 8;
+    let (dp, replicas, micro) = (groups.data.rank(), groups.data.size(), manifest.batch.micro);
+    let engine = Engine::new(be, groups, manifest, true).unwrap();
+    engine.init();
+    let step = |step: usize| {
+        let mut next = step * GLOBAL + dp * micro;
+        let mut load = |inputs: &Inputs| {
+            inputs.upload(be, &batch(next, micro));
+            next += replicas * micro;
+            Ok(())
+        };
+        let micros = GLOBAL / micro / replicas;
+        engine.step(&mut load, micros, 3e-3, step as u64 + 1).unwrap()
+    };
+    (0..3).map(step).collect()
+}
+
+/// Samples `first ..` of a step of 8.
+fn batch(first: usize, samples: usize) -> gptrain::data::Batch {
+    let seq = 24;
+    let tokens: Vec<i32> =
+        (first..first + samples).flat_map(|s| common::tokens(1, seq, 128, s as u64)).collect();
+    common::causal(&tokens, samples, first as u64, 1.0 / (8 * seq) as f32)
+}
