@@ -90,7 +90,9 @@ struct Device {
             for (Stream* s : streams)
                 if (ready(s)) can.push_back(s);
             if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
+                lock.unlock(); // somebody else's work on this device may be awaited
                 usleep(50);
+                lock.lock();
                 continue;
             }
             if (can.empty()) {
