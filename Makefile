@@ -38,21 +38,26 @@ bench-cpu:
 	cargo bench --locked --bench cpu_train
 	cargo bench --locked --bench cpu_train -- --precision bf16
 
-# What a machine with a GPU needs, where it has no Rust: copy target/gpu/ and the tests there.
-gpu-binaries: kernels
-	cargo build --release --locked
+# What a machine with a GPU needs, where it has no Rust: target/gpu/, this file and nothing else.
+executable = $$(cargo $(1) --locked --no-run --message-format json 2>/dev/null | \
+	sed -n 's/.*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+gpu-binaries: build
 	mkdir -p target/gpu
 	cp $(GPTRAIN) benches/torch_gpt2_bench.py target/gpu/
-	cp "$$(cargo test --release --locked --no-run --test ops --message-format json | \
-		sed -n 's/.*"name":"ops".*"executable":"\([^"]*\)".*/\1/p' | tail -1)" target/gpu/ops
-	cp "$$(cargo bench --locked --no-run --bench gpu_train --message-format json | \
-		sed -n 's/.*"name":"gpu_train".*"executable":"\([^"]*\)".*/\1/p' | tail -1)" target/gpu/gpu_train
+	cp "$(call executable,test --release --test ops,ops)" target/gpu/ops
+	cp "$(call executable,test --release --test grids_cuda,grids_cuda)" target/gpu/grids
+	cp "$(call executable,bench --bench gpu_train,gpu_train)" target/gpu/gpu_train
 
-# On a machine with a GPU, with what `make gpu-binaries` made (here, if there is a Rust toolchain).
+# On a GPU: every op against its definition and the CPU, grids of ranks that share it, and the op
+# tests once more under compute-sanitizer where there is one.
 GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
 test-gpu: $(GPU_BINARIES)
-	GPTRAIN_TEST_GPU=0 target/gpu/ops cuda --test-threads 1
+	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
+	GPTRAIN_TEST_GPU=1 target/gpu/grids staged --test-threads 1
+	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
+		--error-exitcode 1 target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
 
+# One table: tokens/s, ms, MFU of 989 TFLOP/s, and the ratio to PyTorch compiled (PYTHON with torch).
 bench-gpu: $(GPU_BINARIES)
 	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/gpu_train
 

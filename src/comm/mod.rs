@@ -18,6 +18,7 @@ pub mod nccl;
 mod queue;
 mod recorder;
 mod report;
+pub mod staged;
 pub mod tcp;
 pub mod threads;
 mod verdict;

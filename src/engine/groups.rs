@@ -9,6 +9,9 @@ use crate::plan::grid::Grid;
 use crate::plan::schedule::{self, Action};
 use crate::plan::split;
 
+/// Makes a group of a name and ranks of the world.
+pub type Make<'a> = dyn Fn(&str, &[usize]) -> Box<dyn Group> + 'a;
+
 pub struct Groups {
     /// Ranks that hold the other shares of the same layers.
     pub tensor: Box<dyn Group>,
@@ -42,12 +45,8 @@ impl Groups {
         Groups::of(world.rank(), topology, &|name, ranks| world.group(name, ranks))
     }
 
-    /// The same, of groups that `make` makes of a name and ranks.
-    pub fn of(
-        rank: usize,
-        topology: &Topology,
-        make: &dyn Fn(&str, &[usize]) -> Box<dyn Group>,
-    ) -> Groups {
+    /// The same, of groups that `make` makes.
+    pub fn of(rank: usize, topology: &Topology, make: &Make) -> Groups {
         let grid = grid(topology);
         let at = grid.place(rank);
         let stages = grid.pipeline_group(at);

@@ -6,15 +6,10 @@ use crate::bench::{Bench, Seen};
 use crate::{Case, case, large, softgpu, table};
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
-use gptrain::device::cuda::{Cuda, Options};
+use gptrain::device::cuda::Cuda;
 
-/// The GPU that `GPTRAIN_TEST_GPU` numbers, else the stand-in.
 fn open() -> Cuda {
-    let options = match std::env::var("GPTRAIN_TEST_GPU") {
-        Ok(number) => Options::of_machine(number.parse().expect("the number of a GPU")),
-        Err(_) => softgpu::options(),
-    };
-    Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
+    Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 fn against_definitions(dtype: DType) {

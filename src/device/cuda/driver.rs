@@ -9,6 +9,9 @@ use std::sync::{Mutex, MutexGuard};
 pub type Address = u64;
 /// Opaque handles.
 pub type Handle = *mut c_void;
+/// What a launch takes.
+type N = c_uint;
+type Pointers = *mut *mut c_void;
 /// 0 is success.
 pub type Code = c_int;
 
@@ -38,8 +41,7 @@ table! {
         fn cuModuleUnload(Handle) -> Code;
         fn cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> Code;
         fn cuFuncSetAttribute(Handle, c_int, c_int) -> Code;
-        fn cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
-            *mut *mut c_void, *mut *mut c_void) -> Code;
+        fn cuLaunchKernel(Handle, N, N, N, N, N, N, N, Handle, Pointers, Pointers) -> Code;
         fn cuStreamCreate(*mut Handle, c_uint) -> Code;
         fn cuStreamDestroy_v2(Handle) -> Code;
         fn cuStreamSynchronize(Handle) -> Code;
