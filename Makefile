@@ -7,7 +7,7 @@ TOOLCHAIN = .toolchain
 PYTHON ?= python3
 export PYTHON
 
-.PHONY: run build test lint bench-cpu bench release help
+.PHONY: run build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release help
 
 run: build
 	$(GPTRAIN) run manifests/quickstart.yaml
@@ -16,10 +16,15 @@ run: build
 	@echo
 	$(GPTRAIN) report runs/quickstart
 
-build:
+build: kernels
 	cargo build --release --locked
 
-test:
+# The CUDA kernels; without an nvcc its compiler is fetched from PyPI (270 MB). The CPU does without.
+kernels:
+	@kernels/build.sh target/kernels --install || \
+		echo "no CUDA kernels: gptrain is built for the CPU only"
+
+test: kernels
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast; else cargo test --locked --no-fail-fast; fi
 
@@ -33,8 +38,31 @@ bench-cpu:
 	cargo bench --locked --bench cpu_train
 	cargo bench --locked --bench cpu_train -- --precision bf16
 
+# What a machine with a GPU needs, where it has no Rust: target/gpu/, this file and nothing else.
+executable = $$(cargo $(1) --locked --no-run --message-format json 2>/dev/null | \
+	sed -n 's/.*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+gpu-binaries: build
+	mkdir -p target/gpu
+	cp $(GPTRAIN) benches/torch_gpt2_bench.py target/gpu/
+	cp "$(call executable,test --release --test ops,ops)" target/gpu/ops
+	cp "$(call executable,test --release --test grids_cuda,grids_cuda)" target/gpu/grids
+	cp "$(call executable,bench --bench gpu_train,gpu_train)" target/gpu/gpu_train
+
+# On a GPU: every op against its definition and the CPU, grids of ranks that share it, and the op
+# tests once more under compute-sanitizer where there is one.
+GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
+test-gpu: $(GPU_BINARIES)
+	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
+	GPTRAIN_TEST_GPU=1 target/gpu/grids staged --test-threads 1
+	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
+		--error-exitcode 1 target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
+
+# One table: tokens/s, ms, MFU of 989 TFLOP/s, and the ratio to PyTorch compiled (PYTHON with torch).
+bench-gpu: $(GPU_BINARIES)
+	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/gpu_train
+
 # One file for any Linux with glibc 2.28 or newer (zig is the linker).
-release:
+release: kernels
 	$(PYTHON) -m venv $(TOOLCHAIN)
 	$(TOOLCHAIN)/bin/pip install --quiet ziglang==0.13.0.post1 cargo-zigbuild
 	PATH="$(CURDIR)/$(TOOLCHAIN)/bin:$$PATH" cargo zigbuild --release --locked \
@@ -45,4 +73,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make lint      format and clippy, warnings denied"
 	@echo "make bench-cpu speed against PyTorch (PYTHON with torch)"
+	@echo "make kernels   the CUDA kernels, with an nvcc of CUDA_HOME, of PATH or from PyPI"
+	@echo "make test-gpu  all ops on a GPU against the CPU"
+	@echo "make bench-gpu training speed on a GPU, against PyTorch (PYTHON with torch)"
 	@echo "make release   the binary for any Linux with glibc 2.28 or newer"

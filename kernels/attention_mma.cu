@@ -3,7 +3,8 @@
 //
 // FlashAttention-2 (Dao 2023): four warps, each with whole rows of the tile, so that a softmax row
 // lives in four lanes and probabilities go from one product's result into the next one's operand
-// without leaving registers. Backward is two kernels, for dk and dv and for dq: seven products where
+// without leaving registers. Where registers allow, a warp has 32 rows, not 16: each ldmatrix from
+// shared memory, which is what binds, then feeds two products. Backward is two kernels, for dk and dv and for dq: seven products where
 // one kernel with atomic sums needs five, for the same bits every run and no f32 copy of dq.
 // Rows in shared memory are 16 bytes longer than the head: eight rows of an ldmatrix then lie in
 // different banks. cp.async brings the next tile while this one is multiplied.
@@ -46,42 +47,67 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return word;
 }
 
-// out[N/8] += (16 rows of x from `row`)·(N rows of y)ᵀ over D.
-template <int N, int D>
-__device__ __forceinline__ void multiply_rows(float (&out)[N / 8][4], const bf16* x, int row, const bf16* y) {
+// Sixteens of rows that a warp has: in forward, in dk and dv, in dq.
+template <int D> constexpr int ROWS = D <= 128 ? 2 : 1;
+template <int D> constexpr int KV_ROWS = D <= 64 ? 2 : 1;
+template <int D> constexpr int Q_ROWS = D <= 64 ? 2 : 1;
+// Keys that pass by at once in forward and in dq, queries in dk and dv: fewer where the sums need
+// the registers.
+template <int D> constexpr int KEYS = D <= 80 ? 64 : 32;
+template <int D> constexpr int Q_KEYS = D <= 64 ? 32 : D <= 96 ? 64 : 32;
+template <int D> constexpr int KV_QUERIES = D == 64 ? 16 : 32;
+
+// out += (16·M rows of x from `row`)·(N rows of y)ᵀ over D.
+template <int D, int M, int N>
+__device__ __forceinline__ void multiply_rows(float (&out)[M][N / 8][4], const bf16* x, int row, const bf16* y) {
     constexpr int LD = D + 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
-        uint32_t left[4];
-        load_rows(left, x + (row + lane % 16) * LD + k + lane / 16 * 8);
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_rows(left[m], x + (row + 16 * m + lane % 16) * LD + k + lane / 16 * 8);
 #pragma unroll
         for (int n = 0; n < N; n += 16) {
             uint32_t right[4];
             load_rows(right, y + (n + lane / 16 * 8 + lane % 8) * LD + k + lane / 8 % 2 * 8);
             uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
-            mma_bf16(out[n / 8], left, first);
-            mma_bf16(out[n / 8 + 1], left, second);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_bf16(out[m][n / 8], left[m], first);
+                mma_bf16(out[m][n / 8 + 1], left[m], second);
+            }
         }
     }
 }
 
-// out[D/8] += weights · (K rows of x): weights are the 16×K result of multiply_rows.
-template <int K, int D>
-__device__ __forceinline__ void multiply_columns(float (&out)[D / 8][4], const float (&weights)[K / 8][4], const bf16* x) {
+// out += weights · (K rows of x): weights are the 16·M×K result of multiply_rows.
+template <int D, int M, int K>
+__device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], const float (&weights)[M][K / 8][4], const bf16* x) {
     constexpr int LD = D + 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
-        const float(&a)[4] = weights[k / 8], (&b)[4] = weights[k / 8 + 1];
-        uint32_t left[4] = {pack(a[0], a[1]), pack(a[2], a[3]), pack(b[0], b[1]), pack(b[2], b[3])};
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const float(&a)[4] = weights[m][k / 8], (&b)[4] = weights[m][k / 8 + 1];
+            left[m][0] = pack(a[0], a[1]);
+            left[m][1] = pack(a[2], a[3]);
+            left[m][2] = pack(b[0], b[1]);
+            left[m][3] = pack(b[2], b[3]);
+        }
 #pragma unroll
         for (int n = 0; n < D; n += 16) {
             uint32_t right[4];
             load_columns(right, x + (k + lane % 16) * LD + n + lane / 16 * 8);
             uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
-            mma_bf16(out[n / 8], left, first);
-            mma_bf16(out[n / 8 + 1], left, second);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_bf16(out[m][n / 8], left[m], first);
+                mma_bf16(out[m][n / 8 + 1], left[m], second);
+            }
         }
     }
 }
@@ -165,12 +191,12 @@ __device__ __forceinline__ void soften(const Head<bf16>& head, float (&s)[N / 8]
 }
 
 template <int D> __device__ void forward_mma(const Attention& a) {
-    constexpr int LD = D + 8, B = 16 * WARPS, KEYS = 64;
+    constexpr int LD = D + 8, M = ROWS<D>, B = 16 * M * WARPS, N = KEYS<D>;
     DYNAMIC_SHARED(shared);
     bf16* q = reinterpret_cast<bf16*>(shared);
     bf16* k = q + B * LD;
-    bf16* v = k + KEYS * LD;
-    int2* seen = reinterpret_cast<int2*>(v + KEYS * LD);
+    bf16* v = k + N * LD;
+    int2* seen = reinterpret_cast<int2*>(v + N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<bf16> head(a);
     uint64_t dropped = a.drop.first();
@@ -180,46 +206,57 @@ template <int D> __device__ void forward_mma(const Attention& a) {
     const bf16* qkv = static_cast<const bf16*>(a.qkv);
     fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq);
     Extent extent = extent_of(head, first, B, seen, bounds);
-    int key = extent.first / KEYS * KEYS;
-    if (key < extent.last) fetch<KEYS, D>(k, qkv + head.qkv(1), stride, key, seq);
+    int key = extent.first / N * N;
+    if (key < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key, seq);
     copy_commit();
 
-    int warp = threadIdx.x / 32, row = 16 * warp + threadIdx.x % 32 / 4;
-    int2 sees[2] = {seen[row], seen[row + 8]};
-    float y[D / 8][4] = {}, maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-    for (; key < extent.last; key += KEYS) {
+    int own = 16 * M * (threadIdx.x / 32), row = own + threadIdx.x % 32 / 4;
+    float y[M][D / 8][4] = {}, maximum[M][2], sum[M][2] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++) maximum[m][0] = maximum[m][1] = -INFINITY;
+    for (; key < extent.last; key += N) {
         copy_wait<0>();
         __syncthreads(); // k is here; all warps are done with v
-        fetch<KEYS, D>(v, qkv + head.qkv(2), stride, key, seq);
+        fetch<N, D>(v, qkv + head.qkv(2), stride, key, seq);
         copy_commit();
-        float s[KEYS / 8][4] = {};
-        multiply_rows<KEYS, D>(s, q, 16 * warp, k);
+        float s[M][N / 8][4] = {};
+        multiply_rows<D, M, N>(s, q, own, k);
         copy_wait<0>();
         __syncthreads(); // v is here; all warps are done with k
-        if (key + KEYS < extent.last) fetch<KEYS, D>(k, qkv + head.qkv(1), stride, key + KEYS, seq);
+        if (key + N < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key + N, seq);
         copy_commit();
-        bool all = key >= extent.full_first && key + KEYS <= extent.full_last;
-        soften<KEYS, D>(head, s, y, maximum, sum, sees, first + row, key, all, dropped);
-        multiply_columns<KEYS, D>(y, s, v);
+        bool all = key >= extent.full_first && key + N <= extent.full_last;
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            int at = row + 16 * m;
+            int2 sees[2] = {seen[at], seen[at + 8]};
+            soften<N, D>(head, s[m], y[m], maximum[m], sum[m], sees, first + at, key, all, dropped);
+        }
+        multiply_columns<D, M, N>(y, s, v);
     }
     copy_wait<0>();
     __syncthreads();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
-        sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
-        float factor = sum[half] == 0 ? 0.0f : 1 / sum[half];
+    for (int m = 0; m < M; m++) {
 #pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            y[n][2 * half] *= factor;
-            y[n][2 * half + 1] *= factor;
+        for (int half = 0; half < 2; half++) {
+            float total = sum[m][half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            float factor = total == 0 ? 0.0f : 1 / total;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                y[m][n][2 * half] *= factor;
+                y[m][n][2 * half + 1] *= factor;
+            }
+            int query = first + row + 16 * m + 8 * half;
+            if (threadIdx.x % 4 == 0 && query < seq)
+                a.lse[head.place(query)] = LN2 * maximum[m][half] + logf(total);
         }
-        int query = first + row + 8 * half;
-        if (threadIdx.x % 4 == 0 && query < seq)
-            a.lse[head.place(query)] = LN2 * maximum[half] + logf(sum[half]);
+        bf16* to = static_cast<bf16*>(a.y) + head.out();
+        int at = own + 16 * m;
+        save<D>(y[m], q + at * LD, to, head.out_stride(), first + at, seq);
     }
-    bf16* to = static_cast<bf16*>(a.y) + head.out();
-    save<D>(y, q + 16 * warp * LD, to, head.out_stride(), first + 16 * warp, seq);
 }
 
 // From a product and the slope of its probability: p (dropped) and the slope of the product.
@@ -229,28 +266,24 @@ __device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp
     dp = seen ? a.scale * p * (dp * kept - along) : 0.0f;
 }
 
-// Keys of a block in dk and dv; queries that pass by at once: fewer where the sums need the registers.
-constexpr int KV_KEYS = 16 * WARPS;
-template <int D> constexpr int KV_QUERIES = D <= 64 ? 64 : 32;
-
 struct Row {
     float lse, along; // lse in powers of two
     int2 sees;
 };
 
 template <int D> __device__ void backward_kv_mma(const Attention& a) {
-    constexpr int LD = D + 8, Q = KV_QUERIES<D>;
+    constexpr int LD = D + 8, M = KV_ROWS<D>, B = 16 * M * WARPS, Q = KV_QUERIES<D>;
     DYNAMIC_SHARED(shared);
     bf16* k = reinterpret_cast<bf16*>(shared);
-    bf16* v = k + KV_KEYS * LD;
-    bf16* q = v + KV_KEYS * LD; // two of each: one is multiplied, one arrives
+    bf16* v = k + B * LD;
+    bf16* q = v + B * LD; // two of each: one is multiplied, one arrives
     bf16* dy = q + 2 * Q * LD;
     Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
     int2* seen = reinterpret_cast<int2*>(rows + Q);
     int* bounds = reinterpret_cast<int*>(seen + Q);
     Head<bf16> head(a);
     uint64_t dropped = a.drop.first();
-    int seq = a.seq, key = blockIdx.x * KV_KEYS, warp = threadIdx.x / 32;
+    int seq = a.seq, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
     const bf16* qkv = static_cast<const bf16*>(a.qkv);
     const bf16* dys = static_cast<const bf16*>(a.dy) + head.out();
     auto fetch_queries = [&](int query, int stage) {
@@ -260,12 +293,12 @@ template <int D> __device__ void backward_kv_mma(const Attention& a) {
         }
         copy_commit();
     };
-    fetch<KV_KEYS, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq);
-    fetch<KV_KEYS, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq);
+    fetch<B, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq);
+    fetch<B, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq);
     int query = a.ranges ? 0 : key / Q * Q;
     fetch_queries(query, 0);
-    float dk[D / 8][4] = {}, dv[D / 8][4] = {};
-    int at = key + 16 * warp + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
+    int at = key + own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     for (int stage = 0; query < seq; query += Q, stage ^= 1) {
         Extent extent = extent_of(head, query, Q, seen, bounds);
         fetch_queries(query + Q, stage ^ 1);
@@ -276,42 +309,47 @@ template <int D> __device__ void backward_kv_mma(const Attention& a) {
         }
         copy_wait<1>();
         __syncthreads();
-        if (extent.last > key && extent.first < key + KV_KEYS) {
+        if (extent.last > key && extent.first < key + B) {
             const bf16 *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
-            float s[Q / 8][4] = {}, dp[Q / 8][4] = {};
-            multiply_rows<Q, D>(s, k, 16 * warp, qs);
-            multiply_rows<Q, D>(dp, v, 16 * warp, ds);
+            float s[M][Q / 8][4] = {}, dp[M][Q / 8][4] = {};
+            multiply_rows<D, M, Q>(s, k, own, qs);
+            multiply_rows<D, M, Q>(dp, v, own, ds);
 #pragma unroll
             for (int n = 0; n < Q / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int own = 8 * n + column + i % 2, here = at + i / 2 * 8;
-                    Row row = rows[own];
-                    float kept = head.kept(dropped, query + own, here);
-                    float bias = head.slope * LOG2E * (here - query - own);
+                for (int i = 0; i < 4 * M; i++) {
+                    int place = 8 * n + column + i % 2, here = at + i / 2 * 8;
+                    Row row = rows[place];
+                    float kept = head.kept(dropped, query + place, here);
+                    float bias = head.slope * LOG2E * (here - query - place);
                     bool sees = here >= row.sees.x && here < row.sees.y;
-                    slope_of(a, s[n][i], dp[n][i], sees, bias, row.lse, row.along, kept);
+                    float &own_s = s[i / 4][n][i % 4], &own_dp = dp[i / 4][n][i % 4];
+                    slope_of(a, own_s, own_dp, sees, bias, row.lse, row.along, kept);
                 }
-            multiply_columns<Q, D>(dv, s, ds);
-            multiply_columns<Q, D>(dk, dp, qs);
+            multiply_columns<D, M, Q>(dv, s, ds);
+            multiply_columns<D, M, Q>(dk, dp, qs);
         }
         __syncthreads(); // all warps are done with this stage
     }
     copy_wait<0>();
     bf16* dqkv = static_cast<bf16*>(a.dqkv);
-    int stride = head.qkv_stride(), first = key + 16 * warp;
-    save<D>(dk, k + 16 * warp * LD, dqkv + head.qkv(1), stride, first, seq);
-    save<D>(dv, v + 16 * warp * LD, dqkv + head.qkv(2), stride, first, seq);
+    int stride = head.qkv_stride();
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        int row = own + 16 * m;
+        save<D>(dk[m], k + row * LD, dqkv + head.qkv(1), stride, key + row, seq);
+        save<D>(dv[m], v + row * LD, dqkv + head.qkv(2), stride, key + row, seq);
+    }
 }
 
 template <int D> __device__ void backward_q_mma(const Attention& a) {
-    constexpr int LD = D + 8, B = 16 * WARPS, KEYS = D <= 96 ? 64 : 32;
+    constexpr int LD = D + 8, M = Q_ROWS<D>, B = 16 * M * WARPS, N = Q_KEYS<D>;
     DYNAMIC_SHARED(shared);
     bf16* q = reinterpret_cast<bf16*>(shared);
     bf16* dy = q + B * LD;
     bf16* k = dy + B * LD; // two of each
-    bf16* v = k + 2 * KEYS * LD;
-    int2* seen = reinterpret_cast<int2*>(v + 2 * KEYS * LD);
+    bf16* v = k + 2 * N * LD;
+    int2* seen = reinterpret_cast<int2*>(v + 2 * N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<bf16> head(a);
     uint64_t dropped = a.drop.first();
@@ -322,59 +360,66 @@ template <int D> __device__ void backward_q_mma(const Attention& a) {
     Extent extent = extent_of(head, first, B, seen, bounds);
     auto fetch_keys = [&](int key, int stage) {
         if (key < extent.last) {
-            fetch<KEYS, D>(k + stage * KEYS * LD, qkv + head.qkv(1), stride, key, seq);
-            fetch<KEYS, D>(v + stage * KEYS * LD, qkv + head.qkv(2), stride, key, seq);
+            fetch<N, D>(k + stage * N * LD, qkv + head.qkv(1), stride, key, seq);
+            fetch<N, D>(v + stage * N * LD, qkv + head.qkv(2), stride, key, seq);
         }
         copy_commit();
     };
-    int key = extent.first / KEYS * KEYS;
+    int key = extent.first / N * N;
     fetch_keys(key, 0);
-    int warp = threadIdx.x / 32, row = 16 * warp + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    int2 sees[2] = {seen[row], seen[row + 8]};
-    float lse[2], along[2], dq[D / 8][4] = {};
+    int own = 16 * M * (threadIdx.x / 32);
+    int row = own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    // Of rows row + 8·j.
+    float lse[2 * M], along[2 * M], dq[M][D / 8][4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int query = first + row + 8 * half;
+    for (int j = 0; j < 2 * M; j++) {
+        int query = first + row + 8 * j;
         uint64_t place = head.place(query < seq ? query : 0);
-        lse[half] = a.lse[place] * LOG2E;
-        along[half] = a.along[place];
+        lse[j] = a.lse[place] * LOG2E;
+        along[j] = a.along[place];
     }
-    for (int stage = 0; key < extent.last; key += KEYS, stage ^= 1) {
-        fetch_keys(key + KEYS, stage ^ 1);
+    for (int stage = 0; key < extent.last; key += N, stage ^= 1) {
+        fetch_keys(key + N, stage ^ 1);
         copy_wait<1>();
         __syncthreads();
-        const bf16 *ks = k + stage * KEYS * LD, *vs = v + stage * KEYS * LD;
-        float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
-        multiply_rows<KEYS, D>(s, q, 16 * warp, ks);
-        multiply_rows<KEYS, D>(dp, dy, 16 * warp, vs);
+        const bf16 *ks = k + stage * N * LD, *vs = v + stage * N * LD;
+        float s[M][N / 8][4] = {}, dp[M][N / 8][4] = {};
+        multiply_rows<D, M, N>(s, q, own, ks);
+        multiply_rows<D, M, N>(dp, dy, own, vs);
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int j = 0; j < 2 * M; j++) {
+            int2 sees = seen[row + 8 * j];
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                int query = first + row + 8 * half, here = key + 8 * n + column;
+            for (int n = 0; n < N / 8; n++) {
+                int query = first + row + 8 * j, here = key + 8 * n + column;
                 float kept[2] = {1, 1};
                 if (a.drop.bound) kept_pair(head, dropped, query, here, kept);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    bool seen = here + i >= sees[half].x && here + i < sees[half].y;
+                    bool visible = here + i >= sees.x && here + i < sees.y;
                     float bias = head.slope * LOG2E * (here + i - query);
-                    int at = 2 * half + i;
-                    slope_of(a, s[n][at], dp[n][at], seen, bias, lse[half], along[half], kept[i]);
+                    float &own_s = s[j / 2][n][j % 2 * 2 + i], &own_dp = dp[j / 2][n][j % 2 * 2 + i];
+                    slope_of(a, own_s, own_dp, visible, bias, lse[j], along[j], kept[i]);
                 }
             }
-        multiply_columns<KEYS, D>(dq, dp, ks);
+        }
+        multiply_columns<D, M, N>(dq, dp, ks);
         __syncthreads(); // all warps are done with this stage
     }
     copy_wait<0>();
     __syncthreads();
     bf16* to = static_cast<bf16*>(a.dqkv) + head.qkv(0);
-    save<D>(dq, q + 16 * warp * LD, to, stride, first + 16 * warp, seq);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        int at = own + 16 * m;
+        save<D>(dq[m], q + at * LD, to, stride, first + at, seq);
+    }
 }
 
 #define HEAD(D)                                                                                    \
-    KERNEL(attention_mma_##D, forward_mma<D>, Attention, MMA_THREADS)                              \
-    KERNEL(attention_kv_mma_##D, backward_kv_mma<D>, Attention, MMA_THREADS)                       \
-    KERNEL(attention_q_mma_##D, backward_q_mma<D>, Attention, MMA_THREADS)
+    KERNEL(attention_mma_##D, forward_mma<D>, Attention, MMA_THREADS, 1)                              \
+    KERNEL(attention_kv_mma_##D, backward_kv_mma<D>, Attention, MMA_THREADS, 1)                       \
+    KERNEL(attention_q_mma_##D, backward_q_mma<D>, Attention, MMA_THREADS, 1)
 HEAD(32)
 HEAD(64)
 HEAD(80)

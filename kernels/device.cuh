@@ -4,8 +4,9 @@
 #include <cuda_bf16.h>
 #include <stdint.h>
 
-#define KERNEL(NAME, BODY, ARGUMENTS, THREADS)                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+// The numbers are the most threads of a block and, if given, the fewest blocks of a multiprocessor.
+#define KERNEL(NAME, BODY, ARGUMENTS, ...)                                                         \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                                      \
         NAME(const __grid_constant__ ARGUMENTS arguments) {                                        \
         (BODY)(arguments);                                                                         \
     }

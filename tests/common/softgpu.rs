@@ -22,6 +22,14 @@ pub fn folder() -> PathBuf {
         .clone()
 }
 
+/// The GPU to test on: of the machine if `GPTRAIN_TEST_GPU` is set, else the stand-in.
+pub fn gpu(ordinal: usize) -> Options {
+    match std::env::var_os("GPTRAIN_TEST_GPU") {
+        Some(_) => Options::of_machine(ordinal),
+        None => Options { ordinal, ..options() },
+    }
+}
+
 /// What `Cuda::open` takes to open it. It runs kernels of its own: the image only has to look like one.
 pub fn options() -> Options {
     const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();

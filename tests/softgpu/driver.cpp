@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 typedef int Result;
@@ -41,6 +42,8 @@ struct Work {
     // Ready once this marker is done up to this record.
     std::shared_ptr<Marker> needs;
     uint64_t record = 0;
+    // Ready once this says so: others are waited for.
+    std::function<bool()> when;
 };
 struct Device;
 struct Stream {
@@ -70,18 +73,30 @@ struct Device {
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
 
     static bool ready(Stream* s) {
-        return !s->queue.empty() &&
-               (!s->queue.front().needs || s->queue.front().needs->done >= s->queue.front().record);
+        if (s->queue.empty()) return false;
+        Work& work = s->queue.front();
+        return (!work.needs || work.needs->done >= work.record) && (!work.when || work.when());
+    }
+    bool others_awaited() {
+        for (Stream* s : streams)
+            if (!s->queue.empty() && s->queue.front().when) return true;
+        return false;
     }
 
     // Runs work of any stream until `done`.
     template <class Done> void drain(Done done) {
-        while (!done()) {
+        for (int waited = 0; !done();) {
             std::vector<Stream*> can;
             for (Stream* s : streams)
                 if (ready(s)) can.push_back(s);
+            if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
+                lock.unlock(); // somebody else's work on this device may be awaited
+                usleep(50);
+                lock.lock();
+                continue;
+            }
             if (can.empty()) {
-                fprintf(stderr, "softgpu: every stream waits for an event that nobody records\n");
+                fprintf(stderr, "softgpu: every stream waits for what nobody does\n");
                 abort();
             }
             Stream* s = can[random() % can.size()];
@@ -99,7 +114,7 @@ struct Device {
     }
 };
 
-unsigned device_count() { return setting("SOFTGPU_DEVICES", 1); }
+unsigned device_count() { return setting("SOFTGPU_DEVICES", 8); }
 
 Device* device(unsigned i) {
     static std::mutex lock;
@@ -130,7 +145,13 @@ bool is_pinned(Device* d, const void* p) {
 extern "C" __attribute__((visibility("default"))) void softgpu_push(Stream* s,
                                                                     std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
-    s->queue.push_back({std::move(*work), nullptr, 0});
+    s->queue.push_back({std::move(*work), nullptr, 0, nullptr});
+}
+
+extern "C" __attribute__((visibility("default"))) void
+softgpu_push_when(Stream* s, std::function<bool()>* when, std::function<void()>* work) {
+    std::lock_guard<std::recursive_mutex> guard(s->device->lock);
+    s->queue.push_back({std::move(*work), nullptr, 0, std::move(*when)});
 }
 
 API cuInit(unsigned) { return OK; }
@@ -226,22 +247,22 @@ API cuMemFreeHost(char* memory) {
 API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* s) {
     IN_CONTEXT;
     if (is_pinned(current, from)) { // read when the copy runs, as a device would
-        s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), from, bytes); }, nullptr, 0});
+        s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), from, bytes); }, nullptr, 0, nullptr});
         return OK;
     }
     auto bytes_now = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
-    s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), bytes_now->data(), bytes); }, nullptr, 0});
+    s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), bytes_now->data(), bytes); }, nullptr, 0, nullptr});
     return OK;
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] { memcpy(to, reinterpret_cast<void*>(from), bytes); }, nullptr, 0});
+    s->queue.push_back({[=] { memcpy(to, reinterpret_cast<void*>(from), bytes); }, nullptr, 0, nullptr});
     if (!is_pinned(current, to)) current->drain([=] { return s->queue.empty(); });
     return OK;
 }
 API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); }, nullptr, 0});
+    s->queue.push_back({[=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); }, nullptr, 0, nullptr});
     return OK;
 }
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
@@ -257,7 +278,7 @@ API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
         } else {
             memset(start, value, bytes);
         }
-    }, nullptr, 0});
+    }, nullptr, 0, nullptr});
     return OK;
 }
 
@@ -302,7 +323,7 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     memcpy(copy->data(), arguments[0], kernel->bytes);
     s->queue.push_back({[=] {
         softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
-    }, nullptr, 0});
+    }, nullptr, 0, nullptr});
     return OK;
 }
 
@@ -326,7 +347,7 @@ API cuStreamSynchronize(Stream* s) {
 }
 API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
     IN_CONTEXT;
-    s->queue.push_back({nullptr, e->marker, e->marker->recorded});
+    s->queue.push_back({nullptr, e->marker, e->marker->recorded, nullptr});
     return OK;
 }
 API cuEventCreate(Event** e, unsigned) {
@@ -341,7 +362,7 @@ API cuEventRecord(Event* e, Stream* s) {
     IN_CONTEXT;
     auto marker = e->marker;
     uint64_t record = ++marker->recorded;
-    s->queue.push_back({[=] { marker->done = record; }, nullptr, 0});
+    s->queue.push_back({[=] { marker->done = record; }, nullptr, 0, nullptr});
     return OK;
 }
 API cuEventQuery(Event* e) {

@@ -78,7 +78,7 @@ template <class T> T from_lane(unsigned mask, T value, unsigned source) {
 } // namespace softgpu
 
 // A kernel takes one struct by value; NAME is how the host finds it.
-#define KERNEL(NAME, BODY, ARGUMENTS, THREADS)                                                     \
+#define KERNEL(NAME, BODY, ARGUMENTS, ...)                                                         \
     static softgpu::Register register_##NAME(                                                      \
         #NAME, sizeof(ARGUMENTS),                                                                  \
         [](const void* a) { (BODY)(*static_cast<const ARGUMENTS*>(a)); });

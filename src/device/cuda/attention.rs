@@ -129,19 +129,21 @@ fn tensor_cores(d: usize) -> Option<Kernels> {
         };
     }
     let [forward, kv, q] = names!(32 64 80 96 128 160);
-    // Tiles as in the kernels' source: rows of shared memory, then what is kept of each query.
+    // As in the kernels' source: a block's rows, those that pass by at once, and what is kept of each.
     let row = 2 * (d + 8);
-    let (kv_queries, q_keys) = (if d <= 64 { 64 } else { 32 }, if d <= 96 { 64 } else { 32 });
-    let kernel = |name, rows: usize, rest| Kernel {
-        name,
-        tile: 64,
-        threads: 128,
-        shared: rows * row + rest + 16,
+    let kernel = |name, own: usize, passing: usize, shared: usize| {
+        let shared = (own + passing) * row + shared + 16;
+        Kernel { name, tile: own, threads: 128, shared }
     };
+    let (forward_own, own) = (if d <= 128 { 128 } else { 64 }, if d <= 64 { 128 } else { 64 });
+    let forward_keys = if d <= 80 { 64 } else { 32 };
+    let kv_queries = if d == 64 { 16 } else { 32 };
+    let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };
     Some(Kernels {
-        forward: kernel(forward, 64 + 2 * 64, 64 * 8),
-        kv: kernel(kv, 2 * 64 + 4 * kv_queries, kv_queries * (16 + 8)),
-        q: kernel(q, 2 * 64 + 4 * q_keys, 64 * 8),
+        forward: kernel(forward, forward_own, 2 * forward_keys, 8 * forward_own),
+        // Keys and values, or queries and dy, are two; what passes by is two of each.
+        kv: kernel(kv, own, own + 4 * kv_queries, 24 * kv_queries),
+        q: kernel(q, own, own + 4 * q_keys, 8 * own),
     })
 }
 

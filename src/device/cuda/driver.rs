@@ -1,14 +1,17 @@
 //! The CUDA driver: what is called in libcuda, the device it is called for, and its errors.
 
 use super::library::{Library, table};
-use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard};
 
 /// An address in the device's memory.
 pub type Address = u64;
 /// Opaque handles.
 pub type Handle = *mut c_void;
+/// What a launch takes.
+type N = c_uint;
+type Pointers = *mut *mut c_void;
 /// 0 is success.
 pub type Code = c_int;
 
@@ -38,11 +41,11 @@ table! {
         fn cuModuleUnload(Handle) -> Code;
         fn cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> Code;
         fn cuFuncSetAttribute(Handle, c_int, c_int) -> Code;
-        fn cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
-            *mut *mut c_void, *mut *mut c_void) -> Code;
+        fn cuLaunchKernel(Handle, N, N, N, N, N, N, N, Handle, Pointers, Pointers) -> Code;
         fn cuStreamCreate(*mut Handle, c_uint) -> Code;
         fn cuStreamDestroy_v2(Handle) -> Code;
         fn cuStreamSynchronize(Handle) -> Code;
+        fn cuStreamWaitEvent(Handle, Handle, c_uint) -> Code;
         fn cuEventCreate(*mut Handle, c_uint) -> Code;
         fn cuEventDestroy_v2(Handle) -> Code;
         fn cuEventRecord(Handle, Handle) -> Code;
@@ -61,23 +64,30 @@ const NO_TIMING: c_uint = 2;
 const COMPUTE_MAJOR: c_int = 75;
 const COMPUTE_MINOR: c_int = 76;
 
-/// One GPU, its context and the stream that all ops go to.
+/// One GPU, its context and its streams.
 pub struct Device {
     pub api: Api,
     pub param_info: Option<ParamInfo>,
     ordinal: c_int,
     context: Handle,
+    /// What all ops go to.
     pub stream: Handle,
+    /// What collectives that overlap with ops go to.
+    pub beside: Handle,
     /// The first thing that went wrong; nothing is asked of the device afterwards.
-    failure: RefCell<Option<String>>,
+    failure: Mutex<Option<String>>,
 }
+
+// SAFETY: the driver may be called from any thread that binds the context first, as `call` does.
+unsafe impl Send for Device {}
+unsafe impl Sync for Device {}
 
 impl Device {
     /// The GPU of that number, with a stream.
     pub fn open(library: &Library, api: Api, ordinal: usize) -> Result<Device, String> {
         // SAFETY: the function has this type wherever it exists (cuda.h, since 12.4).
         let param_info = library
-            .symbol(c"cuFuncGetParamInfo")
+            .symbol("cuFuncGetParamInfo")
             .map(|f| unsafe { std::mem::transmute::<*mut c_void, ParamInfo>(f) });
         let mut device = Device {
             api,
@@ -85,7 +95,8 @@ impl Device {
             ordinal: ordinal as c_int,
             context: null_mut(),
             stream: null_mut(),
-            failure: RefCell::default(),
+            beside: null_mut(),
+            failure: Mutex::default(),
         };
         let (mut count, mut id) = (0, 0);
         // SAFETY: every pointer is to a live variable of the type that cuda.h declares.
@@ -100,9 +111,8 @@ impl Device {
             device.asked(code, "opening the GPU")?;
             device.context = context;
             device.asked((device.api.cuCtxSetCurrent)(context), "opening the GPU")?;
-            let mut stream = null_mut();
-            device.asked((device.api.cuStreamCreate)(&mut stream, NON_BLOCKING), "a stream")?;
-            device.stream = stream;
+            device.stream = device.new_stream()?;
+            device.beside = device.new_stream()?;
         }
         Ok(device)
     }
@@ -161,16 +171,37 @@ impl Device {
         event
     }
 
+    /// What is asked of `later` from now on sees what was asked of `earlier` so far.
+    pub fn after(&self, event: Handle, earlier: Handle, later: Handle) {
+        self.call("ordering streams", |api| unsafe {
+            match (api.cuEventRecord)(event, earlier) {
+                0 => (api.cuStreamWaitEvent)(later, event, 0),
+                code => code,
+            }
+        });
+    }
+
     pub fn fail(&self, what: String) {
-        self.failure.borrow_mut().get_or_insert(what);
+        self.failing().get_or_insert(what);
     }
 
     pub fn failed(&self) -> bool {
-        self.failure.borrow().is_some()
+        self.failing().is_some()
     }
 
     pub fn failure(&self) -> Option<String> {
-        self.failure.borrow().clone()
+        self.failing().clone()
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn new_stream(&self) -> Result<Handle, String> {
+        let mut stream = null_mut();
+        // SAFETY: the pointer is to a live variable; the context is bound.
+        let code = unsafe { (self.api.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        self.asked(code, "making a stream").map(|()| stream)
     }
 
     fn asked(&self, code: Code, doing: &str) -> Result<(), String> {
@@ -205,8 +236,8 @@ impl Drop for Device {
         // SAFETY: made in `open`; nobody else has them.
         unsafe {
             (self.api.cuCtxSetCurrent)(self.context);
-            if !self.stream.is_null() {
-                (self.api.cuStreamDestroy_v2)(self.stream);
+            for stream in [self.stream, self.beside].into_iter().filter(|s| !s.is_null()) {
+                (self.api.cuStreamDestroy_v2)(stream);
             }
             if !self.context.is_null() {
                 (self.api.cuDevicePrimaryCtxRelease_v2)(self.ordinal);

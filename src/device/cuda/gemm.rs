@@ -3,7 +3,7 @@
 //! The library thinks in columns: C = A·B in rows is Cᵀ = Bᵀ·Aᵀ in its columns, so our B is its A. A
 //! plan (descriptors and algorithm) is made once for each kind, shape, dtype, epilogue and
 //! alignment, and kept. Epilogues that the library cannot do (exact GELU; rows that are not a
-//! multiple of 16 bytes) are kernels of their own after the product.
+//! multiple of 16 bytes; what its heuristic knows no algorithm for) are kernels of their own.
 
 use super::Cuda;
 use super::driver::{Device, Handle};
@@ -43,7 +43,8 @@ pub struct Products {
     api: Api,
     handle: Handle,
     workspace_bytes: usize,
-    plans: RefCell<HashMap<Shape, Plan>>,
+    /// None where the library has no algorithm.
+    plans: RefCell<HashMap<Shape, Option<Plan>>>,
 }
 
 /// Operands of one product, in the library's order.
@@ -66,9 +67,11 @@ impl Products {
         Ok(Products { api, handle, workspace_bytes, plans: RefCell::default() })
     }
 
-    fn run(&self, device: &Device, workspace: usize, shape: Shape, on: &Operands) {
+    /// Whether the library can do it; then it does.
+    fn run(&self, device: &Device, workspace: usize, shape: Shape, on: &Operands) -> bool {
         let mut plans = self.plans.borrow_mut();
         let plan = *plans.entry(shape).or_insert_with(|| self.plan(device, &shape));
+        let Some(plan) = plan else { return false };
         let set = |key, value: u64| self.describe(device, plan.descriptor, key, &value);
         if let Some(bias) = on.bias {
             set(lt::BIAS_POINTER, bias.addr() as u64);
@@ -100,11 +103,12 @@ impl Products {
                 device.stream,
             )
         });
+        true
     }
 
     /// Descriptors, and the algorithm that the library's heuristic puts first: the same in every run
     /// on the same GPU with the same library, so that a run can be repeated bit for bit.
-    fn plan(&self, device: &Device, s: &Shape) -> Plan {
+    fn plan(&self, device: &Device, s: &Shape) -> Option<Plan> {
         let mut descriptor = null_mut();
         self.call(device, "describing a product", |api| unsafe {
             (api.cublasLtMatmulDescCreate)(&mut descriptor, lt::COMPUTE_F32, 0)
@@ -127,11 +131,17 @@ impl Products {
             if s.turn[1] { layout(operands, s.m, s.k) } else { layout(operands, s.k, s.m) },
             layout(result, s.n, s.m),
         ];
-        let algorithm = self.choose(device, s, descriptor, layouts);
-        Plan { descriptor, layouts, algorithm }
+        let algorithm = self.choose(device, s, descriptor, layouts)?;
+        Some(Plan { descriptor, layouts, algorithm })
     }
 
-    fn choose(&self, device: &Device, s: &Shape, descriptor: Handle, l: [Handle; 3]) -> Algorithm {
+    fn choose(
+        &self,
+        device: &Device,
+        s: &Shape,
+        descriptor: Handle,
+        l: [Handle; 3],
+    ) -> Option<Algorithm> {
         let mut preference = null_mut();
         self.call(device, "choosing an algorithm", |api| unsafe {
             (api.cublasLtMatmulPreferenceCreate)(&mut preference)
@@ -148,9 +158,10 @@ impl Products {
             prefer(lt::ALIGNMENT_A + i as c_int, (&raw const bytes).cast(), size_of::<u32>());
         }
         let (mut found, mut count) = (Heuristic::default(), 0);
-        self.call(device, "choosing an algorithm", |api| unsafe {
+        // A status of its own means that there is none.
+        device.try_call(|_| unsafe {
             let [a, b, c] = l;
-            (api.cublasLtMatmulAlgoGetHeuristic)(
+            (self.api.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
                 descriptor,
                 a,
@@ -166,10 +177,7 @@ impl Products {
         self.call(device, "choosing an algorithm", |api| unsafe {
             (api.cublasLtMatmulPreferenceDestroy)(preference)
         });
-        if count == 0 || found.status != 0 {
-            device.fail(format!("cuBLASLt knows no algorithm for {s:?}"));
-        }
-        found.algorithm
+        (count > 0 && found.status == 0).then_some(found.algorithm)
     }
 
     fn describe<T>(&self, device: &Device, descriptor: Handle, key: c_int, value: &T) {
@@ -192,7 +200,7 @@ impl Products {
 
     pub fn close(&self, device: &Device) {
         // SAFETY (here and below): each handle was made by the library and is used no more.
-        for plan in self.plans.borrow().values() {
+        for plan in self.plans.borrow().values().flatten() {
             device.try_call(|_| unsafe { (self.api.cublasLtMatmulDescDestroy)(plan.descriptor) });
             for layout in plan.layouts {
                 device.try_call(|_| unsafe { (self.api.cublasLtMatrixLayoutDestroy)(layout) });
@@ -216,30 +224,35 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
     let multiply = |c, epilogue, bias, aux| {
         let turn = [kind == Gemm::NT, kind == Gemm::TN];
-        multiply(cuda, turn, [m, n, k], epilogue, &Operands { a: b, b: a, c, bias, aux });
+        multiply(cuda, turn, [m, n, k], epilogue, &Operands { a: b, b: a, c, bias, aux })
+    };
+    let plainly = |c: Out| {
+        if !multiply(c, lt::Epilogue::Nothing, None, None) {
+            cuda.device.fail(format!("cuBLASLt has no algorithm for {kind:?} of {a:?} and {b:?}"));
+        }
     };
     match then {
-        Epilogue::Nothing => multiply(c, lt::Epilogue::Nothing, None, None),
-        Epilogue::Bias(bias) if fused && fits(bias) => {
-            multiply(c, lt::Epilogue::Bias, Some(bias), None);
-        }
+        Epilogue::Nothing => plainly(c),
         Epilogue::Bias(bias) => {
-            bias_rows(cuda, bias, c.to);
-            multiply(c.to.add(), lt::Epilogue::Nothing, None, None);
-        }
-        Epilogue::BiasGelu { bias, pre, gelu: Gelu::Tanh } if fused && fits(bias) && fits(pre) => {
-            multiply(c, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre));
+            let fused = fused && fits(bias);
+            if !(fused && multiply(c, lt::Epilogue::Bias, Some(bias), None)) {
+                bias_rows(cuda, bias, c.to);
+                plainly(c.to.add());
+            }
         }
         Epilogue::BiasGelu { bias, pre, gelu } => {
-            self::gemm(cuda, kind, a, b, pre.set(), Epilogue::Bias(bias));
-            super::gelu::gelu(cuda, pre, gelu, c);
-        }
-        Epilogue::GeluBackward { pre, gelu: Gelu::Tanh } if fused && fits(pre) => {
-            multiply(c, lt::Epilogue::GeluBackward, None, Some(pre));
+            let fused = fused && gelu == Gelu::Tanh && fits(bias) && fits(pre);
+            if !(fused && multiply(c, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre))) {
+                self::gemm(cuda, kind, a, b, pre.set(), Epilogue::Bias(bias));
+                super::gelu::gelu(cuda, pre, gelu, c);
+            }
         }
         Epilogue::GeluBackward { pre, gelu } => {
-            multiply(c, lt::Epilogue::Nothing, None, None);
-            super::gelu::backward(cuda, pre, gelu, c.to);
+            let fused = fused && gelu == Gelu::Tanh && fits(pre);
+            if !(fused && multiply(c, lt::Epilogue::GeluBackward, None, Some(pre))) {
+                plainly(c);
+                super::gelu::backward(cuda, pre, gelu, c.to);
+            }
         }
     }
 }
@@ -250,11 +263,11 @@ fn multiply(
     [m, n, k]: [usize; 3],
     epilogue: lt::Epilogue,
     on: &Operands,
-) {
+) -> bool {
     let alignments = [on.a, on.b, on.c.to].map(|x| 1 << x.addr().trailing_zeros().min(8));
     let dtypes = [on.a.dtype, on.c.to.dtype];
     let shape = Shape { turn, m, n, k, dtypes, epilogue, alignments };
-    cuda.products.run(&cuda.device, cuda.memory.workspace, shape, on);
+    cuda.products.run(&cuda.device, cuda.memory.workspace, shape, on)
 }
 
 #[repr(C)]

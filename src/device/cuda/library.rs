@@ -37,7 +37,8 @@ impl Library {
     }
 
     /// Address of a function.
-    pub fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+    pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
+        let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the handle is open, the name a valid string.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         (!found.is_null()).then_some(found)
@@ -54,12 +55,12 @@ macro_rules! table {
         impl $table {
             /// All functions, or the names of those that are missing.
             #[allow(non_snake_case)]
-            pub fn load(from: &$crate::device::cuda::library::Library) -> Result<$table, Vec<&'static str>> {
+            pub fn load(
+                from: &$crate::device::cuda::library::Library,
+            ) -> Result<$table, Vec<&'static str>> {
                 let mut missing = Vec::new();
                 $(
-                    let name = concat!(stringify!($name), "\0");
-                    let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).expect("one NUL");
-                    let $name = from.symbol(name);
+                    let $name = from.symbol(stringify!($name));
                     if $name.is_none() {
                         missing.push(stringify!($name));
                     }
@@ -70,13 +71,14 @@ macro_rules! table {
                 Ok($table { $(
                     // SAFETY: a function of the library, of the type its header declares.
                     $name: unsafe {
-                        std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $out>(
-                            $name.expect("none is missing"),
-                        )
+                        std::mem::transmute::<
+                            *mut std::ffi::c_void,
+                            unsafe extern "C" fn($($type),*) -> $out,
+                        >($name.expect("none is missing"))
                     },
                 )* })
             }
         }
     };
 }
-pub(super) use table;
+pub(crate) use table;

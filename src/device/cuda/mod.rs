@@ -6,14 +6,14 @@
 
 mod attention;
 mod cross_entropy;
-mod driver;
+pub(crate) mod driver;
 mod elementwise;
 mod embed;
 mod gelu;
 mod gemm;
 mod launch;
 mod layernorm;
-mod library;
+pub(crate) mod library;
 mod lt;
 mod memory;
 mod optimizer;
@@ -24,13 +24,14 @@ pub use preflight::{FOLDER, Kernels, Options, is_there};
 use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
 use crate::base::Problems;
 use launch::Grid;
+use std::sync::Arc;
 
 /// Scratch of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
 const WORKSPACE: usize = 64 << 20;
 
 /// One GPU.
 pub struct Cuda {
-    device: driver::Device,
+    device: Arc<driver::Device>,
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
@@ -52,7 +53,7 @@ impl Cuda {
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
         let products = gemm::Products::new(lt, &device, WORKSPACE)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
-        let cuda = Cuda { device, functions, memory, products, description };
+        let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
@@ -62,6 +63,11 @@ impl Cuda {
     /// GPU, driver and library, for a person.
     pub fn description(&self) -> &str {
         &self.description
+    }
+
+    /// For groups of ranks, whose collectives are in order with the ops.
+    pub(crate) fn device(&self) -> &Arc<driver::Device> {
+        &self.device
     }
 
     fn launch<A: Copy>(&self, kernel: &'static str, grid: Grid, arguments: A) {

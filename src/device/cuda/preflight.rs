@@ -63,7 +63,7 @@ pub fn is_there(options: &Options) -> bool {
     let Ok(library) = Library::open(options.folder.as_deref(), &["libcuda.so.1"]) else {
         return false;
     };
-    let stand_in = library.symbol(c"softgpu_push").is_some();
+    let stand_in = library.symbol("softgpu_push").is_some();
     let Ok(api) = driver::Api::load(&library) else { return false };
     let mut count = 0;
     // SAFETY: the pointer is to a live variable.
