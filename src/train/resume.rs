@@ -32,6 +32,7 @@ enum Change {
 const RULES: &[(&str, Change)] = &[
     ("name",                Change::Free),
     ("log",                 Change::Free),
+    ("plan",                Change::Free),
     ("checkpoint",          Change::Free),
     ("topology",            Change::Free),
     ("train.threads",       Change::Free),
