@@ -151,7 +151,7 @@ fn pictures_and_page_are_written() {
 fn the_largest_model_and_the_fewest_devices() {
     let v = json(&[BLOOM, "--max-params", "--gpus", "384"]);
     let billions = v["max_params"].as_f64().unwrap() / 1e9;
-    assert!((176.0..600.0).contains(&billions), "{billions}");
+    assert!((176.0..1000.0).contains(&billions), "{billions}");
     let v = json(&[BLOOM, "--min-gpus"]);
     let devices = v["min_gpus"].as_u64().unwrap();
     assert!((24..384).contains(&devices) && devices % 8 == 0, "{devices}");

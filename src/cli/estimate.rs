@@ -123,7 +123,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     if let Some(now) = &prediction {
         advise(&view, now, predictor, &mut text, &mut json);
     }
-    let bars = schedule(&view);
+    let bars = view.schedule();
     if args.draw_schedule {
         match &bars {
             Some(bars) => text += &format!("\nSchedule\n{}", timeline::draw(bars, 90)),
@@ -138,7 +138,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
             Some(_) => search::scaling(m, setup, terms, predictor),
             None => Vec::new(),
         };
-        draw(folder, &view, &text, bars.as_deref(), &points)?;
+        plot::write(folder, &view, &text, bars.as_deref(), &points)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
     show(args.json, &text, &json);
@@ -209,45 +209,6 @@ fn advise(
         *text += if list.is_empty() { none } else { &ladder };
         json["ladder"] = print::changes_json(&list, v, now);
     }
-}
-
-/// At most as many micro-batches as can be seen.
-fn schedule(v: &View) -> Option<Vec<Vec<timeline::Bar>>> {
-    let t = &v.setup.topology;
-    let micros = v.setup.micros().clamp(1, t.pipeline + 3);
-    let backward = v.setup.forwards() + 1.0;
-    let both = |slot: &f64| (slot / (1.0 + backward), backward * slot / (1.0 + backward));
-    let seconds: Vec<(f64, f64)> = v.slots.iter().map(both).collect();
-    timeline::simulate(t.schedule, micros, &seconds, 0.0)
-}
-
-fn draw(
-    folder: &Path,
-    v: &View,
-    table: &str,
-    bars: Option<&[Vec<timeline::Bar>]>,
-    points: &[(usize, f64, String)],
-) -> anyhow::Result<()> {
-    let mut pictures = vec![
-        ("memory", "Memory of each stage's first rank.", plot::memory(v)),
-        ("waterfall", "An iteration on the stage that sets the pace.", plot::waterfall(v)),
-    ];
-    if let Some(bars) = bars {
-        let caption = "The schedule's first micro-batches, all stages.";
-        pictures.push(("schedule", caption, plot::schedule(v, bars)));
-    }
-    if points.len() > 1 {
-        let caption = "The best way to cut the model over each number of devices.";
-        pictures.push(("days", caption, plot::scaling(v, points)));
-    }
-    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let files = pictures.iter().map(|(name, _, svg)| (format!("{name}.svg"), svg.clone()));
-    let page = ("estimate.html".to_string(), plot::page(v, table, &pictures));
-    for (name, content) in files.chain([page]) {
-        let path = folder.join(name);
-        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

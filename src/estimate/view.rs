@@ -4,6 +4,7 @@ use super::days::{Days, through};
 use super::own;
 use super::predict::{Prediction, Predictor};
 use super::setup::Setup;
+use super::timeline;
 use crate::manifest::{Manifest, Objective};
 use crate::model::parameters;
 
@@ -71,6 +72,16 @@ impl View {
         let (model, hardware) = self.setup.flops();
         let per = self.seconds * self.setup.ranks() as f64 * 1e12;
         (model / per, hardware / per)
+    }
+
+    /// At most as many micro-batches as can be seen.
+    pub fn schedule(&self) -> Option<Vec<Vec<timeline::Bar>>> {
+        let t = &self.setup.topology;
+        let micros = self.setup.micros().clamp(1, t.pipeline + 3);
+        let backward = self.setup.forwards() + 1.0;
+        let both = |slot: &f64| (slot / (1.0 + backward), backward * slot / (1.0 + backward));
+        let seconds: Vec<(f64, f64)> = self.slots.iter().map(both).collect();
+        timeline::simulate(t.schedule, micros, &seconds, 0.0)
     }
 
     pub fn money(&self) -> f64 {
