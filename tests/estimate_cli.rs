@@ -146,3 +146,26 @@ fn pictures_and_page_are_written() {
         assert!(!text.contains("src=") && !text.contains("<script"), "{name} is self-contained");
     }
 }
+
+#[test]
+fn the_largest_model_and_the_fewest_devices() {
+    let v = json(&[BLOOM, "--max-params", "--gpus", "384"]);
+    let billions = v["max_params"].as_f64().unwrap() / 1e9;
+    assert!((176.0..1000.0).contains(&billions), "{billions}");
+    let v = json(&[BLOOM, "--min-gpus"]);
+    let devices = v["min_gpus"].as_u64().unwrap();
+    assert!((24..384).contains(&devices) && devices % 8 == 0, "{devices}");
+}
+
+#[test]
+fn advice_is_what_the_program_has() {
+    let sets = ["--set", "topology.data=8", "--set", "batch.global=512"];
+    let args = [&["manifests/gpt2-1.5b.yaml", "--as", "ddp", "--hardware", "a100-40g"][..], &sets];
+    let (code, out, err) = estimate(&args.concat());
+    assert_eq!(code, 4, "{out} {err}");
+    let ladder = out.split("Would fit").nth(1).unwrap();
+    assert!(
+        !ladder.contains("ZeRO") && !ladder.contains("PP ") && ladder.contains("micro"),
+        "{ladder}"
+    );
+}

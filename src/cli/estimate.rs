@@ -3,15 +3,13 @@
 mod search;
 
 use crate::base::Problems;
-use crate::engine::orders;
 use crate::estimate::predict::{Prediction, Predictor};
 use crate::estimate::rows::{self, logs};
 use crate::estimate::setup::{Framework, Setup};
 use crate::estimate::view::{self, Terms, View};
 use crate::estimate::{change, doctor, hardware, plot, print, score};
-use crate::manifest::Schedule;
 use crate::manifest::{self, Manifest};
-use crate::plan::timeline::{self, Costs, Timeline};
+use crate::plan::timeline;
 use anyhow::Context;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -126,7 +124,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     if let Some(now) = &prediction {
         advise(&view, now, predictor, &mut text, &mut json);
     }
-    let played = schedule(&view);
+    let played = view.schedule();
     if args.draw_schedule {
         text += &format!("\nSchedule\n{}", timeline::draw(&played, 90));
     }
@@ -135,7 +133,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
             Some(_) => search::scaling(m, setup, terms, predictor),
             None => Vec::new(),
         };
-        draw(folder, &view, &text, &played, &points)?;
+        plot::write(folder, &view, &text, &played, &points)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
     show(args.json, &text, &json);
@@ -206,50 +204,6 @@ fn advise(
         *text += if list.is_empty() { none } else { &ladder };
         json["ladder"] = print::changes_json(&list, v, now);
     }
-}
-
-/// At most as many micro-batches as can be seen.
-fn schedule(v: &View) -> Timeline {
-    let t = &v.setup.topology;
-    let chunks = match t.schedule {
-        Schedule::Interleaved { chunks } => chunks,
-        _ => 1,
-    };
-    let micros = v.setup.micros().clamp(1, t.pipeline + 3);
-    let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
-    let backward = v.setup.forwards() + 1.0;
-    let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
-    let forward = v.slots.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
-    let backward = forward.iter().map(|seconds| backward * seconds).collect();
-    let costs = Costs { forward, backward, message: 0.0 };
-    timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
-}
-
-fn draw(
-    folder: &Path,
-    v: &View,
-    table: &str,
-    played: &Timeline,
-    points: &[(usize, f64, String)],
-) -> anyhow::Result<()> {
-    let mut pictures = vec![
-        ("memory", "Memory of each stage's first rank.", plot::memory(v)),
-        ("waterfall", "An iteration on the stage that sets the pace.", plot::waterfall(v)),
-    ];
-    let caption = "The schedule's first micro-batches, all stages.";
-    pictures.push(("schedule", caption, plot::schedule(v, played)));
-    if points.len() > 1 {
-        let caption = "The best way to cut the model over each number of devices.";
-        pictures.push(("days", caption, plot::scaling(v, points)));
-    }
-    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let files = pictures.iter().map(|(name, _, svg)| (format!("{name}.svg"), svg.clone()));
-    let page = ("estimate.html".to_string(), plot::page(v, table, &pictures));
-    for (name, content) in files.chain([page]) {
-        let path = folder.join(name);
-        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

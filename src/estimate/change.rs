@@ -88,6 +88,9 @@ impl Steps<'_> {
 
     fn cut(&mut self, tensor: usize, pipeline: usize, data: usize) {
         let t = &self.from.topology;
+        if !self.from.framework.cuts_layers() {
+            return;
+        }
         if tensor * pipeline * data != t.ranks() || pipeline > self.from.model.layers {
             return;
         }
@@ -160,8 +163,7 @@ fn smaller(from: &Setup) -> Vec<Step> {
         Recompute::Selective => steps.recompute(Recompute::Full),
         Recompute::Full => {}
     }
-    let levels = if pipeline > 1 { 1 } else { 3 };
-    for zero in t.zero + 1..=levels {
+    for &zero in from.framework.zeros(pipeline).iter().filter(|zero| **zero > t.zero) {
         let setup = from.clone().cut(|t| t.zero = zero);
         steps.add(format!("ZeRO-{zero}"), &[("topology.zero", zero.to_string())], setup);
     }

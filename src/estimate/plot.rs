@@ -2,7 +2,9 @@
 
 use super::view::{GB, View};
 use crate::plan::timeline::Timeline;
+use anyhow::Context;
 use std::fmt::Write;
+use std::path::Path;
 
 /// Named pictures, each a whole SVG file.
 pub type Pictures = Vec<(&'static str, &'static str, String)>;
@@ -218,4 +220,32 @@ pub fn page(v: &View, table: &str, pictures: &Pictures) -> String {
         escape(table),
         name = escape(&v.name)
     )
+}
+
+/// Every picture, and the page, into a folder.
+pub fn write(
+    folder: &Path,
+    v: &View,
+    table: &str,
+    played: &Timeline,
+    points: &[(usize, f64, String)],
+) -> anyhow::Result<()> {
+    let mut pictures = vec![
+        ("memory", "Memory of each stage's first rank.", memory(v)),
+        ("waterfall", "An iteration on the stage that sets the pace.", waterfall(v)),
+    ];
+    let caption = "The schedule's first micro-batches, all stages.";
+    pictures.push(("schedule", caption, schedule(v, played)));
+    if points.len() > 1 {
+        let caption = "The best way to cut the model over each number of devices.";
+        pictures.push(("days", caption, scaling(v, points)));
+    }
+    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let files = pictures.iter().map(|(name, _, svg)| (format!("{name}.svg"), svg.clone()));
+    let page = ("estimate.html".to_string(), page(v, table, &pictures));
+    for (name, content) in files.chain([page]) {
+        let path = folder.join(name);
+        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
 }

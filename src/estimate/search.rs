@@ -57,7 +57,11 @@ fn grids(s: &Setup, devices: usize) -> Vec<(usize, usize, usize)> {
             continue;
         }
         let rest = devices / tensor;
-        let pipelines = (1..=s.model.layers.min(rest)).filter(|p| rest.is_multiple_of(*p));
+        if tensor > 1 && !s.framework.cuts_layers() {
+            continue;
+        }
+        let deepest = if s.framework.cuts_layers() { s.model.layers } else { 1 };
+        let pipelines = (1..=deepest.min(rest)).filter(|p| rest.is_multiple_of(*p));
         all.extend(pipelines.map(|pipeline| (tensor, pipeline, rest / pipeline)));
     }
     all
@@ -72,20 +76,10 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
         let fused = (base.model.heads / base.topology.tensor * micro).is_multiple_of(4);
         fused && ramp.sizes().all(|size| size.is_multiple_of(at_once))
     });
-    let eager = base.framework.eager() || base.framework == Framework::DeepSpeedZero;
-    let zeros: &[u8] = match base.framework {
-        Framework::Ddp => &[0],
-        Framework::Fsdp | Framework::DeepSpeedZero => &[3],
-        _ if eager && pipeline == 1 => &[1, 2, 3],
-        _ => &[0, 1],
-    };
     let mut schedules = vec![Schedule::OneFOneB];
     let chunked = base.framework == Framework::MegatronLm && pipeline > 1;
     if chunked && base.model.layers.is_multiple_of(2 * pipeline) {
         schedules.push(Schedule::Interleaved { chunks: 2 });
-    }
-    if eager && pipeline > 1 {
-        return all;
     }
     // Megatron-DeepSpeed has no selective recomputation.
     let recomputes: &[Recompute] = match base.framework {
@@ -93,7 +87,7 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
         _ => &[Recompute::None, Recompute::Selective, Recompute::Full],
     };
     for micro in micros {
-        for zero in zeros {
+        for zero in base.framework.zeros(pipeline) {
             for recompute in recomputes {
                 for schedule in &schedules {
                     let mut setup = Setup { micro, ..base.clone() };
@@ -130,37 +124,34 @@ pub fn fewest(predictor: &Predictor, wish: &Wish, most: usize) -> Option<Candida
     counts.find_map(|devices| search(predictor, wish, devices).into_iter().next())
 }
 
-/// The widest model of the wish's proportions (layers to hidden, head dimension) that fits.
+/// The widest model of the wish's proportions (layers to hidden, head dimension) that fits: layers
+/// are rounded to what a pipeline on these devices divides.
 pub fn largest(predictor: &Predictor, wish: &Wish, devices: usize) -> Option<Candidate> {
     let m = &wish.setup.model;
     let head = (m.hidden / m.heads).next_multiple_of(8);
     let ratio = m.hidden as f64 / m.layers as f64;
-    let sized = |width: usize| {
+    let sized = |width: usize, unit: usize| {
         let mut setup = wish.setup.clone();
-        let hidden = width * head * 8;
-        setup.model.hidden = hidden;
-        setup.model.heads = width * 8;
-        setup.model.ffn_hidden = 4 * hidden;
-        let layers = (hidden as f64 / ratio).round() as usize;
-        let stages = (1..=layers).rev().filter(|p| devices.is_multiple_of(*p));
-        let unit = stages.filter(|p| *p <= 16).max().unwrap_or(1);
+        setup.model.heads = 8 * width;
+        setup.model.hidden = setup.model.heads * head;
+        setup.model.ffn_hidden = 4 * setup.model.hidden;
+        let layers = (setup.model.hidden as f64 / ratio).round() as usize;
         setup.model.layers = layers.next_multiple_of(unit);
         let setup = setup.cut(|_| ());
         search(predictor, &Wish { setup: &setup, ramp: wish.ramp }, devices).into_iter().next()
     };
-    let (mut low, mut high) = (0, 1);
+    let units: Vec<usize> = (1..=24).rev().filter(|unit| devices.is_multiple_of(*unit)).collect();
     let mut found = None;
-    while let Some(candidate) = sized(high) {
-        (found, low, high) = (Some(candidate), high, 2 * high);
-        if high > 1024 {
-            break;
+    let mut misses = 0;
+    for width in 1..=512 {
+        match units.iter().find_map(|unit| sized(width, *unit)) {
+            Some(candidate) => (found, misses) = (Some(candidate), 0),
+            // Small models may be too few layers for many devices; large ones need too much.
+            None if found.is_some() => misses += 1,
+            None => {}
         }
-    }
-    while high - low > 1 {
-        let middle = (low + high) / 2;
-        match sized(middle) {
-            Some(candidate) => (found, low) = (Some(candidate), middle),
-            None => high = middle,
+        if misses == 4 {
+            break;
         }
     }
     found

@@ -51,6 +51,22 @@ impl Framework {
         Framework::NAMES.iter().find(|(known, _)| *known == name).map(|(_, framework)| *framework)
     }
 
+    /// Whether it has tensor and pipeline parallelism.
+    pub fn cuts_layers(self) -> bool {
+        !self.eager()
+    }
+
+    /// The ZeRO stages it has, without and with a pipeline.
+    pub fn zeros(self, pipeline: usize) -> &'static [u8] {
+        match self {
+            Framework::Ddp => &[0],
+            Framework::Fsdp | Framework::DeepSpeedZero => &[3],
+            Framework::HfDeepSpeed => &[1, 2, 3],
+            Framework::MegatronDeepSpeed if pipeline == 1 => &[0, 1, 2],
+            Framework::MegatronDeepSpeed | Framework::MegatronLm => &[0, 1],
+        }
+    }
+
     /// Whether layers run op by op as PyTorch has them, without Megatron's fused kernels.
     pub fn eager(self) -> bool {
         matches!(self, Framework::HfDeepSpeed | Framework::Ddp | Framework::Fsdp)

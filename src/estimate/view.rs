@@ -4,8 +4,10 @@ use super::days::{Days, through};
 use super::own;
 use super::predict::{Prediction, Predictor};
 use super::setup::Setup;
-use crate::manifest::{Manifest, Objective};
+use crate::engine::orders;
+use crate::manifest::{Manifest, Objective, Schedule};
 use crate::model::parameters;
+use crate::plan::timeline::{self, Costs, Timeline};
 
 /// A stage's rank.
 #[derive(Clone, Debug)]
@@ -71,6 +73,23 @@ impl View {
         let (model, hardware) = self.setup.flops();
         let per = self.seconds * self.setup.ranks() as f64 * 1e12;
         (model / per, hardware / per)
+    }
+
+    /// At most as many micro-batches as can be seen.
+    pub fn schedule(&self) -> Timeline {
+        let t = &self.setup.topology;
+        let chunks = match t.schedule {
+            Schedule::Interleaved { chunks } => chunks,
+            _ => 1,
+        };
+        let micros = self.setup.micros().clamp(1, t.pipeline + 3);
+        let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
+        let backward = self.setup.forwards() + 1.0;
+        let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
+        let forward = self.slots.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
+        let backward = forward.iter().map(|seconds| backward * seconds).collect();
+        let costs = Costs { forward, backward, message: 0.0 };
+        timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
     }
 
     pub fn money(&self) -> f64 {

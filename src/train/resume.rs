@@ -33,6 +33,7 @@ enum Change {
 const RULES: &[(&str, Change)] = &[
     ("name",                Change::Free),
     ("log",                 Change::Free),
+    ("plan",                Change::Free),
     ("checkpoint",          Change::Free),
     ("topology",            Change::Free),
     ("comm",                Change::Free),
