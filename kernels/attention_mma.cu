@@ -9,9 +9,9 @@
 // Rows in shared memory are 16 bytes longer than the head: eight rows of an ldmatrix then lie in
 // different banks. cp.async brings the next tile while this one is multiplied.
 //
-// Bytes moved, for T positions of a head of d and tiles of B queries: forward 2d·T (q) +
-// 2·2d·T·(tiles of queries that see a key)/1 out of the L2 cache, 2d·T (y), 4·T (lse). The arithmetic,
-// 4·T²·d/2 forward (causal), is what it is bound by from T of a few hundred on.
+// Bytes moved for a head of d over T positions, with tiles of B rows, causal: forward 4d·T (q, y) and
+// 4d·T·(T / 2B) (k, v, once for each tile of queries, mostly out of the L2 cache), 4·T (lse). The
+// arithmetic, 2·T²·d forward and 7/2 of it backward, is what binds from T of a few hundred on.
 #include "attention.cuh"
 
 constexpr int WARPS = 4;

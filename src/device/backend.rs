@@ -153,7 +153,8 @@ pub trait Backend {
 
     /// db (+)= Σ_rows dy. db f32 [1, n].
     fn bias_backward(&self, dy: Tensor, db: Out);
-    /// y = gelu(x). What the `BiasGelu` epilogue does, to rebuild y from the stored pre.
+    /// y = gelu(x). What the `BiasGelu` epilogue does, to rebuild y from the stored pre: the same bits
+    /// but on CUDA, where the epilogue sees pre before it is rounded.
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out);
 
     /// y = (x − mean)·rstd·scale + shift over each row; stats [n, 2] f32 keeps mean and rstd.

@@ -33,6 +33,9 @@ table! {
     }
 }
 
+/// ncclResult_t: what two ranks on one GPU get.
+pub const INVALID_USAGE: Code = 5;
+
 /// ncclRedOp_t
 pub const SUM: c_int = 0;
 

@@ -14,7 +14,7 @@ use crate::device::Tensor;
 use crate::device::cuda::driver::{Device, Handle};
 use crate::device::cuda::library::Library;
 use crate::device::cuda::{Cuda, FOLDER, Options};
-use api::{Api, Code, Id, SUM, data_type};
+use api::{Api, Code, INVALID_USAGE, Id, SUM, data_type};
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -78,7 +78,8 @@ impl Nccl {
         if code != 0 {
             // SAFETY: the library gives a static string for every code.
             let text = unsafe { CStr::from_ptr((self.api.ncclGetErrorString)(code)) };
-            self.device.fail(format!("{doing}: NCCL: {}", text.to_string_lossy()));
+            let hint = if code == INVALID_USAGE { " (two ranks on one GPU?)" } else { "" };
+            self.device.fail(format!("{doing}: NCCL: {}{hint}", text.to_string_lossy()));
         }
     }
 }
