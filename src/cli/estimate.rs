@@ -163,6 +163,10 @@ fn planned(args: &Args) -> anyhow::Result<Planned> {
         Some(tokens) => (tokens / m.model.seq_len as f64) as u64,
         None => m.train.samples,
     };
+    if m.batch.ramp().steps(samples) == 0 {
+        let what = format!("{} tokens are less than one step", args.tokens.unwrap_or(0.0));
+        return Err(Problems::one("--tokens", what, "give more, such as 366e9").into());
+    }
     let terms = Terms {
         price: args.price.or(m.plan.price).unwrap_or(hw.price),
         availability: args.availability.or(m.plan.availability).unwrap_or(1.0),

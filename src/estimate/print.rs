@@ -50,7 +50,7 @@ fn size(count: f64) -> String {
     }
 }
 
-/// A row a stage; stages alike in a row together.
+/// A row a stage.
 fn memory(v: &View) -> String {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
     let mut out = String::from("\nMemory of a rank, GB of 1000 MiB\n");
