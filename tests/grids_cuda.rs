@@ -77,7 +77,7 @@ fn on_gpus(manifest: &Manifest, how: How) -> Vec<Outcome> {
                         How::Staged => Box::new(Staged::new(&cuda, world.group(name, ranks))),
                     }
                 };
-                let groups = Groups::of(world.rank(), &manifest.topology, &make);
+                let groups = Groups::of(world.rank(), &manifest.topology, make);
                 train(&cuda, groups, manifest)
             })
         };

@@ -29,12 +29,15 @@ pub fn line(
     let planned: f64 = own::parts(&stages, &setup).iter().map(|part| part.1).sum();
     let bill = stages.get(stage)?.bill.total();
     let mut line = format!(
-        "plan: memory {bill}, here {reserved}; a step {}, here {}",
+        "plan: memory {bill}, here {reserved}; a step {} on {}, here {}",
         Seconds(planned),
+        hw.name,
         Seconds(seconds)
     );
     let off = seconds / planned;
-    if !(1.0 / FAR..FAR).contains(&off) {
+    // One row stands for every CPU: being far from it means nothing, unless it was asked for.
+    let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
+    if known && !(1.0 / FAR..FAR).contains(&off) {
         let word = if off > 1.0 { "slower" } else { "faster" };
         line += &format!(" — {:.1} times {word} than {} should be", off.max(1.0 / off), hw.name);
     }

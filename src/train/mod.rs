@@ -19,6 +19,7 @@ use crate::checkpoint::{Past, Progress};
 use crate::data::Source;
 use crate::device::Backend;
 use crate::engine::{Engine, lr};
+use crate::estimate::drift;
 use crate::manifest::{Loaded, Manifest, Objective};
 use crate::plan::ramp::Ramp;
 use anyhow::Context;
@@ -65,6 +66,9 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Option<Ended>> 
     ended.map(|(first, ended)| first.then_some(ended))
 }
 
+/// Steps from a start on whose median time is compared with the plan.
+const COMPARED: usize = 5;
+
 /// One rank of a run under way.
 struct Run<'a> {
     manifest: &'a Manifest,
@@ -80,6 +84,8 @@ struct Run<'a> {
     progress: Progress,
     saver: Saver,
     signals: &'a Signals,
+    /// Seconds of the first steps, until they are compared with the plan.
+    first_steps: Vec<f64>,
 }
 
 impl Run<'_> {
@@ -152,6 +158,7 @@ impl Run<'_> {
         guard::check_finite(rank, &outcome, &self.engine, step, first..consumed)?;
         self.progress = Progress { step, consumed_samples: consumed };
         self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, rate);
+        let seconds = started.elapsed().as_secs_f64();
         let Some(report) = &mut self.report else { return Ok(()) };
         report.step(&StepLine {
             step,
@@ -160,9 +167,29 @@ impl Run<'_> {
             grad_norm: outcome.grad_norm,
             lr: rate,
             global_batch: global,
-            seconds: started.elapsed().as_secs_f64(),
+            seconds,
             data_wait_seconds: (self.feed.wait() - waited).as_secs_f64(),
-        })
+        })?;
+        if self.first_steps.len() < COMPARED {
+            self.first_steps.push(seconds);
+            self.compare_with_plan(global);
+        }
+        Ok(())
+    }
+
+    /// Once the first steps are over: what was planned, and what it turned out to be.
+    fn compare_with_plan(&mut self, global: usize) {
+        let Some(report) = self.report.as_mut().filter(|_| self.first_steps.len() == COMPARED)
+        else {
+            return;
+        };
+        let mut seconds = self.first_steps.clone();
+        seconds.sort_by(f64::total_cmp);
+        let (reserved, median) = (self.engine.bill().total(), seconds[COMPARED / 2]);
+        let stage = self.rank.at.pipeline;
+        if let Some(line) = drift::line(self.manifest, stage, reserved, (global, median)) {
+            report.note(&line);
+        }
     }
 
     /// Ends the run if weights that must be equal on several ranks are not.

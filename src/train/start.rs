@@ -145,6 +145,7 @@ pub fn open<'a>(
         progress,
         saver,
         signals: &process.signals,
+        first_steps: Vec::new(),
     })
 }
 
