@@ -1,10 +1,14 @@
 //! Ranks as processes over loopback: killed, stopped, out of step, busy. Every one of them ends by
 //! itself within seconds, with one line that names the rank at fault.
 
+#[path = "common/hosts.rs"]
+mod hosts;
+
 use gptrain::base::DType;
 use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Dump, Failed, Group, Watch, World, catch, threads};
 use gptrain::device::Tensor;
+use hosts::Hosts;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -232,10 +236,9 @@ fn a_killed_rank_is_named() {
 fn rank_0_killed_is_named_by_the_others() {
     let mut ranks = Ranks::start(3, "steady");
     ranks.signal(0, Signal::KILL);
-    let (codes, lines) = ranks.ends(&[1, 2]);
-    assert_eq!(codes, [Some(3), Some(3)]);
-    assert_eq!(lines.len(), 2, "nobody is left to choose who speaks: {lines:#?}");
-    assert!(lines.iter().all(|line| line.starts_with("rank 0 died: connection ")), "{lines:#?}");
+    let line = ranks.line(&[1, 2]);
+    assert!(line.starts_with("rank 0 died: connection "), "{line}");
+    assert_eq!(Dump::read(ranks.folder.path()).unwrap().line, Some(line));
 }
 
 #[test]
@@ -254,9 +257,10 @@ fn a_stopped_rank_is_named_and_ends_when_it_goes_on() {
 fn rank_0_stopped_is_named() {
     let mut ranks = Ranks::start(3, "steady");
     ranks.signal(0, Signal::STOP);
-    let (codes, lines) = ranks.ends(&[1, 2]);
-    assert_eq!(codes, [Some(3), Some(3)]);
-    assert!(lines.iter().all(|line| line.starts_with("rank 0 is silent for ")), "{lines:#?}");
+    let line = ranks.line(&[1, 2]);
+    assert!(line.starts_with("rank 0 is silent for "), "{line}");
+    ranks.signal(0, Signal::CONT);
+    assert_eq!(ranks.ends(&[0]), (vec![Some(3)], vec![]), "it has been said");
 }
 
 #[test]
@@ -319,75 +323,31 @@ fn a_thread_that_does_not_unwind_ends_with_its_process() {
     assert!(line.starts_with(start), "{line}");
 }
 
-/// Two hosts with a cable between them: network namespaces, which go when this is dropped. Rank 2
-/// is on the second. None where this user may not make namespaces.
-struct Hosts {
-    names: [String; 2],
-}
-
-impl Hosts {
-    fn new(test: &str) -> Option<Hosts> {
-        let names = ["a", "b"].map(|host| format!("gptrain-{}-{test}-{host}", std::process::id()));
-        if !ip(&format!("netns add {}", names[0])) {
-            eprintln!("not tested: this user may not make network namespaces");
-            return None;
-        }
-        let hosts = Hosts { names };
-        let [a, b] = &hosts.names;
-        assert!(ip(&format!("netns add {b}")));
-        let cable = format!("-n {a} link add cable type veth peer name cable netns {b}");
-        assert!(ip(&cable), "{cable}");
-        for (host, address) in [(a, "10.0.0.1"), (b, "10.0.0.2")] {
-            assert!(ip(&format!("-n {host} addr add {address}/24 dev cable")));
-            assert!(ip(&format!("-n {host} link set cable up")));
-            assert!(ip(&format!("-n {host} link set lo up")));
-        }
-        Some(hosts)
-    }
-
-    fn start(&self) -> Ranks {
-        Ranks::spread(3, "steady", "10.0.0.1:23456", |rank| {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", &self.names[(rank == 2) as usize]]);
-            command.arg(std::env::current_exe().unwrap());
-            command
-        })
-    }
-
-    fn cable(&self, state: &str) {
-        assert!(ip(&format!("-n {} link set cable {state}", self.names[1])));
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            ip(&format!("netns del {name}"));
-        }
-    }
-}
-
-fn ip(args: &str) -> bool {
-    let output = Command::new("ip").args(args.split(' ')).output();
-    output.is_ok_and(|output| output.status.success())
+/// Rank 2 is on the second host.
+fn start(hosts: &Hosts) -> Ranks {
+    Ranks::spread(3, "steady", &format!("{}:23456", Hosts::FIRST), |rank| {
+        let outer = hosts.on((rank == 2) as usize);
+        let mut command = Command::new(outer[0]);
+        command.args(&outer[1..]).arg(std::env::current_exe().unwrap());
+        command
+    })
 }
 
 #[test]
-fn a_cut_cable_is_told_on_both_ends() {
+fn a_cut_cable_is_told_and_both_ends_end() {
     let Some(hosts) = Hosts::new("cut") else { return };
-    let mut ranks = hosts.start();
+    let mut ranks = start(&hosts);
     hosts.cable("down");
     let line = ranks.line(&[0, 1]);
     assert!(line.starts_with("rank 2 (node n2) is silent for "), "{line}");
-    let line = ranks.line(&[2]);
-    assert!(line.starts_with("rank 0 is silent for "), "{line}");
-    assert!(line.contains("; rank 2 (node n2) was in: "), "{line}");
+    // Both write to one disk, where it has been said.
+    assert_eq!(ranks.ends(&[2]), (vec![Some(3)], vec![]));
 }
 
 #[test]
 fn a_cable_cut_for_less_than_the_limit_is_survived() {
     let Some(hosts) = Hosts::new("heal") else { return };
-    let mut ranks = hosts.start();
+    let mut ranks = start(&hosts);
     hosts.cable("down");
     std::thread::sleep(TIMEOUT / 5);
     hosts.cable("up");

@@ -4,8 +4,8 @@
 #[path = "common/binary.rs"]
 mod binary;
 
-use binary::{Done, Lab, Ranks, free_port};
-use rustix::process::{Pid, Signal, kill_process};
+use binary::{Done, Lab, Ranks, free_port, until, verdict};
+use rustix::process::Signal;
 use std::net::TcpListener;
 use std::path::Path;
 
@@ -15,10 +15,6 @@ const GRID: [&str; 4] =
 
 fn with<'a>(sets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [sets, more].concat()
-}
-
-fn signal(ranks: &Ranks, rank: usize, signal: Signal) {
-    kill_process(Pid::from_child(&ranks.children[rank]), signal).unwrap();
 }
 
 /// Losses and gradient norms of two runs are the same, but for rounding.
@@ -31,15 +27,6 @@ fn close(lab: &Lab, run: &str, other: &str) {
         assert!((a[1] - b[1]).abs() <= 2e-6 * b[1], "loss: {a:?} and {b:?}");
         assert!((a[2] - b[2]).abs() <= 1e-4 * b[2], "norm: {a:?} and {b:?}");
     }
-}
-
-/// Of a failed run's processes: exactly one says why, in one line, and each ends with code 3.
-fn verdict(ended: &[Done]) -> String {
-    let codes: Vec<_> = ended.iter().map(|done| done.code).collect();
-    let said: Vec<&str> = ended.iter().flat_map(|done| done.err.lines()).collect();
-    assert_eq!(codes, vec![Some(3); ended.len()], "{said:#?}");
-    assert_eq!(said.len(), 1, "{said:#?}");
-    said[0].to_string()
 }
 
 #[test]
@@ -93,7 +80,7 @@ fn a_signal_to_any_rank_stops_and_saves_all_and_they_go_on_bit_for_bit() {
     lab.run(&with(&sets, &["log.folder=runs/whole"])).expect(0, &[]);
     let ranks = lab.ranks(8, &sets);
     lab.wait_for_steps("runs/a", 6);
-    signal(&ranks, 5, Signal::TERM);
+    ranks.signal(5, Signal::TERM);
     let ended = ranks.end(0..8);
     ended.iter().for_each(Done::well);
     assert!(ended[0].out.contains("stopped and saved"), "{}", ended[0].out);
@@ -136,37 +123,30 @@ fn what_one_grid_saved_another_goes_on_with() {
 fn a_save_is_asked_of_any_rank() {
     let lab = Lab::new();
     let sets =
-        with(&GRID, &["train.steps=20000", "log.interval=1000", "checkpoint.interval=100000"]);
+        with(&GRID, &["train.steps=200000", "log.interval=1000", "checkpoint.interval=100000"]);
     let ranks = lab.ranks(8, &sets);
     lab.wait_for_steps("runs/a", 2);
-    signal(&ranks, 6, Signal::USR1);
+    ranks.signal(6, Signal::USR1);
     let latest = lab.path("runs/a/checkpoints/latest");
-    for _ in 0..3000 {
-        if latest.exists() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(latest.exists(), "no checkpoint after 30 s");
+    until("there is a checkpoint", || latest.exists());
     lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
 }
 
 #[test]
 fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
     let lab = Lab::new();
-    let sets = with(&GRID, &["train.steps=20000", "log.interval=1000"]);
+    let sets = with(&GRID, &["train.steps=200000", "log.interval=1000"]);
     for victim in [5, 0] {
         let before = lab.metrics("runs/a").len();
         let ranks = lab.ranks(8, &sets);
         lab.wait_for_steps("runs/a", before + 7);
-        signal(&ranks, victim, Signal::KILL);
+        ranks.signal(victim, Signal::KILL);
         let ended = ranks.end((0..8).filter(|rank| *rank != victim));
+        let line = verdict(&ended);
         if victim == 0 {
-            assert!(ended.iter().all(|done| done.code == Some(3)));
-            assert!(ended[0].err.contains("rank 0 died"), "{}", ended[0].err);
+            assert!(line.contains("rank 0 died"), "{line}");
             continue;
         }
-        let line = verdict(&ended);
         assert!(line.contains("rank 5 (node") && line.contains("TP1 PP1 DP0"), "{line}");
         assert!(line.contains("died"), "{line}");
         let failures = std::fs::read_dir(lab.path("runs/a/failures")).unwrap();
@@ -180,24 +160,47 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
 
 #[test]
 fn a_stopped_rank_is_named() {
-    let lab = Lab::new();
-    let ranks =
-        lab.ranks(8, &with(&GRID, &["train.steps=20000", "log.interval=1000", "comm.timeout_s=5"]));
-    lab.wait_for_steps("runs/a", 3);
-    signal(&ranks, 3, Signal::STOP);
-    let line = verdict(&ranks.end([0, 1, 2, 4, 5, 6, 7]));
-    assert!(line.contains("rank 3 (node") && line.contains("TP1 PP0 DP1"), "{line}");
-    assert!(line.contains("silent") || line.contains("never entered"), "{line}");
+    at_any_load(|limit| {
+        let lab = Lab::new();
+        let limit = format!("comm.timeout_s={limit}");
+        let long = ["train.steps=200000", "log.interval=1000", &limit];
+        let ranks = lab.ranks(8, &with(&GRID, &long));
+        lab.wait_for_steps("runs/a", 3);
+        ranks.signal(3, Signal::STOP);
+        let line = verdict(&ranks.end([0, 1, 2, 4, 5, 6, 7]));
+        let silent = line.contains("silent") || line.contains("never entered");
+        (silent && line.contains("rank 3 (node") && line.contains("TP1 PP0 DP1"), line)
+    });
+}
+
+/// A time in which the other ranks must do something can be too short where the machine is busy: then
+/// they are named too, and are given more. Of each try: whether it is as it should be, and what was
+/// said.
+fn at_any_load(row: impl Fn(u32) -> (bool, String)) {
+    let mut said = Vec::new();
+    for seconds in [3, 12, 48] {
+        let (good, line) = row(seconds);
+        said.push(line);
+        if good {
+            return;
+        }
+    }
+    panic!("{said:#?}");
 }
 
 #[test]
 fn a_missing_rank_is_named() {
-    let lab = Lab::new();
-    let (port, sets) = (free_port(), with(&GRID, &["comm.start_timeout_s=2"]));
-    let there = [0, 1, 2, 4, 5, 6, 7];
-    let start = |rank: &usize| lab.rank(*rank, 8, port, &sets).spawn().unwrap();
-    let line = verdict(&Ranks { children: there.iter().map(start).collect() }.end(0..7));
-    assert!(line.contains("rank 3 did not come"), "{line}");
+    at_any_load(|limit| {
+        let lab = Lab::new();
+        let limit = format!("comm.start_timeout_s={limit}");
+        let (port, sets) = (free_port(), with(&GRID, &[&limit]));
+        let there = [0, 1, 2, 4, 5, 6, 7];
+        let start = |rank: &usize| lab.rank(*rank, 8, port, &sets).spawn().unwrap();
+        let ended = Ranks { children: there.iter().map(start).collect() }.end(0..7);
+        let said = ended.iter().map(|done| done.err.as_str()).collect::<String>();
+        let only = said.contains("rank 3 did not come") && said.lines().count() == 1;
+        (only && ended.iter().all(|done| done.code == Some(3)), said)
+    });
 }
 
 #[test]
@@ -231,9 +234,8 @@ fn two_jobs_on_one_port_do_not_mix() {
     let lab = Lab::new();
     let port = free_port();
     let start = |rank, sets: &[&str]| lab.rank(rank, 2, port, sets).spawn().unwrap();
-    let one =
-        ["topology.data=2", "train.steps=20000", "log.interval=1000", "comm.start_timeout_s=3"];
-    let other = with(&one, &["log.folder=runs/b"]);
+    let one = ["topology.data=2", "train.steps=200000", "log.interval=1000"];
+    let other = with(&one, &["log.folder=runs/b", "comm.start_timeout_s=3"]);
     let first = Ranks { children: (0..2).map(|rank| start(rank, &one)).collect() };
     lab.wait_for_steps("runs/a", 1);
     let second = Ranks { children: (0..2).map(|rank| start(rank, &other)).collect() };

@@ -4,7 +4,7 @@ use super::report::RankReport;
 use super::verdict::verdict;
 use anyhow::Context;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What such a folder holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,9 +17,15 @@ pub struct Dump {
     pub damaged: Vec<String>,
 }
 
-/// Writes the verdict.
-pub fn write_verdict(folder: &Path, line: &str) -> anyhow::Result<()> {
-    write(folder, "verdict.json", &serde_json::json!({ "verdict": line }))
+/// Writes the verdict, unless another rank has written one: whether this is the one that counts.
+pub fn claim_verdict(folder: &Path, line: &str) -> anyhow::Result<bool> {
+    let new = write_new(folder, "verdict.json", &serde_json::json!({ "verdict": line }))?;
+    let linked = fs::hard_link(&new, folder.join("verdict.json"));
+    let _ = fs::remove_file(&new);
+    match linked {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        linked => linked.map(|()| true).with_context(|| format!("linking {}", new.display())),
+    }
 }
 
 /// Writes what is known of one rank.
@@ -29,11 +35,18 @@ pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
 
 /// Whole or not at all: a reader never sees half a file.
 fn write(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let (path, new) = (folder.join(name), write_new(folder, name, value)?);
+    fs::rename(&new, &path).with_context(|| format!("writing {}", path.display()))
+}
+
+/// Under a name that no other process of any machine writes.
+fn write_new(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let (path, new) = (folder.join(name), folder.join(format!("{name}.{}", std::process::id())));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let new = folder.join(format!("{name}.{host}.{}", std::process::id()));
     fs::write(&new, serde_json::to_vec_pretty(value)?)
-        .and_then(|()| fs::rename(&new, &path))
-        .with_context(|| format!("writing {}", path.display()))
+        .with_context(|| format!("writing {}", new.display()))?;
+    Ok(new)
 }
 
 impl Dump {

@@ -64,7 +64,8 @@ impl Hub {
     fn fail(&self, failed: Failed) -> Failed {
         let agreed = self.first.get_or_init(|| {
             if let Some(watch) = &self.watch {
-                watch.dump(Some(&failed.line), &self.reports(usize::MAX));
+                watch.claim(failed.line.clone());
+                watch.dump(&self.reports(usize::MAX));
             }
             failed
         });

@@ -1,7 +1,7 @@
 //! How a world is watched, and what ends it.
 
 use super::Failed;
-use super::dump::{write_rank, write_verdict};
+use super::dump::{claim_verdict, write_rank};
 use super::report::RankReport;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,13 +29,18 @@ impl Watch {
     }
 
     /// Writes what is known of these ranks; a dump that fails is reported and changes nothing.
-    pub(super) fn dump(&self, line: Option<&str>, reports: &[RankReport]) {
+    pub(super) fn dump(&self, reports: &[RankReport]) {
         let Some(folder) = &self.dumps else { return };
-        let verdict = line.map_or(Ok(()), |line| write_verdict(folder, line));
-        let written = verdict.and(reports.iter().try_for_each(|r| write_rank(folder, r)));
-        if let Err(error) = written {
+        if let Err(error) = reports.iter().try_for_each(|report| write_rank(folder, report)) {
             eprintln!("gptrain: no dump: {error:#}");
         }
+    }
+
+    /// A failure with a line that several ranks may come to on their own, as when rank 0 dies. The
+    /// first to write it down speaks; each does, where none can be written.
+    pub(super) fn claim(&self, line: String) -> Failed {
+        let claimed = self.dumps.as_ref().map_or(Ok(true), |folder| claim_verdict(folder, &line));
+        Failed { speak: claimed.unwrap_or(true), line }
     }
 }
 

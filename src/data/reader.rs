@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::source::{Slot, Source};
 
@@ -128,7 +128,12 @@ impl Reader {
         let start = Instant::now();
         let batch = self.ready.as_ref().and_then(|ready| ready.recv().ok());
         self.waited += start.elapsed();
-        batch.context("the data reader has no more batches: all requests have been answered")?
+        let Some(batch) = batch else {
+            let died = self.thread.take().is_some_and(|thread| thread.join().is_err());
+            ensure!(!died, "the thread that reads data died");
+            bail!("the data reader has no more batches: all requests have been answered");
+        };
+        batch
     }
 
     /// Gives a batch's memory back, to be filled again.

@@ -122,6 +122,11 @@ impl std::error::Error for OutOfMemory {}
 pub trait Backend {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
+    /// What all who reserve here may still touch between them; None where memory is taken when it
+    /// is reserved, or the system does not say.
+    fn shared_memory(&self) -> Option<Bytes> {
+        None
+    }
     /// Waits for everything asked so far.
     fn sync(&self) -> anyhow::Result<()>;
     /// Host bytes to device, `to.bytes()` of them.

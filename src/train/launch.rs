@@ -43,8 +43,6 @@ pub struct Crew {
     pub threads: usize,
     /// What the ranks are, as it is shown at the start.
     pub kind: &'static str,
-    /// Where a failure is written down.
-    pub dumps: PathBuf,
 }
 
 /// The others have said why the run ends; this process has nothing to add but its exit code.
@@ -73,9 +71,10 @@ impl Crew {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let Some(launch) = told.filter(|_| !alone) else {
             let dumps = dumps(m, &format!("process {}", std::process::id()));
+            clear(&dumps);
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
             let worlds = threads::watched(ranks, &watch(m, &dumps));
-            return Ok(Crew { worlds, node: host, threads, kind: "threads of a process", dumps });
+            return Ok(Crew { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
             return Err(another_world(m, launch.world).into());
@@ -83,6 +82,9 @@ impl Crew {
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
         let dumps = dumps(m, &launch.job);
+        if launch.rank == 0 {
+            clear(&dumps);
+        }
         let identity = xxh3_64(format!("{}\n{asked}", loaded.effective).as_bytes());
         let join = Join {
             patience: Duration::from_secs_f64(m.comm.start_timeout_s),
@@ -93,7 +95,7 @@ impl Crew {
         if launch.rank == 0 {
             tcp::forget_secret(&m.log.folder, &launch.job); // all have met
         }
-        Ok(Crew { worlds, node: join.node, threads, kind: "processes", dumps })
+        Ok(Crew { worlds, node: join.node, threads, kind: "processes" })
     }
 
     /// Every rank on a thread of its own, to the end of all. What one of them gave, or why they
@@ -195,4 +197,9 @@ fn watch(m: &Manifest, dumps: &std::path::Path) -> Watch {
 fn dumps(m: &Manifest, job: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
     m.log.folder.join("failures").join(job.chars().map(plain).collect::<String>())
+}
+
+/// What an earlier start under the same name wrote would pass for the verdict on this one.
+fn clear(dumps: &std::path::Path) {
+    let _ = std::fs::remove_dir_all(dumps); // most often there is nothing
 }

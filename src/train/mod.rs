@@ -1,6 +1,7 @@
 //! The loop around the step: open everything, resume, train, evaluate, save, stop in good order. All
 //! ranks of a run walk through it together, the first one reports.
 
+mod attempts;
 mod feed;
 mod guard;
 pub mod generate;
@@ -12,6 +13,7 @@ pub mod replay;
 mod resume;
 mod saving;
 mod start;
+mod together;
 
 pub use launch::Followed;
 
@@ -61,6 +63,9 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Option<Ended>> 
         let mut run = start::open(&process, &rank, be)?;
         let ended = run.train();
         run.end(&ended);
+        if rank.is_first() && ended.is_ok() {
+            attempts::forget(&loaded.manifest.log.folder);
+        }
         Ok((rank.is_first(), ended?))
     });
     ended.map(|(first, ended)| first.then_some(ended))

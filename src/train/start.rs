@@ -7,7 +7,8 @@ use super::launch::Crew;
 use super::rank::{Agreed, Rank};
 use super::report::{Report, RunInfo};
 use super::saving::{self, Saver};
-use super::{Options, Run, causal, replay, resume};
+use super::together;
+use super::{Options, Run, attempts, causal, replay, resume};
 use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, State};
 use crate::data::{Datasets, Plan};
@@ -19,7 +20,6 @@ use crate::plan::ramp::Ramp;
 use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 /// What the ranks of one process share.
@@ -32,7 +32,6 @@ pub struct Process<'a> {
     node: String,
     kind: &'static str,
     threads: usize,
-    dumps: PathBuf,
 }
 
 impl<'a> Process<'a> {
@@ -49,7 +48,6 @@ impl<'a> Process<'a> {
             node: crew.node.clone(),
             kind: crew.kind,
             threads: crew.threads,
-            dumps: crew.dumps.clone(),
         })
     }
 
@@ -89,8 +87,6 @@ pub fn open<'a>(
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let m = &loaded.manifest;
-    // What an earlier start of this very job may have written of its failure.
-    rank.first(|| Ok(fs::remove_dir_all(&process.dumps).is_ok()))?;
     let ramp = m.batch.ramp();
     let asked = options.resume_from.as_deref();
     rank.doing("opening data");
@@ -108,9 +104,13 @@ pub fn open<'a>(
         Some(ids) => ids,
         None => rank.first(|| resume::data_ids(m))?,
     };
+    together::same_data(rank, m, &process.node, &ids)?;
+    let from = found.as_ref().map_or(0, |found| found.step);
+    rank.first(|| attempts::count(&m.log.folder, from))?;
     rank.doing("reserving memory");
     let engine = Engine::new(be, rank.groups(&m.topology), m, causal(m));
     let engine = rank.all(engine.map_err(anyhow::Error::from))?;
+    together::enough_memory(rank, be, &process.node, engine.bill().total())?;
     announce(process, rank, &engine, ramp)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);

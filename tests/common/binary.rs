@@ -3,6 +3,7 @@
 
 use gptrain::base::rng;
 use gptrain::data::indexed::{TokenType, Writer};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs;
 use std::io::Read;
 use std::net::TcpListener;
@@ -103,16 +104,33 @@ impl Lab {
         metrics.iter().map(|line| keys.map(|key| number(line, key))).collect()
     }
 
-    /// Waits until a run has taken `steps` steps.
+    /// Waits until a run has taken `steps` steps, as long as it gets on.
     pub fn wait_for_steps(&self, run: &str, steps: usize) {
-        for _ in 0..3000 {
-            if self.metrics(run).len() >= steps {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        let mut taken = 0;
+        while taken < steps {
+            let more = || self.metrics(run).len() > taken;
+            until(&format!("{run} gets on from step {taken} to {steps}"), more);
+            taken = self.metrics(run).len();
         }
-        panic!("{run} did not reach step {steps} in 30 s");
     }
+}
+
+/// Waits until it is so, as long as it may take on a busy machine.
+pub fn until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(150);
+    while !is_so() {
+        assert!(Instant::now() < end, "after 150 s it is not so that {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Of a failed run's processes: exactly one says why, in one line, and each ends with code 3.
+pub fn verdict(ended: &[Done]) -> String {
+    let codes: Vec<_> = ended.iter().map(|done| done.code).collect();
+    let said: Vec<&str> = ended.iter().flat_map(|done| done.err.lines()).collect();
+    assert_eq!(codes, vec![Some(3); ended.len()], "{said:#?}");
+    assert_eq!(said.len(), 1, "{said:#?}");
+    said[0].to_string()
 }
 
 /// The processes of a run of several ranks.
@@ -121,15 +139,24 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Waits until all of these have ended by themselves, a minute at most.
+    pub fn pid(&self, rank: usize) -> Pid {
+        Pid::from_child(&self.children[rank])
+    }
+
+    pub fn signal(&self, rank: usize, signal: Signal) {
+        kill_process(self.pid(rank), signal).unwrap();
+    }
+
+    /// Whether a rank has ended.
+    pub fn ended(&self, rank: usize) -> bool {
+        waitid(WaitId::Pid(self.pid(rank)), ENDED).unwrap().is_some()
+    }
+
+    /// Waits until all of these have ended by themselves.
     pub fn end(mut self, ranks: impl IntoIterator<Item = usize>) -> Vec<Done> {
         let ranks: Vec<usize> = ranks.into_iter().collect();
-        let end = Instant::now() + Duration::from_secs(60);
         for rank in &ranks {
-            while self.children[*rank].try_wait().unwrap().is_none() {
-                assert!(Instant::now() < end, "rank {rank} still runs after a minute");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            until(&format!("rank {rank} has ended"), || self.ended(*rank));
         }
         let read = |child: &mut Child| {
             let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -150,19 +177,28 @@ impl Drop for Ranks {
     }
 }
 
+/// Asks whether a process has ended, and leaves it to be waited for.
+const ENDED: WaitIdOptions =
+    WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG).union(WaitIdOptions::NOWAIT);
+
 /// A command under which no file may grow beyond `bytes`.
 pub fn limited(command: &Command, bytes: u64) -> Command {
-    let mut limited = Command::new("prlimit");
-    limited.arg(format!("--fsize={bytes}")).arg(command.get_program()).args(command.get_args());
+    within(&["prlimit", &format!("--fsize={bytes}")], command)
+}
+
+/// A command that another one starts: `prlimit --as=1000000 COMMAND`.
+pub fn within(outer: &[&str], command: &Command) -> Command {
+    let mut whole = Command::new(outer[0]);
+    whole.args(&outer[1..]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => limited.env(name, value),
-            None => limited.env_remove(name),
+            Some(value) => whole.env(name, value),
+            None => whole.env_remove(name),
         };
     }
-    limited.current_dir(command.get_current_dir().unwrap());
-    limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    limited
+    whole.current_dir(command.get_current_dir().unwrap());
+    whole.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    whole
 }
 
 /// A port of this machine that nobody uses.

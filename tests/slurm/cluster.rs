@@ -1,12 +1,12 @@
 //! Slurm's daemons in a folder of their own: nothing of the machine's own configuration is used.
 
-use crate::binary::free_port;
+use crate::binary::{free_port, until};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Four nodes on this machine.
@@ -15,15 +15,6 @@ pub struct Cluster {
 }
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
-
-/// Waits until it is so, as long as it may take on a busy machine.
-pub fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(150);
-    while !is_so() {
-        assert!(Instant::now() < end, "after 150 s it is not so that {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 impl Cluster {
     /// None, and said so, where Slurm is not installed or this is not root.

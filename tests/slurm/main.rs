@@ -7,8 +7,8 @@
 mod binary;
 mod cluster;
 
-use binary::{Lab, free_port};
-use cluster::{Cluster, until};
+use binary::{Lab, free_port, until};
+use cluster::Cluster;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;

@@ -80,7 +80,7 @@ impl Here {
         state.agreed = Some(failed.clone());
         let sockets = std::mem::take(&mut state.sockets);
         drop(state);
-        self.watch.dump(None, &[self.report(usize::MAX)]);
+        self.watch.dump(&[self.report(usize::MAX)]);
         self.inbox.fail(&failed);
         for socket in sockets {
             let _ = socket.shutdown(Shutdown::Both);

@@ -125,9 +125,10 @@ impl Hub {
         let reports = self.lock().reports.clone();
         let cannot_itself = |r: &&RankReport| r.ended.is_some() || r.silent.is_some();
         let dumped: Vec<RankReport> = reports.iter().filter(cannot_itself).cloned().collect();
-        self.here.watch.dump(Some(&line), &dumped);
-        self.say(&Note::Verdict { line: line.clone(), speak: false });
-        self.here.agree(Failed::new(line));
+        let failed = self.here.watch.claim(line.clone());
+        self.here.watch.dump(&dumped);
+        self.say(&Note::Verdict { line, speak: false });
+        self.here.agree(failed);
     }
 
     /// To all; those who cannot be told are found out otherwise.

@@ -57,7 +57,8 @@ impl Member {
     fn orphaned(&self, what: String) {
         let doing = self.here.recorder.now_doing();
         let rank = self.here.report(0).name();
-        self.here.agree(Failed::new(format!("rank 0 {what}; {rank} was in: {doing}")));
+        let line = format!("rank 0 {what}; {rank} was in: {doing}");
+        self.here.agree(self.here.watch.claim(line));
     }
 
     fn beat(&self) {

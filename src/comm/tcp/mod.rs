@@ -104,7 +104,10 @@ fn enter(join: &Join, key: &Key, here: &Arc<Here>) -> Result<World, Failed> {
         manifest: join.manifest,
     };
     let mut control = knock(join, key, &hello)?;
-    let lost = |error| failed(join, format!("rank 0 at {} went away: {error}", join.address));
+    let lost = |error: std::io::Error| {
+        let how = here::describe(&error);
+        join.watch.claim(format!("rank 0 at {} died: {how}; the ranks were meeting", join.address))
+    };
     let host = control.peer_addr().map_err(lost)?.ip();
     let wait = join.patience + Duration::from_secs(10);
     control.set_read_timeout(Some(wait)).map_err(lost)?;

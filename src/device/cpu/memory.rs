@@ -151,7 +151,7 @@ impl Regions {
 
 /// Bytes this process may still take: the machine's, or less under a container's limit. None where
 /// the system does not say.
-fn available() -> Option<u64> {
+pub(super) fn available() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let meminfo = read("/proc/meminfo")?;
     let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;

@@ -20,6 +20,7 @@ mod parallel;
 mod tests;
 
 use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
+use crate::base::Bytes;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
 
@@ -59,6 +60,10 @@ impl Cpu {
 }
 
 impl Backend for Cpu {
+    fn shared_memory(&self) -> Option<Bytes> {
+        memory::available().map(Bytes)
+    }
+
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
         self.regions.reserve(bytes)
     }
