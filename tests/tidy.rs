@@ -86,6 +86,17 @@ fn raw_memory_is_touched_in_few_places() {
     }
 }
 
+/// A clock that jumps, by an administrator or NTP, changes no limit and no order: only stamps and
+/// names read the time of day.
+#[test]
+fn nothing_waits_by_the_time_of_day() {
+    const STAMPS: [&str; 2] = ["src/train/report/tensorboard.rs", "src/checkpoint/folder.rs"];
+    let reads = |(_, text): &(PathBuf, String)| text.contains("SystemTime");
+    let mut found: Vec<PathBuf> = sources("src").into_iter().filter(reads).map(|f| f.0).collect();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    assert_eq!(found, STAMPS.map(PathBuf::from));
+}
+
 #[test]
 fn every_dependency_has_its_reason() {
     let readme = fs::read_to_string("README.md").unwrap();

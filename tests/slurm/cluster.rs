@@ -120,6 +120,20 @@ SlurmdParameters=config_overrides
         )
     }
 
+    /// As when a node's slurmd crashes.
+    pub fn kill_daemon(&self, node: &str) {
+        let file = format!("run/slurmd.{node}.pid");
+        let pid = self.pid(&file).expect("it runs");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        fs::remove_file(self.path(&file)).unwrap(); // the number is nobody's from now on
+    }
+
+    /// The number that a daemon wrote down.
+    fn pid(&self, file: &str) -> Option<rustix::process::Pid> {
+        let text = fs::read_to_string(self.path(file)).ok()?;
+        rustix::process::Pid::from_raw(text.trim().parse().ok()?)
+    }
+
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env("SLURM_CONF", self.path("slurm.conf")).env_remove("RUST_BACKTRACE");
@@ -144,10 +158,7 @@ impl Drop for Cluster {
         let _ = self.run("scancel", &["--signal=KILL", "--user=root"]);
         for name in nodes.iter().map(String::as_str).chain(["run/slurmctld.pid", "munge/munge.pid"])
         {
-            let pid = fs::read_to_string(self.path(name)).ok();
-            let pid =
-                pid.and_then(|text| rustix::process::Pid::from_raw(text.trim().parse().ok()?));
-            if let Some(pid) = pid {
+            if let Some(pid) = self.pid(name) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
                 std::thread::sleep(Duration::from_millis(100));
             }

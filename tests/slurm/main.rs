@@ -32,12 +32,19 @@ fn slurm_starts_ends_and_requeues_runs() {
     let Some(cluster) = Cluster::start() else { return };
     // Slurm's limits are minutes, late by up to half of one: this one runs beside the others.
     let limited = time_limit(&cluster);
-    eight_tasks_equal_one_rank(&cluster, &Lab::new());
-    a_killed_task_ends_all(&cluster);
-    a_stopped_task_is_named(&cluster);
-    let lab = Lab::new();
-    scancel_saves_and_the_next_job_goes_on(&cluster, &lab);
-    a_requeued_job_resumes(&cluster, &lab);
+    // Two jobs at a time, on the same nodes.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let lab = Lab::new();
+            scancel_saves_and_the_next_job_goes_on(&cluster, &lab);
+            a_requeued_job_resumes(&cluster, &lab);
+        });
+        eight_tasks_equal_one_rank(&cluster, &Lab::new());
+        as_many_tasks_as_fit_on_each_node(&cluster);
+        a_killed_task_ends_all(&cluster);
+        a_stopped_task_is_named(&cluster);
+    });
+    a_dead_daemon_ends_nobody_and_a_dead_node_is_named(&cluster);
     limited();
 }
 
@@ -71,8 +78,13 @@ impl<'a> Job<'a> {
 
     /// `srun -N 4 -n 8 OPTIONS gptrain run …`
     fn srun(&self, options: &[&str]) -> Command {
+        self.srun_as(&[&["-N", "4", "-n", "8", "--ntasks-per-node=2"], options].concat())
+    }
+
+    /// `srun OPTIONS gptrain run …`
+    fn srun_as(&self, options: &[&str]) -> Command {
         let mut srun = self.cluster.command("srun");
-        srun.args(["-N", "4", "-n", "8", "--ntasks-per-node=2"]).args(options);
+        srun.args(options);
         srun.arg(env!("CARGO_BIN_EXE_gptrain")).args(self.run_args());
         srun.current_dir(self.lab.path("")).env("GPTRAIN_RENDEZVOUS", &self.rendezvous);
         srun.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -164,6 +176,25 @@ fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     }
 }
 
+/// Three on one node, one on the other.
+fn as_many_tasks_as_fit_on_each_node(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(
+        cluster,
+        &lab,
+        "runs/a",
+        &[&["topology.data=4", "batch.global=8", "train.steps=4"]],
+    );
+    fs::write(lab.path("hosts"), "n1\nn1\nn1\nn2\n").unwrap();
+    let mut uneven = job.srun_as(&["-n", "4", "--distribution=arbitrary"]);
+    let output = uneven.env("SLURM_HOSTFILE", lab.path("hosts")).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("n1: 0 TP0 PP0 DP0 · 1 TP0 PP0 DP1 · 2 TP0 PP0 DP2"), "{out}");
+    assert!(out.contains("n2: 3 TP0 PP0 DP3"), "{out}");
+    assert_eq!(job.steps(), 4);
+}
+
 /// Slurm leaves the other tasks of a step alone.
 fn a_killed_task_ends_all(cluster: &Cluster) {
     let lab = Lab::new();
@@ -182,6 +213,21 @@ fn a_stopped_task_is_named(cluster: &Cluster) {
     let output = job.during(&["--kill-on-bad-exit=1"], || job.signal(2, Signal::STOP));
     let line = verdict(&output);
     assert!(line.contains("rank 2 (node n2, TP0 PP0 DP1)"), "{line}");
+    job.all_ended();
+}
+
+/// A node's tasks do not need its slurmd; when they die too, the others end.
+fn a_dead_daemon_ends_nobody_and_a_dead_node_is_named(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG]);
+    let output = job.during(&[], || {
+        cluster.kill_daemon("n4");
+        let steps = job.steps();
+        until("the ranks go on", || job.steps() >= steps + 4);
+        [6, 7].iter().for_each(|rank| job.signal(*rank, Signal::KILL));
+    });
+    let line = verdict(&output);
+    assert!(line.contains("(node n4, TP") && line.contains(" died"), "{line}");
     job.all_ended();
 }
 
