@@ -352,10 +352,12 @@ fn counted_flops_are_the_formulas() {
 #[test]
 fn drift_from_the_plan_is_said_aloud() {
     use gptrain::estimate::drift;
-    let m = common::manifest(&[]);
+    let unnamed = common::manifest(&[]);
+    let m = common::manifest(&["plan.hardware=cpu"]);
     let bill = own::stages(&m, true).unwrap()[0].bill.total();
     let far = drift::line(&m, 0, bill, (8, 100.0)).unwrap();
     assert!(far.contains("slower than cpu should be") && !far.contains("bug"), "{far}");
+    assert!(!drift::line(&unnamed, 0, bill, (8, 100.0)).unwrap().contains("slower"));
     let other = gptrain::base::Bytes(bill.0 + 1);
     assert!(drift::line(&m, 0, other, (8, 100.0)).unwrap().contains("bug"));
 }

@@ -6,7 +6,7 @@ use crate::base::Bytes;
 use crate::comm::{Solo, dry};
 use crate::device::{self, Tally};
 use crate::engine::{Bill, Engine, Groups};
-use crate::manifest::{Manifest, Precision};
+use crate::manifest::{Batch, Manifest, Precision};
 use crate::plan::grid::Place;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -73,22 +73,26 @@ fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
     let device = device::Dry::default();
     let sent = Rc::new(RefCell::new(dry::Volume::new()));
     let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
+    let bill = engine.bill().clone();
+    let here = |slot: &&crate::model::Slot| !slot.copy;
+    let parameters = engine.slots().filter(here).map(|slot| slot.numel() as u64).sum();
+    // Counted in two turns of a pipeline, which the run's own batch may be too small for.
+    let turn = m.topology.pipeline;
+    let global = 2 * turn * m.batch.micro * m.topology.data;
+    let m = &Manifest { batch: Batch { global, ramp_up: None, ..m.batch }, ..m.clone() };
+    let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
     let counted = || Counted { work: device.take(), sent: sent.take() };
     let load = &mut |_: &_| Ok(());
     counted();
     engine.evaluate(load, 1)?;
     let forward = counted();
-    // Interleaved stages take as many micro-batches at a time as there are ranks.
-    let turn = m.topology.pipeline;
     engine.step(load, turn, 0.0, 1)?;
     let once = counted();
     engine.step(load, 2 * turn, 0.0, 1)?;
     let micros = counted().minus(&once);
     let step = once.minus(&micros);
     let micro = micros.share(1.0 / turn as f64);
-    let here = |slot: &&crate::model::Slot| !slot.copy;
-    let parameters = engine.slots().filter(here).map(|slot| slot.numel() as u64).sum();
-    Ok(Stage { bill: engine.bill().clone(), parameters, forward, micro, step })
+    Ok(Stage { bill, parameters, forward, micro, step })
 }
 
 /// The groups of a stage's first rank.
