@@ -40,6 +40,6 @@ pub use index::{
 };
 pub use load::{load, load_weights, read_into};
 pub use read::{Checkpoint, row_blocks};
-pub use replicas::{Held, equal, held, verify};
+pub use replicas::{Held, held, verify};
 pub use save::{Part, Share, abandon, begin, publish, save, saved_bytes, write_part};
 pub use snapshot::Snapshot;

@@ -1,4 +1,4 @@
-//! What ranks hold of the live weights: equal among the copies of each, and equal to what was saved.
+//! What ranks hold of the live weights: every copy of each equal to what was saved.
 //!
 //! Each rank computes the digests of what it holds; a weight's copy is what several ranks hold of it
 //! together, and digests of parts add up. So a few bytes of each rank prove, or name, what differs.
@@ -132,25 +132,6 @@ fn copies(world: &[Vec<Held>]) -> Copies<'_> {
         }
     }
     copies
-}
-
-/// All copies of each weight are equal, among what all ranks hold, in rank order.
-pub fn equal(world: &[Vec<Held>]) -> anyhow::Result<()> {
-    for (name, copies) in copies(world) {
-        let mut copies = copies.values();
-        let Some(one) = copies.next() else { continue };
-        for other in copies {
-            ensure!(
-                (one.digest, one.values) == (other.digest, other.values),
-                "{name} is not the same everywhere: its digest is {} on {}, {} on {}",
-                one.digest,
-                ranks(&one.ranks),
-                other.digest,
-                ranks(&other.ranks)
-            );
-        }
-    }
-    Ok(())
 }
 
 /// Every copy of every live weight, among what all ranks hold, is bit for bit what was in memory
