@@ -169,3 +169,16 @@ fn advice_is_what_the_program_has() {
         "{ladder}"
     );
 }
+
+/// ZeRO-0 over two replicas: each sends its f32 gradients once (2·(n−1)/n) and two numbers.
+#[test]
+fn the_bytes_of_a_step_are_shown_where_ranks_send() {
+    let one = estimate(&["manifests/quickstart.yaml"]).1;
+    assert!(!one.contains("Sent by a rank"), "{one}");
+    let sets = ["--set", "topology.data=2", "--set", "batch.micro=8"];
+    let two = estimate(&[&["manifests/quickstart.yaml"][..], &sets].concat()).1;
+    let row = two.lines().skip_while(|line| !line.starts_with("Sent by a rank")).nth(2).unwrap();
+    let numbers: Vec<f64> = row.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let gradients = 4.0 * 4_240_896.0 / 1048576.0;
+    assert!((numbers[3] - gradients).abs() < 0.06 && numbers[3] == numbers[5], "{row}");
+}

@@ -5,9 +5,10 @@ use super::setup::Setup;
 use crate::base::Bytes;
 use crate::comm::{Solo, dry};
 use crate::device::{self, Tally};
-use crate::engine::{Bill, Engine, Groups};
+use crate::engine::{self, Bill, Engine, Groups};
 use crate::manifest::{Batch, Manifest, Precision};
 use crate::plan::grid::Place;
+use crate::plan::volume::Volume;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -17,6 +18,8 @@ pub struct Stage {
     pub bill: Bill,
     /// Parameters of the model that this rank holds.
     pub parameters: u64,
+    /// Bytes this rank sends in a step.
+    pub sends: Volume,
     /// Of a micro-batch's forward, of its forward and backward, and of a step beside that.
     pub forward: Counted,
     pub micro: Counted,
@@ -76,6 +79,7 @@ fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
     let bill = engine.bill().clone();
     let here = |slot: &&crate::model::Slot| !slot.copy;
     let parameters = engine.slots().filter(here).map(|slot| slot.numel() as u64).sum();
+    let sends = engine::volume(&device, &groups(m, stage, &sent), m, m.batch.global);
     // Counted in two turns of a pipeline, which the run's own batch may be too small for.
     let turn = m.topology.pipeline;
     let global = 2 * turn * m.batch.micro * m.topology.data;
@@ -92,7 +96,7 @@ fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
     let micros = counted().minus(&once);
     let step = once.minus(&micros);
     let micro = micros.share(1.0 / turn as f64);
-    Ok(Stage { bill, parameters, forward, micro, step })
+    Ok(Stage { bill, parameters, sends, forward, micro, step })
 }
 
 /// The groups of a stage's first rank.

@@ -36,6 +36,7 @@ pub fn text(v: &View) -> String {
         Count(s.model.vocab_padded as u64)
     );
     out += &memory(v);
+    out += &sends(v);
     out += &time(v);
     out += &rates(v);
     out += &days(v);
@@ -53,33 +54,54 @@ fn size(count: f64) -> String {
 /// A row a stage.
 fn memory(v: &View) -> String {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
-    let mut out = String::from("\nMemory of a rank, GB of 1000 MiB\n");
-    let _ = write!(out, "{:>9}{:>7}{:>9}", "stage", "layers", "params B");
+    let (unit, called, params, thousands) = match v.needed {
+        GB.. => (GB, "GB of 1000 MiB", 1e9, "params B"),
+        _ => (1048576.0, "MiB", 1e6, "params M"),
+    };
+    let mut out = format!("\nMemory of a rank, {called}\n");
+    let _ = write!(out, "{:>9}{:>7}{:>9}", "stage", "layers", thousands);
     for name in &names {
         let _ = write!(out, "{:>9}", short(name));
     }
     let _ = writeln!(out, "{:>9}", "sum");
     for (i, stage) in v.stages.iter().enumerate() {
-        let _ = write!(out, "{i:>9}{:>7}{:>9.3}", stage.layers, stage.parameters / 1e9);
+        let _ = write!(out, "{i:>9}{:>7}{:>9.3}", stage.layers, stage.parameters / params);
         for (_, bytes) in &stage.terms {
-            let _ = write!(out, "{:>9.2}", bytes / GB);
+            let _ = write!(out, "{:>9.2}", bytes / unit);
         }
-        let _ = writeln!(out, "{:>9.2}", stage.bytes() / GB);
+        let _ = writeln!(out, "{:>9.2}", stage.bytes() / unit);
     }
     out += &deepspeed(v);
     let (stage, term) = v.peak();
     let bar = match v.reserved_error > 0.0 {
-        true => format!(" ± {:.1}", v.reserved * v.reserved_error / GB),
+        true => format!(" ± {:.1}", v.reserved * v.reserved_error / unit),
         false => String::new(),
     };
     let _ = writeln!(
         out,
         "Stage {stage} sets the peak, by its {term}: needed {:.1}, reserved {:.1}{bar} of {:.1}: {}",
-        v.needed / GB,
-        v.reserved / GB,
-        v.capacity / GB,
+        v.needed / unit,
+        v.reserved / unit,
+        v.capacity / unit,
         if v.fits { "fits" } else { "DOES NOT FIT" }
     );
+    out
+}
+
+/// What a stage's first rank sends in a step, where there is anybody to send to.
+fn sends(v: &View) -> String {
+    let mut out = String::new();
+    for (i, stage) in v.stages.iter().enumerate() {
+        let Some(sends) = stage.sends.filter(|sends| sends.total() > 0.0) else { continue };
+        if out.is_empty() {
+            out += "\nSent by a rank in a step, MiB\n    stage   tensor pipeline     data  tied      sum\n";
+        }
+        let tensor = sends.tensor + sends.partial;
+        let row = [tensor, sends.pipeline, sends.data, sends.ends, sends.total()];
+        let [tensor, pipeline, data, ends, total] = row.map(|bytes| bytes / 1048576.0);
+        let _ =
+            writeln!(out, "{i:>9}{tensor:>9.1}{pipeline:>9.1}{data:>9.1}{ends:>6.1}{total:>9.1}");
+    }
     out
 }
 

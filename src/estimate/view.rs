@@ -8,6 +8,7 @@ use crate::engine::orders;
 use crate::manifest::{Manifest, Objective, Schedule};
 use crate::model::parameters;
 use crate::plan::timeline::{self, Costs, Timeline};
+use crate::plan::volume::Volume;
 
 /// A stage's rank.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct Stage {
     pub parameters: f64,
     /// Bytes, by purpose.
     pub terms: Vec<(&'static str, f64)>,
+    /// Bytes that its first rank sends in a step, where they are known.
+    pub sends: Option<Volume>,
 }
 
 impl Stage {
@@ -121,6 +124,7 @@ pub fn predicted(
             layers: cuts[i].len(),
             parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
             terms: terms.iter().map(|(name, gb)| (*name, gb * GB)).collect(),
+            sends: None,
         }
     };
     let scale = p.seconds / p.time.total();
@@ -161,6 +165,7 @@ pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
             layers: cut.len(),
             parameters: stage.parameters as f64,
             terms: stage.bill.rows.iter().map(|(name, bytes)| (*name, bytes.0 as f64)).collect(),
+            sends: Some(stage.sends),
         })
         .collect();
     let (peak, bytes) = own::peak(&counted);

@@ -227,7 +227,11 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What is saved is one copy of each weight: the others must be like it.
     fn save(&mut self) -> anyhow::Result<()> {
+        if self.manifest.train.audit_interval.is_some() {
+            self.audit()?;
+        }
         let next_batch = self.ramp.batch_at(self.progress.consumed_samples) as u64;
         let seq_len = self.manifest.model.seq_len;
         self.signals.saved();
