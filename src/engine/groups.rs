@@ -80,12 +80,12 @@ impl Groups {
 /// This rank's place in its pipeline.
 pub fn seat(groups: &Groups, m: &Manifest) -> Seat {
     let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
-    Seat { rank, ranks, chunks: chunks(&m.topology) }
+    Seat { rank, ranks, chunks: m.topology.schedule.chunks() }
 }
 
 /// The layers of each virtual stage of a manifest's pipeline.
 pub fn cuts(m: &Manifest) -> Vec<Range<usize>> {
-    let stages = m.topology.pipeline * chunks(&m.topology);
+    let stages = m.topology.pipeline * m.topology.schedule.chunks();
     match &m.topology.layer_split {
         LayerSplit::Uniform => split::uniform(m.model.layers, stages),
         LayerSplit::Balanced => {
@@ -94,13 +94,6 @@ pub fn cuts(m: &Manifest) -> Vec<Range<usize>> {
         }
         LayerSplit::TransformerAndEmbedding => split::with_ends(m.model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),
-    }
-}
-
-fn chunks(topology: &Topology) -> usize {
-    match topology.schedule {
-        Schedule::Interleaved { chunks } => chunks,
-        Schedule::OneFOneB | Schedule::GPipe => 1,
     }
 }
 
@@ -133,7 +126,7 @@ pub fn actions(seat: Seat, schedule: Schedule, micros: usize) -> (Vec<Action>, u
 
 /// What every rank of a pipeline does in a step of `micros` micro-batches.
 pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
-    let seat = |rank| Seat { rank, ranks: topology.pipeline, chunks: chunks(topology) };
+    let seat = |rank| Seat { rank, ranks: topology.pipeline, chunks: topology.schedule.chunks() };
     (0..topology.pipeline).map(|rank| actions(seat(rank), topology.schedule, micros).0).collect()
 }
 
@@ -164,7 +157,7 @@ train: {samples: 8000}
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
             let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
             let m = loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest;
-            let stages = 4 * chunks(&m.topology);
+            let stages = 4 * m.topology.schedule.chunks();
             let costs =
                 Costs { forward: vec![1.0; stages], backward: vec![2.0; stages], message: 0.0 };
             let slots = |orders: &[Vec<Action>]| -> Vec<usize> {

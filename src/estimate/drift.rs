@@ -4,7 +4,7 @@ use super::hardware;
 use super::own;
 use super::setup::{Framework, Setup};
 use crate::base::{Bytes, Seconds};
-use crate::manifest::{DeviceChoice, Manifest, Objective};
+use crate::manifest::{DeviceChoice, Manifest};
 
 /// From so far off on, time or memory is worth a warning.
 const FAR: f64 = 1.5;
@@ -21,9 +21,7 @@ pub fn line(
     let named = m.plan.hardware.as_deref();
     let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { "cpu" };
     let hw = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
-    let causal =
-        m.data.objective == Objective::Causal && m.data.eod.is_none_or(|eod| !eod.reset_attention);
-    let stages = own::stages(m, causal).ok()?;
+    let stages = own::stages(m, m.data.causal()).ok()?;
     let mut setup = Setup::of(m, Framework::MegatronLm, hw);
     setup.global = global;
     let planned: f64 = own::parts(&stages, &setup).iter().map(|part| part.1).sum();

@@ -5,7 +5,7 @@ use super::own;
 use super::predict::{Prediction, Predictor};
 use super::setup::Setup;
 use crate::engine::orders;
-use crate::manifest::{Manifest, Objective, Schedule};
+use crate::manifest::Manifest;
 use crate::model::parameters;
 use crate::plan::timeline::{self, Costs, Timeline};
 use crate::plan::volume::Volume;
@@ -81,10 +81,7 @@ impl View {
     /// At most as many micro-batches as can be seen.
     pub fn schedule(&self) -> Timeline {
         let t = &self.setup.topology;
-        let chunks = match t.schedule {
-            Schedule::Interleaved { chunks } => chunks,
-            _ => 1,
-        };
+        let chunks = t.schedule.chunks();
         let micros = self.setup.micros().clamp(1, t.pipeline + 3);
         let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
         let backward = self.setup.forwards() + 1.0;
@@ -154,9 +151,7 @@ pub fn predicted(
 
 /// Of gptrain itself: the engine's own bill.
 pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
-    let causal =
-        m.data.objective == Objective::Causal && !m.data.eod.is_some_and(|eod| eod.reset_attention);
-    let counted = own::stages(m, causal)?;
+    let counted = own::stages(m, m.data.causal())?;
     let cuts = setup.stages();
     let stages: Vec<Stage> = counted
         .iter()

@@ -124,6 +124,12 @@ pub struct DataStage {
 }
 
 impl Data {
+    /// Whether every sample's mask is plainly causal.
+    pub fn causal(&self) -> bool {
+        let whole = self.eod.is_none_or(|eod| !eod.reset_attention);
+        self.objective == Objective::Causal && whole
+    }
+
     /// What is trained on, and from which sample on.
     pub fn mixtures(&self) -> impl Iterator<Item = (u64, &[Dataset])> {
         let later = self.stages.iter().map(|stage| (stage.from, &stage.train[..]));
@@ -266,6 +272,16 @@ pub struct Topology {
     pub layer_split: LayerSplit,
     pub neighbours: Neighbours,
     pub recompute: Recompute,
+}
+
+impl Schedule {
+    /// Chunks of layers that each stage holds.
+    pub fn chunks(self) -> usize {
+        match self {
+            Schedule::Interleaved { chunks } => chunks,
+            Schedule::OneFOneB | Schedule::GPipe => 1,
+        }
+    }
 }
 
 impl Topology {

@@ -22,7 +22,7 @@ use crate::data::Source;
 use crate::device::Backend;
 use crate::engine::{Engine, lr};
 use crate::estimate::drift;
-use crate::manifest::{Loaded, Manifest, Objective};
+use crate::manifest::{Loaded, Manifest};
 use crate::plan::ramp::Ramp;
 use anyhow::Context;
 use feed::{Feed, Turn};
@@ -250,9 +250,4 @@ impl Run<'_> {
             report.finish();
         }
     }
-}
-
-/// Whether every sample's mask is plainly causal.
-fn causal(m: &Manifest) -> bool {
-    m.data.objective == Objective::Causal && m.data.eod.is_none_or(|eod| !eod.reset_attention)
 }

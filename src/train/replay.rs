@@ -4,7 +4,7 @@ use super::feed::Feed;
 use super::feed::Turn;
 use super::rank::Rank;
 use super::report::metrics::Metrics;
-use super::{causal, launch, resume, saving};
+use super::{launch, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
 use crate::data::{Datasets, Source};
@@ -109,7 +109,7 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
-    let engine = Engine::new(&*be, Groups::solo(), m, causal(m))?;
+    let engine = Engine::new(&*be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
     let now = replay(m, &engine, &*be, &data.train, Turn::alone(m), progress, 1)?[0];
     Ok(Again { now, before: next_recorded(folder, now.step) })

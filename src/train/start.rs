@@ -8,7 +8,7 @@ use super::rank::{Agreed, Rank};
 use super::report::{Report, RunInfo};
 use super::saving::{self, Saver};
 use super::together;
-use super::{Options, Run, attempts, causal, replay, resume};
+use super::{Options, Run, attempts, replay, resume};
 use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, State};
 use crate::data::{Datasets, Plan};
@@ -108,7 +108,7 @@ pub fn open<'a>(
     let from = found.as_ref().map_or(0, |found| found.step);
     rank.first(|| attempts::count(&m.log.folder, from))?;
     rank.doing("reserving memory");
-    let engine = Engine::new(be, rank.groups(&m.topology), m, causal(m));
+    let engine = Engine::new(be, rank.groups(&m.topology), m, m.data.causal());
     let engine = rank.all(engine.map_err(anyhow::Error::from))?;
     together::enough_memory(rank, be, &process.node, engine.bill().total())?;
     announce(process, rank, &engine, ramp)?;

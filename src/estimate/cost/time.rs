@@ -4,7 +4,7 @@
 use super::constants::T;
 use super::gemm;
 use crate::estimate::setup::{Framework, Moments, Numbers, Setup};
-use crate::manifest::{Recompute, Schedule};
+use crate::manifest::Recompute;
 
 /// Bytes of element-wise traffic an element of [s, b, h], in 16 bits: norms, dropout and residual
 /// outside the part that tensor parallelism splits, activation function and copies inside.
@@ -129,6 +129,8 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let pace = (0..stages).max_by(slower).expect("a pipeline has a stage");
     let (work, pipe, _) = works[pace];
     let n = s.micros() as f64;
+    // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
+    let chunks = s.topology.schedule.chunks() as f64;
     Time {
         parts: vec![
             ("matrix products", n * work.gemm),
@@ -137,19 +139,11 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
             ("launches", n * work.launch),
             ("tensor parallel", n * work.tensor),
             ("pipeline sends", n * pipe),
-            ("pipeline bubble", (slots.iter().sum::<f64>() - slots[pace]) / chunks(s)),
+            ("pipeline bubble", (slots.iter().sum::<f64>() - slots[pace]) / chunks),
             ("data parallel", data_parallel(s, most, &r)),
             ("optimizer", optimizer(s, most, &r)),
         ],
         slots,
-    }
-}
-
-/// The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
-fn chunks(s: &Setup) -> f64 {
-    match s.topology.schedule {
-        Schedule::Interleaved { chunks } => chunks as f64,
-        Schedule::OneFOneB | Schedule::GPipe => 1.0,
     }
 }
 
@@ -220,7 +214,9 @@ fn head(s: &Setup, r: &Rates) -> Work {
 /// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
 /// copy through its node's adapters; Megatron-LM scatters it first.
 fn send(s: &Setup, r: &Rates) -> f64 {
-    let bytes = 2.0 * (s.model.seq_len * s.micro * s.model.hidden) as f64 * chunks(s);
+    let bytes = 2.0
+        * (s.model.seq_len * s.micro * s.model.hidden) as f64
+        * s.topology.schedule.chunks() as f64;
     let copies = match s.framework {
         Framework::MegatronLm => s.per_node as f64 / s.topology.tensor as f64,
         _ => s.per_node as f64,

@@ -138,10 +138,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     if !report.sound(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
         return;
     }
-    let chunks = match topology.schedule {
-        Schedule::Interleaved { chunks } => chunks,
-        _ => 1,
-    };
+    let chunks = topology.schedule.chunks();
     let parts = stages * chunks;
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
     if parts > layers {
