@@ -4,7 +4,7 @@
 
 use crate::base::DType;
 use crate::device::Tensor;
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Mutex, MutexGuard};
 
 /// Bytes on their way, aligned for every dtype.
@@ -81,6 +81,7 @@ pub fn read(from: Tensor, to: &mut Buffer) {
         match from.dtype {
             DType::F32 => bytemuck::cast_slice(from.host::<f32>()),
             DType::BF16 => bytemuck::cast_slice(from.host::<bf16>()),
+            DType::F16 => bytemuck::cast_slice(from.host::<f16>()),
             DType::I32 => bytemuck::cast_slice(from.host::<i32>()),
             DType::I64 => bytemuck::cast_slice(from.host::<i64>()),
         }
@@ -120,6 +121,11 @@ pub fn sum(parts: &[Option<Buffer>], x: Tensor) {
             // SAFETY: as in `write`.
             let x = unsafe { x.host_mut::<bf16>() };
             sum_as(parts, x, bf16::to_f32, bf16::from_f32);
+        }
+        DType::F16 => {
+            // SAFETY: as in `write`.
+            let x = unsafe { x.host_mut::<f16>() };
+            sum_as(parts, x, f16::to_f32, f16::from_f32);
         }
         other => panic!("a sum of {other}"),
     }

@@ -177,8 +177,7 @@ mod dtype_by_name {
 
     pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<DType, D::Error> {
         let name = String::deserialize(from)?;
-        let all = [DType::F32, DType::BF16, DType::I32, DType::I64];
-        let found = all.into_iter().find(|dtype| dtype.to_string() == name);
+        let found = DType::ALL.into_iter().find(|dtype| dtype.to_string() == name);
         found.ok_or_else(|| D::Error::custom(format!("no dtype {name}")))
     }
 }

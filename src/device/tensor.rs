@@ -1,7 +1,7 @@
 //! A tensor is an address.
 
 use crate::base::DType;
-use half::bf16;
+use half::{bf16, f16};
 
 /// A row-major matrix somewhere in a device's memory. An address, not an owner: arenas own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,9 @@ impl Element for f32 {
 }
 impl Element for bf16 {
     const DTYPE: DType = DType::BF16;
+}
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
 }
 impl Element for i32 {
     const DTYPE: DType = DType::I32;

@@ -2,7 +2,7 @@
 
 use gptrain::base::{DType, rng};
 use gptrain::device::{Arena, Backend, Dropout, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
 
 /// A tensor and the numbers in it, as rounded to its dtype.
@@ -25,6 +25,7 @@ impl Seen {
         match self.dtype {
             DType::F32 => self.bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
             DType::BF16 => self.bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
+            DType::F16 => self.bytes.chunks_exact(2).map(|b| f16_of(b).to_f64()).collect(),
             other => panic!("numbers of {other}"),
         }
     }
@@ -121,8 +122,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Holds an output to its definition. Tolerances, relative to the largest number wanted: in f32
-    /// 4e-6, sums of a thousand terms rounded once each; in bf16 2^-8, twice its rounding, and twice
-    /// that where an epilogue may be an op of its own that rounds once more.
+    /// 4e-6, sums of a thousand terms rounded once each; in bf16 2^-8 and in f16 2^-10, a few
+    /// roundings, and twice that where an epilogue may be an op of its own that rounds once more.
     pub fn expect(&self, name: &str, got: Tensor, want: impl FnOnce() -> Vec<f64>) {
         self.expect_within(self.tolerance(got.dtype), name, got, want);
     }
@@ -130,6 +131,8 @@ impl<'a> Bench<'a> {
     fn tolerance(&self, dtype: DType) -> f64 {
         match dtype {
             DType::F32 => 4e-6,
+            DType::F16 if self.exact => 1.0 / 1024.0,
+            DType::F16 => 1.0 / 512.0,
             _ if self.exact => 1.0 / 256.0,
             _ => 1.0 / 128.0,
         }
@@ -200,12 +203,21 @@ fn rounded(dtype: DType, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
             let bytes = bytemuck::cast_slice(&x).to_vec();
             (bytes, x.into_iter().map(f64::from).collect())
         }
+        DType::F16 => {
+            let x: Vec<f16> = x.iter().map(|x| f16::from_f64(*x)).collect();
+            let bytes = bytemuck::cast_slice(&x).to_vec();
+            (bytes, x.into_iter().map(f64::from).collect())
+        }
         other => panic!("numbers in {other}"),
     }
 }
 
 fn f32_of(b: &[u8]) -> f32 {
     f32::from_ne_bytes([b[0], b[1], b[2], b[3]])
+}
+
+fn f16_of(b: &[u8]) -> f16 {
+    f16::from_ne_bytes([b[0], b[1]])
 }
 
 fn bf16_of(b: &[u8]) -> bf16 {

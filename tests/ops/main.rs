@@ -64,6 +64,11 @@ fn ops_agree_with_their_definitions_in_bf16() {
     check(&Cpu::new(Some(2)), DType::BF16);
 }
 
+#[test]
+fn ops_agree_with_their_definitions_in_f16() {
+    check(&Cpu::new(Some(2)), DType::F16);
+}
+
 /// The table's cases are small; these are cut into many tasks.
 fn large() -> Vec<Case> {
     vec![
@@ -81,7 +86,7 @@ fn large() -> Vec<Case> {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         for case in large().into_iter().chain(table()) {
             let run = |threads| {
                 let backend = Cpu::new(Some(threads));

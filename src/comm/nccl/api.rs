@@ -45,6 +45,7 @@ pub fn data_type(dtype: DType) -> c_int {
         DType::I32 => 2,
         DType::I64 => 4,
         DType::F32 => 7,
+        DType::F16 => 6,
         DType::BF16 => 9,
     }
 }

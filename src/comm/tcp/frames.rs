@@ -16,7 +16,6 @@ const SMALL: usize = 16 << 10;
 const LONGEST: u64 = 8 << 20;
 
 const OPS: [Op; 5] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::Send, Op::Recv];
-const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::I32, DType::I64];
 
 /// In place of an op: nothing more follows.
 const GOODBYE: u8 = 255;
@@ -31,7 +30,7 @@ pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     bytes.extend(what.numel.to_le_bytes());
     bytes.extend((data.len() as u64).to_le_bytes());
     bytes.push(place(OPS.iter().position(|op| *op == what.op)));
-    bytes.push(place(DTYPES.iter().position(|dtype| *dtype == what.dtype)));
+    bytes.push(place(DType::ALL.iter().position(|dtype| *dtype == what.dtype)));
     bytes.push(label.message as u8);
     bytes.resize(HEADER, 0);
     // One packet for what fits in one; a copy less for what does not.
@@ -58,7 +57,7 @@ pub fn read(from: &mut TcpStream, pool: &Pool) -> io::Result<Option<Frame>> {
     }
     let damaged = || io::Error::other(format!("a damaged frame: {header:?}"));
     let op = *OPS.get(op as usize).ok_or_else(damaged)?;
-    let dtype = *DTYPES.get(dtype as usize).ok_or_else(damaged)?;
+    let dtype = *DType::ALL.get(dtype as usize).ok_or_else(damaged)?;
     if length > LONGEST {
         return Err(damaged());
     }

@@ -4,7 +4,7 @@ use crate::base::{DType, rng};
 use crate::comm::memory::{self, Pool};
 use crate::comm::{Collective, Group, World};
 use crate::device::Tensor;
-use half::bf16;
+use half::{bf16, f16};
 
 /// A tensor with memory of its own.
 pub struct Numbers {
@@ -28,7 +28,7 @@ impl Numbers {
         for (i, v) in values.iter().enumerate() {
             match dtype {
                 DType::F32 => bytes[4 * i..4 * i + 4].copy_from_slice(&v.to_le_bytes()),
-                _ => bytes[2 * i..2 * i + 2].copy_from_slice(&bf16::from_f32(*v).to_le_bytes()),
+                _ => bytes[2 * i..2 * i + 2].copy_from_slice(&half(dtype, *v).to_le_bytes()),
             }
         }
         numbers
@@ -48,7 +48,25 @@ fn values(x: Tensor) -> Vec<f32> {
     memory::read(x, &mut bytes);
     match x.dtype {
         DType::F32 => bytemuck::cast_slice(bytes.bytes()).to_vec(),
+        DType::F16 => {
+            bytemuck::cast_slice::<u8, f16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect()
+        }
         _ => bytemuck::cast_slice::<u8, bf16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect(),
+    }
+}
+
+/// Bits of a number in one of the 16-bit types.
+fn half(dtype: DType, x: f32) -> u16 {
+    match dtype {
+        DType::F16 => f16::from_f32(x).to_bits(),
+        _ => bf16::from_f32(x).to_bits(),
+    }
+}
+
+fn rounded(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(x).to_f32(),
+        _ => bf16::from_f32(x).to_f32(),
     }
 }
 
@@ -56,9 +74,10 @@ fn values(x: Tensor) -> Vec<f32> {
 fn brought(rank: usize, dtype: DType, numel: usize) -> Vec<f32> {
     let mut x = vec![0.0; numel];
     rng::normals(rng::key(rank as u64, "brought"), 0, &mut x);
-    x.iter_mut().enumerate().for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % 7));
-    if dtype == DType::BF16 {
-        x.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
+    let sizes = if dtype == DType::F16 { 4 } else { 7 }; // 65504 is its largest
+    x.iter_mut().enumerate().for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % sizes));
+    if dtype != DType::F32 {
+        x.iter_mut().for_each(|v| *v = rounded(dtype, *v));
     }
     x
 }
@@ -68,7 +87,7 @@ fn summed(size: usize, dtype: DType, numel: usize) -> Vec<f32> {
     let all: Vec<Vec<f32>> = (0..size).map(|rank| brought(rank, dtype, numel)).collect();
     let sum = |i: usize| match dtype {
         DType::F32 => all.iter().fold(0.0f64, |sum, x| sum + x[i] as f64) as f32,
-        _ => bf16::from_f32(all.iter().fold(0.0f32, |sum, x| sum + x[i])).to_f32(),
+        _ => rounded(dtype, all.iter().fold(0.0f32, |sum, x| sum + x[i])),
     };
     (0..numel).map(sum).collect()
 }
@@ -77,7 +96,7 @@ fn summed(size: usize, dtype: DType, numel: usize) -> Vec<f32> {
 pub fn check_ops(world: &World, lengths: &[usize]) {
     let ranks: Vec<usize> = (0..world.size()).collect();
     let group = world.group("all", &ranks);
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         for &length in lengths {
             check_reduce(&*group, dtype, length);
             check_parts(&*group, dtype, length, true);

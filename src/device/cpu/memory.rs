@@ -6,6 +6,8 @@
 use super::math::{narrow, widen};
 use crate::base::{Bytes, DType};
 use crate::device::{Out, OutOfMemory, Tensor};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 
@@ -15,7 +17,7 @@ pub(super) const BLOCK: usize = 512;
 /// A block's worth of f32 on the stack.
 pub(super) type Block = [f32; BLOCK];
 
-/// Elements `at .. at + to.len()` of an f32 or bf16 tensor.
+/// Elements `at .. at + to.len()` of a tensor of floats.
 pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
     assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
@@ -32,7 +34,11 @@ pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
                 let from = (from.addr() as *const u16).add(at);
                 widen(std::slice::from_raw_parts(from, to.len()), to);
             }
-            other => panic!("{other} where f32 or bf16 is expected"),
+            DType::F16 => {
+                let from = (from.addr() as *const f16).add(at);
+                std::slice::from_raw_parts(from, to.len()).convert_to_f32_slice(to);
+            }
+            other => panic!("{other} where a float is expected"),
         }
     }
 }
@@ -50,7 +56,7 @@ fn prefetch(addr: usize, bytes: usize) {
     let _ = (addr, bytes);
 }
 
-/// Overwrites elements `at .. at + from.len()` of an f32 or bf16 tensor, rounding to nearest even.
+/// Overwrites elements `at .. at + from.len()` of a tensor of floats, rounding to nearest even.
 pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
     assert!(at + from.len() <= to.numel(), "element {at}+{} of {}", from.len(), to.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
@@ -64,7 +70,11 @@ pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
                 let to = (to.addr() as *mut u16).add(at);
                 narrow(from, std::slice::from_raw_parts_mut(to, from.len()));
             }
-            other => panic!("{other} where f32 or bf16 is expected"),
+            DType::F16 => {
+                let to = (to.addr() as *mut f16).add(at);
+                std::slice::from_raw_parts_mut(to, from.len()).convert_from_f32_slice(from);
+            }
+            other => panic!("{other} where a float is expected"),
         }
     }
 }

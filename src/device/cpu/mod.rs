@@ -3,7 +3,7 @@
 //! An op runs to its end before it returns. Its work is cut into tasks by its shape alone, never by
 //! the number of threads, and what tasks add up is added in the order of the tasks: so results are
 //! the same bits on any number of threads. Arithmetic is f32 on blocks of at most 512 elements that
-//! `memory` loads and stores, converting bf16; sums over a whole tensor are f64.
+//! `memory` loads and stores, converting bf16 and f16; sums over a whole tensor are f64.
 
 mod attention;
 mod cross_entropy;

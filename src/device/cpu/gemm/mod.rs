@@ -2,7 +2,7 @@
 //!
 //! After GotoBLAS (Goto & van de Geijn 2008): B is packed into panels all threads share, and a task
 //! packs some rows of A, multiplies them with every panel into sums that stay in its second-level
-//! cache, and puts the sums through the epilogue into C. Packing widens bf16. Each element is summed
+//! cache, and puts the sums through the epilogue into C. Packing widens bf16 and f16. Each element is summed
 //! along the depth in order, so how C is cut into tasks does not show in its bits.
 
 mod pack;
