@@ -34,19 +34,20 @@ lint:
 
 # Against PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
 bench-cpu:
-	cargo bench --locked --bench cpu_ops
-	cargo bench --locked --bench cpu_train
-	cargo bench --locked --bench cpu_train -- --precision bf16
+	cargo bench --locked --bench ops
+	cargo bench --locked --bench train
+	cargo bench --locked --bench train -- --precision bf16
 
 # What a machine with a GPU needs, where it has no Rust: target/gpu/, this file and nothing else.
 executable = $$(cargo $(1) --locked --no-run --message-format json 2>/dev/null | \
 	sed -n 's/.*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
 gpu-binaries: build
 	mkdir -p target/gpu
-	cp $(GPTRAIN) benches/torch_gpt2_bench.py target/gpu/
+	cp $(GPTRAIN) benches/torch_*.py target/gpu/
 	cp "$(call executable,test --release --test ops,ops)" target/gpu/ops
 	cp "$(call executable,test --release --test grids_cuda,grids_cuda)" target/gpu/grids
-	cp "$(call executable,bench --bench gpu_train,gpu_train)" target/gpu/gpu_train
+	cp "$(call executable,bench --bench train,train)" target/gpu/bench_train
+	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
 
 # On a GPU: every op against its definition and the CPU, grids of ranks that share it, and the op
 # tests once more under compute-sanitizer where there is one.
@@ -57,9 +58,12 @@ test-gpu: $(GPU_BINARIES)
 	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
 		--error-exitcode 1 target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
 
-# One table: tokens/s, ms, MFU of 989 TFLOP/s, and the ratio to PyTorch compiled (PYTHON with torch).
+# One table: tokens/s, ms, MFU of 989 TFLOP/s, and the ratio to PyTorch compiled (PYTHON with torch);
+# then each op against the GPU's own copy, and attention against PyTorch's flash attention.
 bench-gpu: $(GPU_BINARIES)
-	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/gpu_train
+	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/bench_train --device cuda
+	for model in gpt2 1.5b 7b; do \
+		TORCH_ATTENTION=target/gpu/torch_attention.py target/gpu/bench_ops cuda $$model bf16; done
 
 # One file for any Linux with glibc 2.28 or newer (zig is the linker).
 release: kernels

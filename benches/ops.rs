@@ -1,13 +1,17 @@
-//! Time of each op of one training step on the CPU, on one thread and on all.
+//! Time of each op of one training step: on the CPU with one thread and with all, or on a GPU.
 //!
-//! `cargo bench --bench cpu_ops -- [gpt2|tiny] [f32|bf16] [part of an op's name]`. The best of many
-//! runs is given, since other programs only make a run longer; the last line adds up a step.
+//! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`. The
+//! best of many runs is given, since other programs only make a run longer; the last line adds up a
+//! step. What moves bytes is also given as a share of the device's own copy. On a GPU attention is
+//! compared with PyTorch's flash attention in the same run (`PYTHON` with torch).
 
 use gptrain::base::{DType, rng};
 use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
     AdamW, Arena, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Tensor, Visible,
 };
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A model and a micro-batch.
@@ -19,6 +23,8 @@ struct Shape {
     seq: usize,
     samples: usize,
     dtype: DType,
+    /// Bytes for the operands of a family of ops.
+    room: usize,
 }
 
 /// An op with its operands.
@@ -30,6 +36,7 @@ struct Row<'a> {
     run: Box<dyn Fn() + 'a>,
 }
 
+#[derive(Clone, Copy)]
 enum Work {
     /// Floating-point operations.
     Flops(f64),
@@ -37,73 +44,155 @@ enum Work {
     Bytes(f64),
 }
 
+/// What is measured on: a name and the device.
+type Device = (String, Box<dyn Backend>);
+
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let (mut shape, mut part) = (gpt2(), String::new());
+    let (mut on_gpu, mut shape, mut dtype, mut part) = (false, "gpt2", DType::F32, "");
     for word in &words {
         match word.as_str() {
-            "gpt2" => shape = Shape { dtype: shape.dtype, ..gpt2() },
-            "tiny" => shape = Shape { dtype: shape.dtype, ..tiny() },
-            "f32" => shape.dtype = DType::F32,
-            "bf16" => shape.dtype = DType::BF16,
-            word => part = word.into(),
+            "cpu" => on_gpu = false,
+            "cuda" => on_gpu = true,
+            "tiny" | "gpt2" | "1.5b" | "7b" => shape = word,
+            "f32" => dtype = DType::F32,
+            "bf16" => dtype = DType::BF16,
+            word => part = word,
         }
     }
-    let all = Cpu::new(None).threads();
-    println!("{:<34} {:>5}  {:>9} {:>11}  {:>9} {:>11}", "op", "times", "1 thread", "", "all", "");
-    let [alone, together] = [1, all].map(|threads| {
-        let cpu = Cpu::new(Some(threads));
-        rows(&cpu, &shape, &part, |row| {
-            let best = best(&row.run);
-            (row.name.clone(), row.times, best, rate(&row.work, best))
-        })
-    });
-    let mut step = [0.0; 2];
-    for ((name, times, one, one_rate), (_, _, many, many_rate)) in alone.iter().zip(&together) {
-        let (one, many) = (one.as_secs_f64() * 1e3, many.as_secs_f64() * 1e3);
-        step[0] += one * *times as f64;
-        step[1] += many * *times as f64;
-        println!("{name:<34} {times:>5}  {one:>6.2} ms {one_rate}  {many:>6.2} ms {many_rate}");
-    }
+    let shape = Shape { dtype, ..named(shape, on_gpu) };
+    let devices = if on_gpu { gpu() } else { cpus() };
+    let columns: Vec<Column> =
+        devices.iter().map(|(_, device)| Column::measure(&**device, &shape, part)).collect();
+    print(&devices, &columns);
     let tokens = (shape.samples * shape.seq) as f64;
-    let [one, many] = step.map(|ms| (ms / 1e3, tokens / ms * 1e3));
-    println!("a step: {:.2} s, {:.0} tokens/s on 1 thread", one.0, one.1);
-    println!("a step: {:.2} s, {:.0} tokens/s on {all} threads", many.0, many.1);
+    for ((name, _), column) in devices.iter().zip(&columns) {
+        let step: f64 = column.rows.iter().map(|row| row.best * row.times as f64).sum();
+        println!("a step: {:.2} ms, {:.0} tokens/s on {name}", 1e3 * step, tokens / step);
+    }
+    if on_gpu && "attention".contains(part) {
+        flash_attention(&shape);
+    }
 }
 
-fn gpt2() -> Shape {
-    let (layers, hidden, heads, vocab) = (12, 768, 12, 50304);
-    Shape { layers, hidden, heads, vocab, seq: 256, samples: 4, dtype: DType::F32 }
+fn cpus() -> Vec<Device> {
+    let all = Cpu::new(None).threads();
+    let cpu = |name: &str, threads| (name.into(), Box::new(Cpu::new(Some(threads))) as Box<_>);
+    vec![cpu("1 thread", 1), cpu(&format!("{all} threads"), all)]
 }
 
-fn tiny() -> Shape {
-    let (layers, hidden, heads, vocab) = (6, 384, 6, 256);
-    Shape { layers, hidden, heads, vocab, seq: 256, samples: 8, dtype: DType::F32 }
+fn gpu() -> Vec<Device> {
+    let cuda = Cuda::open(&cuda::Options::of_machine(0)).unwrap_or_else(|why| panic!("{why}"));
+    println!("{}", cuda.description());
+    vec![("the GPU".into(), Box::new(cuda))]
 }
 
-/// The shortest of at least three runs and at most half a second of them.
-fn best(run: &dyn Fn()) -> Duration {
-    run();
-    let (start, mut best, mut runs) = (Instant::now(), Duration::MAX, 0);
-    while runs < 3 || (start.elapsed() < Duration::from_millis(500) && runs < 1000) {
+/// What one device gave.
+struct Column {
+    /// Bytes a second of its copy, read and written.
+    copy: f64,
+    rows: Vec<Timed>,
+}
+
+struct Timed {
+    name: String,
+    times: usize,
+    work: Work,
+    /// Seconds.
+    best: f64,
+}
+
+impl Column {
+    fn measure(be: &dyn Backend, shape: &Shape, part: &str) -> Column {
+        let rows = rows(be, shape, part, |row| Timed {
+            name: row.name.clone(),
+            times: row.times,
+            work: row.work,
+            best: best(be, &row.run),
+        });
+        let arena = Arena::new(be, 1 << 30).expect("1 GiB");
+        let [x, y] = [0, 1].map(|_| arena.matrix(1, 100 << 20, DType::F32));
+        let copy = 2.0 * x.bytes() as f64 / best(be, &|| be.copy(x, y.set()));
+        Column { copy, rows }
+    }
+}
+
+fn print(devices: &[Device], columns: &[Column]) {
+    print!("{:<40} {:>5}", "op", "times");
+    for ((name, _), column) in devices.iter().zip(columns) {
+        print!("  {:>34}", format!("{name}, copy at {:.1} GB/s", column.copy / 1e9));
+    }
+    println!();
+    for (i, row) in columns[0].rows.iter().enumerate() {
+        print!("{:<40} {:>5}", row.name, row.times);
+        for column in columns {
+            let best = column.rows[i].best;
+            print!("  {:>9.3} ms {}", 1e3 * best, rate(row.work, best, column.copy));
+        }
+        println!();
+    }
+}
+
+fn rate(work: Work, seconds: f64, copy: f64) -> String {
+    match work {
+        Work::Flops(flops) => format!("{:>8.0} GFLOP/s      ", flops / seconds / 1e9),
+        Work::Bytes(bytes) => {
+            let rate = bytes / seconds;
+            format!("{:>8.1} GB/s {:>3.0} %   ", rate / 1e9, 100.0 * rate / copy)
+        }
+    }
+}
+
+/// Best time of our forward and backward beside PyTorch's, which must be its flash attention.
+fn flash_attention(shape: &Shape) {
+    let python = std::env::var("PYTHON").unwrap_or("python3".into());
+    let script = std::env::var("TORCH_ATTENTION").unwrap_or("benches/torch_attention.py".into());
+    let sizes = [shape.samples, shape.heads, shape.seq, shape.hidden / shape.heads];
+    let sizes = sizes.map(|size| size.to_string());
+    match Command::new(python).arg(script).args(sizes).output() {
+        Ok(done) if done.status.success() => print!("{}", String::from_utf8_lossy(&done.stdout)),
+        _ => println!("no PyTorch with flash attention to compare with"),
+    }
+}
+
+/// A model by name, with a micro-batch that the device can fill itself with.
+fn named(name: &str, on_gpu: bool) -> Shape {
+    let shape = |layers, hidden, heads, vocab, seq, samples| {
+        let (dtype, room) = (DType::F32, if seq < 1024 { 2 << 30 } else { 24 << 30 });
+        Shape { layers, hidden, heads, vocab, seq, samples, dtype, room }
+    };
+    match (name, on_gpu) {
+        ("tiny", _) => shape(6, 384, 6, 256, 256, 8),
+        ("1.5b", _) => shape(48, 1600, 25, 50304, 1024, 16),
+        ("7b", _) => shape(32, 4096, 32, 50304, 2048, 2),
+        (_, true) => shape(12, 768, 12, 50304, 1024, 32),
+        (_, false) => shape(12, 768, 12, 50304, 256, 4),
+    }
+}
+
+/// Seconds of the shortest of at least three runs and at most half a second of them. A run is as
+/// many calls as make waiting for the device a small part of it.
+fn best(be: &dyn Backend, call: &dyn Fn()) -> f64 {
+    let run = |calls: u32| {
         let begin = Instant::now();
-        run();
-        best = best.min(begin.elapsed());
+        (0..calls).for_each(|_| call());
+        be.sync().unwrap_or_else(|why| panic!("{why:#}"));
+        begin.elapsed()
+    };
+    run(1);
+    let long = Duration::from_millis(5);
+    let calls = (long.as_nanos() / run(1).as_nanos().max(1)).clamp(1, 1000) as u32;
+    let (start, mut best, mut runs) = (Instant::now(), Duration::MAX, 0);
+    while runs < 3 || start.elapsed() < Duration::from_millis(500) {
+        best = best.min(run(calls));
         runs += 1;
     }
-    best
-}
-
-fn rate(work: &Work, time: Duration) -> String {
-    match work {
-        Work::Flops(flops) => format!("{:>5.0} GFLOP/s", flops / time.as_secs_f64() / 1e9),
-        Work::Bytes(bytes) => format!("{:>8.1} GB/s", bytes / time.as_secs_f64() / 1e9),
-    }
+    best.as_secs_f64() / calls as f64
 }
 
 /// Tensors of a step, each a view of the same few regions.
 struct Tensors<'a> {
-    cpu: &'a Cpu,
+    be: &'a dyn Backend,
     arena: Arena,
     dtype: DType,
 }
@@ -126,19 +215,19 @@ impl Tensors<'_> {
         let to = self.arena.matrix(rows, cols, dtype);
         for at in (0..to.numel()).step_by(some.len()) {
             let part = to.span(at, some.len().min(to.numel() - at));
-            self.cpu.upload(&bytes[..part.bytes()], part);
+            self.be.upload(&bytes[..part.bytes()], part);
         }
         to
     }
 }
 
 /// Runs `with` on each row of the table whose name has `part` in it.
-fn rows<R>(cpu: &Cpu, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
+fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
     let families = [products, head, between, attention, update];
     let mut results = Vec::new();
     for family in families {
-        let arena = Arena::new(cpu, 2 << 30).expect("2 GiB");
-        let tensors = Tensors { cpu, arena, dtype: shape.dtype };
+        let arena = Arena::new(be, shape.room).expect("memory");
+        let tensors = Tensors { be, arena, dtype: shape.dtype };
         for row in family(&tensors, shape) {
             if row.name.contains(part) {
                 results.push(with(&row));
@@ -161,12 +250,12 @@ fn product<'a>(
     let c = if kind == Gemm::TN { t.matrix_of(m, n, DType::F32) } else { t.matrix(m, n) };
     let then = then.map_or(Epilogue::Nothing, |then| then(t.matrix(1, n), t.matrix(m, n)));
     let out = if kind == Gemm::TN { c.add() } else { c.set() };
-    let cpu = t.cpu;
+    let be = t.be;
     Row {
         name: format!("{what} {kind:?} {m}x{n}x{k}"),
         times,
         work: Work::Flops(2.0 * (m * n * k) as f64),
-        run: Box::new(move || cpu.gemm(kind, a, b, out, then)),
+        run: Box::new(move || be.gemm(kind, a, b, out, then)),
     }
 }
 
@@ -194,18 +283,18 @@ fn products<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 }
 
 fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (n, h, v, cpu) = (shape.samples * shape.seq, shape.hidden, shape.vocab, t.cpu);
+    let (n, h, v, be) = (shape.samples * shape.seq, shape.hidden, shape.vocab, t.be);
     let logits = t.matrix(n, v);
     let bytes = logits.bytes() as f64;
     let targets = t.arena.matrix(n, 1, DType::I32);
     let weights = t.matrix_of(n, 1, DType::F32);
     let stats = t.matrix_of(n, 3, DType::F32);
     let losses = t.matrix_of(n, 1, DType::F32);
-    let statistics = move || cpu.cross_entropy_stats(logits, targets, 0, v, stats.set());
+    let statistics = move || be.cross_entropy_stats(logits, targets, 0, v, stats.set());
     statistics();
     let loss = move || {
         let to = Some(logits.set());
-        cpu.cross_entropy(logits, targets, weights, stats, 0, v, losses.set(), to);
+        be.cross_entropy(logits, targets, weights, stats, 0, v, losses.set(), to);
     };
     vec![
         product(t, "head", 1, Gemm::NT, [n, v, h], None),
@@ -226,7 +315,7 @@ fn no_dropout(t: &Tensors, seq: usize) -> Dropout {
 }
 
 fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (n, h, l, cpu) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.cpu);
+    let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
     let drop = no_dropout(t, shape.seq);
     let some = Dropout { rate: 0.1, ..drop };
     let (x, y, z) = (t.matrix(n, h), t.matrix(n, h), t.matrix(n, h));
@@ -243,38 +332,38 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let size = format!("{n}x{h}");
     vec![
         row(format!("layernorm {size}"), 2 * l + 1, 2.0 * b, move || {
-            cpu.layernorm(x, scale, shift, 1e-5, y.set(), stats.set())
+            be.layernorm(x, scale, shift, 1e-5, y.set(), stats.set())
         }),
         row(format!("layernorm_backward += {size}"), 2 * l + 1, 4.0 * b, move || {
-            cpu.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), dshift.add())
+            be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), dshift.add())
         }),
         row(format!("residual {size}"), 2 * l, 3.0 * b, move || {
-            cpu.residual(x, y, scale, &drop, z.set())
+            be.residual(x, y, scale, &drop, z.set())
         }),
         row(format!("residual, dropout {size}"), 0, 3.0 * b, move || {
-            cpu.residual(x, y, scale, &some, z.set())
+            be.residual(x, y, scale, &some, z.set())
         }),
         row(format!("residual_backward in place {size}"), 2 * l, b, move || {
-            cpu.residual_backward(y, &drop, y.set(), dshift.add())
+            be.residual_backward(y, &drop, y.set(), dshift.add())
         }),
         row(format!("bias_backward {n}x{}", 3 * h), l, 3.0 * b, move || {
-            cpu.bias_backward(three, dthree.add())
+            be.bias_backward(three, dthree.add())
         }),
         row(format!("bias_backward {n}x{}", 4 * h), l, 4.0 * b, move || {
-            cpu.bias_backward(wide, dwide.add())
+            be.bias_backward(wide, dwide.add())
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
-            cpu.gelu(wide, Gelu::Tanh, wide.set())
+            be.gelu(wide, Gelu::Tanh, wide.set())
         }),
-        row(format!("embed {size}"), 2, 2.0 * b, move || cpu.embed(ids, table, 0, y.set())),
+        row(format!("embed {size}"), 2, 2.0 * b, move || be.embed(ids, table, 0, y.set())),
         row(format!("embed_backward {size}"), 2, 3.0 * b, move || {
-            cpu.embed_backward(y, ids, 0, dtable.add())
+            be.embed_backward(y, ids, 0, dtable.add())
         }),
     ]
 }
 
 fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (n, h, l, cpu) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.cpu);
+    let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
     let (qkv, dqkv) = (t.matrix(n, 3 * h), t.matrix(n, 3 * h));
     let (y, dy) = (t.matrix(n, h), t.matrix(n, h));
     let lse = t.matrix_of(n, shape.heads, DType::F32);
@@ -286,15 +375,15 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         slopes: None,
         dropout: no_dropout(t, shape.seq),
     };
-    cpu.attention(qkv, &how, y.set(), lse.set());
+    be.attention(qkv, &how, y.set(), lse.set());
     // Causal: half of the keys. Two products forward, five backward.
     let flops = 2.0 * (n * shape.seq * h) as f64;
     let work = |products: f64| Work::Flops(products * flops / 2.0);
     let name = format!("{}x{}x{}", shape.samples, shape.seq, h);
-    let forward = move || cpu.attention(qkv, &how, y.set(), lse.set());
-    let backward = move || cpu.attention_backward(dy, qkv, y, lse, &how, dqkv.set());
+    let forward = move || be.attention(qkv, &how, y.set(), lse.set());
+    let backward = move || be.attention_backward(dy, qkv, y, lse, &how, dqkv.set());
     let some = Attend { dropout: Dropout { rate: 0.1, ..how.dropout }, ..how };
-    let dropped = move || cpu.attention(qkv, &some, y.set(), lse.set());
+    let dropped = move || be.attention(qkv, &some, y.set(), lse.set());
     let make = |name: String, times, products, run: Box<dyn Fn() + 'a>| Row {
         name,
         times,
@@ -309,7 +398,7 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 }
 
 fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (h, cpu) = (shape.hidden, t.cpu);
+    let (h, be) = (shape.hidden, t.be);
     let weights = shape.vocab * h + shape.layers * 12 * h * h;
     // A tenth of the weights, ten times.
     let len = weights / 10;
@@ -321,10 +410,10 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, step: 3 };
     let b = grad.bytes() as f64;
     vec![
-        row(format!("zero {len}"), 10, b, move || cpu.zero(grad)),
-        row(format!("square_sums {len}"), 10, b, move || cpu.square_sums(&[grad], sums.set())),
+        row(format!("zero {len}"), 10, b, move || be.zero(grad)),
+        row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
         row(format!("adamw {len}"), 10, 7.0 * b, move || {
-            cpu.adamw(&rule, factor, grad, master, m, v, live)
+            be.adamw(&rule, factor, grad, master, m, v, live)
         }),
     ]
 }

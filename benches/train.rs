@@ -1,0 +1,213 @@
+//! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
+//!
+//! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
+//! [--rounds N]`. gptrain and `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take
+//! turns, so that both meet the same machine; medians over steps, the best of the rounds, the ratio.
+//!
+//! bf16 is with f32 master weights and f32 gradient accumulation; PyTorch's is autocast with f32
+//! weights and fused AdamW: eager on the CPU, compiled and with flash attention on a GPU. MFU counts
+//! 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s. "first" is the
+//! time from opening the device to the end of the first step, weights drawn and all.
+
+use gptrain::base::{Bytes, rng};
+use gptrain::data::Batch;
+use gptrain::device::Backend;
+use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{Cuda, Options};
+use gptrain::engine::{Engine, Groups};
+use gptrain::{manifest, model};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// Dense bf16 of an H100 or H200 (SXM).
+const PEAK: f64 = 989e12;
+/// Of the CPU, for both.
+const THREADS: usize = 2;
+
+/// A model, and the batch of one optimizer step: one micro-batch.
+struct Shape {
+    device: &'static str,
+    name: &'static str,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    vocab: usize,
+    seq: usize,
+    samples: usize,
+    recompute: &'static str,
+    steps: usize,
+}
+
+#[rustfmt::skip]
+const SHAPES: [Shape; 5] = [
+    Shape { device: "cpu",  name: "tiny 6x384", layers: 6,  hidden: 384,  heads: 6,  vocab: 8_192,  seq: 256,  samples: 8,  recompute: "none",      steps: 10 },
+    Shape { device: "cpu",  name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 256,  samples: 4,  recompute: "none",      steps: 5 },
+    Shape { device: "cuda", name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 1024, samples: 32, recompute: "none",      steps: 20 },
+    Shape { device: "cuda", name: "GPT-2 1.5B", layers: 48, hidden: 1600, heads: 25, vocab: 50_304, seq: 1024, samples: 16, recompute: "none",      steps: 20 },
+    Shape { device: "cuda", name: "7B class",   layers: 32, hidden: 4096, heads: 32, vocab: 50_304, seq: 2048, samples: 2,  recompute: "selective", steps: 20 },
+];
+
+/// What the command line asks for.
+struct Asked {
+    device: String,
+    precision: String,
+    only: String,
+    steps: Option<usize>,
+    rounds: usize,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let option = |name: &str| {
+        let at = args.iter().position(|a| a == name)?;
+        args.get(at + 1).cloned()
+    };
+    let number = |name| option(name).map(|n| n.parse().expect("a number"));
+    let device = option("--device").unwrap_or("cpu".into());
+    let usual = if device == "cpu" { ("f32", 2) } else { ("bf16", 1) };
+    let asked = Asked {
+        precision: option("--precision").unwrap_or(usual.0.into()),
+        only: option("--only").unwrap_or_default(),
+        steps: number("--steps"),
+        rounds: number("--rounds").unwrap_or(usual.1),
+        device,
+    };
+    let what = if asked.device == "cpu" { "PyTorch eager" } else { "torch.compile" };
+    println!("{} on {}", asked.precision, asked.device);
+    println!(
+        "{:12} {:>10} {:>9} {:>6} {:>8} {:>10} {:>14} {:>6}",
+        "shape", "tokens/s", "ms/step", "MFU", "first", "memory", what, "ratio"
+    );
+    let wanted = |s: &&Shape| s.device == asked.device && s.name.contains(&asked.only);
+    for shape in SHAPES.iter().filter(wanted) {
+        let (mut ours, mut theirs) = (None::<Measured>, None::<f64>);
+        for _ in 0..asked.rounds {
+            match measure(shape, &asked) {
+                Ok(now) => ours = ours.filter(|o| o.seconds < now.seconds).or(Some(now)),
+                Err(why) => println!("{:12} {why:#}", shape.name),
+            }
+            theirs = peer(shape, &asked).map(|rate| rate.max(theirs.unwrap_or(0.0))).or(theirs);
+        }
+        if let Some(ours) = ours {
+            println!("{}", ours.line(shape, theirs));
+        }
+    }
+}
+
+/// A round of ours.
+struct Measured {
+    /// Median of a step.
+    seconds: f64,
+    first: f64,
+    memory: Bytes,
+    parameters: f64,
+}
+
+impl Measured {
+    fn line(&self, s: &Shape, theirs: Option<f64>) -> String {
+        let rate = (s.samples * s.seq) as f64 / self.seconds;
+        let per_token = 6.0 * self.parameters + 6.0 * (s.layers * s.hidden * s.seq) as f64;
+        let mfu = match s.device {
+            "cpu" => "-".into(),
+            _ => format!("{:.1}%", 100.0 * rate * per_token / PEAK),
+        };
+        let (theirs, ratio) = match theirs {
+            Some(theirs) => (format!("{theirs:.0}"), format!("{:.2}", rate / theirs)),
+            None => ("no torch".into(), "-".into()),
+        };
+        let (ms, first, memory) = (1e3 * self.seconds, self.first, self.memory);
+        format!(
+            "{:12} {rate:>10.0} {ms:>9.2} {mfu:>6} {first:>6.2} s {memory:>10} {theirs:>14} {ratio:>6}",
+            s.name
+        )
+    }
+}
+
+fn measure(shape: &Shape, asked: &Asked) -> anyhow::Result<Measured> {
+    let Shape { layers, hidden, heads, vocab, seq, samples, recompute, .. } = shape;
+    let text = format!(
+        "model: {{layers: {layers}, hidden: {hidden}, heads: {heads}, vocab: {vocab}, seq_len: {seq}}}
+precision: {}
+data: {{train: none}}
+batch: {{micro: {samples}, global: {samples}}}
+topology: {{recompute: {recompute}}}
+lr: {{peak: 3e-4, decay: constant}}
+train: {{steps: 100}}",
+        asked.precision
+    );
+    let manifest = manifest::parse(&text, "bench", Path::new("."), &[])?.manifest;
+    let opened = Instant::now();
+    let device: Box<dyn Backend> = match shape.device {
+        "cpu" => Box::new(Cpu::new(Some(THREADS))),
+        _ => Box::new(Cuda::open(&Options::of_machine(0))?),
+    };
+    let be = &*device;
+    let engine = Engine::new(be, Groups::solo(), &manifest, true)?;
+    engine.init();
+    let batch = random(shape);
+    let mut load = |inputs: &model::Inputs| {
+        inputs.upload(be, &batch);
+        Ok(())
+    };
+    let (warm_up, mut first) = (3, 0.0);
+    let mut seconds = Vec::new();
+    for number in 1..=asked.steps.unwrap_or(shape.steps) + warm_up {
+        let started = Instant::now();
+        let outcome = engine.step(&mut load, 1, 3e-4, number as u64)?;
+        anyhow::ensure!(outcome.is_finite(), "step {number} gave {outcome:?}");
+        seconds.push(started.elapsed().as_secs_f64());
+        if number == 1 {
+            first = opened.elapsed().as_secs_f64();
+        }
+    }
+    seconds.drain(..warm_up);
+    seconds.sort_by(f64::total_cmp);
+    Ok(Measured {
+        seconds: seconds[seconds.len() / 2],
+        first,
+        memory: Bytes(engine.bill().total().0),
+        parameters: model::parameters(&manifest.model) as f64,
+    })
+}
+
+fn random(shape: &Shape) -> Batch {
+    let n = shape.samples * shape.seq;
+    let draw = |i: usize| rng::below(1, i as u64, shape.vocab as u64) as i32;
+    Batch {
+        samples: shape.samples,
+        seq_len: shape.seq,
+        tokens: (0..n).map(draw).collect(),
+        targets: (1..=n).map(draw).collect(),
+        weights: vec![1.0 / n as f32; n],
+        positions: (0..n).map(|i| (i % shape.seq) as i32).collect(),
+        visible: Vec::new(),
+        ..Batch::default()
+    }
+}
+
+/// Tokens a second of the peer, if there is a Python with torch and the device.
+fn peer(shape: &Shape, asked: &Asked) -> Option<f64> {
+    let python = std::env::var("PYTHON").unwrap_or("python3".into());
+    let script = std::env::var("TORCH_BENCH").unwrap_or("benches/torch_gpt2_bench.py".into());
+    let mut command = Command::new(python);
+    command.arg(script).args(["--device", shape.device, "--dtype", &asked.precision]);
+    if shape.device == "cuda" {
+        command.arg("--compile");
+    }
+    for (name, number) in [
+        ("--layers", shape.layers),
+        ("--hidden", shape.hidden),
+        ("--heads", shape.heads),
+        ("--vocab", shape.vocab),
+        ("--seq", shape.seq),
+        ("--batch", shape.samples),
+        ("--steps", asked.steps.unwrap_or(shape.steps)),
+        ("--threads", THREADS),
+    ] {
+        command.arg(name).arg(number.to_string());
+    }
+    let output = command.stderr(std::process::Stdio::null()).output().ok()?;
+    let line: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    line["tokens_per_s_median"].as_f64()
+}
