@@ -13,6 +13,7 @@ mod product;
 mod reference;
 #[path = "../common/softgpu.rs"]
 mod softgpu;
+mod tuning;
 mod update;
 
 use bench::Bench;

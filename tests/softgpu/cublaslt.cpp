@@ -3,6 +3,9 @@
 // Sums are in f32, in the order of the depth. What the real library documents as a restriction and
 // gptrain relies on is refused here too: leading dimensions, the alignment promised to the
 // heuristic, and that of bias and auxiliary matrices.
+//
+// It proposes several algorithms (see ALGORITHMS), which take made-up times: the best is neither the
+// first nor the one that claims to be the fastest.
 #include "softgpu.h"
 #include <functional>
 #include <map>
@@ -13,12 +16,35 @@ enum : Status { OK = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 #define API extern "C" __attribute__((visibility("default"))) Status
 
 extern "C" void softgpu_push(void* stream, std::function<void()>* work);
+extern "C" void softgpu_take(void* stream, unsigned time);
 
 // cublasLt.h
 enum { F32 = 0, BF16 = 14 };
 enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
 enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192 };
-enum { ALIGN_A = 5, ALIGN_D = 8 };
+enum { MAX_WORKSPACE = 1, REDUCTIONS = 3, ALIGN_A = 5, ALIGN_D = 8 };
+enum { CONFIG_REDUCTION = 3 };
+enum { REDUCE_IN_PLACE = 1, REDUCE_IN_COMPUTE_TYPE = 2 };
+
+// What is wrong with an algorithm.
+enum Flaw { NONE, FAILS_ITS_CHECK, FAILS_AT_RUN, GIVES_OTHER_BITS };
+struct Kind {
+    unsigned time;
+    size_t workspace; // all of it is overwritten
+    int lanes;        // in which it sums
+    uint32_t reduction;
+    Flaw flaw;
+};
+static const Kind ALGORITHMS[] = {
+    {30, 0, 8, 0, NONE},
+    {100, 0, 16, 0, NONE},
+    {10, 0, 8, 0, FAILS_ITS_CHECK},
+    {10, 0, 8, 0, FAILS_AT_RUN},
+    {20, 1 << 20, 4, REDUCE_IN_COMPUTE_TYPE, NONE},
+    {10, 0, 8, REDUCE_IN_PLACE, GIVES_OTHER_BITS},
+    {10, 1ull << 40, 8, 0, NONE},
+};
+constexpr unsigned COUNT = sizeof ALGORITHMS / sizeof *ALGORITHMS;
 
 typedef std::map<int, std::vector<char>> Attributes;
 struct Layout {
@@ -118,19 +144,40 @@ API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout
         *count = 0;
         return NOT_SUPPORTED;
     }
-    // The stand-in's algorithm is the alignment it was chosen for.
-    for (int i = 0; i < asked; i++) {
-        found[i] = Heuristic{};
+    // The stand-in's algorithm is the alignment it was chosen for, and its number.
+    uint32_t reductions = get<uint32_t>(preference->set, REDUCTIONS, 7);
+    *count = 0;
+    for (unsigned number = 0; number < COUNT && *count < asked; number++) {
+        const Kind& kind = ALGORITHMS[number];
+        if (kind.workspace > get<size_t>(preference->set, MAX_WORKSPACE, 0)) continue;
+        if (kind.reduction && !(kind.reduction & reductions)) continue;
+        Heuristic& one = found[(*count)++] = Heuristic{};
+        one.workspace = kind.workspace;
         for (int matrix = 0; matrix < 4; matrix++)
-            found[i].algorithm.data[matrix] = get<uint32_t>(preference->set, ALIGN_A + matrix, 256);
+            one.algorithm.data[matrix] = get<uint32_t>(preference->set, ALIGN_A + matrix, 256);
+        one.algorithm.data[4] = number;
     }
-    *count = asked;
+    return OK;
+}
+API cublasLtMatmulAlgoCheck(void*, Descriptor*, Layout*, Layout*, Layout*, Layout*,
+                            const uint64_t* algorithm, Heuristic* found) {
+    if (algorithm[4] >= COUNT) return INVALID_VALUE;
+    const Kind& kind = ALGORITHMS[algorithm[4]];
+    if (kind.flaw == FAILS_ITS_CHECK) return NOT_SUPPORTED;
+    found->workspace = kind.workspace;
+    return OK;
+}
+API cublasLtMatmulAlgoConfigGetAttribute(const uint64_t* algorithm, int key, void* value,
+                                         size_t bytes, size_t* written) {
+    if (key != CONFIG_REDUCTION || bytes != sizeof(uint32_t)) return INVALID_VALUE;
+    memcpy(value, &ALGORITHMS[algorithm[4]].reduction, bytes);
+    *written = bytes;
     return OK;
 }
 
 API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void* A, Layout* la,
                    const void* B, Layout* lb, const float* beta, const void* C, Layout* lc, void* D,
-                   Layout* ld, const uint64_t* algorithm, void*, size_t, void* stream) {
+                   Layout* ld, const uint64_t* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
     const Attributes& a = descriptor->set;
     bool turn_a = get<int>(a, TRANSA, 0), turn_b = get<int>(a, TRANSB, 0);
     int epilogue = get<int>(a, EPILOGUE, DEFAULT);
@@ -147,6 +194,10 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     Layout* layouts[4] = {la, lb, lc, ld};
     for (int i = 0; i < 4; i++)
         if (!algorithm || (uint64_t)matrices[i] % algorithm[i]) return INVALID_VALUE;
+    if (algorithm[4] >= COUNT) return INVALID_VALUE;
+    const Kind kind = ALGORITHMS[algorithm[4]];
+    if (kind.workspace > workspace_bytes) return INVALID_VALUE;
+    if (kind.flaw == FAILS_ITS_CHECK || kind.flaw == FAILS_AT_RUN) return NOT_SUPPORTED;
     bool has_bias = epilogue == BIAS || epilogue == GELU_AUX_BIAS;
     bool has_aux = epilogue == GELU_AUX_BIAS || epilogue == DGELU;
     if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != la->type)) return INVALID_VALUE;
@@ -157,6 +208,13 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     Layout x = *la, y = *lb, z = *ld;
     float scale = *alpha, keep = *beta;
     std::function<void()> work = [=] {
+        softgpu_take(stream, kind.time);
+        memset(workspace, 0xff, kind.workspace);
+        float error = 0;
+        if (kind.flaw == GIVES_OTHER_BITS) {
+            static int runs = 0;
+            error = ++runs;
+        }
         std::vector<float> left(m * k), right(n * k);
         for (int64_t i = 0; i < m; i++)
             for (int64_t l = 0; l < k; l++)
@@ -166,8 +224,9 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
                 right[j * k + l] = load(y.type, B, turn_b ? j + l * y.ld : l + j * y.ld);
         for (int64_t j = 0; j < n; j++)
             for (int64_t i = 0; i < m; i++) {
-                float sums[8] = {}, sum = 0;
-                for (int64_t l = 0; l < k; l++) sums[l % 8] += left[i * k + l] * right[j * k + l];
+                float sums[16] = {}, sum = error;
+                for (int64_t l = 0; l < k; l++)
+                    sums[l % kind.lanes] += left[i * k + l] * right[j * k + l];
                 for (float part : sums) sum += part;
                 sum *= scale;
                 if (keep != 0) sum += keep * load(z.type, C, i + j * z.ld);

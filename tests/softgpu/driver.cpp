@@ -36,6 +36,7 @@ enum : Result {
 namespace {
 struct Marker {
     uint64_t recorded = 0, done = 0;
+    uint64_t at = 0; // time of its last record
 };
 struct Work {
     std::function<void()> run;
@@ -70,6 +71,7 @@ struct Device {
     std::map<Address, size_t> memory;
     std::set<std::pair<char*, size_t>> pinned;
     size_t used = 0;
+    uint64_t clock = 0; // see softgpu_take
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
 
     static bool ready(Stream* s) {
@@ -152,6 +154,11 @@ extern "C" __attribute__((visibility("default"))) void
 softgpu_push_when(Stream* s, std::function<bool()>* when, std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
     s->queue.push_back({std::move(*work), nullptr, 0, std::move(*when)});
+}
+
+// Time passes only where work says so, in made-up milliseconds: a kernel takes one.
+extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {
+    s->device->clock += time;
 }
 
 API cuInit(unsigned) { return OK; }
@@ -322,6 +329,7 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     auto copy = std::make_shared<std::vector<uint64_t>>((kernel->bytes + 7) / 8);
     memcpy(copy->data(), arguments[0], kernel->bytes);
     s->queue.push_back({[=] {
+        s->device->clock++;
         softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
     }, nullptr, 0, nullptr});
     return OK;
@@ -362,7 +370,17 @@ API cuEventRecord(Event* e, Stream* s) {
     IN_CONTEXT;
     auto marker = e->marker;
     uint64_t record = ++marker->recorded;
-    s->queue.push_back({[=] { marker->done = record; }, nullptr, 0, nullptr});
+    s->queue.push_back({[=] {
+        marker->done = record;
+        marker->at = s->device->clock;
+    }, nullptr, 0, nullptr});
+    return OK;
+}
+API cuEventElapsedTime(float* time, Event* from, Event* to) {
+    IN_CONTEXT;
+    for (Event* e : {from, to})
+        if (!e->marker->recorded || e->marker->done < e->marker->recorded) return NOT_READY;
+    *time = to->marker->at - from->marker->at;
     return OK;
 }
 API cuEventQuery(Event* e) {

@@ -50,6 +50,7 @@ table! {
         fn cuEventDestroy_v2(Handle) -> Code;
         fn cuEventRecord(Handle, Handle) -> Code;
         fn cuEventSynchronize(Handle) -> Code;
+        fn cuEventElapsedTime(*mut f32, Handle, Handle) -> Code;
     }
 }
 
@@ -59,7 +60,8 @@ pub type ParamInfo = unsafe extern "C" fn(Handle, usize, *mut usize, *mut usize)
 pub const OUT_OF_MEMORY: Code = 2;
 /// No stream of work waits for the default one.
 const NON_BLOCKING: c_uint = 1;
-/// Events only order; they keep no time.
+/// Events that keep time, and events that only order.
+const TIMING: c_uint = 0;
 const NO_TIMING: c_uint = 2;
 const COMPUTE_MAJOR: c_int = 75;
 const COMPUTE_MINOR: c_int = 76;
@@ -169,6 +171,37 @@ impl Device {
         let mut event = null_mut();
         self.call("making an event", |api| unsafe { (api.cuEventCreate)(&mut event, NO_TIMING) });
         event
+    }
+
+    /// Milliseconds of each of `times` runs of what `run` asks of the stream. Waits for them.
+    pub fn time(&self, times: usize, run: impl Fn()) -> Vec<f32> {
+        let mut events = vec![null_mut(); 2 * times];
+        for event in &mut events {
+            self.call("making an event", |api| unsafe { (api.cuEventCreate)(event, TIMING) });
+        }
+        let record = |event| {
+            self.call("timing", |api| unsafe { (api.cuEventRecord)(event, self.stream) });
+        };
+        for pair in events.chunks(2) {
+            record(pair[0]);
+            run();
+            record(pair[1]);
+        }
+        let taken = events.chunks(2).map(|pair| {
+            let mut taken = f32::INFINITY;
+            self.call("timing", |api| unsafe {
+                match (api.cuEventSynchronize)(pair[1]) {
+                    0 => (api.cuEventElapsedTime)(&mut taken, pair[0], pair[1]),
+                    code => code,
+                }
+            });
+            taken
+        });
+        let taken = taken.collect();
+        for event in events.into_iter().filter(|event| !event.is_null()) {
+            self.try_call(|api| unsafe { (api.cuEventDestroy_v2)(event) });
+        }
+        taken
     }
 
     /// What is asked of `later` from now on sees what was asked of `earlier` so far.

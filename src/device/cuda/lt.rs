@@ -24,6 +24,10 @@ table! {
         fn cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> Status;
         fn cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle,
             c_int, *mut Heuristic, *mut c_int) -> Status;
+        fn cublasLtMatmulAlgoCheck(Handle, Handle, Handle, Handle, Handle, Handle,
+            *const Algorithm, *mut Heuristic) -> Status;
+        fn cublasLtMatmulAlgoConfigGetAttribute(*const Algorithm, c_int, *mut c_void, usize,
+            *mut usize) -> Status;
         fn cublasLtMatmul(Handle, Handle, *const f32, u64, Handle, u64, Handle, *const f32, u64,
             Handle, u64, Handle, *const Algorithm, u64, usize, Handle) -> Status;
     }
@@ -31,8 +35,8 @@ table! {
 
 /// How a product is computed; opaque.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Algorithm([u64; 8]);
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Algorithm(pub [u64; 8]);
 
 /// An algorithm the library proposes.
 #[repr(C)]
@@ -58,7 +62,16 @@ pub const AUX_LD: c_int = 12;
 
 /// cublasLtMatmulPreferenceAttributes_t; the alignments of A, B, C and D follow each other.
 pub const MAX_WORKSPACE: c_int = 1;
+pub const REDUCTIONS: c_int = 3;
 pub const ALIGNMENT_A: c_int = 5;
+
+/// cublasLtMatmulAlgoConfigAttributes_t
+pub const REDUCTION: c_int = 3;
+
+/// cublasLtReductionScheme_t: how parts of the depth are added up that were computed side by side.
+/// Not at all, or in f32 and in a step of its own. In C itself they would be rounded to its dtype.
+pub const REDUCE_NOT: u32 = 0;
+pub const REDUCE_IN_F32: u32 = 2;
 
 /// cublasLtEpilogue_t
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

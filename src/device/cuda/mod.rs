@@ -45,13 +45,24 @@ unsafe impl Send for Cuda {}
 impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
-        let preflight::Opened { device, lt, kernels, description } = preflight::open(options)?;
+        let preflight::Opened { device, lt, kernels, machine, library } = preflight::open(options)?;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, WORKSPACE)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let products = gemm::Products::new(lt, &device, WORKSPACE)
+        let (folder, room) = (options.tuned.as_deref(), (memory.workspace, WORKSPACE));
+        let made_on = format!("{machine}, {WORKSPACE} bytes of workspace");
+        let choices = folder.and_then(|folder| gemm::Choices::open(folder, made_on));
+        let how = match (&choices, folder) {
+            (Some(choices), _) => format!("algorithms timed once and kept in {choices}"),
+            (None, Some(folder)) => {
+                format!("algorithms as it proposes them: none can be kept in {}", folder.display())
+            }
+            (None, None) => "algorithms as it proposes them".to_string(),
+        };
+        let description = format!("{machine} ({library}; {how})");
+        let products = gemm::Products::new(lt, &device, room, choices)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
         match cuda.device.failure() {
@@ -63,6 +74,11 @@ impl Cuda {
     /// GPU, driver and library, for a person.
     pub fn description(&self) -> &str {
         &self.description
+    }
+
+    /// Products whose algorithms were timed since it was opened.
+    pub fn timed(&self) -> usize {
+        self.products.timed()
     }
 
     /// For groups of ranks, whose collectives are in order with the ops.

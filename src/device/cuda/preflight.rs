@@ -11,6 +11,13 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 /// The variable that names a folder of libraries.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
 
+/// At 0, no algorithm is timed: the first that cuBLASLt proposes is taken.
+const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
+
+/// The variable that names the folder of what is timed once; else gptrain/ in XDG_CACHE_HOME or in
+/// .cache of the home folder.
+const CACHE: &str = "GPTRAIN_CACHE";
+
 /// The oldest compute capability that the kernels are compiled for, times ten.
 const OLDEST: i32 = 80;
 
@@ -38,14 +45,27 @@ pub struct Options {
     /// Where libraries are looked for first.
     pub folder: Option<PathBuf>,
     pub kernels: Option<Kernels>,
+    /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
+    pub tuned: Option<PathBuf>,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded() }
+        Options { ordinal, folder, kernels: Kernels::embedded(), tuned: cache() }
     }
+}
+
+fn cache() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let folder = |name| set(name).map(PathBuf::from);
+    let place = || {
+        folder(CACHE)
+            .or_else(|| folder("XDG_CACHE_HOME").map(|caches| caches.join("gptrain")))
+            .or_else(|| folder("HOME").map(|home| home.join(".cache/gptrain")))
+    };
+    if set(AUTOTUNE).is_some_and(|value| value == "0") { None } else { place() }
 }
 
 /// Everything a backend needs from outside.
@@ -53,8 +73,10 @@ pub struct Opened {
     pub device: Device,
     pub lt: lt::Api,
     pub kernels: Kernels,
-    /// GPU, driver and library, for a person.
-    pub description: String,
+    /// GPU, versions of driver and cuBLASLt.
+    pub machine: String,
+    /// How cuBLASLt was found.
+    pub library: String,
 }
 
 /// Whether the driver shows a GPU, a real one. Where it does but something else is missing, `open`
@@ -91,8 +113,8 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     }
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { (lt.cublasLtGetVersion)() };
-    let description = format!(
-        "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{} ({library})",
+    let machine = format!(
+        "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{}",
         point(capability),
         version / 1000,
         version % 1000 / 10,
@@ -100,7 +122,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, lt, kernels, description })
+    Ok(Opened { device, lt, kernels, machine, library })
 }
 
 /// The device and the CUDA version of its driver.

@@ -1,0 +1,94 @@
+//! Matrix products by cuBLASLt, with their epilogues.
+//!
+//! The library thinks in columns: C = A·B in rows is Cᵀ = Bᵀ·Aᵀ in its columns, so our B is its A. A
+//! plan (descriptors and algorithm) is made once for each kind, shape, dtype, epilogue and
+//! alignment, and kept (`plan`); its algorithm is the fastest of those that the library proposes,
+//! timed the first time (`tune`) and remembered on disk (`choices`). Epilogues that the library
+//! cannot do (exact GELU; rows that are not a multiple of 16 bytes; what its heuristic knows no
+//! algorithm for), or not as fast, are kernels of their own.
+
+mod choices;
+mod plan;
+mod tune;
+
+pub use choices::Choices;
+pub use plan::Products;
+
+use super::launch::{Grid, typed, vector, wide};
+use super::{Cuda, lt};
+use crate::base::DType;
+use crate::device::{Epilogue, Gelu, Gemm, Out, Tensor};
+use plan::Operands;
+
+pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
+    let (m, k) = if kind == Gemm::TN { (a.cols, a.rows) } else { (a.rows, a.cols) };
+    let (n, depth) = if kind == Gemm::NT { (b.rows, b.cols) } else { (b.cols, b.rows) };
+    assert_eq!(k, depth, "depth of A and B in {kind:?}: {a:?}, {b:?}");
+    assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
+    assert_eq!(a.dtype, b.dtype, "dtypes of A and B");
+    assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
+    let plain = matches!(then, Epilogue::Nothing);
+    assert!(!c.add || plain, "accumulation has no epilogue");
+    // What the library asks of epilogues: columns in eights, addresses in sixteens.
+    let fits = |x: Tensor| x.addr().is_multiple_of(16) && x.dtype == c.to.dtype;
+    let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
+    let turn = [kind == Gemm::NT, kind == Gemm::TN];
+    let run = |c, epilogue, bias, aux, apart: Option<&dyn Fn()>| {
+        let on = Operands { a: b, b: a, c, bias, aux };
+        cuda.products.run(cuda, on.shape(turn, [m, n, k], epilogue), &on, apart);
+    };
+    let plainly = |c| run(c, lt::Epilogue::Nothing, None, None, None);
+    // By the library where it takes these operands, else by kernels.
+    let either = |fits: bool, epilogue, bias, aux, apart: &dyn Fn()| match fits {
+        true => run(c, epilogue, bias, aux, Some(apart)),
+        false => apart(),
+    };
+    match then {
+        Epilogue::Nothing => plainly(c),
+        Epilogue::Bias(bias) => {
+            either(fused && fits(bias), lt::Epilogue::Bias, Some(bias), None, &|| {
+                bias_rows(cuda, bias, c.to);
+                plainly(c.to.add());
+            });
+        }
+        Epilogue::BiasGelu { bias, pre, gelu } => {
+            let fits = fused && gelu == Gelu::Tanh && fits(bias) && fits(pre);
+            either(fits, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre), &|| {
+                self::gemm(cuda, kind, a, b, pre.set(), Epilogue::Bias(bias));
+                super::gelu::gelu(cuda, pre, gelu, c);
+            });
+        }
+        Epilogue::GeluBackward { pre, gelu } => {
+            let fits = fused && gelu == Gelu::Tanh && fits(pre);
+            either(fits, lt::Epilogue::GeluBackward, None, Some(pre), &|| {
+                plainly(c);
+                super::gelu::backward(cuda, pre, gelu, c.to);
+            });
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BiasRows {
+    bias: u64,
+    x: u64,
+    rows: u64,
+    cols: u32,
+    vector: u32,
+}
+
+/// x = bias in every row.
+fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
+    assert_eq!((bias.numel(), bias.dtype), (x.cols, x.dtype), "bias");
+    let vector = vector(x.cols, x.dtype, &[bias.addr(), x.addr()]);
+    let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
+    let arguments = BiasRows {
+        bias: bias.addr() as u64,
+        x: x.addr() as u64,
+        rows: x.rows as u64,
+        cols: x.cols as u32,
+        vector: vector.into(),
+    };
+    cuda.launch(typed!("bias_rows", x.dtype), grid, arguments);
+}

@@ -1,0 +1,242 @@
+//! Plans of products: descriptors and an algorithm, made once and kept.
+
+use super::choices::Choices;
+use crate::base::DType;
+use crate::device::cuda::Cuda;
+use crate::device::cuda::driver::{Device, Handle};
+use crate::device::cuda::lt::{self, Algorithm, Api};
+use crate::device::{Out, Tensor};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::ptr::null_mut;
+
+/// What a plan is for. Prints as the name under which its algorithm is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub turn: [bool; 2],
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Of A and B, and of C.
+    pub dtypes: [DType; 2],
+    pub epilogue: lt::Epilogue,
+    /// Whether C accumulates.
+    pub add: bool,
+    /// Bytes that the addresses of A, B, C, bias and auxiliary matrix are multiples of.
+    pub alignments: [usize; 5],
+}
+
+/// Operands of one product, in the library's order.
+pub struct Operands {
+    pub a: Tensor,
+    pub b: Tensor,
+    pub c: Out,
+    pub bias: Option<Tensor>,
+    pub aux: Option<Tensor>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub descriptor: Handle,
+    /// A, B and C.
+    pub layouts: [Handle; 3],
+    /// None: it is done apart.
+    algorithm: Option<Algorithm>,
+}
+
+/// The library's handle and the plans so far.
+pub struct Products {
+    pub(super) api: Api,
+    pub(super) handle: Handle,
+    pub(super) workspace: usize,
+    pub(super) workspace_bytes: usize,
+    /// None: the first algorithm proposed is taken, and nothing is timed.
+    pub(super) choices: Option<Choices>,
+    /// Products timed so far.
+    pub(super) timed: Cell<usize>,
+    plans: RefCell<HashMap<Shape, Plan>>,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |turn| if turn { "T" } else { "N" };
+        let [a, b] = self.turn.map(letter);
+        let ([operands, result], Shape { m, n, k, epilogue, .. }) = (self.dtypes, self);
+        let onto = if self.add { "+=" } else { "=" };
+        write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands} {epilogue:?}")?;
+        self.alignments.iter().try_for_each(|bytes| write!(f, " {bytes}"))
+    }
+}
+
+impl Operands {
+    /// What is added to: it can be computed only once.
+    pub fn accumulated(&self) -> impl Iterator<Item = Tensor> {
+        [self.c].into_iter().filter(|out| out.add).map(|out| out.to)
+    }
+
+    /// As the library's descriptors see them.
+    pub fn shape(&self, turn: [bool; 2], [m, n, k]: [usize; 3], epilogue: lt::Epilogue) -> Shape {
+        let tensors = [Some(self.a), Some(self.b), Some(self.c.to), self.bias, self.aux];
+        let alignment = |x: Tensor| 1 << x.addr().trailing_zeros().min(8);
+        let alignments = tensors.map(|x| x.map_or(0, alignment));
+        let dtypes = [self.a.dtype, self.c.to.dtype];
+        Shape { turn, m, n, k, dtypes, epilogue, add: self.c.add, alignments }
+    }
+}
+
+impl Products {
+    pub fn new(
+        api: Api,
+        device: &Device,
+        (workspace, workspace_bytes): (usize, usize),
+        choices: Option<Choices>,
+    ) -> Result<Products, String> {
+        let mut handle = null_mut();
+        // SAFETY: the pointer is to a live variable.
+        let code = device.try_call(|_| unsafe { (api.cublasLtCreate)(&mut handle) });
+        if code != 0 {
+            return Err(format!("cuBLASLt does not start: status {code}"));
+        }
+        let (plans, timed) = (RefCell::default(), Cell::new(0));
+        Ok(Products { api, handle, workspace, workspace_bytes, choices, timed, plans })
+    }
+
+    pub fn timed(&self) -> usize {
+        self.timed.get()
+    }
+
+    /// C (+)= A·B with its epilogue by the library; or `apart`, which does the same in several
+    /// steps, where the library has no algorithm, or is slower.
+    pub fn run(&self, cuda: &Cuda, shape: Shape, on: &Operands, apart: Option<&dyn Fn()>) {
+        let known = self.plans.borrow().get(&shape).copied();
+        let plan = known.unwrap_or_else(|| self.plan(cuda, shape, on, apart));
+        match (plan.algorithm, apart) {
+            (Some(algorithm), _) => {
+                let status = self.multiply(&cuda.device, &plan, &algorithm, on);
+                self.expect(&cuda.device, "a matrix product", status);
+            }
+            (None, Some(apart)) => apart(),
+            (None, None) => cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}")),
+        }
+    }
+
+    fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, apart: Option<&dyn Fn()>) -> Plan {
+        let device = &cuda.device;
+        let mut descriptor = null_mut();
+        self.call(device, "describing a product", |api| unsafe {
+            (api.cublasLtMatmulDescCreate)(&mut descriptor, lt::COMPUTE_F32, 0)
+        });
+        let [turn_a, turn_b] = s.turn.map(c_int::from);
+        self.describe(device, descriptor, lt::TRANS_A, &turn_a);
+        self.describe(device, descriptor, lt::TRANS_B, &turn_b);
+        self.describe(device, descriptor, lt::EPILOGUE, &(s.epilogue as c_int));
+        let layout = |dtype, rows: usize, cols: usize| {
+            let mut layout = null_mut();
+            let (rows, cols, kind) = (rows as u64, cols as u64, lt::data_type(dtype));
+            self.call(device, "describing a matrix", |api| unsafe {
+                (api.cublasLtMatrixLayoutCreate)(&mut layout, kind, rows, cols, rows as i64)
+            });
+            layout
+        };
+        let [operands, result] = s.dtypes;
+        let layouts = [
+            if s.turn[0] { layout(operands, s.k, s.n) } else { layout(operands, s.n, s.k) },
+            if s.turn[1] { layout(operands, s.m, s.k) } else { layout(operands, s.k, s.m) },
+            layout(result, s.n, s.m),
+        ];
+        let mut plan = Plan { descriptor, layouts, algorithm: None };
+        // The heuristic looks at how pointers are aligned.
+        self.point(device, &plan, on);
+        plan.algorithm = self.choose(cuda, &plan, &s, on, apart);
+        self.plans.borrow_mut().insert(s, plan);
+        plan
+    }
+
+    /// Asks for the product; the library's status.
+    pub(super) fn multiply(
+        &self,
+        device: &Device,
+        plan: &Plan,
+        algorithm: &Algorithm,
+        on: &Operands,
+    ) -> lt::Status {
+        self.point(device, plan, on);
+        let (alpha, beta) = (1.0f32, if on.c.add { 1.0f32 } else { 0.0 });
+        let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as u64);
+        let [la, lb, lc] = plan.layouts;
+        self.ask(device, |api| unsafe {
+            (api.cublasLtMatmul)(
+                self.handle,
+                plan.descriptor,
+                &alpha,
+                a,
+                la,
+                b,
+                lb,
+                &beta,
+                c,
+                lc,
+                c,
+                lc,
+                algorithm,
+                self.workspace as u64,
+                self.workspace_bytes,
+                device.stream,
+            )
+        })
+    }
+
+    /// Tells the descriptor where bias and auxiliary matrix are.
+    fn point(&self, device: &Device, plan: &Plan, on: &Operands) {
+        let set = |key, value: u64| self.describe(device, plan.descriptor, key, &value);
+        if let Some(bias) = on.bias {
+            set(lt::BIAS_POINTER, bias.addr() as u64);
+        }
+        if let Some(aux) = on.aux {
+            set(lt::AUX_POINTER, aux.addr() as u64);
+            set(lt::AUX_LD, aux.cols as u64);
+        }
+    }
+
+    fn describe<T>(&self, device: &Device, descriptor: Handle, key: c_int, value: &T) {
+        self.call(device, "describing a product", |api| unsafe {
+            let (value, bytes) = ((value as *const T).cast(), size_of::<T>());
+            (api.cublasLtMatmulDescSetAttribute)(descriptor, key, value, bytes)
+        });
+    }
+
+    /// Calls the library, unless something has gone wrong before; a status of its own is a failure.
+    pub(super) fn call(&self, device: &Device, doing: &str, with: impl FnOnce(&Api) -> lt::Status) {
+        let status = self.ask(device, with);
+        self.expect(device, doing, status);
+    }
+
+    /// As `call`, for a caller that handles the status.
+    pub(super) fn ask(&self, device: &Device, with: impl FnOnce(&Api) -> lt::Status) -> lt::Status {
+        let mut status = 0;
+        device.call("cuBLASLt", |_| {
+            status = with(&self.api);
+            0
+        });
+        status
+    }
+
+    fn expect(&self, device: &Device, doing: &str, status: lt::Status) {
+        if status != 0 {
+            device.fail(format!("{doing}: cuBLASLt status {status}"));
+        }
+    }
+
+    pub fn close(&self, device: &Device) {
+        // SAFETY (here and below): each handle was made by the library and is used no more.
+        for plan in self.plans.borrow().values() {
+            device.try_call(|_| unsafe { (self.api.cublasLtMatmulDescDestroy)(plan.descriptor) });
+            for layout in plan.layouts {
+                device.try_call(|_| unsafe { (self.api.cublasLtMatrixLayoutDestroy)(layout) });
+            }
+        }
+        device.try_call(|_| unsafe { (self.api.cublasLtDestroy)(self.handle) });
+    }
+}

@@ -1,0 +1,127 @@
+//! How the CUDA backend chooses algorithms: on the stand-in, whose proposals take made-up times and
+//! whose best one is neither the first nor the one that claims to be.
+
+use crate::bench::{Bench, Seen};
+use crate::{product, softgpu};
+use gptrain::base::DType;
+use gptrain::device::Gemm;
+use gptrain::device::cuda::{Cuda, Options};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// An empty folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+/// The products of a few shapes, all right, by a backend that keeps its choices there; and how many
+/// it timed.
+fn products(tuned: Option<&Path>) -> (Vec<Seen>, usize) {
+    let options = Options { tuned: tuned.map(Path::to_path_buf), ..softgpu::options() };
+    let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+    let bench = Bench::new(&cuda, DType::BF16, true).with_fused_epilogues();
+    for (kind, m, n, k) in [(Gemm::NT, 9, 16, 70), (Gemm::TN, 16, 8, 65)] {
+        product::gemm(&bench, kind, m, n, k);
+    }
+    let wrong = bench.wrong();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    (bench.seen(), cuda.timed())
+}
+
+fn the_file(folder: &Path) -> PathBuf {
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let mut texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
+    texts.next().expect("choices are kept")
+}
+
+/// Numbers of the algorithms in a file (the stand-in's fifth word), or "apart".
+fn chosen(folder: &Path) -> Vec<String> {
+    let text = fs::read_to_string(the_file(folder)).unwrap();
+    let choices = text.lines().filter_map(|line| line.rsplit_once(": "));
+    let number = |way: &str| match way.split_once(' ').unwrap().0 {
+        "apart" => "apart".to_string(),
+        algorithm => algorithm[64..80].trim_start_matches('0').to_string(),
+    };
+    choices.map(|(_, way)| number(way)).collect()
+}
+
+#[test]
+fn the_fastest_valid_algorithm_is_chosen_once() {
+    let folder = folder("once");
+    let (first, timed) = products(Some(&folder));
+    let chosen = chosen(&folder);
+    assert_eq!(chosen.len(), timed);
+    assert!(timed >= 8 && chosen.iter().all(|number| number == "4"), "{chosen:?}");
+    let (again, timed) = products(Some(&folder));
+    assert_eq!(timed, 0, "what is kept is not timed again");
+    assert!(first == again, "what is kept gives the same bits");
+    let (untuned, timed) = products(None);
+    assert_eq!(timed, 0);
+    assert!(first != untuned, "the first proposal sums in another order");
+}
+
+#[test]
+fn what_is_kept_decides() {
+    let folder = folder("decides");
+    let (untuned, _) = products(None);
+    let (tuned, all) = products(Some(&folder));
+    let text = fs::read_to_string(the_file(&folder)).unwrap();
+    let with = |text: &[u8]| {
+        fs::write(the_file(&folder), text).unwrap();
+        products(Some(&folder))
+    };
+    // A file of another day, on which the first proposal was the fastest.
+    assert!(with(with_algorithm(&text, 0).as_bytes()) == (untuned, 0), "the file is not used");
+    // One that fails its check, one that adds up in place, one that does not exist.
+    for number in [2, 5, 77] {
+        let seen = with(with_algorithm(&text, number).as_bytes());
+        assert!(seen == (tuned.clone(), all), "algorithm {number}");
+    }
+    let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 4), "0", 1);
+    let cases =
+        [("changed", changed.as_bytes()), ("half", &text.as_bytes()[..300]), ("no text", b"\xff\n ")];
+    for (what, damaged) in cases {
+        let (seen, timed) = with(damaged);
+        assert!(timed > 0 && seen == tuned, "{what}");
+        assert_eq!(fs::read_to_string(the_file(&folder)).unwrap(), text, "{what}: mended");
+    }
+}
+
+/// A sound file in which that algorithm is chosen for every product.
+fn with_algorithm(text: &str, number: u64) -> String {
+    let machine = text.lines().next().unwrap().split_once("timed on ").unwrap().1;
+    let line = |line: &str| {
+        let at = line.rfind(": ").unwrap() + 2 + 64;
+        let choice = format!("{}{number:016x}{}", &line[..at], &line[at + 16..at + 64]);
+        let seal = xxhash_rust::xxh3::xxh3_64(format!("{machine}\n{choice}").as_bytes());
+        format!("{choice} {seal:016x}\n")
+    };
+    text.lines().skip(1).map(line).collect()
+}
+
+#[test]
+fn ranks_that_tune_at_once_agree() {
+    let folder = folder("ranks");
+    let ranks: Vec<Vec<Seen>> = std::thread::scope(|threads| {
+        let rank = |_| threads.spawn(|| products(Some(&folder)).0);
+        let ranks: Vec<_> = (0..3).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(ranks.iter().all(|seen| *seen == ranks[0]));
+    let left = fs::read_dir(&folder).unwrap().count();
+    assert_eq!(left, 2, "the choices and their lock");
+}
+
+#[test]
+fn where_nothing_can_be_kept_nothing_is_timed() {
+    let file = folder("file");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "not a folder").unwrap();
+    let (untuned, _) = products(None);
+    let (seen, timed) = products(Some(&file));
+    assert_eq!(timed, 0);
+    assert!(seen == untuned);
+    fs::remove_file(file).unwrap();
+}
