@@ -43,6 +43,8 @@ pub struct Products {
     api: Api,
     handle: Handle,
     workspace_bytes: usize,
+    /// Whether operands in f32 are rounded to TF32.
+    tf32: bool,
     /// None where the library has no algorithm.
     plans: RefCell<HashMap<Shape, Option<Plan>>>,
 }
@@ -57,14 +59,26 @@ struct Operands {
 }
 
 impl Products {
-    pub fn new(api: Api, device: &Device, workspace_bytes: usize) -> Result<Products, String> {
+    pub fn new(
+        api: Api,
+        device: &Device,
+        workspace_bytes: usize,
+        tf32: bool,
+    ) -> Result<Products, String> {
         let mut handle = null_mut();
         // SAFETY: the pointer is to a live variable.
         let code = device.try_call(|_| unsafe { (api.cublasLtCreate)(&mut handle) });
         if code != 0 {
             return Err(format!("cuBLASLt does not start: status {code}"));
         }
-        Ok(Products { api, handle, workspace_bytes, plans: RefCell::default() })
+        Ok(Products { api, handle, workspace_bytes, tf32, plans: RefCell::default() })
+    }
+
+    fn compute(&self, s: &Shape) -> c_int {
+        match s.dtypes[0] {
+            DType::F32 if self.tf32 => lt::COMPUTE_TF32,
+            _ => lt::COMPUTE_F32,
+        }
     }
 
     /// Whether the library can do it; then it does.
@@ -111,7 +125,7 @@ impl Products {
     fn plan(&self, device: &Device, s: &Shape) -> Option<Plan> {
         let mut descriptor = null_mut();
         self.call(device, "describing a product", |api| unsafe {
-            (api.cublasLtMatmulDescCreate)(&mut descriptor, lt::COMPUTE_F32, 0)
+            (api.cublasLtMatmulDescCreate)(&mut descriptor, self.compute(s), 0)
         });
         let [turn_a, turn_b] = s.turn.map(c_int::from);
         self.describe(device, descriptor, lt::TRANS_A, &turn_a);
@@ -156,6 +170,11 @@ impl Products {
         for (i, bytes) in [a, b, c, c].into_iter().enumerate() {
             let bytes = bytes as u32;
             prefer(lt::ALIGNMENT_A + i as c_int, (&raw const bytes).cast(), size_of::<u32>());
+        }
+        // Parts of a sum in f16 could be infinite where their sum is not.
+        if s.dtypes[1] == DType::F16 {
+            let parts = lt::IN_F32;
+            prefer(lt::REDUCTIONS, (&raw const parts).cast(), size_of::<u32>());
         }
         let (mut found, mut count) = (Heuristic::default(), 0);
         // A status of its own means that there is none.

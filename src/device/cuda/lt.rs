@@ -45,8 +45,10 @@ pub struct Heuristic {
     pub reserved: [c_int; 4],
 }
 
-/// cublasComputeType_t: f32 arithmetic on f32 or bf16 operands.
+/// cublasComputeType_t: f32 arithmetic on operands of any float dtype.
 pub const COMPUTE_F32: c_int = 68;
+/// The same on f32 operands rounded to TF32.
+pub const COMPUTE_TF32: c_int = 77;
 
 /// cublasLtMatmulDescAttributes_t
 pub const TRANS_A: c_int = 3;
@@ -58,7 +60,11 @@ pub const AUX_LD: c_int = 12;
 
 /// cublasLtMatmulPreferenceAttributes_t; the alignments of A, B, C and D follow each other.
 pub const MAX_WORKSPACE: c_int = 1;
+pub const REDUCTIONS: c_int = 3;
 pub const ALIGNMENT_A: c_int = 5;
+
+/// cublasLtReductionScheme_t: parts of a product are added up in f32.
+pub const IN_F32: u32 = 2;
 
 /// cublasLtEpilogue_t
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +80,7 @@ pub enum Epilogue {
 pub fn data_type(dtype: DType) -> c_int {
     match dtype {
         DType::F32 => 0,
+        DType::F16 => 2,
         DType::BF16 => 14,
         other => panic!("a matrix product of {other}"),
     }

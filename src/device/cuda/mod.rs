@@ -51,7 +51,7 @@ impl Cuda {
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, WORKSPACE)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let products = gemm::Products::new(lt, &device, WORKSPACE)
+        let products = gemm::Products::new(lt, &device, WORKSPACE, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
         match cuda.device.failure() {

@@ -38,13 +38,15 @@ pub struct Options {
     /// Where libraries are looked for first.
     pub folder: Option<PathBuf>,
     pub kernels: Option<Kernels>,
+    /// Whether matrix products round operands in f32 to TF32.
+    pub tf32: bool,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded() }
+        Options { ordinal, folder, kernels: Kernels::embedded(), tf32: false }
     }
 }
 
