@@ -1,5 +1,5 @@
-// Self-attention in tiles, for any width of a head up to 256 and both dtypes: f32 arithmetic on the
-// ordinary cores. For bf16 and the usual widths attention_mma.cu is many times faster.
+// Self-attention in tiles, for any width of a head up to 256 and any dtype: f32 arithmetic on the
+// ordinary cores. For halves and the usual widths attention_mma.cu is many times faster.
 //
 // After FlashAttention (Dao et al. 2022; Dao 2023): forward keeps a running softmax; backward
 // rebuilds the probabilities from lse, once for dk and dv and once for dq, so that no two blocks
@@ -234,16 +234,12 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
     save(dq, static_cast<T*>(a.dqkv) + head.qkv(0), head.qkv_stride(), query, a);
 }
 
-KERNEL(attention_along_f32, along<float>, Attention, 256)
-KERNEL(attention_along_bf16, along<bf16>, Attention, 256)
+KERNELS(attention_along, along<T>, Attention, 256)
 // W: columns of a head for each thread, for widths up to 16·W.
 #define WIDTH(W)                                                                                   \
-    KERNEL(attention_##W##_f32, (forward<float, W>), Attention, THREADS)                           \
-    KERNEL(attention_##W##_bf16, (forward<bf16, W>), Attention, THREADS)                           \
-    KERNEL(attention_kv_##W##_f32, (backward_kv<float, W>), Attention, THREADS)                    \
-    KERNEL(attention_kv_##W##_bf16, (backward_kv<bf16, W>), Attention, THREADS)                    \
-    KERNEL(attention_q_##W##_f32, (backward_q<float, W>), Attention, THREADS)                      \
-    KERNEL(attention_q_##W##_bf16, (backward_q<bf16, W>), Attention, THREADS)
+    KERNELS(attention_##W, (forward<T, W>), Attention, THREADS)                                    \
+    KERNELS(attention_kv_##W, (backward_kv<T, W>), Attention, THREADS)                             \
+    KERNELS(attention_q_##W, (backward_q<T, W>), Attention, THREADS)
 WIDTH(4)
 WIDTH(8)
 WIDTH(16)

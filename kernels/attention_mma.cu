@@ -1,5 +1,6 @@
-// Self-attention on tensor cores (mma.sync m16n8k16, bf16 in, f32 sums; sm_80 and later), for heads
-// of 32, 64, 80, 96, 128 or 160.
+// Self-attention on tensor cores (mma.sync m16n8k16, halves in, f32 sums; sm_80 and later), for
+// heads of 32, 64, 80, 96, 128 or 160, and for any multiple of 8 below, whose last columns in shared
+// memory are zeros.
 //
 // FlashAttention-2 (Dao 2023): four warps, each with whole rows of the tile, so that a softmax row
 // lives in four lanes and probabilities go from one product's result into the next one's operand
@@ -9,9 +10,16 @@
 // Rows in shared memory are 16 bytes longer than the head: eight rows of an ldmatrix then lie in
 // different banks. cp.async brings the next tile while this one is multiplied.
 //
-// Bytes moved for a head of d over T positions, with tiles of B rows, causal: forward 4d·T (q, y) and
-// 4d·T·(T / 2B) (k, v, once for each tile of queries, mostly out of the L2 cache), 4·T (lse). The
-// arithmetic, 2·T²·d forward and 7/2 of it backward, is what binds from T of a few hundred on.
+// Bytes moved for a head of d elements of size s = 2 over T positions, with tiles of B rows, causal:
+// forward 2s·d·T (q, y) and 2s·d·T·(T / 2B) (k, v, once for each tile of queries, mostly out of the L2
+// cache), 4·T (lse). The arithmetic, 2·T²·d forward and 7/2 of it backward, is what binds from T of a
+// few hundred on.
+//
+// In f16, with a loss scale L: what is rounded on the way are probabilities, at most 1 / (1 − dropout),
+// and slopes of scores, L times their own size like dy. A slope is p·(dp − along) / √d with |dp| up to
+// |dy|·|v|, divided before it is rounded, so it passes 65504 only where dy has come within |v| / √d of
+// that; then it is infinite, dq and dk are not finite, and the step is skipped as for any overflow.
+// Scores, dp, along, lse and all sums are f32 and have its range.
 #include "attention.cuh"
 
 constexpr int WARPS = 4;
@@ -28,22 +36,25 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 #endif
 
-// Rows first .. first + ROWS of a head into shared memory; rows past the end are zeros.
-template <int ROWS, int D>
-__device__ __forceinline__ void fetch(bf16* to, const bf16* from, uint32_t stride, int first, int seq) {
+// Rows first .. first + ROWS of a head into shared memory. Zeros: rows past the end, columns from d on.
+template <int ROWS, int D, class T>
+__device__ __forceinline__ void fetch(T* to, const T* from, uint32_t stride, int first, int seq, int d) {
     constexpr int PIECES = D / 8;
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * PIECES; i += MMA_THREADS) {
         int r = i / PIECES, c = i % PIECES * 8;
-        bool there = first + r < seq;
+        bool there = first + r < seq && c < d;
         copy_async(to + r * (D + 8) + c, from + (uint64_t)(there ? first + r : 0) * stride + c, there);
     }
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+__device__ __forceinline__ __nv_bfloat162 two(bf16, float low, float high) { return __floats2bfloat162_rn(low, high); }
+__device__ __forceinline__ __half2 two(f16, float low, float high) { return __floats2half2_rn(low, high); }
+
+template <class T> __device__ __forceinline__ uint32_t pack(float low, float high) {
+    auto halves = two(T(), low, high);
     uint32_t word;
-    memcpy(&word, &two, 4);
+    memcpy(&word, &halves, 4);
     return word;
 }
 
@@ -58,8 +69,8 @@ template <int D> constexpr int Q_KEYS = D <= 64 ? 32 : D <= 96 ? 64 : 32;
 template <int D> constexpr int KV_QUERIES = D == 64 ? 16 : 32;
 
 // out += (16·M rows of x from `row`)·(N rows of y)ᵀ over D.
-template <int D, int M, int N>
-__device__ __forceinline__ void multiply_rows(float (&out)[M][N / 8][4], const bf16* x, int row, const bf16* y) {
+template <int D, int M, int N, class T>
+__device__ __forceinline__ void multiply_rows(float (&out)[M][N / 8][4], const T* x, int row, const T* y) {
     constexpr int LD = D + 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -75,16 +86,16 @@ __device__ __forceinline__ void multiply_rows(float (&out)[M][N / 8][4], const b
             uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_bf16(out[m][n / 8], left[m], first);
-                mma_bf16(out[m][n / 8 + 1], left[m], second);
+                mma<T>(out[m][n / 8], left[m], first);
+                mma<T>(out[m][n / 8 + 1], left[m], second);
             }
         }
     }
 }
 
 // out += weights · (K rows of x): weights are the 16·M×K result of multiply_rows.
-template <int D, int M, int K>
-__device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], const float (&weights)[M][K / 8][4], const bf16* x) {
+template <int D, int M, int K, class T>
+__device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], const float (&weights)[M][K / 8][4], const T* x) {
     constexpr int LD = D + 8;
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -93,10 +104,10 @@ __device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], cons
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const float(&a)[4] = weights[m][k / 8], (&b)[4] = weights[m][k / 8 + 1];
-            left[m][0] = pack(a[0], a[1]);
-            left[m][1] = pack(a[2], a[3]);
-            left[m][2] = pack(b[0], b[1]);
-            left[m][3] = pack(b[2], b[3]);
+            left[m][0] = pack<T>(a[0], a[1]);
+            left[m][1] = pack<T>(a[2], a[3]);
+            left[m][2] = pack<T>(b[0], b[1]);
+            left[m][3] = pack<T>(b[2], b[3]);
         }
 #pragma unroll
         for (int n = 0; n < D; n += 16) {
@@ -105,36 +116,37 @@ __device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], cons
             uint32_t first[2] = {right[0], right[1]}, second[2] = {right[2], right[3]};
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_bf16(out[m][n / 8], left[m], first);
-                mma_bf16(out[m][n / 8 + 1], left[m], second);
+                mma<T>(out[m][n / 8], left[m], first);
+                mma<T>(out[m][n / 8 + 1], left[m], second);
             }
         }
     }
 }
 
 // 16 rows of a result through this warp's rows of shared memory to memory, 16 bytes at a time.
-template <int D>
-__device__ __forceinline__ void save(const float (&x)[D / 8][4], bf16* shared, bf16* to, uint32_t stride, int first, int seq) {
+template <int D, class T>
+__device__ __forceinline__ void save(const float (&x)[D / 8][4], T* shared, T* to, uint32_t stride, int first, int seq, int d) {
     constexpr int LD = D + 8;
     int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
         for (int half = 0; half < 2; half++) {
-            uint32_t word = pack(x[n][2 * half], x[n][2 * half + 1]);
+            uint32_t word = pack<T>(x[n][2 * half], x[n][2 * half + 1]);
             memcpy(shared + (lane / 4 + 8 * half) * LD + 8 * n + lane % 4 * 2, &word, 4);
         }
     __syncwarp();
     for (int i = lane; i < 16 * D / 8; i += 32) {
         int r = i / (D / 8), c = i % (D / 8) * 8;
-        if (first + r >= seq) continue;
+        if (first + r >= seq || c >= d) continue;
         uint4 piece = *reinterpret_cast<const uint4*>(shared + r * LD + c);
         *reinterpret_cast<uint4*>(to + (uint64_t)(first + r) * stride + c) = piece;
     }
 }
 
 // The two factors of keys `key`, `key` + 1 (even).
-__device__ __forceinline__ void kept_pair(const Head<bf16>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
+template <class T>
+__device__ __forceinline__ void kept_pair(const Head<T>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
     const Drop& drop = head.a.drop;
     uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
     uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
@@ -144,8 +156,8 @@ __device__ __forceinline__ void kept_pair(const Head<bf16>& head, uint64_t dropp
 
 // One tile of keys of a query's running softmax: scores in `s` become probabilities (dropped), y
 // shrinks to the new maximum.
-template <int N, int D>
-__device__ __forceinline__ void soften(const Head<bf16>& head, float (&s)[N / 8][4], float (&y)[D / 8][4],
+template <int N, int D, class T>
+__device__ __forceinline__ void soften(const Head<T>& head, float (&s)[N / 8][4], float (&y)[D / 8][4],
                                        float (&maximum)[2], float (&sum)[2], const int2 (&sees)[2], int row,
                                        int key, bool all, uint64_t dropped) {
     int column = key + threadIdx.x % 4 * 2;
@@ -190,24 +202,24 @@ __device__ __forceinline__ void soften(const Head<bf16>& head, float (&s)[N / 8]
     }
 }
 
-template <int D> __device__ void forward_mma(const Attention& a) {
+template <class T, int D> __device__ void forward_mma(const Attention& a) {
     constexpr int LD = D + 8, M = ROWS<D>, B = 16 * M * WARPS, N = KEYS<D>;
     DYNAMIC_SHARED(shared);
-    bf16* q = reinterpret_cast<bf16*>(shared);
-    bf16* k = q + B * LD;
-    bf16* v = k + N * LD;
+    T* q = reinterpret_cast<T*>(shared);
+    T* k = q + B * LD;
+    T* v = k + N * LD;
     int2* seen = reinterpret_cast<int2*>(v + N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
-    Head<bf16> head(a);
+    Head<T> head(a);
     uint64_t dropped = a.drop.first();
-    int seq = a.seq, stride = head.qkv_stride();
+    int seq = a.seq, d = a.d, stride = head.qkv_stride();
     // The last tiles of a causal mask are the longest: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * B;
-    const bf16* qkv = static_cast<const bf16*>(a.qkv);
-    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq);
+    const T* qkv = static_cast<const T*>(a.qkv);
+    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq, d);
     Extent extent = extent_of(head, first, B, seen, bounds);
     int key = extent.first / N * N;
-    if (key < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key, seq);
+    if (key < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key, seq, d);
     copy_commit();
 
     int own = 16 * M * (threadIdx.x / 32), row = own + threadIdx.x % 32 / 4;
@@ -217,13 +229,13 @@ template <int D> __device__ void forward_mma(const Attention& a) {
     for (; key < extent.last; key += N) {
         copy_wait<0>();
         __syncthreads(); // k is here; all warps are done with v
-        fetch<N, D>(v, qkv + head.qkv(2), stride, key, seq);
+        fetch<N, D>(v, qkv + head.qkv(2), stride, key, seq, d);
         copy_commit();
         float s[M][N / 8][4] = {};
         multiply_rows<D, M, N>(s, q, own, k);
         copy_wait<0>();
         __syncthreads(); // v is here; all warps are done with k
-        if (key + N < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key + N, seq);
+        if (key + N < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key + N, seq, d);
         copy_commit();
         bool all = key >= extent.full_first && key + N <= extent.full_last;
 #pragma unroll
@@ -253,9 +265,9 @@ template <int D> __device__ void forward_mma(const Attention& a) {
             if (threadIdx.x % 4 == 0 && query < seq)
                 a.lse[head.place(query)] = LN2 * maximum[m][half] + logf(total);
         }
-        bf16* to = static_cast<bf16*>(a.y) + head.out();
+        T* to = static_cast<T*>(a.y) + head.out();
         int at = own + 16 * m;
-        save<D>(y[m], q + at * LD, to, head.out_stride(), first + at, seq);
+        save<D>(y[m], q + at * LD, to, head.out_stride(), first + at, seq, d);
     }
 }
 
@@ -271,30 +283,30 @@ struct Row {
     int2 sees;
 };
 
-template <int D> __device__ void backward_kv_mma(const Attention& a) {
+template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     constexpr int LD = D + 8, M = KV_ROWS<D>, B = 16 * M * WARPS, Q = KV_QUERIES<D>;
     DYNAMIC_SHARED(shared);
-    bf16* k = reinterpret_cast<bf16*>(shared);
-    bf16* v = k + B * LD;
-    bf16* q = v + B * LD; // two of each: one is multiplied, one arrives
-    bf16* dy = q + 2 * Q * LD;
+    T* k = reinterpret_cast<T*>(shared);
+    T* v = k + B * LD;
+    T* q = v + B * LD; // two of each: one is multiplied, one arrives
+    T* dy = q + 2 * Q * LD;
     Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
     int2* seen = reinterpret_cast<int2*>(rows + Q);
     int* bounds = reinterpret_cast<int*>(seen + Q);
-    Head<bf16> head(a);
+    Head<T> head(a);
     uint64_t dropped = a.drop.first();
-    int seq = a.seq, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
-    const bf16* qkv = static_cast<const bf16*>(a.qkv);
-    const bf16* dys = static_cast<const bf16*>(a.dy) + head.out();
+    int seq = a.seq, d = a.d, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
+    const T* qkv = static_cast<const T*>(a.qkv);
+    const T* dys = static_cast<const T*>(a.dy) + head.out();
     auto fetch_queries = [&](int query, int stage) {
         if (query < seq) {
-            fetch<Q, D>(q + stage * Q * LD, qkv + head.qkv(0), head.qkv_stride(), query, seq);
-            fetch<Q, D>(dy + stage * Q * LD, dys, head.out_stride(), query, seq);
+            fetch<Q, D>(q + stage * Q * LD, qkv + head.qkv(0), head.qkv_stride(), query, seq, d);
+            fetch<Q, D>(dy + stage * Q * LD, dys, head.out_stride(), query, seq, d);
         }
         copy_commit();
     };
-    fetch<B, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq);
-    fetch<B, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq);
+    fetch<B, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq, d);
+    fetch<B, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq, d);
     int query = a.ranges ? 0 : key / Q * Q;
     fetch_queries(query, 0);
     float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
@@ -310,7 +322,7 @@ template <int D> __device__ void backward_kv_mma(const Attention& a) {
         copy_wait<1>();
         __syncthreads();
         if (extent.last > key && extent.first < key + B) {
-            const bf16 *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
+            const T *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
             float s[M][Q / 8][4] = {}, dp[M][Q / 8][4] = {};
             multiply_rows<D, M, Q>(s, k, own, qs);
             multiply_rows<D, M, Q>(dp, v, own, ds);
@@ -332,36 +344,36 @@ template <int D> __device__ void backward_kv_mma(const Attention& a) {
         __syncthreads(); // all warps are done with this stage
     }
     copy_wait<0>();
-    bf16* dqkv = static_cast<bf16*>(a.dqkv);
+    T* dqkv = static_cast<T*>(a.dqkv);
     int stride = head.qkv_stride();
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int row = own + 16 * m;
-        save<D>(dk[m], k + row * LD, dqkv + head.qkv(1), stride, key + row, seq);
-        save<D>(dv[m], v + row * LD, dqkv + head.qkv(2), stride, key + row, seq);
+        save<D>(dk[m], k + row * LD, dqkv + head.qkv(1), stride, key + row, seq, d);
+        save<D>(dv[m], v + row * LD, dqkv + head.qkv(2), stride, key + row, seq, d);
     }
 }
 
-template <int D> __device__ void backward_q_mma(const Attention& a) {
+template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     constexpr int LD = D + 8, M = Q_ROWS<D>, B = 16 * M * WARPS, N = Q_KEYS<D>;
     DYNAMIC_SHARED(shared);
-    bf16* q = reinterpret_cast<bf16*>(shared);
-    bf16* dy = q + B * LD;
-    bf16* k = dy + B * LD; // two of each
-    bf16* v = k + 2 * N * LD;
+    T* q = reinterpret_cast<T*>(shared);
+    T* dy = q + B * LD;
+    T* k = dy + B * LD; // two of each
+    T* v = k + 2 * N * LD;
     int2* seen = reinterpret_cast<int2*>(v + 2 * N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
-    Head<bf16> head(a);
+    Head<T> head(a);
     uint64_t dropped = a.drop.first();
-    int seq = a.seq, first = (gridDim.x - 1 - blockIdx.x) * B, stride = head.qkv_stride();
-    const bf16* qkv = static_cast<const bf16*>(a.qkv);
-    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq);
-    fetch<B, D>(dy, static_cast<const bf16*>(a.dy) + head.out(), head.out_stride(), first, seq);
+    int seq = a.seq, d = a.d, first = (gridDim.x - 1 - blockIdx.x) * B, stride = head.qkv_stride();
+    const T* qkv = static_cast<const T*>(a.qkv);
+    fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq, d);
+    fetch<B, D>(dy, static_cast<const T*>(a.dy) + head.out(), head.out_stride(), first, seq, d);
     Extent extent = extent_of(head, first, B, seen, bounds);
     auto fetch_keys = [&](int key, int stage) {
         if (key < extent.last) {
-            fetch<N, D>(k + stage * N * LD, qkv + head.qkv(1), stride, key, seq);
-            fetch<N, D>(v + stage * N * LD, qkv + head.qkv(2), stride, key, seq);
+            fetch<N, D>(k + stage * N * LD, qkv + head.qkv(1), stride, key, seq, d);
+            fetch<N, D>(v + stage * N * LD, qkv + head.qkv(2), stride, key, seq, d);
         }
         copy_commit();
     };
@@ -382,7 +394,7 @@ template <int D> __device__ void backward_q_mma(const Attention& a) {
         fetch_keys(key + N, stage ^ 1);
         copy_wait<1>();
         __syncthreads();
-        const bf16 *ks = k + stage * N * LD, *vs = v + stage * N * LD;
+        const T *ks = k + stage * N * LD, *vs = v + stage * N * LD;
         float s[M][N / 8][4] = {}, dp[M][N / 8][4] = {};
         multiply_rows<D, M, N>(s, q, own, ks);
         multiply_rows<D, M, N>(dp, dy, own, vs);
@@ -408,18 +420,18 @@ template <int D> __device__ void backward_q_mma(const Attention& a) {
     }
     copy_wait<0>();
     __syncthreads();
-    bf16* to = static_cast<bf16*>(a.dqkv) + head.qkv(0);
+    T* to = static_cast<T*>(a.dqkv) + head.qkv(0);
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int at = own + 16 * m;
-        save<D>(dq[m], q + at * LD, to, stride, first + at, seq);
+        save<D>(dq[m], q + at * LD, to, stride, first + at, seq, d);
     }
 }
 
 #define HEAD(D)                                                                                    \
-    KERNEL(attention_mma_##D, forward_mma<D>, Attention, MMA_THREADS, 1)                              \
-    KERNEL(attention_kv_mma_##D, backward_kv_mma<D>, Attention, MMA_THREADS, 1)                       \
-    KERNEL(attention_q_mma_##D, backward_q_mma<D>, Attention, MMA_THREADS, 1)
+    KERNELS_OF_HALF(attention_mma_##D, (forward_mma<T, D>), Attention, MMA_THREADS, 1)             \
+    KERNELS_OF_HALF(attention_kv_mma_##D, (backward_kv_mma<T, D>), Attention, MMA_THREADS, 1)      \
+    KERNELS_OF_HALF(attention_q_mma_##D, (backward_q_mma<T, D>), Attention, MMA_THREADS, 1)
 HEAD(32)
 HEAD(64)
 HEAD(80)

@@ -1,8 +1,9 @@
 // What all kernels share: numbers in and out of memory, sums over threads, random words.
 //
-// Kernels compute in f32 and are templates over the dtype of activations. Each is exported by
-// KERNEL(name, body, arguments, threads) and takes one struct by value, which the backend repeats
-// field by field. Where rows are multiples of 16 bytes (`vector`), threads move 16 bytes at a time.
+// Kernels compute in f32 and are templates over the dtype T of activations. KERNELS(name, body,
+// arguments, threads) exports one for each dtype, KERNEL the one that has no dtype. Each takes one
+// struct by value, which the backend repeats field by field. Where rows are multiples of 16 bytes
+// (`vector`), threads move 16 bytes at a time.
 #pragma once
 
 #ifdef SOFTGPU
@@ -12,15 +13,28 @@
 #endif
 
 typedef __nv_bfloat16 bf16;
+typedef __half f16;
+
+// The dtypes of activations. A body with a comma is in parentheses.
+#define KERNELS(NAME, BODY, ...)                                                                   \
+    KERNEL_OF(float, NAME##_f32, BODY, __VA_ARGS__)                                                \
+    KERNELS_OF_HALF(NAME, BODY, __VA_ARGS__)
+#define KERNELS_OF_HALF(NAME, BODY, ...)                                                           \
+    KERNEL_OF(bf16, NAME##_bf16, BODY, __VA_ARGS__)                                                \
+    KERNEL_OF(f16, NAME##_f16, BODY, __VA_ARGS__)
+#define KERNEL(NAME, BODY, ...) KERNEL_OF(void, NAME, BODY, __VA_ARGS__)
 
 // Elements a thread moves at a time.
 template <class T> constexpr int WIDE = 16 / sizeof(T);
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
 template <class T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow(float x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow(float x) { return __float2bfloat16(x); }
+// From 65520 on this is infinite: what loss scaling looks for.
+template <> __device__ __forceinline__ f16 narrow(float x) { return __float2half_rn(x); }
 
 template <class T, int V> __device__ __forceinline__ void load(const T* from, float (&x)[V]) {
     if constexpr (V == 1) {

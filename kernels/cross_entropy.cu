@@ -70,8 +70,7 @@ template <class T> __device__ void cross_entropy_stats(const CrossEntropy& a) {
     if (a.vector) stats_by<T, WIDE<T>>(a);
     else stats_by<T, 1>(a);
 }
-KERNEL(cross_entropy_stats_f32, (cross_entropy_stats<float>), CrossEntropy, 512)
-KERNEL(cross_entropy_stats_bf16, (cross_entropy_stats<bf16>), CrossEntropy, 512)
+KERNELS(cross_entropy_stats, cross_entropy_stats<T>, CrossEntropy, 512)
 
 template <class T, int V>
 __device__ void gradient_by(const CrossEntropy& a, float largest, float factor, float weight) {
@@ -111,5 +110,4 @@ template <class T> __device__ void cross_entropy(const CrossEntropy& a) {
     if (a.vector) gradient_by<T, WIDE<T>>(a, largest, factor, weight);
     else gradient_by<T, 1>(a, largest, factor, weight);
 }
-KERNEL(cross_entropy_f32, (cross_entropy<float>), CrossEntropy, 512)
-KERNEL(cross_entropy_bf16, (cross_entropy<bf16>), CrossEntropy, 512)
+KERNELS(cross_entropy, cross_entropy<T>, CrossEntropy, 512)

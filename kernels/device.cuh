@@ -2,12 +2,15 @@
 // instructions that C++ has no name for.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 // The numbers are the most threads of a block and, if given, the fewest blocks of a multiprocessor.
-#define KERNEL(NAME, BODY, ARGUMENTS, ...)                                                         \
+// BODY may speak of T.
+#define KERNEL_OF(TYPE, NAME, BODY, ARGUMENTS, ...)                                                \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                                      \
         NAME(const __grid_constant__ ARGUMENTS arguments) {                                        \
+        [[maybe_unused]] typedef TYPE T;                                                           \
         (BODY)(arguments);                                                                         \
     }
 
@@ -17,13 +20,20 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// d += a·b: 16×16 by 16×8, bf16 in, f32 sums.
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+// d += a·b: 16×16 by 16×8, halves in, f32 sums.
+template <class T>
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+#define MMA(TYPE, NAME)                                                                            \
+    template <>                                                                                    \
+    __device__ __forceinline__ void mma<TYPE>(float (&d)[4], const uint32_t (&a)[4],               \
+                                              const uint32_t (&b)[2]) {                            \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 "                \
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                       \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
+    }
+MMA(__nv_bfloat16, "bf16")
+MMA(__half, "f16")
 
 // Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_rows(uint32_t (&x)[4], const void* row) {

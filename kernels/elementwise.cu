@@ -25,10 +25,9 @@ template <class X, class Y> __device__ void copy(const Copy& a) {
     if (a.vector) copy_by<X, Y, V>(a);
     else copy_by<X, Y, 1>(a);
 }
-KERNEL(copy_f32_f32, (copy<float, float>), Copy, 256)
-KERNEL(copy_f32_bf16, (copy<float, bf16>), Copy, 256)
-KERNEL(copy_bf16_f32, (copy<bf16, float>), Copy, 256)
-KERNEL(copy_bf16_bf16, (copy<bf16, bf16>), Copy, 256)
+KERNELS(copy_f32, (copy<float, T>), Copy, 256)
+KERNELS(copy_bf16, (copy<bf16, T>), Copy, 256)
+KERNELS(copy_f16, (copy<f16, T>), Copy, 256)
 
 struct Dropout {
     const void* x;
@@ -53,8 +52,7 @@ template <class T> __device__ void dropout(const Dropout& a) {
     if (a.vector) dropout_by<T, WIDE<T>>(a);
     else dropout_by<T, 1>(a);
 }
-KERNEL(dropout_f32, (dropout<float>), Dropout, 256)
-KERNEL(dropout_bf16, (dropout<bf16>), Dropout, 256)
+KERNELS(dropout, dropout<T>, Dropout, 256)
 
 // y = x + dropout(branch + bias)
 struct Residual {
@@ -89,8 +87,7 @@ template <class T> __device__ void residual(const Residual& a) {
     if (a.vector) residual_by<T, WIDE<T>>(a);
     else residual_by<T, 1>(a);
 }
-KERNEL(residual_f32, (residual<float>), Residual, 256)
-KERNEL(residual_bf16, (residual<bf16>), Residual, 256)
+KERNELS(residual, residual<T>, Residual, 256)
 
 // Sums of columns over `chunk` rows for each block in y: parts [chunks, cols]. With `to`, what is
 // summed is dropout(x), stored there first.
@@ -108,7 +105,7 @@ struct ColumnParts {
 constexpr int SUM_ROWS = 8;
 
 template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) {
-    __shared__ float shared[SUM_ROWS][32 * WIDE<bf16>];
+    __shared__ float shared[SUM_ROWS][32 * V];
     uint64_t first = a.to ? a.drop.first() : 0;
     uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V;
     float sums[V] = {};
@@ -145,8 +142,7 @@ template <class T> __device__ void column_parts(const ColumnParts& a) {
     if (a.vector) column_parts_by<T, WIDE<T>>(a);
     else column_parts_by<T, 1>(a);
 }
-KERNEL(column_parts_f32, (column_parts<float>), ColumnParts, 256)
-KERNEL(column_parts_bf16, (column_parts<bf16>), ColumnParts, 256)
+KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
 // out (+)= Σ over parts, which lie `stride` apart.
 struct ColumnSums {

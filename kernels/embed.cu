@@ -30,8 +30,7 @@ template <class T> __device__ void embed(const Embed& a) {
     if (a.vector) embed_by<T, WIDE<T>>(a);
     else embed_by<T, 1>(a);
 }
-KERNEL(embed_f32, (embed<float>), Embed, 256)
-KERNEL(embed_bf16, (embed<bf16>), Embed, 256)
+KERNELS(embed, embed<T>, Embed, 256)
 
 // next[i]: the next place with the same id, or -1. first[i]: whether none before has it.
 struct EmbedChain {
@@ -103,5 +102,4 @@ template <class T> __device__ void embed_backward(const EmbedBackward& a) {
     if (a.vector) embed_backward_by<T, WIDE<T>>(a);
     else embed_backward_by<T, 1>(a);
 }
-KERNEL(embed_backward_f32, (embed_backward<float>), EmbedBackward, 256)
-KERNEL(embed_backward_bf16, (embed_backward<bf16>), EmbedBackward, 256)
+KERNELS(embed_backward, embed_backward<T>, EmbedBackward, 256)

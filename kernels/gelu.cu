@@ -43,10 +43,8 @@ template <class T, bool EXACT> __device__ void gelu(const Gelu& a) {
     if (a.vector) gelu_by<T, EXACT, WIDE<T>>(a);
     else gelu_by<T, EXACT, 1>(a);
 }
-KERNEL(gelu_tanh_f32, (gelu<float, false>), Gelu, 256)
-KERNEL(gelu_tanh_bf16, (gelu<bf16, false>), Gelu, 256)
-KERNEL(gelu_exact_f32, (gelu<float, true>), Gelu, 256)
-KERNEL(gelu_exact_bf16, (gelu<bf16, true>), Gelu, 256)
+KERNELS(gelu_tanh, (gelu<T, false>), Gelu, 256)
+KERNELS(gelu_exact, (gelu<T, true>), Gelu, 256)
 
 // y *= gelu'(x)
 template <class T, bool EXACT, int V> __device__ void gelu_backward_by(const Gelu& a) {
@@ -64,10 +62,8 @@ template <class T, bool EXACT> __device__ void gelu_backward(const Gelu& a) {
     if (a.vector) gelu_backward_by<T, EXACT, WIDE<T>>(a);
     else gelu_backward_by<T, EXACT, 1>(a);
 }
-KERNEL(gelu_backward_tanh_f32, (gelu_backward<float, false>), Gelu, 256)
-KERNEL(gelu_backward_tanh_bf16, (gelu_backward<bf16, false>), Gelu, 256)
-KERNEL(gelu_backward_exact_f32, (gelu_backward<float, true>), Gelu, 256)
-KERNEL(gelu_backward_exact_bf16, (gelu_backward<bf16, true>), Gelu, 256)
+KERNELS(gelu_backward_tanh, (gelu_backward<T, false>), Gelu, 256)
+KERNELS(gelu_backward_exact, (gelu_backward<T, true>), Gelu, 256)
 
 // x = bias in every row.
 struct BiasRows {
@@ -90,5 +86,4 @@ template <class T> __device__ void bias_rows(const BiasRows& a) {
     if (a.vector) bias_rows_by<T, WIDE<T>>(a);
     else bias_rows_by<T, 1>(a);
 }
-KERNEL(bias_rows_f32, (bias_rows<float>), BiasRows, 256)
-KERNEL(bias_rows_bf16, (bias_rows<bf16>), BiasRows, 256)
+KERNELS(bias_rows, bias_rows<T>, BiasRows, 256)

@@ -60,8 +60,7 @@ template <class T> __device__ void layernorm(const LayerNorm& a) {
     if (a.vector) layernorm_by<T, WIDE<T>>(a);
     else layernorm_by<T, 1>(a);
 }
-KERNEL(layernorm_f32, (layernorm<float>), LayerNorm, 256)
-KERNEL(layernorm_bf16, (layernorm<bf16>), LayerNorm, 256)
+KERNELS(layernorm, layernorm<T>, LayerNorm, 256)
 
 struct LayerNormBackward {
     const void* dy;
@@ -139,9 +138,6 @@ template <class T, int V, int K> __device__ void layernorm_backward(const LayerN
     }
 }
 // Wide rows: K·V·threads columns. Any other: one by one, in eights.
-KERNEL(layernorm_backward_wide1_f32, (layernorm_backward<float, 4, 1>), LayerNormBackward, 512)
-KERNEL(layernorm_backward_wide4_f32, (layernorm_backward<float, 4, 4>), LayerNormBackward, 1024)
-KERNEL(layernorm_backward_any_f32, (layernorm_backward<float, 1, 8>), LayerNormBackward, 1024)
-KERNEL(layernorm_backward_wide1_bf16, (layernorm_backward<bf16, 8, 1>), LayerNormBackward, 512)
-KERNEL(layernorm_backward_wide4_bf16, (layernorm_backward<bf16, 8, 2>), LayerNormBackward, 1024)
-KERNEL(layernorm_backward_any_bf16, (layernorm_backward<bf16, 1, 8>), LayerNormBackward, 1024)
+KERNELS(layernorm_backward_wide1, (layernorm_backward<T, WIDE<T>, 1>), LayerNormBackward, 512)
+KERNELS(layernorm_backward_wide16, (layernorm_backward<T, WIDE<T>, 16 / WIDE<T>>), LayerNormBackward, 1024)
+KERNELS(layernorm_backward_any, (layernorm_backward<T, 1, 8>), LayerNormBackward, 1024)

@@ -1,8 +1,8 @@
 // Sums, clipping, AdamW.
 //
-// Bytes moved for each element: sums 2 or 4; AdamW 4 + 3·8 + 2 with an f32 gradient and a bf16 live
-// weight (grad; master, m and v read and written; live written). Sums are taken by a fixed number of
-// blocks and added up in their order.
+// Bytes moved for each element of size s: sums s. AdamW, with a gradient of size g and a live weight
+// of size s: g + 3·8 + s (master, m and v are read and written), 30 for an f32 gradient and a half
+// live weight. Sums are taken by a fixed number of blocks and added up in their order.
 #include "common.cuh"
 
 // Most partial sums of a tensor; before them lies how many there are.
@@ -34,8 +34,7 @@ template <class T> __device__ void sum_parts(const SumParts& a) {
         if (blockIdx.x == 0) a.parts[0] = gridDim.x;
     }
 }
-KERNEL(sum_parts_f32, (sum_parts<float>), SumParts, 256)
-KERNEL(sum_parts_bf16, (sum_parts<bf16>), SumParts, 256)
+KERNELS(sum_parts, sum_parts<T>, SumParts, 256)
 
 struct SumFinish {
     const double* parts; // [tensors, 1 + SUM_PARTS]
@@ -113,7 +112,9 @@ template <class G, class L> __device__ void adamw(const AdamW& a) {
     if (a.vector) adamw_by<G, L, sizeof(G) == 4 && sizeof(L) == 4 ? 4 : 8>(a, factor);
     else adamw_by<G, L, 1>(a, factor);
 }
-KERNEL(adamw_f32_f32, (adamw<float, float>), AdamW, 256)
-KERNEL(adamw_f32_bf16, (adamw<float, bf16>), AdamW, 256)
+// A run has one dtype beside f32.
+KERNELS(adamw_f32, (adamw<float, T>), AdamW, 256)
 KERNEL(adamw_bf16_f32, (adamw<bf16, float>), AdamW, 256)
 KERNEL(adamw_bf16_bf16, (adamw<bf16, bf16>), AdamW, 256)
+KERNEL(adamw_f16_f32, (adamw<f16, float>), AdamW, 256)
+KERNEL(adamw_f16_f16, (adamw<f16, f16>), AdamW, 256)

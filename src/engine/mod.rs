@@ -287,7 +287,7 @@ fn context<'a>(
         },
         model: &manifest.model,
         dtype: match manifest.precision {
-            Precision::F32 => DType::F32,
+            Precision::F32 | Precision::Tf32 => DType::F32,
             Precision::Bf16 => DType::BF16,
             Precision::Fp16 => unreachable!("`runnable` refuses fp16"),
         },

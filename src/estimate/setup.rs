@@ -143,7 +143,7 @@ impl Setup {
             micro: m.batch.micro,
             global: m.batch.global,
             numbers: match m.precision {
-                Precision::F32 => Numbers::F32,
+                Precision::F32 | Precision::Tf32 => Numbers::F32,
                 Precision::Fp16 => Numbers::Fp16,
                 Precision::Bf16 if megatron => Numbers::Bf16Fp32Grad,
                 Precision::Bf16 => Numbers::Bf16,

@@ -16,6 +16,7 @@ impl From<&Manifest> for raw::Raw {
             model: Some(model(&m.model)),
             precision: Some(match m.precision {
                 Precision::F32 => raw::Precision::F32,
+                Precision::Tf32 => raw::Precision::Tf32,
                 Precision::Bf16 => raw::Precision::Bf16,
                 Precision::Fp16 => raw::Precision::Fp16,
             }),

@@ -91,6 +91,9 @@ pub struct Dropout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     F32,
+    /// All numbers f32; a GPU's tensor cores round the operands of matrix products to 10 bits of
+    /// fraction. A CPU cannot.
+    Tf32,
     /// bf16 weights and activations, fp32 master weights and gradient accumulation.
     Bf16,
     /// fp16 with loss scaling: planned for, not run (`runnable`).

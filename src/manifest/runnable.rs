@@ -14,6 +14,9 @@ impl Manifest {
             let what = "precision is fp16: this version has no loss scaling yet";
             refuse(what, "--set precision=bf16");
         }
+        if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
+            refuse("precision is tf32, which a CPU cannot", "--set precision=f32");
+        }
         if self.train.device == DeviceChoice::Cuda && self.topology.ranks() > 1 {
             let what = "train.device is cuda: this version trains on one GPU only";
             refuse(what, "--set train.device=cpu");

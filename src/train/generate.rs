@@ -5,7 +5,7 @@ use crate::base::{Problems, rng};
 use crate::checkpoint::{self, Index};
 use crate::data::tokenizer::Tokenizer;
 use crate::engine::Sampler;
-use crate::manifest;
+use crate::manifest::{self, Manifest, Precision};
 use anyhow::Context;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     }
 
     let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
+    // Text is drawn in f32, which every device can.
+    let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let (backend, _) = launch::backend(m, m.train.threads)?;
     let mut sampler = Sampler::new(&*backend, m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;

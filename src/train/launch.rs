@@ -8,7 +8,7 @@ use crate::comm::{self, Failed, Launch, RENDEZVOUS, Watch, World, threads};
 use crate::device::Backend;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::{self, Cuda};
-use crate::manifest::{DeviceChoice, Loaded, Manifest};
+use crate::manifest::{DeviceChoice, Loaded, Manifest, Precision};
 use anyhow::Context;
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The device that the manifest asks for, and what it is called. `threads` is for the CPU.
 pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn Backend>, String)> {
-    let options = cuda::Options::of_machine(0);
+    let tf32 = m.precision == Precision::Tf32;
+    let options = cuda::Options { tf32, ..cuda::Options::of_machine(0) };
     let gpu = match m.train.device {
         DeviceChoice::Cpu => false,
         DeviceChoice::Cuda => true,
@@ -28,6 +29,10 @@ pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn 
         let cuda = Cuda::open(&options)?;
         let description = cuda.description().to_string();
         return Ok((Box::new(cuda), description));
+    }
+    if tf32 {
+        let what = "precision is tf32, and the device is the CPU, which cannot";
+        return Err(Problems::one(m.name.as_str(), what, "--set precision=f32").into());
     }
     let cpu = Cpu::new(threads);
     let description = format!("CPU, {} threads", cpu.threads());

@@ -5,9 +5,9 @@ use crate::attention::{Mask, Shape, attention};
 use crate::bench::{Bench, Seen};
 use crate::{Case, case, elementwise, loss, normalise, product, softgpu, table, update};
 use gptrain::base::DType;
-use gptrain::device::Gemm;
 use gptrain::device::cpu::Cpu;
-use gptrain::device::cuda::Cuda;
+use gptrain::device::cuda::{Cuda, Options};
+use gptrain::device::{Arena, Backend, Gemm};
 
 fn open() -> Cuda {
     Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"))
@@ -34,6 +34,69 @@ fn cuda_agrees_with_the_definitions_in_bf16() {
     against_definitions(DType::BF16);
 }
 
+#[test]
+fn cuda_agrees_with_the_definitions_in_f16() {
+    against_definitions(DType::F16);
+}
+
+/// Products of f32 operands of 10 bits of fraction: 2^-11 for each of the two. Bits of the rest are
+/// lost: without TF32 there are none to lose.
+#[test]
+fn tf32_rounds_the_operands_of_products() {
+    let loss = |tf32| {
+        let options = Options { tf32, ..softgpu::gpu(0) };
+        let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+        let cpu = Cpu::new(Some(1));
+        let (ours, theirs) =
+            [&cuda as &dyn Backend, &cpu].map(|b| Bench::new(b, DType::F32, false)).into();
+        for bench in [&ours, &theirs] {
+            product::gemm(bench, Gemm::NT, 24, 40, 64);
+        }
+        let apart = |(x, y): (Seen, Seen)| {
+            let (x, y) = (x.numbers(), y.numbers());
+            let largest = y.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+            let off = x.iter().zip(&y).map(|(x, y)| (x - y).abs());
+            off.fold(0.0, f64::max) / largest
+        };
+        ours.seen().into_iter().zip(theirs.seen()).map(apart).fold(0.0, f64::max)
+    };
+    let (with, without) = (loss(true), loss(false));
+    assert!((1e-5..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
+}
+
+/// Every f16, and f32 of all sizes: ties, what is smaller than any f16, what is larger.
+#[test]
+fn cuda_rounds_as_the_cpu_does() {
+    let (cuda, cpu) = (open(), Cpu::new(Some(1)));
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    let near = |half: &u16| {
+        // Odd and even neighbours of ties at 13 bits, and the ties.
+        let tie = ((*half as u32) << 13 | 0x1000).wrapping_add(112 << 23);
+        [tie - 1, tie, tie + 1, (*half as u32) << 16 | 0x8000, (*half as u32) << 16 | 0x7abc]
+    };
+    let singles: Vec<u32> = halves.iter().flat_map(near).collect();
+    let through = |b: &dyn Backend| {
+        let arena = Arena::new(b, 8 << 20).expect("8 MiB");
+        let [x, y] = [halves.len(), singles.len()];
+        let (x, y) = (arena.matrix(1, x, DType::F16), arena.matrix(1, y, DType::F32));
+        b.upload(bytemuck::cast_slice(&halves), x);
+        b.upload(bytemuck::cast_slice(&singles), y);
+        [(x, DType::F32), (x, DType::BF16), (y, DType::F16), (y, DType::BF16)].map(|(from, to)| {
+            let to = arena.matrix(1, from.cols, to);
+            b.copy(from, to.set());
+            let mut bytes = vec![0; to.bytes()];
+            b.download(to, &mut bytes);
+            let seen = Seen { name: String::new(), dtype: to.dtype, bytes };
+            seen.numbers()
+        })
+    };
+    for (ours, theirs) in through(&cuda).iter().zip(&through(&cpu)) {
+        let same = |(x, y): (&f64, &f64)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+        let wrong = ours.iter().zip(theirs).position(|pair| !same(pair));
+        assert_eq!(wrong, None, "{:?}", wrong.map(|i| (ours[i], theirs[i])));
+    }
+}
+
 /// Rows of whole 16 bytes and rows that are not, of several blocks each.
 fn larger() -> Vec<Case> {
     vec![
@@ -58,6 +121,8 @@ fn heads() -> Vec<Case> {
         ("causal, head of 32", Shape::new(1, 150, 1, 32)),
         ("head of 64", Shape::new(2, 65, 1, 64)),
         ("all, head of 64", all(64)),
+        ("all, head of 72", all(72)),
+        ("documents, head of 104", Shape::new(1, 90, 1, 104).masked(Mask::Documents(37))),
         ("all, head of 80", all(80)),
         ("prefix, head of 96", Shape::new(1, 100, 1, 96).masked(Mask::Prefix(40))),
         ("all, head of 128", all(128)),
@@ -72,7 +137,7 @@ fn heads() -> Vec<Case> {
 fn cuda_agrees_with_the_cpu_on_larger_shapes() {
     let (cuda, cpu) = (open(), Cpu::new(Some(2)));
     let mut wrong = Vec::new();
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         for case in larger().into_iter().chain(heads()) {
             let (ours, theirs) = (Bench::new(&cuda, dtype, false), Bench::new(&cpu, dtype, false));
             let ours = ours.with_fused_epilogues();
@@ -89,9 +154,13 @@ fn cuda_agrees_with_the_cpu_on_larger_shapes() {
 }
 
 /// Where two outputs differ by more than their rounding: in f32 by 2e-5 of the largest number (sums
-/// of a thousand terms in another order), in bf16 by two of its roundings.
+/// of a thousand terms in another order), in bf16 and f16 by two of their roundings.
 fn difference(ours: &Seen, theirs: &Seen) -> Option<String> {
-    let tolerance = if ours.dtype == DType::F32 { 2e-5 } else { 1.0 / 64.0 };
+    let tolerance = match ours.dtype {
+        DType::F32 => 2e-5,
+        DType::F16 => 1.0 / 512.0,
+        _ => 1.0 / 64.0,
+    };
     let (x, y) = (ours.numbers(), theirs.numbers());
     let largest = y.iter().fold(0.0f64, |a, b| a.max(b.abs()));
     let close = |(x, y): (&f64, &f64)| x == y || (x - y).abs() <= tolerance * largest;

@@ -80,8 +80,11 @@ fn what_is_kept_decides() {
         assert!(seen == (tuned.clone(), all), "algorithm {number}");
     }
     let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 4), "0", 1);
-    let cases =
-        [("changed", changed.as_bytes()), ("half", &text.as_bytes()[..300]), ("no text", b"\xff\n ")];
+    let cases = [
+        ("changed", changed.as_bytes()),
+        ("half", &text.as_bytes()[..300]),
+        ("no text", b"\xff\n "),
+    ];
     for (what, damaged) in cases {
         let (seen, timed) = with(damaged);
         assert!(timed > 0 && seen == tuned, "{what}");

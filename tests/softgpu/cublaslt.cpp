@@ -19,8 +19,9 @@ extern "C" void softgpu_push(void* stream, std::function<void()>* work);
 extern "C" void softgpu_take(void* stream, unsigned time);
 
 // cublasLt.h
-enum { F32 = 0, BF16 = 14 };
+enum { F32 = 0, F16 = 2, BF16 = 14 };
 enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
+enum { COMPUTE_F32 = 68, COMPUTE_TF32 = 77 };
 enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192 };
 enum { MAX_WORKSPACE = 1, REDUCTIONS = 3, ALIGN_A = 5, ALIGN_D = 8 };
 enum { CONFIG_REDUCTION = 3 };
@@ -53,6 +54,7 @@ struct Layout {
     int64_t ld;
 };
 struct Descriptor {
+    int compute;
     Attributes set;
 };
 struct Preference {
@@ -81,11 +83,18 @@ template <class T> static T get(const Attributes& a, int key, T otherwise) {
 }
 static float load(int type, const void* p, int64_t i) {
     if (type == F32) return ((const float*)p)[i];
+    if (type == F16) return __half2float(((const __half*)p)[i]);
     return __bfloat162float(((const __nv_bfloat16*)p)[i]);
 }
 static void store(int type, void* p, int64_t i, float x) {
     if (type == F32) ((float*)p)[i] = x;
+    else if (type == F16) ((__half*)p)[i] = __float2half_rn(x);
     else ((__nv_bfloat16*)p)[i] = __float2bfloat16(x);
+}
+
+// To 10 bits of fraction, as cvt.rna.tf32 does.
+static float tf32(float x) {
+    return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
 }
 
 static float gelu(float x) {
@@ -113,8 +122,9 @@ API cublasLtMatrixLayoutDestroy(Layout* layout) {
     delete layout;
     return OK;
 }
-API cublasLtMatmulDescCreate(Descriptor** d, int, int) {
-    *d = new Descriptor;
+API cublasLtMatmulDescCreate(Descriptor** d, int compute, int scale) {
+    if ((compute != COMPUTE_F32 && compute != COMPUTE_TF32) || scale != F32) return NOT_SUPPORTED;
+    *d = new Descriptor{compute, {}};
     return OK;
 }
 API cublasLtMatmulDescDestroy(Descriptor* d) {
@@ -191,7 +201,6 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     bool dims = la->ld >= (int64_t)la->rows && lb->ld >= (int64_t)lb->rows && ld->ld >= m;
     if (!shapes || !dims || la->type != lb->type || lc->type != ld->type) return INVALID_VALUE;
     const void* matrices[4] = {A, B, C, D};
-    Layout* layouts[4] = {la, lb, lc, ld};
     for (int i = 0; i < 4; i++)
         if (!algorithm || (uint64_t)matrices[i] % algorithm[i]) return INVALID_VALUE;
     if (algorithm[4] >= COUNT) return INVALID_VALUE;
@@ -203,7 +212,11 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != la->type)) return INVALID_VALUE;
     if (has_aux && (!aux || (uint64_t)aux % 16 || aux_ld % 8 || aux_ld < m)) return INVALID_VALUE;
     if (epilogue != DEFAULT && !has_bias && !has_aux) return NOT_SUPPORTED;
-    if (layouts[0]->type != F32 && layouts[0]->type != BF16) return NOT_SUPPORTED;
+    // The table of dtypes: C is like A and B, or f32.
+    if (la->type != F32 && la->type != F16 && la->type != BF16) return NOT_SUPPORTED;
+    if (ld->type != la->type && ld->type != F32) return NOT_SUPPORTED;
+    bool rounds = descriptor->compute == COMPUTE_TF32;
+    if (rounds && la->type != F32) return NOT_SUPPORTED;
 
     Layout x = *la, y = *lb, z = *ld;
     float scale = *alpha, keep = *beta;
@@ -222,6 +235,9 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         for (int64_t j = 0; j < n; j++)
             for (int64_t l = 0; l < k; l++)
                 right[j * k + l] = load(y.type, B, turn_b ? j + l * y.ld : l + j * y.ld);
+        if (rounds)
+            for (std::vector<float>* operand : {&left, &right})
+                for (float& number : *operand) number = tf32(number);
         for (int64_t j = 0; j < n; j++)
             for (int64_t i = 0; i < m; i++) {
                 float sums[16] = {}, sum = error;

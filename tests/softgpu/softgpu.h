@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <type_traits>
 
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -30,6 +31,12 @@ struct __nv_bfloat16 {
 };
 struct __nv_bfloat162 {
     __nv_bfloat16 x, y;
+};
+struct __half {
+    uint16_t bits;
+};
+struct __half2 {
+    __half x, y;
 };
 
 extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -77,11 +84,12 @@ template <class T> T from_lane(unsigned mask, T value, unsigned source) {
 }
 } // namespace softgpu
 
-// A kernel takes one struct by value; NAME is how the host finds it.
-#define KERNEL(NAME, BODY, ARGUMENTS, ...)                                                         \
-    static softgpu::Register register_##NAME(                                                      \
-        #NAME, sizeof(ARGUMENTS),                                                                  \
-        [](const void* a) { (BODY)(*static_cast<const ARGUMENTS*>(a)); });
+// A kernel takes one struct by value; NAME is how the host finds it. BODY may speak of T.
+#define KERNEL_OF(TYPE, NAME, BODY, ARGUMENTS, ...)                                                \
+    static softgpu::Register register_##NAME(#NAME, sizeof(ARGUMENTS), [](const void* a) {         \
+        [[maybe_unused]] typedef TYPE T;                                                           \
+        (BODY)(*static_cast<const ARGUMENTS*>(a));                                                 \
+    });
 
 #define DYNAMIC_SHARED(NAME) char* NAME = softgpu::dynamic_shared()
 
@@ -113,18 +121,42 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16(x), __float2bfloat16(y)};
 }
+inline float __half2float(__half x) {
+    // Exponents of the two count from zeros 112 apart.
+    float size = __uint_as_float((x.bits & 0x7fffu) << 13) * 0x1p112f;
+    if (size >= 65536.0f) size = x.bits & 1023 ? NAN : INFINITY;
+    return x.bits >> 15 ? -size : size;
+}
+// To nearest, ties to even; infinite from 65520 on; multiples of 2^-24 below 2^-14.
+inline __half __float2half_rn(float x) {
+    uint16_t sign = __float_as_uint(x) >> 16 & 0x8000;
+    float size = std::fabs(x);
+    if (x != x) return {0x7fff};
+    if (size >= 65520.0f) return {(uint16_t)(sign | 0x7c00)};
+    if (size < 0x1p-14f) return {(uint16_t)(sign | (uint16_t)std::nearbyint(size * 0x1p24f))};
+    uint32_t bits = __float_as_uint(size) - (112u << 23);
+    return {(uint16_t)(sign | (bits + 0xfff + (bits >> 13 & 1)) >> 13)};
+}
+inline __half2 __floats2half2_rn(float x, float y) {
+    return {__float2half_rn(x), __float2half_rn(y)};
+}
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 // d += a·b on fragments of m16n8k16, laid out among the lanes as PTX ISA has it.
-inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+template <class T>
+void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     struct Fragments {
         uint32_t a[4], b[2];
     } mine;
     memcpy(mine.a, a, 16);
     memcpy(mine.b, b, 8);
     auto all = softgpu::exchange(~0u, &mine, sizeof mine);
-    auto half = [](uint32_t word, int k) { return __uint_as_float((word >> 16 * (k & 1)) << 16); };
+    auto half = [](uint32_t word, int k) {
+        T x{(uint16_t)(word >> 16 * (k & 1))};
+        if constexpr (std::is_same_v<T, __half>) return __half2float(x);
+        else return __bfloat162float(x);
+    };
     unsigned row = softgpu::lane() >> 2, pair = softgpu::lane() & 3;
     for (int i = 0; i < 4; i++) {
         unsigned column = 2 * pair + (i & 1);

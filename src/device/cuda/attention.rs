@@ -109,26 +109,29 @@ fn prepare(qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (Attention, Ker
         unused: 0,
         drop: Drop::new(&how.dropout),
     };
-    let fast = qkv.dtype == DType::BF16 && (qkv.addr() | y.addr()).is_multiple_of(16);
-    let kernels = if fast { tensor_cores(d) } else { None };
+    let fast = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
+    let kernels = if fast { tensor_cores(d, qkv.dtype) } else { None };
     (arguments, kernels.unwrap_or_else(|| any_width(d, qkv.dtype)))
 }
 
-/// Kernels of `attention_mma.cu`.
-fn tensor_cores(d: usize) -> Option<Kernels> {
-    macro_rules! names {
+/// Kernels of `attention_mma.cu`, which copy rows in pieces of 16 bytes.
+fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
+    if !head.is_multiple_of(8) {
+        return None;
+    }
+    macro_rules! at_least {
         ($($d:literal)*) => {
-            match d {
-                $($d => [
-                    concat!("attention_mma_", $d),
-                    concat!("attention_kv_mma_", $d),
-                    concat!("attention_q_mma_", $d),
-                ],)*
+            match head {
+                $(..=$d => ($d, [
+                    typed!("attention_mma_" $d, dtype),
+                    typed!("attention_kv_mma_" $d, dtype),
+                    typed!("attention_q_mma_" $d, dtype),
+                ]),)*
                 _ => return None,
             }
         };
     }
-    let [forward, kv, q] = names!(32 64 80 96 128 160);
+    let (d, [forward, kv, q]) = at_least!(32 64 80 96 128 160);
     // As in the kernels' source: a block's rows, those that pass by at once, and what is kept of each.
     let row = 2 * (d + 8);
     let kernel = |name, own: usize, passing: usize, shared: usize| {

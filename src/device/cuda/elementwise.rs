@@ -17,14 +17,7 @@ struct Copied {
 
 pub(super) fn copy(cuda: &Cuda, x: Tensor, y: Out) {
     assert_eq!(x.numel(), y.to.numel(), "elements of x and y");
-    let kernel = match (x.dtype, y.to.dtype) {
-        (DType::F32, DType::F32) => "copy_f32_f32",
-        (DType::F32, DType::BF16) => "copy_f32_bf16",
-        (DType::BF16, DType::F32) => "copy_bf16_f32",
-        (DType::BF16, DType::BF16) => "copy_bf16_bf16",
-        (from, to) => panic!("a copy of {from} to {to}"),
-    };
-    // Eights suit both dtypes.
+    // Eights suit all dtypes.
     let vector = vector(x.numel(), DType::BF16, &[x.addr(), y.to.addr()]);
     let grid = Grid::elements(x.numel(), if vector { 8 } else { 1 });
     let arguments = Copied {
@@ -34,7 +27,7 @@ pub(super) fn copy(cuda: &Cuda, x: Tensor, y: Out) {
         add: y.add.into(),
         vector: vector.into(),
     };
-    cuda.launch(kernel, grid, arguments);
+    cuda.launch(typed!("copy", x.dtype, y.to.dtype), grid, arguments);
 }
 
 /// What kernels know of dropout.

@@ -16,12 +16,21 @@ const MAX_DYNAMIC_SHARED: c_int = 8;
 /// Threads of a block in kernels that go element by element.
 const THREADS: usize = 256;
 
-/// The name of a kernel for a dtype.
+/// The name of a kernel for a dtype, or for two.
 macro_rules! typed {
-    ($name:literal, $dtype:expr) => {
+    ($name:literal $($more:literal)?, $dtype:expr) => {
         match $dtype {
-            $crate::base::DType::F32 => concat!($name, "_f32"),
-            $crate::base::DType::BF16 => concat!($name, "_bf16"),
+            $crate::base::DType::F32 => concat!($name, $($more,)? "_f32"),
+            $crate::base::DType::BF16 => concat!($name, $($more,)? "_bf16"),
+            $crate::base::DType::F16 => concat!($name, $($more,)? "_f16"),
+            other => panic!("{} of {other}", $name),
+        }
+    };
+    ($name:literal, $dtype:expr, $second:expr) => {
+        match $dtype {
+            $crate::base::DType::F32 => typed!($name "_f32", $second),
+            $crate::base::DType::BF16 => typed!($name "_bf16", $second),
+            $crate::base::DType::F16 => typed!($name "_f16", $second),
             other => panic!("{} of {other}", $name),
         }
     };

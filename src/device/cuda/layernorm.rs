@@ -114,7 +114,7 @@ fn columns(x: Tensor, addresses: &[usize]) -> (&'static str, usize) {
     let wide = wide(x.dtype);
     let (kernel, held) = match vector(x.cols, x.dtype, addresses) {
         true if x.cols <= 512 * wide => (typed!("layernorm_backward_wide1", x.dtype), wide),
-        true => (typed!("layernorm_backward_wide4", x.dtype), 16),
+        true => (typed!("layernorm_backward_wide16", x.dtype), 16),
         false => (typed!("layernorm_backward_any", x.dtype), 8),
     };
     let threads = x.cols.div_ceil(held).next_multiple_of(32);

@@ -49,8 +49,10 @@ pub struct Heuristic {
     pub reserved: [c_int; 4],
 }
 
-/// cublasComputeType_t: f32 arithmetic on f32 or bf16 operands.
+/// cublasComputeType_t: f32 arithmetic on operands of any float dtype.
 pub const COMPUTE_F32: c_int = 68;
+/// The same on f32 operands rounded to TF32.
+pub const COMPUTE_TF32: c_int = 77;
 
 /// cublasLtMatmulDescAttributes_t
 pub const TRANS_A: c_int = 3;
@@ -87,6 +89,7 @@ pub enum Epilogue {
 pub fn data_type(dtype: DType) -> c_int {
     match dtype {
         DType::F32 => 0,
+        DType::F16 => 2,
         DType::BF16 => 14,
         other => panic!("a matrix product of {other}"),
     }

@@ -62,7 +62,7 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let description = format!("{machine} ({library}; {how})");
-        let products = gemm::Products::new(lt, &device, room, choices)
+        let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
         match cuda.device.failure() {

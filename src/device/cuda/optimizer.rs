@@ -117,13 +117,7 @@ pub(super) fn adamw(
     assert!(state.iter().all(|x| x.dtype == DType::F32), "the state is f32");
     let addresses = [grad.addr(), master.addr(), m.addr(), v.addr(), live.addr()];
     let vector = vector(grad.numel(), DType::BF16, &addresses);
-    let (wide, kernel) = match (grad.dtype, live.dtype) {
-        (DType::F32, DType::F32) => (4, "adamw_f32_f32"),
-        (DType::F32, DType::BF16) => (8, "adamw_f32_bf16"),
-        (DType::BF16, DType::F32) => (8, "adamw_bf16_f32"),
-        (DType::BF16, DType::BF16) => (8, "adamw_bf16_bf16"),
-        (grad, live) => panic!("AdamW of {grad} gradients and {live} weights"),
-    };
+    let wide = if vector { wide(grad.dtype).max(wide(live.dtype)) } else { 1 };
     let correction = |beta: f32| 1.0 - (beta as f64).powf(rule.step as f64);
     let arguments = Update {
         grad: grad.addr() as u64,
@@ -142,5 +136,6 @@ pub(super) fn adamw(
         vector: vector.into(),
         unused: 0,
     };
-    cuda.launch(kernel, Grid::elements(grad.numel(), if vector { wide } else { 1 }), arguments);
+    let kernel = typed!("adamw", grad.dtype, live.dtype);
+    cuda.launch(kernel, Grid::elements(grad.numel(), wide), arguments);
 }

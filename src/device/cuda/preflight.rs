@@ -47,13 +47,15 @@ pub struct Options {
     pub kernels: Option<Kernels>,
     /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
     pub tuned: Option<PathBuf>,
+    /// Whether matrix products round operands in f32 to TF32.
+    pub tf32: bool,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded(), tuned: cache() }
+        Options { ordinal, folder, kernels: Kernels::embedded(), tuned: cache(), tf32: false }
     }
 }
 

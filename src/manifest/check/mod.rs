@@ -65,6 +65,7 @@ fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
 fn precision(precision: Option<raw::Precision>, report: &mut Report) -> Precision {
     let known = match precision {
         None | Some(raw::Precision::F32) => return Precision::F32,
+        Some(raw::Precision::Tf32) => return Precision::Tf32,
         Some(raw::Precision::Bf16) => return Precision::Bf16,
         Some(raw::Precision::Fp16) => return Precision::Fp16,
         Some(raw::Precision::Fp8) => "fp8",

@@ -17,6 +17,9 @@ pub enum Precision {
     /// 32-bit floats.
     #[serde(rename = "f32")]
     F32,
+    /// 32-bit floats, of which matrix products on a GPU read 10 bits of fraction.
+    #[serde(rename = "tf32")]
+    Tf32,
     /// bfloat16 weights and activations, 32-bit master weights and gradient accumulation.
     #[serde(rename = "bf16")]
     Bf16,

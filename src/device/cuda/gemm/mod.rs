@@ -35,7 +35,8 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     let turn = [kind == Gemm::NT, kind == Gemm::TN];
     let run = |c, epilogue, bias, aux, apart: Option<&dyn Fn()>| {
         let on = Operands { a: b, b: a, c, bias, aux };
-        cuda.products.run(cuda, on.shape(turn, [m, n, k], epilogue), &on, apart);
+        let shape = on.shape(turn, [m, n, k], epilogue, cuda.products.tf32);
+        cuda.products.run(cuda, shape, &on, apart);
     };
     let plainly = |c| run(c, lt::Epilogue::Nothing, None, None, None);
     // By the library where it takes these operands, else by kernels.

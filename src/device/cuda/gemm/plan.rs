@@ -22,6 +22,8 @@ pub struct Shape {
     /// Of A and B, and of C.
     pub dtypes: [DType; 2],
     pub epilogue: lt::Epilogue,
+    /// Whether operands in f32 are rounded to TF32.
+    pub tf32: bool,
     /// Whether C accumulates.
     pub add: bool,
     /// Bytes that the addresses of A, B, C, bias and auxiliary matrix are multiples of.
@@ -52,6 +54,8 @@ pub struct Products {
     pub(super) handle: Handle,
     pub(super) workspace: usize,
     pub(super) workspace_bytes: usize,
+    /// Whether products of f32 may round their operands to TF32.
+    pub(super) tf32: bool,
     /// None: the first algorithm proposed is taken, and nothing is timed.
     pub(super) choices: Option<Choices>,
     /// Products timed so far.
@@ -64,8 +68,9 @@ impl fmt::Display for Shape {
         let letter = |turn| if turn { "T" } else { "N" };
         let [a, b] = self.turn.map(letter);
         let ([operands, result], Shape { m, n, k, epilogue, .. }) = (self.dtypes, self);
+        let rounded = if self.tf32 { " tf32" } else { "" };
         let onto = if self.add { "+=" } else { "=" };
-        write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands} {epilogue:?}")?;
+        write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands}{rounded} {epilogue:?}")?;
         self.alignments.iter().try_for_each(|bytes| write!(f, " {bytes}"))
     }
 }
@@ -77,12 +82,19 @@ impl Operands {
     }
 
     /// As the library's descriptors see them.
-    pub fn shape(&self, turn: [bool; 2], [m, n, k]: [usize; 3], epilogue: lt::Epilogue) -> Shape {
+    pub fn shape(
+        &self,
+        turn: [bool; 2],
+        [m, n, k]: [usize; 3],
+        epilogue: lt::Epilogue,
+        tf32: bool,
+    ) -> Shape {
         let tensors = [Some(self.a), Some(self.b), Some(self.c.to), self.bias, self.aux];
         let alignment = |x: Tensor| 1 << x.addr().trailing_zeros().min(8);
         let alignments = tensors.map(|x| x.map_or(0, alignment));
         let dtypes = [self.a.dtype, self.c.to.dtype];
-        Shape { turn, m, n, k, dtypes, epilogue, add: self.c.add, alignments }
+        let tf32 = tf32 && self.a.dtype == DType::F32;
+        Shape { turn, m, n, k, dtypes, epilogue, tf32, add: self.c.add, alignments }
     }
 }
 
@@ -92,6 +104,7 @@ impl Products {
         device: &Device,
         (workspace, workspace_bytes): (usize, usize),
         choices: Option<Choices>,
+        tf32: bool,
     ) -> Result<Products, String> {
         let mut handle = null_mut();
         // SAFETY: the pointer is to a live variable.
@@ -100,7 +113,7 @@ impl Products {
             return Err(format!("cuBLASLt does not start: status {code}"));
         }
         let (plans, timed) = (RefCell::default(), Cell::new(0));
-        Ok(Products { api, handle, workspace, workspace_bytes, choices, timed, plans })
+        Ok(Products { api, handle, workspace, workspace_bytes, tf32, choices, timed, plans })
     }
 
     pub fn timed(&self) -> usize {
@@ -124,9 +137,10 @@ impl Products {
 
     fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, apart: Option<&dyn Fn()>) -> Plan {
         let device = &cuda.device;
+        let compute = if s.tf32 { lt::COMPUTE_TF32 } else { lt::COMPUTE_F32 };
         let mut descriptor = null_mut();
         self.call(device, "describing a product", |api| unsafe {
-            (api.cublasLtMatmulDescCreate)(&mut descriptor, lt::COMPUTE_F32, 0)
+            (api.cublasLtMatmulDescCreate)(&mut descriptor, compute, 0)
         });
         let [turn_a, turn_b] = s.turn.map(c_int::from);
         self.describe(device, descriptor, lt::TRANS_A, &turn_a);
