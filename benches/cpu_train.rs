@@ -87,7 +87,7 @@ train: {{steps: 100}}"
     let mut seconds: Vec<f64> = (1..=shape.timed_steps + warm_up)
         .map(|number| {
             let started = Instant::now();
-            engine.step(&mut load, 1, 3e-4, number as u64).expect("a step");
+            engine.step(&mut load, 1, 3e-4).expect("a step");
             started.elapsed().as_secs_f64()
         })
         .skip(warm_up)
