@@ -133,7 +133,7 @@ fn step_seconds(engine: &Engine, seq: usize) -> anyhow::Result<f64> {
         inputs.upload(engine.backend(), &batch);
         Ok(())
     };
-    engine.step(load, 1, 1e-5, 1)?;
+    engine.step(load, 1, 1e-5)?;
     Ok(started.elapsed().as_secs_f64())
 }
 

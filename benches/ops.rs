@@ -290,10 +290,11 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let weights = t.matrix_of(n, 1, DType::F32);
     let stats = t.matrix_of(n, 3, DType::F32);
     let losses = t.matrix_of(n, 1, DType::F32);
+    let scale = t.matrix_of(1, 1, DType::F32);
     let statistics = move || be.cross_entropy_stats(logits, targets, 0, v, stats.set());
     statistics();
     let loss = move || {
-        let to = Some(logits.set());
+        let to = Some((scale, logits.set()));
         be.cross_entropy(logits, targets, weights, stats, 0, v, losses.set(), to);
     };
     vec![
@@ -404,16 +405,16 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let len = weights / 10;
     let [grad, master, m, v] = [0; 4].map(|_| t.matrix_of(1, len, DType::F32));
     let live = if shape.dtype == DType::F32 { master } else { t.matrix(1, len) };
-    let factor = t.matrix_of(1, 1, DType::F32);
+    let pace = t.matrix_of(1, 4, DType::F32);
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
-    let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, step: 3 };
+    let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
     let b = grad.bytes() as f64;
     vec![
         row(format!("zero {len}"), 10, b, move || be.zero(grad)),
         row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
         row(format!("adamw {len}"), 10, 7.0 * b, move || {
-            be.adamw(&rule, factor, grad, master, m, v, live)
+            be.adamw(&rule, pace, grad, master, m, v, live)
         }),
     ]
 }

@@ -154,7 +154,7 @@ train: {{steps: 100}}",
     let mut seconds = Vec::new();
     for number in 1..=asked.steps.unwrap_or(shape.steps) + warm_up {
         let started = Instant::now();
-        let outcome = engine.step(&mut load, 1, 3e-4, number as u64)?;
+        let outcome = engine.step(&mut load, 1, 3e-4)?;
         anyhow::ensure!(outcome.is_finite(), "step {number} gave {outcome:?}");
         seconds.push(started.elapsed().as_secs_f64());
         if number == 1 {

@@ -10,14 +10,13 @@ struct CrossEntropy {
     const float* weights; // not for the stats
     float* stats;         // [shares·rows, 3]
     float* losses;        // null for the stats
+    const float* scale;   // of the gradient; null where logits are not to be overwritten by theirs
     int64_t first;
     uint64_t rows;
     uint32_t cols;
     uint32_t own;       // columns that are entries of the vocabulary
     uint32_t shares;    // not for the stats
-    uint32_t gradient;  // whether logits are overwritten by theirs
     uint32_t vector;
-    uint32_t unused;
 };
 
 // Column of the row's target, or -1 where this share does not have it.
@@ -105,7 +104,8 @@ template <class T> __device__ void cross_entropy(const CrossEntropy& a) {
     }
     if (threadIdx.x == 0)
         a.losses[row] = weight == 0.0f ? 0.0f : (float)(weight * (log(sum) + largest - target));
-    if (!a.gradient) return;
+    if (!a.scale) return;
+    weight *= *a.scale;
     float factor = (float)(weight / sum);
     if (a.vector) gradient_by<T, WIDE<T>>(a, largest, factor, weight);
     else gradient_by<T, 1>(a, largest, factor, weight);

@@ -52,7 +52,8 @@ KERNEL(sum_finish, finish_sum, SumFinish, 256)
 
 struct Clip {
     const float* sums;
-    float* out; // norm, factor
+    const float* scale; // of the gradients that were squared
+    float* out;         // norm, factor
     uint32_t count;
     float max_norm;
 };
@@ -60,14 +61,60 @@ struct Clip {
 __device__ void clip_by_norm(const Clip& a) {
     double sum = 0;
     for (uint32_t i = threadIdx.x; i < a.count; i += 32) sum += a.sums[i];
-    float norm = (float)sqrt(warp_sum(sum));
+    float scale = *a.scale;
+    float norm = (float)(sqrt(warp_sum(sum)) / scale);
     if (threadIdx.x == 0) {
         bool finite = norm - norm == 0.0f;
         a.out[0] = norm;
-        a.out[1] = finite ? fminf(a.max_norm / (norm + 1e-6f), 1.0f) : NAN;
+        a.out[1] = finite ? fminf(a.max_norm / (norm + 1e-6f), 1.0f) / scale : NAN;
     }
 }
 KERNEL(clip, clip_by_norm, Clip, 32)
+
+// What follows from a step's factor, by one thread: no step waits for the host to decide.
+struct Pace {
+    float* pace; // factor; lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ); 0 updated, 1 skipped, 2 stuck
+    float* scale;
+    int64_t* counts; // updates in a row, overflows left, updates, skipped, stuck
+    int64_t window, hysteresis;
+    float growth, min;
+    float lr, beta1, beta2;
+    uint32_t unused;
+};
+
+__device__ void decide(const Pace& a) {
+    int64_t &row = a.counts[0], &left = a.counts[1], &updates = a.counts[2];
+    int64_t &skipped = a.counts[3], &stuck = a.counts[4];
+    float scale = *a.scale;
+    if (stuck) {
+        a.pace[0] = NAN;
+        a.pace[3] = 2.0f;
+        return;
+    }
+    bool overflow = a.pace[0] != a.pace[0];
+    if (overflow) {
+        row = 0;
+        left -= 1;
+        skipped += 1;
+        if (left <= 0) {
+            stuck = scale <= a.min;
+            scale = fmaxf(0.5f * scale, a.min);
+        }
+    } else {
+        row += 1;
+        updates += 1;
+        if (row >= a.window) {
+            row = 0;
+            left = a.hysteresis;
+            scale *= a.growth;
+        }
+    }
+    a.pace[1] = (float)(a.lr / (1.0 - pow((double)a.beta1, (double)updates)));
+    a.pace[2] = (float)(1.0 / sqrt(1.0 - pow((double)a.beta2, (double)updates)));
+    a.pace[3] = (float)(overflow + stuck);
+    *a.scale = scale;
+}
+KERNEL(pace, decide, Pace, 1)
 
 struct AdamW {
     const void* grad;
@@ -75,17 +122,16 @@ struct AdamW {
     float* m;
     float* v;
     void* live; // null where it is the master
-    const float* factor;
+    const float* pace; // factor, lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)
     uint64_t numel;
     float keep;    // 1 − lr·weight_decay
     float beta1, beta2;
-    float step;    // lr / (1 − β₁ᵗ)
-    float rescale; // 1 / √(1 − β₂ᵗ)
     float eps;
-    uint32_t vector, unused;
+    uint32_t vector;
 };
 
 template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, float factor) {
+    float step = a.pace[1], rescale = a.pace[2];
     each<V>(a.numel, [&](uint64_t at) {
         float g[V], w[V], m[V], v[V];
         load(static_cast<const G*>(a.grad) + at, g);
@@ -97,7 +143,7 @@ template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, floa
             g[i] *= factor;
             m[i] = fmaf(g[i] - m[i], 1.0f - a.beta1, m[i]);
             v[i] = fmaf(g[i] * g[i], 1.0f - a.beta2, a.beta2 * v[i]);
-            w[i] = fmaf(-a.step, m[i] / fmaf(sqrtf(v[i]), a.rescale, a.eps), w[i] * a.keep);
+            w[i] = fmaf(-step, m[i] / fmaf(sqrtf(v[i]), rescale, a.eps), w[i] * a.keep);
         }
         store(a.master + at, w);
         store(a.m + at, m);
@@ -107,7 +153,7 @@ template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, floa
 }
 
 template <class G, class L> __device__ void adamw(const AdamW& a) {
-    float factor = *a.factor;
+    float factor = a.pace[0];
     if (factor != factor) return; // NaN skips the update
     if (a.vector) adamw_by<G, L, sizeof(G) == 4 && sizeof(L) == 4 ? 4 : 8>(a, factor);
     else adamw_by<G, L, 1>(a, factor);

@@ -263,7 +263,7 @@ fn rank(
             next += replicas;
             Ok(())
         };
-        outcomes.push(engine.step(&mut load, global / replicas, 3e-3, step as u64 + 1).unwrap());
+        outcomes.push(engine.step(&mut load, global / replicas, 3e-3).unwrap());
     }
     let mut snapshot = Snapshot::reserve(&engine);
     snapshot.take(&engine);

@@ -196,7 +196,7 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
             Ok(())
         };
         let micros = global / micro / replicas;
-        past.outcomes.push(engine.step(&mut load, micros, 3e-3, step as u64 + 1).unwrap());
+        past.outcomes.push(engine.step(&mut load, micros, 3e-3).unwrap());
         consumed += global;
         if step == 0 && manifest.topology.zero == 0 {
             past.gradients = engine.slots().map(|slot| gradient(&engine, slot, share)).collect();

@@ -101,7 +101,7 @@ fn train(be: &dyn Backend, groups: Groups, manifest: &Manifest) -> Vec<Outcome> 
             Ok(())
         };
         let micros = GLOBAL / micro / replicas;
-        engine.step(&mut load, micros, 3e-3, step as u64 + 1).unwrap()
+        engine.step(&mut load, micros, 3e-3).unwrap()
     };
     (0..2).map(step).collect()
 }

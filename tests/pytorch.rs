@@ -200,5 +200,5 @@ fn step(
         micro += 1;
         Ok(())
     };
-    engine.step(&mut load, accum, lr, s as u64 + 1).unwrap()
+    engine.step(&mut load, accum, lr).unwrap()
 }

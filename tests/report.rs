@@ -41,6 +41,8 @@ fn train(folder: &Path, from: u64, to: u64) {
             global_batch: 16,
             seconds: 0.25,
             data_wait_seconds: 0.001,
+            loss_scale: None,
+            skipped: false,
         };
         report.step(&line).unwrap();
         if step % 5 == 0 {

@@ -1,5 +1,6 @@
 //! Element types of tensors.
 
+use half::{bf16, f16};
 use std::fmt;
 
 /// The type of a tensor's elements.
@@ -21,6 +22,20 @@ impl DType {
             DType::BF16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
             DType::I64 => 8,
+        }
+    }
+
+    /// The type of this name.
+    pub fn named(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)
+    }
+
+    /// The bits of values rounded to this type; none where it has not 16 bits.
+    pub fn halves(self, values: &[f32]) -> Option<Vec<u16>> {
+        match self {
+            DType::BF16 => Some(values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect()),
+            DType::F16 => Some(values.iter().map(|v| f16::from_f32(*v).to_bits()).collect()),
+            DType::F32 | DType::I32 | DType::I64 => None,
         }
     }
 }

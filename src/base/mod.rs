@@ -1,11 +1,13 @@
 //! Words everybody speaks. Knows nothing of training.
 
 mod dtype;
+mod json;
 mod problems;
 pub mod rng;
 mod units;
 
 pub use dtype::DType;
+pub use json::null_is_nan;
 pub use problems::{Problem, Problems};
 pub use units::{Bytes, Count, Seconds};
 

@@ -34,17 +34,24 @@ pub fn model(index: &Index, model: &Model) -> Vec<String> {
     damage
 }
 
-/// Every tensor is in one optimizer group, the right one, and the groups have taken every step.
+/// Every tensor is in one optimizer group, the right one, and the groups have taken every step that
+/// was not skipped.
 pub fn groups(index: &Index) -> Vec<String> {
     let mut damage = Vec::new();
     let mut seen = BTreeMap::new();
+    let step = index.progress.step;
+    if let Some(scale) = index.loss_scale.filter(|s| s.updates.checked_add(s.skipped) != Some(step))
+    {
+        let (updates, skipped) = (scale.updates, scale.skipped);
+        damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));
+    }
     for group in &index.optimizer.groups {
-        if group.step != index.progress.step {
+        if group.step != index.updates() {
             damage.push(format!(
                 "an optimizer group of {} tensors has taken {} steps, the run {}",
                 group.tensors.len(),
                 group.step,
-                index.progress.step
+                index.updates()
             ));
         }
         group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);

@@ -1,6 +1,7 @@
 //! Digests. Bytes in a file are hashed by chunk (xxh3), so that damage has a byte range; the values
 //! of a tensor are hashed by place, so that the digest does not depend on who holds which part.
 
+use crate::base::DType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,7 +25,9 @@ impl Digest {
     pub fn of_values(first: u64, values: Values) -> Digest {
         match values {
             Values::F32(values) => Digest(sum(first, values.iter().map(|v| v.to_bits()))),
-            Values::Bf16(values) => Digest(sum(first, values.iter().map(|v| u32::from(*v)))),
+            Values::Bf16(values) | Values::F16(values) => {
+                Digest(sum(first, values.iter().map(|v| u32::from(*v))))
+            }
         }
     }
 
@@ -51,13 +54,32 @@ pub enum Values<'a> {
     F32(&'a [f32]),
     /// bf16, as bits.
     Bf16(&'a [u16]),
+    /// f16, as bits.
+    F16(&'a [u16]),
 }
 
 impl<'a> Values<'a> {
+    /// The bits of a 16-bit type.
+    pub fn halves(dtype: DType, bits: &'a [u16]) -> Values<'a> {
+        match dtype {
+            DType::BF16 => Values::Bf16(bits),
+            DType::F16 => Values::F16(bits),
+            other => panic!("{other} has not 16 bits"),
+        }
+    }
+
+    pub fn dtype(&self) -> DType {
+        match self {
+            Values::F32(_) => DType::F32,
+            Values::Bf16(_) => DType::BF16,
+            Values::F16(_) => DType::F16,
+        }
+    }
+
     pub fn len(&self) -> usize {
         match self {
             Values::F32(values) => values.len(),
-            Values::Bf16(values) => values.len(),
+            Values::Bf16(values) | Values::F16(values) => values.len(),
         }
     }
 
@@ -69,6 +91,7 @@ impl<'a> Values<'a> {
         match self {
             Values::F32(values) => Values::F32(&values[range]),
             Values::Bf16(values) => Values::Bf16(&values[range]),
+            Values::F16(values) => Values::F16(&values[range]),
         }
     }
 }

@@ -3,8 +3,9 @@
 //! The file's last field is the digest of all that stands before it.
 
 use super::digest::{self, CHUNK, Digest};
+use crate::base::null_is_nan;
 use crate::data::Plan;
-use crate::engine::{Moment, Replica};
+use crate::engine::{Moment, Replica, Scale};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -42,8 +43,8 @@ pub struct State {
     pub next_batch: u64,
     /// Of the last step.
     pub lr: f64,
-    /// None: no precision of this version scales the loss.
-    pub loss_scale: Option<f64>,
+    /// Of an fp16 run that has begun; no other precision scales the loss.
+    pub loss_scale: Option<Scale>,
     pub rng: Rng,
     pub optimizer: Optimizer,
     /// The last steps, oldest first.
@@ -86,11 +87,23 @@ pub struct Group {
 }
 
 /// A step that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Past {
     pub step: u64,
+    #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
+    /// Not finite where an fp16 step was skipped.
+    #[serde(deserialize_with = "null_is_nan")]
     pub grad_norm: f64,
+}
+
+impl PartialEq for Past {
+    /// To the last bit. Of numbers that are not finite a file tells nothing more.
+    fn eq(&self, other: &Past) -> bool {
+        let bits = |x: f64| x.is_finite().then_some(x.to_bits());
+        let all = |past: &Past| (past.step, bits(past.loss), bits(past.grad_norm));
+        all(self) == all(other)
+    }
 }
 
 /// What tells one dataset from another.
@@ -195,6 +208,11 @@ impl Index {
     pub fn new(state: State, tensors: Vec<Tensor>, shards: Vec<Shard>) -> Index {
         let gptrain = env!("CARGO_PKG_VERSION").to_string();
         Index { format: FORMAT, gptrain, state, tensors, shards }
+    }
+
+    /// Updates made so far; a step that was skipped made none.
+    pub fn updates(&self) -> u64 {
+        self.loss_scale.map_or(self.progress.step, |scale| scale.updates)
     }
 
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {

@@ -22,6 +22,8 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
         engine.write(moment, piece, first, values);
     };
     read_all(checkpoint, &engine.pieces(), &Moment::ALL, put)?;
+    let Progress { step, .. } = checkpoint.index.progress;
+    engine.set_scale(checkpoint.index.loss_scale, step);
     Ok(checkpoint.index.progress)
 }
 

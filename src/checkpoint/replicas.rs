@@ -97,8 +97,8 @@ impl Block {
     fn digest(&self, piece: &Piece, dtype: DType) -> Digest {
         let bytes: &[u8] = &bytemuck::cast_slice(&self.words)[..self.size];
         let values = match dtype {
-            DType::BF16 => Values::Bf16(bytemuck::cast_slice(bytes)),
-            _ => Values::F32(bytemuck::cast_slice(bytes)),
+            DType::F32 => Values::F32(bytemuck::cast_slice(bytes)),
+            half => Values::halves(half, bytemuck::cast_slice(bytes)),
         };
         let at = [piece.at[0] + self.first, piece.at[1]];
         Digest::of_rectangle(piece.slot.spec.cols, at, piece.size[1], values)

@@ -168,15 +168,11 @@ fn copied(share: &Share) -> Copied {
 
 /// A share's row in the index, its digests still missing.
 fn blank(share: &Share) -> Tensor {
-    let dtype = match share.live {
-        Values::F32(_) => "f32",
-        Values::Bf16(_) => "bf16",
-    };
     Tensor {
         name: share.name.to_string(),
         shape: share.shape.to_vec(),
         decay: share.decay,
-        live: Live { dtype: dtype.to_string(), digest: Digest::default() },
+        live: Live { dtype: share.live.dtype().to_string(), digest: Digest::default() },
         master: Kept::default(),
         first_moment: Kept::default(),
         second_moment: Kept::default(),

@@ -10,8 +10,9 @@ use crate::engine::{Engine, Moment, Piece, saved_shape};
 pub struct Snapshot {
     saved: Vec<Saved>,
     kept: [Vec<f32>; 3],
-    /// bf16 training: the live weights' bits. In f32 the live weight is the master weight.
+    /// bf16 and fp16 training: the live weights' bits. In f32 the live weight is the master weight.
     live: Option<Vec<u16>>,
+    live_dtype: DType,
 }
 
 /// A piece, and where it lies in the snapshot.
@@ -32,10 +33,11 @@ impl Snapshot {
             len += piece.numel();
             saved.push(Saved { piece, shape, first });
         }
-        let half = engine.live_dtype() == DType::BF16;
+        let live_dtype = engine.live_dtype();
+        let half = live_dtype != DType::F32;
         // A page of zeros is not memory yet until something else is written.
         let kept = [(); 3].map(|()| vec![f32::NAN; len]);
-        Snapshot { saved, kept, live: half.then(|| vec![u16::MAX; len]) }
+        Snapshot { saved, kept, live: half.then(|| vec![u16::MAX; len]), live_dtype }
     }
 
     pub fn bytes(&self) -> Bytes {
@@ -77,7 +79,7 @@ impl Snapshot {
             replica: piece.replica,
             kept,
             live: match &self.live {
-                Some(live) => Values::Bf16(&live[range]),
+                Some(live) => Values::halves(self.live_dtype, &live[range]),
                 None => Values::F32(kept[0]),
             },
         }

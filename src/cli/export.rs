@@ -1,7 +1,8 @@
 //! `gptrain export`: a checkpoint for Hugging Face's library.
 
 use super::inspect::find;
-use crate::checkpoint::hf::{self, Dtype};
+use crate::base::DType;
+use crate::checkpoint::hf;
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
@@ -21,12 +22,14 @@ pub struct Args {
 enum Choice {
     F32,
     Bf16,
+    F16,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let dtype = match args.dtype {
-        Choice::F32 => Dtype::F32,
-        Choice::Bf16 => Dtype::Bf16,
+        Choice::F32 => DType::F32,
+        Choice::Bf16 => DType::BF16,
+        Choice::F16 => DType::F16,
     };
     let from = find(&args.checkpoint)?;
     let done = hf::export(&from, &args.hf, dtype)?;

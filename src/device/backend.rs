@@ -2,6 +2,7 @@
 
 use super::{Out, Tensor};
 use crate::base::Bytes;
+use std::time::Instant;
 
 /// Operand layout of a matrix product: `C = A·Bᵀ`, `C = A·B`, `C = Aᵀ·B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +92,29 @@ pub struct AdamW {
     pub beta2: f32,
     pub eps: f32,
     pub weight_decay: f32,
-    /// 1 at the first update; for the bias corrections.
-    pub step: u64,
+}
+
+/// When the scale of the loss changes (Megatron's DynamicGradScaler): it doubles after `window`
+/// updates in a row; it halves at each overflow from the `hysteresis`th since it last doubled.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaling {
+    /// 2, or 1 for a scale that stays; what else a doubling does is done all the same.
+    pub growth: f32,
+    pub window: u64,
+    pub hysteresis: u64,
+    /// The scale does not go below. An overflow that should make it do so leaves it stuck: no later
+    /// step updates.
+    pub min: f32,
+}
+
+/// Where the scale of the loss stands, in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaler {
+    /// f32 [1, 1].
+    pub scale: Tensor,
+    /// i64 [1, 5]: updates in a row; overflows left before it halves; updates; steps skipped;
+    /// whether it is stuck.
+    pub counts: Tensor,
 }
 
 /// A device that cannot give the memory asked for.
@@ -133,6 +155,12 @@ pub trait Backend {
     fn upload(&self, from: &[u8], to: Tensor);
     /// Device to host, after everything asked so far.
     fn download(&self, from: Tensor, to: &mut [u8]);
+    /// Begins to copy a tensor to the host, as it is after everything asked so far, and returns at
+    /// once. At most 1 MiB; at most two may be under way.
+    fn send(&self, from: Tensor);
+    /// Waits for the oldest `send` under way and takes its bytes. When they arrived, as far as the
+    /// host knows: no later than now.
+    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
 
     fn zero(&self, x: Tensor);
     /// y (+)= x, converting between f32 and bf16. Equal numel.
@@ -204,8 +232,9 @@ pub trait Backend {
         stats: Out,
     );
     /// From the stats of all shares, [shares·R, 3]: losses[r] = weights[r]·(−log p(target)), f32 [R, 1];
-    /// and, in place of the logits, dlogits = weights[r]·(p − onehot), 0 in the padding.
-    /// targets i32 [R, 1], weights f32 [R, 1]. A weight of 0 gives loss 0 whatever the logits.
+    /// and, in place of the logits, dlogits = scale·weights[r]·(p − onehot), 0 in the padding; the
+    /// losses are not scaled. targets i32 [R, 1], weights f32 [R, 1], the gradient's scale f32 [1, 1].
+    /// A weight of 0 gives loss 0 whatever the logits.
     #[allow(clippy::too_many_arguments)]
     fn cross_entropy(
         &self,
@@ -216,23 +245,28 @@ pub trait Backend {
         first: usize,
         vocab: usize,
         losses: Out,
-        dlogits: Option<Out>,
+        dlogits: Option<(Tensor, Out)>,
     );
 
     /// y (+)= Σ x, f32 [1, 1]; accumulated in f64 inside.
     fn sum(&self, x: Tensor, y: Out);
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
-    /// out f32 [1, 2] = norm = √Σ sums, and the factor min(1, max_norm / (norm + 1e-6)), or NaN if the
-    /// norm is not finite.
-    fn clip(&self, sums: Tensor, max_norm: f32, out: Out);
+    /// out f32 [1, 2] = norm = √(Σ sums) / scale, and the factor min(1, max_norm / (norm + 1e-6)) /
+    /// scale, or NaN if the norm is not finite. scale f32 [1, 1]: of the gradients that were squared.
+    fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out);
+    /// What follows from a step's factor, which is NaN after an overflow: counts it as an update or
+    /// as skipped, and changes the scale for the next step. pace f32 [1, 4] = the factor, made NaN if
+    /// the scale was stuck before; lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ) at update t; 0 after an update,
+    /// 1 after a step that was skipped, 2 where the scale is stuck.
+    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor);
     /// Updates master, m and v (f32) from grad·factor, and rounds master into `live` where that is
-    /// another tensor. factor f32 [1, 1]; NaN skips the update.
+    /// another tensor. pace f32 [1, 4] as `pace` leaves it; a factor of NaN skips the update.
     #[allow(clippy::too_many_arguments)]
     fn adamw(
         &self,
         rule: &AdamW,
-        factor: Tensor,
+        pace: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,

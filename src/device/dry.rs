@@ -2,10 +2,12 @@
 //! and traffic of each op it asks for. The planner runs the trainer's own step on it.
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor, Visible,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
+    Tensor, Visible,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// Work of one kind of op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -87,6 +89,11 @@ impl Backend for Dry {
     fn upload(&self, _: &[u8], _: Tensor) {}
     fn download(&self, _: Tensor, to: &mut [u8]) {
         to.fill(0);
+    }
+    fn send(&self, _: Tensor) {}
+    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        to.fill(0);
+        Ok(Instant::now())
     }
 
     fn zero(&self, x: Tensor) {
@@ -172,10 +179,10 @@ impl Backend for Dry {
         _: usize,
         _: usize,
         losses: Out,
-        dlogits: Option<Out>,
+        dlogits: Option<(Tensor, Out)>,
     ) {
         let whole = match dlogits {
-            Some(d) => vec![logits, d.to, stats, losses.to],
+            Some((_, d)) => vec![logits, d.to, stats, losses.to],
             None => vec![stats, losses.to],
         };
         self.note("cross entropy", 4 * logits.numel(), &whole);
@@ -187,8 +194,11 @@ impl Backend for Dry {
         let flops = 2 * xs.iter().map(|x| x.numel()).sum::<usize>();
         self.note("square sums", flops, &[xs, &[y.to]].concat());
     }
-    fn clip(&self, sums: Tensor, _: f32, to: Out) {
+    fn clip(&self, sums: Tensor, _: Tensor, _: f32, to: Out) {
         self.note("clip", 4, &[sums, to.to]);
+    }
+    fn pace(&self, _: &AdamW, _: &Scaling, _: Scaler, pace: Tensor) {
+        self.note("pace", 8, &[pace]);
     }
     fn adamw(
         &self,

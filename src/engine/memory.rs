@@ -3,9 +3,9 @@
 use super::groups::{part, seat, slots};
 use super::optimizer::Optimizer;
 use super::zero::Zero;
-use super::{Groups, audit, context};
+use super::{Groups, audit, context, scaler};
 use crate::base::{Bytes, DType};
-use crate::device::{Arena, Backend, OutOfMemory, Tensor};
+use crate::device::{Arena, Backend, OutOfMemory, Scaler, Tensor};
 use crate::manifest::{Manifest, Position};
 use crate::model::{Cx, Inputs, Layout, Slots, Work};
 use crate::plan::schedule;
@@ -81,13 +81,36 @@ impl fmt::Display for Bill {
     }
 }
 
-/// Small results of a step, read back by the host.
+/// Small results of a step. Those that the host reads lie together: one message a step.
 pub struct Scalars {
-    pub loss: Tensor,    // f32 [1, 1]
+    pub outcome: Tensor, // f32 [1, 64 + n]  all of these up to the sums
     pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
-    pub clip: Tensor,    // f32 [1, 2]  norm, factor
+    pub loss: Tensor,    // f32 [1, 1]
+    pub clip: Tensor,    // f32 [1, 2]  the gradient's norm; the first of pace
+    pub pace: Tensor,    // f32 [1, 4]  factor, step, rescale, whether skipped or stuck
+    pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
     pub sums: Tensor,    // f32 [1, n]  Σ g² of each weight owned
     pub digests: Tensor, // i64 [ranks, weights]  of an audit, by rank of a group
+}
+
+impl Scalars {
+    /// Floats of an outcome before the sums: those begin on a line of 256 bytes.
+    pub const BEFORE_SUMS: usize = 64;
+
+    /// With room for `sums` weights, and for what an audit compares.
+    fn plan(sums: usize, digests: Tensor, arena: &Arena) -> Scalars {
+        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums, DType::F32);
+        Scalars {
+            outcome,
+            norm: outcome.span(0, 1),
+            loss: outcome.span(1, 1),
+            clip: outcome.span(2, 2),
+            pace: outcome.span(3, 4),
+            scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
+            sums: outcome.span(Scalars::BEFORE_SUMS, sums),
+            digests,
+        }
+    }
 }
 
 /// A rank's memory, laid out.
@@ -111,8 +134,10 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
     let level = if dp.size() == 1 { 0 } else { m.topology.zero };
     assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     let zero = Zero::new(level, dp.rank(), &layout, train.dtype, at);
-    let optimizer = Optimizer::new(&layout, &zero, &m.optimizer, at);
+    let optimizer = Optimizer::new(&layout, &zero, m, at);
     let slopes = slopes(&train, m, &at.inputs);
+    let digests = audit::room(groups, &layout, &at.inputs);
+    let scalars = Scalars::plan(optimizer.sums(), digests, &at.inputs);
 
     let seat = seat(groups, m);
     let (held, evaluated) = (slots(groups, m), schedule::forward_slots(seat));
@@ -123,7 +148,7 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
         stash.overlay(layout.part.chunks.iter().map(plan))
     };
     let (work, arrived, slots) = at.scratch.scratch(|scratch| {
-        let work = Work::plan(&train, inputs[0].rows(), scratch);
+        let work = Work::plan(&train, inputs[0].rows(), scalars.scaler.scale, scratch);
         let stream = work.stream;
         let receives = |chunk| seat.stage(chunk) + 1 < seat.stages();
         let arrived = match (0..seat.chunks).any(receives) {
@@ -137,10 +162,6 @@ pub fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, causal: bool, at: &A
         let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, scratch, scratch));
         slots.collect()
     });
-    let number = |n| at.inputs.matrix(1, n, DType::F32);
-    let (loss, norm, clip) = (number(1), number(1), number(2));
-    let (sums, digests) = (number(optimizer.sums()), audit::room(groups, &layout, &at.inputs));
-    let scalars = Scalars { loss, norm, clip, sums, digests };
     Laid { layout, zero, optimizer, slopes, slots, work, arrived, eval, scalars }
 }
 

@@ -8,6 +8,7 @@ mod zero;
 mod optimizer;
 mod pieces;
 mod sampler;
+mod scaler;
 mod volume;
 pub mod lr;
 
@@ -17,6 +18,7 @@ pub use memory::Bill;
 pub use optimizer::Moment;
 pub use pieces::{Piece, Replica, saved_shape};
 pub use sampler::Sampler;
+pub use scaler::Scale;
 pub use volume::volume;
 
 use crate::base::DType;
@@ -28,6 +30,8 @@ use crate::plan::schedule::{self, Action, Pass, Seat};
 use groups::seat;
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
+use std::cell::RefCell;
+use std::time::Instant;
 use zero::{Keeper, Zero};
 
 /// What one step gave.
@@ -36,6 +40,12 @@ pub struct Outcome {
     pub loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
+    /// The gradient was not finite: nothing was updated.
+    pub skipped: bool,
+    /// Skipped, and no later step will update: the loss scale cannot be lowered any more.
+    pub stuck: bool,
+    /// What the next step multiplies its loss by.
+    pub loss_scale: f32,
 }
 
 impl Outcome {
@@ -62,6 +72,8 @@ pub struct Engine<'a> {
     arrived: Tensor,
     eval: Vec<Vec<Slots>>,
     scalars: Scalars,
+    /// The last outcome that was waited for, as the device wrote it.
+    received: RefCell<Vec<f32>>,
     bill: Bill,
 }
 
@@ -89,10 +101,12 @@ impl<'a> Engine<'a> {
             work: laid.work,
             arrived: laid.arrived,
             eval: laid.eval,
+            received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
             scalars: laid.scalars,
             bill: arenas.bill(),
         };
         upload_slopes(be, &engine.groups, manifest, laid.slopes);
+        engine.set_scale(None, 0);
         Ok(engine)
     }
 
@@ -149,10 +163,29 @@ impl<'a> Engine<'a> {
         self.be.download(grad, bytemuck::cast_slice_mut(out));
     }
 
-    /// One optimizer step over `micros` micro-batches of this rank, the `number`th counted from 1.
-    /// The loss is Σ weight · −log p over all tokens loaded by all ranks. If the outcome is not
-    /// finite nothing was updated.
-    pub fn step(&self, load: Load, micros: usize, lr: f64, number: u64) -> anyhow::Result<Outcome> {
+    /// Where the scale of the loss stands, and how many updates were made.
+    pub fn scale(&self) -> Scale {
+        scaler::read(self.be, self.scalars.scaler)
+    }
+
+    /// Goes on from where the scale stood, as far as the manifest's settings allow it; from the
+    /// initial one where none was saved, after `updates`.
+    pub fn set_scale(&self, saved: Option<Scale>, updates: u64) {
+        let m = &self.manifest;
+        let scale = saved.map_or(Scale { updates, ..Scale::initial(m) }, |saved| saved.under(m));
+        scaler::write(self.be, self.scalars.scaler, &scale);
+    }
+
+    /// One optimizer step over `micros` micro-batches of this rank, and its outcome. The loss is
+    /// Σ weight · −log p over all tokens loaded by all ranks.
+    pub fn step(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<Outcome> {
+        self.queue(load, micros, lr)?;
+        Ok(self.outcome()?.0)
+    }
+
+    /// Asks for a step. The device may still be at it, and at the one before, when this returns: at
+    /// most two steps may be without their outcome.
+    pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
         let (be, groups, s) = (self.be, &self.groups, &self.scalars);
         let keeper = self.keeper();
         let (actions, _) = actions(self.seat(), self.manifest.topology.schedule, micros);
@@ -161,10 +194,21 @@ impl<'a> Engine<'a> {
         self.run(&actions, &self.slots, &keeper, true, load)?;
         keeper.finish(&*groups.ends);
         groups.sum_over_stages_and_replicas(s.loss);
-        self.optimizer.step(be, groups, self.zero.shares(), s, (lr, number));
+        self.optimizer.step(be, groups, self.zero.shares(), s, lr);
+        be.send(s.outcome);
         self.zero.updated(&*groups.data);
-        be.sync()?;
-        Ok(Outcome { loss: self.scalar(s.loss), grad_norm: self.scalar(s.clip.span(0, 1)) })
+        Ok(())
+    }
+
+    /// Waits for the oldest step whose outcome nobody has seen. Also when it ended, as far as the
+    /// host knows.
+    pub fn outcome(&self) -> anyhow::Result<(Outcome, Instant)> {
+        let mut all = self.received.borrow_mut();
+        let ended = self.be.receive(bytemuck::cast_slice_mut(&mut all))?;
+        let [_, loss, grad_norm, _, _, _, fate, loss_scale] = all[..8] else { unreachable!("8") };
+        let (loss, grad_norm) = (loss as f64, grad_norm as f64);
+        let (skipped, stuck) = (fate > 0.0, fate > 1.0);
+        Ok((Outcome { loss, grad_norm, skipped, stuck, loss_scale }, ended))
     }
 
     /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
@@ -237,12 +281,11 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Weights whose gradient in the last step was not finite.
-    pub fn not_finite(&self) -> Vec<&str> {
-        let mut sums = vec![0.0f32; self.scalars.sums.numel()];
-        self.be.download(self.scalars.sums, bytemuck::cast_slice_mut(&mut sums));
-        let names = self.optimizer.names().iter().zip(sums);
-        names.filter(|(_, sum)| !sum.is_finite()).map(|(name, _)| name.as_str()).collect()
+    /// Weights whose gradient was not finite in the step whose outcome was seen last.
+    pub fn not_finite(&self) -> Vec<String> {
+        let received = self.received.borrow();
+        let names = self.optimizer.names().iter().zip(&received[Scalars::BEFORE_SUMS..]);
+        names.filter(|(_, sum)| !sum.is_finite()).map(|(name, _)| name.clone()).collect()
     }
 
     fn seat(&self) -> Seat {
@@ -286,14 +329,19 @@ fn context<'a>(
             sequence: manifest.topology.sequence_parallel,
         },
         model: &manifest.model,
-        dtype: match manifest.precision {
-            Precision::F32 | Precision::Tf32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::Fp16 => unreachable!("`runnable` refuses fp16"),
-        },
+        dtype: live_dtype(manifest.precision),
         recompute: manifest.topology.recompute,
         seed: manifest.train.seed,
         training,
+    }
+}
+
+/// Of weights and activations; master weights and gradients are f32.
+pub fn live_dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 | Precision::Tf32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::Fp16 => DType::F16,
     }
 }
 

@@ -1,11 +1,11 @@
 //! AdamW over what this rank owns, with the global norm clipped first.
 
-use super::Groups;
 use super::memory::{Arenas, Scalars};
 use super::zero::Zero;
+use super::{Groups, scaler};
 use crate::base::DType;
-use crate::device::{AdamW, Backend, Tensor};
-use crate::manifest;
+use crate::device::{AdamW, Backend, Scaling, Tensor};
+use crate::manifest::{self, Manifest};
 use crate::model::{Layout, Slot, Split};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -49,13 +49,14 @@ pub struct Optimizer {
     names: Vec<String>,
     counted: usize,
     rule: AdamW,
+    scaling: Scaling,
     max_norm: f32,
 }
 
 impl Optimizer {
     /// Lays out what is kept of the weights that `zero` says are this rank's.
-    pub fn new(layout: &Layout, zero: &Zero, how: &manifest::Optimizer, at: &Arenas) -> Optimizer {
-        let manifest::Optimizer::AdamW { beta1, beta2, eps, weight_decay, clip } = *how;
+    pub fn new(layout: &Layout, zero: &Zero, m: &Manifest, at: &Arenas) -> Optimizer {
+        let manifest::Optimizer::AdamW { beta1, beta2, eps, weight_decay, clip } = m.optimizer;
         let own = |bucket: usize| {
             let (live, len) = (zero.own_weights(bucket), zero.own(bucket).len());
             let keep = || at.optimizer.matrix(1, len, DType::F32);
@@ -89,7 +90,8 @@ impl Optimizer {
             grads,
             names,
             counted: count,
-            rule: AdamW { lr: 0.0, beta1, beta2, eps, weight_decay, step: 0 },
+            rule: AdamW { lr: 0.0, beta1, beta2, eps, weight_decay },
+            scaling: scaler::scaling(m),
             max_norm: clip.unwrap_or(f32::INFINITY),
         }
     }
@@ -104,16 +106,9 @@ impl Optimizer {
         &self.names
     }
 
-    /// Clips by the norm over all ranks and updates; `step` counts from 1. A norm that is not finite
-    /// updates nothing.
-    pub fn step(
-        &self,
-        be: &dyn Backend,
-        groups: &Groups,
-        shares: bool,
-        s: &Scalars,
-        at: (f64, u64),
-    ) {
+    /// Clips by the norm over all ranks and updates. A norm that is not finite updates nothing, on
+    /// any rank: all have the same.
+    pub fn step(&self, be: &dyn Backend, groups: &Groups, shares: bool, s: &Scalars, lr: f64) {
         be.square_sums(&self.grads, s.sums.set());
         be.sum(s.sums.span(0, self.counted), s.norm.set());
         groups.tensor.all_reduce(s.norm);
@@ -121,13 +116,13 @@ impl Optimizer {
         if shares {
             groups.data.all_reduce(s.norm);
         }
-        be.clip(s.norm, self.max_norm, s.clip.set());
-        let factor = s.clip.span(1, 1);
+        be.clip(s.norm, s.scaler.scale, self.max_norm, s.clip.set());
+        let rule = AdamW { lr: lr as f32, ..self.rule };
+        be.pace(&rule, &self.scaling, s.scaler, s.pace);
         for span in &self.spans {
-            let (weight_decay, (lr, step)) = (span.weight_decay, at);
-            let rule = AdamW { lr: lr as f32, step, weight_decay, ..self.rule };
+            let rule = AdamW { weight_decay: span.weight_decay, ..rule };
             let [master, first, second] = span.kept;
-            be.adamw(&rule, factor, span.grad, master, first, second, span.live);
+            be.adamw(&rule, s.pace, span.grad, master, first, second, span.live);
         }
     }
 

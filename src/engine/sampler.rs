@@ -51,7 +51,8 @@ impl<'a> Sampler<'a> {
         context_len: usize,
     ) -> Result<Sampler<'a>, OutOfMemory> {
         let groups = Groups::solo();
-        let manifest = &Manifest { precision: Precision::F32, ..manifest.clone() };
+        let manifest =
+            &Manifest { precision: Precision::F32, loss_scale: None, ..manifest.clone() };
         let measured = Arenas::measuring();
         lay(be, &groups, manifest, context_len, &measured);
         let arenas = measured.reserve(be)?;

@@ -6,7 +6,7 @@ use crate::base::Bytes;
 use crate::comm::{Solo, dry};
 use crate::device::{self, Tally};
 use crate::engine::{self, Bill, Engine, Groups};
-use crate::manifest::{Batch, Manifest, Precision};
+use crate::manifest::{Batch, Manifest};
 use crate::plan::grid::Place;
 use crate::plan::volume::Volume;
 use std::cell::RefCell;
@@ -68,11 +68,6 @@ pub fn stages(m: &Manifest, causal: bool) -> anyhow::Result<Vec<Stage>> {
 }
 
 fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
-    let half = match m.precision {
-        Precision::Fp16 => Precision::Bf16, // takes as many bytes
-        other => other,
-    };
-    let m = &Manifest { precision: half, ..m.clone() };
     let device = device::Dry::default();
     let sent = Rc::new(RefCell::new(dry::Volume::new()));
     let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
@@ -90,9 +85,9 @@ fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
     counted();
     engine.evaluate(load, 1)?;
     let forward = counted();
-    engine.step(load, turn, 0.0, 1)?;
+    engine.step(load, turn, 0.0)?;
     let once = counted();
-    engine.step(load, 2 * turn, 0.0, 1)?;
+    engine.step(load, 2 * turn, 0.0)?;
     let micros = counted().minus(&once);
     let step = once.minus(&micros);
     let micro = micros.share(1.0 / turn as f64);

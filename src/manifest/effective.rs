@@ -20,6 +20,7 @@ impl From<&Manifest> for raw::Raw {
                 Precision::Bf16 => raw::Precision::Bf16,
                 Precision::Fp16 => raw::Precision::Fp16,
             }),
+            loss_scale: m.loss_scale.map(loss_scale),
             data: Some(data(&m.data)),
             batch: Some(batch(&m.batch)),
             optimizer: Some(optimizer(&m.optimizer)),
@@ -85,6 +86,24 @@ fn model(m: &Model) -> raw::Model {
             scale_residual: Some(m.init_scale_residual),
         }),
     }
+}
+
+fn loss_scale(scale: LossScale) -> raw::LossScaleForm {
+    raw::LossScaleForm::Settings(match scale {
+        LossScale::Constant { scale, window, hysteresis } => raw::LossScale {
+            constant: Some(scale),
+            window: Some(window),
+            hysteresis: Some(hysteresis),
+            ..Default::default()
+        },
+        LossScale::Dynamic { initial, min, window, hysteresis } => raw::LossScale {
+            initial: Some(initial),
+            min: Some(min),
+            window: Some(window),
+            hysteresis: Some(hysteresis),
+            ..Default::default()
+        },
+    })
 }
 
 fn data(d: &Data) -> raw::Data {

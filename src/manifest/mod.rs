@@ -28,6 +28,8 @@ pub struct Manifest {
     pub name: String,
     pub model: Model,
     pub precision: Precision,
+    /// fp16 has one, and nothing else.
+    pub loss_scale: Option<LossScale>,
     pub data: Data,
     pub batch: Batch,
     pub optimizer: Optimizer,
@@ -96,8 +98,19 @@ pub enum Precision {
     Tf32,
     /// bf16 weights and activations, fp32 master weights and gradient accumulation.
     Bf16,
-    /// fp16 with loss scaling: planned for, not run (`runnable`).
+    /// The same in fp16, whose small gradients need a scale.
     Fp16,
+}
+
+/// What the loss is multiplied by before backward, and gradients are divided by before the update. A
+/// step whose gradient is not finite updates nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScale {
+    /// The run ends at the `hysteresis`th overflow without `window` updates in a row before it.
+    Constant { scale: f32, window: u64, hysteresis: u64 },
+    /// Doubles after `window` updates in a row; halves at each overflow from the `hysteresis`th
+    /// since. The run ends at an overflow that should take it below `min`.
+    Dynamic { initial: f32, min: f32, window: u64, hysteresis: u64 },
 }
 
 /// What is read, and how it is masked.

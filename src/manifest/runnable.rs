@@ -10,10 +10,6 @@ impl Manifest {
         let mut refuse = |what: &str, remedy: &str| {
             problems.add(self.name.as_str(), what, remedy);
         };
-        if self.precision == Precision::Fp16 {
-            let what = "precision is fp16: this version has no loss scaling yet";
-            refuse(what, "--set precision=bf16");
-        }
         if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
             refuse("precision is tf32, which a CPU cannot", "--set precision=f32");
         }

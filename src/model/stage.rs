@@ -28,10 +28,11 @@ pub struct Work {
     pub fc:        Tensor, // [N, f]
     pub ctx:       Tensor, // [N, h]
     pub qkv:       Tensor, // [N, 3h]
+    pub scale:     Tensor, // f32 [1, 1]  of all gradients: what the loss is multiplied by
 }
 
 impl Work {
-    pub fn plan(cx: &Cx, all: usize, arena: &Arena) -> Work {
+    pub fn plan(cx: &Cx, all: usize, scale: Tensor, arena: &Arena) -> Work {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let (stream, h) = (outside(), outside());
         let stream_in = cx.tp.inside(stream, all, arena);
@@ -49,6 +50,7 @@ impl Work {
             fc: arena.matrix(all, cx.tp.share(cx.model.ffn_hidden), cx.dtype),
             ctx: arena.matrix(all, width, cx.dtype),
             qkv: arena.matrix(all, 3 * width, cx.dtype),
+            scale,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What keeps a run safe from the outside: one run per folder, signals, numbers that are not finite.
 
 use super::rank::Rank;
-use crate::base::Problems;
+use crate::base::{DType, Problems};
 use crate::engine::{Engine, Outcome};
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
@@ -87,21 +87,21 @@ impl Signals {
     }
 }
 
-/// An error naming tensors, ranks and the step, if the outcome is not finite. All ranks call this
-/// with the same outcome.
-pub fn check_finite(
+/// An error naming tensors, ranks and the step, if the run cannot go on from an outcome: a loss or a
+/// gradient is not finite, in fp16 with the lowest scale of the loss. All ranks call this with the
+/// same outcome, which is the last that the engine gave.
+pub fn check(
     rank: &Rank,
     outcome: &Outcome,
     engine: &Engine,
     step: u64,
     samples: std::ops::Range<u64>,
 ) -> anyhow::Result<()> {
-    if outcome.is_finite() {
+    if outcome.is_finite() || (outcome.skipped && !outcome.stuck) {
         return Ok(());
     }
-    let mine: Vec<String> = engine.not_finite().into_iter().map(str::to_string).collect();
     let culprits: Vec<(usize, String)> = rank
-        .gather(&mine)?
+        .gather(&engine.not_finite())?
         .into_iter()
         .enumerate()
         .flat_map(|(rank, names)| names.into_iter().map(move |name| (rank, name)))
@@ -120,11 +120,19 @@ pub fn check_finite(
             whole(last)
         ),
     };
+    let (scale, remedy) = match engine.live_dtype() {
+        DType::F16 if outcome.stuck => (
+            format!(", with the lowest loss scale allowed, {}", outcome.loss_scale),
+            "Take precision: bf16, lower loss_scale.min, ",
+        ),
+        _ => (String::new(), ""),
+    };
+    let lower = if remedy.is_empty() { "Lower" } else { "lower" };
     rank.all(match rank.is_first() {
         false => Ok(()),
         true => Err(anyhow::anyhow!(
-            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}; {gradients}. \
-             The weights are still those of step {}. Lower lr.peak or lengthen lr.warmup_samples, \
+            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; {gradients}. \
+             The weights are still those of step {}. {remedy}{lower} lr.peak or lengthen lr.warmup_samples, \
              set optimizer.adamw.clip, and look at those samples with `gptrain data samples`",
             samples.start,
             samples.end,

@@ -5,11 +5,10 @@ use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::hf::{Weights, read_config};
 use crate::checkpoint::{self, Share, Values};
-use crate::engine::saved_shape;
-use crate::manifest::{Loaded, Model, Precision};
+use crate::engine::{live_dtype, saved_shape};
+use crate::manifest::{Loaded, Model};
 use crate::model::{Layout, Part, Slot};
 use anyhow::Context;
-use half::bf16;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -35,9 +34,7 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
         let place = family.place(slot, &shape, m.model.heads);
         let place = place.with_context(|| format!("{} has no place in {from:?}", slot.name))?;
         let values = weights.read(&place, &shape)?;
-        let half = m.precision == Precision::Bf16;
-        let live: Option<Vec<u16>> =
-            half.then(|| values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect());
+        let live = live_dtype(m.precision).halves(&values);
         read.insert(place.name);
         tensors.push((shape, values, live));
     }
@@ -61,7 +58,10 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
             replica: Default::default(),
             size: [values.len() / shape[shape.len() - 1], shape[shape.len() - 1]],
             kept: [values, &zeros[..values.len()], &zeros[..values.len()]],
-            live: live.as_ref().map_or(Values::F32(values), |live| Values::Bf16(live)),
+            live: match live {
+                Some(live) => Values::halves(live_dtype(m.precision), live),
+                None => Values::F32(values),
+            },
         })
         .collect();
     let mut state = saving::blank(loaded, resume::data_ids(m)?);

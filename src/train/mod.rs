@@ -30,9 +30,10 @@ use guard::Signals;
 use rank::{Agreed, Rank};
 use report::{Report, StepLine};
 use saving::Saver;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +87,26 @@ struct Run<'a> {
     feed: Feed,
     /// On the first rank.
     report: Option<Report>,
+    /// After the last step that was asked for.
     progress: Progress,
+    /// That step, while its outcome is not known.
+    under_way: Option<UnderWay>,
+    /// When the outcome before that arrived.
+    last_ended: Instant,
     saver: Saver,
     signals: &'a Signals,
     /// Seconds of the first steps, until they are compared with the plan.
     first_steps: Vec<f64>,
+}
+
+/// A step that the device is at. Its outcome is looked at when the next one has been asked for, so
+/// that the device never waits for the host; and before anything else is done with its weights.
+struct UnderWay {
+    step: u64,
+    samples: Range<u64>,
+    lr: f64,
+    started: Instant,
+    data_wait: Duration,
 }
 
 impl Run<'_> {
@@ -140,16 +156,16 @@ impl Run<'_> {
         Ok(stop > 0)
     }
 
+    /// Asks for a step, and sees to the one before while the device is at it.
     fn step(&mut self, global: usize) -> anyhow::Result<()> {
-        let started = Instant::now();
-        let waited = self.feed.wait();
+        let (started, waited) = (Instant::now(), self.feed.wait());
         let (m, rank) = (self.manifest, self.rank);
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
-        let rate = lr::at(&m.lr, consumed);
+        let lr = lr::at(&m.lr, consumed);
         let (feed, be) = (&mut self.feed, self.be);
         let computing = format!("computing step {step}");
-        let outcome = self.engine.step(
+        self.engine.queue(
             &mut |inputs| {
                 rank.doing("reading data");
                 let loaded = feed.load(be, inputs, global as u64);
@@ -157,23 +173,43 @@ impl Run<'_> {
                 loaded
             },
             self.turn.rounds(global as u64) as usize,
-            rate,
-            step,
+            lr,
         )?;
-        guard::check_finite(rank, &outcome, &self.engine, step, first..consumed)?;
         self.progress = Progress { step, consumed_samples: consumed };
-        self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, rate);
-        let seconds = started.elapsed().as_secs_f64();
+        let data_wait = self.feed.wait() - waited;
+        let now = UnderWay { step, samples: first..consumed, lr, started, data_wait };
+        let before = self.under_way.replace(now);
+        before.map_or(Ok(()), |before| self.see_to(before))
+    }
+
+    /// Nothing is under way any more, and every step so far was sound.
+    fn catch_up(&mut self) -> anyhow::Result<()> {
+        self.under_way.take().map_or(Ok(()), |last| self.see_to(last))
+    }
+
+    /// Waits for the outcome of a step, and records it; or ends the run.
+    fn see_to(&mut self, done: UnderWay) -> anyhow::Result<()> {
+        let UnderWay { step, samples, lr, started, data_wait } = done;
+        self.rank.doing(&format!("computing step {step}"));
+        let (outcome, ended) = self.engine.outcome()?;
+        guard::check(self.rank, &outcome, &self.engine, step, samples.clone())?;
+        self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, lr);
+        let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
+        self.last_ended = ended;
+        let global = (samples.end - samples.start) as usize;
+        let scaled = self.manifest.loss_scale.is_some();
         let Some(report) = &mut self.report else { return Ok(()) };
         report.step(&StepLine {
             step,
-            consumed_samples: consumed,
+            consumed_samples: samples.end,
             lm_loss: outcome.loss,
             grad_norm: outcome.grad_norm,
-            lr: rate,
+            lr,
             global_batch: global,
             seconds,
-            data_wait_seconds: (self.feed.wait() - waited).as_secs_f64(),
+            data_wait_seconds: data_wait.as_secs_f64(),
+            loss_scale: scaled.then_some(outcome.loss_scale),
+            skipped: outcome.skipped,
         })?;
         if self.first_steps.len() < COMPARED {
             self.first_steps.push(seconds);
@@ -198,7 +234,8 @@ impl Run<'_> {
     }
 
     /// Ends the run if weights that must be equal on several ranks are not.
-    fn audit(&self) -> anyhow::Result<()> {
+    fn audit(&mut self) -> anyhow::Result<()> {
+        self.catch_up()?;
         let step = self.progress.step;
         self.rank.doing("comparing weights");
         let Err(drifted) = self.engine.audit() else { return Ok(()) };
@@ -212,6 +249,7 @@ impl Run<'_> {
     }
 
     fn evaluate(&mut self) -> anyhow::Result<()> {
+        self.catch_up()?;
         let (m, be) = (self.manifest, self.be);
         let samples = m.train.eval_samples;
         let Progress { step, consumed_samples } = self.progress;
@@ -229,6 +267,7 @@ impl Run<'_> {
 
     /// What is saved is one copy of each weight: the others must be like it.
     fn save(&mut self) -> anyhow::Result<()> {
+        self.catch_up()?;
         if self.manifest.train.audit_interval.is_some() {
             self.audit()?;
         }

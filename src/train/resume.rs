@@ -50,6 +50,7 @@ const RULES: &[(&str, Change)] = &[
     ("data.stages",         Change::Told),    // or from later on
     ("lr",                  Change::Told),
     ("optimizer",           Change::Told),
+    ("loss_scale",          Change::Told),
     ("model.dropout",       Change::Told),
     ("batch.micro",         Change::Told),    // sums of floats in another order
     ("train.samples",       Change::Told),    // and with it the order of samples

@@ -29,6 +29,8 @@ pub struct Saver {
     free: Vec<Snapshot>,
     /// Of all ranks, in one checkpoint.
     saved_bytes: u64,
+    /// Whether the loss has a scale to be saved.
+    scaled: bool,
     writer: Writer,
     /// Oldest first; the same on all ranks, but for the parts.
     in_flight: VecDeque<Flight>,
@@ -63,6 +65,7 @@ impl Saver {
             checkpoints: folder(m),
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
             saved_bytes: checkpoint::saved_bytes(&m.model),
+            scaled: m.loss_scale.is_some(),
             writer: Writer::start(m, rank.number())?,
             in_flight: VecDeque::new(),
             most_in_flight,
@@ -115,7 +118,9 @@ impl Saver {
         let mut state = State { progress, next_batch, ..self.state.clone() };
         state.consumed_tokens = progress.consumed_samples * seq_len as u64;
         state.history = self.history.iter().copied().collect();
-        state.optimizer.groups.iter_mut().for_each(|group| group.step = step);
+        let scale = engine.scale();
+        state.loss_scale = self.scaled.then_some(scale);
+        state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (to, of) = (fresh.clone(), state.clone());
         self.writer.give(Job::Part { snapshot, fresh: to, state: of })?;
         let stall = begun.elapsed().as_secs_f64();

@@ -21,6 +21,7 @@ use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// What the ranks of one process share.
 pub struct Process<'a> {
@@ -143,6 +144,8 @@ pub fn open<'a>(
         valid: data.valid.clone(),
         report: rank.all(report)?,
         progress,
+        under_way: None,
+        last_ended: Instant::now(),
         saver,
         signals: &process.signals,
         first_steps: Vec::new(),

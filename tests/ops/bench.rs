@@ -105,10 +105,15 @@ impl<'a> Bench<'a> {
         on
     }
 
+    pub fn longs(&self, x: &[i64]) -> Tensor {
+        let on = self.arena.matrix(1, x.len(), DType::I64);
+        self.backend.upload(bytemuck::cast_slice(x), on);
+        on
+    }
+
     pub fn dropout(&self, rate: f32, first_sample: i64, seq: usize, first_row: usize) -> Dropout {
-        let on = self.arena.matrix(1, 1, DType::I64);
-        self.backend.upload(bytemuck::cast_slice(&[first_sample]), on);
-        Dropout { rate, key: rng::key(7, "bench"), first_sample: on, seq, first_row }
+        let first_sample = self.longs(&[first_sample]);
+        Dropout { rate, key: rng::key(7, "bench"), first_sample, seq, first_row }
     }
 
     pub fn bytes(&self, x: Tensor) -> Vec<u8> {

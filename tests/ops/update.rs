@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::AdamW;
+use gptrain::device::{AdamW, Scaler, Scaling};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -12,6 +12,8 @@ pub fn table() -> Vec<Case> {
         case("optimizer, 561 elements", |b| all(b, 561)),
         case("optimizer, 70,001 elements", |b| all(b, 70_001)),
         case("clip", clip),
+        case("pace of a scale that moves", |b| pace(b, 2.0, [3, 2], 256.0)),
+        case("pace of a scale that stays", |b| pace(b, 1.0, [2, 3], 64.0)),
     ]
 }
 
@@ -40,12 +42,14 @@ fn adamw(b: &Bench, len: usize) {
     for step in 1..=3 {
         let grad = b.normal(1, len);
         let factor = if step == 2 { f64::NAN } else { 0.75 };
-        let on = b.known(1, 1, DType::F32, &[factor]).on;
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
-        let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, step };
+        let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
+        let on = b
+            .known(1, 4, DType::F32, &[&[factor][..], &corrections(&rule, step), &[0.0]].concat())
+            .on;
         b.backend.adamw(&rule, on, grad.on, master.on, m.on, v.on, live);
         if factor.is_finite() {
-            update(&rule, factor, &grad.x, &mut want);
+            update(&rule, step, factor, &grad.x, &mut want);
         }
         b.expect("master", master.on, || want[0].clone());
         b.expect("m", m.on, || want[1].clone());
@@ -62,37 +66,117 @@ fn adamw(b: &Bench, len: usize) {
         b.expect("live on master", onto.on, || {
             let mut want = [master.x.clone(), m.x.clone(), v.x.clone()];
             if factor.is_finite() {
-                update(&rule, factor, &grad.x, &mut want);
+                update(&rule, step, factor, &grad.x, &mut want);
             }
             want[0].clone()
         });
     }
 }
 
+/// lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ).
+fn corrections(rule: &AdamW, update: i32) -> [f64; 2] {
+    let grown = |beta: f32| 1.0 - f64::from(beta).powi(update);
+    [f64::from(rule.lr) / grown(rule.beta1), 1.0 / grown(rule.beta2).sqrt()]
+}
+
 /// Algorithm 2 of Loshchilov & Hutter, in the order of PyTorch's AdamW.
-fn update(rule: &AdamW, factor: f64, grad: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) {
+fn update(rule: &AdamW, step: i32, factor: f64, grad: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) {
     let [lr, beta1, beta2] = [rule.lr, rule.beta1, rule.beta2].map(f64::from);
     for i in 0..grad.len() {
         let g = grad[i] * factor;
         w[i] *= 1.0 - lr * rule.weight_decay as f64;
         m[i] = beta1 * m[i] + (1.0 - beta1) * g;
         v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-        let m_hat = m[i] / (1.0 - beta1.powi(rule.step as i32));
-        let v_hat = v[i] / (1.0 - beta2.powi(rule.step as i32));
+        let m_hat = m[i] / (1.0 - beta1.powi(step));
+        let v_hat = v[i] / (1.0 - beta2.powi(step));
         w[i] -= lr * m_hat / (v_hat.sqrt() + rule.eps as f64);
     }
 }
 
 fn clip(b: &Bench) {
-    let run = |sums: &[f64]| {
+    let scaled = |sums: &[f64], scale: f64| {
         let sums = b.known(1, sums.len(), DType::F32, sums);
+        let scale = b.known(1, 1, DType::F32, &[scale]);
         let out = b.blank(1, 2, DType::F32);
-        b.backend.clip(sums.on, 1.0, out.set());
+        b.backend.clip(sums.on, scale.on, 1.0, out.set());
         out
     };
+    let run = |sums: &[f64]| scaled(sums, 1.0);
+    let eighth = 1.0 / (5.0 + 1e-6) / 8.0;
+    b.expect("norm 5, scaled by 8", scaled(&[64.0 * 9.0, 64.0 * 16.0], 8.0), || vec![5.0, eighth]);
+    b.expect("norm 0.5, scaled by 8", scaled(&[16.0], 8.0), || vec![0.5, 0.125]);
     b.expect("norm 5", run(&[9.0, 16.0]), || vec![5.0, 1.0 / (5.0 + 1e-6)]);
     b.expect("norm 0.5", run(&[0.25]), || vec![0.5, 1.0]);
     b.expect("norm 0", run(&[0.0, 0.0]), || vec![0.0, 1.0]);
     b.expect("infinite", run(&[1.0, f64::INFINITY]), || vec![f64::INFINITY, f64::NAN]);
     b.expect("NaN", run(&[f64::NAN]), || vec![f64::NAN, f64::NAN]);
+}
+
+/// Step by step as Megatron's DynamicGradScaler, until the scale is stuck; then nothing moves.
+fn pace(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
+    let rule = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let scaling = Scaling { growth, window, hysteresis, min };
+    let first = if growth > 1.0 { 1024.0 } else { f64::from(min) };
+    let scale = b.known(1, 1, DType::F32, &[first]).on;
+    let counts = b.longs(&[0, hysteresis as i64, 0, 0, 0]);
+    let mut theirs =
+        Megatron { scale: first, growth_tracker: 0, hysteresis_tracker: hysteresis as i64 };
+    let (mut updates, mut skipped) = (0, 0);
+    let mut stuck = false;
+    // 0 is an overflow: alone, in a row, after fewer and after as many updates as double the scale.
+    for finite in "1110111001111011110000000000001111".chars().map(|c| c == '1') {
+        let factor = if finite { 0.5 } else { f64::NAN };
+        let pace = b.known(1, 4, DType::F32, &[factor, 7.0, 7.0, 7.0]).on;
+        b.backend.pace(&rule, &scaling, Scaler { scale, counts }, pace);
+        if stuck {
+            let pace = b.numbers(pace);
+            b.expect("nothing moves", scale, || vec![theirs.scale]);
+            assert!(pace[0].is_nan() && pace[3] == 2.0, "stuck: {pace:?}");
+            continue;
+        }
+        let lowest = theirs.scale <= f64::from(min);
+        theirs.update(&scaling, !finite);
+        let (counted, missed) = if finite { (&mut updates, 0.0) } else { (&mut skipped, 1.0) };
+        *counted += 1;
+        stuck = !finite && lowest && theirs.hysteresis_tracker <= 0;
+        let [step, rescale] = corrections(&rule, updates);
+        let fate = if stuck { 2.0 } else { missed };
+        b.expect("pace", pace, || vec![factor, step, rescale, fate]);
+        b.expect("scale", scale, || vec![theirs.scale]);
+        let trackers = [theirs.growth_tracker, theirs.hysteresis_tracker];
+        let row = [trackers, [updates.into(), skipped.into()]].concat();
+        let counts: Vec<i64> = b.bytes(counts).chunks(8).map(long_of).collect();
+        assert_eq!((&counts[..4], counts[4]), (&row[..], stuck.into()));
+    }
+    assert!(stuck, "the sequence ends at the lowest scale");
+}
+
+fn long_of(bytes: &[u8]) -> i64 {
+    i64::from_ne_bytes(bytes.try_into().unwrap())
+}
+
+/// Its rule, by the names it has there.
+struct Megatron {
+    scale: f64,
+    growth_tracker: i64,
+    hysteresis_tracker: i64,
+}
+
+impl Megatron {
+    fn update(&mut self, s: &Scaling, found_inf: bool) {
+        if found_inf {
+            self.growth_tracker = 0;
+            self.hysteresis_tracker -= 1;
+            if self.hysteresis_tracker <= 0 {
+                self.scale = (self.scale * 0.5).max(f64::from(s.min));
+            }
+        } else {
+            self.growth_tracker += 1;
+            if self.growth_tracker == s.window as i64 {
+                self.growth_tracker = 0;
+                self.hysteresis_tracker = s.hysteresis as i64;
+                self.scale *= f64::from(s.growth);
+            }
+        }
+    }
 }

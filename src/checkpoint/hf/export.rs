@@ -1,25 +1,17 @@
 //! A checkpoint written as a Hugging Face folder.
 
 use super::Family;
-use crate::base::{Bytes, Problems};
+use crate::base::{Bytes, DType, Problems};
 use crate::checkpoint::{Checkpoint, safetensors};
 use crate::engine::Moment;
 use crate::manifest;
 use crate::model::{Layout, Part};
 use anyhow::Context;
-use half::bf16;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::Path;
-
-/// What the values are written as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    F32,
-    Bf16,
-}
 
 /// What was written.
 #[derive(Clone, Debug)]
@@ -30,9 +22,9 @@ pub struct Exported {
     pub tokenizer: bool,
 }
 
-/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. Holds
-/// one tensor at a time.
-pub fn export(from: &Path, to: &Path, dtype: Dtype) -> anyhow::Result<Exported> {
+/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. The values
+/// are written as `dtype`, a type of floats. Holds one tensor at a time.
+pub fn export(from: &Path, to: &Path, dtype: DType) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
     let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
@@ -47,7 +39,7 @@ pub fn export(from: &Path, to: &Path, dtype: Dtype) -> anyhow::Result<Exported> 
     let bytes = weights(&checkpoint, &m.model, family, &path, dtype)
         .with_context(|| format!("cannot write {}", path.display()))?;
     let eod = m.data.eod.map(|eod| eod.token);
-    let name = if dtype == Dtype::F32 { "float32" } else { "bfloat16" };
+    let (_, name) = names(dtype);
     write(&to.join("config.json"), &family.config(&m.model, name, eod))?;
     let tokenizer = match &m.data.tokenizer {
         Some(tokenizer) => copy_tokenizer(tokenizer, to, eod)?,
@@ -56,12 +48,22 @@ pub fn export(from: &Path, to: &Path, dtype: Dtype) -> anyhow::Result<Exported> 
     Ok(Exported { family, bytes: Bytes(bytes), tokenizer })
 }
 
+/// A type's name in safetensors and in config.json.
+fn names(dtype: DType) -> (&'static str, &'static str) {
+    match dtype {
+        DType::F32 => ("F32", "float32"),
+        DType::BF16 => ("BF16", "bfloat16"),
+        DType::F16 => ("F16", "float16"),
+        other => panic!("weights as {other}"),
+    }
+}
+
 fn weights(
     checkpoint: &Checkpoint,
     model: &manifest::Model,
     family: Family,
     path: &Path,
-    dtype: Dtype,
+    dtype: DType,
 ) -> anyhow::Result<u64> {
     let layout = Layout::new(model, Part::whole(model));
     let mut all = Vec::new();
@@ -75,7 +77,7 @@ fn weights(
         true => name.to_string(),
         false => format!("transformer.{name}"),
     };
-    let code = if dtype == Dtype::F32 { "F32" } else { "BF16" };
+    let (code, _) = names(dtype);
     let wanted: Vec<_> =
         all.iter().map(|(t, place)| (name(&place.name), code, place.shape(&t.shape))).collect();
     let metadata = BTreeMap::from([("format", "pt".to_string())]);
@@ -84,12 +86,9 @@ fn weights(
     out.write_all(&header)?;
     for (tensor, place) in all {
         let values = place.theirs(&checkpoint.whole(tensor, Moment::Master)?);
-        match dtype {
-            Dtype::F32 => out.write_all(bytemuck::cast_slice(&values))?,
-            Dtype::Bf16 => {
-                let bits: Vec<u16> = values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
-                out.write_all(bytemuck::cast_slice(&bits))?;
-            }
+        match dtype.halves(&values) {
+            Some(bits) => out.write_all(bytemuck::cast_slice(&bits))?,
+            None => out.write_all(bytemuck::cast_slice(&values))?,
         }
     }
     out.into_inner().map_err(|error| error.into_error())?.sync_all()?;

@@ -11,6 +11,6 @@ mod names;
 mod weights;
 
 pub use config::{Family, read_config};
-pub use export::{Dtype, Exported, export};
+pub use export::{Exported, export};
 pub use names::Place;
 pub use weights::Weights;

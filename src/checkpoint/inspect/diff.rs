@@ -137,6 +137,8 @@ fn states(a: &Index, b: &Index) -> Vec<Change> {
     compare("consumed samples", samples(a), samples(b));
     compare("next batch", a.next_batch.to_string(), b.next_batch.to_string());
     compare("learning rate", a.lr.to_string(), b.lr.to_string());
+    let scale = |index: &Index| index.loss_scale.map_or("none".into(), |s| s.scale.to_string());
+    compare("loss scale", scale(a), scale(b));
     compare("last loss", loss(a), loss(b));
     compare("optimizer", rule(a), rule(b));
     compare("optimizer groups", group(a), group(b));

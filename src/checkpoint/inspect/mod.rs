@@ -14,7 +14,7 @@ use super::Tensor;
 use super::against;
 use super::index::{DataId, Optimizer, Past, moment_name};
 use super::read::Checkpoint;
-use crate::engine::Moment;
+use crate::engine::{Moment, Scale};
 use crate::manifest::{self, Model};
 use crate::model::{Layout, Part, Slot};
 use serde::Serialize;
@@ -47,6 +47,8 @@ pub struct Overview {
     pub consumed_tokens: u64,
     pub next_batch: u64,
     pub lr: f64,
+    /// Of an fp16 run.
+    pub loss_scale: Option<Scale>,
     pub last: Option<Past>,
     pub parameters: u64,
     pub bytes: u64,
@@ -130,6 +132,7 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         consumed_tokens: index.consumed_tokens,
         next_batch: index.next_batch,
         lr: index.lr,
+        loss_scale: index.loss_scale,
         last: index.history.last().copied(),
         parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
@@ -225,7 +228,7 @@ fn row(
     let as_initialised =
         initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
     let index = &checkpoint.index;
-    if as_initialised && index.progress.step > 0 && index.lr > 0.0 && index.imported.is_none() {
+    if as_initialised && index.updates() > 0 && index.lr > 0.0 && index.imported.is_none() {
         let step = index.progress.step;
         damage.push(format!("{} is still what it began as, at step {step}", tensor.name));
     }
@@ -256,8 +259,7 @@ fn check(
         damage.push(format!("{what}: {} values below 0", stats.negative));
     }
     if moment == Moment::Master {
-        let rounded = if tensor.live.dtype == "bf16" { stats.rounded } else { stats.digest };
-        if rounded != tensor.live.digest {
+        if stats.rounded != tensor.live.digest {
             damage.push(format!(
                 "{}: the live {} weight at step {} was not the master weight, rounded",
                 tensor.name, tensor.live.dtype, checkpoint.index.progress.step

@@ -19,6 +19,15 @@ impl fmt::Display for Inspection {
             let (loss, norm) = (last.loss, last.grad_norm);
             writeln!(f, "  last step  loss {loss}, gradient norm {norm}, lr {:e}", o.lr)?;
         }
+        if let Some(s) = o.loss_scale {
+            writeln!(
+                f,
+                "  loss scale {}, {} updates since it doubled or a step overflowed, {} steps skipped",
+                s.scale,
+                Count(s.updates_in_a_row),
+                Count(s.skipped)
+            )?;
+        }
         let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
         writeln!(f, "  weights    {parameters} parameters, live in {}", o.live_dtype)?;
         writeln!(f, "  files      {} shards, {bytes}", o.shards)?;

@@ -1,8 +1,8 @@
 //! Numbers that describe a tensor, gathered in one pass.
 
+use crate::base::DType;
 use crate::checkpoint::{Checkpoint, Digest, Tensor, Values};
 use crate::engine::Moment;
-use half::bf16;
 use serde::Serialize;
 
 /// Bins of the histogram: powers of two from 2⁻⁴⁰ up to 2²³; the first also holds what is smaller.
@@ -27,7 +27,7 @@ pub struct Stats {
     pub exponents: Vec<u64>,
     #[serde(skip)]
     pub digest: Digest,
-    /// Of the values rounded to bf16.
+    /// Of the values rounded to the live weight's type.
     #[serde(skip)]
     pub rounded: Digest,
 }
@@ -49,16 +49,15 @@ impl Stats {
             rounded: Digest::default(),
         };
         let (mut sum, mut squares) = (0.0, 0.0);
-        let halves = moment == Moment::Master && tensor.live.dtype == "bf16";
-        let mut bits = Vec::new();
+        let live = DType::named(&tensor.live.dtype).filter(|_| moment == Moment::Master);
         checkpoint.blocks(tensor, moment, &mut |first, values| {
             stats.digest = stats.digest.and(Digest::of_values(first as u64, Values::F32(values)));
-            if halves {
-                bits.clear();
-                bits.extend(values.iter().map(|v| bf16::from_f32(*v).to_bits()));
-                let digest = Digest::of_values(first as u64, Values::Bf16(&bits));
-                stats.rounded = stats.rounded.and(digest);
-            }
+            let halves = live.and_then(|dtype| Some((dtype, dtype.halves(values)?)));
+            let rounded = match &halves {
+                Some((dtype, bits)) => Values::halves(*dtype, bits),
+                None => Values::F32(values),
+            };
+            stats.rounded = stats.rounded.and(Digest::of_values(first as u64, rounded));
             for value in values {
                 let x = f64::from(*value);
                 stats.count += 1;

@@ -48,13 +48,14 @@ pub(super) fn stats(
     });
 }
 
-pub(super) fn losses(cpu: &Cpu, inputs: &Inputs, losses: Out, dlogits: Option<Out>) {
+pub(super) fn losses(cpu: &Cpu, inputs: &Inputs, losses: Out, dlogits: Option<(Tensor, Out)>) {
     let Inputs { logits, targets, weights, stats, first, vocab } = *inputs;
     let rows = logits.rows;
     assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
     assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
-    assert!(!losses.add && dlogits.is_none_or(|d| d.to == logits && !d.add), "in place");
+    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits && !d.add), "in place");
     let own = vocab.saturating_sub(first).min(logits.cols);
+    let scale = dlogits.map(|(scale, _)| scalar(scale, 0));
     cpu.each_rows(rows, logits.cols, |range| {
         for row in range {
             let weight = scalar(weights, row);
@@ -65,7 +66,8 @@ pub(super) fn losses(cpu: &Cpu, inputs: &Inputs, losses: Out, dlogits: Option<Ou
                 weight as f64 * (sum.ln() + largest as f64 - target as f64)
             };
             store(&[loss as f32], losses.to, row);
-            if dlogits.is_some() {
+            if let Some(scale) = scale {
+                let weight = scale * weight;
                 let factor = (weight as f64 / sum) as f32;
                 let place = place_of(targets, row, first, own);
                 slopes(logits, row, own, weight, [largest, factor], place);

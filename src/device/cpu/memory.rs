@@ -10,6 +10,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Elements an op works on at a time: small enough for the first-level cache with five in use.
 pub(super) const BLOCK: usize = 512;
@@ -129,6 +131,24 @@ pub(super) fn download(from: Tensor, to: &mut [u8]) {
     assert_eq!(to.len(), from.bytes(), "bytes downloaded");
     // SAFETY: as in `upload`.
     unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
+}
+
+/// Tensors on their way to the host. Here they are there at once.
+#[derive(Default)]
+pub(super) struct Mail(RefCell<VecDeque<(Vec<u8>, Instant)>>);
+
+impl Mail {
+    pub fn send(&self, from: Tensor) {
+        let mut bytes = vec![0; from.bytes()];
+        download(from, &mut bytes);
+        self.0.borrow_mut().push_back((bytes, Instant::now()));
+    }
+
+    pub fn receive(&self, to: &mut [u8]) -> Instant {
+        let (bytes, arrived) = self.0.borrow_mut().pop_front().expect("something was sent");
+        to.copy_from_slice(&bytes);
+        arrived
+    }
 }
 
 /// Memory mapped for arenas. Pages never touched stay free.

@@ -19,10 +19,14 @@ mod parallel;
 #[cfg(test)]
 mod tests;
 
-use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
+use super::{
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
+    Tensor,
+};
 use crate::base::Bytes;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
+use std::time::Instant;
 
 /// A CPU with its own threads and memory. Several may live in one process, as ranks on threads.
 pub struct Cpu {
@@ -33,6 +37,7 @@ pub struct Cpu {
     workspace: Workspace,
     /// Of products too deep to be summed up at once, while `workspace` holds their operands.
     sums: Workspace,
+    mail: memory::Mail,
 }
 
 impl Cpu {
@@ -45,7 +50,8 @@ impl Cpu {
             builder.thread_name(|i| format!("cpu-{i}")).build().expect("threads can be started")
         });
         let (workspace, sums) = (Workspace::default(), Workspace::default());
-        Cpu { threads, pool, regions: Regions::default(), workspace, sums }
+        let (regions, mail) = (Regions::default(), memory::Mail::default());
+        Cpu { threads, pool, regions, workspace, sums, mail }
     }
 
     pub fn threads(&self) -> usize {
@@ -78,6 +84,14 @@ impl Backend for Cpu {
 
     fn download(&self, from: Tensor, to: &mut [u8]) {
         memory::download(from, to);
+    }
+
+    fn send(&self, from: Tensor) {
+        self.mail.send(from);
+    }
+
+    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        Ok(self.mail.receive(to))
     }
 
     fn zero(&self, x: Tensor) {
@@ -173,7 +187,7 @@ impl Backend for Cpu {
         first: usize,
         vocab: usize,
         losses: Out,
-        dlogits: Option<Out>,
+        dlogits: Option<(Tensor, Out)>,
     ) {
         let inputs = cross_entropy::Inputs { logits, targets, weights, stats, first, vocab };
         cross_entropy::losses(self, &inputs, losses, dlogits);
@@ -187,20 +201,24 @@ impl Backend for Cpu {
         optimizer::square_sums(self, xs, out);
     }
 
-    fn clip(&self, sums: Tensor, max_norm: f32, out: Out) {
-        optimizer::clip(sums, max_norm, out);
+    fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
+        optimizer::clip(sums, scale, max_norm, out);
+    }
+
+    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
+        optimizer::pace(rule, scaling, scaler, pace);
     }
 
     fn adamw(
         &self,
         rule: &AdamW,
-        factor: Tensor,
+        pace: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,
         v: Tensor,
         live: Tensor,
     ) {
-        optimizer::adamw(self, rule, factor, grad, [master, m, v], live);
+        optimizer::adamw(self, rule, pace, grad, [master, m, v], live);
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Cpu;
 use super::math::{square_sum_f64, sum_f64, vectorised};
-use super::memory::{BLOCK, Block, load, put, scalar, store};
+use super::memory::{BLOCK, Block, download, load, put, scalar, store, upload};
 use super::parallel::blocks;
 use crate::base::DType;
-use crate::device::{AdamW, Out, Tensor};
+use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
 
 /// Elements in a partial sum.
 const CHUNK: usize = 1 << 16;
@@ -42,19 +42,53 @@ fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
     })
 }
 
-pub(super) fn clip(sums: Tensor, max_norm: f32, out: Out) {
+pub(super) fn clip(sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
     assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
     let sum: f64 = (0..sums.numel()).map(|i| scalar(sums, i) as f64).sum();
-    let norm = sum.sqrt() as f32;
-    let factor = if norm.is_finite() { (max_norm / (norm + 1e-6)).min(1.0) } else { f32::NAN };
-    store(&[norm, factor], out.to, 0);
+    let scale = scalar(scale, 0);
+    let norm = (sum.sqrt() / scale as f64) as f32;
+    let factor = (max_norm / (norm + 1e-6)).min(1.0) / scale;
+    store(&[norm, if norm.is_finite() { factor } else { f32::NAN }], out.to, 0);
+}
+
+pub(super) fn pace(rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
+    let mut counts = [0i64; 5];
+    download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
+    let [in_a_row, left, updates, skipped, stuck] = &mut counts;
+    let (factor, mut scale) = (scalar(pace, 0), scalar(scaler.scale, 0));
+    if *stuck != 0 {
+        return store(&[f32::NAN, 0.0, 0.0, 2.0], pace, 0);
+    }
+    if factor.is_nan() {
+        *in_a_row = 0;
+        *left -= 1;
+        *skipped += 1;
+        if *left <= 0 {
+            *stuck = i64::from(scale <= scaling.min);
+            scale = (0.5 * scale).max(scaling.min);
+        }
+    } else {
+        *in_a_row += 1;
+        *updates += 1;
+        if *in_a_row >= scaling.window as i64 {
+            (*in_a_row, *left) = (0, scaling.hysteresis as i64);
+            scale *= scaling.growth;
+        }
+    }
+    let correction = |beta: f32| 1.0 - (beta as f64).powf(*updates as f64);
+    let step = (rule.lr as f64 / correction(rule.beta1)) as f32;
+    let rescale = (1.0 / correction(rule.beta2).sqrt()) as f32;
+    let outcome = i64::from(factor.is_nan()) + *stuck;
+    store(&[factor, step, rescale, outcome as f32], pace, 0);
+    store(&[scale], scaler.scale, 0);
+    upload(bytemuck::cast_slice(&counts), scaler.counts);
 }
 
 /// `state` is master, m and v.
 pub(super) fn adamw(
     cpu: &Cpu,
     rule: &AdamW,
-    factor: Tensor,
+    pace: Tensor,
     grad: Tensor,
     state: [Tensor; 3],
     live: Tensor,
@@ -64,11 +98,19 @@ pub(super) fn adamw(
         assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
     }
     assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
-    let factor = scalar(factor, 0);
+    let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(pace, i));
     if factor.is_nan() {
         return;
     }
-    let rule = Update::new(rule, factor);
+    let rule = Update {
+        factor,
+        keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
+        beta1: rule.beta1,
+        beta2: rule.beta2,
+        step,
+        rescale,
+        eps: rule.eps,
+    };
     cpu.each_block(grad.numel(), |block| {
         let at = block.start;
         let [mut g, mut w, mut m1, mut v1]: [Block; 4] = [[0.0; BLOCK]; 4];
@@ -100,21 +142,6 @@ struct Update {
     /// 1 / √(1 − β₂ᵗ).
     rescale: f32,
     eps: f32,
-}
-
-impl Update {
-    fn new(rule: &AdamW, factor: f32) -> Update {
-        let correction = |beta: f32| 1.0 - (beta as f64).powf(rule.step as f64);
-        Update {
-            factor,
-            keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
-            beta1: rule.beta1,
-            beta2: rule.beta2,
-            step: (rule.lr as f64 / correction(rule.beta1)) as f32,
-            rescale: (1.0 / correction(rule.beta2).sqrt()) as f32,
-            eps: rule.eps,
-        }
-    }
 }
 
 vectorised! {

@@ -22,14 +22,13 @@ struct CrossEntropy {
     weights: u64,
     stats: u64,
     losses: u64,
+    scale: u64,
     first: i64,
     rows: u64,
     cols: u32,
     own: u32,
     shares: u32,
-    gradient: u32,
     vector: u32,
-    unused: u32,
 }
 
 pub(super) fn stats(
@@ -48,16 +47,16 @@ pub(super) fn stats(
     cuda.launch(typed!("cross_entropy_stats", logits.dtype), grid, arguments);
 }
 
-pub(super) fn losses(cuda: &Cuda, inputs: &Inputs, losses: Out, dlogits: Option<Out>) {
+pub(super) fn losses(cuda: &Cuda, inputs: &Inputs, losses: Out, dlogits: Option<(Tensor, Out)>) {
     let Inputs { logits, targets, weights, stats, .. } = *inputs;
     let rows = logits.rows;
     assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
     assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
-    assert!(!losses.add && dlogits.is_none_or(|d| d.to == logits && !d.add), "in place");
+    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits && !d.add), "in place");
     let (common, grid) = prepare(inputs);
     let arguments = CrossEntropy {
         losses: losses.to.addr() as u64,
-        gradient: dlogits.is_some().into(),
+        scale: dlogits.map_or(0, |(scale, _)| scale.addr() as u64),
         ..common
     };
     cuda.launch(typed!("cross_entropy", logits.dtype), grid, arguments);
@@ -73,14 +72,13 @@ fn prepare(i: &Inputs) -> (CrossEntropy, Grid) {
         weights: i.weights.addr() as u64,
         stats: i.stats.addr() as u64,
         losses: 0,
+        scale: 0,
         first: i.first as i64,
         rows: rows as u64,
         cols: cols as u32,
         own: i.vocab.saturating_sub(i.first).min(cols) as u32,
         shares: (i.stats.rows / rows.max(1)) as u32,
-        gradient: 0,
         vector: vector.into(),
-        unused: 0,
     };
     (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(512)))
 }

@@ -10,6 +10,9 @@ use std::cell::{Cell, RefCell};
 const PIECE: usize = 1 << 20;
 const PIECES: usize = 16;
 
+/// Results that may be on their way to the host while more work is queued.
+const MAIL: usize = 2;
+
 /// Host memory that the device reads and writes by itself.
 struct Piece {
     memory: *mut u8,
@@ -17,11 +20,34 @@ struct Piece {
     event: Handle,
 }
 
+impl Piece {
+    fn take(device: &Device) -> Piece {
+        let mut memory = std::ptr::null_mut();
+        device.call("page-locked host memory", |api| unsafe {
+            (api.cuMemHostAlloc)(&mut memory, PIECE, 0)
+        });
+        Piece { memory, event: device.event() }
+    }
+
+    /// Asks for a copy of at most `PIECE` bytes at an address into this piece, and marks its end.
+    fn fill(&self, device: &Device, address: usize, bytes: usize) {
+        assert!(bytes <= PIECE, "{bytes} bytes in one piece");
+        device.call("download", |api| unsafe {
+            (api.cuMemcpyDtoHAsync_v2)(self.memory, address as Address, bytes, device.stream)
+        });
+        device.call("download", |api| unsafe { (api.cuEventRecord)(self.event, device.stream) });
+    }
+}
+
 /// All memory of a backend.
 pub struct Memory {
     regions: RefCell<Vec<Address>>,
     pieces: Vec<Piece>,
     next: Cell<usize>,
+    /// Pieces of their own, and how many were sent and received: nothing else may use them between.
+    mail: Vec<Piece>,
+    sent: Cell<usize>,
+    received: Cell<usize>,
     /// Scratch of ops: work in one stream uses it in turn.
     pub workspace: usize,
 }
@@ -33,16 +59,14 @@ impl Memory {
             regions: RefCell::default(),
             pieces: Vec::new(),
             next: Cell::new(0),
+            mail: Vec::new(),
+            sent: Cell::new(0),
+            received: Cell::new(0),
             workspace: 0,
         };
         memory.workspace = memory.reserve(device, workspace)?;
-        for _ in 0..PIECES {
-            let mut host = std::ptr::null_mut();
-            device.call("page-locked host memory", |api| unsafe {
-                (api.cuMemHostAlloc)(&mut host, PIECE, 0)
-            });
-            memory.pieces.push(Piece { memory: host, event: device.event() });
-        }
+        memory.pieces = (0..PIECES).map(|_| Piece::take(device)).collect();
+        memory.mail = (0..MAIL).map(|_| Piece::take(device)).collect();
         Ok(memory)
     }
 
@@ -96,17 +120,27 @@ impl Memory {
                 self.arrive(device, under_way.pop_front().expect("some are under way"));
             }
             let Some(piece) = self.free_piece(device) else { return };
-            let address = (from.addr() + i * PIECE) as Address;
-            device.call("download", |api| unsafe {
-                (api.cuMemcpyDtoHAsync_v2)(piece.memory, address, bytes.len(), device.stream)
-            });
-            device
-                .call("download", |api| unsafe { (api.cuEventRecord)(piece.event, device.stream) });
+            piece.fill(device, from.addr() + i * PIECE, bytes.len());
             under_way.push_back((piece, bytes));
         }
         for one in under_way {
             self.arrive(device, one);
         }
+    }
+
+    /// Device to host, for `receive` to take.
+    pub fn send(&self, device: &Device, from: Tensor) {
+        assert!(self.sent.get() - self.received.get() < MAIL, "more than {MAIL} are under way");
+        self.mail[self.sent.get() % MAIL].fill(device, from.addr(), from.bytes());
+        self.sent.set(self.sent.get() + 1);
+    }
+
+    /// Waits for the oldest tensor sent and takes it.
+    pub fn receive(&self, device: &Device, to: &mut [u8]) {
+        assert!(self.received.get() < self.sent.get(), "nothing was sent");
+        assert!(to.len() <= PIECE, "{} bytes in one piece", to.len());
+        self.arrive(device, (&self.mail[self.received.get() % MAIL], to));
+        self.received.set(self.received.get() + 1);
     }
 
     fn arrive(&self, device: &Device, (piece, to): (&Piece, &mut [u8])) {
@@ -126,7 +160,7 @@ impl Memory {
     }
 
     pub fn free(&self, device: &Device) {
-        for piece in &self.pieces {
+        for piece in self.pieces.iter().chain(&self.mail) {
             device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(piece.event) });
             device.try_call(|api| unsafe { (api.cuMemFreeHost)(piece.memory) });
         }

@@ -21,10 +21,14 @@ mod preflight;
 
 pub use preflight::{FOLDER, Kernels, Options, is_there};
 
-use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
+use super::{
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
+    Tensor,
+};
 use crate::base::Problems;
 use launch::Grid;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Scratch of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
 const WORKSPACE: usize = 64 << 20;
@@ -90,6 +94,14 @@ impl Cuda {
         self.functions.launch(&self.device, kernel, grid, arguments);
     }
 
+    /// What went wrong first, if anything has.
+    fn alive(&self) -> anyhow::Result<()> {
+        match self.device.failure() {
+            Some(why) => anyhow::bail!("the GPU failed: {why}"),
+            None => Ok(()),
+        }
+    }
+
     /// Scratch until the op's last kernel.
     fn scratch(&self, bytes: usize) -> usize {
         assert!(bytes <= WORKSPACE, "an op wants {bytes} bytes of scratch");
@@ -114,10 +126,7 @@ impl Backend for Cuda {
     fn sync(&self) -> anyhow::Result<()> {
         let stream = self.device.stream;
         self.device.call("waiting", |api| unsafe { (api.cuStreamSynchronize)(stream) });
-        match self.device.failure() {
-            Some(why) => anyhow::bail!("the GPU failed: {why}"),
-            None => Ok(()),
-        }
+        self.alive()
     }
 
     fn upload(&self, from: &[u8], to: Tensor) {
@@ -126,6 +135,15 @@ impl Backend for Cuda {
 
     fn download(&self, from: Tensor, to: &mut [u8]) {
         self.memory.download(&self.device, from, to);
+    }
+
+    fn send(&self, from: Tensor) {
+        self.memory.send(&self.device, from);
+    }
+
+    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        self.memory.receive(&self.device, to);
+        self.alive().map(|()| Instant::now())
     }
 
     fn zero(&self, x: Tensor) {
@@ -221,7 +239,7 @@ impl Backend for Cuda {
         first: usize,
         vocab: usize,
         losses: Out,
-        dlogits: Option<Out>,
+        dlogits: Option<(Tensor, Out)>,
     ) {
         let inputs = cross_entropy::Inputs { logits, targets, weights, stats, first, vocab };
         cross_entropy::losses(self, &inputs, losses, dlogits);
@@ -235,20 +253,24 @@ impl Backend for Cuda {
         optimizer::square_sums(self, xs, out);
     }
 
-    fn clip(&self, sums: Tensor, max_norm: f32, out: Out) {
-        optimizer::clip(self, sums, max_norm, out);
+    fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
+        optimizer::clip(self, sums, scale, max_norm, out);
+    }
+
+    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
+        optimizer::pace(self, rule, scaling, scaler, pace);
     }
 
     fn adamw(
         &self,
         rule: &AdamW,
-        factor: Tensor,
+        pace: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,
         v: Tensor,
         live: Tensor,
     ) {
-        optimizer::adamw(self, rule, factor, grad, [master, m, v], live);
+        optimizer::adamw(self, rule, pace, grad, [master, m, v], live);
     }
 }

@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
-use crate::device::{AdamW, Out, Tensor};
+use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
 
 /// Most partial sums of a tensor; as many f64 lie apart, and one for their number.
 const PARTS: usize = 256;
@@ -69,16 +69,51 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
 #[derive(Clone, Copy)]
 struct Clip {
     sums: u64,
+    scale: u64,
     out: u64,
     count: u32,
     max_norm: f32,
 }
 
-pub(super) fn clip(cuda: &Cuda, sums: Tensor, max_norm: f32, out: Out) {
+pub(super) fn clip(cuda: &Cuda, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
     assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
     let (count, to) = (sums.numel() as u32, out.to.addr() as u64);
-    let arguments = Clip { sums: sums.addr() as u64, out: to, count, max_norm };
-    cuda.launch("clip", Grid::line(1, 32), arguments);
+    let (sums, scale) = (sums.addr() as u64, scale.addr() as u64);
+    cuda.launch("clip", Grid::line(1, 32), Clip { sums, scale, out: to, count, max_norm });
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Pace {
+    pace: u64,
+    scale: u64,
+    counts: u64,
+    window: i64,
+    hysteresis: i64,
+    growth: f32,
+    min: f32,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    unused: u32,
+}
+
+pub(super) fn pace(cuda: &Cuda, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
+    assert_eq!((pace.numel(), scaler.counts.numel()), (4, 5), "a pace, and a scaler's counts");
+    let arguments = Pace {
+        pace: pace.addr() as u64,
+        scale: scaler.scale.addr() as u64,
+        counts: scaler.counts.addr() as u64,
+        window: scaling.window as i64,
+        hysteresis: scaling.hysteresis as i64,
+        growth: scaling.growth,
+        min: scaling.min,
+        lr: rule.lr,
+        beta1: rule.beta1,
+        beta2: rule.beta2,
+        unused: 0,
+    };
+    cuda.launch("pace", Grid::line(1, 1), arguments);
 }
 
 #[repr(C)]
@@ -89,23 +124,20 @@ struct Update {
     m: u64,
     v: u64,
     live: u64,
-    factor: u64,
+    pace: u64,
     numel: u64,
     keep: f32,
     beta1: f32,
     beta2: f32,
-    step: f32,
-    rescale: f32,
     eps: f32,
     vector: u32,
-    unused: u32,
 }
 
 /// `state` is master, m and v.
 pub(super) fn adamw(
     cuda: &Cuda,
     rule: &AdamW,
-    factor: Tensor,
+    pace: Tensor,
     grad: Tensor,
     state: [Tensor; 3],
     live: Tensor,
@@ -118,23 +150,19 @@ pub(super) fn adamw(
     let addresses = [grad.addr(), master.addr(), m.addr(), v.addr(), live.addr()];
     let vector = vector(grad.numel(), DType::BF16, &addresses);
     let wide = if vector { wide(grad.dtype).max(wide(live.dtype)) } else { 1 };
-    let correction = |beta: f32| 1.0 - (beta as f64).powf(rule.step as f64);
     let arguments = Update {
         grad: grad.addr() as u64,
         master: master.addr() as u64,
         m: m.addr() as u64,
         v: v.addr() as u64,
         live: if live == master { 0 } else { live.addr() as u64 },
-        factor: factor.addr() as u64,
+        pace: pace.addr() as u64,
         numel: grad.numel() as u64,
         keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
         beta1: rule.beta1,
         beta2: rule.beta2,
-        step: (rule.lr as f64 / correction(rule.beta1)) as f32,
-        rescale: (1.0 / correction(rule.beta2).sqrt()) as f32,
         eps: rule.eps,
         vector: vector.into(),
-        unused: 0,
     };
     let kernel = typed!("adamw", grad.dtype, live.dtype);
     cuda.launch(kernel, Grid::elements(grad.numel(), wide), arguments);

@@ -65,8 +65,8 @@ fn count(world: World, m: &Manifest) -> (Traffic, Volume) {
     };
     let micros = div_exact(m.batch.global, m.batch.micro * m.topology.data);
     let mut totals = Vec::new();
-    for step in 1..3 {
-        engine.step(&mut load, micros, 1e-3, step).unwrap();
+    for _ in 1..3 {
+        engine.step(&mut load, micros, 1e-3).unwrap();
         engine.zero.settle(&*engine.groups.data);
         totals.push(world.traffic());
     }

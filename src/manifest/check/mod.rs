@@ -7,7 +7,8 @@ mod time;
 
 use super::report::{Report, short};
 use super::{
-    Checkpoint, Comm, DeviceChoice, Log, Manifest, Optimizer, Plan, Precision, Train, raw,
+    Checkpoint, Comm, DeviceChoice, Log, LossScale, Manifest, Optimizer, Plan, Precision, Train,
+    raw,
 };
 use std::path::{Path, PathBuf};
 
@@ -23,9 +24,11 @@ pub fn manifest(raw: raw::Raw, report: &mut Report, folder: &Path, stem: &str) -
     let log = log(raw.log.unwrap_or_default(), &name);
     let run = data::Run { model: &model, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
+    let precision = precision(raw.precision, report);
     Manifest {
         name,
-        precision: precision(raw.precision, report),
+        precision,
+        loss_scale: loss_scale(raw.loss_scale, precision, report),
         optimizer: optimizer(raw.optimizer, report),
         lr: time::lr(raw.lr.unwrap_or_default(), samples, model.seq_len, report),
         comm: comm(raw.comm.unwrap_or_default(), report),
@@ -71,8 +74,45 @@ fn precision(precision: Option<raw::Precision>, report: &mut Report) -> Precisio
         Some(raw::Precision::Fp8) => "fp8",
     };
     let what = format!("precision {known} is not in this version");
-    report.add("precision", what, "take bf16 (needs no loss scaling) or f32");
+    report.add("precision", what, "take bf16, fp16 or f32");
     Precision::Bf16
+}
+
+fn loss_scale(
+    form: Option<raw::LossScaleForm>,
+    precision: Precision,
+    report: &mut Report,
+) -> Option<LossScale> {
+    if precision != Precision::Fp16 {
+        if form.is_some() && report.sound(&["precision"]) {
+            let what =
+                "loss_scale is for precision fp16: f32 and bf16 have a range that needs none";
+            report.add("loss_scale", what, "remove it, or set precision: fp16");
+        }
+        return None;
+    }
+    let settings = match form {
+        None => raw::LossScale::default(),
+        Some(raw::LossScaleForm::Constant(scale)) => {
+            raw::LossScale { constant: Some(scale.0), ..Default::default() }
+        }
+        Some(raw::LossScaleForm::Settings(settings)) => settings,
+    };
+    let raw::LossScale { constant, initial, min, window, hysteresis } = settings;
+    let (window, hysteresis) = (window.unwrap_or(1000), hysteresis.unwrap_or(2));
+    if let Some(scale) = constant {
+        if initial.is_some() || min.is_some() {
+            let what = "loss_scale is constant, and has an initial or lowest value";
+            report.add("loss_scale.constant", what, "keep constant alone, or remove it");
+        }
+        return Some(LossScale::Constant { scale, window, hysteresis });
+    }
+    let (initial, min) = (initial.unwrap_or(4_294_967_296.0), min.unwrap_or(1.0));
+    if min > initial {
+        let what = format!("loss_scale.min {min} is above loss_scale.initial {initial}");
+        report.add("loss_scale.min", what, "lower min, or raise initial");
+    }
+    Some(LossScale::Dynamic { initial, min, window, hysteresis })
 }
 
 fn optimizer(form: Option<raw::OptimizerForm>, report: &mut Report) -> Optimizer {

@@ -23,7 +23,7 @@ pub enum Precision {
     /// bfloat16 weights and activations, 32-bit master weights and gradient accumulation.
     #[serde(rename = "bf16")]
     Bf16,
-    /// Half precision with loss scaling: to be planned, not yet to be run.
+    /// The same in half precision, with a loss scale.
     #[serde(rename = "fp16")]
     Fp16,
     /// 8-bit floats: not in this version.

@@ -21,6 +21,13 @@ forms! {
         /// One each.
         Each(Dropout),
     }
+    /// A number that stays, or settings.
+    LossScaleForm {
+        /// One that stays.
+        Constant(Factor),
+        /// Settings.
+        Settings(LossScale),
+    }
     /// One dataset or several.
     Blend {
         /// PREFIX of PREFIX.bin and PREFIX.idx.
@@ -78,6 +85,11 @@ forms! {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Rate(#[schemars(range(min = 0.0, max = 0.999))] pub f32);
+
+/// A loss scale.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f32);
 
 /// Layers of one stage.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]

@@ -40,6 +40,9 @@ pub struct Raw {
     pub model: Option<Model>,
     /// Element type of weights and activations. Default: f32.
     pub precision: Option<Precision>,
+    /// What fp16's loss is multiplied by so that small gradients do not vanish: a number that stays
+    /// (--loss-scale), or settings. Default: dynamic, from 2^32 on.
+    pub loss_scale: Option<LossScaleForm>,
     /// What is read, in which order, and how it is masked.
     #[schemars(required)]
     pub data: Option<Data>,
@@ -128,6 +131,27 @@ pub struct Init {
     pub std: Option<f32>,
     /// Projections into the residual stream start smaller by 1/sqrt(2·layers). Default: true.
     pub scale_residual: Option<bool>,
+}
+
+/// A scale that doubles after updates in a row and halves after overflows, whose steps are skipped;
+/// or one that stays.
+pub struct LossScale {
+    /// One that stays, instead of initial and min (--loss-scale).
+    #[schemars(range(min = 1e-9, max = 1e18))]
+    pub constant: Option<f32>,
+    /// The first (--initial-loss-scale). Default: 4_294_967_296.
+    #[schemars(range(min = 1e-9, max = 1e18))]
+    pub initial: Option<f32>,
+    /// The lowest; a run that overflows even there ends (--min-loss-scale). Default: 1.
+    #[schemars(range(min = 1e-9, max = 1e18))]
+    pub min: Option<f32>,
+    /// Updates in a row after which it doubles (--loss-scale-window). Default: 1000.
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
+    pub window: Option<u64>,
+    /// Overflows before it halves, and then at each, until it doubles again (--hysteresis).
+    /// Default: 2.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub hysteresis: Option<u64>,
 }
 
 /// Datasets in Megatron's format (PREFIX.bin and PREFIX.idx), sample order and masks.

@@ -73,7 +73,7 @@ pub fn forward_backward(
         let (h, dh) = (a.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
         linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
-        cross_entropy(cx, inputs, a, first, logits, Some(logits.set()));
+        cross_entropy(cx, inputs, a, first, logits, Some((d.scale, logits.set())));
         linear::backward(cx, logits, h, table, Epilogue::Nothing, dh.set(), dtable.add());
     }
     cx.be.sum(a.losses, loss);
@@ -96,14 +96,14 @@ fn norm(cx: &Cx, w: &Params, a: &Acts) {
     cx.tp.enter(a.h, a.h_in);
 }
 
-/// The losses of a chunk of tokens from `first` on, and the gradient of their logits.
+/// The losses of a chunk of tokens from `first` on, and the gradient of their logits, scaled.
 fn cross_entropy(
     cx: &Cx,
     i: &Inputs,
     a: &Acts,
     first: usize,
     logits: Tensor,
-    dlogits: Option<Out>,
+    dlogits: Option<(Tensor, Out)>,
 ) {
     let (rows, vocab) = (logits.rows, cx.model.vocab);
     let at = cx.tp.first(cx.model.vocab_padded);

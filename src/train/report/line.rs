@@ -2,7 +2,8 @@
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
-//! seconds (a small model's step is shorter than 10 ms). Our own fields follow after `TFLOPs`.
+//! seconds (a small model's step is shorter than 10 ms). The loss scale is printed in fp16 only, as
+//! NVIDIA's Megatron does. Our own fields follow after `TFLOPs`.
 
 use super::{RunInfo, StepLine};
 
@@ -11,6 +12,10 @@ use super::{RunInfo, StepLine};
 pub(super) struct Interval {
     steps: u64,
     samples: u64,
+    /// Steps that updated nothing, and those of them whose loss was not finite.
+    skipped: u64,
+    nan: u64,
+    /// Of the other steps.
     loss: f64,
     seconds: f64,
     data_wait: f64,
@@ -21,14 +26,20 @@ impl Interval {
     pub(super) fn add(&mut self, line: &StepLine) {
         self.steps += 1;
         self.samples += line.global_batch as u64;
-        self.loss += line.lm_loss;
+        if line.skipped {
+            self.skipped += 1;
+            self.nan += u64::from(!line.lm_loss.is_finite());
+        } else {
+            self.loss += line.lm_loss;
+        }
         self.seconds += line.seconds;
         self.data_wait += line.data_wait_seconds;
         self.last = Some(*line);
     }
 
     /// The line for the steps added, and a fresh start; none where nothing was added. As in
-    /// Megatron, loss and times are means over the interval, all else is the last step's.
+    /// Megatron, loss and times are means over the interval, all else is the last step's; the loss
+    /// is that of steps that were not skipped, and left out where all were.
     pub(super) fn take(&mut self, info: &RunInfo) -> Option<String> {
         let interval = std::mem::take(self);
         interval.last.map(|last| interval.text(&last, info))
@@ -37,23 +48,29 @@ impl Interval {
     fn text(&self, last: &StepLine, info: &RunInfo) -> String {
         let steps = self.steps as f64;
         let tokens_per_second = info.tokens(self.samples) as f64 / self.seconds;
-        let fields = [
+        let advanced = self.steps - self.skipped;
+        let loss = (advanced > 0).then(|| scientific(self.loss / advanced as f64, 6));
+        let scale = last.loss_scale.map(|scale| format!("loss scale: {scale:.1}"));
+        let first = [
             format!(" iteration {:8}/{:8}", last.step, info.total_steps),
             format!("consumed samples: {:12}", last.consumed_samples),
             format!("elapsed time per iteration (s): {:.4}", self.seconds / steps),
             format!("learning rate: {}", scientific(last.lr, 3)),
             format!("global batch size: {:5}", last.global_batch),
-            format!("lm loss: {}", scientific(self.loss / steps, 6)),
+        ];
+        let rest = [
             format!("grad norm: {}", fixed(last.grad_norm, 3)),
-            // This program ends at the first NaN and skips no step, but parsers look for both.
-            format!("number of skipped iterations: {:3}", 0),
-            format!("number of nan iterations: {:3}", 0),
+            format!("number of skipped iterations: {:3}", self.skipped),
+            format!("number of nan iterations: {:3}", self.nan),
             format!("samples per second: {:.3}", self.samples as f64 / self.seconds),
             format!("TFLOPs: {:.2}", tokens_per_second * info.hardware_flops_per_token / 1e12),
             format!("consumed tokens: {:12}", info.tokens(last.consumed_samples)),
             format!("tokens per second: {tokens_per_second:.1}"),
             format!("data wait (s): {:.4}", self.data_wait / steps),
         ];
+        let loss = loss.map(|loss| format!("lm loss: {loss}"));
+        let between = [loss, scale].into_iter().flatten();
+        let fields: Vec<String> = first.into_iter().chain(between).chain(rest).collect();
         let mut text = fields.join(" | ");
         if let Some(peak) = info.peak_flops {
             let mfu = tokens_per_second * info.model_flops_per_token / peak;

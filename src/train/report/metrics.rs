@@ -9,10 +9,10 @@ use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::{RunInfo, StepLine};
-use crate::base::Problems;
+use crate::base::{Problems, null_is_nan};
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
@@ -34,6 +34,12 @@ pub struct StepRow {
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f64,
     pub data_wait_s: f64,
+    /// fp16: what the next step's loss is multiplied by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// fp16: the gradient overflowed, and nothing was updated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
 }
 
 /// The loss on one validation set, as written.
@@ -55,10 +61,6 @@ enum Row {
     Step(StepRow),
 }
 
-fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
-}
-
 impl StepRow {
     pub fn new(line: &StepLine, info: &RunInfo) -> StepRow {
         StepRow {
@@ -72,6 +74,8 @@ impl StepRow {
             sec: line.seconds,
             tokens_per_s: info.tokens(line.global_batch as u64) as f64 / line.seconds,
             data_wait_s: line.data_wait_seconds,
+            loss_scale: line.loss_scale,
+            skipped: line.skipped,
         }
     }
 }

@@ -66,10 +66,15 @@ pub struct StepLine {
     pub lr: f64,
     /// Samples in this step.
     pub global_batch: usize,
-    /// Wall time of the step, waiting for data included.
+    /// Wall time from the end of the step before to the end of this one.
     pub seconds: f64,
-    /// Of `seconds`, the time spent waiting for data.
+    /// Time that the host spent waiting for the step's data; the device may have been computing the
+    /// step before.
     pub data_wait_seconds: f64,
+    /// In fp16: what the next step's loss is multiplied by.
+    pub loss_scale: Option<f32>,
+    /// The gradient overflowed, and nothing was updated.
+    pub skipped: bool,
 }
 
 /// Writes down every step of a run, to its folder and to whoever is watching.
@@ -133,7 +138,7 @@ impl Report {
         let row = StepRow::new(line, &self.info);
         self.metrics.step(&row)?;
         if let Some(events) = &mut self.events {
-            let scalars = [
+            let mut scalars = vec![
                 ("lm-loss-training/lm loss", row.lm_loss),
                 ("learning-rate/learning-rate", row.lr),
                 ("grad-norm/grad-norm", row.grad_norm),
@@ -142,6 +147,8 @@ impl Report {
                 ("iteration-time/tokens per second", row.tokens_per_s),
                 ("iteration-time/data wait", row.data_wait_s),
             ];
+            let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", f64::from(scale)));
+            scalars.extend(scale);
             events.scalars(row.step, row.consumed_samples, &scalars)?;
         }
         self.interval.add(line);

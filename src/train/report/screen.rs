@@ -59,13 +59,16 @@ impl Screen {
             self.bar.reset_eta();
         }
         let blend = |old: Option<f64>, new: f64| old.map_or(new, |old| old + NEWEST * (new - old));
-        let (rate, loss) = (blend(self.rate, row.tokens_per_s), blend(self.loss, row.lm_loss));
-        (self.rate, self.loss) = (Some(rate), Some(loss));
+        let rate = blend(self.rate, row.tokens_per_s);
+        let loss = if row.lm_loss.is_finite() { blend(self.loss, row.lm_loss) } else { f64::NAN };
+        (self.rate, self.loss) = (Some(rate), Some(loss).filter(|loss| loss.is_finite()));
+        let scale = row.loss_scale.map(|scale| format!(" · loss scale {scale:.0}"));
         self.bar.set_position(row.consumed_samples);
         self.bar.set_message(format!(
-            "step {}/{} · loss {loss:.3} · {} tokens/s",
+            "step {}/{} · loss {loss:.3}{} · {} tokens/s",
             Count(row.step),
             Count(self.total_steps),
+            scale.unwrap_or_default(),
             short(rate)
         ));
     }

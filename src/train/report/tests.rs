@@ -34,6 +34,8 @@ fn line(step: u64, lm_loss: f64) -> StepLine {
         global_batch: 16,
         seconds: 2.0,
         data_wait_seconds: 0.01,
+        loss_scale: None,
+        skipped: false,
     }
 }
 

@@ -1,0 +1,88 @@
+//! The scale of the loss: what fp16's gradients are multiplied by so that small ones do not vanish,
+//! and how many updates were made. Decided on the device, step by step; read and set between steps.
+//!
+//! f32 and bf16 have a scale of 1 that stays, and no patience: the first step that is not finite
+//! leaves them stuck, which ends the run.
+
+use crate::base::DType;
+use crate::device::{Arena, Backend, Scaler, Scaling};
+use crate::manifest::{LossScale, Manifest};
+use serde::{Deserialize, Serialize};
+
+/// Where the scale stands after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scale {
+    pub scale: f32,
+    /// Since the scale doubled or a step overflowed.
+    pub updates_in_a_row: u64,
+    /// Overflows from the next one on until the scale halves; 1 or less: at each.
+    pub overflows_left: i64,
+    /// In all, for AdamW's bias corrections.
+    pub updates: u64,
+    /// In all.
+    pub skipped: u64,
+}
+
+impl Scale {
+    /// Before the first step.
+    pub fn initial(m: &Manifest) -> Scale {
+        let scale = match m.loss_scale {
+            None => 1.0,
+            Some(LossScale::Constant { scale, .. }) => scale,
+            Some(LossScale::Dynamic { initial, .. }) => initial,
+        };
+        let overflows_left = scaling(m).hysteresis as i64;
+        Scale { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
+    }
+
+    /// The same under the settings of a manifest, which may have changed since.
+    pub fn under(self, m: &Manifest) -> Scale {
+        let Scaling { growth, min, .. } = scaling(m);
+        Scale { scale: if growth == 1.0 { min } else { self.scale.max(min) }, ..self }
+    }
+}
+
+/// When the scale changes.
+pub fn scaling(m: &Manifest) -> Scaling {
+    match m.loss_scale {
+        None => Scaling { growth: 1.0, window: u64::MAX >> 1, hysteresis: 1, min: 1.0 },
+        Some(LossScale::Constant { scale, window, hysteresis }) => {
+            Scaling { growth: 1.0, window, hysteresis, min: scale }
+        }
+        Some(LossScale::Dynamic { min, window, hysteresis, .. }) => {
+            Scaling { growth: 2.0, window, hysteresis, min }
+        }
+    }
+}
+
+/// Its counts in device memory.
+pub fn counts(arena: &Arena) -> crate::device::Tensor {
+    arena.matrix(1, 5, DType::I64)
+}
+
+pub fn write(be: &dyn Backend, to: Scaler, s: &Scale) {
+    let Scale { scale, updates_in_a_row, overflows_left, updates, skipped } = *s;
+    let counts = [
+        updates_in_a_row as i64,
+        overflows_left,
+        updates as i64,
+        skipped as i64,
+        0, /* stuck */
+    ];
+    be.upload(bytemuck::cast_slice(&[scale]), to.scale);
+    be.upload(bytemuck::cast_slice(&counts), to.counts);
+}
+
+pub fn read(be: &dyn Backend, from: Scaler) -> Scale {
+    let (mut scale, mut counts) = ([0.0f32], [0i64; 5]);
+    be.download(from.scale, bytemuck::cast_slice_mut(&mut scale));
+    be.download(from.counts, bytemuck::cast_slice_mut(&mut counts));
+    let [updates_in_a_row, overflows_left, updates, skipped, _] = counts;
+    Scale {
+        scale: scale[0],
+        updates_in_a_row: updates_in_a_row as u64,
+        overflows_left,
+        updates: updates as u64,
+        skipped: skipped as u64,
+    }
+}
