@@ -5,11 +5,15 @@ use super::library::Library;
 use super::lt;
 use crate::base::Problems;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The variable that names a folder of libraries.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
+
+/// The variable that turns graphs off.
+pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
 /// The oldest compute capability that the kernels are compiled for, times ten.
 const OLDEST: i32 = 80;
@@ -38,13 +42,16 @@ pub struct Options {
     /// Where libraries are looked for first.
     pub folder: Option<PathBuf>,
     pub kernels: Option<Kernels>,
+    /// What `GRAPHS` is set to: 0, or 1 as if it were not.
+    pub graphs: Option<String>,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded() }
+        let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
+        Options { ordinal, folder, kernels: Kernels::embedded(), graphs }
     }
 }
 
@@ -79,7 +86,9 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
             "`make` gets the compiler and builds them; or set CUDA_HOME, and build again",
         )
     })?;
+    let graphs = graphs(options)?;
     let (device, version) = open_driver(options, &kernels)?;
+    device.graphs.store(graphs, Relaxed);
     let (lt, library) = open_lt(options)?;
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
     let (name, capability) = device.describe().map_err(what)?;
@@ -101,6 +110,17 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 100,
     );
     Ok(Opened { device, lt, kernels, description })
+}
+
+/// Whether work that repeats is to become graphs.
+fn graphs(options: &Options) -> Result<bool, Problems> {
+    match options.graphs.as_deref() {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(other) => {
+            Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0 or 1, or not at all"))
+        }
+    }
 }
 
 /// The device and the CUDA version of its driver.
