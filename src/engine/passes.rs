@@ -79,8 +79,13 @@ impl Passes {
 impl Engine<'_> {
     /// Does a pass. `ask` asks the device for it.
     pub(super) fn pass(&self, kind: Kind, pass: Pass, custody: &Keeper, ask: impl Fn()) {
-        let may = self.passes.repeats && self.passes.joins(kind);
-        let Some(entered) = self.zero.between().filter(|_| may) else { return ask() };
+        if !(self.passes.repeats && self.passes.joins(kind)) {
+            return ask();
+        }
+        let Some(entered) = self.zero.between() else {
+            ask();
+            return custody.join();
+        };
         let alike = Alike { kind, slot: pass.slot, chunk: pass.chunk, entered };
         let mut known = self.passes.known.borrow_mut();
         let known = known.entry(alike).or_insert_with(|| Known {
