@@ -51,7 +51,7 @@ impl Graph {
             }
             Err(why) => {
                 self.device.graphs.store(false, Relaxed);
-                self.device.note(format!("goes on without CUDA graphs: {why}"));
+                self.device.note(format!("the GPU goes on without CUDA graphs: {why}"));
                 ask();
             }
         }
