@@ -54,7 +54,7 @@ gpu-binaries: build
 GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
 test-gpu: $(GPU_BINARIES)
 	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
-	GPTRAIN_TEST_GPU=1 target/gpu/grids staged --test-threads 1
+	GPTRAIN_TEST_GPU=1 target/gpu/grids staged a_gpu --test-threads 1
 	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
 		--error-exitcode 1 target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
 

@@ -209,7 +209,7 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
         Ok(())
     };
     let loss = engine.evaluate(&mut eval, 4 / replicas as u64).unwrap();
-    past.outcomes.push(Outcome { loss, grad_norm: 1.0 });
+    past.outcomes.push(Outcome { loss, ..past.outcomes[0] });
     assert_eq!(engine.audit(), Ok(()));
     past
 }

@@ -7,7 +7,7 @@ mod binary;
 mod softgpu;
 
 use binary::{Done, Lab};
-use gptrain::device::cuda::{FOLDER, Kernels};
+use gptrain::device::cuda::{FOLDER, GRAPHS, Kernels};
 use std::path::Path;
 
 /// `run` with train.device cuda, with libraries from `folder` and other variables.
@@ -66,6 +66,33 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
 }
 
 #[test]
+fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let with = |variable, value, folder: &str| {
+        let set = [format!("log.folder={folder}"), "model.dropout=0.1".into()];
+        let done =
+            run_on(&lab, &softgpu::folder(), (variable, value), &set.each_ref().map(|s| &**s));
+        (done, folder.to_string())
+    };
+    let losses = |(done, folder): &(Done, String)| {
+        done.expect(0, &[]);
+        lab.losses(folder)
+    };
+    let heart = with(GRAPHS, "1", "heart");
+    let off = with(GRAPHS, "0", "off");
+    let missing = with("SOFTGPU_GRAPHS", "0", "missing");
+    assert_eq!(losses(&off), losses(&heart));
+    assert_eq!(losses(&missing), losses(&heart));
+    let note = "the GPU goes on without CUDA graphs: capturing: CUDA_ERROR_NOT_SUPPORTED";
+    let noted = [&heart, &off, &missing].map(|(done, _)| done.out.matches(note).count());
+    assert_eq!(noted, [0, 0, 1], "{}", missing.0.out);
+    with(GRAPHS, "no", "no").0.expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0 or 1"]);
+}
+
+#[test]
 fn what_a_gpu_lacks_is_said_in_one_line() {
     let lab = Lab::new();
     if !built_for_gpus(&lab) {
@@ -76,7 +103,7 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
     with("SOFTGPU_DRIVER", "12080").expect(2, &["driver is for CUDA 12.8", "update the driver"]);
     with("SOFTGPU_DEVICES", "0").expect(2, &["the machine has 0", "CUDA_VISIBLE_DEVICES"]);
     with("SOFTGPU_MEMORY", "1000000").expect(2, &["64.0 MiB asked for", "976.6 KiB available"]);
-    with("SOFTGPU_MEMORY", "67200000").expect(1, &["out of memory"]);
+    with("SOFTGPU_MEMORY", "71400000").expect(1, &["out of memory"]);
 
     let half = tempfile::tempdir().unwrap();
     std::fs::copy(folder.join("libcuda.so.1"), half.path().join("libcuda.so.1")).unwrap();

@@ -49,6 +49,11 @@ use std::fmt;
 pub trait Group {
     fn size(&self) -> usize;
     fn rank(&self) -> usize;
+    /// Whether a device can learn its collectives by heart (`Backend::repeat`): they are asked of the
+    /// device alone, and no host takes part in them.
+    fn repeats(&self) -> bool {
+        false
+    }
     /// x = Σ over ranks of x. f32 is summed in f64, bf16 in f32; rounded once.
     fn all_reduce(&self, x: Tensor);
     /// whole = every rank's part, in rank order. In place where part lies at its place in whole.
@@ -167,6 +172,9 @@ impl Group for Solo {
     }
     fn rank(&self) -> usize {
         0
+    }
+    fn repeats(&self) -> bool {
+        true
     }
     fn all_reduce(&self, _: Tensor) {}
     fn all_gather(&self, part: Tensor, whole: Tensor) {

@@ -136,6 +136,24 @@ impl std::fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
+/// A piece of work that is asked for again and again: the same ops on the same tensors each time. What
+/// differs between two times lies in tensors.
+pub trait Repeat {
+    /// Does it, in order with all ops. `ask` asks for the ops, a group's too; it does not wait for the
+    /// device, and may be called twice. False where it was not called: the device knew them by heart.
+    fn again(&mut self, ask: &mut dyn FnMut()) -> bool;
+}
+
+/// For devices that gain nothing by remembering.
+struct EachTime;
+
+impl Repeat for EachTime {
+    fn again(&mut self, ask: &mut dyn FnMut()) -> bool {
+        ask();
+        true
+    }
+}
+
 /// A device. Inputs first, outputs last; every op is asynchronous and in order. A wrong shape or
 /// dtype is a bug and panics; a dead device surfaces at `sync`. An output may be the same tensor as
 /// an input only where the op says "in place". Activations, weights and their gradients in flight
@@ -153,6 +171,20 @@ pub trait Backend {
     fn sync(&self) -> anyhow::Result<()>;
     /// Host bytes to device, `to.bytes()` of them.
     fn upload(&self, from: &[u8], to: Tensor);
+    /// As `upload`; the bytes travel while what was asked before still goes on, if the device can.
+    fn feed(&self, from: &[u8], to: Tensor) {
+        self.upload(from, to);
+    }
+    /// For one piece of work that will be asked for again and again; `with_others`: as part of a
+    /// group. It is dropped before the groups it asks.
+    fn repeat(&self, with_others: bool) -> Box<dyn Repeat> {
+        let _ = with_others;
+        Box::new(EachTime)
+    }
+    /// What a person should know of the device, each said once.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Device to host, after everything asked so far.
     fn download(&self, from: Tensor, to: &mut [u8]);
     /// Begins to copy a tensor to the host, as it is after everything asked so far, and returns at

@@ -11,7 +11,8 @@ mod tensor;
 
 pub use arena::Arena;
 pub use backend::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Scaler, Scaling, Visible,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Repeat, Scaler, Scaling,
+    Visible,
 };
 pub use dry::{Dry, Tally, Work};
 pub use tensor::{Element, Out, Tensor};

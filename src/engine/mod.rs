@@ -6,6 +6,7 @@ mod groups;
 mod memory;
 mod zero;
 mod optimizer;
+mod passes;
 mod pieces;
 mod sampler;
 mod scaler;
@@ -30,6 +31,7 @@ use crate::plan::schedule::{self, Action, Pass, Seat};
 use groups::seat;
 use memory::{Arenas, Scalars};
 use optimizer::Optimizer;
+use passes::{Kind, Passes};
 use std::cell::RefCell;
 use std::time::Instant;
 use zero::{Keeper, Zero};
@@ -60,6 +62,8 @@ pub type Load<'a> = &'a mut dyn FnMut(&Inputs) -> anyhow::Result<()>;
 /// A rank's model, its optimizer and every buffer a step needs.
 pub struct Engine<'a> {
     be: &'a dyn Backend,
+    /// Dropped before the groups that they call.
+    passes: Passes,
     groups: Groups,
     manifest: Manifest,
     layout: Layout,
@@ -92,6 +96,7 @@ impl<'a> Engine<'a> {
         let laid = memory::lay(be, &groups, manifest, causal, &arenas);
         let engine = Engine {
             be,
+            passes: Passes::new(&groups, manifest),
             groups,
             manifest: manifest.clone(),
             layout: laid.layout,
@@ -247,16 +252,23 @@ impl<'a> Engine<'a> {
                         (_, true) => (),
                         (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
                     }
-                    stage.forward(held(pass));
+                    let ask = || stage.forward(held(pass));
+                    self.pass(Kind::Forward { training }, pass, custody, ask);
                 }
                 Action::Backward(pass) => {
-                    if seat.stage(pass.chunk) + 1 < seat.stages() {
-                        be.copy(self.arrived, self.work.stream.set());
-                    }
                     let last = pass.micro + 1 == micros;
-                    stage.backward(held(pass), &self.work, loss.add(), last);
+                    let ask = || {
+                        if seat.stage(pass.chunk) + 1 < seat.stages() {
+                            be.copy(self.arrived, self.work.stream.set());
+                        }
+                        stage.backward(held(pass), &self.work, loss.add(), last);
+                    };
+                    self.pass(Kind::Backward { last }, pass, custody, ask);
                 }
-                Action::Loss(pass) => stage.loss(held(pass), loss.add()),
+                Action::Loss(pass) => {
+                    let ask = || stage.loss(held(pass), loss.add());
+                    self.pass(Kind::Loss, pass, custody, ask);
+                }
                 message => {
                     let more = schedule::leading_messages(left);
                     left = &left[more.len()..];

@@ -150,10 +150,16 @@ impl Run<'_> {
         if save > 0 {
             self.save()?;
         }
+        let notes = self.notes();
         if let Some(report) = &mut self.report {
-            self.saver.notes().iter().for_each(|note| report.note(note));
+            notes.iter().for_each(|note| report.note(note));
         }
         Ok(stop > 0)
+    }
+
+    /// What became known since this was asked last, for a person.
+    fn notes(&mut self) -> Vec<String> {
+        [self.saver.notes(), self.engine.backend().notes()].concat()
     }
 
     /// Asks for a step, and sees to the one before while the device is at it.
@@ -284,8 +290,9 @@ impl Run<'_> {
             // Another error than the one that ends the run is not what its user needs to hear.
             let _ = self.saver.finish(self.rank);
         }
+        let notes = self.notes();
         if let Some(report) = &mut self.report {
-            self.saver.notes().iter().for_each(|note| report.note(note));
+            notes.iter().for_each(|note| report.note(note));
             report.finish();
         }
     }

@@ -34,5 +34,12 @@ pub fn gpu(ordinal: usize) -> Options {
 pub fn options() -> Options {
     const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();
     let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
-    Options { ordinal: 0, folder: Some(folder()), kernels: Some(kernels), tuned: None, tf32: false }
+    Options {
+        ordinal: 0,
+        folder: Some(folder()),
+        kernels: Some(kernels),
+        tuned: None,
+        tf32: false,
+        graphs: None,
+    }
 }

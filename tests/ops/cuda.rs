@@ -7,7 +7,7 @@ use crate::{Case, case, elementwise, loss, normalise, product, softgpu, table, u
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
-use gptrain::device::{Arena, Backend, Gemm};
+use gptrain::device::{Arena, Backend, Gemm, Tensor};
 
 fn open() -> Cuda {
     Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"))
@@ -151,6 +151,66 @@ fn cuda_agrees_with_the_cpu_on_larger_shapes() {
         }
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A fresh f32 row.
+fn row(cuda: &Cuda, cols: usize) -> Tensor {
+    Tensor::at(cuda.reserve(4 * cols).unwrap(), 1, cols, DType::F32)
+}
+
+fn read(cuda: &Cuda, x: Tensor) -> Vec<f32> {
+    let mut values = vec![0.0; x.numel()];
+    cuda.download(x, bytemuck::cast_slice_mut(&mut values));
+    values
+}
+
+/// Ops see what was fed before them, and nothing fed after; each time more than lands at once.
+#[test]
+fn what_is_fed_is_in_order_with_the_ops() {
+    const WORDS: usize = 700_000;
+    let cuda = open();
+    let x = row(&cuda, WORDS);
+    let seen: Vec<Tensor> = (0..6).map(|_| row(&cuda, WORDS)).collect();
+    for (i, y) in seen.iter().enumerate() {
+        cuda.feed(bytemuck::cast_slice(&vec![i as f32; WORDS]), x);
+        cuda.copy(x, y.set());
+    }
+    for (i, y) in seen.iter().enumerate() {
+        assert!(read(&cuda, *y).iter().all(|value| *value == i as f32), "fed {i}");
+    }
+}
+
+/// Work that may not be captured is done op by op, as if nobody had tried; in a group it fails.
+#[test]
+fn what_cannot_be_captured_is_done_op_by_op() {
+    let cuda = open();
+    let (one, sum) = (row(&cuda, 8), row(&cuda, 8));
+    cuda.upload(bytemuck::cast_slice(&[1.0f32; 8]), one);
+    let add = || cuda.copy(one, sum.add());
+    let mut legal = cuda.repeat(false);
+    let asked: Vec<bool> = (0..4).map(|_| legal.again(&mut || add())).collect();
+    assert_eq!((asked, read(&cuda, sum)[0]), (vec![true, true, false, false], 4.0));
+
+    let waits = &mut || {
+        add();
+        let _ = cuda.sync();
+        add();
+    };
+    let mut illegal = cuda.repeat(false);
+    assert!((0..3).all(|_| illegal.again(waits)));
+    assert_eq!(read(&cuda, sum)[0], 10.0);
+    let notes = cuda.notes();
+    assert!(matches!(&notes[..], [note] if note.contains("CAPTURE_UNSUPPORTED")), "{notes:?}");
+    // What was learned before stays.
+    assert!(!legal.again(&mut || unreachable!("known by heart")));
+    assert_eq!(read(&cuda, sum)[0], 11.0);
+    drop(legal);
+
+    let other = open();
+    let mut together = other.repeat(true);
+    (0..2).for_each(|_| assert!(together.again(&mut || drop(other.reserve(8)))));
+    let why = other.sync().expect_err("a group cannot go on").to_string();
+    assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
 }
 
 /// Where two outputs differ by more than their rounding: in f32 by 2e-5 of the largest number (sums

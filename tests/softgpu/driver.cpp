@@ -5,115 +5,15 @@
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
 // has its own lock, so that ranks may be threads. SOFTGPU_DEVICES and SOFTGPU_MEMORY (bytes) set
 // what there is.
-#include "softgpu.h"
-#include <cstdlib>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <random>
-#include <set>
-#include <string>
+#include "driver.h"
 #include <sys/mman.h>
-#include <unistd.h>
-#include <vector>
 
-typedef int Result;
-typedef uint64_t Address;
-enum : Result {
-    OK = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-};
-#define API extern "C" __attribute__((visibility("default"))) Result
+thread_local Device* current = nullptr;
 
 namespace {
-struct Marker {
-    uint64_t recorded = 0, done = 0;
-    uint64_t at = 0; // time of its last record
-};
-struct Work {
-    std::function<void()> run;
-    // Ready once this marker is done up to this record.
-    std::shared_ptr<Marker> needs;
-    uint64_t record = 0;
-    // Ready once this says so: others are waited for.
-    std::function<bool()> when;
-};
-struct Device;
-struct Stream {
-    Device* device;
-    std::deque<Work> queue;
-};
-struct Event {
-    std::shared_ptr<Marker> marker = std::make_shared<Marker>();
-};
 struct Function {
     const softgpu::Kernel* kernel;
     unsigned shared_limit;
-};
-
-uint64_t setting(const char* name, uint64_t otherwise) {
-    const char* value = getenv(name);
-    return value ? strtoull(value, nullptr, 10) : otherwise;
-}
-
-struct Device {
-    std::recursive_mutex lock;
-    std::set<Stream*> streams;
-    std::mt19937_64 random{setting("SOFTGPU_SEED", 0)};
-    std::map<Address, size_t> memory;
-    std::set<std::pair<char*, size_t>> pinned;
-    size_t used = 0;
-    uint64_t clock = 0; // see softgpu_take
-    const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
-
-    static bool ready(Stream* s) {
-        if (s->queue.empty()) return false;
-        Work& work = s->queue.front();
-        return (!work.needs || work.needs->done >= work.record) && (!work.when || work.when());
-    }
-    bool others_awaited() {
-        for (Stream* s : streams)
-            if (!s->queue.empty() && s->queue.front().when) return true;
-        return false;
-    }
-
-    // Runs work of any stream until `done`.
-    template <class Done> void drain(Done done) {
-        for (int waited = 0; !done();) {
-            std::vector<Stream*> can;
-            for (Stream* s : streams)
-                if (ready(s)) can.push_back(s);
-            if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
-                lock.unlock(); // somebody else's work on this device may be awaited
-                usleep(50);
-                lock.lock();
-                continue;
-            }
-            if (can.empty()) {
-                fprintf(stderr, "softgpu: every stream waits for what nobody does\n");
-                abort();
-            }
-            Stream* s = can[random() % can.size()];
-            Work work = std::move(s->queue.front());
-            s->queue.pop_front();
-            if (work.run) work.run();
-        }
-    }
-    void drain_all() {
-        drain([&] {
-            for (Stream* s : streams)
-                if (!s->queue.empty()) return false;
-            return true;
-        });
-    }
 };
 
 unsigned device_count() { return setting("SOFTGPU_DEVICES", 8); }
@@ -126,8 +26,6 @@ Device* device(unsigned i) {
     return all[i];
 }
 
-thread_local Device* current = nullptr;
-
 // A page that faults ends every allocation; its start stays aligned to 256 bytes.
 constexpr size_t PAGE = 4096;
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -139,21 +37,20 @@ bool is_pinned(Device* d, const void* p) {
 }
 } // namespace
 
-#define IN_CONTEXT                                                                                 \
-    if (!current) return INVALID_CONTEXT;                                                          \
-    std::lock_guard<std::recursive_mutex> guard(current->lock)
-
 // For the stand-in's other libraries.
-extern "C" __attribute__((visibility("default"))) void softgpu_push(Stream* s,
-                                                                    std::function<void()>* work) {
+#define FOR_LIBRARIES extern "C" __attribute__((visibility("default"))) void
+FOR_LIBRARIES softgpu_push(Stream* s, std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
-    s->queue.push_back({std::move(*work), nullptr, 0, nullptr});
+    push_run(s, std::move(*work));
 }
-
-extern "C" __attribute__((visibility("default"))) void
-softgpu_push_when(Stream* s, std::function<bool()>* when, std::function<void()>* work) {
+FOR_LIBRARIES softgpu_push_when(Stream* s, std::function<bool()>* when, std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
-    s->queue.push_back({std::move(*work), nullptr, 0, std::move(*when)});
+    Step step{std::move(*when), std::move(*work)};
+    push(s, [step](bool) { return std::vector<Step>{step}; });
+}
+FOR_LIBRARIES softgpu_push_steps(Stream* s, Ask* ask) {
+    std::lock_guard<std::recursive_mutex> guard(s->device->lock);
+    push(s, std::move(*ask));
 }
 
 // Time passes only where work says so, in made-up milliseconds: a kernel takes one.
@@ -167,7 +64,22 @@ API cuDriverGetVersion(int* version) {
     return OK;
 }
 API cuGetErrorName(Result e, const char** name) {
-    *name = e == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : e == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR";
+    static const std::map<Result, const char*> names = {
+        {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+        {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+        {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+        {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+        {CAPTURE_MERGE, "CUDA_ERROR_STREAM_CAPTURE_MERGE"},
+        {CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
+        {CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+        {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+        {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+        {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
+        {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"},
+    };
+    auto found = names.find(e);
+    *name = found == names.end() ? "CUDA_ERROR" : found->second;
     return OK;
 }
 API cuGetErrorString(Result, const char** text) {
@@ -214,6 +126,7 @@ API cuMemGetInfo_v2(size_t* available, size_t* total) {
 }
 API cuMemAlloc_v2(Address* address, size_t bytes) {
     IN_CONTEXT;
+    NOT_WHILE_CAPTURING;
     if (bytes == 0) return INVALID_VALUE;
     if (current->used + bytes > current->total) return OUT_OF_MEMORY;
     size_t size = pages(bytes);
@@ -231,6 +144,7 @@ API cuMemAlloc_v2(Address* address, size_t bytes) {
 }
 API cuMemFree_v2(Address address) {
     IN_CONTEXT;
+    NOT_WHILE_CAPTURING;
     auto found = current->memory.find(address);
     if (found == current->memory.end()) return INVALID_VALUE;
     current->drain_all();
@@ -241,40 +155,41 @@ API cuMemFree_v2(Address address) {
 }
 API cuMemHostAlloc(char** memory, size_t bytes, unsigned) {
     IN_CONTEXT;
+    NOT_WHILE_CAPTURING;
     *memory = static_cast<char*>(aligned_alloc(PAGE, pages(bytes)));
     current->pinned.insert({*memory, bytes});
     return *memory ? OK : OUT_OF_MEMORY;
 }
 API cuMemFreeHost(char* memory) {
     IN_CONTEXT;
+    NOT_WHILE_CAPTURING;
     std::erase_if(current->pinned, [&](auto& p) { return p.first == memory; });
     free(memory);
     return OK;
 }
 API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    if (is_pinned(current, from)) { // read when the copy runs, as a device would
-        s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), from, bytes); }, nullptr, 0, nullptr});
-        return OK;
-    }
+    if (is_pinned(current, from)) // read when the copy runs, as a device would
+        return push_run(s, [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); });
+    if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
     auto bytes_now = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
-    s->queue.push_back({[=] { memcpy(reinterpret_cast<void*>(to), bytes_now->data(), bytes); }, nullptr, 0, nullptr});
-    return OK;
+    return push_run(s, [=] { memcpy(reinterpret_cast<void*>(to), bytes_now->data(), bytes); });
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] { memcpy(to, reinterpret_cast<void*>(from), bytes); }, nullptr, 0, nullptr});
-    if (!is_pinned(current, to)) current->drain([=] { return s->queue.empty(); });
-    return OK;
+    bool pinned = is_pinned(current, to);
+    if (!pinned && s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
+    Result code = push_run(s, [=] { memcpy(to, reinterpret_cast<void*>(from), bytes); });
+    if (!pinned) current->drain([=] { return s->queue.empty(); });
+    return code;
 }
 API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); }, nullptr, 0, nullptr});
-    return OK;
+    return push_run(s, [=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
 }
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
     IN_CONTEXT;
-    s->queue.push_back({[=] {
+    return push_run(s, [=] {
         // Pages given back read as zeros, and take no memory until they are written.
         Address first = pages(to), last = (to + bytes) / PAGE * PAGE;
         char* start = reinterpret_cast<char*>(to);
@@ -285,11 +200,11 @@ API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
         } else {
             memset(start, value, bytes);
         }
-    }, nullptr, 0, nullptr});
-    return OK;
+    });
 }
 
 API cuModuleLoadData(void** module, const void* image) {
+    NOT_WHILE_CAPTURING;
     // A fatbin or a cubin: which is not run, but must be one.
     uint32_t magic;
     memcpy(&magic, image, 4);
@@ -328,16 +243,15 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     const softgpu::Kernel* kernel = function->kernel;
     auto copy = std::make_shared<std::vector<uint64_t>>((kernel->bytes + 7) / 8);
     memcpy(copy->data(), arguments[0], kernel->bytes);
-    s->queue.push_back({[=] {
+    return push_run(s, [=] {
         s->device->clock++;
         softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
-    }, nullptr, 0, nullptr});
-    return OK;
+    });
 }
 
 API cuStreamCreate(Stream** s, unsigned) {
     IN_CONTEXT;
-    *s = new Stream{current, {}};
+    *s = new Stream{current, {}, nullptr, {}};
     current->streams.insert(*s);
     return OK;
 }
@@ -350,47 +264,7 @@ API cuStreamDestroy_v2(Stream* s) {
 }
 API cuStreamSynchronize(Stream* s) {
     IN_CONTEXT;
+    if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
     s->device->drain([=] { return s->queue.empty(); });
-    return OK;
-}
-API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
-    IN_CONTEXT;
-    s->queue.push_back({nullptr, e->marker, e->marker->recorded, nullptr});
-    return OK;
-}
-API cuEventCreate(Event** e, unsigned) {
-    *e = new Event;
-    return OK;
-}
-API cuEventDestroy_v2(Event* e) {
-    delete e;
-    return OK;
-}
-API cuEventRecord(Event* e, Stream* s) {
-    IN_CONTEXT;
-    auto marker = e->marker;
-    uint64_t record = ++marker->recorded;
-    s->queue.push_back({[=] {
-        marker->done = record;
-        marker->at = s->device->clock;
-    }, nullptr, 0, nullptr});
-    return OK;
-}
-API cuEventElapsedTime(float* time, Event* from, Event* to) {
-    IN_CONTEXT;
-    for (Event* e : {from, to})
-        if (!e->marker->recorded || e->marker->done < e->marker->recorded) return NOT_READY;
-    *time = to->marker->at - from->marker->at;
-    return OK;
-}
-API cuEventQuery(Event* e) {
-    IN_CONTEXT;
-    return e->marker->done >= e->marker->recorded ? OK : NOT_READY;
-}
-API cuEventSynchronize(Event* e) {
-    IN_CONTEXT;
-    auto marker = e->marker;
-    uint64_t record = marker->recorded;
-    current->drain([=] { return marker->done >= record; });
     return OK;
 }

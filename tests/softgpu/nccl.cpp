@@ -17,7 +17,14 @@ typedef int Result;
 enum : Result { OK = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 #define API extern "C" __attribute__((visibility("default"))) Result
 
+// A step waits for others until its `when`; what is asked for may be asked again, by a graph.
+struct Step {
+    std::function<bool()> when;
+    std::function<void()> run;
+};
+typedef std::function<std::vector<Step>(bool in_graph)> Ask;
 extern "C" void softgpu_push(void* stream, std::function<void()>* work);
+extern "C" void softgpu_push_steps(void* stream, Ask* ask);
 extern "C" void softgpu_push_when(void* stream, std::function<bool()>* when, std::function<void()>* work);
 
 namespace {
@@ -42,6 +49,8 @@ struct Comm {
     std::shared_ptr<Meeting> meeting;
     int rank, size;
     uint64_t calls = 0;
+    // Held by every graph with a collective of this communicator.
+    std::shared_ptr<int> graphs = std::make_shared<int>();
 };
 struct Id {
     char text[128];
@@ -72,30 +81,34 @@ typedef std::function<void(const std::map<int, std::string>&)> Take;
 Result collective(Comm* comm, const std::string& what, const void* from, size_t bytes, void* stream, Take take) {
     auto meeting = comm->meeting;
     int rank = comm->rank, size = comm->size;
-    uint64_t call = comm->calls++;
-    std::function<void()> deposit = [=] {
-        std::lock_guard<std::mutex> guard(meeting->lock);
-        Round& round = meeting->rounds[call];
-        if (round.what.empty()) round.what = what;
-        if (round.what != what && !meeting->failed) {
-            fprintf(stderr, "softgpu: rank %d calls %s where another calls %s\n", rank, what.c_str(), round.what.c_str());
-            meeting->failed = true;
-        }
-        round.brought[rank] = bytes_of(from, bytes);
+    Ask ask = [=, held = comm->graphs](bool in_graph) {
+        uint64_t call = comm->calls++;
+        // A launch is captured by all ranks or by none.
+        std::string named = in_graph ? what + " in a graph" : what;
+        std::function<void()> deposit = [=] {
+            std::lock_guard<std::mutex> guard(meeting->lock);
+            Round& round = meeting->rounds[call];
+            if (round.what.empty()) round.what = named;
+            if (round.what != named && !meeting->failed) {
+                fprintf(stderr, "softgpu: rank %d calls %s where another calls %s\n", rank, named.c_str(), round.what.c_str());
+                meeting->failed = true;
+            }
+            round.brought[rank] = bytes_of(from, bytes);
+        };
+        std::function<bool()> all_here = [=] {
+            std::lock_guard<std::mutex> guard(meeting->lock);
+            return meeting->failed || (int)meeting->rounds[call].brought.size() == size;
+        };
+        std::function<void()> finish = [=] {
+            std::lock_guard<std::mutex> guard(meeting->lock);
+            if (meeting->failed) return;
+            Round& round = meeting->rounds[call];
+            take(round.brought);
+            if (++round.taken == size) meeting->rounds.erase(call);
+        };
+        return std::vector<Step>{{nullptr, deposit}, {all_here, finish}};
     };
-    std::function<bool()> all_here = [=] {
-        std::lock_guard<std::mutex> guard(meeting->lock);
-        return meeting->failed || (int)meeting->rounds[call].brought.size() == size;
-    };
-    std::function<void()> finish = [=] {
-        std::lock_guard<std::mutex> guard(meeting->lock);
-        if (meeting->failed) return;
-        Round& round = meeting->rounds[call];
-        take(round.brought);
-        if (++round.taken == size) meeting->rounds.erase(call);
-    };
-    softgpu_push(stream, &deposit);
-    softgpu_push_when(stream, &all_here, &finish);
+    softgpu_push_steps(stream, &ask);
     return OK;
 }
 
@@ -149,10 +162,17 @@ API ncclCommInitRank(Comm** comm, int size, Id id, int rank) {
     return OK;
 }
 API ncclCommDestroy(Comm* comm) {
+    if (comm->graphs.use_count() > 1) {
+        fprintf(stderr, "softgpu: NCCL waits for ever for graphs with a communicator that is destroyed\n");
+        abort();
+    }
     delete comm;
     return OK;
 }
-API ncclCommAbort(Comm* comm) { return ncclCommDestroy(comm); }
+API ncclCommAbort(Comm* comm) {
+    delete comm;
+    return OK;
+}
 API ncclCommGetAsyncError(Comm* comm, Result* error) {
     std::lock_guard<std::mutex> guard(comm->meeting->lock);
     *error = comm->meeting->failed ? INVALID_USAGE : OK;

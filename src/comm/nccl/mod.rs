@@ -20,7 +20,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Collectives that may have been begun and not finished.
+/// Collectives that may have been begun before the wait for one of them is also one for later ones.
 const BEGUN: usize = 64;
 
 /// The library, for one GPU.
@@ -171,6 +171,11 @@ impl Group for Gpus {
         self.rank
     }
 
+    /// NCCL's calls are captured like kernels.
+    fn repeats(&self) -> bool {
+        true
+    }
+
     fn all_reduce(&self, x: Tensor) {
         self.collective(Collective::AllReduce(x), self.nccl.device.stream);
     }
@@ -202,17 +207,15 @@ impl Group for Gpus {
         let [before, after] = self.events(job);
         device.after(before, device.stream, device.beside);
         self.collective(what, device.beside);
-        device.call("ordering streams", |api| unsafe { (api.cuEventRecord)(after, device.beside) });
+        device.record(after, device.beside);
         Pending { job, event: 0 }
     }
 
     fn finish(&self, pending: Pending) {
-        assert!(self.begun.get() - pending.job < BEGUN as u64, "too many collectives under way");
         let device = &self.nccl.device;
+        // An event that was used again since is of later work on the same stream.
         let [_, after] = self.events(pending.job);
-        device.call("ordering streams", |api| unsafe {
-            (api.cuStreamWaitEvent)(device.stream, after, 0)
-        });
+        device.wait(device.stream, after);
     }
 }
 

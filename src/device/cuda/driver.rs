@@ -1,8 +1,9 @@
 //! The CUDA driver: what is called in libcuda, the device it is called for, and its errors.
 
 use super::library::{Library, table};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
 /// An address in the device's memory.
@@ -36,6 +37,7 @@ table! {
         fn cuMemFreeHost(*mut u8) -> Code;
         fn cuMemcpyHtoDAsync_v2(Address, *const u8, usize, Handle) -> Code;
         fn cuMemcpyDtoHAsync_v2(*mut u8, Address, usize, Handle) -> Code;
+        fn cuMemcpyDtoDAsync_v2(Address, Address, usize, Handle) -> Code;
         fn cuMemsetD8Async(Address, u8, usize, Handle) -> Code;
         fn cuModuleLoadData(*mut Handle, *const c_void) -> Code;
         fn cuModuleUnload(Handle) -> Code;
@@ -46,6 +48,12 @@ table! {
         fn cuStreamDestroy_v2(Handle) -> Code;
         fn cuStreamSynchronize(Handle) -> Code;
         fn cuStreamWaitEvent(Handle, Handle, c_uint) -> Code;
+        fn cuStreamBeginCapture_v2(Handle, c_uint) -> Code;
+        fn cuStreamEndCapture(Handle, *mut Handle) -> Code;
+        fn cuGraphInstantiateWithFlags(*mut Handle, Handle, c_ulonglong) -> Code;
+        fn cuGraphLaunch(Handle, Handle) -> Code;
+        fn cuGraphDestroy(Handle) -> Code;
+        fn cuGraphExecDestroy(Handle) -> Code;
         fn cuEventCreate(*mut Handle, c_uint) -> Code;
         fn cuEventDestroy_v2(Handle) -> Code;
         fn cuEventRecord(Handle, Handle) -> Code;
@@ -66,6 +74,15 @@ const NO_TIMING: c_uint = 2;
 const COMPUTE_MAJOR: c_int = 75;
 const COMPUTE_MINOR: c_int = 76;
 
+/// What was asked of a GPU so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launched {
+    /// Kernels and products, one by one.
+    pub kernels: u64,
+    /// Graphs, each a whole pass.
+    pub graphs: u64,
+}
+
 /// One GPU, its context and its streams.
 pub struct Device {
     pub api: Api,
@@ -76,6 +93,14 @@ pub struct Device {
     pub stream: Handle,
     /// What collectives that overlap with ops go to.
     pub beside: Handle,
+    /// What host bytes travel on while ops compute.
+    pub feeding: Handle,
+    /// Whether work that repeats becomes a graph; off after the first that does not.
+    pub graphs: AtomicBool,
+    /// Whether what is asked of `stream` becomes part of a graph now, and is not done.
+    pub capturing: AtomicBool,
+    launched: [AtomicU64; 2],
+    notes: Mutex<Vec<String>>,
     /// The first thing that went wrong; nothing is asked of the device afterwards.
     failure: Mutex<Option<String>>,
 }
@@ -98,6 +123,11 @@ impl Device {
             context: null_mut(),
             stream: null_mut(),
             beside: null_mut(),
+            feeding: null_mut(),
+            graphs: AtomicBool::new(true),
+            capturing: AtomicBool::new(false),
+            launched: Default::default(),
+            notes: Mutex::default(),
             failure: Mutex::default(),
         };
         let (mut count, mut id) = (0, 0);
@@ -115,6 +145,7 @@ impl Device {
             device.asked((device.api.cuCtxSetCurrent)(context), "opening the GPU")?;
             device.stream = device.new_stream()?;
             device.beside = device.new_stream()?;
+            device.feeding = device.new_stream()?;
         }
         Ok(device)
     }
@@ -167,6 +198,22 @@ impl Device {
         }
     }
 
+    /// Counts a kernel or a product that was asked for by itself.
+    pub fn count_kernel(&self) {
+        if !self.capturing.load(Relaxed) {
+            self.launched[0].fetch_add(1, Relaxed);
+        }
+    }
+
+    pub fn count_graph(&self) {
+        self.launched[1].fetch_add(1, Relaxed);
+    }
+
+    pub fn launched(&self) -> Launched {
+        let [kernels, graphs] = self.launched.each_ref().map(|count| count.load(Relaxed));
+        Launched { kernels, graphs }
+    }
+
     pub fn event(&self) -> Handle {
         let mut event = null_mut();
         self.call("making an event", |api| unsafe { (api.cuEventCreate)(&mut event, NO_TIMING) });
@@ -206,12 +253,18 @@ impl Device {
 
     /// What is asked of `later` from now on sees what was asked of `earlier` so far.
     pub fn after(&self, event: Handle, earlier: Handle, later: Handle) {
-        self.call("ordering streams", |api| unsafe {
-            match (api.cuEventRecord)(event, earlier) {
-                0 => (api.cuStreamWaitEvent)(later, event, 0),
-                code => code,
-            }
-        });
+        self.record(event, earlier);
+        self.wait(later, event);
+    }
+
+    /// The event is when what was asked of `stream` so far is done.
+    pub fn record(&self, event: Handle, stream: Handle) {
+        self.call("ordering streams", |api| unsafe { (api.cuEventRecord)(event, stream) });
+    }
+
+    /// What is asked of `stream` from now on comes after the event, if that was ever recorded.
+    pub fn wait(&self, stream: Handle, event: Handle) {
+        self.call("ordering streams", |api| unsafe { (api.cuStreamWaitEvent)(stream, event, 0) });
     }
 
     pub fn fail(&self, what: String) {
@@ -224,6 +277,25 @@ impl Device {
 
     pub fn failure(&self) -> Option<String> {
         self.failing().clone()
+    }
+
+    /// What failed in a capture was never done: the device works on without it.
+    pub fn forgive(&self) -> Option<String> {
+        self.failing().take()
+    }
+
+    /// Something to tell a person once.
+    pub fn note(&self, what: String) {
+        self.noting().push(what);
+    }
+
+    /// What was noted since this was asked last.
+    pub fn notes(&self) -> Vec<String> {
+        std::mem::take(&mut *self.noting())
+    }
+
+    fn noting(&self) -> MutexGuard<'_, Vec<String>> {
+        self.notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn failing(&self) -> MutexGuard<'_, Option<String>> {
@@ -269,7 +341,8 @@ impl Drop for Device {
         // SAFETY: made in `open`; nobody else has them.
         unsafe {
             (self.api.cuCtxSetCurrent)(self.context);
-            for stream in [self.stream, self.beside].into_iter().filter(|s| !s.is_null()) {
+            let streams = [self.stream, self.beside, self.feeding];
+            for stream in streams.into_iter().filter(|s| !s.is_null()) {
                 (self.api.cuStreamDestroy_v2)(stream);
             }
             if !self.context.is_null() {

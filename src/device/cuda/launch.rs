@@ -133,6 +133,7 @@ impl Functions {
         let [gx, gy, gz] = grid.blocks.map(|n| n as u32);
         let [bx, by] = grid.threads.map(|n| n as u32);
         let (stream, shared) = (device.stream, grid.shared as u32);
+        device.count_kernel();
         device.call(name, |api| unsafe {
             let list = list.as_mut_ptr();
             let f = function.handle;

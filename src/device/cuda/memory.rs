@@ -9,6 +9,8 @@ use std::cell::{Cell, RefCell};
 /// pieces, so the host can be some micro-batches ahead.
 const PIECE: usize = 1 << 20;
 const PIECES: usize = 16;
+/// Pieces of device memory that host bytes land in, while earlier ones are being read.
+pub const LANDINGS: usize = 4;
 
 /// Results that may be on their way to the host while more work is queued.
 const MAIL: usize = 2;
@@ -35,8 +37,15 @@ impl Piece {
         device.call("download", |api| unsafe {
             (api.cuMemcpyDtoHAsync_v2)(self.memory, address as Address, bytes, device.stream)
         });
-        device.call("download", |api| unsafe { (api.cuEventRecord)(self.event, device.stream) });
+        device.record(self.event, device.stream);
     }
+}
+
+/// Device memory of one piece.
+struct Landing {
+    address: usize,
+    /// Done when its bytes have been taken out.
+    left: Handle,
 }
 
 /// All memory of a backend.
@@ -48,6 +57,8 @@ pub struct Memory {
     mail: Vec<Piece>,
     sent: Cell<usize>,
     received: Cell<usize>,
+    landings: Vec<Landing>,
+    next_landing: Cell<usize>,
     /// Scratch of ops: work in one stream uses it in turn.
     pub workspace: usize,
 }
@@ -62,11 +73,19 @@ impl Memory {
             mail: Vec::new(),
             sent: Cell::new(0),
             received: Cell::new(0),
+            landings: Vec::new(),
+            next_landing: Cell::new(0),
             workspace: 0,
         };
         memory.workspace = memory.reserve(device, workspace)?;
         memory.pieces = (0..PIECES).map(|_| Piece::take(device)).collect();
         memory.mail = (0..MAIL).map(|_| Piece::take(device)).collect();
+        for _ in 0..LANDINGS {
+            let address = memory.reserve(device, PIECE)?;
+            let left = device.event();
+            device.record(left, device.stream);
+            memory.landings.push(Landing { address, left });
+        }
         Ok(memory)
     }
 
@@ -107,7 +126,32 @@ impl Memory {
             device.call("upload", |api| unsafe {
                 (api.cuMemcpyHtoDAsync_v2)(address, piece.memory, bytes.len(), device.stream)
             });
-            device.call("upload", |api| unsafe { (api.cuEventRecord)(piece.event, device.stream) });
+            device.record(piece.event, device.stream);
+        }
+    }
+
+    /// Host to device, in order with all ops; returns once the bytes are taken. They cross the bus
+    /// while earlier ops still compute, and only the way from where they landed is in the ops' order:
+    /// whatever the ops read until then is left alone.
+    pub fn feed(&self, device: &Device, from: &[u8], to: Tensor) {
+        assert_eq!(from.len(), to.bytes(), "bytes fed");
+        for (i, bytes) in from.chunks(PIECE).enumerate() {
+            let Some(piece) = self.free_piece(device) else { return };
+            // SAFETY: the piece is as long as PIECE, and no copy uses it any more.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
+            let landing = &self.landings[self.next_landing.get()];
+            self.next_landing.set((self.next_landing.get() + 1) % LANDINGS);
+            let (landed, address) =
+                (landing.address as Address, (to.addr() + i * PIECE) as Address);
+            device.wait(device.feeding, landing.left);
+            device.call("feeding", |api| unsafe {
+                (api.cuMemcpyHtoDAsync_v2)(landed, piece.memory, bytes.len(), device.feeding)
+            });
+            device.after(piece.event, device.feeding, device.stream);
+            device.call("feeding", |api| unsafe {
+                (api.cuMemcpyDtoDAsync_v2)(address, landed, bytes.len(), device.stream)
+            });
+            device.record(landing.left, device.stream);
         }
     }
 
@@ -163,6 +207,9 @@ impl Memory {
         for piece in self.pieces.iter().chain(&self.mail) {
             device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(piece.event) });
             device.try_call(|api| unsafe { (api.cuMemFreeHost)(piece.memory) });
+        }
+        for landing in &self.landings {
+            device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(landing.left) });
         }
         for region in self.regions.borrow().iter() {
             device.try_call(|api| unsafe { (api.cuMemFree_v2)(*region) });

@@ -1,8 +1,9 @@
 //! NVIDIA GPUs: matrix products by cuBLASLt, everything else by `kernels/`.
 //!
 //! Driver and cuBLASLt are opened at run time, so the same binary starts on machines without them.
-//! All ops go to one stream, in order; the host waits only in `sync` and `download`. The first thing
-//! that goes wrong is kept and surfaces at `sync`; nothing is asked of the device afterwards.
+//! All ops go to one stream, in order; the host waits only in `sync` and `download`. Work that repeats
+//! becomes a graph (`graph`). The first thing that goes wrong is kept and surfaces at `sync`; nothing
+//! is asked of the device afterwards.
 
 mod attention;
 mod cross_entropy;
@@ -11,6 +12,7 @@ mod elementwise;
 mod embed;
 mod gelu;
 mod gemm;
+mod graph;
 mod launch;
 mod layernorm;
 pub(crate) mod library;
@@ -19,11 +21,12 @@ mod memory;
 mod optimizer;
 mod preflight;
 
-pub use preflight::{FOLDER, Kernels, Options, is_there};
+pub use driver::Launched;
+pub use preflight::{FOLDER, GRAPHS, Kernels, Options, is_there};
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
-    Tensor,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Repeat, Scaler,
+    Scaling, Tensor,
 };
 use crate::base::Problems;
 use launch::Grid;
@@ -90,6 +93,11 @@ impl Cuda {
         &self.device
     }
 
+    /// What the GPU was asked for so far.
+    pub fn launched(&self) -> Launched {
+        self.device.launched()
+    }
+
     fn launch<A: Copy>(&self, kernel: &'static str, grid: Grid, arguments: A) {
         self.functions.launch(&self.device, kernel, grid, arguments);
     }
@@ -131,6 +139,18 @@ impl Backend for Cuda {
 
     fn upload(&self, from: &[u8], to: Tensor) {
         self.memory.upload(&self.device, from, to);
+    }
+
+    fn feed(&self, from: &[u8], to: Tensor) {
+        self.memory.feed(&self.device, from, to);
+    }
+
+    fn repeat(&self, with_others: bool) -> Box<dyn Repeat> {
+        Box::new(graph::Graph::new(&self.device, with_others))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.device.notes()
     }
 
     fn download(&self, from: Tensor, to: &mut [u8]) {

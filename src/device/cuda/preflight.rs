@@ -5,6 +5,7 @@ use super::library::Library;
 use super::lt;
 use crate::base::Problems;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
@@ -17,6 +18,8 @@ const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
 /// The variable that names the folder of what is timed once; else gptrain/ in XDG_CACHE_HOME or in
 /// .cache of the home folder.
 const CACHE: &str = "GPTRAIN_CACHE";
+/// The variable that turns graphs off.
+pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
 /// The oldest compute capability that the kernels are compiled for, times ten.
 const OLDEST: i32 = 80;
@@ -49,13 +52,23 @@ pub struct Options {
     pub tuned: Option<PathBuf>,
     /// Whether matrix products round operands in f32 to TF32.
     pub tf32: bool,
+    /// What `GRAPHS` is set to: 0, or 1 as if it were not.
+    pub graphs: Option<String>,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded(), tuned: cache(), tf32: false }
+        let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
+        Options {
+            ordinal,
+            folder,
+            kernels: Kernels::embedded(),
+            tuned: cache(),
+            tf32: false,
+            graphs,
+        }
     }
 }
 
@@ -103,7 +116,9 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
             "`make` gets the compiler and builds them; or set CUDA_HOME, and build again",
         )
     })?;
+    let graphs = graphs(options)?;
     let (device, version) = open_driver(options, &kernels)?;
+    device.graphs.store(graphs, Relaxed);
     let (lt, library) = open_lt(options)?;
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
     let (name, capability) = device.describe().map_err(what)?;
@@ -125,6 +140,17 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 100,
     );
     Ok(Opened { device, lt, kernels, machine, library })
+}
+
+/// Whether work that repeats is to become graphs.
+fn graphs(options: &Options) -> Result<bool, Problems> {
+    match options.graphs.as_deref() {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(other) => {
+            Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0 or 1, or not at all"))
+        }
+    }
 }
 
 /// The device and the CUDA version of its driver.

@@ -46,6 +46,13 @@ struct Flight {
     /// Stages 2 and 3: the block whose gradients are being reduced in each of the two buffers.
     scattering: [Option<(usize, Pending)>; 2],
     /// Stage 3: the block in each of the two buffers, and the block asked for last.
+    between: Between,
+}
+
+/// What custody remembers between two passes, where nothing is under way: which blocks stage 3 has
+/// whole, and the one asked for last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Between {
     gathered: [Option<usize>; 2],
     last: usize,
 }
@@ -145,13 +152,27 @@ impl Zero {
     /// This rank's weights were updated: the others want them.
     pub fn updated(&self, group: &dyn Group) {
         let flight = &mut *self.flight.borrow_mut();
-        flight.gathered = [None; 2];
+        flight.between.gathered = [None; 2];
         for (held, gather) in self.held.iter().zip(&mut flight.gathers) {
             let kept = self.level == 3 && held.place == Place::Block;
             if self.level > 0 && !kept {
                 *gather = Some(group.begin(held.gather()));
             }
         }
+    }
+
+    /// What it remembers, unless something is under way.
+    pub fn between(&self) -> Option<Between> {
+        let flight = &*self.flight.borrow();
+        let gathers = flight.gathers.iter().all(Option::is_none);
+        let sums = flight.reductions.is_empty() && flight.partial.is_empty();
+        let scattering = flight.scattering.iter().all(Option::is_none);
+        (gathers && sums && scattering).then_some(flight.between)
+    }
+
+    /// As after a pass that left this.
+    pub fn resume(&self, between: Between) {
+        self.flight.borrow_mut().between = between;
     }
 
     /// Waits for every gather, so that weights can be read.
@@ -199,6 +220,11 @@ impl Keeper<'_> {
                 }
             }
         }
+        self.join();
+    }
+
+    /// Awaits all reductions.
+    pub fn join(&self) {
         (0..2).for_each(|buffer| self.land(buffer));
         let flight = &mut *self.zero.flight.borrow_mut();
         flight.partial.drain(..).for_each(|pending| self.partial.finish(pending));
@@ -244,25 +270,28 @@ impl Keeper<'_> {
     fn gather_block(&self, bucket: usize) {
         let zero = self.zero;
         let flight = &mut *zero.flight.borrow_mut();
-        if flight.gathered[bucket % 2] != Some(bucket) {
+        if flight.between.gathered[bucket % 2] != Some(bucket) {
             flight.gathers[bucket] = Some(self.data.begin(zero.held[bucket].gather()));
-            flight.gathered[bucket % 2] = Some(bucket);
+            flight.between.gathered[bucket % 2] = Some(bucket);
         }
         if let Some(pending) = flight.gathers[bucket].take() {
             self.data.finish(pending);
         }
-        let next = if bucket < flight.last { bucket.checked_sub(1) } else { Some(bucket + 1) };
-        flight.last = bucket;
+        let next =
+            if bucket < flight.between.last { bucket.checked_sub(1) } else { Some(bucket + 1) };
+        flight.between.last = bucket;
         let blocks = |b: &usize| zero.held.get(*b).is_some_and(|held| held.place == Place::Block);
         if let Some(next) = next.filter(blocks)
-            && flight.gathered[next % 2] != Some(next)
+            && flight.between.gathered[next % 2] != Some(next)
         {
             // The buffer's last tenant may still be on its way: nobody wants it now.
-            if let Some(late) = flight.gathered[next % 2].and_then(|b| flight.gathers[b].take()) {
+            if let Some(late) =
+                flight.between.gathered[next % 2].and_then(|b| flight.gathers[b].take())
+            {
                 self.data.finish(late);
             }
             flight.gathers[next] = Some(self.data.begin(zero.held[next].gather()));
-            flight.gathered[next % 2] = Some(next);
+            flight.between.gathered[next % 2] = Some(next);
         }
     }
 }

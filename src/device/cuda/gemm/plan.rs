@@ -180,6 +180,7 @@ impl Products {
         let (alpha, beta) = (1.0f32, if on.c.add { 1.0f32 } else { 0.0 });
         let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as u64);
         let [la, lb, lc] = plan.layouts;
+        device.count_kernel();
         self.ask(device, |api| unsafe {
             (api.cublasLtMatmul)(
                 self.handle,

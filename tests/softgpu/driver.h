@@ -1,0 +1,214 @@
+// What the stand-in's driver is made of: devices, their streams, events, and graphs.
+#pragma once
+#include "softgpu.h"
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+typedef int Result;
+typedef uint64_t Address;
+enum : Result {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908,
+};
+#define API extern "C" __attribute__((visibility("default"))) Result
+
+// Of one event.
+struct Marker {
+    uint64_t recorded = 0, done = 0;
+    uint64_t at = 0; // time of its last record
+};
+// Run once `when` says so: others are waited for.
+struct Step {
+    std::function<bool()> when;
+    std::function<void()> run;
+};
+// What is asked for once, as steps one after the other. Each launch of a graph asks again; it is
+// told whether it is part of one.
+typedef std::function<std::vector<Step>(bool in_graph)> Ask;
+
+// What is asked for in a capture, and the nodes it comes after.
+struct Node {
+    Ask ask;
+    std::vector<int> after;
+};
+struct Stream;
+struct Capture {
+    Stream* origin;
+    std::thread::id thread;
+    std::set<Stream*> streams;
+    std::vector<Node> nodes;
+    bool invalid = false, over = false;
+};
+struct Graph {
+    std::vector<Node> nodes;
+};
+// A graph on its way: nodes are run in any order that their edges allow.
+struct Launched {
+    struct One {
+        std::deque<Step> left;
+        std::vector<int> after;
+    };
+    std::vector<One> nodes;
+
+    bool reached(const One& one) const {
+        if (one.left.empty()) return false;
+        for (int before : one.after)
+            if (!nodes[before].left.empty()) return false;
+        return true;
+    }
+    std::vector<int> ready() const {
+        std::vector<int> can;
+        for (int i = 0; i < (int)nodes.size(); i++)
+            if (reached(nodes[i]) && (!nodes[i].left[0].when || nodes[i].left[0].when())) can.push_back(i);
+        return can;
+    }
+    bool awaits_others() const {
+        for (auto& one : nodes)
+            if (reached(one) && one.left[0].when) return true;
+        return false;
+    }
+    bool done() const {
+        for (auto& one : nodes)
+            if (!one.left.empty()) return false;
+        return true;
+    }
+};
+struct Work {
+    Step step;
+    // Ready once this marker is done up to this record.
+    std::shared_ptr<Marker> needs;
+    uint64_t record = 0;
+    std::shared_ptr<Launched> graph;
+};
+struct Device;
+struct Stream {
+    Device* device;
+    std::deque<Work> queue;
+    // While captured: into what, and the nodes that the next one comes after.
+    std::shared_ptr<Capture> capture;
+    std::vector<int> tail;
+};
+struct Event {
+    std::shared_ptr<Marker> marker = std::make_shared<Marker>();
+    // Where it was recorded last, if that was in a capture.
+    std::shared_ptr<Capture> capture;
+    std::vector<int> tail;
+};
+
+inline uint64_t setting(const char* name, uint64_t otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+
+struct Device {
+    std::recursive_mutex lock;
+    std::set<Stream*> streams;
+    std::mt19937_64 random{setting("SOFTGPU_SEED", 0)};
+    std::map<Address, size_t> memory;
+    std::set<std::pair<char*, size_t>> pinned;
+    size_t used = 0;
+    uint64_t clock = 0; // see softgpu_take
+    const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
+
+    static bool ready(Stream* s) {
+        if (s->queue.empty()) return false;
+        Work& work = s->queue.front();
+        if (work.graph) return !work.graph->ready().empty();
+        return (!work.needs || work.needs->done >= work.record) && (!work.step.when || work.step.when());
+    }
+    bool others_awaited() {
+        for (Stream* s : streams) {
+            if (s->queue.empty()) continue;
+            Work& work = s->queue.front();
+            if (work.graph ? work.graph->awaits_others() : (bool)work.step.when) return true;
+        }
+        return false;
+    }
+    // Runs what a stream has first, or one step of it if that is a graph.
+    void run_first(Stream* s) {
+        if (auto graph = s->queue.front().graph) {
+            std::vector<int> can = graph->ready();
+            auto& left = graph->nodes[can[random() % can.size()]].left;
+            Step step = std::move(left.front());
+            step.run();
+            left.pop_front();
+            if (graph->done()) s->queue.pop_front();
+            return;
+        }
+        Work work = std::move(s->queue.front());
+        s->queue.pop_front();
+        if (work.step.run) work.step.run();
+    }
+
+    // Runs work of any stream until `done`.
+    template <class Done> void drain(Done done) {
+        for (int waited = 0; !done();) {
+            std::vector<Stream*> can;
+            for (Stream* s : streams)
+                if (ready(s)) can.push_back(s);
+            if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
+                lock.unlock(); // somebody else's work on this device may be awaited
+                usleep(50);
+                lock.lock();
+                continue;
+            }
+            if (can.empty()) {
+                fprintf(stderr, "softgpu: every stream waits for what nobody does\n");
+                abort();
+            }
+            run_first(can[random() % can.size()]);
+        }
+    }
+    void drain_all() {
+        drain([&] {
+            for (Stream* s : streams)
+                if (!s->queue.empty()) return false;
+            return true;
+        });
+    }
+};
+
+extern thread_local Device* current;
+
+#define IN_CONTEXT                                                                                 \
+    if (!current) return INVALID_CONTEXT;                                                          \
+    std::lock_guard<std::recursive_mutex> guard(current->lock)
+
+// Asks a stream for something, or captures that it was asked.
+Result push(Stream* s, Ask ask);
+inline Result push_run(Stream* s, std::function<void()> run) {
+    return push(s, [run](bool) { return std::vector<Step>{{nullptr, run}}; });
+}
+
+// Something that may not be done while a stream is captured: the capture is lost.
+Result spoil(const std::shared_ptr<Capture>& capture, Result code);
+// Spoils what this thread is capturing, if anything.
+Result not_while_capturing();
+#define NOT_WHILE_CAPTURING                                                                        \
+    if (Result refused = not_while_capturing()) return refused

@@ -1,0 +1,164 @@
+// Stream capture and graphs of the stand-in's driver. For tests only.
+//
+// What streams are asked for while they are captured becomes nodes, with an edge for every order
+// that streams and events make; a launch asks for all of it again, as one piece of work of its
+// stream whose nodes run in any order that the edges allow. What CUDA forbids in a capture is
+// refused with its error codes.
+#include "driver.h"
+
+// What this thread captures: in the modes gptrain uses, unsafe calls of the thread spoil it.
+static thread_local std::shared_ptr<Capture> capturing;
+
+Result spoil(const std::shared_ptr<Capture>& capture, Result code) {
+    if (capture) capture->invalid = true;
+    return code;
+}
+Result not_while_capturing() {
+    return capturing && !capturing->over ? spoil(capturing, CAPTURE_UNSUPPORTED) : OK;
+}
+
+Result push(Stream* s, Ask ask) {
+    // The default stream waits for others: nobody may use it.
+    if (!s) return capturing && !capturing->over ? spoil(capturing, CAPTURE_IMPLICIT) : INVALID_VALUE;
+    if (!s->capture) {
+        for (Step& step : ask(false)) s->queue.push_back({std::move(step), nullptr, 0, nullptr});
+        return OK;
+    }
+    if (s->capture->invalid) return CAPTURE_INVALIDATED;
+    s->capture->nodes.push_back({std::move(ask), s->tail});
+    s->tail = {(int)s->capture->nodes.size() - 1};
+    return OK;
+}
+
+// A stream that waits for an event of a capture becomes part of it.
+API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
+    IN_CONTEXT;
+    if (s->capture && s->capture->invalid) return CAPTURE_INVALIDATED;
+    if (!e->capture) {
+        if (s->capture) return spoil(s->capture, CAPTURE_ISOLATION);
+        s->queue.push_back({{}, e->marker, e->marker->recorded, nullptr});
+        return OK;
+    }
+    if (e->capture->over) return spoil(s->capture, CAPTURED_EVENT);
+    if (s->capture && s->capture != e->capture) {
+        spoil(e->capture, CAPTURE_MERGE);
+        return spoil(s->capture, CAPTURE_MERGE);
+    }
+    if (!s->capture) {
+        s->capture = e->capture;
+        s->capture->streams.insert(s);
+        s->tail.clear();
+    }
+    s->tail.insert(s->tail.end(), e->tail.begin(), e->tail.end());
+    return OK;
+}
+API cuEventCreate(Event** e, unsigned) {
+    *e = new Event;
+    return OK;
+}
+API cuEventDestroy_v2(Event* e) {
+    delete e;
+    return OK;
+}
+API cuEventRecord(Event* e, Stream* s) {
+    IN_CONTEXT;
+    if (s->capture && s->capture->invalid) return CAPTURE_INVALIDATED;
+    e->capture = s->capture;
+    e->tail = s->tail;
+    if (s->capture) return OK;
+    auto marker = e->marker;
+    uint64_t record = ++marker->recorded;
+    return push_run(s, [=] {
+        marker->done = record;
+        marker->at = s->device->clock;
+    });
+}
+API cuEventElapsedTime(float* time, Event* from, Event* to) {
+    IN_CONTEXT;
+    for (Event* e : {from, to}) {
+        if (e->capture) return spoil(e->capture, CAPTURED_EVENT);
+        if (!e->marker->recorded || e->marker->done < e->marker->recorded) return NOT_READY;
+    }
+    *time = to->marker->at - from->marker->at;
+    return OK;
+}
+API cuEventQuery(Event* e) {
+    IN_CONTEXT;
+    if (e->capture) return spoil(e->capture, CAPTURED_EVENT);
+    return e->marker->done >= e->marker->recorded ? OK : NOT_READY;
+}
+API cuEventSynchronize(Event* e) {
+    IN_CONTEXT;
+    if (e->capture) return spoil(e->capture, CAPTURED_EVENT);
+    auto marker = e->marker;
+    uint64_t record = marker->recorded;
+    current->drain([=] { return marker->done >= record; });
+    return OK;
+}
+
+API cuStreamBeginCapture_v2(Stream* s, unsigned mode) {
+    IN_CONTEXT;
+    // SOFTGPU_GRAPHS=0: a device that has none.
+    if (!setting("SOFTGPU_GRAPHS", 1)) return NOT_SUPPORTED;
+    // In the global mode any thread's unsafe call would spoil it, in the relaxed one none.
+    if (mode != 1 || !s || s->capture || (capturing && !capturing->over)) return INVALID_VALUE;
+    s->capture = capturing = std::make_shared<Capture>();
+    s->capture->origin = s;
+    s->capture->thread = std::this_thread::get_id();
+    s->capture->streams = {s};
+    s->tail.clear();
+    return OK;
+}
+API cuStreamEndCapture(Stream* s, Graph** graph) {
+    IN_CONTEXT;
+    *graph = nullptr;
+    auto capture = s->capture;
+    if (!capture) return INVALID_VALUE;
+    if (capture->origin != s) return spoil(capture, CAPTURE_UNMATCHED);
+    if (capture->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
+    // Nodes that the origin's next one would come after.
+    std::set<int> joined;
+    std::vector<int> open = s->tail;
+    while (!open.empty()) {
+        int i = open.back();
+        open.pop_back();
+        if (joined.insert(i).second)
+            open.insert(open.end(), capture->nodes[i].after.begin(), capture->nodes[i].after.end());
+    }
+    for (Stream* one : capture->streams) {
+        one->capture = nullptr;
+        one->tail.clear();
+    }
+    capture->over = true;
+    capturing = nullptr;
+    bool all = joined.size() == capture->nodes.size();
+    if (!capture->invalid && all) *graph = new Graph{capture->nodes};
+    // Events keep the capture, and are not to keep what it holds.
+    capture->nodes.clear();
+    return capture->invalid ? CAPTURE_INVALIDATED : all ? OK : CAPTURE_UNJOINED;
+}
+API cuGraphDestroy(Graph* graph) {
+    delete graph;
+    return OK;
+}
+API cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {
+    if (!graph || flags) return INVALID_VALUE;
+    *executable = new Graph(*graph);
+    return OK;
+}
+API cuGraphExecDestroy(Graph* executable) {
+    delete executable;
+    return OK;
+}
+API cuGraphLaunch(Graph* executable, Stream* s) {
+    IN_CONTEXT;
+    // CUDA would nest it; gptrain never does.
+    if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
+    auto graph = std::make_shared<Launched>();
+    for (const Node& node : executable->nodes) {
+        std::vector<Step> steps = node.ask(true);
+        graph->nodes.push_back({{steps.begin(), steps.end()}, node.after});
+    }
+    if (!graph->nodes.empty()) s->queue.push_back({{}, nullptr, 0, graph});
+    return OK;
+}
