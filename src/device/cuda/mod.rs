@@ -23,6 +23,7 @@ pub use preflight::{FOLDER, Kernels, Options, is_there};
 
 use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
 use crate::base::Problems;
+use crate::manifest::Precision;
 use launch::Grid;
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ pub struct Cuda {
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
+    /// Times ten.
+    capability: i32,
     description: String,
 }
 
@@ -45,15 +48,18 @@ unsafe impl Send for Cuda {}
 impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
-        let preflight::Opened { device, lt, kernels, description } = preflight::open(options)?;
+        let opened = preflight::open(options)?;
+        let preflight::Opened { device, lt, kernels, capability, description } = opened;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, WORKSPACE)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let products = gemm::Products::new(lt, &device, WORKSPACE, options.tf32)
-            .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
-        let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
+        let products =
+            gemm::Products::new(lt, &device, WORKSPACE, options.precision == Precision::Tf32)
+                .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
+        let device = Arc::new(device);
+        let cuda = Cuda { device, functions, memory, products, capability, description };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
