@@ -6,6 +6,8 @@ GPTRAIN = target/release/gptrain
 TOOLCHAIN = .toolchain
 PYTHON ?= python3
 export PYTHON
+# SM70=1: kernels for the V100 too.
+export SM70
 
 .PHONY: run build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release help
 
@@ -78,6 +80,7 @@ help:
 	@echo "make lint      format and clippy, warnings denied"
 	@echo "make bench-cpu speed against PyTorch (PYTHON with torch)"
 	@echo "make kernels   the CUDA kernels, with an nvcc of CUDA_HOME, of PATH or from PyPI"
+	@echo "make SM70=1    build with kernels for the V100 too (f32, fp16), by CUDA 12 or NVRTC from PyPI"
 	@echo "make test-gpu  all ops on a GPU against the CPU"
 	@echo "make bench-gpu training speed on a GPU, against PyTorch (PYTHON with torch)"
 	@echo "make release   the binary for any Linux with glibc 2.28 or newer"

@@ -1,55 +1,71 @@
 //! Puts the compiled kernels into the binary, or says that there are none.
 //!
-//! `kernels/build.sh` compiles them where there is an nvcc; it never installs one from here.
+//! `kernels/build.sh` compiles them where there is an nvcc, with SM70=1 those for the V100 too; it
+//! never installs a compiler from here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What the script says without an nvcc.
+/// What the script says without an nvcc, and without a compiler for sm_70.
 const NO_COMPILER: i32 = 3;
+const NO_OLD_COMPILER: i32 = 4;
 
 fn main() {
     for seen in ["kernels", ".toolchain/cuda/nvidia"] {
         println!("cargo:rerun-if-changed={seen}");
     }
-    for variable in ["NVCC", "CUDA_HOME", "PATH"] {
+    for variable in ["NVCC", "CUDA_HOME", "PATH", "SM70"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
-    let images = compile(Path::new("target/kernels"));
-    let rows: Vec<String> = images.iter().map(|image| embed(image, &out)).collect();
-    let release = if rows.is_empty() { 0 } else { release() };
-    let table = format!(
-        "const RELEASE: i32 = {release};\n\
-         const IMAGES: &[(&str, &[u8])] = &[{}];\n",
-        rows.join(", ")
-    );
-    fs::write(out.join("kernels.rs"), table).expect("the build folder can be written");
+    let folder = Path::new("target/kernels");
+    let there = compile(folder);
+    let volta = there && env::var_os("SM70").is_some_and(|set| set == "1");
+    let sets = [
+        set("EMBEDDED", there.then_some((folder, "fatbin")), &out),
+        set("VOLTA", volta.then_some((&*folder.join("sm_70"), "cubin")), &out),
+    ];
+    fs::write(out.join("kernels.rs"), sets.concat()).expect("the build folder can be written");
 }
 
-/// The fatbins, of which there are none without an nvcc.
-fn compile(to: &Path) -> Vec<PathBuf> {
+/// Whether there are kernels; there are none without an nvcc.
+fn compile(to: &Path) -> bool {
     let done = Command::new("sh").arg("kernels/build.sh").arg(to).output().expect("sh runs");
     match done.status.code() {
-        Some(0) => {}
+        Some(0) => true,
         Some(NO_COMPILER) => {
             println!("cargo:warning=no nvcc: built without CUDA kernels (`make` gets one)");
-            return Vec::new();
+            false
         }
+        Some(NO_OLD_COMPILER) => panic!("SM70=1 and no CUDA 12 compiler: `make SM70=1` gets one"),
         _ => panic!("the kernels do not compile:\n{}", String::from_utf8_lossy(&done.stderr)),
     }
+}
+
+/// A constant of the table: the images of a folder, each a name and bytes, and their compiler.
+fn set(constant: &str, images: Option<(&Path, &str)>, out: &Path) -> String {
+    let Some((folder, kind)) = images else {
+        return format!("const {constant}: Option<Kernels> = None;\n");
+    };
     let mut sources: Vec<PathBuf> = fs::read_dir("kernels")
         .expect("kernels/ is there")
         .map(|entry| entry.expect("kernels/ can be read").path())
         .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
         .collect();
     sources.sort();
-    let image = |source: &PathBuf| to.join(source.file_stem().unwrap()).with_extension("fatbin");
-    sources.iter().map(image).collect()
+    let image = |source: &PathBuf| folder.join(source.file_stem().unwrap()).with_extension(kind);
+    // Not every kernel is for every GPU.
+    let images = sources.iter().map(image).filter(|image| image.exists());
+    let rows: Vec<String> = images.map(|image| embed(&image, out)).collect();
+    let (release, rows) = (release(folder), rows.join(", "));
+    format!(
+        "const {constant}: Option<Kernels> = \
+         Some(Kernels {{ release: {release}, images: &[{rows}] }});\n"
+    )
 }
 
-/// A row of the table: a name and the bytes of a copy of the image.
+/// A row: a name and the bytes of a copy of the image.
 fn embed(image: &Path, out: &Path) -> String {
     let copy = out.join(image.file_name().expect("a file"));
     fs::copy(image, &copy).expect("the build folder can be written");
@@ -58,8 +74,8 @@ fn embed(image: &Path, out: &Path) -> String {
 }
 
 /// Version of the compiler as the driver counts.
-fn release() -> i32 {
-    let text = fs::read_to_string("target/kernels/release").expect("build.sh writes it");
+fn release(folder: &Path) -> i32 {
+    let text = fs::read_to_string(folder.join("release")).expect("build.sh writes it");
     let (major, minor) = text.trim().split_once('.').expect("major.minor");
     major.parse::<i32>().unwrap() * 1000 + minor.parse::<i32>().unwrap() * 10
 }

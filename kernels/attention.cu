@@ -4,8 +4,10 @@
 // After FlashAttention (Dao et al. 2022; Dao 2023): forward keeps a running softmax; backward
 // rebuilds the probabilities from lse, once for dk and dv and once for dq, so that no two blocks
 // add to one number and every run gives the same bits.
-// Bytes moved for each element of a head's q, k or v (T tiles of queries): forward reads q once and
-// k, v once for each tile of queries that sees them; backward twice that and dy, y.
+// Bytes moved for a head of d elements of size s over T positions, causal, with tiles of 32: forward
+// 2s·d·T (q, y), 2s·d·T·(T / 64) (k, v, once for each tile of queries that sees them, mostly out of the
+// L2 cache) and 4·T (lse); backward twice that (q, dy pass by the keys, k, v by the queries) and
+// 5s·d·T (dqkv; dy and y once more for their products).
 #include "attention.cuh"
 
 constexpr int TILE = 32;     // queries, and keys

@@ -3,11 +3,14 @@
 # what comes after. Prints nothing and does nothing where they are up to date.
 #   kernels/build.sh OUT             exit code 3: there is no nvcc
 #   kernels/build.sh OUT --install   without one, gets the compiler from PyPI into .toolchain/cuda
+# With SM70=1 also OUT/sm_70/*.cubin, for the V100: by nvcc where it is of CUDA 12, else by NVRTC 12.9
+# in .toolchain/cuda12, which --install gets from PyPI; exit code 4: there is neither.
 # A warning is an error, and so is a register that is spilled to memory.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 own="$here/../.toolchain/cuda"
+own12="$here/../.toolchain/cuda12"
 
 find_nvcc() {
     for nvcc in "${NVCC:-}" "${CUDA_HOME:-}/bin/nvcc" "$(command -v nvcc || true)" \
@@ -30,19 +33,52 @@ if [ -z "$nvcc" ] && [ "${2:-}" = --install ]; then
 fi
 [ -n "$nvcc" ] || exit 3
 
+# Whether OUT/$1 is older than what it is made of.
+stale() { # output, source
+    [ ! -e "$1" ] ||
+        [ -n "$(find "$2" "$here"/*.cuh "$here"/build.sh "$here"/nvrtc.py -newer "$1")" ]
+}
+
 mkdir -p "$out"
 "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p' >"$out/release"
 for source in "$here"/*.cu; do
     name=$(basename "$source" .cu)
     fatbin="$out/$name.fatbin"
-    if [ -e "$fatbin" ] &&
-        [ -z "$(find "$source" "$here"/*.cuh "$here/build.sh" -newer "$fatbin")" ]; then
-        continue
-    fi
+    stale "$fatbin" "$source" || continue
     "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 \
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
         -o "$fatbin.$$" "$source"
     mv "$fatbin.$$" "$fatbin"
+done
+
+[ "${SM70:-}" = 1 ] || exit 0
+# CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async and no ldmatrix: attention.cu does it all.
+python=${PYTHON:-python3}
+case $(cat "$out/release") in
+12.*) release=$(cat "$out/release") ;;
+*) release=12.9 ;;
+esac
+if [ "$release" != "$(cat "$out/release")" ] && [ ! -e "$own12/nvidia/cuda_nvrtc" ]; then
+    [ "${2:-}" = --install ] || exit 4
+    echo "SM70=1: getting NVRTC 12.9 from PyPI into .toolchain/cuda12" >&2
+    "$python" -m venv "$own.venv"
+    "$own.venv/bin/pip" install --quiet --target "$own12" nvidia-cuda-nvrtc-cu12==12.9.86 \
+        nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-cccl-cu12==12.9.27
+fi
+mkdir -p "$out/sm_70"
+echo "$release" >"$out/sm_70/release"
+for source in "$here"/*.cu; do
+    name=$(basename "$source" .cu)
+    cubin="$out/sm_70/$name.cubin"
+    [ "$name" != attention_mma ] || continue
+    stale "$cubin" "$source" || continue
+    if [ "$release" = "$(cat "$out/release")" ]; then
+        "$nvcc" -std=c++17 -O3 -cubin -Werror all-warnings -Xptxas -warn-spills -arch=sm_70 \
+            -Wno-deprecated-gpu-targets -o "$cubin.$$" "$source"
+    else
+        "$python" "$here/nvrtc.py" "$own12" "$source" "$cubin.$$"
+    fi
+    mv "$cubin.$$" "$cubin"
 done

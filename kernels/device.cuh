@@ -3,7 +3,16 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#ifdef __CUDACC_RTC__ // has no C library
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#else
 #include <stdint.h>
+#endif
 
 // The numbers are the most threads of a block and, if given, the fewest blocks of a multiprocessor.
 // BODY may speak of T.

@@ -39,13 +39,16 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
     }
     // One head of 32: bf16 goes through tensor cores.
     let model = ["model.dropout=0.1", "model.heads=1", "checkpoint.interval=4"];
-    for (precision, tolerance) in [("f32", 2e-5), ("bf16", 1e-2)] {
+    for (precision, on_cpu, tolerance) in
+        [("f32", "f32", 2e-5), ("tf32", "f32", 2e-3), ("bf16", "bf16", 1e-2)]
+    {
         let precise = format!("precision={precision}");
         let set = [&model[..], &[&precise]].concat();
         let done = run(&lab, &[&set[..], &["log.folder=gpu"]].concat());
         done.expect(0, &[]);
         assert!(done.out.contains("device: software stand-in (no GPU)"), "{}", done.out);
-        lab.run(&[&set[..], &["log.folder=cpu"]].concat()).expect(0, &[]);
+        let precise = format!("precision={on_cpu}");
+        lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat()).expect(0, &[]);
         let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));
         assert_eq!((gpu.len(), cpu.len()), (12, 12));
         for (gpu, cpu) in gpu.iter().zip(&cpu) {
@@ -102,6 +105,11 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
     let with = |variable, value| run_on(&lab, &folder, (variable, value), &[]);
     with("SOFTGPU_DRIVER", "12080").expect(2, &["driver is for CUDA 12.8", "update the driver"]);
     with("SOFTGPU_DEVICES", "0").expect(2, &["the machine has 0", "CUDA_VISIBLE_DEVICES"]);
+    let old = ["capability 7.0", "without kernels for sm_70", "make SM70=1 build"];
+    if Kernels::volta().is_none() {
+        with("SOFTGPU_CAPABILITY", "70").expect(2, &old);
+    }
+    with("SOFTGPU_CAPABILITY", "61").expect(2, &["capability 6.1; kernels need 8.0"]);
     with("SOFTGPU_MEMORY", "1000000").expect(2, &["64.0 MiB asked for", "976.6 KiB available"]);
     with("SOFTGPU_MEMORY", "71400000").expect(1, &["out of memory"]);
 
@@ -121,4 +129,7 @@ fn the_stand_in_is_never_picked_by_itself() {
     let done = lab.run_with(&[(FOLDER, &folder)], &["train.device=auto", "train.steps=1"]);
     done.expect(0, &[]);
     assert!(done.out.contains("device: CPU"), "{}", done.out);
+    let sets = ["train.device=auto", "precision=tf32", "log.folder=other"];
+    let refused = lab.run_with(&[(FOLDER, &folder)], &sets);
+    refused.expect(2, &["the device is the CPU", "--set precision=f32"]);
 }

@@ -17,8 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The device that the manifest asks for, and what it is called. `threads` is for the CPU.
 pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn Backend>, String)> {
-    let tf32 = m.precision == Precision::Tf32;
-    let options = cuda::Options { tf32, ..cuda::Options::of_machine(0) };
+    let options = cuda::Options { precision: m.precision, ..cuda::Options::of_machine(0) };
     let gpu = match m.train.device {
         DeviceChoice::Cpu => false,
         DeviceChoice::Cuda => true,
@@ -30,7 +29,7 @@ pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn 
         let description = cuda.description().to_string();
         return Ok((Box::new(cuda), description));
     }
-    if tf32 {
+    if m.precision == Precision::Tf32 {
         let what = "precision is tf32, and the device is the CPU, which cannot";
         return Err(Problems::one(m.name.as_str(), what, "--set precision=f32").into());
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use gptrain::device::cuda::{Kernels, Options};
+use gptrain::manifest::Precision;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -34,12 +35,7 @@ pub fn gpu(ordinal: usize) -> Options {
 pub fn options() -> Options {
     const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();
     let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
-    Options {
-        ordinal: 0,
-        folder: Some(folder()),
-        kernels: Some(kernels),
-        tuned: None,
-        tf32: false,
-        graphs: None,
-    }
+    let (kernels, precision) = (Some(kernels), Precision::F32);
+    let folder = Some(folder());
+    Options { ordinal: 0, folder, kernels, volta: None, precision, tuned: None, graphs: None }
 }

@@ -178,6 +178,17 @@ trial: train.device is cuda: this version trains on one GPU only
     );
 }
 
+#[test]
+fn tf32_is_for_gpus() {
+    let on = |device: &str| with(&["precision=tf32", &format!("train.device={device}")]).manifest;
+    assert_eq!(on("auto").precision, Precision::Tf32);
+    assert!(on("auto").runnable().is_ok() && on("cuda").runnable().is_ok());
+    assert_eq!(
+        on("cpu").runnable().unwrap_err().to_string(),
+        "trial: precision is tf32, which a CPU cannot\n    → --set precision=f32"
+    );
+}
+
 /// Every key away from its default, so that one that is not written back shows.
 #[test]
 fn the_effective_manifest_loads_back_to_the_same() {
@@ -207,7 +218,11 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "name=1e3",
         ],
         &["topology={pipeline: 2, schedule: gpipe, layer_split: [2, 4]}", "lr.decay=constant"],
-        &["lr.decay=linear", "topology={pipeline: 4, layer_split: transformer_and_embedding}"],
+        &[
+            "precision=tf32",
+            "lr.decay=linear",
+            "topology={pipeline: 4, layer_split: transformer_and_embedding}",
+        ],
     ];
     for sets in sets {
         let loaded = with(sets);

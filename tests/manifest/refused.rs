@@ -47,7 +47,7 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
     );
     check_added(
         "precision: bf61",
-        "m.yaml:17: precision is \"bf61\" → did you mean bf16? It takes f32, bf16, fp16, fp8",
+        "m.yaml:17: precision is \"bf61\" → did you mean bf16? It takes f32, tf32, bf16, fp16, fp8",
     );
     check_added(
         "log: {tensorboard: no}",

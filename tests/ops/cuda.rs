@@ -8,9 +8,22 @@ use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
 use gptrain::device::{Arena, Backend, Gemm, Tensor};
+use gptrain::manifest::Precision;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn open() -> Cuda {
-    Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"))
+    open_for(Precision::F32)
+}
+
+/// The stand-in has eight: tests at once need not share the memory of one.
+fn open_for(precision: Precision) -> Cuda {
+    static OPENED: AtomicUsize = AtomicUsize::new(0);
+    let ordinal = match std::env::var_os("GPTRAIN_TEST_GPU") {
+        Some(_) => 0,
+        None => OPENED.fetch_add(1, Ordering::Relaxed) % 8,
+    };
+    let options = Options { precision, ..softgpu::gpu(ordinal) };
+    Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 fn against_definitions(dtype: DType) {
@@ -43,10 +56,8 @@ fn cuda_agrees_with_the_definitions_in_f16() {
 /// lost: without TF32 there are none to lose.
 #[test]
 fn tf32_rounds_the_operands_of_products() {
-    let loss = |tf32| {
-        let options = Options { tf32, ..softgpu::gpu(0) };
-        let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
-        let cpu = Cpu::new(Some(1));
+    let loss = |precision| {
+        let (cuda, cpu) = (open_for(precision), Cpu::new(Some(1)));
         let (ours, theirs) =
             [&cuda as &dyn Backend, &cpu].map(|b| Bench::new(b, DType::F32, false)).into();
         for bench in [&ours, &theirs] {
@@ -60,7 +71,7 @@ fn tf32_rounds_the_operands_of_products() {
         };
         ours.seen().into_iter().zip(theirs.seen()).map(apart).fold(0.0, f64::max)
     };
-    let (with, without) = (loss(true), loss(false));
+    let (with, without) = (loss(Precision::Tf32), loss(Precision::F32));
     assert!((1e-5..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
 }
 
@@ -136,21 +147,69 @@ fn heads() -> Vec<Case> {
 #[test]
 fn cuda_agrees_with_the_cpu_on_larger_shapes() {
     let (cuda, cpu) = (open(), Cpu::new(Some(2)));
+    let all = |dtype| against_cpu(&cuda, &cpu, dtype, larger().into_iter().chain(heads()));
+    let wrong: Vec<String> =
+        [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(all).collect();
+    assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What differs.
+fn against_cpu(
+    cuda: &Cuda,
+    cpu: &Cpu,
+    dtype: DType,
+    cases: impl IntoIterator<Item = Case>,
+) -> Vec<String> {
     let mut wrong = Vec::new();
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for case in larger().into_iter().chain(heads()) {
-            let (ours, theirs) = (Bench::new(&cuda, dtype, false), Bench::new(&cpu, dtype, false));
-            let ours = ours.with_fused_epilogues();
-            (case.check)(&ours);
-            (case.check)(&theirs);
-            for (ours, theirs) in ours.seen().iter().zip(theirs.seen()) {
-                if let Some(what) = difference(ours, &theirs) {
-                    wrong.push(format!("{} in {dtype}: {what}", case.name));
-                }
+    for case in cases {
+        let (ours, theirs) = (Bench::new(cuda, dtype, false), Bench::new(cpu, dtype, false));
+        let ours = ours.with_fused_epilogues();
+        (case.check)(&ours);
+        (case.check)(&theirs);
+        for (ours, theirs) in ours.seen().iter().zip(theirs.seen()) {
+            if let Some(what) = difference(ours, &theirs) {
+                wrong.push(format!("{} in {dtype}: {what}", case.name));
             }
         }
     }
-    assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+    wrong
+}
+
+/// f16 on a V100: the stand-in runs no kernel there that is for tensor cores, and no bf16. What the
+/// stand-in is comes from the environment, so that this runs itself as another process.
+#[test]
+fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
+    const CAPABILITY: &str = "SOFTGPU_CAPABILITY";
+    if std::env::var_os("GPTRAIN_TEST_GPU").is_some() {
+        return;
+    }
+    let without = softgpu::options();
+    if std::env::var_os(CAPABILITY).is_none() {
+        let own = std::env::current_exe().expect("this program");
+        let name = "cuda::a_v100_trains_in_f16_where_the_build_has_kernels_for_it";
+        let mut child = std::process::Command::new(own);
+        let done = child.args(["--exact", name]).env(CAPABILITY, "70").output().expect("it runs");
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let with = |precision| Options { precision, volta: without.kernels, ..without.clone() };
+    let refused = |options: &Options| Cuda::open(options).err().expect("a refusal").to_string();
+    let says = refused(&without);
+    assert!(says.contains("without kernels for sm_70") && says.contains("SM70=1"), "{says}");
+    let says = refused(&with(Precision::Bf16));
+    assert!(says.contains("7.0: no bf16") && says.contains("precision=fp16"), "{says}");
+    let says = refused(&with(Precision::Tf32));
+    assert!(says.contains("7.0: no TF32") && says.contains("precision=f32"), "{says}");
+
+    let cuda = Cuda::open(&with(Precision::Fp16)).unwrap_or_else(|problems| panic!("{problems}"));
+    assert!(cuda.description().contains("libcublasLt.so.12"), "{}", cuda.description());
+    let cpu = Cpu::new(Some(2));
+    let shape = Shape::new(1, 70, 2, 64).masked(Mask::Ragged).dropping(0.1);
+    let wide = Shape::new(1, 40, 1, 160);
+    let heads = [shape, wide].map(|shape| case("attention", move |b| attention(b, shape)));
+    let wrong = against_cpu(&cuda, &cpu, DType::F16, heads);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// A fresh f32 row.

@@ -3,8 +3,8 @@
 // A stream is a queue of work that nobody runs until somebody waits; then work is taken from the
 // streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
-// has its own lock, so that ranks may be threads. SOFTGPU_DEVICES and SOFTGPU_MEMORY (bytes) set
-// what there is.
+// has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes)
+// and SOFTGPU_CAPABILITY (90) set what there is.
 #include "driver.h"
 #include <sys/mman.h>
 
@@ -16,6 +16,9 @@ struct Function {
     unsigned shared_limit;
 };
 
+unsigned capability() { return setting("SOFTGPU_CAPABILITY", 90); }
+// What a block may ask for: a V100 has less than its successors.
+int shared_limit() { return (capability() < 80 ? 96 : 227) << 10; }
 unsigned device_count() { return setting("SOFTGPU_DEVICES", 8); }
 
 Device* device(unsigned i) {
@@ -101,9 +104,9 @@ API cuDeviceGetName(char* name, int bytes, int) {
 API cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
     case 16: *value = 4; break;           // multiprocessors
-    case 75: *value = 9; break;           // compute capability
-    case 76: *value = 0; break;
-    case 97: *value = 227 << 10; break;   // shared memory a block may ask for
+    case 75: *value = capability() / 10; break;
+    case 76: *value = capability() % 10; break;
+    case 97: *value = shared_limit(); break;
     default: return INVALID_VALUE;
     }
     return OK;
@@ -218,12 +221,13 @@ API cuModuleUnload(char* module) {
 }
 API cuModuleGetFunction(Function** function, void*, const char* name) {
     const softgpu::Kernel* kernel = softgpu::find(name);
-    if (!kernel) return NOT_FOUND;
+    bool tensor_cores = strstr(name, "_mma_");
+    if (!kernel || (tensor_cores && capability() < 80)) return NOT_FOUND;
     *function = new Function{kernel, 48 << 10};
     return OK;
 }
 API cuFuncSetAttribute(Function* function, int attribute, int value) {
-    if (attribute != 8 || value > 227 << 10) return INVALID_VALUE;
+    if (attribute != 8 || value > shared_limit()) return INVALID_VALUE;
     function->shared_limit = value;
     return OK;
 }

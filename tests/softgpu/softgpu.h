@@ -157,17 +157,22 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
         if constexpr (std::is_same_v<T, __half>) return __half2float(x);
         else return __bfloat162float(x);
     };
-    unsigned row = softgpu::lane() >> 2, pair = softgpu::lane() & 3;
-    for (int i = 0; i < 4; i++) {
-        unsigned column = 2 * pair + (i & 1);
+    auto word = [&](unsigned lane, unsigned i) {
+        uint32_t taken;
+        memcpy(&taken, all[lane] + 4 * i, 4);
+        return taken;
+    };
+    unsigned row = softgpu::lane() >> 2, column = 2 * (softgpu::lane() & 3);
+    // Rows `row`, `row` + 8 of a; columns `column`, `column` + 1 of b.
+    float left[2][16], right[2][16];
+    for (int i = 0; i < 2; i++)
         for (int k = 0; k < 16; k++) {
-            Fragments left, right;
-            memcpy(&left, all[4 * row + (k & 7) / 2], sizeof left);
-            memcpy(&right, all[4 * column + (k & 7) / 2], sizeof right);
-            float x = half(left.a[(i >> 1) + 2 * (k >> 3)], k);
-            d[i] += x * half(right.b[k >> 3], k);
+            unsigned has = (k & 7) / 2;
+            left[i][k] = half(word(4 * row + has, i + 2 * (k >> 3)), k);
+            right[i][k] = half(word(4 * (column + i) + has, 4 + (k >> 3)), k);
         }
-    }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++) d[i] += left[i >> 1][k] * right[i & 1][k];
 }
 
 // Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.

@@ -3,6 +3,7 @@
 use super::Cuda;
 use super::elementwise::Drop;
 use super::launch::{Grid, typed};
+use super::preflight::AMPERE;
 use crate::base::{DType, div_exact};
 use crate::device::{Attend, Out, Tensor, Visible};
 
@@ -44,7 +45,7 @@ struct Kernels {
 
 pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
     assert!(!y.add && !lse.add, "attention overwrites");
-    let (arguments, kernels) = prepare(qkv, how, y.to, lse.to);
+    let (arguments, kernels) = prepare(cuda, qkv, how, y.to, lse.to);
     launch(cuda, &kernels.forward, &arguments);
 }
 
@@ -53,7 +54,7 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out
     let [dy, qkv, y, lse] = inputs;
     assert_eq!((dy.rows, dy.cols, dy.dtype), (y.rows, y.cols, y.dtype), "dy and y");
     assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
-    let (common, kernels) = prepare(qkv, how, y, lse);
+    let (common, kernels) = prepare(cuda, qkv, how, y, lse);
     let arguments = Attention {
         dy: dy.addr() as u64,
         along: cuda.scratch(lse.bytes()) as u64,
@@ -75,7 +76,7 @@ fn launch(cuda: &Cuda, kernel: &Kernel, arguments: &Attention) {
     cuda.launch(kernel.name, grid, *arguments);
 }
 
-fn prepare(qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (Attention, Kernels) {
+fn prepare(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (Attention, Kernels) {
     let d = div_exact(qkv.cols, 3 * how.heads);
     assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, how.heads * d, qkv.dtype), "y");
     assert_eq!((lse.rows, lse.cols, lse.dtype), (qkv.rows, how.heads, DType::F32), "lse");
@@ -109,8 +110,8 @@ fn prepare(qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (Attention, Ker
         unused: 0,
         drop: Drop::new(&how.dropout),
     };
-    let fast = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
-    let kernels = if fast { tensor_cores(d, qkv.dtype) } else { None };
+    let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
+    let kernels = if fits && cuda.capability >= AMPERE { tensor_cores(d, qkv.dtype) } else { None };
     (arguments, kernels.unwrap_or_else(|| any_width(d, qkv.dtype)))
 }
 

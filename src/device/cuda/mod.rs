@@ -29,6 +29,7 @@ use super::{
     Scaling, Tensor,
 };
 use crate::base::Problems;
+use crate::manifest::Precision;
 use launch::Grid;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +43,8 @@ pub struct Cuda {
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
+    /// Times ten.
+    capability: i32,
     description: String,
 }
 
@@ -52,7 +55,8 @@ unsafe impl Send for Cuda {}
 impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
-        let preflight::Opened { device, lt, kernels, machine, library } = preflight::open(options)?;
+        let opened = preflight::open(options)?;
+        let preflight::Opened { device, lt, kernels, capability, machine, library } = opened;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -69,9 +73,11 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let description = format!("{machine} ({library}; {how})");
-        let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
+        let tf32 = options.precision == Precision::Tf32;
+        let products = gemm::Products::new(lt, &device, room, choices, tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
-        let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
+        let device = Arc::new(device);
+        let cuda = Cuda { device, functions, memory, products, capability, description };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),

@@ -4,6 +4,7 @@ use super::driver::{self, Device};
 use super::library::Library;
 use super::lt;
 use crate::base::Problems;
+use crate::manifest::Precision;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,22 +22,28 @@ const CACHE: &str = "GPTRAIN_CACHE";
 /// The variable that turns graphs off.
 pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
-/// The oldest compute capability that the kernels are compiled for, times ten.
-const OLDEST: i32 = 80;
+/// Compute capabilities, times ten: what the kernels are always compiled for, and what they may be.
+pub(super) const AMPERE: i32 = 80;
+const VOLTA_7_0: i32 = 70;
 
 /// Compiled kernels.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     /// Version of the compiler, as the driver counts: 13000 is 13.0.
     pub release: i32,
-    /// Name and fatbin of each file of `kernels/`.
+    /// Name and image of each file of `kernels/`.
     pub images: &'static [(&'static str, &'static [u8])],
 }
 
 impl Kernels {
     /// Those in this binary, if it was built with a compiler for them.
     pub fn embedded() -> Option<Kernels> {
-        (!IMAGES.is_empty()).then_some(Kernels { release: RELEASE, images: IMAGES })
+        EMBEDDED
+    }
+
+    /// Those for GPUs before Ampere, if it was built with them.
+    pub fn volta() -> Option<Kernels> {
+        VOLTA
     }
 }
 
@@ -50,10 +57,12 @@ pub struct Options {
     pub kernels: Option<Kernels>,
     /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
     pub tuned: Option<PathBuf>,
-    /// Whether matrix products round operands in f32 to TF32.
-    pub tf32: bool,
     /// What `GRAPHS` is set to: 0, or 1 as if it were not.
     pub graphs: Option<String>,
+    /// Those for GPUs before Ampere, if the binary was built with them.
+    pub volta: Option<Kernels>,
+    /// Of the run: refused where the GPU lacks it. In TF32, products round operands in f32.
+    pub precision: Precision,
 }
 
 impl Options {
@@ -61,14 +70,8 @@ impl Options {
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
         let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
-        Options {
-            ordinal,
-            folder,
-            kernels: Kernels::embedded(),
-            tuned: cache(),
-            tf32: false,
-            graphs,
-        }
+        let (kernels, volta, tuned) = (EMBEDDED, VOLTA, cache());
+        Options { ordinal, folder, kernels, volta, precision: Precision::F32, tuned, graphs }
     }
 }
 
@@ -88,6 +91,8 @@ pub struct Opened {
     pub device: Device,
     pub lt: lt::Api,
     pub kernels: Kernels,
+    /// Compute capability, times ten.
+    pub capability: i32,
     /// GPU, versions of driver and cuBLASLt.
     pub machine: String,
     /// How cuBLASLt was found.
@@ -117,17 +122,13 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         )
     })?;
     let graphs = graphs(options)?;
-    let (device, version) = open_driver(options, &kernels)?;
+    let (device, version) = open_driver(options)?;
     device.graphs.store(graphs, Relaxed);
-    let (lt, library) = open_lt(options)?;
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
     let (name, capability) = device.describe().map_err(what)?;
-    if capability < OLDEST {
-        return Err(refuse(
-            format!("{name} has compute capability {}; kernels need 8.0", point(capability)),
-            "use an A100 or newer, or train on the CPU",
-        ));
-    }
+    let kernels = kernels_for(options, kernels, &name, capability)?;
+    new_enough(version, &kernels)?;
+    let (lt, library) = open_lt(options, capability)?;
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { (lt.cublasLtGetVersion)() };
     let machine = format!(
@@ -139,7 +140,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, lt, kernels, machine, library })
+    Ok(Opened { device, lt, kernels, capability, machine, library })
 }
 
 /// Whether work that repeats is to become graphs.
@@ -153,8 +154,51 @@ fn graphs(options: &Options) -> Result<bool, Problems> {
     }
 }
 
+/// The kernels that this GPU runs, if it has what the run needs.
+fn kernels_for(
+    options: &Options,
+    kernels: Kernels,
+    name: &str,
+    capability: i32,
+) -> Result<Kernels, Problems> {
+    if capability >= AMPERE {
+        return Ok(kernels);
+    }
+    let name = format!("{name} has compute capability {}", point(capability));
+    let lacks = |what, remedy| Problems::one("precision", format!("{name}: no {what}"), remedy);
+    match (options.precision, options.volta) {
+        _ if capability < VOLTA_7_0 => {
+            let remedy = "use a V100, an A100 or newer, or train on the CPU";
+            Err(refuse(format!("{name}; kernels need 8.0, or 7.0 as an option"), remedy))
+        }
+        (_, None) => {
+            let what = format!("{name}, and this gptrain was built without kernels for sm_70");
+            Err(refuse(what, "build it with `make SM70=1 build`"))
+        }
+        (Precision::Bf16, _) => Err(lacks("bf16", "--set precision=fp16")),
+        (Precision::Tf32, _) => Err(lacks("TF32", "--set precision=f32")),
+        (_, Some(volta)) => Ok(volta),
+    }
+}
+
+/// Whether the driver loads what that compiler made.
+fn new_enough(version: i32, kernels: &Kernels) -> Result<(), Problems> {
+    if version >= kernels.release / 1000 * 1000 {
+        return Ok(());
+    }
+    Err(refuse(
+        format!(
+            "the NVIDIA driver is for CUDA {}.{}, the kernels were compiled by CUDA {}",
+            version / 1000,
+            version % 1000 / 10,
+            kernels.release / 1000
+        ),
+        "update the driver, or build with CUDA_HOME set to that version",
+    ))
+}
+
 /// The device and the CUDA version of its driver.
-fn open_driver(options: &Options, kernels: &Kernels) -> Result<(Device, i32), Problems> {
+fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     let library = Library::open(options.folder.as_deref(), &["libcuda.so.1"]).map_err(|why| {
         refuse(
             format!("there is no NVIDIA driver: {why}"),
@@ -178,30 +222,21 @@ fn open_driver(options: &Options, kernels: &Kernels) -> Result<(Device, i32), Pr
         let what = format!("the NVIDIA driver does not start: {}", driver::explain(&api, code));
         return Err(refuse(what, "see what nvidia-smi says"));
     }
-    let needed = kernels.release / 1000 * 1000;
-    if version < needed {
-        return Err(refuse(
-            format!(
-                "the NVIDIA driver is for CUDA {}.{}, the kernels were compiled by CUDA {}",
-                version / 1000,
-                version % 1000 / 10,
-                kernels.release / 1000
-            ),
-            "update the driver, or build with CUDA_HOME set to that version",
-        ));
-    }
     let device = Device::open(&library, api, options.ordinal)
         .map_err(|why| refuse(why, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES"))?;
     Ok((device, version))
 }
 
-/// cuBLASLt and the name it was found by.
-fn open_lt(options: &Options) -> Result<(lt::Api, String), Problems> {
-    let names = ["libcublasLt.so.13", "libcublasLt.so.12"];
-    let library = Library::open(options.folder.as_deref(), &names).map_err(|why| {
+/// cuBLASLt and the name it was found by. That of CUDA 13 knows no GPU before Turing.
+fn open_lt(options: &Options, capability: i32) -> Result<(lt::Api, String), Problems> {
+    let (names, wheel): (&[&str], _) = match capability {
+        AMPERE.. => (&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia-cublas"),
+        _ => (&["libcublasLt.so.12"], "nvidia-cublas-cu12"),
+    };
+    let library = Library::open(options.folder.as_deref(), names).map_err(|why| {
         refuse(
             format!("cuBLASLt is missing: {why}"),
-            &format!("pip install nvidia-cublas, and set {FOLDER} to its folder of libraries"),
+            &format!("pip install {wheel}, and set {FOLDER} to its folder of libraries"),
         )
     })?;
     let missing = |names: Vec<&str>| {
