@@ -11,6 +11,18 @@ use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::model::Inputs;
 use std::fs;
 
+/// The micro-batches of a step: twice four samples.
+fn samples(cpu: &Cpu, step: usize) -> impl FnMut(&Inputs) -> anyhow::Result<()> {
+    let mut next = 8 * step as u64;
+    move |inputs| {
+        let tokens: Vec<i32> =
+            (next..next + 4).flat_map(|sample| common::tokens(1, 24, 128, sample)).collect();
+        inputs.upload(cpu, &common::causal(&tokens, 4, next, 1.0 / (8.0 * 24.0)));
+        next += 4;
+        Ok(())
+    }
+}
+
 /// Steps of 8 samples at a learning rate of 3e-3, and what else `look` wants to know after each.
 fn train(sets: &[&str], steps: usize, mut look: impl FnMut(&Engine, &Outcome)) -> Vec<Outcome> {
     let (cpu, m) = (Cpu::new(Some(1)), common::manifest(sets));
@@ -18,14 +30,7 @@ fn train(sets: &[&str], steps: usize, mut look: impl FnMut(&Engine, &Outcome)) -
     engine.init();
     let mut outcomes = Vec::new();
     for step in 0..steps {
-        let mut next = 8 * step as u64;
-        let mut load = |inputs: &Inputs| {
-            let tokens: Vec<i32> =
-                (next..next + 4).flat_map(|sample| common::tokens(1, 24, 128, sample)).collect();
-            inputs.upload(&cpu, &common::causal(&tokens, 4, next, 1.0 / (8.0 * 24.0)));
-            next += 4;
-            Ok(())
-        };
+        let mut load = samples(&cpu, step);
         let outcome = engine.step(&mut load, 2, 3e-3).unwrap();
         look(&engine, &outcome);
         outcomes.push(outcome);
@@ -94,6 +99,32 @@ fn what_overflows_is_skipped_until_the_scale_fits() {
     assert!(pattern.starts_with("0000000000"), "2³² is far too much: {pattern}");
     assert!(pattern.contains("1111001111"), "it doubles, two overflow, it fits again: {pattern}");
     assert!(outcomes[44].loss < outcomes[0].loss - 0.2, "it learns: {outcomes:?}");
+}
+
+/// The next step is asked for before an outcome is looked at: the same outcomes, and the weights
+/// that overflowed are those of the step looked at.
+#[test]
+fn a_step_may_be_looked_at_while_the_next_is_under_way() {
+    let sets = ["precision=fp16", "loss_scale={initial: 16777216, hysteresis: 1}"];
+    let mut bad = Vec::new();
+    let at_once = train(&sets, 8, |engine, _| bad.push(engine.not_finite()));
+    let (cpu, m) = (Cpu::new(Some(1)), common::manifest(&sets));
+    let engine = Engine::new(&cpu, Groups::solo(), &m, true).unwrap();
+    engine.init();
+    let queue = |step| engine.queue(&mut samples(&cpu, step), 2, 3e-3).unwrap();
+    queue(0);
+    let mut last = None;
+    for step in 0..8 {
+        if step + 1 < 8 {
+            queue(step + 1);
+        }
+        let (outcome, ended) = engine.outcome().unwrap();
+        assert_eq!(format!("{outcome:?}"), format!("{:?}", at_once[step]));
+        assert_eq!(engine.not_finite(), bad[step]);
+        assert!(last.is_none_or(|last| last < ended));
+        last = Some(ended);
+    }
+    assert!(at_once[0].skipped && !at_once[7].skipped);
 }
 
 /// AdamW counts updates, not steps: after skipped ones it does what it would have done at first.
