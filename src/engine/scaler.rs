@@ -5,7 +5,7 @@
 //! leaves them stuck, which ends the run.
 
 use crate::base::DType;
-use crate::device::{Arena, Backend, Scaler, Scaling};
+use crate::device::{Arena, Backend, Scaler, Scaling, Tensor};
 use crate::manifest::{LossScale, Manifest};
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ pub fn scaling(m: &Manifest) -> Scaling {
 }
 
 /// Its counts in device memory.
-pub fn counts(arena: &Arena) -> crate::device::Tensor {
+pub fn counts(arena: &Arena) -> Tensor {
     arena.matrix(1, 5, DType::I64)
 }
 
