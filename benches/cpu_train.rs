@@ -85,7 +85,7 @@ train: {{steps: 100}}"
     };
     let warm_up = 2;
     let mut seconds: Vec<f64> = (1..=shape.timed_steps + warm_up)
-        .map(|number| {
+        .map(|_| {
             let started = Instant::now();
             engine.step(&mut load, 1, 3e-4).expect("a step");
             started.elapsed().as_secs_f64()
