@@ -98,6 +98,15 @@ fn a_loss_that_is_not_finite_names_step_and_tensor() {
     let done = lab.run(&["lr={peak: 1000, decay: constant}", "optimizer.adamw.weight_decay=1"]);
     done.expect(1, &["step ", "(samples ", "not finite", "weights are still those of step"]);
     assert!(done.err.contains("block.") || done.err.contains("embed."), "{}", done.err);
+    // The next step was under way when this was seen: neither is recorded or saved.
+    let step = done.err.split("step ").nth(1).and_then(|text| text.split(' ').next()).unwrap();
+    let step: usize = step.parse().unwrap();
+    assert!(step > 1 && lab.metrics("runs/a").len() == step - 1, "{}", done.err);
+    let saved = fs::read_dir(lab.path("runs/a/checkpoints")).into_iter().flatten().flatten();
+    let names = saved.map(|entry| entry.file_name().into_string().unwrap());
+    let steps: Vec<usize> =
+        names.filter_map(|name| name.strip_prefix("step-").map(|n| n.parse().unwrap())).collect();
+    assert!(steps.iter().all(|saved| *saved < step), "{steps:?} saved, step {step} failed");
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub struct Outcome {
     /// Skipped, and no later step will update: the loss scale cannot be lowered any more.
     pub stuck: bool,
     /// What the next step multiplies its loss by.
-    pub loss_scale: f32,
+    pub loss_scale: f64,
 }
 
 impl Outcome {
@@ -200,8 +200,8 @@ impl<'a> Engine<'a> {
         keeper.finish(&*groups.ends);
         groups.sum_over_stages_and_replicas(s.loss);
         self.optimizer.step(be, groups, self.zero.shares(), s, lr);
-        be.send(s.outcome);
         self.zero.updated(&*groups.data);
+        be.send(s.outcome);
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl<'a> Engine<'a> {
         let mut all = self.received.borrow_mut();
         let ended = self.be.receive(bytemuck::cast_slice_mut(&mut all))?;
         let [_, loss, grad_norm, _, _, _, fate, loss_scale] = all[..8] else { unreachable!("8") };
-        let (loss, grad_norm) = (loss as f64, grad_norm as f64);
+        let (loss, grad_norm, loss_scale) = (loss.into(), grad_norm.into(), loss_scale.into());
         let (skipped, stuck) = (fate > 0.0, fate > 1.0);
         Ok((Outcome { loss, grad_norm, skipped, stuck, loss_scale }, ended))
     }

@@ -5,14 +5,14 @@
 //! leaves them stuck, which ends the run.
 
 use crate::base::DType;
-use crate::device::{Arena, Backend, Scaler, Scaling};
+use crate::device::{Arena, Backend, Scaler, Scaling, Tensor};
 use crate::manifest::{LossScale, Manifest};
 use serde::{Deserialize, Serialize};
 
 /// Where the scale stands after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
-    pub scale: f32,
+    pub scale: f64,
     /// Since the scale doubled or a step overflowed.
     pub updates_in_a_row: u64,
     /// Overflows from the next one on until the scale halves; 1 or less: at each.
@@ -38,7 +38,7 @@ impl Scale {
     /// The same under the settings of a manifest, which may have changed since.
     pub fn under(self, m: &Manifest) -> Scale {
         let Scaling { growth, min, .. } = scaling(m);
-        Scale { scale: if growth == 1.0 { min } else { self.scale.max(min) }, ..self }
+        Scale { scale: if growth == 1.0 { min.into() } else { self.scale.max(min.into()) }, ..self }
     }
 }
 
@@ -47,16 +47,16 @@ pub fn scaling(m: &Manifest) -> Scaling {
     match m.loss_scale {
         None => Scaling { growth: 1.0, window: u64::MAX >> 1, hysteresis: 1, min: 1.0 },
         Some(LossScale::Constant { scale, window, hysteresis }) => {
-            Scaling { growth: 1.0, window, hysteresis, min: scale }
+            Scaling { growth: 1.0, window, hysteresis, min: scale as f32 }
         }
         Some(LossScale::Dynamic { min, window, hysteresis, .. }) => {
-            Scaling { growth: 2.0, window, hysteresis, min }
+            Scaling { growth: 2.0, window, hysteresis, min: min as f32 }
         }
     }
 }
 
 /// Its counts in device memory.
-pub fn counts(arena: &Arena) -> crate::device::Tensor {
+pub fn counts(arena: &Arena) -> Tensor {
     arena.matrix(1, 5, DType::I64)
 }
 
@@ -69,7 +69,7 @@ pub fn write(be: &dyn Backend, to: Scaler, s: &Scale) {
         skipped as i64,
         0, /* stuck */
     ];
-    be.upload(bytemuck::cast_slice(&[scale]), to.scale);
+    be.upload(bytemuck::cast_slice(&[scale as f32]), to.scale);
     be.upload(bytemuck::cast_slice(&counts), to.counts);
 }
 
@@ -79,7 +79,7 @@ pub fn read(be: &dyn Backend, from: Scaler) -> Scale {
     be.download(from.counts, bytemuck::cast_slice_mut(&mut counts));
     let [updates_in_a_row, overflows_left, updates, skipped, _] = counts;
     Scale {
-        scale: scale[0],
+        scale: scale[0].into(),
         updates_in_a_row: updates_in_a_row as u64,
         overflows_left,
         updates: updates as u64,

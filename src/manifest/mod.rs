@@ -107,10 +107,10 @@ pub enum Precision {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
     /// The run ends at the `hysteresis`th overflow without `window` updates in a row before it.
-    Constant { scale: f32, window: u64, hysteresis: u64 },
+    Constant { scale: f64, window: u64, hysteresis: u64 },
     /// Doubles after `window` updates in a row; halves at each overflow from the `hysteresis`th
     /// since. The run ends at an overflow that should take it below `min`.
-    Dynamic { initial: f32, min: f32, window: u64, hysteresis: u64 },
+    Dynamic { initial: f64, min: f64, window: u64, hysteresis: u64 },
 }
 
 /// What is read, and how it is masked.

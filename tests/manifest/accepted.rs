@@ -2,8 +2,8 @@
 
 use crate::{GOOD, complaints, read, with};
 use gptrain::manifest::{
-    Decay, DeviceChoice, Gelu, LayerSplit, Neighbours, Objective, Optimizer, Part, Position,
-    Precision, RampUp, Recompute, Schedule,
+    Decay, DeviceChoice, Gelu, LayerSplit, LossScale, Neighbours, Objective, Optimizer, Part,
+    Position, Precision, RampUp, Recompute, Schedule,
 };
 use std::path::{Path, PathBuf};
 
@@ -171,8 +171,6 @@ fn what_this_version_cannot_run_it_refuses_by_name() {
     assert_eq!(
         m.runnable().unwrap_err().to_string(),
         "\
-trial: precision is fp16: this version has no loss scaling yet
-    → --set precision=bf16
 trial: train.device is cuda: this version trains on one GPU only
     → --set train.device=cpu"
     );
@@ -217,6 +215,8 @@ fn the_effective_manifest_loads_back_to_the_same() {
              threads: 3, device: cpu}",
             "name=1e3",
         ],
+        &["precision=fp16", "loss_scale={initial: 9, min: 0.3, window: 7, hysteresis: 5}"],
+        &["precision=fp16", "loss_scale={constant: 9, window: 7, hysteresis: 5}"],
         &["topology={pipeline: 2, schedule: gpipe, layer_split: [2, 4]}", "lr.decay=constant"],
         &[
             "precision=tf32",
@@ -235,6 +235,12 @@ fn the_effective_manifest_loads_back_to_the_same() {
     assert_eq!(full.data.objective, Objective::PrefixLm { loss_on_targets_only: false });
     assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
     assert_eq!(full.train.audit_interval, None);
+    let dynamic = LossScale::Dynamic { initial: 9.0, min: 0.3, window: 7, hysteresis: 5 };
+    assert_eq!(with(sets[2]).manifest.loss_scale, Some(dynamic));
+    let constant = LossScale::Constant { scale: 9.0, window: 7, hysteresis: 5 };
+    assert_eq!(with(sets[3]).manifest.loss_scale, Some(constant));
+    let short = with(&["precision=fp16", "loss_scale=8"]).manifest.loss_scale;
+    assert_eq!(short, Some(LossScale::Constant { scale: 8.0, window: 1000, hysteresis: 2 }));
 }
 
 #[test]

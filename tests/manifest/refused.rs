@@ -402,8 +402,7 @@ fn datasets_are_checked_as_far_as_the_manifest_goes() {
 fn what_is_known_but_not_here_is_refused_by_name() {
     check_added(
         "precision: fp8",
-        "m.yaml:17: precision fp8 is not in this version → take bf16 \
-         (needs no loss scaling) or f32",
+        "m.yaml:17: precision fp8 is not in this version → take bf16, fp16 or f32",
     );
     check_added(
         "optimizer: adafactor",

@@ -258,12 +258,10 @@ fn check(
     if moment == Moment::Second && stats.negative > 0 {
         damage.push(format!("{what}: {} values below 0", stats.negative));
     }
-    if moment == Moment::Master {
-        if stats.rounded != tensor.live.digest {
-            damage.push(format!(
-                "{}: the live {} weight at step {} was not the master weight, rounded",
-                tensor.name, tensor.live.dtype, checkpoint.index.progress.step
-            ));
-        }
+    if moment == Moment::Master && stats.rounded != tensor.live.digest {
+        damage.push(format!(
+            "{}: the live {} weight at step {} was not the master weight, rounded",
+            tensor.name, tensor.live.dtype, checkpoint.index.progress.step
+        ));
     }
 }

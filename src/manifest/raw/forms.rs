@@ -89,7 +89,7 @@ pub struct Rate(#[schemars(range(min = 0.0, max = 0.999))] pub f32);
 /// A loss scale.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
-pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f32);
+pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f64);
 
 /// Layers of one stage.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]

@@ -138,13 +138,13 @@ pub struct Init {
 pub struct LossScale {
     /// One that stays, instead of initial and min (--loss-scale).
     #[schemars(range(min = 1e-9, max = 1e18))]
-    pub constant: Option<f32>,
+    pub constant: Option<f64>,
     /// The first (--initial-loss-scale). Default: 4_294_967_296.
     #[schemars(range(min = 1e-9, max = 1e18))]
-    pub initial: Option<f32>,
+    pub initial: Option<f64>,
     /// The lowest; a run that overflows even there ends (--min-loss-scale). Default: 1.
     #[schemars(range(min = 1e-9, max = 1e18))]
-    pub min: Option<f32>,
+    pub min: Option<f64>,
     /// Updates in a row after which it doubles (--loss-scale-window). Default: 1000.
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub window: Option<u64>,

@@ -36,7 +36,7 @@ pub struct StepRow {
     pub data_wait_s: f64,
     /// fp16: what the next step's loss is multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss_scale: Option<f32>,
+    pub loss_scale: Option<f64>,
     /// fp16: the gradient overflowed, and nothing was updated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,

@@ -72,7 +72,7 @@ pub struct StepLine {
     /// step before.
     pub data_wait_seconds: f64,
     /// In fp16: what the next step's loss is multiplied by.
-    pub loss_scale: Option<f32>,
+    pub loss_scale: Option<f64>,
     /// The gradient overflowed, and nothing was updated.
     pub skipped: bool,
 }
@@ -147,7 +147,7 @@ impl Report {
                 ("iteration-time/tokens per second", row.tokens_per_s),
                 ("iteration-time/data wait", row.data_wait_s),
             ];
-            let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", f64::from(scale)));
+            let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
             scalars.extend(scale);
             events.scalars(row.step, row.consumed_samples, &scalars)?;
         }

@@ -58,6 +58,29 @@ fn the_log_line_is_megatrons() {
     assert_eq!(interval.take(&info), None, "an interval starts empty");
 }
 
+/// In fp16, with NVIDIA's `loss scale` where Megatron has it: skipped steps count for everything but
+/// the loss.
+#[test]
+fn skipped_steps_are_counted_in_the_line() {
+    let mut interval = Interval::default();
+    let fp16 = |step, lm_loss, scale, skipped| {
+        let grad_norm = if skipped { f64::NAN } else { 0.5 };
+        StepLine { loss_scale: Some(scale), skipped, grad_norm, ..line(step, lm_loss) }
+    };
+    interval.add(&fp16(1, 9.0, 131072.0, true));
+    interval.add(&fp16(2, f64::NAN, 65536.0, true));
+    interval.add(&fp16(3, 3.0, 65536.0, false));
+    interval.add(&fp16(4, 2.0, 65536.0, false));
+    let text = interval.take(&info()).unwrap();
+    let part = "| lm loss: 2.500000E+00 | loss scale: 65536.0 | grad norm: 0.500 | \
+                number of skipped iterations:   2 | number of nan iterations:   1 | ";
+    assert!(text.contains(part), "{text}");
+    interval.add(&fp16(5, 9.0, 32768.0, true));
+    let text = interval.take(&info()).unwrap();
+    let part = "batch size:    16 | loss scale: 32768.0 | grad norm: nan | number of skipped";
+    assert!(text.contains(part), "{text}");
+}
+
 #[test]
 fn a_public_log_parser_reads_the_line() {
     let mut interval = Interval::default();
