@@ -45,7 +45,8 @@ impl Arenas {
         })
     }
 
-    pub fn bill(&self) -> Bill {
+    /// With the memory that the device's ops hold.
+    pub fn bill(&self, workspace: Bytes) -> Bill {
         let bytes = |arena: &Arena| Bytes(arena.peak() as u64);
         Bill {
             rows: vec![
@@ -55,6 +56,7 @@ impl Arenas {
                 ("stash", bytes(&self.stash)),
                 ("scratch", bytes(&self.scratch)),
                 ("inputs", bytes(&self.inputs)),
+                ("workspace", workspace),
             ],
         }
     }

@@ -90,7 +90,7 @@ impl<'a> Engine<'a> {
             arrived: laid.arrived,
             eval: laid.eval,
             scalars: laid.scalars,
-            bill: arenas.bill(),
+            bill: arenas.bill(be.workspace()),
         };
         upload_slopes(be, &engine.groups, manifest, laid.slopes);
         Ok(engine)

@@ -105,6 +105,13 @@ impl<'a> Bench<'a> {
         on
     }
 
+    /// i64, to be overwritten.
+    pub fn integers_64(&self, len: usize) -> Tensor {
+        let on = self.arena.matrix(1, len, DType::I64);
+        self.backend.upload(bytemuck::cast_slice(&vec![-1i64; len]), on);
+        on
+    }
+
     pub fn dropout(&self, rate: f32, first_sample: i64, seq: usize, first_row: usize) -> Dropout {
         let on = self.arena.matrix(1, 1, DType::I64);
         self.backend.upload(bytemuck::cast_slice(&[first_sample]), on);

@@ -53,7 +53,10 @@ fn the_fastest_valid_algorithm_is_chosen_once() {
     let (first, timed) = products(Some(&folder));
     let chosen = chosen(&folder);
     assert_eq!(chosen.len(), timed);
-    assert!(timed >= 8 && chosen.iter().all(|number| number == "4"), "{chosen:?}");
+    // Algorithm 4 is the fastest that is sound; but not with the sums of BiasBackward.
+    let count = |way: &str| chosen.iter().filter(|one| *one == way).count();
+    assert!(count("4") >= 8 && count("apart") == 2, "{chosen:?}");
+    assert_eq!(count("4") + count("apart"), timed);
     let (again, timed) = products(Some(&folder));
     assert_eq!(timed, 0, "what is kept is not timed again");
     assert!(first == again, "what is kept gives the same bits");
@@ -80,8 +83,11 @@ fn what_is_kept_decides() {
         assert!(seen == (tuned.clone(), all), "algorithm {number}");
     }
     let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 4), "0", 1);
-    let cases =
-        [("changed", changed.as_bytes()), ("half", &text.as_bytes()[..300]), ("no text", b"\xff\n ")];
+    let cases = [
+        ("changed", changed.as_bytes()),
+        ("half", &text.as_bytes()[..300]),
+        ("no text", b"\xff\n "),
+    ];
     for (what, damaged) in cases {
         let (seen, timed) = with(damaged);
         assert!(timed > 0 && seen == tuned, "{what}");

@@ -12,7 +12,7 @@ mod plan;
 mod tune;
 
 pub use choices::Choices;
-pub use plan::Products;
+pub use plan::{Products, Room};
 
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, lt};
@@ -27,17 +27,18 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
     assert_eq!(a.dtype, b.dtype, "dtypes of A and B");
     assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
-    let plain = matches!(then, Epilogue::Nothing);
-    assert!(!c.add || plain, "accumulation has no epilogue");
+    let onto = matches!(then, Epilogue::Nothing | Epilogue::BiasBackward(_));
+    assert!(!c.add || onto, "accumulation has no such epilogue");
     // What the library asks of epilogues: columns in eights, addresses in sixteens.
-    let fits = |x: Tensor| x.addr().is_multiple_of(16) && x.dtype == c.to.dtype;
+    let aligned = |x: Tensor| x.addr().is_multiple_of(16);
+    let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
     let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
     let turn = [kind == Gemm::NT, kind == Gemm::TN];
     let run = |c, epilogue, bias, aux, apart: Option<&dyn Fn()>| {
-        let on = Operands { a: b, b: a, c, bias, aux };
+        let on = Operands { a: b, b: a, c, bias, aux, db: None };
         cuda.products.run(cuda, on.shape(turn, [m, n, k], epilogue), &on, apart);
     };
-    let plainly = |c| run(c, lt::Epilogue::Nothing, None, None, None);
+    let plainly = |c: Out| run(c, lt::Epilogue::Nothing, None, None, None);
     // By the library where it takes these operands, else by kernels.
     let either = |fits: bool, epilogue, bias, aux, apart: &dyn Fn()| match fits {
         true => run(c, epilogue, bias, aux, Some(apart)),
@@ -64,6 +65,26 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
                 plainly(c);
                 super::gelu::backward(cuda, pre, gelu, c.to);
             });
+        }
+        Epilogue::BiasBackward(db) => {
+            let grads = [c.to.dtype, db.to.dtype] == [DType::F32; 2];
+            assert!(
+                kind == Gemm::TN && grads && db.to.numel() == m,
+                "gradients of weight and bias"
+            );
+            let apart = || {
+                super::elementwise::bias_backward(cuda, a, db);
+                plainly(c);
+            };
+            match cuda.products.room.sums(m).filter(|_| n.is_multiple_of(8) && aligned(c.to)) {
+                Some(sums) => {
+                    let (bias, db) = (Some(sums), Some(db));
+                    let on = Operands { a: b, b: a, c, bias, aux: None, db };
+                    let shape = on.shape(turn, [m, n, k], lt::Epilogue::BiasBackward);
+                    cuda.products.run(cuda, shape, &on, Some(&apart));
+                }
+                None => apart(),
+            }
         }
     }
 }

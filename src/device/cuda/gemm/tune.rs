@@ -61,7 +61,7 @@ impl Products {
         });
         let sums: Vec<_> = sums.collect();
         let run = |way: &Option<Algorithm>| match (way, apart) {
-            (Some(algorithm), _) => self.multiply(device, plan, algorithm, on) == 0,
+            (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
             (None, Some(apart)) => {
                 apart();
                 true
@@ -108,7 +108,7 @@ impl Products {
                 &mut written,
             )
         });
-        let fits = checked == 0 && found.workspace <= self.workspace_bytes;
+        let fits = checked == 0 && found.workspace <= self.room.bytes;
         fits && told == 0 && [lt::REDUCE_NOT, lt::REDUCE_IN_F32].contains(&reduction)
     }
 
@@ -130,7 +130,7 @@ impl Products {
                 (api.cublasLtMatmulPreferenceSetAttribute)(preference, key, value, bytes)
             })
         };
-        prefer(lt::MAX_WORKSPACE, (&raw const self.workspace_bytes).cast(), size_of::<usize>());
+        prefer(lt::MAX_WORKSPACE, (&raw const self.room.bytes).cast(), size_of::<usize>());
         let reductions = lt::REDUCE_IN_F32;
         prefer(lt::REDUCTIONS, (&raw const reductions).cast(), size_of::<u32>());
         let [a, b, c, ..] = shape.alignments;
