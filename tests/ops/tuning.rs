@@ -98,9 +98,11 @@ fn what_is_kept_decides() {
 /// A sound file in which that algorithm is chosen for every product.
 fn with_algorithm(text: &str, number: u64) -> String {
     let machine = text.lines().next().unwrap().split_once("timed on ").unwrap().1;
+    let some = text.lines().find_map(|line| line.split_once(": ").filter(|way| way.1.len() > 128));
+    let words = some.expect("a product by an algorithm").1;
     let line = |line: &str| {
-        let at = line.rfind(": ").unwrap() + 2 + 64;
-        let choice = format!("{}{number:016x}{}", &line[..at], &line[at + 16..at + 64]);
+        let product = line.split_once(": ").unwrap().0;
+        let choice = format!("{product}: {}{number:016x}{}", &words[..64], &words[80..128]);
         let seal = xxhash_rust::xxh3::xxh3_64(format!("{machine}\n{choice}").as_bytes());
         format!("{choice} {seal:016x}\n")
     };

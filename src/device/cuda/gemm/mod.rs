@@ -34,57 +34,50 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
     let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
     let turn = [kind == Gemm::NT, kind == Gemm::TN];
-    let run = |c, epilogue, bias, aux, apart: Option<&dyn Fn()>| {
-        let on = Operands { a: b, b: a, c, bias, aux, db: None };
+    let plain = Operands { a: b, b: a, c, bias: None, aux: None, db: None };
+    let product = |epilogue, on: Operands, apart: Option<&dyn Fn()>| {
         cuda.products.run(cuda, on.shape(turn, [m, n, k], epilogue), &on, apart);
     };
-    let plainly = |c: Out| run(c, lt::Epilogue::Nothing, None, None, None);
+    let plainly = |c: Out| product(lt::Epilogue::Nothing, Operands { c, ..plain }, None);
     // By the library where it takes these operands, else by kernels.
-    let either = |fits: bool, epilogue, bias, aux, apart: &dyn Fn()| match fits {
-        true => run(c, epilogue, bias, aux, Some(apart)),
+    let either = |fits: bool, epilogue, on, apart: &dyn Fn()| match fits {
+        true => product(epilogue, on, Some(apart)),
         false => apart(),
     };
     match then {
         Epilogue::Nothing => plainly(c),
         Epilogue::Bias(bias) => {
-            either(fused && fits(bias), lt::Epilogue::Bias, Some(bias), None, &|| {
+            let (fits, on) = (fused && fits(bias), Operands { bias: Some(bias), ..plain });
+            either(fits, lt::Epilogue::Bias, on, &|| {
                 bias_rows(cuda, bias, c.to);
                 plainly(c.to.add());
             });
         }
         Epilogue::BiasGelu { bias, pre, gelu } => {
             let fits = fused && gelu == Gelu::Tanh && fits(bias) && fits(pre);
-            either(fits, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre), &|| {
+            let on = Operands { bias: Some(bias), aux: Some(pre), ..plain };
+            either(fits, lt::Epilogue::GeluAuxBias, on, &|| {
                 self::gemm(cuda, kind, a, b, pre.set(), Epilogue::Bias(bias));
                 super::gelu::gelu(cuda, pre, gelu, c);
             });
         }
         Epilogue::GeluBackward { pre, gelu } => {
             let fits = fused && gelu == Gelu::Tanh && fits(pre);
-            either(fits, lt::Epilogue::GeluBackward, None, Some(pre), &|| {
+            either(fits, lt::Epilogue::GeluBackward, Operands { aux: Some(pre), ..plain }, &|| {
                 plainly(c);
                 super::gelu::backward(cuda, pre, gelu, c.to);
             });
         }
         Epilogue::BiasBackward(db) => {
-            let grads = [c.to.dtype, db.to.dtype] == [DType::F32; 2];
-            assert!(
-                kind == Gemm::TN && grads && db.to.numel() == m,
-                "gradients of weight and bias"
-            );
-            let apart = || {
-                super::elementwise::bias_backward(cuda, a, db);
+            assert_eq!((kind, c.to.dtype), (Gemm::TN, DType::F32), "gradient of a weight");
+            assert_eq!((db.to.numel(), db.to.dtype), (m, DType::F32), "gradient of its bias");
+            let sums = cuda.products.room.sums(m);
+            let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
+            let on = Operands { bias: sums, db: Some(db), ..plain };
+            either(fits, lt::Epilogue::BiasBackward, on, &|| {
                 plainly(c);
-            };
-            match cuda.products.room.sums(m).filter(|_| n.is_multiple_of(8) && aligned(c.to)) {
-                Some(sums) => {
-                    let (bias, db) = (Some(sums), Some(db));
-                    let on = Operands { a: b, b: a, c, bias, aux: None, db };
-                    let shape = on.shape(turn, [m, n, k], lt::Epilogue::BiasBackward);
-                    cuda.products.run(cuda, shape, &on, Some(&apart));
-                }
-                None => apart(),
-            }
+                super::elementwise::bias_backward(cuda, a, db);
+            });
         }
     }
 }

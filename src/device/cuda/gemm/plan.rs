@@ -30,6 +30,7 @@ pub struct Shape {
 }
 
 /// Operands of one product, in the library's order.
+#[derive(Clone, Copy)]
 pub struct Operands {
     pub a: Tensor,
     pub b: Tensor,
