@@ -265,9 +265,8 @@ pub trait Backend {
     fn sum(&self, x: Tensor, y: Out);
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
-    /// out[0, i] = a digest of xᵢ's bits: Σ over elements j of mix(j·K ⊕ bits·L) mod 2⁶⁴, which one
-    /// changed element always changes, and which comes out the same in any order; `digest_term` is
-    /// what is added. xs of floats, out i64 [1, n].
+    /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes out
+    /// the same in any order, and which one changed element always changes. xs of floats, out i64 [1, n].
     fn digests(&self, xs: &[Tensor], out: Out);
     /// out f32 [1, 2] = norm = √Σ sums, and the factor min(1, max_norm / (norm + 1e-6)), or NaN if the
     /// norm is not finite.

@@ -19,9 +19,16 @@ fn folder(name: &str) -> PathBuf {
 /// The products of a few shapes, all right, by a backend that keeps its choices there; and how many
 /// it timed.
 fn products(tuned: Option<&Path>) -> (Vec<Seen>, usize) {
+    products_of(&open(tuned))
+}
+
+fn open(tuned: Option<&Path>) -> Cuda {
     let options = Options { tuned: tuned.map(Path::to_path_buf), ..softgpu::options() };
-    let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
-    let bench = Bench::new(&cuda, DType::BF16, true).with_fused_epilogues();
+    Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn products_of(cuda: &Cuda) -> (Vec<Seen>, usize) {
+    let bench = Bench::new(cuda, DType::BF16, true).with_fused_epilogues();
     for (kind, m, n, k) in [(Gemm::NT, 9, 16, 70), (Gemm::TN, 16, 8, 65)] {
         product::gemm(&bench, kind, m, n, k);
     }
@@ -107,6 +114,17 @@ fn with_algorithm(text: &str, number: u64) -> String {
         format!("{choice} {seal:016x}\n")
     };
     text.lines().skip(1).map(line).collect()
+}
+
+#[test]
+fn what_another_rank_has_chosen_meanwhile_counts() {
+    let (here, there) = (folder("here"), folder("there"));
+    let ((untuned, _), (_, all)) = (products(None), products(Some(&there)));
+    let text = fs::read_to_string(the_file(&there)).unwrap();
+    let cuda = open(Some(&here));
+    let theirs = here.join(the_file(&there).file_name().unwrap());
+    fs::write(theirs, with_algorithm(&text, 0)).unwrap();
+    assert!(products_of(&cuda) == (untuned, all), "timed, and then as the file says");
 }
 
 #[test]
