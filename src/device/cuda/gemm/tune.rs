@@ -42,7 +42,11 @@ impl Products {
         match &ways[..] {
             [] => None,
             [only] => *only,
-            _ => choices.keep(&name, self.fastest(cuda, plan, on, apart, &ways), valid),
+            _ => {
+                let fastest = self.fastest(cuda, plan, on, apart, &ways);
+                // A device that fails meanwhile has timed nothing.
+                if cuda.device.failed() { fastest } else { choices.keep(&name, fastest, valid) }
+            }
         }
     }
 
