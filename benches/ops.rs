@@ -9,7 +9,7 @@ use gptrain::base::{DType, rng};
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
-    AdamW, Arena, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Tensor, Visible,
+    AdamW, Arena, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Tensor, Visible,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -321,19 +321,17 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let some = Dropout { rate: 0.1, ..drop };
     let (x, y, z) = (t.matrix(n, h), t.matrix(n, h), t.matrix(n, h));
     let (scale, shift) = (t.matrix(1, h), t.matrix(1, h));
+    let norm = Norm { scale, shift, eps: 1e-5 };
     let [dscale, dshift] = [0, 1].map(|_| t.matrix_of(1, h, DType::F32));
     let stats = t.matrix_of(n, 2, DType::F32);
     let wide = t.matrix(n, 4 * h);
-    let dwide = t.matrix_of(1, 4 * h, DType::F32);
-    let three = t.matrix(n, 3 * h);
-    let dthree = t.matrix_of(1, 3 * h, DType::F32);
     let ids = t.arena.matrix(n, 1, DType::I32);
     let (table, dtable) = (t.matrix(shape.vocab, h), t.matrix_of(shape.vocab, h, DType::F32));
     let b = x.bytes() as f64;
     let size = format!("{n}x{h}");
     vec![
         row(format!("layernorm {size}"), 2 * l + 1, 2.0 * b, move || {
-            be.layernorm(x, scale, shift, 1e-5, y.set(), stats.set())
+            be.layernorm(x, &norm, y.set(), stats.set())
         }),
         row(format!("layernorm_backward += {size}"), 2 * l + 1, 4.0 * b, move || {
             be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), dshift.add())
@@ -346,12 +344,6 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         }),
         row(format!("residual_backward in place {size}"), 2 * l, b, move || {
             be.residual_backward(y, &drop, y.set(), dshift.add())
-        }),
-        row(format!("bias_backward {n}x{}", 3 * h), l, 3.0 * b, move || {
-            be.bias_backward(three, dthree.add())
-        }),
-        row(format!("bias_backward {n}x{}", 4 * h), l, 4.0 * b, move || {
-            be.bias_backward(wide, dwide.add())
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
             be.gelu(wide, Gelu::Tanh, wide.set())

@@ -1,6 +1,8 @@
 // Layer normalisation (Ba, Kiros & Hinton 2016) over each row.
 //
 // Bytes moved for each element of size s: forward 2s (x, y); backward 3s (dy, x, dx), 4s to add.
+// Fused with the residual before it, forward 4s (x, branch, y, h) for 5s apart; backward 4s (dy, x,
+// dx twice) for 5s, with dropout 5s (dbranch) for 6s.
 // Forward gives a row to a warp, which keeps it in shared memory between its three passes. Backward
 // gives a row to a block, thread t always the same columns, so that a thread sums the gradients of
 // scale and shift of its columns over all rows of the block without asking another.
@@ -18,21 +20,9 @@ struct LayerNorm {
     uint32_t add, vector;
 };
 
-template <class T, int V> __device__ void layernorm_by(const LayerNorm& a) {
-    DYNAMIC_SHARED(shared);
-    // Each lane reads back only what it wrote.
-    T* kept = reinterpret_cast<T*>(shared) + (uint64_t)threadIdx.y * a.cols;
-    uint64_t row = (uint64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= a.rows) return;
-    const T* x = static_cast<const T*>(a.x) + row * a.cols;
-    float sum = 0;
-    for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
-        float v[V];
-        load(x + col, v);
-        store(kept + col, v);
-#pragma unroll
-        for (int i = 0; i < V; i++) sum += v[i];
-    }
+// Normalises the row that a warp has kept, each lane its columns, with the sum of these.
+template <class T, int V, class A>
+__device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T* to, bool add) {
     float mean = warp_sum(sum) / a.cols, squares = 0;
     for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
         float v[V];
@@ -52,8 +42,26 @@ template <class T, int V> __device__ void layernorm_by(const LayerNorm& a) {
         load(static_cast<const T*>(a.shift) + col, shift);
 #pragma unroll
         for (int i = 0; i < V; i++) v[i] = fmaf((v[i] - mean) * rstd, scale[i], shift[i]);
-        put(static_cast<T*>(a.y) + row * a.cols + col, v, a.add);
+        put(to + row * a.cols + col, v, add);
     }
+}
+
+template <class T, int V> __device__ void layernorm_by(const LayerNorm& a) {
+    DYNAMIC_SHARED(shared);
+    // Each lane reads back only what it wrote.
+    T* kept = reinterpret_cast<T*>(shared) + (uint64_t)threadIdx.y * a.cols;
+    uint64_t row = (uint64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= a.rows) return;
+    const T* x = static_cast<const T*>(a.x) + row * a.cols;
+    float sum = 0;
+    for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
+        float v[V];
+        load(x + col, v);
+        store(kept + col, v);
+#pragma unroll
+        for (int i = 0; i < V; i++) sum += v[i];
+    }
+    normalise<T, V>(a, kept, sum, row, static_cast<T*>(a.y), a.add);
 }
 
 template <class T> __device__ void layernorm(const LayerNorm& a) {
@@ -62,24 +70,84 @@ template <class T> __device__ void layernorm(const LayerNorm& a) {
 }
 KERNELS(layernorm, layernorm<T>, LayerNorm, 256)
 
+// y = x + dropout(branch + bias), h = layernorm(y).
+struct ResidualNorm {
+    const void* x;
+    const void* branch;
+    const void* bias;
+    void* y;
+    const void* scale;
+    const void* shift;
+    void* h;
+    float* stats;
+    uint64_t rows;
+    uint32_t cols;
+    float eps;
+    uint32_t vector;
+    Drop drop;
+};
+
+template <class T, int V> __device__ void residual_norm_by(const ResidualNorm& a) {
+    DYNAMIC_SHARED(shared);
+    T* kept = reinterpret_cast<T*>(shared) + (uint64_t)threadIdx.y * a.cols;
+    uint64_t row = (uint64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= a.rows) return;
+    uint64_t place = a.drop.first() + row;
+    float sum = 0;
+    for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
+        uint64_t at = row * a.cols + col;
+        float x[V], y[V], bias[V];
+        load(static_cast<const T*>(a.x) + at, x);
+        load(static_cast<const T*>(a.branch) + at, y);
+        load(static_cast<const T*>(a.bias) + col, bias);
+#pragma unroll
+        for (int i = 0; i < V; i++) y[i] += bias[i];
+        apply(a.drop, place, col, y);
+#pragma unroll
+        for (int i = 0; i < V; i++) y[i] += x[i];
+        store(static_cast<T*>(a.y) + at, y);
+        store(kept + col, y);
+        // The norm is of what was stored.
+#pragma unroll
+        for (int i = 0; i < V; i++) sum += widen(narrow<T>(y[i]));
+    }
+    normalise<T, V>(a, kept, sum, row, static_cast<T*>(a.h), false);
+}
+
+template <class T> __device__ void residual_norm(const ResidualNorm& a) {
+    if (a.vector) residual_norm_by<T, WIDE<T>>(a);
+    else residual_norm_by<T, 1>(a);
+}
+KERNELS(residual_norm, residual_norm<T>, ResidualNorm, 256)
+
 struct LayerNormBackward {
     const void* dy;
     const void* x;
     const float* stats;
     const void* scale;
     void* dx;
-    float* parts; // [blocks, 2, cols]: of dscale and of dshift
+    float* parts; // [blocks, 2, cols]: of dscale and of dshift; with a residual, third, of dbias
     uint64_t rows;
     uint32_t cols;
     uint32_t chunk; // rows of a block
     uint32_t add, unused;
 };
 
+// And then from dx to the branch of the residual before the norm.
+struct NormResidualBackward {
+    LayerNormBackward norm;
+    void* dbranch; // null: it is dx, and nothing is dropped
+    Drop drop;
+};
+
 // Thread t holds columns (t + k·threads)·V .. + V for k < K.
-template <class T, int V, int K> __device__ void layernorm_backward(const LayerNormBackward& a) {
+template <class T, int V, int K, bool RESIDUAL>
+__device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch, const Drop& drop) {
     DYNAMIC_SHARED(shared);
     float* dscale = reinterpret_cast<float*>(shared);
     float* dshift = dscale + a.cols;
+    float* dbias = dshift + a.cols;
+    uint64_t first = RESIDUAL && dbranch ? drop.first() : 0;
     uint32_t columns[K];
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -88,6 +156,7 @@ template <class T, int V, int K> __device__ void layernorm_backward(const LayerN
         float none[V] = {};
         store(dscale + columns[k], none);
         store(dshift + columns[k], none);
+        if constexpr (RESIDUAL) store(dbias + columns[k], none);
     }
     uint64_t start = (uint64_t)blockIdx.x * a.chunk;
     uint64_t end = start + a.chunk < a.rows ? start + a.chunk : a.rows;
@@ -123,10 +192,25 @@ template <class T, int V, int K> __device__ void layernorm_backward(const LayerN
             if (columns[k] >= a.cols) continue;
 #pragma unroll
             for (int i = 0; i < V; i++) g[k][i] = rstd * fmaf(-xhat[k][i], along, g[k][i] - sum);
-            put(static_cast<T*>(a.dx) + row * a.cols + columns[k], g[k], a.add);
+            put(static_cast<T*>(a.dx) + row * a.cols + columns[k], g[k], RESIDUAL || a.add);
+            if constexpr (RESIDUAL) {
+                // dbranch is of dx as stored, and dbias of dbranch as stored.
+                float sums[V];
+#pragma unroll
+                for (int i = 0; i < V; i++) g[k][i] = widen(narrow<T>(g[k][i]));
+                if (dbranch) {
+                    apply(drop, first + row, columns[k], g[k]);
+                    store(static_cast<T*>(dbranch) + row * a.cols + columns[k], g[k]);
+                }
+                load(dbias + columns[k], sums);
+#pragma unroll
+                for (int i = 0; i < V; i++) sums[i] += widen(narrow<T>(g[k][i]));
+                store(dbias + columns[k], sums);
+            }
         }
     }
-    float* parts = a.parts + (uint64_t)blockIdx.x * 2 * a.cols;
+    constexpr int SUMS = RESIDUAL ? 3 : 2;
+    float* parts = a.parts + (uint64_t)blockIdx.x * SUMS * a.cols;
 #pragma unroll
     for (int k = 0; k < K; k++) {
         if (columns[k] >= a.cols) continue;
@@ -135,9 +219,24 @@ template <class T, int V, int K> __device__ void layernorm_backward(const LayerN
         store(parts + columns[k], sums);
         load(dshift + columns[k], sums);
         store(parts + a.cols + columns[k], sums);
+        if constexpr (RESIDUAL) {
+            load(dbias + columns[k], sums);
+            store(parts + 2 * a.cols + columns[k], sums);
+        }
     }
+}
+
+template <class T, int V, int K> __device__ void layernorm_backward(const LayerNormBackward& a) {
+    layernorm_backward_by<T, V, K, false>(a, nullptr, Drop());
+}
+template <class T, int V, int K> __device__ void norm_residual_backward(const NormResidualBackward& a) {
+    layernorm_backward_by<T, V, K, true>(a.norm, a.dbranch, a.drop);
 }
 // Wide rows: K·V·threads columns. Any other: one by one, in eights.
 KERNELS(layernorm_backward_wide1, (layernorm_backward<T, WIDE<T>, 1>), LayerNormBackward, 512)
 KERNELS(layernorm_backward_wide16, (layernorm_backward<T, WIDE<T>, 16 / WIDE<T>>), LayerNormBackward, 1024)
 KERNELS(layernorm_backward_any, (layernorm_backward<T, 1, 8>), LayerNormBackward, 1024)
+// Three rows of sums leave place for 13,653 columns, 864 threads of 16.
+KERNELS(norm_residual_backward_wide1, (norm_residual_backward<T, WIDE<T>, 1>), NormResidualBackward, 512)
+KERNELS(norm_residual_backward_wide16, (norm_residual_backward<T, WIDE<T>, 16 / WIDE<T>>), NormResidualBackward, 864)
+KERNELS(norm_residual_backward_any, (norm_residual_backward<T, 1, 8>), NormResidualBackward, 1024)

@@ -50,6 +50,58 @@ __device__ void finish_sum(const SumFinish& a) {
 }
 KERNEL(sum_finish, finish_sum, SumFinish, 256)
 
+// A digest of the bits: Σ over elements of `digest_term` of device/backend.rs, modulo 2^64, so that
+// the order does not matter. Bytes moved for each element: its own.
+struct DigestParts {
+    const void* x;
+    uint64_t* parts;
+    uint64_t numel;
+    uint32_t vector, unused;
+};
+
+__device__ __forceinline__ uint64_t digest_term(uint64_t at, uint32_t bits) {
+    uint64_t x = at * 0x9e3779b97f4a7c15u ^ ((uint64_t)bits + 1) * 0xd6e8feb86659fd93u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+template <class Bits> __device__ void digest_parts(const DigestParts& a) {
+    const Bits* x = static_cast<const Bits*>(a.x);
+    uint64_t sum = 0;
+    if (a.vector) {
+        constexpr int V = WIDE<Bits>;
+        each<V>(a.numel, [&](uint64_t at) {
+            uint4 raw = *reinterpret_cast<const uint4*>(x + at);
+            Bits bits[V];
+            memcpy(bits, &raw, 16);
+#pragma unroll
+            for (int i = 0; i < V; i++) sum += digest_term(at + i, bits[i]);
+        });
+    } else {
+        each<1>(a.numel, [&](uint64_t at) { sum += digest_term(at, x[at]); });
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) a.parts[blockIdx.x] = sum;
+}
+KERNEL(digest_parts_f32, (digest_parts<uint32_t>), DigestParts, 256)
+KERNEL(digest_parts_bf16, (digest_parts<uint16_t>), DigestParts, 256)
+KERNEL(digest_parts_f16, (digest_parts<uint16_t>), DigestParts, 256)
+
+struct DigestFinish {
+    const uint64_t* parts;
+    uint64_t* out;
+    uint64_t count;
+};
+
+__device__ void finish_digest(const DigestFinish& a) {
+    uint64_t sum = 0;
+    for (uint64_t i = threadIdx.x; i < a.count; i += blockDim.x) sum += a.parts[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *a.out = sum;
+}
+KERNEL(digest_finish, finish_digest, DigestFinish, 256)
+
 struct Clip {
     const float* sums;
     const float* scale; // of the gradients that were squared

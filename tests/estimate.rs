@@ -1,9 +1,12 @@
 //! The planner's arithmetic, against the formulas and worked examples of the field.
 
 mod common;
+#[path = "common/softgpu.rs"]
+mod softgpu;
 
 use gptrain::comm::threads;
 use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{Cuda, WORKSPACE};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::cost::deepspeed::states;
 use gptrain::estimate::predict::Predictor;
@@ -336,6 +339,16 @@ fn the_bill_is_the_engines() {
         let whole: u64 = stages.iter().map(|stage| stage.parameters).sum();
         assert!(whole * m.topology.tensor as u64 >= parameters(&m.model), "{sets:?}");
     }
+}
+
+/// On a GPU, too, where the ops have scratch of their own.
+#[test]
+fn the_bill_of_a_gpu_is_the_engines() {
+    let m = common::manifest(&["train.device=cuda", "precision=bf16"]);
+    let cuda = Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"));
+    let engine = Engine::new(&cuda, Groups::solo(), &m, true).unwrap();
+    assert_eq!(*engine.bill(), own::stages(&m, true).unwrap()[0].bill);
+    assert!(engine.bill().rows.contains(&("workspace", WORKSPACE)), "{}", engine.bill());
 }
 
 /// A gemm's arithmetic is the engine's, not a formula's: forward and backward are 6 FLOPs a weight.

@@ -47,6 +47,7 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
         let done = run(&lab, &[&set[..], &["log.folder=gpu"]].concat());
         done.expect(0, &[]);
         assert!(done.out.contains("device: software stand-in (no GPU)"), "{}", done.out);
+        assert!(done.out.contains("algorithms timed once and kept in"), "{}", done.out);
         let precise = format!("precision={on_cpu}");
         lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat()).expect(0, &[]);
         let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));

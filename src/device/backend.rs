@@ -29,6 +29,17 @@ pub enum Epilogue {
         pre: Tensor,
         gelu: Gelu,
     },
+    /// Beside C (+)= Aᵀ·B, db (+)= Σ_rows A, since A is read anyway: the gradients of a weight and of
+    /// its bias. Only of `TN` into f32. db f32 [1, m].
+    BiasBackward(Out),
+}
+
+/// What a layer normalisation is by.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    pub scale: Tensor,
+    pub shift: Tensor,
+    pub eps: f32,
 }
 
 /// Hendrycks & Gimpel 2016: x·Φ(x), exactly or by its tanh approximation.
@@ -167,6 +178,10 @@ pub trait Backend {
     fn shared_memory(&self) -> Option<Bytes> {
         None
     }
+    /// Memory that the device's ops hold for themselves from the start.
+    fn workspace(&self) -> Bytes {
+        Bytes(0)
+    }
     /// Waits for everything asked so far.
     fn sync(&self) -> anyhow::Result<()>;
     /// Host bytes to device, `to.bytes()` of them.
@@ -199,7 +214,7 @@ pub trait Backend {
     fn copy(&self, x: Tensor, y: Out);
 
     /// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or f32.
-    /// With `add` the epilogue must be `Nothing`.
+    /// With `add` the epilogue must be `Nothing` or `BiasBackward`.
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue);
 
     /// y[i] (+)= table[ids[i] − first], or 0 where this share of the table (rows `first ..`) does
@@ -216,14 +231,12 @@ pub trait Backend {
     /// rate 0 and dbranch on dy only the sum is left to do.
     fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Out);
 
-    /// db (+)= Σ_rows dy. db f32 [1, n].
-    fn bias_backward(&self, dy: Tensor, db: Out);
     /// y = gelu(x). What the `BiasGelu` epilogue does, to rebuild y from the stored pre: the same bits
     /// but on CUDA, where the epilogue sees pre before it is rounded.
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out);
 
     /// y = (x − mean)·rstd·scale + shift over each row; stats [n, 2] f32 keeps mean and rstd.
-    fn layernorm(&self, x: Tensor, scale: Tensor, shift: Tensor, eps: f32, y: Out, stats: Out);
+    fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out);
     /// dx (+)= …; dscale, dshift f32 always accumulate. In place with `set` (dx on dy).
     #[allow(clippy::too_many_arguments)]
     fn layernorm_backward(
@@ -236,6 +249,35 @@ pub trait Backend {
         dscale: Out,
         dshift: Out,
     );
+
+    /// `residual`, then h = `layernorm` of y: what a device does in one pass if it can.
+    #[allow(clippy::too_many_arguments)]
+    fn residual_norm(
+        &self,
+        x: Tensor,
+        branch: Tensor,
+        bias: Tensor,
+        drop: &Dropout,
+        y: Out,
+        norm: &Norm,
+        h: Out,
+        stats: Out,
+    ) {
+        self.residual(x, branch, bias, drop, y);
+        self.layernorm(y.to, norm, h, stats);
+    }
+    /// The way back: `layernorm_backward`, whose dx accumulates, then `residual_backward` of dx.
+    fn norm_residual_backward(
+        &self,
+        [dy, x, stats, scale]: [Tensor; 4],
+        [dx, dscale, dshift]: [Out; 3],
+        drop: &Dropout,
+        dbranch: Out,
+        dbias: Out,
+    ) {
+        self.layernorm_backward(dy, x, stats, scale, dx, dscale, dshift);
+        self.residual_backward(dx.to, drop, dbranch, dbias);
+    }
 
     /// y = softmax(q·kᵀ/√d + bias)·v per head and sample, never holding a T×T matrix.
     /// qkv [N, 3h], y [N, h], lse f32 [N, heads]: log-sum-exp of each query's scores. A query that
@@ -284,6 +326,9 @@ pub trait Backend {
     fn sum(&self, x: Tensor, y: Out);
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
+    /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes out
+    /// the same in any order, and which one changed element always changes. xs of floats, out i64 [1, n].
+    fn digests(&self, xs: &[Tensor], out: Out);
     /// out f32 [1, 2] = norm = √(Σ sums) / scale, and the factor min(1, max_norm / (norm + 1e-6)) /
     /// scale, or NaN if the norm is not finite. scale f32 [1, 1]: of the gradients that were squared.
     fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out);
@@ -305,4 +350,15 @@ pub trait Backend {
         v: Tensor,
         live: Tensor,
     );
+}
+
+/// What element `at` with those bits, as many as its dtype has, adds to a digest: the finalizer of
+/// splitmix64 (Steele et al. 2014) of both, each spread by an odd number. For one place it is a
+/// bijection of the bits.
+pub fn digest_term(at: u64, bits: u32) -> u64 {
+    let spread = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut x = spread ^ (bits as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }

@@ -2,9 +2,10 @@
 //! and traffic of each op it asks for. The planner runs the trainer's own step on it.
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
     Tensor, Visible,
 };
+use crate::base::Bytes;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -32,6 +33,7 @@ pub type Tally = BTreeMap<&'static str, Work>;
 /// Counts; see the module.
 #[derive(Default)]
 pub struct Dry {
+    workspace: u64,
     reserved: Cell<usize>,
     tally: RefCell<Tally>,
 }
@@ -40,6 +42,11 @@ pub struct Dry {
 const BASE: usize = 256;
 
 impl Dry {
+    /// For a device whose ops hold that much for themselves.
+    pub fn with_workspace(workspace: Bytes) -> Dry {
+        Dry { workspace: workspace.0, ..Dry::default() }
+    }
+
     /// Bytes reserved so far.
     pub fn reserved(&self) -> usize {
         self.reserved.get()
@@ -83,6 +90,9 @@ impl Backend for Dry {
         self.reserved.set(self.reserved.get() + bytes);
         Ok(at)
     }
+    fn workspace(&self) -> Bytes {
+        Bytes(self.workspace)
+    }
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -105,10 +115,12 @@ impl Backend for Dry {
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
         let inner = if kind == Gemm::TN { a.rows } else { a.cols };
         let beside = match then {
-            Epilogue::Nothing | Epilogue::Bias(_) => c.to.span(0, 0),
+            Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => c.to.span(0, 0),
             Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => pre,
         };
-        let flops = 2 * c.to.rows * c.to.cols * inner;
+        // Sums of columns are a column more.
+        let cols = c.to.cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
+        let flops = 2 * c.to.rows * cols * inner;
         self.note("gemm", flops, &[&[a, b, beside][..], &out(c)].concat());
     }
     fn embed(&self, _: Tensor, _: Tensor, _: usize, y: Out) {
@@ -130,13 +142,10 @@ impl Backend for Dry {
         let written = if in_place { dy.span(0, 0) } else { dbranch.to };
         self.note("residual backward", 2 * dy.numel(), &[dy, written]);
     }
-    fn bias_backward(&self, dy: Tensor, _: Out) {
-        self.note("bias backward", dy.numel(), &[dy]);
-    }
     fn gelu(&self, x: Tensor, _: Gelu, y: Out) {
         self.note("gelu", 8 * x.numel(), &[x, y.to]);
     }
-    fn layernorm(&self, x: Tensor, _: Tensor, _: Tensor, _: f32, y: Out, stats: Out) {
+    fn layernorm(&self, x: Tensor, _: &Norm, y: Out, stats: Out) {
         self.note("layernorm", 8 * x.numel(), &[x, y.to, stats.to]);
     }
     fn layernorm_backward(
@@ -151,6 +160,31 @@ impl Backend for Dry {
     ) {
         let all = [&[dy, x, stats][..], &out(dx)].concat();
         self.note("layernorm backward", 12 * x.numel(), &all);
+    }
+    fn residual_norm(
+        &self,
+        x: Tensor,
+        branch: Tensor,
+        _: Tensor,
+        _: &Dropout,
+        y: Out,
+        _: &Norm,
+        h: Out,
+        stats: Out,
+    ) {
+        self.note("residual and layernorm", 11 * x.numel(), &[x, branch, y.to, h.to, stats.to]);
+    }
+    fn norm_residual_backward(
+        &self,
+        [dy, x, stats, _]: [Tensor; 4],
+        [dx, ..]: [Out; 3],
+        _: &Dropout,
+        dbranch: Out,
+        _: Out,
+    ) {
+        let own = if dbranch.to == dx.to { dx.to.span(0, 0) } else { dbranch.to };
+        let all = [&[dy, x, stats, own][..], &out(dx)].concat();
+        self.note("layernorm and residual backward", 14 * x.numel(), &all);
     }
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
         self.attend("attention", 2, qkv, how, &[qkv, y.to, lse.to]);
@@ -193,6 +227,10 @@ impl Backend for Dry {
     fn square_sums(&self, xs: &[Tensor], y: Out) {
         let flops = 2 * xs.iter().map(|x| x.numel()).sum::<usize>();
         self.note("square sums", flops, &[xs, &[y.to]].concat());
+    }
+    fn digests(&self, xs: &[Tensor], y: Out) {
+        let flops = 8 * xs.iter().map(|x| x.numel()).sum::<usize>();
+        self.note("digests", flops, &[xs, &[y.to]].concat());
     }
     fn clip(&self, sums: Tensor, _: Tensor, _: f32, to: Out) {
         self.note("clip", 4, &[sums, to.to]);

@@ -11,8 +11,8 @@ mod tensor;
 
 pub use arena::Arena;
 pub use backend::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Repeat, Scaler, Scaling,
-    Visible,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, OutOfMemory, Repeat, Scaler,
+    Scaling, Visible, digest_term,
 };
 pub use dry::{Dry, Tally, Work};
 pub use tensor::{Element, Out, Tensor};

@@ -45,18 +45,21 @@ impl Arenas {
         })
     }
 
-    pub fn bill(&self) -> Bill {
+    /// With the memory that the device's ops hold.
+    pub fn bill(&self, workspace: Bytes) -> Bill {
         let bytes = |arena: &Arena| Bytes(arena.peak() as u64);
-        Bill {
-            rows: vec![
-                ("weights", bytes(&self.weights)),
-                ("gradients", bytes(&self.grads)),
-                ("optimizer", bytes(&self.optimizer)),
-                ("stash", bytes(&self.stash)),
-                ("scratch", bytes(&self.scratch)),
-                ("inputs", bytes(&self.inputs)),
-            ],
+        let mut rows = vec![
+            ("weights", bytes(&self.weights)),
+            ("gradients", bytes(&self.grads)),
+            ("optimizer", bytes(&self.optimizer)),
+            ("stash", bytes(&self.stash)),
+            ("scratch", bytes(&self.scratch)),
+            ("inputs", bytes(&self.inputs)),
+        ];
+        if workspace.0 > 0 {
+            rows.push(("workspace", workspace));
         }
+        Bill { rows }
     }
 }
 

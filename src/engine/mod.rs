@@ -108,7 +108,7 @@ impl<'a> Engine<'a> {
             eval: laid.eval,
             received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
             scalars: laid.scalars,
-            bill: arenas.bill(),
+            bill: arenas.bill(be.workspace()),
         };
         upload_slopes(be, &engine.groups, manifest, laid.slopes);
         engine.set_scale(None, 0);

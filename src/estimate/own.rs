@@ -6,7 +6,7 @@ use crate::base::Bytes;
 use crate::comm::{Solo, dry};
 use crate::device::{self, Tally};
 use crate::engine::{self, Bill, Engine, Groups};
-use crate::manifest::{Batch, Manifest};
+use crate::manifest::{Batch, DeviceChoice, Manifest};
 use crate::plan::grid::Place;
 use crate::plan::volume::Volume;
 use std::cell::RefCell;
@@ -68,7 +68,10 @@ pub fn stages(m: &Manifest, causal: bool) -> anyhow::Result<Vec<Stage>> {
 }
 
 fn one(m: &Manifest, stage: usize, causal: bool) -> anyhow::Result<Stage> {
-    let device = device::Dry::default();
+    let device = match m.train.device {
+        DeviceChoice::Cuda => device::Dry::with_workspace(device::cuda::WORKSPACE),
+        DeviceChoice::Cpu | DeviceChoice::Auto => device::Dry::default(),
+    };
     let sent = Rc::new(RefCell::new(dry::Volume::new()));
     let engine = Engine::new(&device, groups(m, stage, &sent), m, causal)?;
     let bill = engine.bill().clone();

@@ -84,9 +84,11 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     cx.be.attention(a.qkv, &a.attend, a.ctx.set(), a.lse.set());
     linear::forward(cx, a.ctx, w[ProjW], Nothing, a.out_in.set());
     cx.tp.leave(a.out_in, a.out);
-    cx.be.residual(a.x, a.out, w[ProjB], &a.drop_attn, a.mid.set());
 
-    norm_ffn(cx, w, a);
+    let (norm, bias, drop) = (cx.norm(w[Ln2Scale], w[Ln2Shift]), w[ProjB], &a.drop_attn);
+    let (mid, h2, stats2) = (a.mid.set(), a.h2.set(), a.stats2.set());
+    cx.be.residual_norm(a.x, a.out, bias, drop, mid, &norm, h2, stats2);
+    cx.tp.enter(a.h2, a.h2_in);
     let gelu = BiasGelu { bias: w[Fc1B], pre: a.fc, gelu: gelu(cx) };
     linear::forward(cx, a.h2_in, w[Fc1W], gelu, a.act.set());
     linear::forward(cx, a.act, w[Fc2W], Nothing, a.out_in.set());
@@ -102,32 +104,31 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &Work) {
     cx.tp.enter(d.branch, d.branch_in);
     let gelu = GeluBackward { pre: a.fc, gelu: gelu(cx) };
     linear::backward(cx, d.branch_in, a.act, w[Fc2W], gelu, d.fc.set(), g[Fc2W].add());
-    cx.be.bias_backward(d.fc, g[Fc1B].add());
-    linear::backward(cx, d.fc, a.h2_in, w[Fc1W], Nothing, d.h_in.set(), g[Fc1W].add());
+    let (dw, db) = (g[Fc1W].add(), g[Fc1B].add());
+    linear::backward_biased(cx, d.fc, a.h2_in, w[Fc1W], d.h_in.set(), dw, db);
     cx.tp.leave(d.h_in, d.h);
-    let (dscale, dshift) = (g[Ln2Scale].add(), g[Ln2Shift].add());
-    cx.be.layernorm_backward(d.h, a.mid, a.stats2, w[Ln2Scale], d.stream.add(), dscale, dshift);
 
-    cx.be.residual_backward(d.stream, &a.drop_attn, d.branch.set(), g[ProjB].add());
+    let norm = [d.h, a.mid, a.stats2, w[Ln2Scale]];
+    let dnorm = [d.stream, g[Ln2Scale], g[Ln2Shift]].map(Tensor::add);
+    let (dbranch, dbias) = (d.branch.set(), g[ProjB].add());
+    cx.be.norm_residual_backward(norm, dnorm, &a.drop_attn, dbranch, dbias);
     cx.tp.enter(d.branch, d.branch_in);
     linear::backward(cx, d.branch_in, a.ctx, w[ProjW], Nothing, d.ctx.set(), g[ProjW].add());
     cx.be.attention_backward(d.ctx, a.qkv, a.ctx, a.lse, &a.attend, d.qkv.set());
-    cx.be.bias_backward(d.qkv, g[QkvB].add());
-    linear::backward(cx, d.qkv, a.h1_in, w[QkvW], Nothing, d.h_in.set(), g[QkvW].add());
+    let (dw, db) = (g[QkvW].add(), g[QkvB].add());
+    linear::backward_biased(cx, d.qkv, a.h1_in, w[QkvW], d.h_in.set(), dw, db);
     cx.tp.leave(d.h_in, d.h);
     let (dscale, dshift) = (g[Ln1Scale].add(), g[Ln1Shift].add());
     cx.be.layernorm_backward(d.h, a.x, a.stats1, w[Ln1Scale], d.stream.add(), dscale, dshift);
 }
 
 fn norm_attention(cx: &Cx, w: &Params, a: &Acts) {
-    let (scale, shift) = (w[Ln1Scale], w[Ln1Shift]);
-    cx.be.layernorm(a.x, scale, shift, cx.model.layernorm_eps, a.h1.set(), a.stats1.set());
+    cx.be.layernorm(a.x, &cx.norm(w[Ln1Scale], w[Ln1Shift]), a.h1.set(), a.stats1.set());
     cx.tp.enter(a.h1, a.h1_in);
 }
 
 fn norm_ffn(cx: &Cx, w: &Params, a: &Acts) {
-    let (scale, shift) = (w[Ln2Scale], w[Ln2Shift]);
-    cx.be.layernorm(a.mid, scale, shift, cx.model.layernorm_eps, a.h2.set(), a.stats2.set());
+    cx.be.layernorm(a.mid, &cx.norm(w[Ln2Scale], w[Ln2Shift]), a.h2.set(), a.stats2.set());
     cx.tp.enter(a.h2, a.h2_in);
 }
 

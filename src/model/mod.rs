@@ -22,7 +22,7 @@ pub use tensor_parallel::TensorParallel;
 pub use weights::{Place, Split, Weight, costs, flops_per_token, parameters, table};
 
 use crate::base::{DType, rng};
-use crate::device::{Backend, Dropout};
+use crate::device::{Backend, Dropout, Norm, Tensor};
 use crate::manifest;
 
 /// What a layer needs from the world, first argument of every function of this room.
@@ -41,6 +41,11 @@ pub struct Cx<'a> {
 }
 
 impl Cx<'_> {
+    /// Layer normalisation by these weights.
+    fn norm(&self, scale: Tensor, shift: Tensor) -> Norm {
+        Norm { scale, shift, eps: self.model.layernorm_eps }
+    }
+
     /// The dropout of one place ("block.3.attn"), for the rows this rank holds outside split regions.
     fn dropout(&self, place: &str, rate: f32, inputs: &Inputs) -> Dropout {
         Dropout {

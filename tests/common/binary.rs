@@ -38,6 +38,7 @@ impl Lab {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
         command.args(args).current_dir(self.folder.path()).env_remove("RUST_BACKTRACE");
+        command.env("GPTRAIN_CACHE", self.path("cache"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -119,6 +119,8 @@ fn larger() -> Vec<Case> {
         case("elementwise, odd", |b| elementwise::all(b, 131, 77, 0.1)),
         case("layernorm", |b| normalise::layernorm(b, 40, 264)),
         case("layernorm, wide", |b| normalise::layernorm(b, 3, 4104)),
+        case("residual and layernorm", |b| normalise::residual_norm(b, 37, 264, 0.1)),
+        case("residual and layernorm, widest", |b| normalise::residual_norm(b, 2, 13_656, 0.0)),
         case("attention", |b| attention(b, Shape::new(2, 70, 2, 40))),
         case("cross-entropy", |b| loss::cross_entropy(b, 20, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 70_001)),

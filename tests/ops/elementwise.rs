@@ -42,14 +42,6 @@ pub fn all(b: &Bench, rows: usize, cols: usize, rate: f32) {
     b.expect("dropout +=", sum.on, || plus(&sum.x, &times(&mask(), &x.x)));
 
     residual(b, rows, cols, &drop, &mask);
-
-    let dy = b.normal(rows, cols);
-    let db = b.normal_f32(1, cols);
-    b.backend.bias_backward(dy.on, db.on.add());
-    b.expect("db +=", db.on, || plus(&db.x, &column_sums(&dy.x, cols)));
-    let db = b.blank(1, cols, DType::F32);
-    b.backend.bias_backward(dy.on, db.set());
-    b.expect("db =", db, || column_sums(&dy.x, cols));
 }
 
 fn copies(b: &Bench, rows: usize, cols: usize) {

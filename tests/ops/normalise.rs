@@ -4,17 +4,79 @@ use crate::bench::Bench;
 use crate::reference::{dot, moments, plus, slopes};
 use crate::{Case, case, reference};
 use gptrain::base::DType;
+use gptrain::device::{Norm, Tensor};
 
 const EPS: f32 = 1e-5;
 
 pub fn table() -> Vec<Case> {
     let sizes = [(1, 1), (1, 33), (17, 33), (33, 3), (3, 520), (50, 7)];
-    sizes
-        .into_iter()
-        .map(|(rows, cols)| {
-            case(format!("layernorm {rows}x{cols}"), move |b| layernorm(b, rows, cols))
+    let norms = sizes.into_iter().map(|(rows, cols)| {
+        case(format!("layernorm {rows}x{cols}"), move |b| layernorm(b, rows, cols))
+    });
+    let fused = [(1, 1, 0.0), (17, 33, 0.1), (33, 40, 0.1), (9, 520, 0.0), (3, 4100, 0.1)];
+    let fused = fused.into_iter().map(|(rows, cols, rate)| {
+        case(format!("residual and layernorm {rows}x{cols}, dropout {rate}"), move |b| {
+            residual_norm(b, rows, cols, rate)
         })
-        .collect()
+    });
+    norms.chain(fused).collect()
+}
+
+/// The fused ops against the two they stand for: bits where nothing is added up in another order.
+pub fn residual_norm(b: &Bench, rows: usize, cols: usize, rate: f32) {
+    let [x, branch] = [0, 1].map(|_| b.normal(rows, cols));
+    let [bias, scale, shift] = [0, 1, 2].map(|_| b.normal(1, cols));
+    let norm = Norm { scale: scale.on, shift: shift.on, eps: EPS };
+    let drop = b.dropout(rate, 5, 8, 3);
+    let (y, h) = (b.blank(rows, cols, b.dtype), b.blank(rows, cols, b.dtype));
+    let stats = b.blank(rows, 2, DType::F32);
+    let [x_on, branch_on, bias_on] = [x.on, branch.on, bias.on];
+    b.backend.residual(x_on, branch_on, bias_on, &drop, y.set());
+    b.backend.layernorm(y, &norm, h.set(), stats.set());
+    let fused = |x: Tensor, branch: Tensor, y: Tensor| {
+        let (h, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
+        let (h_out, stats_out) = (h.set(), stats.set());
+        b.backend.residual_norm(x, branch, bias_on, &drop, y.set(), &norm, h_out, stats_out);
+        (y, h, stats)
+    };
+    let onto = b.again(&branch);
+    for (ours, theirs, ours_h) in [
+        (fused(x_on, branch_on, b.blank(rows, cols, b.dtype)), y, h),
+        (fused(x_on, onto.on, onto.on), y, h),
+    ] {
+        b.same("residual of both", theirs, ours.0);
+        b.same("norm of both", ours_h, ours.1);
+        b.same("stats of both", stats, ours.2);
+    }
+    b.expect("h of both", h, || b.numbers(h));
+
+    let dy = b.normal(rows, cols);
+    let back = |fused: bool, own: bool| {
+        let sums = [0, 1, 2].map(|_| b.known(1, cols, DType::F32, &vec![0.5; cols]).on);
+        let dx = b.again(&x).on;
+        let dbranch = if own { b.blank(rows, cols, b.dtype) } else { dx };
+        let [dscale, dshift, dbias] = sums.map(Tensor::add);
+        let (norm, dnorm) = ([dy.on, y, stats, scale.on], [dx.add(), dscale, dshift]);
+        if fused {
+            b.backend.norm_residual_backward(norm, dnorm, &drop, dbranch.set(), dbias);
+        } else {
+            let [dy, x, stats, scale] = norm;
+            b.backend.layernorm_backward(dy, x, stats, scale, dx.add(), dscale, dshift);
+            b.backend.residual_backward(dx, &drop, dbranch.set(), dbias);
+        }
+        (dx, dbranch, sums)
+    };
+    for own in [true, false] {
+        let (apart, both) = (back(false, own), back(true, own));
+        b.same("dx of both", apart.0, both.0);
+        b.same("dbranch of both", apart.1, both.1);
+        for (name, (apart, both)) in ["dscale of both", "dshift of both", "dbias of both"]
+            .into_iter()
+            .zip(apart.2.into_iter().zip(both.2))
+        {
+            b.expect(name, both, || b.numbers(apart));
+        }
+    }
 }
 
 pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
@@ -23,7 +85,8 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
         reference::layernorm(x, cols, scale, shift, EPS as f64)
     };
     let (y, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
-    b.backend.layernorm(x.on, scale.on, shift.on, EPS, y.set(), stats.set());
+    let norm = Norm { scale: scale.on, shift: shift.on, eps: EPS };
+    b.backend.layernorm(x.on, &norm, y.set(), stats.set());
     b.expect("y", y, || of(&x.x, &scale.x, &shift.x));
     b.expect("stats", stats, || {
         x.x.chunks(cols).map(|x| moments(x, EPS as f64)).flat_map(|(m, r)| [m, r]).collect()

@@ -1,7 +1,7 @@
 //! Matrix products with their epilogues, and rows of a table.
 
 use crate::bench::{Bench, Known};
-use crate::reference::{dot, gelu, plus, slopes};
+use crate::reference::{column_sums, dot, gelu, plus, slopes};
 use crate::{Case, case};
 use gptrain::base::DType;
 use gptrain::device::{Epilogue, Gelu, Gemm};
@@ -46,6 +46,18 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
     let c = blank(bench.dtype);
     run(c.set(), Epilogue::Bias(bias.on));
     bench.expect("C with bias", c, biased);
+
+    if kind == Gemm::TN {
+        let sums = || column_sums(&a.x, m);
+        let (old, db) = (bench.normal_f32(m, n), bench.normal_f32(1, m));
+        run(old.on.add(), Epilogue::BiasBackward(db.on.add()));
+        bench.expect("dw +=", old.on, || plus(&ab(), &old.x));
+        bench.expect("db +=", db.on, || plus(&sums(), &db.x));
+        let (dw, db) = (blank(DType::F32), bench.blank(1, m, DType::F32));
+        run(dw.set(), Epilogue::BiasBackward(db.set()));
+        bench.expect("dw =", dw, ab);
+        bench.expect("db =", db, sums);
+    }
 
     for kind in [Gelu::Tanh, Gelu::Exact] {
         let (c, pre) = (blank(bench.dtype), blank(bench.dtype));

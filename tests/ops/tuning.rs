@@ -19,9 +19,16 @@ fn folder(name: &str) -> PathBuf {
 /// The products of a few shapes, all right, by a backend that keeps its choices there; and how many
 /// it timed.
 fn products(tuned: Option<&Path>) -> (Vec<Seen>, usize) {
+    products_of(&open(tuned))
+}
+
+fn open(tuned: Option<&Path>) -> Cuda {
     let options = Options { tuned: tuned.map(Path::to_path_buf), ..softgpu::options() };
-    let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
-    let bench = Bench::new(&cuda, DType::BF16, true).with_fused_epilogues();
+    Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn products_of(cuda: &Cuda) -> (Vec<Seen>, usize) {
+    let bench = Bench::new(cuda, DType::BF16, true).with_fused_epilogues();
     for (kind, m, n, k) in [(Gemm::NT, 9, 16, 70), (Gemm::TN, 16, 8, 65)] {
         product::gemm(&bench, kind, m, n, k);
     }
@@ -53,7 +60,10 @@ fn the_fastest_valid_algorithm_is_chosen_once() {
     let (first, timed) = products(Some(&folder));
     let chosen = chosen(&folder);
     assert_eq!(chosen.len(), timed);
-    assert!(timed >= 8 && chosen.iter().all(|number| number == "4"), "{chosen:?}");
+    // Algorithm 4 is the fastest that is sound; but not with the sums of BiasBackward.
+    let count = |way: &str| chosen.iter().filter(|one| *one == way).count();
+    assert!(count("4") >= 8 && count("apart") == 2, "{chosen:?}");
+    assert_eq!(count("4") + count("apart"), timed);
     let (again, timed) = products(Some(&folder));
     assert_eq!(timed, 0, "what is kept is not timed again");
     assert!(first == again, "what is kept gives the same bits");
@@ -95,13 +105,29 @@ fn what_is_kept_decides() {
 /// A sound file in which that algorithm is chosen for every product.
 fn with_algorithm(text: &str, number: u64) -> String {
     let machine = text.lines().next().unwrap().split_once("timed on ").unwrap().1;
+    let some = text.lines().find_map(|line| line.split_once(": ").filter(|way| way.1.len() > 128));
+    let words = some.expect("a product by an algorithm").1;
     let line = |line: &str| {
-        let at = line.rfind(": ").unwrap() + 2 + 64;
-        let choice = format!("{}{number:016x}{}", &line[..at], &line[at + 16..at + 64]);
+        let product = line.split_once(": ").unwrap().0;
+        let choice = format!("{product}: {}{number:016x}{}", &words[..64], &words[80..128]);
         let seal = xxhash_rust::xxh3::xxh3_64(format!("{machine}\n{choice}").as_bytes());
         format!("{choice} {seal:016x}\n")
     };
     text.lines().skip(1).map(line).collect()
+}
+
+#[test]
+fn what_another_rank_has_chosen_meanwhile_counts() {
+    let (here, there) = (folder("here"), folder("there"));
+    let untuned = products(None).0;
+    products(Some(&there));
+    let text = fs::read_to_string(the_file(&there)).unwrap();
+    let cuda = open(Some(&here));
+    let theirs = here.join(the_file(&there).file_name().unwrap());
+    fs::write(theirs, with_algorithm(&text, 0)).unwrap();
+    let (seen, timed) = products_of(&cuda);
+    assert!(seen == untuned, "the first is timed, but all are done as the file says by then");
+    assert_eq!(timed, 1);
 }
 
 #[test]

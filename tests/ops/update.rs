@@ -1,10 +1,10 @@
 //! Sums, clipping, AdamW.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, Scaler, Scaling};
+use gptrain::device::{AdamW, Scaler, Scaling, Tensor, digest_term};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -30,7 +30,38 @@ pub fn all(b: &Bench, len: usize) {
     b.expect("square sums", sums, || {
         [&x.x, &z.x, &y_now].iter().map(|x| x.iter().map(|x| x * x).sum()).collect()
     });
+    digests(b, &x, &z);
     adamw(b, len);
+}
+
+/// Digests, against the definition; and that one bit changes them.
+fn digests(b: &Bench, x: &Known, z: &Known) {
+    let definition = |on: Tensor| {
+        let size = on.dtype.size();
+        let bytes = b.bytes(on);
+        let bits = bytes.chunks(size).map(|bytes| {
+            let mut word = [0; 4];
+            word[..size].copy_from_slice(bytes);
+            u32::from_le_bytes(word)
+        });
+        let terms = bits.enumerate().map(|(at, bits)| digest_term(at as u64, bits));
+        terms.fold(0u64, u64::wrapping_add)
+    };
+    let of = |xs: &[Tensor]| {
+        let out = b.longs(&vec![-1; xs.len()]);
+        b.backend.digests(xs, out.set());
+        let bytes = b.bytes(out);
+        bytes.chunks(8).map(|d| u64::from_le_bytes(d.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    // Rows of whole 16 bytes, and what starts between them.
+    let (even, odd) = (x.on.span(0, x.on.numel() / 8 * 8), x.on.span(x.on.numel() / 2, 1));
+    let xs = [x.on, z.on, even, odd];
+    assert_eq!(of(&xs), xs.map(definition));
+    let mut bytes = b.bytes(x.on);
+    *bytes.last_mut().unwrap() ^= 1;
+    let changed = b.again(x).on;
+    b.backend.upload(&bytes, changed);
+    assert_ne!(of(&[changed]), of(&[x.on]));
 }
 
 fn adamw(b: &Bench, len: usize) {

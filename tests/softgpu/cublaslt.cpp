@@ -22,7 +22,7 @@ extern "C" void softgpu_take(void* stream, unsigned time);
 enum { F32 = 0, F16 = 2, BF16 = 14 };
 enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
 enum { COMPUTE_F32 = 68, COMPUTE_TF32 = 77 };
-enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192 };
+enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192, BGRADB = 512 };
 enum { MAX_WORKSPACE = 1, REDUCTIONS = 3, ALIGN_A = 5, ALIGN_D = 8 };
 enum { CONFIG_REDUCTION = 3 };
 enum { REDUCE_IN_PLACE = 1, REDUCE_IN_COMPUTE_TYPE = 2 };
@@ -209,9 +209,11 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     if (kind.flaw == FAILS_ITS_CHECK || kind.flaw == FAILS_AT_RUN) return NOT_SUPPORTED;
     bool has_bias = epilogue == BIAS || epilogue == GELU_AUX_BIAS;
     bool has_aux = epilogue == GELU_AUX_BIAS || epilogue == DGELU;
+    bool sums = epilogue == BGRADB;
+    if (sums && (!bias || (uint64_t)bias % 16)) return INVALID_VALUE;
     if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != la->type)) return INVALID_VALUE;
     if (has_aux && (!aux || (uint64_t)aux % 16 || aux_ld % 8 || aux_ld < m)) return INVALID_VALUE;
-    if (epilogue != DEFAULT && !has_bias && !has_aux) return NOT_SUPPORTED;
+    if (epilogue != DEFAULT && !has_bias && !has_aux && !sums) return NOT_SUPPORTED;
     // The table of dtypes: C is like A and B, or f32.
     if (la->type != F32 && la->type != F16 && la->type != BF16) return NOT_SUPPORTED;
     if (ld->type != la->type && ld->type != F32) return NOT_SUPPORTED;
@@ -221,7 +223,8 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     Layout x = *la, y = *lb, z = *ld;
     float scale = *alpha, keep = *beta;
     std::function<void()> work = [=] {
-        softgpu_take(stream, kind.time);
+        // An epilogue that is slower than a kernel of its own.
+        softgpu_take(stream, kind.time + (sums ? 50 : 0));
         memset(workspace, 0xff, kind.workspace);
         float error = 0;
         if (kind.flaw == GIVES_OTHER_BITS) {
@@ -238,12 +241,17 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         if (rounds)
             for (std::vector<float>* operand : {&left, &right})
                 for (float& number : *operand) number = tf32(number);
+        for (int64_t j = 0; j < n && sums; j++) {
+            float sum = 0;
+            for (int64_t l = 0; l < k; l++) sum += right[j * k + l];
+            store(z.type, bias, j, sum);
+        }
         for (int64_t j = 0; j < n; j++)
             for (int64_t i = 0; i < m; i++) {
-                float sums[16] = {}, sum = error;
+                float lanes[16] = {}, sum = error;
                 for (int64_t l = 0; l < k; l++)
-                    sums[l % kind.lanes] += left[i * k + l] * right[j * k + l];
-                for (float part : sums) sum += part;
+                    lanes[l % kind.lanes] += left[i * k + l] * right[j * k + l];
+                for (float part : lanes) sum += part;
                 sum *= scale;
                 if (keep != 0) sum += keep * load(z.type, C, i + j * z.ld);
                 if (has_bias) sum += load(z.type, bias, i);

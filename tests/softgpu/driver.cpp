@@ -166,6 +166,7 @@ API cuMemHostAlloc(char** memory, size_t bytes, unsigned) {
 API cuMemFreeHost(char* memory) {
     IN_CONTEXT;
     NOT_WHILE_CAPTURING;
+    current->drain_all();
     std::erase_if(current->pinned, [&](auto& p) { return p.first == memory; });
     free(memory);
     return OK;

@@ -5,17 +5,10 @@ use super::math::{self, LANES, vectorised};
 use super::memory::{BLOCK, Block, load, put, scalar, store};
 use super::parallel::blocks;
 use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::device::{Norm, Out, Tensor};
 
-pub(super) fn forward(
-    cpu: &Cpu,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: f32,
-    y: Out,
-    stats: Out,
-) {
+pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
+    let Norm { scale, shift, eps } = *norm;
     assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
     assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));

@@ -113,6 +113,33 @@ pub(super) fn long(from: Tensor) -> i64 {
     unsafe { (from.addr() as *const i64).read() }
 }
 
+/// Bits of elements `at .. at + to.len()` of a tensor of floats.
+pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
+    assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    unsafe {
+        match from.dtype {
+            DType::F32 => {
+                let from = (from.addr() as *const u32).add(at);
+                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+            }
+            DType::BF16 | DType::F16 => {
+                let from = (from.addr() as *const u16).add(at);
+                let from = std::slice::from_raw_parts(from, to.len());
+                to.iter_mut().zip(from).for_each(|(to, bits)| *to = *bits as u32);
+            }
+            other => panic!("{other} where a float is expected"),
+        }
+    }
+}
+
+/// Overwrites one i64 of a tensor.
+pub(super) fn store_long(value: i64, to: Tensor, at: usize) {
+    assert!(to.dtype == DType::I64 && at < to.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task touches it now.
+    unsafe { (to.addr() as *mut i64).add(at).write(value) }
+}
+
 /// Fills a tensor with zero bytes from element `at` on, `len` elements.
 pub(super) fn clear(x: Tensor, at: usize, len: usize) {
     assert!(at + len <= x.numel());

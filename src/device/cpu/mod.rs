@@ -20,7 +20,7 @@ mod parallel;
 mod tests;
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Scaler, Scaling,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
     Tensor,
 };
 use crate::base::Bytes;
@@ -126,16 +126,12 @@ impl Backend for Cpu {
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
 
-    fn bias_backward(&self, dy: Tensor, db: Out) {
-        elementwise::bias_backward(self, dy, db);
-    }
-
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
         elementwise::gelu(self, x, gelu, y);
     }
 
-    fn layernorm(&self, x: Tensor, scale: Tensor, shift: Tensor, eps: f32, y: Out, stats: Out) {
-        layernorm::forward(self, x, scale, shift, eps, y, stats);
+    fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
+        layernorm::forward(self, x, norm, y, stats);
     }
 
     fn layernorm_backward(
@@ -199,6 +195,10 @@ impl Backend for Cpu {
 
     fn square_sums(&self, xs: &[Tensor], out: Out) {
         optimizer::square_sums(self, xs, out);
+    }
+
+    fn digests(&self, xs: &[Tensor], out: Out) {
+        optimizer::digests(self, xs, out);
     }
 
     fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {

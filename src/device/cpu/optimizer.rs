@@ -2,10 +2,13 @@
 
 use super::Cpu;
 use super::math::{square_sum_f64, sum_f64, vectorised};
-use super::memory::{BLOCK, Block, download, load, put, scalar, store, upload};
+use super::memory::{
+    BLOCK, Block, download, load, load_bits, put, scalar, store, store_long, upload,
+};
 use super::parallel::blocks;
 use crate::base::DType;
-use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
+use crate::device::{AdamW, Out, Scaler, Scaling, Tensor, digest_term};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements in a partial sum.
 const CHUNK: usize = 1 << 16;
@@ -18,6 +21,35 @@ pub(super) fn square_sums(cpu: &Cpu, xs: &[Tensor], out: Out) {
     assert_eq!((out.to.numel(), out.add), (xs.len(), false), "one sum for each tensor");
     for (i, x) in xs.iter().enumerate() {
         store(&[total(cpu, *x, square_sum_f64) as f32], out.to, i);
+    }
+}
+
+pub(super) fn digests(cpu: &Cpu, xs: &[Tensor], out: Out) {
+    assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
+    assert!(!out.add, "digests overwrite");
+    for (i, x) in xs.iter().enumerate() {
+        let chunks = x.numel().div_ceil(CHUNK);
+        let sum = AtomicU64::new(0);
+        cpu.each(chunks, |i| {
+            let mut buffer = [0u32; BLOCK];
+            for block in blocks(i * CHUNK..x.numel().min((i + 1) * CHUNK)) {
+                let buffer = &mut buffer[..block.len()];
+                load_bits(*x, block.start, buffer);
+                sum.fetch_add(digest_terms(block.start as u64, buffer), Ordering::Relaxed);
+            }
+        });
+        store_long(sum.into_inner() as i64, out.to, i);
+    }
+}
+
+vectorised! {
+    /// Of elements `first ..`.
+    fn digest_terms(first: u64, bits: &[u32]) -> u64 {
+        let mut sum = 0u64;
+        for (i, bits) in bits.iter().enumerate() {
+            sum = sum.wrapping_add(digest_term(first + i as u64, *bits));
+        }
+        sum
     }
 }
 

@@ -1,10 +1,10 @@
 //! Layer normalisation over each row.
 
 use super::Cuda;
-use super::elementwise::add_parts;
+use super::elementwise::{Drop, add_parts};
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::device::{Backend, Dropout, Norm, Out, Tensor};
 
 /// Rows in shared memory: of at most eight warps, in what every GPU gives at once.
 const SHARED: usize = 48 << 10;
@@ -24,21 +24,12 @@ struct LayerNorm {
     vector: u32,
 }
 
-pub(super) fn forward(
-    cuda: &Cuda,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: f32,
-    y: Out,
-    stats: Out,
-) {
+pub(super) fn forward(cuda: &Cuda, x: Tensor, norm: &Norm, y: Out, stats: Out) {
+    let Norm { scale, shift, eps } = *norm;
     assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, y.to.cols, y.to.dtype), "x and y");
     assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
     assert_eq!((scale.dtype, shift.dtype), (x.dtype, x.dtype), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
-    let bytes = x.cols * x.dtype.size();
-    let warps = (SHARED / bytes.max(1)).clamp(1, 8);
     let addresses = [x.addr(), scale.addr(), shift.addr(), y.to.addr()];
     let arguments = LayerNorm {
         x: x.addr() as u64,
@@ -52,9 +43,70 @@ pub(super) fn forward(
         add: y.add.into(),
         vector: vector(x.cols, x.dtype, &addresses).into(),
     };
+    cuda.launch(typed!("layernorm", x.dtype), row_by_warp(x), arguments);
+}
+
+/// A warp for each row, and shared memory for the rows.
+fn row_by_warp(x: Tensor) -> Grid {
+    let bytes = x.cols * x.dtype.size();
+    let warps = (SHARED / bytes.max(1)).clamp(1, 8);
     let blocks = [x.rows.div_ceil(warps).max(1), 1, 1];
-    let grid = Grid { blocks, threads: [32, warps], shared: warps * bytes };
-    cuda.launch(typed!("layernorm", x.dtype), grid, arguments);
+    Grid { blocks, threads: [32, warps], shared: warps * bytes }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ResidualNorm {
+    x: u64,
+    branch: u64,
+    bias: u64,
+    y: u64,
+    scale: u64,
+    shift: u64,
+    h: u64,
+    stats: u64,
+    rows: u64,
+    cols: u32,
+    eps: f32,
+    vector: u32,
+    drop: Drop,
+}
+
+/// `inputs` are x, branch and bias.
+pub(super) fn of_residual(
+    cuda: &Cuda,
+    inputs: [Tensor; 3],
+    drop: &Dropout,
+    y: Out,
+    norm: &Norm,
+    [h, stats]: [Out; 2],
+) {
+    let ([x, branch, bias], Norm { scale, shift, eps }) = (inputs, *norm);
+    assert!(!y.add && !h.add && !stats.add, "residual and norm overwrite");
+    for other in [branch, y.to, h.to] {
+        assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
+    }
+    for other in [bias, scale, shift] {
+        assert_eq!((other.numel(), other.dtype), (x.cols, x.dtype), "bias, scale and shift");
+    }
+    assert_eq!((stats.to.numel(), stats.to.dtype), (2 * x.rows, DType::F32), "stats");
+    let addresses = [x, branch, bias, y.to, scale, shift, h.to].map(Tensor::addr);
+    let arguments = ResidualNorm {
+        x: x.addr() as u64,
+        branch: branch.addr() as u64,
+        bias: bias.addr() as u64,
+        y: y.to.addr() as u64,
+        scale: scale.addr() as u64,
+        shift: shift.addr() as u64,
+        h: h.to.addr() as u64,
+        stats: stats.to.addr() as u64,
+        rows: x.rows as u64,
+        cols: x.cols as u32,
+        eps,
+        vector: vector(x.cols, x.dtype, &addresses).into(),
+        drop: Drop::new(drop),
+    };
+    cuda.launch(typed!("residual_norm", x.dtype), row_by_warp(x), arguments);
 }
 
 #[repr(C)]
@@ -79,7 +131,67 @@ const BLOCKS: usize = 1056;
 
 /// `inputs` are dy, x, stats and scale.
 pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Out) {
-    let [dy, x, stats, scale] = inputs;
+    let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 2);
+    let x = inputs[1];
+    let (kernel, threads) = match width(&inputs, &[dx.to]) {
+        Width::Held(1, threads) => (typed!("layernorm_backward_wide1", x.dtype), threads),
+        Width::Held(_, threads) => (typed!("layernorm_backward_wide16", x.dtype), threads),
+        Width::Any(threads) => (typed!("layernorm_backward_any", x.dtype), threads),
+    };
+    cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
+    add_all(cuda, &arguments, grid, &[dscale, dshift]);
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormResidualBackward {
+    norm: LayerNormBackward,
+    dbranch: u64,
+    drop: Drop,
+}
+
+/// Bytes of sums that a block has place for on every GPU.
+const SUMS: usize = 160 << 10;
+
+/// As `backward`, whose dx accumulates, and then dropout's way back from dx.
+pub(super) fn of_residual_backward(
+    cuda: &Cuda,
+    inputs: [Tensor; 4],
+    [dx, dscale, dshift]: [Out; 3],
+    drop: &Dropout,
+    dbranch: Out,
+    dbias: Out,
+) {
+    let x = inputs[1];
+    if 3 * x.cols * size_of::<f32>() > SUMS {
+        backward(cuda, inputs, dx, dscale, dshift);
+        return cuda.residual_backward(dx.to, drop, dbranch, dbias);
+    }
+    assert!(dx.add && !dbranch.add && dbias.add, "dx and dbias accumulate, dbranch does not");
+    let to = dbranch.to;
+    assert_eq!((x.rows, x.cols, x.dtype), (to.rows, to.cols, to.dtype), "x and dbranch");
+    let (norm, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 3);
+    let same = drop.rate == 0.0 && to == dx.to;
+    let dbranch = if same { 0 } else { to.addr() as u64 };
+    let arguments = NormResidualBackward { norm, dbranch, drop: Drop::new(drop) };
+    let (kernel, threads) = match width(&inputs, &[dx.to, to]) {
+        Width::Held(1, threads) => (typed!("norm_residual_backward_wide1", x.dtype), threads),
+        Width::Held(_, threads) => (typed!("norm_residual_backward_wide16", x.dtype), threads),
+        Width::Any(threads) => (typed!("norm_residual_backward_any", x.dtype), threads),
+    };
+    cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
+    add_all(cuda, &norm, grid, &[dscale, dshift, dbias]);
+}
+
+/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale, `outs` dx, dscale
+/// and dshift; each block leaves `sums` rows of partial sums.
+fn backward_arguments(
+    cuda: &Cuda,
+    inputs: [Tensor; 4],
+    outs: [Out; 3],
+    sums: usize,
+) -> (LayerNormBackward, Grid) {
+    let ([dy, x, stats, scale], [dx, dscale, dshift]) = (inputs, outs);
     for other in [dy, dx.to] {
         assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
     }
@@ -88,36 +200,52 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, d
     let blocks = x.rows.div_ceil(CHUNK).clamp(1, BLOCKS);
     let chunk = x.rows.div_ceil(blocks).max(1);
     let blocks = x.rows.div_ceil(chunk).max(1);
-    let parts = cuda.scratch(blocks * 2 * x.cols * 4);
+    let shared = sums * x.cols * size_of::<f32>();
     let arguments = LayerNormBackward {
         dy: dy.addr() as u64,
         x: x.addr() as u64,
         stats: stats.addr() as u64,
         scale: scale.addr() as u64,
         dx: dx.to.addr() as u64,
-        parts: parts as u64,
+        parts: cuda.scratch(blocks * shared) as u64,
         rows: x.rows as u64,
         cols: x.cols as u32,
         chunk: chunk as u32,
         add: dx.add.into(),
         unused: 0,
     };
-    let (kernel, threads) = columns(x, &[dy.addr(), x.addr(), scale.addr(), dx.to.addr()]);
-    let grid = Grid::line(blocks, threads).with_shared(2 * x.cols * 4);
-    cuda.launch(kernel, grid, arguments);
-    add_parts(cuda, parts, 2 * x.cols, blocks, dscale);
-    add_parts(cuda, parts + x.cols * 4, 2 * x.cols, blocks, dshift);
+    (arguments, Grid::line(blocks, 0).with_shared(shared))
 }
 
-/// The kernel whose threads hold a row, and how many they are.
-fn columns(x: Tensor, addresses: &[usize]) -> (&'static str, usize) {
+/// Adds the partial sums of all blocks to where they belong.
+fn add_all(cuda: &Cuda, from: &LayerNormBackward, grid: Grid, outs: &[Out]) {
+    let cols = from.cols as usize;
+    for (i, out) in outs.iter().enumerate() {
+        let parts = from.parts as usize + i * cols * size_of::<f32>();
+        add_parts(cuda, parts, outs.len() * cols, grid.blocks[0], *out);
+    }
+}
+
+/// How the threads of a block hold a row.
+enum Width {
+    /// That many pieces of 16 bytes for each thread, at most; threads.
+    Held(usize, usize),
+    /// Element by element; threads.
+    Any(usize),
+}
+
+fn width(inputs: &[Tensor; 4], outs: &[Tensor]) -> Width {
+    let [dy, x, _, scale] = *inputs;
+    let addresses: Vec<usize> = [&[dy, x, scale], outs].concat().iter().map(|x| x.addr()).collect();
     let wide = wide(x.dtype);
-    let (kernel, held) = match vector(x.cols, x.dtype, addresses) {
-        true if x.cols <= 512 * wide => (typed!("layernorm_backward_wide1", x.dtype), wide),
-        true => (typed!("layernorm_backward_wide16", x.dtype), 16),
-        false => (typed!("layernorm_backward_any", x.dtype), 8),
+    let threads = |held: usize| {
+        let threads = x.cols.div_ceil(held).next_multiple_of(32);
+        assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
+        threads
     };
-    let threads = x.cols.div_ceil(held).next_multiple_of(32);
-    assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
-    (kernel, threads)
+    match vector(x.cols, x.dtype, &addresses) {
+        true if x.cols <= 512 * wide => Width::Held(1, threads(wide)),
+        true => Width::Held(4, threads(16)),
+        false => Width::Any(threads(8)),
+    }
 }

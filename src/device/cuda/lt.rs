@@ -83,6 +83,9 @@ pub enum Epilogue {
     Bias = 4,
     GeluAuxBias = 164,
     GeluBackward = 192,
+    /// BGRADB: f32 where C is (cublasLtMatmul's table of dtypes). DGELU_BGRAD would round the sums
+    /// to bf16 as it does C.
+    BiasBackward = 512,
 }
 
 /// cudaDataType_t

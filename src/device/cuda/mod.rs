@@ -25,17 +25,18 @@ pub use driver::Launched;
 pub use preflight::{FOLDER, GRAPHS, Kernels, Options, is_there};
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Repeat, Scaler,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Repeat, Scaler,
     Scaling, Tensor,
 };
-use crate::base::Problems;
+use crate::base::{Bytes, Problems};
 use crate::manifest::Precision;
 use launch::Grid;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Scratch of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
-const WORKSPACE: usize = 64 << 20;
+pub const WORKSPACE: Bytes = Bytes(64 << 20);
+const SCRATCH: usize = WORKSPACE.0 as usize;
 
 /// One GPU.
 pub struct Cuda {
@@ -60,10 +61,10 @@ impl Cuda {
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
-        let memory = memory::Memory::new(&device, WORKSPACE)
+        let memory = memory::Memory::new(&device, SCRATCH)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let (folder, room) = (options.tuned.as_deref(), (memory.workspace, WORKSPACE));
-        let made_on = format!("{machine}, {WORKSPACE} bytes of workspace");
+        let (folder, room) = (options.tuned.as_deref(), gemm::Room::of(memory.workspace, SCRATCH));
+        let made_on = format!("{machine}, {} bytes of workspace", room.bytes);
         let choices = folder.and_then(|folder| gemm::Choices::open(folder, made_on));
         let how = match (&choices, folder) {
             (Some(choices), _) => format!("algorithms timed once and kept in {choices}"),
@@ -118,7 +119,7 @@ impl Cuda {
 
     /// Scratch until the op's last kernel.
     fn scratch(&self, bytes: usize) -> usize {
-        assert!(bytes <= WORKSPACE, "an op wants {bytes} bytes of scratch");
+        assert!(bytes <= SCRATCH, "an op wants {bytes} bytes of scratch");
         self.memory.workspace
     }
 }
@@ -135,6 +136,10 @@ impl Drop for Cuda {
 impl Backend for Cuda {
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
         self.memory.reserve(&self.device, bytes)
+    }
+
+    fn workspace(&self) -> Bytes {
+        WORKSPACE
     }
 
     fn sync(&self) -> anyhow::Result<()> {
@@ -204,16 +209,12 @@ impl Backend for Cuda {
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
 
-    fn bias_backward(&self, dy: Tensor, db: Out) {
-        elementwise::bias_backward(self, dy, db);
-    }
-
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
         gelu::gelu(self, x, gelu, y);
     }
 
-    fn layernorm(&self, x: Tensor, scale: Tensor, shift: Tensor, eps: f32, y: Out, stats: Out) {
-        layernorm::forward(self, x, scale, shift, eps, y, stats);
+    fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
+        layernorm::forward(self, x, norm, y, stats);
     }
 
     fn layernorm_backward(
@@ -227,6 +228,31 @@ impl Backend for Cuda {
         dshift: Out,
     ) {
         layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
+    }
+
+    fn residual_norm(
+        &self,
+        x: Tensor,
+        branch: Tensor,
+        bias: Tensor,
+        drop: &Dropout,
+        y: Out,
+        norm: &Norm,
+        h: Out,
+        stats: Out,
+    ) {
+        layernorm::of_residual(self, [x, branch, bias], drop, y, norm, [h, stats]);
+    }
+
+    fn norm_residual_backward(
+        &self,
+        norm: [Tensor; 4],
+        dnorm: [Out; 3],
+        drop: &Dropout,
+        dbranch: Out,
+        dbias: Out,
+    ) {
+        layernorm::of_residual_backward(self, norm, dnorm, drop, dbranch, dbias);
     }
 
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
@@ -277,6 +303,10 @@ impl Backend for Cuda {
 
     fn square_sums(&self, xs: &[Tensor], out: Out) {
         optimizer::square_sums(self, xs, out);
+    }
+
+    fn digests(&self, xs: &[Tensor], out: Out) {
+        optimizer::digests(self, xs, out);
     }
 
     fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {

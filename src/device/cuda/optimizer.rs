@@ -8,6 +8,9 @@ use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
 /// Most partial sums of a tensor; as many f64 lie apart, and one for their number.
 const PARTS: usize = 256;
 
+/// Blocks that digest a tensor, to have work for a whole GPU.
+const DIGEST_PARTS: usize = 1056;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct SumParts {
@@ -63,6 +66,41 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
     if !xs.is_empty() {
         cuda.launch("sum_finish", Grid::line(xs.len(), PARTS), arguments);
     }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DigestParts {
+    x: u64,
+    parts: u64,
+    numel: u64,
+    vector: u32,
+    unused: u32,
+}
+
+pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
+    assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
+    assert!(!out.add, "digests overwrite");
+    for (i, x) in xs.iter().enumerate() {
+        let vector = vector(x.numel(), x.dtype, &[x.addr()]);
+        let wide = if vector { wide(x.dtype) } else { 1 };
+        let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, DIGEST_PARTS);
+        let parts = cuda.scratch(blocks * size_of::<u64>()) as u64;
+        let (numel, vector) = (x.numel() as u64, vector.into());
+        let arguments = DigestParts { x: x.addr() as u64, parts, numel, vector, unused: 0 };
+        cuda.launch(typed!("digest_parts", x.dtype), Grid::line(blocks, 256), arguments);
+        let digest = (out.to.addr() + i * size_of::<u64>()) as u64;
+        let arguments = DigestFinish { parts, out: digest, count: blocks as u64 };
+        cuda.launch("digest_finish", Grid::line(1, 256), arguments);
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DigestFinish {
+    parts: u64,
+    out: u64,
+    count: u64,
 }
 
 #[repr(C)]

@@ -13,7 +13,6 @@ use crate::model::{Layout, Slot, Split, Weight};
 use crate::plan::grid::{Grid, Place};
 use std::fmt;
 use std::ops::Range;
-use xxhash_rust::xxh3::Xxh3;
 
 /// A weight that is not the same on all ranks that must have it alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +71,7 @@ type Region = (Range<usize>, Tensor, &'static str);
 impl Engine<'_> {
     /// Compares every weight, and what the optimizer keeps of it, among the ranks that must have it
     /// alike. All ranks call this after the same step; either all give `Ok` or none. Costs a pass
-    /// over the weights on the host, and messages of 8 bytes a weight.
+    /// over the weights on the device, and messages of 8 bytes a weight.
     pub fn audit(&self) -> Result<(), Drifted> {
         let Groups { tensor, data, ends, grid, at, .. } = &self.groups;
         self.zero.settle(&**data);
@@ -155,11 +154,10 @@ impl Engine<'_> {
             return;
         }
         let (size, count) = (group.size(), views.len());
-        let mut buffer = Vec::new();
-        let mine: Vec<u64> = views.iter().map(|view| self.digest(view.at, &mut buffer)).collect();
+        let weights: Vec<Tensor> = views.iter().map(|view| view.at).collect();
         let all = self.scalars.digests.span(0, size * count);
         let part = all.span(group.rank() * count, count);
-        self.be.upload(bytemuck::cast_slice(&mine), part);
+        self.be.digests(&weights, part.set());
         group.all_gather(part, all);
         let mut digests = vec![0u64; size * count];
         self.be.download(all, bytemuck::cast_slice_mut(&mut digests));
@@ -176,19 +174,6 @@ impl Engine<'_> {
                 found.push(Drift { tensor: view.name.clone(), alike, odd, grid });
             }
         }
-    }
-
-    /// Of a tensor's bytes.
-    fn digest(&self, x: Tensor, buffer: &mut Vec<u8>) -> u64 {
-        const PIECE: usize = 1 << 18;
-        let mut digest = Xxh3::new();
-        for first in (0..x.numel()).step_by(PIECE) {
-            let piece = x.span(first, PIECE.min(x.numel() - first));
-            buffer.resize(piece.bytes(), 0);
-            self.be.download(piece, buffer);
-            digest.update(buffer);
-        }
-        digest.digest()
     }
 
     /// All ranks learn whether any of them found something.

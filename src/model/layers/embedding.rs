@@ -41,8 +41,8 @@ pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
         cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
     }
     if cx.model.embedding_layernorm {
-        let (scale, shift) = (w[EmbedLnScale], w[EmbedLnShift]);
-        cx.be.layernorm(a.sum, scale, shift, cx.model.layernorm_eps, a.x.set(), a.stats.set());
+        let norm = cx.norm(w[EmbedLnScale], w[EmbedLnShift]);
+        cx.be.layernorm(a.sum, &norm, a.x.set(), a.stats.set());
     }
     if a.drop.rate > 0.0 {
         cx.be.dropout(a.x, &a.drop, a.x.set());

@@ -91,8 +91,7 @@ pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tenso
 }
 
 fn norm(cx: &Cx, w: &Params, a: &Acts) {
-    let (scale, shift) = (w[LnfScale], w[LnfShift]);
-    cx.be.layernorm(a.x, scale, shift, cx.model.layernorm_eps, a.h.set(), a.norm.set());
+    cx.be.layernorm(a.x, &cx.norm(w[LnfScale], w[LnfShift]), a.h.set(), a.norm.set());
     cx.tp.enter(a.h, a.h_in);
 }
 

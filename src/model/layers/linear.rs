@@ -13,3 +13,9 @@ pub fn backward(cx: &Cx, dy: Tensor, x: Tensor, w: Tensor, then: Epilogue, dx: O
     cx.be.gemm(Gemm::NN, dy, w, dx, then);
     cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::Nothing);
 }
+
+/// dx = dy·w,  dw = dyᵀ·x,  db = Σ dy
+pub fn backward_biased(cx: &Cx, dy: Tensor, x: Tensor, w: Tensor, dx: Out, dw: Out, db: Out) {
+    cx.be.gemm(Gemm::NN, dy, w, dx, Epilogue::Nothing);
+    cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::BiasBackward(db));
+}

@@ -33,6 +33,15 @@ const PACKED: usize = 3 << 20;
 const DEEP: usize = 4096;
 
 pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
+    if let Epilogue::BiasBackward(db) = then {
+        assert_eq!(
+            (kind, c.to.dtype),
+            (Gemm::TN, DType::F32),
+            "gradients of a weight and its bias"
+        );
+        super::elementwise::bias_backward(cpu, a, db);
+        return gemm(cpu, kind, a, b, c, Epilogue::Nothing);
+    }
     let (left, right) = (Operand::new(a, kind == Gemm::TN), Operand::new(b, kind == Gemm::NT));
     let (m, n, k) = (left.rows(), right.cols(), left.cols());
     assert_eq!(k, right.rows(), "depth of A and B in {kind:?}: {a:?}, {b:?}");
@@ -131,7 +140,7 @@ fn finish(sums: &[f32], width: usize, [rows, cols]: [Range<usize>; 2], c: Out, t
             }
             x.copy_from_slice(&sums[piece]);
             match then {
-                Epilogue::Nothing => {}
+                Epilogue::Nothing | Epilogue::BiasBackward(_) => {}
                 Epilogue::Bias(bias) => {
                     load(bias, col, other);
                     math::add(other, x);

@@ -12,7 +12,7 @@ mod plan;
 mod tune;
 
 pub use choices::Choices;
-pub use plan::Products;
+pub use plan::{Products, Room};
 
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, lt};
@@ -27,43 +27,57 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
     assert_eq!(a.dtype, b.dtype, "dtypes of A and B");
     assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
-    let plain = matches!(then, Epilogue::Nothing);
-    assert!(!c.add || plain, "accumulation has no epilogue");
+    let onto = matches!(then, Epilogue::Nothing | Epilogue::BiasBackward(_));
+    assert!(!c.add || onto, "accumulation has no such epilogue");
     // What the library asks of epilogues: columns in eights, addresses in sixteens.
-    let fits = |x: Tensor| x.addr().is_multiple_of(16) && x.dtype == c.to.dtype;
+    let aligned = |x: Tensor| x.addr().is_multiple_of(16);
+    let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
     let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
     let turn = [kind == Gemm::NT, kind == Gemm::TN];
-    let run = |c, epilogue, bias, aux, apart: Option<&dyn Fn()>| {
-        let on = Operands { a: b, b: a, c, bias, aux };
+    let plain = Operands { a: b, b: a, c, bias: None, aux: None, db: None };
+    let product = |epilogue, on: Operands, apart: Option<&dyn Fn()>| {
         let shape = on.shape(turn, [m, n, k], epilogue, cuda.products.tf32);
         cuda.products.run(cuda, shape, &on, apart);
     };
-    let plainly = |c| run(c, lt::Epilogue::Nothing, None, None, None);
+    let plainly = |c: Out| product(lt::Epilogue::Nothing, Operands { c, ..plain }, None);
     // By the library where it takes these operands, else by kernels.
-    let either = |fits: bool, epilogue, bias, aux, apart: &dyn Fn()| match fits {
-        true => run(c, epilogue, bias, aux, Some(apart)),
+    let either = |fits: bool, epilogue, on, apart: &dyn Fn()| match fits {
+        true => product(epilogue, on, Some(apart)),
         false => apart(),
     };
     match then {
         Epilogue::Nothing => plainly(c),
         Epilogue::Bias(bias) => {
-            either(fused && fits(bias), lt::Epilogue::Bias, Some(bias), None, &|| {
+            let (fits, on) = (fused && fits(bias), Operands { bias: Some(bias), ..plain });
+            either(fits, lt::Epilogue::Bias, on, &|| {
                 bias_rows(cuda, bias, c.to);
                 plainly(c.to.add());
             });
         }
         Epilogue::BiasGelu { bias, pre, gelu } => {
             let fits = fused && gelu == Gelu::Tanh && fits(bias) && fits(pre);
-            either(fits, lt::Epilogue::GeluAuxBias, Some(bias), Some(pre), &|| {
+            let on = Operands { bias: Some(bias), aux: Some(pre), ..plain };
+            either(fits, lt::Epilogue::GeluAuxBias, on, &|| {
                 self::gemm(cuda, kind, a, b, pre.set(), Epilogue::Bias(bias));
                 super::gelu::gelu(cuda, pre, gelu, c);
             });
         }
         Epilogue::GeluBackward { pre, gelu } => {
             let fits = fused && gelu == Gelu::Tanh && fits(pre);
-            either(fits, lt::Epilogue::GeluBackward, None, Some(pre), &|| {
+            either(fits, lt::Epilogue::GeluBackward, Operands { aux: Some(pre), ..plain }, &|| {
                 plainly(c);
                 super::gelu::backward(cuda, pre, gelu, c.to);
+            });
+        }
+        Epilogue::BiasBackward(db) => {
+            assert_eq!((kind, c.to.dtype), (Gemm::TN, DType::F32), "gradient of a weight");
+            assert_eq!((db.to.numel(), db.to.dtype), (m, DType::F32), "gradient of its bias");
+            let sums = cuda.products.room.sums(m);
+            let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
+            let on = Operands { bias: sums, db: Some(db), ..plain };
+            either(fits, lt::Epilogue::BiasBackward, on, &|| {
+                plainly(c);
+                super::elementwise::bias_backward(cuda, a, db);
             });
         }
     }

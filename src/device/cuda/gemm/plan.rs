@@ -4,6 +4,7 @@ use super::choices::Choices;
 use crate::base::DType;
 use crate::device::cuda::Cuda;
 use crate::device::cuda::driver::{Device, Handle};
+use crate::device::cuda::elementwise::add_parts;
 use crate::device::cuda::lt::{self, Algorithm, Api};
 use crate::device::{Out, Tensor};
 use std::cell::{Cell, RefCell};
@@ -31,12 +32,38 @@ pub struct Shape {
 }
 
 /// Operands of one product, in the library's order.
+#[derive(Clone, Copy)]
 pub struct Operands {
     pub a: Tensor,
     pub b: Tensor,
     pub c: Out,
+    /// Bias, or where its gradient is written.
     pub bias: Option<Tensor>,
     pub aux: Option<Tensor>,
+    /// What that gradient is then added to: the library overwrites.
+    pub db: Option<Out>,
+}
+
+/// The scratch of products, and at its end that of gradients of biases.
+#[derive(Clone, Copy)]
+pub struct Room {
+    address: usize,
+    pub bytes: usize,
+}
+
+/// Bytes for the gradient of a bias.
+const SUMS: usize = 1 << 20;
+
+impl Room {
+    pub fn of(address: usize, bytes: usize) -> Room {
+        Room { address, bytes: bytes - SUMS }
+    }
+
+    /// Where the gradient of a bias may be written, f32 [1, n], if there is place.
+    pub fn sums(&self, n: usize) -> Option<Tensor> {
+        let sums = Tensor::at(self.address + self.bytes, 1, n, DType::F32);
+        (sums.bytes() <= SUMS).then_some(sums)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -52,8 +79,7 @@ pub struct Plan {
 pub struct Products {
     pub(super) api: Api,
     pub(super) handle: Handle,
-    pub(super) workspace: usize,
-    pub(super) workspace_bytes: usize,
+    pub(super) room: Room,
     /// Whether products of f32 may round their operands to TF32.
     pub(super) tf32: bool,
     /// None: the first algorithm proposed is taken, and nothing is timed.
@@ -78,7 +104,8 @@ impl fmt::Display for Shape {
 impl Operands {
     /// What is added to: it can be computed only once.
     pub fn accumulated(&self) -> impl Iterator<Item = Tensor> {
-        [self.c].into_iter().filter(|out| out.add).map(|out| out.to)
+        let outs = [Some(self.c), self.db].into_iter().flatten();
+        outs.filter(|out| out.add).map(|out| out.to)
     }
 
     /// As the library's descriptors see them.
@@ -102,7 +129,7 @@ impl Products {
     pub fn new(
         api: Api,
         device: &Device,
-        (workspace, workspace_bytes): (usize, usize),
+        room: Room,
         choices: Option<Choices>,
         tf32: bool,
     ) -> Result<Products, String> {
@@ -113,7 +140,7 @@ impl Products {
             return Err(format!("cuBLASLt does not start: status {code}"));
         }
         let (plans, timed) = (RefCell::default(), Cell::new(0));
-        Ok(Products { api, handle, workspace, workspace_bytes, tf32, choices, timed, plans })
+        Ok(Products { api, handle, room, tf32, choices, timed, plans })
     }
 
     pub fn timed(&self) -> usize {
@@ -127,7 +154,7 @@ impl Products {
         let plan = known.unwrap_or_else(|| self.plan(cuda, shape, on, apart));
         match (plan.algorithm, apart) {
             (Some(algorithm), _) => {
-                let status = self.multiply(&cuda.device, &plan, &algorithm, on);
+                let status = self.multiply(cuda, &plan, &algorithm, on);
                 self.expect(&cuda.device, "a matrix product", status);
             }
             (None, Some(apart)) => apart(),
@@ -171,17 +198,18 @@ impl Products {
     /// Asks for the product; the library's status.
     pub(super) fn multiply(
         &self,
-        device: &Device,
+        cuda: &Cuda,
         plan: &Plan,
         algorithm: &Algorithm,
         on: &Operands,
     ) -> lt::Status {
+        let device = &cuda.device;
         self.point(device, plan, on);
         let (alpha, beta) = (1.0f32, if on.c.add { 1.0f32 } else { 0.0 });
         let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as u64);
         let [la, lb, lc] = plan.layouts;
         device.count_kernel();
-        self.ask(device, |api| unsafe {
+        let status = self.ask(device, |api| unsafe {
             (api.cublasLtMatmul)(
                 self.handle,
                 plan.descriptor,
@@ -196,11 +224,15 @@ impl Products {
                 c,
                 lc,
                 algorithm,
-                self.workspace as u64,
-                self.workspace_bytes,
+                self.room.address as u64,
+                self.room.bytes,
                 device.stream,
             )
-        })
+        });
+        if let (Some(sums), Some(db), 0) = (on.bias, on.db, status) {
+            add_parts(cuda, sums.addr(), 0, 1, db);
+        }
+        status
     }
 
     /// Tells the descriptor where bias and auxiliary matrix are.
