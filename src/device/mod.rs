@@ -10,6 +10,8 @@ mod dry;
 mod tensor;
 
 pub use arena::Arena;
-pub use backend::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Visible};
+pub use backend::{
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, OutOfMemory, Visible,
+};
 pub use dry::{Dry, Tally, Work};
 pub use tensor::{Element, Out, Tensor};

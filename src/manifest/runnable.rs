@@ -1,6 +1,6 @@
 //! What a manifest may say that this version cannot run yet: refused by name, never ignored.
 
-use super::{DeviceChoice, Manifest, Precision};
+use super::{Manifest, Precision};
 use crate::base::Problems;
 
 impl Manifest {
@@ -13,10 +13,6 @@ impl Manifest {
         if self.precision == Precision::Fp16 {
             let what = "precision is fp16: this version has no loss scaling yet";
             refuse(what, "--set precision=bf16");
-        }
-        if self.train.device == DeviceChoice::Cuda && self.topology.ranks() > 1 {
-            let what = "train.device is cuda: this version trains on one GPU only";
-            refuse(what, "--set train.device=cpu");
         }
         problems.or(())
     }

@@ -57,10 +57,9 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Option<Ended>> 
     loaded.manifest.runnable()?;
     let mut crew = launch::Crew::meet(loaded, &format!("{options:?}"))?;
     let process = start::Process::new(loaded, options, &crew)?;
-    let ended = crew.run(&loaded.manifest, |world, be| {
-        let rank = Rank::new(world, &loaded.manifest.topology);
-        let _lock = start::lock(&rank, &loaded.manifest)?;
-        let mut run = start::open(&process, &rank, be)?;
+    let ended = crew.run(&loaded.manifest, |rank, device| {
+        let _lock = start::lock(rank, &loaded.manifest)?;
+        let mut run = start::open(&process, rank, device)?;
         let ended = run.train();
         run.end(&ended);
         if rank.is_first() && ended.is_ok() {

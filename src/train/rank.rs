@@ -1,9 +1,10 @@
 //! One rank of a run: its place in the grid, and how it agrees with the others.
 
+use super::launch::Device;
 use crate::base::Problems;
 use crate::comm::{Together, World};
 use crate::engine::Groups;
-use crate::manifest::Topology;
+use crate::manifest::{Manifest, Topology};
 use crate::plan::grid::{Grid, Place};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -56,9 +57,9 @@ impl<'a> Rank<'a> {
         Rank { world, grid, at, together }
     }
 
-    /// The groups that the engine computes with.
-    pub fn groups(&self, topology: &Topology) -> Groups {
-        Groups::new(self.world, topology)
+    /// The groups that the engine computes with, from this rank's device.
+    pub fn groups(&self, device: &Device, m: &Manifest) -> Result<Groups, Problems> {
+        device.groups(self.world, m)
     }
 
     pub fn number(&self) -> usize {

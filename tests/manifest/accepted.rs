@@ -172,9 +172,7 @@ fn what_this_version_cannot_run_it_refuses_by_name() {
         m.runnable().unwrap_err().to_string(),
         "\
 trial: precision is fp16: this version has no loss scaling yet
-    → --set precision=bf16
-trial: train.device is cuda: this version trains on one GPU only
-    → --set train.device=cpu"
+    → --set precision=bf16"
     );
 }
 
@@ -198,7 +196,7 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "lr={peak: 3e-4, min: 1e-5, warmup_tokens: 999, decay: {wsd: {tokens: 1e6}}}",
             "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
              schedule: interleaved, chunks: 2, neighbours: pipeline, recompute: selective}",
-            "comm={timeout_s: 7, start_timeout_s: 9, rendezvous: 'n1:2950'}",
+            "comm={timeout_s: 7, start_timeout_s: 9, rendezvous: 'n1:2950', gpu_transport: host}",
             "checkpoint={interval: 3, keep_last: 4}",
             "log={folder: a b, interval: 9, tensorboard: false}",
             "train={tokens: 1e7, eval_interval: 0, eval_samples: 7, audit_interval: 0, \

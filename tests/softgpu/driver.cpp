@@ -4,7 +4,8 @@
 // streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
 // has its own lock, so that ranks may be threads. SOFTGPU_DEVICES and SOFTGPU_MEMORY (bytes) set
-// what there is.
+// what there is. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device fail, and the device with it:
+// every later call gives that code; the kernel never ends where the code is 0.
 #include "softgpu.h"
 #include <cstdlib>
 #include <deque>
@@ -64,12 +65,18 @@ uint64_t setting(const char* name, uint64_t otherwise) {
 }
 
 struct Device {
+    explicit Device(unsigned i) : ordinal(i) {}
+
+    const unsigned ordinal;
     std::recursive_mutex lock;
     std::set<Stream*> streams;
     std::mt19937_64 random{setting("SOFTGPU_SEED", 0)};
     std::map<Address, size_t> memory;
     std::set<std::pair<char*, size_t>> pinned;
     size_t used = 0;
+    uint64_t launches = 0;
+    // The first failure stays.
+    Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
 
     static bool ready(Stream* s) {
@@ -83,9 +90,19 @@ struct Device {
         return false;
     }
 
-    // Runs work of any stream until `done`.
+    // The code that the next kernel fails with, if it is to fail.
+    const Result* failure() {
+        static thread_local unsigned gpu, number;
+        static thread_local Result code;
+        const char* plan = getenv("SOFTGPU_FAIL");
+        launches++;
+        bool planned = plan && sscanf(plan, "%u:%u:%d", &gpu, &number, &code) == 3;
+        return planned && gpu == ordinal && number == launches ? &code : nullptr;
+    }
+
+    // Runs work of any stream until `done`, or until the device fails.
     template <class Done> void drain(Done done) {
-        for (int waited = 0; !done();) {
+        for (int waited = 0; !error && !done();) {
             std::vector<Stream*> can;
             for (Stream* s : streams)
                 if (ready(s)) can.push_back(s);
@@ -120,7 +137,7 @@ Device* device(unsigned i) {
     static std::mutex lock;
     static std::map<unsigned, Device*> all;
     std::lock_guard<std::mutex> guard(lock);
-    if (!all[i]) all[i] = new Device;
+    if (!all[i]) all[i] = new Device(i);
     return all[i];
 }
 
@@ -139,7 +156,8 @@ bool is_pinned(Device* d, const void* p) {
 
 #define IN_CONTEXT                                                                                 \
     if (!current) return INVALID_CONTEXT;                                                          \
-    std::lock_guard<std::recursive_mutex> guard(current->lock)
+    std::lock_guard<std::recursive_mutex> guard(current->lock);                                    \
+    if (current->error) return current->error
 
 // For the stand-in's other libraries.
 extern "C" __attribute__((visibility("default"))) void softgpu_push(Stream* s,
@@ -160,7 +178,12 @@ API cuDriverGetVersion(int* version) {
     return OK;
 }
 API cuGetErrorName(Result e, const char** name) {
-    *name = e == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : e == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR";
+    static const std::map<Result, const char*> names{
+        {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {719, "CUDA_ERROR_LAUNCH_FAILED"},           {999, "CUDA_ERROR_UNKNOWN"}};
+    auto found = names.find(e);
+    *name = found == names.end() ? "CUDA_ERROR" : found->second;
     return OK;
 }
 API cuGetErrorString(Result, const char** text) {
@@ -177,6 +200,15 @@ API cuDeviceGet(int* d, int ordinal) {
 }
 API cuDeviceGetName(char* name, int bytes, int) {
     snprintf(name, bytes, "software stand-in (no GPU)");
+    return OK;
+}
+API cuDeviceGetPCIBusId(char* id, int bytes, int d) {
+    snprintf(id, bytes, "0000:%02X:00.0", d + 1);
+    return OK;
+}
+API cuDeviceGetUuid_v2(unsigned char* uuid, int d) {
+    memset(uuid, 0, 16);
+    uuid[15] = d + 1;
     return OK;
 }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -321,6 +353,12 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     const softgpu::Kernel* kernel = function->kernel;
     auto copy = std::make_shared<std::vector<uint64_t>>((kernel->bytes + 7) / 8);
     memcpy(copy->data(), arguments[0], kernel->bytes);
+    Device* device = s->device;
+    if (const Result* code = device->failure()) {
+        std::function<bool()> never = [] { return false; };
+        s->queue.push_back({[=, code = *code] { device->error = code; }, nullptr, 0, *code ? nullptr : never});
+        return OK;
+    }
     s->queue.push_back({[=] {
         softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
     }, nullptr, 0, nullptr});
@@ -343,7 +381,7 @@ API cuStreamDestroy_v2(Stream* s) {
 API cuStreamSynchronize(Stream* s) {
     IN_CONTEXT;
     s->device->drain([=] { return s->queue.empty(); });
-    return OK;
+    return current->error;
 }
 API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
     IN_CONTEXT;
@@ -374,5 +412,5 @@ API cuEventSynchronize(Event* e) {
     auto marker = e->marker;
     uint64_t record = marker->recorded;
     current->drain([=] { return marker->done >= record; });
-    return OK;
+    return current->error;
 }

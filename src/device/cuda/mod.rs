@@ -19,10 +19,13 @@ mod memory;
 mod optimizer;
 mod preflight;
 
-pub use preflight::{FOLDER, Kernels, Options, is_there};
+pub use driver::Identity;
+pub use preflight::{FOLDER, Kernels, Options, Shown, shown};
 
-use super::{AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor};
-use crate::base::Problems;
+use super::{
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Out, OutOfMemory, Tensor,
+};
+use crate::base::{Bytes, Problems};
 use launch::Grid;
 use std::sync::Arc;
 
@@ -36,6 +39,7 @@ pub struct Cuda {
     memory: memory::Memory,
     products: gemm::Products,
     description: String,
+    identity: Identity,
 }
 
 // SAFETY: the handles may be used from any thread that binds the context first, as `Device::call`
@@ -45,7 +49,8 @@ unsafe impl Send for Cuda {}
 impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
-        let preflight::Opened { device, lt, kernels, description } = preflight::open(options)?;
+        let preflight::Opened { device, identity, lt, kernels, description } =
+            preflight::open(options)?;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -53,7 +58,8 @@ impl Cuda {
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
         let products = gemm::Products::new(lt, &device, WORKSPACE)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
-        let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
+        let device = Arc::new(device);
+        let cuda = Cuda { device, functions, memory, products, description, identity };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
@@ -63,6 +69,17 @@ impl Cuda {
     /// GPU, driver and library, for a person.
     pub fn description(&self) -> &str {
         &self.description
+    }
+
+    /// Which GPU it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Bytes of its memory that nobody has yet, and all of it.
+    pub fn free_memory(&self) -> (Bytes, Bytes) {
+        let (free, total) = self.device.memory();
+        (Bytes(free as u64), Bytes(total as u64))
     }
 
     /// For groups of ranks, whose collectives are in order with the ops.
@@ -99,7 +116,7 @@ impl Backend for Cuda {
         let stream = self.device.stream;
         self.device.call("waiting", |api| unsafe { (api.cuStreamSynchronize)(stream) });
         match self.device.failure() {
-            Some(why) => anyhow::bail!("the GPU failed: {why}"),
+            Some(why) => Err(Dead { device: self.identity.to_string(), why }.into()),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
-use super::driver::{self, Device};
+use super::driver::{self, Device, Identity};
 use super::library::Library;
 use super::lt;
 use crate::base::Problems;
@@ -51,24 +51,33 @@ impl Options {
 /// Everything a backend needs from outside.
 pub struct Opened {
     pub device: Device,
+    pub identity: Identity,
     pub lt: lt::Api,
     pub kernels: Kernels,
     /// GPU, driver and library, for a person.
     pub description: String,
 }
 
-/// Whether the driver shows a GPU, a real one. Where it does but something else is missing, `open`
-/// is to say so: training on the CPU by accident is worse than an error.
-pub fn is_there(options: &Options) -> bool {
+/// GPUs that the driver shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shown {
+    pub count: usize,
+    /// Of NVIDIA's, not of the stand-in that tests use.
+    pub real: bool,
+}
+
+/// What the driver shows; nothing where there is none. Where it shows a GPU but something else is
+/// missing, `open` is to say so: training on the CPU by accident is worse than an error.
+pub fn shown(options: &Options) -> Shown {
     let Ok(library) = Library::open(options.folder.as_deref(), &["libcuda.so.1"]) else {
-        return false;
+        return Shown::default();
     };
-    let stand_in = library.symbol("softgpu_push").is_some();
-    let Ok(api) = driver::Api::load(&library) else { return false };
+    let real = library.symbol("softgpu_push").is_none();
+    let Ok(api) = driver::Api::load(&library) else { return Shown { count: 0, real } };
     let mut count = 0;
     // SAFETY: the pointer is to a live variable.
-    let shown = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
-    shown && count > 0 && !stand_in
+    let counted = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
+    Shown { count: if counted { count as usize } else { 0 }, real }
 }
 
 /// Opens the libraries and the GPU.
@@ -82,7 +91,8 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let (device, version) = open_driver(options, &kernels)?;
     let (lt, library) = open_lt(options)?;
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
-    let (name, capability) = device.describe().map_err(what)?;
+    let identity = device.identity().map_err(&what)?;
+    let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     if capability < OLDEST {
         return Err(refuse(
             format!("{name} has compute capability {}; kernels need 8.0", point(capability)),
@@ -100,7 +110,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, lt, kernels, description })
+    Ok(Opened { device, identity, lt, kernels, description })
 }
 
 /// The device and the CUDA version of its driver.
