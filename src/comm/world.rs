@@ -80,6 +80,11 @@ impl World {
         &self.member
     }
 
+    /// This rank, as a verdict calls it: "rank 37 (node n12, TP1 PP3 DP0)".
+    pub fn name(&self) -> String {
+        self.member.links.name()
+    }
+
     /// How the world failed, if it did.
     pub fn failed(&self) -> Option<Failed> {
         self.member.links.inbox.failed()

@@ -239,10 +239,12 @@ impl Run<'_> {
 
     /// Lets saves under way come to their end, where the ranks still go together, and says so.
     fn end(&mut self, ended: &anyhow::Result<Ended>) {
+        let doing = self.rank.now_doing();
         let agreed = |error: &anyhow::Error| error.is::<Agreed>() || self.rank.grid.size() == 1;
         if ended.as_ref().err().is_some_and(agreed) {
             // Another error than the one that ends the run is not what its user needs to hear.
             let _ = self.saver.finish(self.rank);
+            self.rank.doing(&doing); // when it failed
         }
         if let Some(report) = &mut self.report {
             self.saver.notes().iter().for_each(|note| report.note(note));

@@ -106,15 +106,7 @@ pub fn open<'a>(
     together::same_data(rank, m, &process.node, &ids)?;
     let from = found.as_ref().map_or(0, |found| found.step);
     rank.first(|| attempts::count(&m.log.folder, from))?;
-    rank.doing("reserving memory");
-    let room = together::room(rank, device, &process.node)?;
-    let groups = rank.groups(device, m);
-    let groups = groups.map_err(|problems| launch::of_rank(rank, &process.node, problems));
-    let groups = rank.all(groups.map_err(anyhow::Error::from))?;
-    let engine = Engine::new(be, groups, m, m.data.causal());
-    let engine = engine.map_err(|e| together::too_small(rank, loaded, &process.node, room, e));
-    let engine = rank.all(engine)?;
-    together::enough_memory(rank, be, &process.node, engine.bill().total())?;
+    let engine = reserve(process, rank, device)?;
     announce(process, rank, device, &engine, ramp)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
@@ -151,6 +143,21 @@ pub fn open<'a>(
         signals: &process.signals,
         first_steps: Vec::new(),
     })
+}
+
+/// The engine, with all memory that it will ever have.
+fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
+    let (loaded, node, be) = (process.loaded, &process.node, device.backend());
+    let m = &loaded.manifest;
+    rank.doing("reserving memory");
+    let room = together::room(rank, device, node)?;
+    let groups = rank.groups(device, m);
+    let groups = groups.map_err(|problems| launch::of_rank(rank, node, problems));
+    let groups = rank.all(groups.map_err(anyhow::Error::from))?;
+    let engine = Engine::new(be, groups, m, m.data.causal());
+    let engine = rank.all(engine.map_err(|e| together::too_small(rank, loaded, node, room, e)))?;
+    together::enough_memory(rank, be, node, engine.bill().total())?;
+    Ok(engine)
 }
 
 /// A run that has not begun.

@@ -1,11 +1,17 @@
 //! What befalls ranks with GPUs: one is killed, stopped, its GPU fails or hangs, its numbers are not
 //! finite. The others end by themselves, with one line for the job.
 
-use super::binary::{Done, Lab, Ranks, run_args, verdict};
-use super::built_for_gpus;
+use super::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict};
 use super::ranks::{on_stand_in, processes, with};
+use super::{built_for_gpus, softgpu};
+use gptrain::base::DType;
+use gptrain::comm::nccl::Nccl;
+use gptrain::comm::{self, Group, World, threads};
+use gptrain::device::cuda::Cuda;
+use gptrain::device::{Backend, Tensor};
 use rustix::process::Signal;
 use std::process::Command;
+use std::time::Duration;
 
 const TWO: [&str; 3] = ["train.device=cuda", "topology.data=2", "topology.zero=1"];
 
@@ -97,7 +103,7 @@ fn processes_whose_gpu_fails_end_with_one_line() {
         return;
     }
     let sets = with(&TWO, &LONG);
-    let port = super::binary::free_port();
+    let port = free_port();
     let start = |rank| {
         let mut command = on_stand_in(&lab, lab.rank(rank, 2, port, &sets), 2);
         command.env("SOFTGPU_FAIL", "1:300:214").spawn().unwrap()
@@ -130,4 +136,86 @@ fn numbers_of_a_gpu_that_are_not_finite_name_tensor_rank_and_step() {
     let wild = ["lr={peak: 1000, decay: constant}", "optimizer.adamw.weight_decay=1"];
     let done = Done::of(two_threads(&lab, &wild).output().unwrap());
     done.expect(1, &["step ", "gradient", "on rank ", "(TP0 PP0 DP", "weights are still those of"]);
+}
+
+/// A group of both ranks, made by one of them.
+fn pair(world: &World, cuda: &Cuda, patience: Duration) -> Box<dyn Group> {
+    let nccl = Nccl::open(cuda, &softgpu::options()).unwrap();
+    nccl.patience(patience).group(world, "pair", &[0, 1])
+}
+
+fn gpu(world: &World) -> Cuda {
+    Cuda::open(&softgpu::gpu(world.rank())).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+/// Nobody ends the process here: only an abort of the communicator frees the host.
+#[test]
+fn a_host_that_waits_for_its_gpu_is_freed_when_another_rank_fails() {
+    let waits = |world: World| {
+        let cuda = gpu(&world);
+        let memory = cuda.reserve(64).unwrap();
+        let failed = comm::catch(|| {
+            let group = pair(&world, &cuda, Duration::from_secs(60));
+            let x = Tensor::at(memory, 1, 8, DType::F32);
+            group.all_reduce(x);
+            assert!(cuda.sync().is_err(), "what was waited for never came");
+            group.all_reduce(x);
+        });
+        failed.unwrap_err().line
+    };
+    let gives_up = |world: World| {
+        let cuda = gpu(&world);
+        let _group = pair(&world, &cuda, Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(200));
+        world.fail("reading data: no such file").line
+    };
+    let [first, second]: [World; 2] = threads::world(2).try_into().ok().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || waits(first));
+        let line = gives_up(second);
+        assert_eq!(line, "rank 1 failed: reading data: no such file");
+        assert_eq!(waiting.join().unwrap(), line);
+    });
+}
+
+/// NCCL finds out by itself.
+#[test]
+fn ranks_that_call_different_things_are_told() {
+    let rank = |world: World| {
+        let cuda = gpu(&world);
+        let memory = cuda.reserve(64).unwrap();
+        let failed = comm::catch(|| {
+            let group = pair(&world, &cuda, Duration::from_secs(60));
+            let x = Tensor::at(memory, 1, 8 + world.rank(), DType::F32);
+            group.all_reduce(x);
+            let _ = cuda.sync(); // as long as both wait
+            until("the world has failed", || world.failed().is_some());
+            group.all_reduce(x);
+        });
+        failed.unwrap_err().line
+    };
+    let lines: Vec<String> = std::thread::scope(|scope| {
+        let start = |world| scope.spawn(move || rank(world));
+        let started: Vec<_> = threads::world(2).into_iter().map(start).collect();
+        started.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(lines[0], lines[1]);
+    assert!(lines[0].starts_with("rank ") && lines[0].contains(" failed: NCCL: "), "{lines:?}");
+    assert!(lines[0].contains("calls all_reduce of "), "{lines:?}");
+}
+
+#[test]
+fn a_rank_that_never_comes_to_a_group_is_not_waited_for_for_ever() {
+    let [first, second]: [World; 2] = threads::world(2).try_into().ok().unwrap();
+    // NCCL itself does not return.
+    std::thread::spawn(move || {
+        let cuda = gpu(&first);
+        pair(&first, &cuda, Duration::from_millis(300));
+    });
+    until("the world has failed", || second.failed().is_some());
+    let line = second.failed().unwrap().line;
+    assert!(
+        line.starts_with("rank 0 failed: NCCL has not made group pair of ranks [0, 1]"),
+        "{line}"
+    );
 }

@@ -30,6 +30,19 @@ extern "C" void softgpu_push_when(void* stream, std::function<bool()>* when, std
 namespace {
 namespace fs = std::filesystem;
 
+// Waits for others until its `when`.
+struct Step {
+    std::function<bool()> when;
+    std::function<void()> run;
+};
+typedef std::function<std::vector<Step>()> Ask;
+void push(void* stream, const Ask& ask) {
+    for (Step& step : ask()) {
+        if (step.when) softgpu_push_when(stream, &step.when, &step.run);
+        else softgpu_push(stream, &step.run);
+    }
+}
+
 // nccl.h
 enum { INT32 = 2, INT64 = 4, FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9 };
 size_t size_of(int type) {
@@ -115,26 +128,28 @@ void sum(int type, const Brought& brought, size_t first, size_t count, void* to)
 Result collective(Comm* comm, const std::string& what, const void* from, size_t bytes, void* stream,
                   std::function<void(const Brought&)> finish) {
     auto meeting = comm->meeting;
-    std::string round = "call" + std::to_string(comm->calls++);
-    std::function<void()> deposit = [=] {
-        std::error_code there_already;
-        fs::create_directory(meeting->folder / round, there_already);
-        meeting->put(round + "/" + std::to_string(meeting->rank), what, from, bytes);
+    Ask ask = [=] {
+        std::string round = "call" + std::to_string(comm->calls++);
+        std::function<void()> deposit = [=] {
+            std::error_code there_already;
+            fs::create_directory(meeting->folder / round, there_already);
+            meeting->put(round + "/" + std::to_string(meeting->rank), what, from, bytes);
+        };
+        std::function<bool()> all_here = [=] { return meeting->over() || meeting->there_from_all(round); };
+        std::function<void()> take = [=] {
+            if (meeting->over()) return;
+            Brought brought;
+            for (int r = 0; r < meeting->size; r++) {
+                auto [theirs, part] = meeting->take(round + "/" + std::to_string(r));
+                if (theirs != what) return meeting->fail("calls " + what + " where another calls " + theirs);
+                brought.push_back(std::move(part));
+            }
+            finish(brought);
+            meeting->taken(round);
+        };
+        return std::vector<Step>{{nullptr, deposit}, {all_here, take}};
     };
-    std::function<bool()> all_here = [=] { return meeting->over() || meeting->there_from_all(round); };
-    std::function<void()> take = [=] {
-        if (meeting->over()) return;
-        Brought brought;
-        for (int r = 0; r < meeting->size; r++) {
-            auto [theirs, part] = meeting->take(round + "/" + std::to_string(r));
-            if (theirs != what) return meeting->fail("calls " + what + " where another calls " + theirs);
-            brought.push_back(std::move(part));
-        }
-        finish(brought);
-        meeting->taken(round);
-    };
-    softgpu_push(stream, &deposit);
-    softgpu_push_when(stream, &all_here, &take);
+    push(stream, ask);
     return OK;
 }
 

@@ -194,12 +194,12 @@ impl Seen {
         self.note();
         let comms = self.lock().comms.clone();
         if let Some(failed) = self.links.inbox.failed() {
+            // First, so that what a host was waiting for does not pass for done.
+            self.device.fail(failed.line);
             for comm in comms.iter().filter_map(|comm| comm.try_take()) {
                 // SAFETY: nobody else has it any more.
                 self.device.try_call(|_| unsafe { (self.api.ncclCommAbort)(comm) });
             }
-            // What is still asked of the device would be computed from nothing.
-            self.device.fail(failed.line);
         } else if let Some(what) = self.wrong(&comms) {
             self.links.fail(Failed::new(format!("{} failed: {what}", self.links.name())));
         }
