@@ -7,12 +7,11 @@
 
 use super::inbox::{Frame, Label, What};
 use super::memory::{self, Buffer};
-use super::world::{Lanes, Links, Member, next};
+use super::world::{self, Lanes, Links, Member, next};
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
 use crate::base::div_exact;
 use crate::device::Tensor;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes a rank sends before it waits for the others: divided by the group's size, a piece.
 const UNDER_WAY: usize = 4 << 20;
@@ -25,7 +24,7 @@ pub struct Ranks {
 
 impl Ranks {
     pub fn new(member: Arc<Member>, name: &str, ranks: &[usize], me: usize) -> Ranks {
-        let key = xxh3_64(format!("{name} {ranks:?}").as_bytes());
+        let key = world::key(name, ranks);
         let lanes = member.lanes(key, ranks.len());
         member.links.recorder.join_group(name, ranks);
         let (links, name, ranks) = (member.links.clone(), name.into(), ranks.into());
@@ -151,20 +150,9 @@ impl Party {
     fn record(&self, op: Op, x: Tensor, sequence: u64, asked: Asked) -> Call {
         let peer = if let Asked::With(peer) = asked { Some(peer) } else { None };
         let queued = matches!(asked, Asked::Queued);
-        let event = self.links.recorder.enqueue(Event {
-            number: 0,
-            group: self.name.to_string(),
-            op,
-            sequence,
-            dtype: x.dtype,
-            bytes: x.bytes() as u64,
-            peer: peer.map(|peer| self.ranks[peer]),
-            queued,
-            enqueued: 0.0,
-            started: None,
-            awaiting: None,
-            finished: None,
-        });
+        let with = peer.map(|peer| self.ranks[peer]);
+        let event = Event { queued, ..Event::new(&self.name, op, sequence, x, with) };
+        let event = self.links.recorder.enqueue(event);
         let label = Label { group: self.key, message: peer.is_some(), sequence };
         Call { label, what: What { op, dtype: x.dtype, numel: x.numel() as u64 }, event }
     }

@@ -3,6 +3,7 @@
 use super::Op;
 use super::report::{GroupCount, RankReport};
 use crate::base::DType;
+use crate::device::Tensor;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -35,6 +36,26 @@ pub struct Event {
     pub finished: Option<f64>,
 }
 
+impl Event {
+    /// An operation of a group on `x`, the `sequence`th: not yet entered.
+    pub(super) fn new(group: &str, op: Op, sequence: u64, x: Tensor, peer: Option<usize>) -> Event {
+        Event {
+            number: 0,
+            group: group.to_string(),
+            op,
+            sequence,
+            dtype: x.dtype,
+            bytes: x.bytes() as u64,
+            peer,
+            queued: false,
+            enqueued: 0.0,
+            started: None,
+            awaiting: None,
+            finished: None,
+        }
+    }
+}
+
 /// The last events of one rank.
 pub struct Recorder {
     born: Instant,
@@ -47,6 +68,7 @@ struct State {
     next: u64,
     doing: String,
     since: f64,
+    node: String,
     place: String,
 }
 
@@ -58,6 +80,7 @@ impl Default for Recorder {
             next: 0,
             doing: "starting".to_string(),
             since: 0.0,
+            node: String::new(),
             place: String::new(),
         };
         Recorder { born: Instant::now(), state: Mutex::new(state) }
@@ -65,6 +88,17 @@ impl Default for Recorder {
 }
 
 impl Recorder {
+    /// Name of the rank's machine.
+    pub fn node(&self, name: &str) {
+        self.lock().node = name.to_string();
+    }
+
+    /// "rank 37 (node n12, TP1 PP3 DP0)".
+    pub(super) fn name(&self, rank: usize) -> String {
+        let node = self.lock().node.clone();
+        self.report(rank, &node, 0).name()
+    }
+
     /// Where the rank is in the grid, as the verdict is to call it: "TP1 PP3 DP0".
     pub fn place(&self, place: &str) {
         self.lock().place = place.to_string();

@@ -38,21 +38,23 @@ pub struct GroupCount {
     /// Ranks of the world, in the group's order.
     pub ranks: Vec<usize>,
     pub collectives: u64,
-    /// Messages to each rank of the group.
+    /// Messages to each rank of the group, and from each.
     pub sent: Vec<u64>,
+    #[serde(default)]
+    pub received: Vec<u64>,
 }
 
 impl GroupCount {
     pub fn new(name: &str, ranks: &[usize]) -> GroupCount {
-        let sent = vec![0; ranks.len()];
-        GroupCount { name: name.to_string(), ranks: ranks.to_vec(), collectives: 0, sent }
+        let (name, ranks, none) = (name.to_string(), ranks.to_vec(), vec![0; ranks.len()]);
+        GroupCount { name, ranks, collectives: 0, sent: none.clone(), received: none }
     }
 
     pub fn count(&mut self, event: &Event) {
-        let to = event.peer.and_then(|peer| self.ranks.iter().position(|rank| *rank == peer));
-        match (event.op, to) {
+        let with = event.peer.and_then(|peer| self.ranks.iter().position(|rank| *rank == peer));
+        match (event.op, with) {
             (Op::Send, Some(to)) => self.sent[to] = event.sequence,
-            (Op::Recv, _) => {}
+            (Op::Recv, Some(from)) => self.received[from] = event.sequence,
             _ => self.collectives = event.sequence,
         }
     }

@@ -78,10 +78,11 @@ impl Hub {
 fn look_after(hub: &Weak<Hub>, watch: &Watch, ended: &Receiver<()>) {
     while ended.recv_timeout(watch.period()) == Err(RecvTimeoutError::Timeout) {
         let Some(hub) = hub.upgrade() else { return };
-        let found = verdict(&hub.reports(8), watch.timeout.as_secs_f64());
-        let Some(line) = found.filter(|_| hub.first.get().is_none()) else { continue };
-        let agreed = hub.fail(Failed::new(line));
+        let known = hub.first.get().cloned();
+        let found = || verdict(&hub.reports(8), watch.timeout.as_secs_f64());
+        let agreed = known.or_else(|| found().map(|line| hub.fail(Failed::new(line))));
         drop(hub);
+        let Some(agreed) = agreed else { continue };
         if ended.recv_timeout(watch.grace) == Err(RecvTimeoutError::Timeout) {
             end_process(&agreed);
         }

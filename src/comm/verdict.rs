@@ -103,6 +103,7 @@ impl<'a> Trail<'a> {
         } else if !held {
             let what = match event.op {
                 Op::Recv => format!("never sent what {} waits for", name(event)),
+                Op::Send => format!("never received {}", name(event)),
                 _ => format!("never entered {}", name(event)),
             };
             Found::Culprit(report.rank, what)
@@ -124,12 +125,15 @@ impl<'a> Trail<'a> {
         let missing = |rank: &&usize| {
             let Some(its) = reports[**rank].group(&event.group) else { return true };
             let started = |e: &Event| e.started.is_some() || e.sequence != event.sequence;
+            let behind = |counts: &[u64]| {
+                let at = its.ranks.iter().position(|r| *r == report.rank);
+                let count = at.and_then(|at| counts.get(at)).copied().unwrap_or(0);
+                event.peer == Some(**rank) && count < event.sequence
+            };
             match event.op {
-                Op::Recv => {
-                    let to = its.ranks.iter().position(|r| *r == report.rank);
-                    event.peer == Some(**rank) && to.is_none_or(|to| its.sent[to] < event.sequence)
-                }
-                Op::Send => false,
+                Op::Recv => behind(&its.sent),
+                // It is taken by TCP and by memory; a GPU waits until the other takes it.
+                Op::Send => behind(&its.received),
                 _ => {
                     let mut same = reports[**rank].events.iter();
                     its.collectives < event.sequence

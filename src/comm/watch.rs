@@ -3,6 +3,7 @@
 use super::Failed;
 use super::dump::{claim_verdict, write_rank};
 use super::report::RankReport;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -44,10 +45,13 @@ impl Watch {
     }
 }
 
-/// Ends the process of a rank that did not unwind by itself.
+/// Ends the process of a rank that did not unwind by itself. At once: what libraries do at an exit
+/// could wait for a GPU that waits for others.
 pub(super) fn end_process(failed: &Failed) -> ! {
     if failed.speak {
         eprintln!("gptrain: {failed}");
     }
-    std::process::exit(Failed::EXIT_CODE.into())
+    let _ = std::io::stdout().flush();
+    // SAFETY: does not return.
+    unsafe { libc::_exit(Failed::EXIT_CODE.into()) }
 }

@@ -7,6 +7,7 @@ use super::{Failed, Group, Op, Recorder, Solo};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of tensors sent by one rank, by name of group and op. Over a group of n ranks they add up
 /// to the textbook volume of a ring: n times 2(n−1)/n of the tensor for `all_reduce`, (n−1)/n of
@@ -67,10 +68,21 @@ impl World {
         self.member.links.traffic().clone()
     }
 
-    /// Fails every rank, this one at its next collective: "reading data: no such file".
-    pub fn fail(&self, why: &str) {
-        let rank = self.rank();
-        self.member.links.fail(Failed::new(format!("rank {rank} failed: {why}")));
+    /// Fails every rank, this one at its next collective: "reading data: no such file". What all
+    /// are told.
+    pub fn fail(&self, why: &str) -> Failed {
+        let links = &self.member.links;
+        links.fail(Failed::new(format!("{} failed: {why}", links.name())))
+    }
+
+    /// What groups that others carry share with those of this world.
+    pub(super) fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// This rank, as a verdict calls it: "rank 37 (node n12, TP1 PP3 DP0)".
+    pub fn name(&self) -> String {
+        self.member.links.name()
     }
 
     /// How the world failed, if it did.
@@ -92,6 +104,11 @@ pub struct Links {
 impl Links {
     pub fn traffic(&self) -> MutexGuard<'_, Traffic> {
         lock(&self.traffic)
+    }
+
+    /// This rank, as a verdict calls it.
+    pub fn name(&self) -> String {
+        self.recorder.name(self.rank)
     }
 
     /// Tells everybody, and gives what this rank is to unwind with.
@@ -145,6 +162,11 @@ impl Drop for Member {
         drop(lock(&self.queue).take());
         links.wire.leave();
     }
+}
+
+/// What a group is known by.
+pub fn key(name: &str, ranks: &[usize]) -> u64 {
+    xxh3_64(format!("{name} {ranks:?}").as_bytes())
 }
 
 /// The next number of a count, from 1.

@@ -165,6 +165,23 @@ impl Repeat for EachTime {
     }
 }
 
+/// A device that does nothing any more: what `sync` fails with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dead {
+    /// "GPU 0 (PCI 0000:3B:00.0, GPU-…)".
+    pub device: String,
+    /// What it was asked for when it failed, and how.
+    pub why: String,
+}
+
+impl std::fmt::Display for Dead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} failed: {}", self.device, self.why)
+    }
+}
+
+impl std::error::Error for Dead {}
+
 /// A device. Inputs first, outputs last; every op is asynchronous and in order. A wrong shape or
 /// dtype is a bug and panics; a dead device surfaces at `sync`. An output may be the same tensor as
 /// an input only where the op says "in place". Activations, weights and their gradients in flight

@@ -11,7 +11,7 @@ mod tensor;
 
 pub use arena::Arena;
 pub use backend::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, OutOfMemory, Repeat, Scaler,
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Norm, OutOfMemory, Repeat, Scaler,
     Scaling, Visible, digest_term,
 };
 pub use dry::{Dry, Tally, Work};

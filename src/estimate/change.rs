@@ -1,8 +1,12 @@
 //! Changes to a plan, each with what it gives: the ladder down into memory, and what would be faster.
 
+use super::hardware::Hardware;
+use super::own;
 use super::predict::{Prediction, Predictor};
 use super::setup::{Framework, Setup};
-use crate::manifest::{LayerSplit, Recompute, Schedule};
+use crate::base::Bytes;
+use crate::manifest::{self, LayerSplit, Manifest, Recompute, Schedule};
+use std::path::Path;
 
 /// A changed plan.
 #[derive(Clone, Debug)]
@@ -54,6 +58,66 @@ pub fn ladder(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
         new
     });
     found
+}
+
+/// A changed manifest, for gptrain itself.
+#[derive(Clone, Debug)]
+pub struct Smaller {
+    /// As `--set` takes them.
+    pub sets: Vec<String>,
+    /// Of the rank that reserves most.
+    pub bytes: Bytes,
+    /// Of a step, by the planner's rates.
+    pub seconds: f64,
+    manifest: Manifest,
+}
+
+/// The smallest changes with which every rank of gptrain reserves at most `room`, cheapest first:
+/// single ones, or pairs where no single one is enough. `effective` is the manifest's text.
+pub fn own_ladder(
+    m: &Manifest,
+    effective: &str,
+    room: Bytes,
+    hw: &'static Hardware,
+) -> Vec<Smaller> {
+    let first = own_smaller(m, &[], effective, hw);
+    let fitting = |changes: Vec<Smaller>| -> Vec<Smaller> {
+        changes.into_iter().filter(|change| change.bytes.0 <= room.0).collect()
+    };
+    let mut found = fitting(first.clone());
+    if found.is_empty() {
+        let second = |one: &Smaller| own_smaller(&one.manifest, &one.sets, effective, hw);
+        found = fitting(first.iter().flat_map(second).collect());
+    }
+    found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    found.dedup_by(|a, b| (a.bytes, a.seconds) == (b.bytes, b.seconds));
+    found
+}
+
+/// Changes of `m`, which is the text with `sets`, that are valid and reserve less.
+fn own_smaller(
+    m: &Manifest,
+    sets: &[String],
+    effective: &str,
+    hw: &'static Hardware,
+) -> Vec<Smaller> {
+    let peak = |m: &Manifest| own::stages(m, m.data.causal()).ok().map(|all| own::peak(&all).1);
+    let Some(now) = peak(m) else { return Vec::new() };
+    let setup = Setup::of(m, Framework::MegatronLm, hw);
+    let levels = (m.topology.zero + 1).max(2)..=3;
+    let more = levels.map(|zero| vec![format!("topology.zero={zero}")]);
+    let steps = smaller(&setup).into_iter().map(|step| step.sets).chain(more);
+    let change = |more: Vec<String>| {
+        let sets = [sets, &more].concat();
+        let loaded = manifest::parse(effective, "the manifest", Path::new("."), &sets).ok()?;
+        let m = loaded.manifest;
+        let stages = own::stages(&m, m.data.causal()).ok()?;
+        let setup = Setup::of(&m, Framework::MegatronLm, hw);
+        let seconds = own::parts(&stages, &setup).iter().map(|part| part.1).sum();
+        Some(Smaller { sets, bytes: own::peak(&stages).1, seconds, manifest: m })
+    };
+    let found = steps.filter(|sets| !sets.is_empty()).filter_map(change);
+    found.filter(|change| change.bytes.0 < now.0).collect()
 }
 
 /// What would be faster and fit, most gain first.

@@ -30,6 +30,7 @@ impl From<&Manifest> for raw::Raw {
                 timeout_s: Some(m.comm.timeout_s),
                 start_timeout_s: Some(m.comm.start_timeout_s),
                 rendezvous: m.comm.rendezvous.clone(),
+                gpu_transport: Some(m.comm.gpu_transport),
             }),
             checkpoint: Some(raw::Checkpoint {
                 interval: Some(m.checkpoint.interval),

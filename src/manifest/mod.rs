@@ -18,6 +18,8 @@ mod tree;
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 
+pub use raw::GpuTransport;
+
 use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
 use std::path::PathBuf;
@@ -383,6 +385,8 @@ pub struct Comm {
     pub start_timeout_s: f64,
     /// host:port of rank 0; `None` is derived from the job.
     pub rendezvous: Option<String>,
+    /// Between ranks that compute on GPUs.
+    pub gpu_transport: GpuTransport,
 }
 
 #[derive(Clone, Debug, PartialEq)]

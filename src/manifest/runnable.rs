@@ -13,10 +13,6 @@ impl Manifest {
         if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
             refuse("precision is tf32, which a CPU cannot", "--set precision=f32");
         }
-        if self.train.device == DeviceChoice::Cuda && self.topology.ranks() > 1 {
-            let what = "train.device is cuda: this version trains on one GPU only";
-            refuse(what, "--set train.device=cpu");
-        }
         problems.or(())
     }
 }

@@ -1,6 +1,6 @@
 //! Text from a checkpoint, token by token as it is drawn.
 
-use super::launch;
+use super::launch::{Device, Seat};
 use crate::base::{Problems, rng};
 use crate::checkpoint::{self, Index};
 use crate::data::tokenizer::Tokenizer;
@@ -44,8 +44,8 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
     // Text is drawn in f32, which every device can.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
-    let (backend, _) = launch::backend(m, m.train.threads)?;
-    let mut sampler = Sampler::new(&*backend, m, context)?;
+    let device = Device::open(m, Seat::ALONE, m.train.threads)?;
+    let mut sampler = Sampler::new(device.backend(), m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;
     let mut out = std::io::stdout().lock();
     let mut shown = Shown::default();

@@ -1,46 +1,26 @@
 //! Starting the ranks: as threads of this process, or as the one rank that a launcher made of it
-//! (srun, torchrun). The only place that picks a backend.
+//! (srun, torchrun); and opening the device of each. The only place that picks a backend.
 
-use super::rank::Agreed;
+mod device;
+
+pub use device::{Device, Seat, of_rank};
+
+use super::rank::{Agreed, Rank};
 use crate::base::Problems;
 use crate::comm::tcp::{self, Join};
 use crate::comm::{self, Failed, Launch, RENDEZVOUS, Watch, World, threads};
-use crate::device::Backend;
-use crate::device::cpu::Cpu;
-use crate::device::cuda::{self, Cuda};
-use crate::manifest::{DeviceChoice, Loaded, Manifest, Precision};
+use crate::device::Dead;
+use crate::manifest::{Loaded, Manifest};
 use anyhow::Context;
+use std::cell::OnceCell;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The device that the manifest asks for, and what it is called. `threads` is for the CPU.
-pub fn backend(m: &Manifest, threads: Option<usize>) -> anyhow::Result<(Box<dyn Backend>, String)> {
-    let options = cuda::Options { precision: m.precision, ..cuda::Options::of_machine(0) };
-    let gpu = match m.train.device {
-        DeviceChoice::Cpu => false,
-        DeviceChoice::Cuda => true,
-        // One GPU serves one rank.
-        DeviceChoice::Auto => m.topology.ranks() == 1 && cuda::is_there(&options),
-    };
-    if gpu {
-        let cuda = Cuda::open(&options)?;
-        let description = cuda.description().to_string();
-        return Ok((Box::new(cuda), description));
-    }
-    if m.precision == Precision::Tf32 {
-        let what = "precision is tf32, and the device is the CPU, which cannot";
-        return Err(Problems::one(m.name.as_str(), what, "--set precision=f32").into());
-    }
-    let cpu = Cpu::new(threads);
-    let description = format!("CPU, {} threads", cpu.threads());
-    Ok((Box::new(cpu), description))
-}
-
 /// The ranks that this process runs.
 pub struct Crew {
-    worlds: Vec<World>,
+    worlds: Vec<(World, Seat)>,
     /// Name of this machine.
     pub node: String,
     /// CPU threads of each rank.
@@ -73,11 +53,15 @@ impl Crew {
         let alone = told.as_ref().is_none_or(|launch| launch.world == 1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let Some(launch) = told.filter(|_| !alone) else {
+        let Some(launch) = told.as_ref().filter(|_| !alone) else {
             let dumps = dumps(m, &format!("process {}", std::process::id()));
             clear(&dumps);
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
+            let seat =
+                |local_rank| Seat { local_rank, local_world: ranks, process: told.is_some() };
             let worlds = threads::watched(ranks, &watch(m, &dumps));
+            let worlds = worlds.into_iter().map(|world| (seat(world.rank()), world));
+            let worlds = worlds.map(|(seat, world)| (world, seat)).collect();
             return Ok(Crew { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
@@ -93,9 +77,11 @@ impl Crew {
         let join = Join {
             patience: Duration::from_secs_f64(m.comm.start_timeout_s),
             node: if launch.node.is_empty() { host } else { launch.node.clone() },
-            ..Join::launched(&launch, &m.log.folder, identity, watch(m, &dumps))?
+            ..Join::launched(launch, &m.log.folder, identity, watch(m, &dumps))?
         };
-        let worlds = vec![tcp::join(&join)?];
+        let (local_rank, local_world) = (launch.local_rank, launch.local_world);
+        let seat = Seat { local_rank, local_world, process: true };
+        let worlds = vec![(tcp::join(&join)?, seat)];
         if launch.rank == 0 {
             tcp::forget_secret(&m.log.folder, &launch.job); // all have met
         }
@@ -107,15 +93,15 @@ impl Crew {
     pub fn run<T: Send>(
         &mut self,
         m: &Manifest,
-        rank: impl Fn(&World, &dyn Backend) -> anyhow::Result<T> + Sync,
+        rank: impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<T> {
         let worlds = std::mem::take(&mut self.worlds);
-        let (rank, threads) = (&rank, self.threads);
+        let (rank, crew) = (&rank, &*self);
         let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let start = |world: World| {
+            let start = |(world, seat): (World, Seat)| {
                 let name = format!("rank {}", world.rank());
                 let builder = std::thread::Builder::new().name(name).stack_size(8 << 20);
-                builder.spawn_scoped(scope, move || alone(world, m, threads, rank))
+                builder.spawn_scoped(scope, move || crew.one(world, seat, m, rank))
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
             started.into_iter().map(|thread| anyhow::Ok(thread?.join())).collect()
@@ -140,32 +126,53 @@ impl Crew {
     }
 }
 
-/// One rank to its end. Its world ends before its memory does, into which others may write.
-fn alone<T>(
-    world: World,
-    m: &Manifest,
-    threads: usize,
-    rank: &(impl Fn(&World, &dyn Backend) -> anyhow::Result<T> + Sync),
-) -> Result<anyhow::Result<T>, Failed> {
-    let (backend, device) = match backend(m, Some(threads)) {
-        Ok(opened) => opened,
-        Err(error) => return comm::catch(move || tell(&world, Err(error))),
-    };
-    let be = &*backend;
-    comm::catch(move || {
-        if world.rank() == 0 {
-            println!("device: {device}");
-        }
-        tell(&world, rank(&world, be))
-    })
+impl Crew {
+    /// One rank to its end. Its world ends before its memory does, into which others may write.
+    fn one<T>(
+        &self,
+        world: World,
+        seat: Seat,
+        m: &Manifest,
+        rank: &(impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync),
+    ) -> Result<anyhow::Result<T>, Failed> {
+        let opened = OnceCell::new();
+        let run = |world: &World| {
+            world.recorder().node(&self.node);
+            let me = Rank::new(world, &m.topology);
+            let device = Device::open(m, seat, Some(self.threads));
+            let device = device.map_err(|problems| device::of_rank(&me, &self.node, problems));
+            let device = me.all(device.map_err(anyhow::Error::from))?;
+            let device = opened.get_or_init(|| device);
+            device::agree(&me, m, &self.node, device)?;
+            me.say(format!("device: {}", device.description()));
+            rank(&me, device)
+        };
+        comm::catch(|| {
+            let world = world;
+            tell(&world, run(&world))
+        })
+    }
 }
 
-/// The others learn of an error that they do not know of.
+/// The others learn of an error that they do not know of. Of a rank whose world has failed, and of
+/// one among several whose device has, that is the end, whatever it came to of it.
 fn tell<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
     if let Err(error) = &ended
         && !error.is::<Agreed>()
     {
-        world.fail(&format!("{error:#}"));
+        if let Some(failed) = world.failed() {
+            failed.raise();
+        }
+        let Some(Dead { device, why }) = error.downcast_ref::<Dead>() else {
+            world.fail(&format!("{error:#}"));
+            return ended;
+        };
+        let why = format!("{why}; last event: {}", world.recorder().now_doing());
+        let failed = world.fail(&format!("{device}: {why}"));
+        if world.size() > 1 {
+            failed.raise();
+        }
+        return Err(Dead { device: device.clone(), why }.into());
     }
     ended
 }

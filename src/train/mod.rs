@@ -58,10 +58,9 @@ pub fn run(loaded: &Loaded, options: &Options) -> anyhow::Result<Option<Ended>> 
     loaded.manifest.runnable()?;
     let mut crew = launch::Crew::meet(loaded, &format!("{options:?}"))?;
     let process = start::Process::new(loaded, options, &crew)?;
-    let ended = crew.run(&loaded.manifest, |world, be| {
-        let rank = Rank::new(world, &loaded.manifest.topology);
-        let _lock = start::lock(&rank, &loaded.manifest)?;
-        let mut run = start::open(&process, &rank, be)?;
+    let ended = crew.run(&loaded.manifest, |rank, device| {
+        let _lock = start::lock(rank, &loaded.manifest)?;
+        let mut run = start::open(&process, rank, device)?;
         let ended = run.train();
         run.end(&ended);
         if rank.is_first() && ended.is_ok() {
@@ -285,10 +284,12 @@ impl Run<'_> {
 
     /// Lets saves under way come to their end, where the ranks still go together, and says so.
     fn end(&mut self, ended: &anyhow::Result<Ended>) {
+        let doing = self.rank.now_doing();
         let agreed = |error: &anyhow::Error| error.is::<Agreed>() || self.rank.grid.size() == 1;
         if ended.as_ref().err().is_some_and(agreed) {
             // Another error than the one that ends the run is not what its user needs to hear.
             let _ = self.saver.finish(self.rank);
+            self.rank.doing(&doing); // when it failed
         }
         let notes = self.notes();
         if let Some(report) = &mut self.report {

@@ -1,9 +1,11 @@
 //! One rank of a run: its place in the grid, and how it agrees with the others.
 
+use super::launch::Device;
 use crate::base::Problems;
-use crate::comm::{Together, World};
+use crate::comm::{Failed, Together, World};
+use crate::device::Dead;
 use crate::engine::Groups;
-use crate::manifest::Topology;
+use crate::manifest::{Manifest, Topology};
 use crate::plan::grid::{Grid, Place};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,9 +38,13 @@ impl fmt::Display for Agreed {
 
 impl std::error::Error for Agreed {}
 
-/// The exit code of an error that is not about the ranks.
+/// The exit code that an error ends the program with.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<Problems>() { 2 } else { 1 }
+    match () {
+        _ if error.is::<Problems>() => 2,
+        _ if error.is::<Failed>() => Failed::EXIT_CODE,
+        _ => 1,
+    }
 }
 
 impl<'a> Rank<'a> {
@@ -56,9 +62,9 @@ impl<'a> Rank<'a> {
         Rank { world, grid, at, together }
     }
 
-    /// The groups that the engine computes with.
-    pub fn groups(&self, topology: &Topology) -> Groups {
-        Groups::new(self.world, topology)
+    /// The groups that the engine computes with, from this rank's device.
+    pub fn groups(&self, device: &Device, m: &Manifest) -> Result<Groups, Problems> {
+        device.groups(self.world, m)
     }
 
     pub fn number(&self) -> usize {
@@ -82,6 +88,11 @@ impl<'a> Rank<'a> {
         self.world.recorder().doing(what);
     }
 
+    /// What this rank was last said to do.
+    pub fn now_doing(&self) -> String {
+        self.world.recorder().now_doing()
+    }
+
     /// How many ranks say yes, for each of some questions.
     pub fn count<const N: usize>(&self, mine: [bool; N]) -> [usize; N] {
         let mut counts = mine.map(|yes| if yes { 1.0 } else { 0.0 });
@@ -102,7 +113,7 @@ impl<'a> Rank<'a> {
         // What this rank has to say; of what was agreed before, only its speaker has anything.
         let mine = mine.and_then(|error| match error.downcast::<Agreed>() {
             Ok(agreed) => agreed.error,
-            Err(error) => Some(error),
+            Err(error) => Some(self.named(error)),
         });
         let mut codes = vec![0.0; self.grid.size()];
         codes[self.number()] = mine.as_ref().map_or(0, exit_code) as f32;
@@ -111,6 +122,17 @@ impl<'a> Rank<'a> {
         let code = speaker.map_or(1, |rank| codes[rank] as u8);
         let error = mine.filter(|_| speaker == Some(self.number()));
         anyhow::Error::new(Agreed { code, error })
+    }
+
+    /// Of several ranks, one whose device failed is named.
+    fn named(&self, error: anyhow::Error) -> anyhow::Error {
+        match error.downcast_ref::<Dead>() {
+            Some(Dead { device, why }) if self.grid.size() > 1 => {
+                let (name, doing) = (self.world.name(), self.now_doing());
+                Failed::new(format!("{name} failed: {device}: {why}; last event: {doing}")).into()
+            }
+            _ => error,
+        }
     }
 
     /// What the first rank does alone, known to all.

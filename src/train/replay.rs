@@ -2,9 +2,10 @@
 
 use super::feed::Feed;
 use super::feed::Turn;
+use super::launch::{Device, Seat};
 use super::rank::Rank;
 use super::report::metrics::Metrics;
-use super::{launch, resume, saving};
+use super::{resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
 use crate::data::{Datasets, Source};
@@ -104,13 +105,14 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
     loaded.manifest.topology = loaded.manifest.topology.alone();
     let m = &loaded.manifest;
     m.runnable()?;
-    let (be, _) = launch::backend(m, m.train.threads)?;
+    let device = Device::open(m, Seat::ALONE, m.train.threads)?;
+    let be = device.backend();
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
-    let engine = Engine::new(&*be, Groups::solo(), m, m.data.causal())?;
+    let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let now = replay(m, &engine, &*be, &data.train, Turn::alone(m), progress, 1)?[0];
+    let now = replay(m, &engine, be, &data.train, Turn::alone(m), progress, 1)?[0];
     Ok(Again { now, before: next_recorded(folder, now.step) })
 }
 

@@ -3,7 +3,7 @@
 
 use super::feed::{Feed, Turn};
 use super::guard::{FolderLock, Signals};
-use super::launch::Crew;
+use super::launch::{self, Crew, Device};
 use super::rank::{Agreed, Rank};
 use super::report::{Report, RunInfo};
 use super::saving::{self, Saver};
@@ -12,7 +12,6 @@ use super::{Options, Run, attempts, replay, resume};
 use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, State};
 use crate::data::{Datasets, Plan};
-use crate::device::Backend;
 use crate::engine::Engine;
 use crate::manifest::{Loaded, Manifest};
 use crate::model;
@@ -84,10 +83,10 @@ pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
 pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
-    be: &'a dyn Backend,
+    device: &'a Device,
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
-    let m = &loaded.manifest;
+    let (m, be) = (&loaded.manifest, device.backend());
     let ramp = m.batch.ramp();
     let asked = options.resume_from.as_deref();
     rank.doing("opening data");
@@ -108,11 +107,8 @@ pub fn open<'a>(
     together::same_data(rank, m, &process.node, &ids)?;
     let from = found.as_ref().map_or(0, |found| found.step);
     rank.first(|| attempts::count(&m.log.folder, from))?;
-    rank.doing("reserving memory");
-    let engine = Engine::new(be, rank.groups(&m.topology), m, m.data.causal());
-    let engine = rank.all(engine.map_err(anyhow::Error::from))?;
-    together::enough_memory(rank, be, &process.node, engine.bill().total())?;
-    announce(process, rank, &engine, ramp)?;
+    let engine = reserve(process, rank, device)?;
+    announce(process, rank, device, &engine, ramp)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         rank.say(rank.all(verified)?);
@@ -152,6 +148,21 @@ pub fn open<'a>(
     })
 }
 
+/// The engine, with all memory that it will ever have.
+fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
+    let (loaded, node, be) = (process.loaded, &process.node, device.backend());
+    let m = &loaded.manifest;
+    rank.doing("reserving memory");
+    let room = together::room(rank, device, node)?;
+    let groups = rank.groups(device, m);
+    let groups = groups.map_err(|problems| launch::of_rank(rank, node, problems));
+    let groups = rank.all(groups.map_err(anyhow::Error::from))?;
+    let engine = Engine::new(be, groups, m, m.data.causal());
+    let engine = rank.all(engine.map_err(|e| together::too_small(rank, loaded, node, room, e)))?;
+    together::enough_memory(rank, be, node, engine.bill().total())?;
+    Ok(engine)
+}
+
 /// A run that has not begun.
 fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
     rank.doing("setting initial weights");
@@ -184,9 +195,16 @@ fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
 }
 
 /// The run, its ranks and where they are, and the memory of the rank that takes most.
-fn announce(process: &Process, rank: &Rank, engine: &Engine, ramp: Ramp) -> anyhow::Result<()> {
+fn announce(
+    process: &Process,
+    rank: &Rank,
+    device: &Device,
+    engine: &Engine,
+    ramp: Ramp,
+) -> anyhow::Result<()> {
     let m = &process.loaded.manifest;
-    let mine = (process.node.clone(), engine.bill().total().0, engine.bill().to_string());
+    let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
+    let mine = (here, engine.bill().total().0, engine.bill().to_string());
     let all = rank.gather(&mine)?;
     if !rank.is_first() {
         return Ok(());
@@ -201,8 +219,8 @@ fn announce(process: &Process, rank: &Rank, engine: &Engine, ramp: Ramp) -> anyh
         engine.live_dtype(),
     );
     if rank.grid.size() > 1 {
-        let nodes: Vec<&str> = all.iter().map(|(node, ..)| node.as_str()).collect();
-        println!("{}", placement(process, rank, &nodes));
+        let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
+        println!("{}", placement(process, rank, &places));
     }
     let most =
         all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
@@ -218,8 +236,10 @@ fn announce(process: &Process, rank: &Rank, engine: &Engine, ramp: Ramp) -> anyh
 const SHOWN: usize = 16;
 
 /// Which ranks are where:
-/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`.
-fn placement(process: &Process, rank: &Rank, nodes: &[&str]) -> String {
+/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`. By rank:
+/// its node, and its GPU if it has one.
+fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)]) -> String {
+    let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
     let topology = &process.loaded.manifest.topology;
     let mut text = format!(
         "{} ranks ({}, CPU threads each: {}): tensor {} × pipeline {} × data {}, ZeRO {}",
@@ -235,7 +255,8 @@ fn placement(process: &Process, rank: &Rank, nodes: &[&str]) -> String {
     for (number, node) in nodes.iter().enumerate() {
         let first = nodes.iter().position(|other| other == node).unwrap_or(number);
         let place = rank.grid.place(number).name();
-        ranks.entry(first).or_default().push(format!("{number} {place}"));
+        let gpu = places[number].1.map(|gpu| format!(" GPU {gpu}")).unwrap_or_default();
+        ranks.entry(first).or_default().push(format!("{number} {place}{gpu}"));
     }
     for (first, list) in ranks.iter().take(SHOWN) {
         text += &format!("\n  {}: {}", nodes[*first], list.join(" · "));

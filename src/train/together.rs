@@ -1,12 +1,15 @@
 //! What ranks must have between them before they start: the same datasets on every node, and memory
 //! for all that are on one.
 
+use super::launch::Device;
 use super::rank::Rank;
 use super::resume;
 use crate::base::{Bytes, Problems};
 use crate::checkpoint::DataId;
-use crate::device::Backend;
-use crate::manifest::Manifest;
+use crate::device::cuda::Identity;
+use crate::device::{Backend, OutOfMemory};
+use crate::estimate::{change, hardware, own};
+use crate::manifest::{Loaded, Manifest};
 use std::collections::BTreeMap;
 
 /// The datasets of every node are `ids`, which are those of the first rank: a rank of each node
@@ -77,4 +80,76 @@ pub fn enough_memory(
             .into()),
         }
     })
+}
+
+/// What a GPU has for a rank, before any rank has reserved.
+pub struct Room {
+    gpu: Identity,
+    free: Bytes,
+    all: Bytes,
+    /// Ranks that share it.
+    sharing: usize,
+}
+
+/// None on the CPU. All ranks call this, and no rank reserves before all have.
+pub fn room(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<Room>> {
+    let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
+    let memory = device.memory();
+    let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
+    let sharing: Vec<usize> = rank.first(|| {
+        let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();
+        Ok(keys.iter().map(like).collect())
+    })?;
+    let room = device.gpu().zip(memory).map(|(gpu, (free, all))| Room {
+        gpu: gpu.clone(),
+        free,
+        all,
+        sharing: sharing[rank.number()],
+    });
+    Ok(room)
+}
+
+/// Changes that are told.
+const TOLD: usize = 5;
+
+/// What to do where the engine's memory could not be reserved.
+pub fn too_small(
+    rank: &Rank,
+    loaded: &Loaded,
+    node: &str,
+    room: Option<Room>,
+    error: OutOfMemory,
+) -> anyhow::Error {
+    let m = &loaded.manifest;
+    let stages = own::stages(m, m.data.causal()).unwrap_or_default();
+    let (Some(room), Some(stage)) = (room, stages.get(rank.at.pipeline)) else {
+        return error.into();
+    };
+    let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
+    let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
+    let share = Bytes(room.free.0 / room.sharing as u64);
+    let place = match rank.grid.size() {
+        1 => m.name.clone(),
+        _ => format!("rank {} (node {node}, {})", rank.number(), rank.at.name()),
+    };
+    let others = match room.sharing {
+        1 => String::new(),
+        ranks => format!(" for its {ranks} ranks between them"),
+    };
+    let what = format!(
+        "out of memory: {} has {} free of {}{others}; this rank needs {}",
+        room.gpu, room.free, room.all, stage.bill
+    );
+    let ladder = change::own_ladder(m, &loaded.effective, share, hw);
+    let step = |change: &change::Smaller| {
+        let sets: Vec<String> = change.sets.iter().map(|set| format!("--set {set}")).collect();
+        format!("{} ({})", sets.join(" "), change.bytes)
+    };
+    let remedy = match ladder.as_slice() {
+        [] => "no small change is enough: take more GPUs and cut further (topology.tensor, \
+               .pipeline, .zero), as `gptrain estimate --search` finds"
+            .to_string(),
+        some => some.iter().take(TOLD).map(step).collect::<Vec<_>>().join("\n      or "),
+    };
+    Problems::one(place, what, remedy).into()
 }

@@ -6,9 +6,12 @@
 #[path = "../common/binary.rs"]
 mod binary;
 mod cluster;
+#[path = "../common/softgpu.rs"]
+mod softgpu;
 
 use binary::{Lab, free_port, until};
 use cluster::Cluster;
+use gptrain::device::cuda::{FOLDER, Kernels};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -40,6 +43,7 @@ fn slurm_starts_ends_and_requeues_runs() {
             a_requeued_job_resumes(&cluster, &lab);
         });
         eight_tasks_equal_one_rank(&cluster, &Lab::new());
+        tasks_with_gpus_equal_one_rank(&cluster, &Lab::new());
         as_many_tasks_as_fit_on_each_node(&cluster);
         a_killed_task_ends_all(&cluster);
         a_stopped_task_is_named(&cluster);
@@ -173,6 +177,29 @@ fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     for (a, b) in ours.iter().zip(&one) {
         let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
         assert!((a[1] - b[1]).abs() <= 2e-6 * b[1], "{a:?} and {b:?}");
+    }
+}
+
+/// Two nodes of two stand-in GPUs: each task takes that of its number on the node.
+fn tasks_with_gpus_equal_one_rank(cluster: &Cluster, lab: &Lab) {
+    if Kernels::embedded().is_none() {
+        return; // as `make` says where it builds no kernels
+    }
+    let few = ["train.steps=4", "train.eval_interval=0"];
+    lab.run(&[&few[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
+    let grid = ["train.device=cuda", "topology.tensor=2", "topology.data=2", "topology.zero=1"];
+    let job = Job::new(cluster, lab, "runs/gpus", &[&few, &grid]);
+    let mut srun = job.srun_as(&["-N", "2", "-n", "4", "--ntasks-per-node=2"]);
+    srun.env(FOLDER, softgpu::folder()).env("TMPDIR", lab.path("")).env("SOFTGPU_DEVICES", "2");
+    let output = srun.output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("2 TP0 PP0 DP1 GPU 0 · 3 TP1 PP0 DP1 GPU 1"), "{out}");
+    let (ours, one) = (lab.losses("runs/gpus"), lab.losses("runs/one"));
+    assert_eq!((ours.len(), one.len()), (4, 4));
+    for (a, b) in ours.iter().zip(&one) {
+        let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
+        assert!((a[1] - b[1]).abs() <= 1e-5 * b[1], "{a:?} and {b:?}");
     }
 }
 

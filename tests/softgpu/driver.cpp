@@ -4,7 +4,8 @@
 // streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
 // has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes)
-// and SOFTGPU_CAPABILITY (90) set what there is.
+// and SOFTGPU_CAPABILITY (90) set what there is. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device fail, and the device with it:
+// every later call gives that code; the kernel never ends where the code is 0.
 #include "driver.h"
 #include <sys/mman.h>
 
@@ -25,7 +26,7 @@ Device* device(unsigned i) {
     static std::mutex lock;
     static std::map<unsigned, Device*> all;
     std::lock_guard<std::mutex> guard(lock);
-    if (!all[i]) all[i] = new Device;
+    if (!all[i]) all[i] = new Device(i);
     return all[i];
 }
 
@@ -70,6 +71,9 @@ API cuGetErrorName(Result e, const char** name) {
     static const std::map<Result, const char*> names = {
         {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
         {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+        {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {719, "CUDA_ERROR_LAUNCH_FAILED"},
         {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
         {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
         {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
@@ -80,6 +84,7 @@ API cuGetErrorName(Result e, const char** name) {
         {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
         {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
         {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"},
+        {999, "CUDA_ERROR_UNKNOWN"},
     };
     auto found = names.find(e);
     *name = found == names.end() ? "CUDA_ERROR" : found->second;
@@ -99,6 +104,15 @@ API cuDeviceGet(int* d, int ordinal) {
 }
 API cuDeviceGetName(char* name, int bytes, int) {
     snprintf(name, bytes, "software stand-in (no GPU)");
+    return OK;
+}
+API cuDeviceGetPCIBusId(char* id, int bytes, int d) {
+    snprintf(id, bytes, "0000:%02X:00.0", d + 1);
+    return OK;
+}
+API cuDeviceGetUuid_v2(unsigned char* uuid, int d) {
+    memset(uuid, 0, 16);
+    uuid[15] = d + 1;
     return OK;
 }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -248,9 +262,16 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     const softgpu::Kernel* kernel = function->kernel;
     auto copy = std::make_shared<std::vector<uint64_t>>((kernel->bytes + 7) / 8);
     memcpy(copy->data(), arguments[0], kernel->bytes);
-    return push_run(s, [=] {
-        s->device->clock++;
-        softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
+    Device* device = s->device;
+    return push(s, [=](bool) -> std::vector<Step> {
+        if (const Result* code = device->failure()) {
+            std::function<bool()> never = [] { return false; };
+            return {{*code ? nullptr : never, [=, code = *code] { device->error = code; }}};
+        }
+        return {{nullptr, [=] {
+            device->clock++;
+            softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
+        }}};
     });
 }
 
@@ -271,5 +292,5 @@ API cuStreamSynchronize(Stream* s) {
     IN_CONTEXT;
     if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
     s->device->drain([=] { return s->queue.empty(); });
-    return OK;
+    return current->error;
 }

@@ -127,6 +127,9 @@ inline uint64_t setting(const char* name, uint64_t otherwise) {
 }
 
 struct Device {
+    explicit Device(unsigned i) : ordinal(i) {}
+
+    const unsigned ordinal;
     std::recursive_mutex lock;
     std::set<Stream*> streams;
     std::mt19937_64 random{setting("SOFTGPU_SEED", 0)};
@@ -134,7 +137,20 @@ struct Device {
     std::set<std::pair<char*, size_t>> pinned;
     size_t used = 0;
     uint64_t clock = 0; // see softgpu_take
+    uint64_t launches = 0;
+    // The first failure stays.
+    Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
+
+    // The code that the next kernel fails with, if it is to fail.
+    const Result* failure() {
+        static thread_local unsigned gpu, number;
+        static thread_local Result code;
+        const char* plan = getenv("SOFTGPU_FAIL");
+        launches++;
+        bool planned = plan && sscanf(plan, "%u:%u:%d", &gpu, &number, &code) == 3;
+        return planned && gpu == ordinal && number == launches ? &code : nullptr;
+    }
 
     static bool ready(Stream* s) {
         if (s->queue.empty()) return false;
@@ -166,9 +182,9 @@ struct Device {
         if (work.step.run) work.step.run();
     }
 
-    // Runs work of any stream until `done`.
+    // Runs work of any stream until `done`, or until the device fails.
     template <class Done> void drain(Done done) {
-        for (int waited = 0; !done();) {
+        for (int waited = 0; !error && !done();) {
             std::vector<Stream*> can;
             for (Stream* s : streams)
                 if (ready(s)) can.push_back(s);
@@ -198,7 +214,8 @@ extern thread_local Device* current;
 
 #define IN_CONTEXT                                                                                 \
     if (!current) return INVALID_CONTEXT;                                                          \
-    std::lock_guard<std::recursive_mutex> guard(current->lock)
+    std::lock_guard<std::recursive_mutex> guard(current->lock);                                    \
+    if (current->error) return current->error
 
 // Asks a stream for something, or captures that it was asked.
 Result push(Stream* s, Ask ask);

@@ -93,7 +93,7 @@ API cuEventSynchronize(Event* e) {
     auto marker = e->marker;
     uint64_t record = marker->recorded;
     current->drain([=] { return marker->done >= record; });
-    return OK;
+    return current->error;
 }
 
 API cuStreamBeginCapture_v2(Stream* s, unsigned mode) {

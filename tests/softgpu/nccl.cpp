@@ -1,20 +1,27 @@
-// The part of NCCL that gptrain calls, among threads of one process, each with its own stand-in
-// device. For tests only.
+// The part of NCCL that gptrain calls, among threads or processes of one machine, each with its own
+// stand-in device. For tests only.
 //
-// A collective is two pieces of work in its stream: a rank deposits what it brings, and takes the
-// result once all have. Ranks that call different things fail the communicator, with a message.
+// Ranks meet in a folder, whose name is the unique id. A collective is two pieces of work in its
+// stream: a rank leaves a file with what it brings, and takes the result once the files of all are
+// there. So a rank that is killed or stopped leaves the others waiting, as real NCCL does over NVLink.
+// Ranks that call different things fail the communicator, with a message; an abort frees whoever
+// waits in it.
 #include "softgpu.h"
-#include <condition_variable>
-#include <deque>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 typedef int Result;
-enum : Result { OK = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum : Result { OK = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 #define API extern "C" __attribute__((visibility("default"))) Result
 
 // A step waits for others until its `when`; what is asked for may be asked again, by a graph.
@@ -28,85 +35,117 @@ extern "C" void softgpu_push_steps(void* stream, Ask* ask);
 extern "C" void softgpu_push_when(void* stream, std::function<bool()>* when, std::function<void()>* work);
 
 namespace {
-// nccl.h
-enum { INT32 = 2, FLOAT32 = 7, BFLOAT16 = 9 };
-size_t size_of(int type) { return type == BFLOAT16 ? 2 : 4; }
+namespace fs = std::filesystem;
 
-struct Round {
-    std::string what; // of the first that came
-    std::map<int, std::string> brought;
-    int taken = 0;
-};
+// nccl.h
+enum { INT32 = 2, INT64 = 4, FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9 };
+size_t size_of(int type) {
+    return type == BFLOAT16 || type == FLOAT16 ? 2 : type == INT64 ? 8 : 4;
+}
+
+char last_error[256] = "";
+
 struct Meeting {
-    std::mutex lock;
-    std::condition_variable arrived;
-    int ranks = 0;
-    bool failed = false;
-    std::map<uint64_t, Round> rounds;
-    std::map<std::pair<int, int>, std::deque<std::string>> mail;
+    fs::path folder;
+    int rank, size;
+    uint64_t calls = 0;
+    std::atomic<bool> failed{false}, aborted{false};
+
+    bool over() const { return failed || aborted; }
+    void fail(const std::string& why) {
+        if (failed.exchange(true)) return;
+        static std::mutex lock;
+        std::lock_guard<std::mutex> guard(lock);
+        snprintf(last_error, sizeof last_error, "rank %d %s", rank, why.c_str());
+    }
+    bool there(const std::string& name) const {
+        return access((folder / name).c_str(), F_OK) == 0;
+    }
+    bool there_from_all(const std::string& round) const {
+        for (int r = 0; r < size; r++)
+            if (!there(round + "/" + std::to_string(r))) return false;
+        return true;
+    }
+    // A file that is whole as soon as it is there: what was called, and the bytes.
+    void put(const std::string& name, const std::string& what, const void* from, size_t bytes) {
+        fs::path at = folder / name, early = at;
+        early += "." + std::to_string(rank) + "~";
+        std::ofstream file(early, std::ios::binary);
+        file << what << '\n';
+        file.write(static_cast<const char*>(from), bytes);
+        file.close();
+        std::error_code error;
+        fs::rename(early, at, error);
+        if (!file || error) fail("cannot write " + at.string());
+    }
+    std::pair<std::string, std::string> take(const std::string& name) const {
+        std::ifstream file(folder / name, std::ios::binary);
+        std::string what;
+        std::getline(file, what);
+        return {what, std::string(std::istreambuf_iterator<char>(file), {})};
+    }
+    // Forgets a round once all have taken it.
+    void taken(const std::string& round) {
+        put(round + "/taken" + std::to_string(rank), "", "", 0);
+        for (int r = 0; r < size; r++)
+            if (!there(round + "/taken" + std::to_string(r))) return;
+        std::error_code gone;
+        fs::remove_all(folder / round, gone);
+    }
 };
 struct Comm {
     std::shared_ptr<Meeting> meeting;
-    int rank, size;
-    uint64_t calls = 0;
     // Held by every graph with a collective of this communicator.
-    std::shared_ptr<int> graphs = std::make_shared<int>();
+    std::shared_ptr<int> graphs;
+    std::map<std::pair<int, int>, uint64_t> messages; // by sender and receiver
 };
 struct Id {
     char text[128];
 };
 
-std::mutex all_lock;
-std::map<std::string, std::shared_ptr<Meeting>> all;
-int next_id = 0;
-
-std::string bytes_of(const void* from, size_t bytes) {
-    return std::string(static_cast<const char*>(from), bytes);
+float widen(int type, const char* all, size_t i) {
+    if (type == FLOAT32) return reinterpret_cast<const float*>(all)[i];
+    if (type == FLOAT16) return reinterpret_cast<const _Float16*>(all)[i];
+    return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(all)[i]);
 }
 
-void sum(int type, const std::map<int, std::string>& brought, size_t first, size_t count, void* to) {
+typedef std::vector<std::string> Brought; // by rank
+
+void sum(int type, const Brought& brought, size_t first, size_t count, void* to) {
     for (size_t i = 0; i < count; i++) {
         float total = 0;
-        for (auto& [rank, bytes] : brought) {
-            if (type == FLOAT32) total += reinterpret_cast<const float*>(bytes.data())[first + i];
-            else total += __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(bytes.data())[first + i]);
-        }
+        for (auto& bytes : brought) total += widen(type, bytes.data(), first + i);
         if (type == FLOAT32) static_cast<float*>(to)[i] = total;
+        else if (type == FLOAT16) static_cast<_Float16*>(to)[i] = (_Float16)total;
         else static_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16(total);
     }
 }
 
-typedef std::function<void(const std::map<int, std::string>&)> Take;
-
-Result collective(Comm* comm, const std::string& what, const void* from, size_t bytes, void* stream, Take take) {
+Result collective(Comm* comm, const std::string& what, const void* from, size_t bytes, void* stream,
+                  std::function<void(const Brought&)> finish) {
     auto meeting = comm->meeting;
-    int rank = comm->rank, size = comm->size;
     Ask ask = [=, held = comm->graphs](bool in_graph) {
-        uint64_t call = comm->calls++;
         // A launch is captured by all ranks or by none.
         std::string named = in_graph ? what + " in a graph" : what;
+        std::string round = "call" + std::to_string(meeting->calls++);
         std::function<void()> deposit = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            Round& round = meeting->rounds[call];
-            if (round.what.empty()) round.what = named;
-            if (round.what != named && !meeting->failed) {
-                fprintf(stderr, "softgpu: rank %d calls %s where another calls %s\n", rank, named.c_str(), round.what.c_str());
-                meeting->failed = true;
+            std::error_code there_already;
+            fs::create_directory(meeting->folder / round, there_already);
+            meeting->put(round + "/" + std::to_string(meeting->rank), named, from, bytes);
+        };
+        std::function<bool()> all_here = [=] { return meeting->over() || meeting->there_from_all(round); };
+        std::function<void()> take = [=] {
+            if (meeting->over()) return;
+            Brought brought;
+            for (int r = 0; r < meeting->size; r++) {
+                auto [theirs, part] = meeting->take(round + "/" + std::to_string(r));
+                if (theirs != named) return meeting->fail("calls " + named + " where another calls " + theirs);
+                brought.push_back(std::move(part));
             }
-            round.brought[rank] = bytes_of(from, bytes);
+            finish(brought);
+            meeting->taken(round);
         };
-        std::function<bool()> all_here = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            return meeting->failed || (int)meeting->rounds[call].brought.size() == size;
-        };
-        std::function<void()> finish = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            if (meeting->failed) return;
-            Round& round = meeting->rounds[call];
-            take(round.brought);
-            if (++round.taken == size) meeting->rounds.erase(call);
-        };
-        return std::vector<Step>{{nullptr, deposit}, {all_here, finish}};
+        return std::vector<Step>{{nullptr, deposit}, {all_here, take}};
     };
     softgpu_push_steps(stream, &ask);
     return OK;
@@ -130,6 +169,11 @@ void post() {
             if (m.send == send) m.post();
     messages.clear();
 }
+
+std::string letter(Comm* comm, int from, int to) {
+    uint64_t number = comm->messages[{from, to}]++;
+    return "mail" + std::to_string(from) + "-" + std::to_string(to) + "-" + std::to_string(number);
+}
 } // namespace
 
 API ncclGetVersion(int* version) {
@@ -139,26 +183,36 @@ API ncclGetVersion(int* version) {
 extern "C" __attribute__((visibility("default"))) const char* ncclGetErrorString(Result) {
     return "an error of the software stand-in";
 }
+extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(Comm*) {
+    return last_error;
+}
 API ncclGetUniqueId(Id* id) {
-    std::lock_guard<std::mutex> guard(all_lock);
     memset(id, 0, sizeof *id);
-    snprintf(id->text, sizeof id->text, "meeting %d", next_id++);
-    all[id->text] = std::make_shared<Meeting>();
-    return OK;
+    const char* folder = getenv("TMPDIR");
+    snprintf(id->text, sizeof id->text, "%s/softgpu-XXXXXX", folder ? folder : "/tmp");
+    return mkdtemp(id->text) ? OK : SYSTEM_ERROR;
 }
 API ncclCommInitRank(Comm** comm, int size, Id id, int rank) {
-    std::shared_ptr<Meeting> meeting;
-    {
-        std::lock_guard<std::mutex> guard(all_lock);
-        auto found = all.find(id.text);
-        if (found == all.end() || rank < 0 || rank >= size) return INVALID_ARGUMENT;
-        meeting = found->second;
-    }
-    std::unique_lock<std::mutex> guard(meeting->lock);
-    meeting->ranks++;
-    meeting->arrived.notify_all();
-    meeting->arrived.wait(guard, [&] { return meeting->ranks >= size; });
-    *comm = new Comm{meeting, rank, size};
+    if (rank < 0 || rank >= size || access(id.text, W_OK) != 0) return INVALID_ARGUMENT;
+    auto meeting = std::make_shared<Meeting>();
+    meeting->folder = id.text;
+    meeting->rank = rank;
+    meeting->size = size;
+    std::error_code there_already;
+    fs::create_directory(meeting->folder / "init", there_already);
+    meeting->put("init/" + std::to_string(rank), "", "", 0);
+    while (!meeting->there_from_all("init")) usleep(200);
+    *comm = new Comm{meeting, std::make_shared<int>(), {}};
+    return OK;
+}
+static Result leave(Comm* comm) {
+    Meeting& meeting = *comm->meeting;
+    meeting.put("left" + std::to_string(meeting.rank), "", "", 0);
+    bool last = true;
+    for (int r = 0; r < meeting.size; r++) last &= meeting.there("left" + std::to_string(r));
+    std::error_code gone;
+    if (last) fs::remove_all(meeting.folder, gone);
+    delete comm;
     return OK;
 }
 API ncclCommDestroy(Comm* comm) {
@@ -166,15 +220,13 @@ API ncclCommDestroy(Comm* comm) {
         fprintf(stderr, "softgpu: NCCL waits for ever for graphs with a communicator that is destroyed\n");
         abort();
     }
-    delete comm;
-    return OK;
+    return leave(comm);
 }
 API ncclCommAbort(Comm* comm) {
-    delete comm;
-    return OK;
+    comm->meeting->aborted = true;
+    return leave(comm);
 }
 API ncclCommGetAsyncError(Comm* comm, Result* error) {
-    std::lock_guard<std::mutex> guard(comm->meeting->lock);
     *error = comm->meeting->failed ? INVALID_USAGE : OK;
     return OK;
 }
@@ -183,24 +235,22 @@ API ncclAllReduce(const void* from, void* to, size_t count, int type, int, Comm*
                       [=](auto& brought) { sum(type, brought, 0, count, to); });
 }
 API ncclReduceScatter(const void* from, void* to, size_t count, int type, int, Comm* comm, void* stream) {
-    size_t first = comm->rank * count;
-    return collective(comm, words("reduce_scatter", count, type), from, comm->size * count * size_of(type),
-                      stream, [=](auto& brought) { sum(type, brought, first, count, to); });
+    size_t first = comm->meeting->rank * count, bytes = comm->meeting->size * count * size_of(type);
+    return collective(comm, words("reduce_scatter", count, type), from, bytes, stream,
+                      [=](auto& brought) { sum(type, brought, first, count, to); });
 }
 API ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm, void* stream) {
     size_t bytes = count * size_of(type);
     return collective(comm, words("all_gather", count, type), from, bytes, stream, [=](auto& brought) {
-        for (auto& [rank, part] : brought) memcpy(static_cast<char*>(to) + rank * bytes, part.data(), bytes);
+        char* at = static_cast<char*>(to);
+        for (auto& part : brought) at = (char*)memcpy(at, part.data(), bytes) + bytes;
     });
 }
 API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, void* stream) {
     auto meeting = comm->meeting;
-    std::pair<int, int> lane{comm->rank, peer};
+    std::string name = letter(comm, meeting->rank, peer);
     messages.push_back({true, [=] {
-        std::function<void()> work = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            meeting->mail[lane].push_back(bytes_of(from, count * size_of(type)));
-        };
+        std::function<void()> work = [=] { meeting->put(name, "", from, count * size_of(type)); };
         softgpu_push(stream, &work);
     }});
     if (depth == 0) post();
@@ -208,23 +258,17 @@ API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, voi
 }
 API ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* stream) {
     auto meeting = comm->meeting;
-    std::pair<int, int> lane{peer, comm->rank};
+    std::string name = letter(comm, peer, meeting->rank);
     size_t bytes = count * size_of(type);
     messages.push_back({false, [=] {
-        std::function<bool()> here = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            return meeting->failed || !meeting->mail[lane].empty();
-        };
+        std::function<bool()> here = [=] { return meeting->over() || meeting->there(name); };
         std::function<void()> take = [=] {
-            std::lock_guard<std::mutex> guard(meeting->lock);
-            if (meeting->failed) return;
-            std::string message = std::move(meeting->mail[lane].front());
-            meeting->mail[lane].pop_front();
-            if (message.size() != bytes) {
-                fprintf(stderr, "softgpu: %zu bytes received where %zu were sent\n", bytes, message.size());
-                meeting->failed = true;
-                return;
-            }
+            if (meeting->over()) return;
+            std::string message = meeting->take(name).second;
+            unlink((meeting->folder / name).c_str());
+            if (message.size() != bytes)
+                return meeting->fail("receives " + std::to_string(bytes) + " bytes where " +
+                                     std::to_string(message.size()) + " were sent");
             memcpy(to, message.data(), bytes);
         };
         softgpu_push_when(stream, &here, &take);

@@ -3,10 +3,28 @@
 use crate::base::DType;
 use crate::device::cuda::driver::Handle;
 use crate::device::cuda::library::table;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
 
 /// 0 is success.
 pub type Code = c_int;
+
+impl Api {
+    /// What a code means, and what the library has to say beside it.
+    pub fn error(&self, code: Code) -> String {
+        // SAFETY: both give a string that is there to stay, or null.
+        let text = |text: *const c_char| unsafe {
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string())
+        };
+        // SAFETY: the communicator may be null (nccl.h).
+        let (name, last) = unsafe {
+            (text((self.ncclGetErrorString)(code)), text((self.ncclGetLastError)(null_mut())))
+        };
+        let hint = if code == INVALID_USAGE { " (two ranks on one GPU?)" } else { "" };
+        let last = last.filter(|last| !last.is_empty()).map(|last| format!(": {last}"));
+        format!("{}{hint}{}", name.unwrap_or_default(), last.unwrap_or_default())
+    }
+}
 
 /// What the ranks of a communicator know each other by.
 #[repr(C)]
@@ -17,6 +35,7 @@ table! {
     /// nccl.h
     pub struct Api {
         fn ncclGetErrorString(Code) -> *const c_char;
+        fn ncclGetLastError(Handle) -> *const c_char;
         fn ncclGetUniqueId(*mut Id) -> Code;
         fn ncclCommInitRank(*mut Handle, c_int, Id, c_int) -> Code;
         fn ncclCommDestroy(Handle) -> Code;
@@ -33,8 +52,9 @@ table! {
     }
 }
 
-/// ncclResult_t: what two ranks on one GPU get.
+/// ncclResult_t: what two ranks on one GPU get, and what is not yet known.
 pub const INVALID_USAGE: Code = 5;
+pub const IN_PROGRESS: Code = 7;
 
 /// ncclRedOp_t
 pub const SUM: c_int = 0;

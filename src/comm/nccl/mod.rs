@@ -1,24 +1,26 @@
 //! Groups of GPUs, one a rank, by NCCL. The ranks meet through a `World`, which then stays beside
-//! them.
+//! them: it hears how far each GPU has come, finds who holds up the others, and ends them all.
 //!
 //! Collectives go to the stream of the ops and are in order with them; those that are begun go to a
 //! stream beside it, between two events. Sums are in NCCL's order: the same every run on the same
-//! GPUs, not the bits of another carrier. What goes wrong surfaces as the device's failure, at its
-//! next `sync`; a rank that hangs is not named yet.
+//! GPUs, not the bits of another carrier. An operation counts as entered when the GPU comes to it.
 
 mod api;
+mod beside;
 
-use super::{Collective, Group, Message, Pending, Solo, World};
+use super::world::{self, Lanes, next};
+use super::{Collective, Event, Failed, Group, Message, Op, Pending, Solo, World};
 use crate::base::{DType, Problems, div_exact};
 use crate::device::Tensor;
 use crate::device::cuda::driver::{Device, Handle};
 use crate::device::cuda::library::Library;
 use crate::device::cuda::{Cuda, FOLDER, Options};
-use api::{Api, Code, INVALID_USAGE, Id, SUM, data_type};
-use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
-use std::ptr::null_mut;
+use api::{Api, Code, Id, SUM, data_type};
+use beside::{Beside, Comm, Lane};
+use std::cell::{Cell, OnceCell};
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Collectives that may have been begun before the wait for one of them is also one for later ones.
 const BEGUN: usize = 64;
@@ -27,6 +29,8 @@ const BEGUN: usize = 64;
 pub struct Nccl {
     api: Arc<Api>,
     device: Arc<Device>,
+    patience: Duration,
+    beside: OnceCell<Arc<Beside>>,
 }
 
 impl Nccl {
@@ -36,7 +40,8 @@ impl Nccl {
         let names = ["libnccl.so.2", "libnccl.so"];
         let library = Library::open(options.folder.as_deref(), &names).map_err(|why| {
             let remedy = format!(
-                "pip install nvidia-nccl-cu13, and set {FOLDER} to its folder of libraries"
+                "pip install nvidia-nccl-cu13, and set {FOLDER} to its folder of libraries; or \
+                 --set comm.gpu_transport=host, which is slow"
             );
             refuse(format!("NCCL is missing: {why}"), &remedy)
         })?;
@@ -44,43 +49,58 @@ impl Nccl {
             let what = format!("{} lacks {}", library.name, missing.join(", "));
             refuse(what, "update NCCL: 2.18 or newer")
         })?;
-        Ok(Nccl { api: Arc::new(api), device: cuda.device().clone() })
+        let patience = Duration::from_secs(120);
+        let (device, beside) = (cuda.device().clone(), OnceCell::new());
+        Ok(Nccl { api: Arc::new(api), device, patience, beside })
     }
 
-    /// A group of these ranks of the world, in this order. Called by each of them, by no other.
+    /// The same, where a group may take this long to be made.
+    pub fn patience(self, patience: Duration) -> Nccl {
+        Nccl { patience, ..self }
+    }
+
+    /// A group of these ranks of the world, in this order. Called by each of them, by no other. What
+    /// goes wrong fails the world.
     pub fn group(&self, world: &World, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         if ranks.len() == 1 {
             return Box::new(Solo);
         }
         let host = world.group(name, ranks);
         let (rank, size) = (host.rank(), host.size());
+        let links = &world.member().links;
+        let start = || {
+            let (api, device) = (self.api.clone(), self.device.clone());
+            Arc::new(Beside::start(api, device, links.clone(), self.patience))
+        };
+        let beside = self.beside.get_or_init(start).clone();
         let mut id = Id([0; 128]);
-        if rank == 0 {
-            self.call("making an id", || unsafe { (self.api.ncclGetUniqueId)(&mut id) });
+        let code = match rank {
+            // SAFETY: the pointer is to a live variable.
+            0 => unsafe { (self.api.ncclGetUniqueId)(&mut id) },
+            _ => 0,
+        };
+        if code != 0 {
+            world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
         }
         share(&*host, &mut id);
-        let mut comm = null_mut();
-        self.call(&format!("group {name} {ranks:?}"), || unsafe {
-            (self.api.ncclCommInitRank)(&mut comm, size as c_int, id, rank as c_int)
+        let made = beside.seen.set_up(format!("group {name} of ranks {ranks:?}"), |comm| {
+            // SAFETY: as above; the device is bound.
+            unsafe { (self.api.ncclCommInitRank)(comm, size as c_int, id, rank as c_int) }
         });
-        let nccl = Nccl { api: self.api.clone(), device: self.device.clone() };
-        let events = (0..2 * BEGUN).map(|_| self.device.event()).collect();
-        Box::new(Gpus { nccl, comm, rank, size, events, begun: Cell::new(0) })
-    }
-
-    /// Calls NCCL with the device bound; an error is the device's failure.
-    fn call(&self, doing: &str, with: impl FnOnce() -> Code) {
-        let mut code = 0;
-        self.device.call(doing, |_| {
-            code = with();
-            0
-        });
-        if code != 0 {
-            // SAFETY: the library gives a static string for every code.
-            let text = unsafe { CStr::from_ptr((self.api.ncclGetErrorString)(code)) };
-            let hint = if code == INVALID_USAGE { " (two ranks on one GPU?)" } else { "" };
-            self.device.fail(format!("{doing}: NCCL: {}{hint}", text.to_string_lossy()));
-        }
+        let comm = match made {
+            Ok(comm) => comm,
+            Err(what) => world.fail(&what).raise(),
+        };
+        Box::new(Gpus {
+            comm,
+            name: name.into(),
+            ranks: ranks.into(),
+            rank,
+            lanes: world.member().lanes(world::key(name, ranks), size),
+            order: (0..2 * BEGUN).map(|_| self.device.event()).collect(),
+            begun: Cell::new(0),
+            beside,
+        })
     }
 }
 
@@ -100,48 +120,72 @@ fn share(host: &dyn Group, id: &mut Id) {
 
 /// One communicator.
 struct Gpus {
-    nccl: Nccl,
-    comm: Handle,
+    comm: Arc<Comm>,
+    name: Arc<str>,
+    /// Ranks of the world.
+    ranks: Arc<[usize]>,
+    /// Place of this rank among them.
     rank: usize,
-    size: usize,
+    lanes: Arc<Lanes>,
     /// Two for each collective that may be under way: before it, and after.
-    events: Vec<Handle>,
+    order: Vec<Handle>,
     begun: Cell<u64>,
+    /// Ends after the communicators.
+    beside: Arc<Beside>,
 }
 
 impl Gpus {
-    fn collective(&self, what: Collective, stream: Handle) {
-        let (api, comm) = (&self.nccl.api, self.comm);
-        let to = |x: Tensor| x.addr() as *mut c_void;
-        let from = |x: Tensor| x.addr() as *const c_void;
+    fn collective(&self, what: Collective, lane: Lane) -> u64 {
         let share = |part: Tensor, whole: Tensor| {
-            assert_eq!(part.numel(), div_exact(whole.numel(), self.size), "a rank's part");
+            assert_eq!(part.numel(), div_exact(whole.numel(), self.size()), "a rank's part");
             assert_eq!(part.dtype, whole.dtype, "part and whole");
-            (part.numel(), data_type(part.dtype))
         };
-        match what {
-            Collective::AllReduce(x) => self.nccl.call("all_reduce", || unsafe {
-                let kind = data_type(x.dtype);
-                (api.ncclAllReduce)(from(x), to(x), x.numel(), kind, SUM, comm, stream)
-            }),
+        let (op, whole) = match what {
+            Collective::AllReduce(x) => (Op::AllReduce, x),
             Collective::AllGather { part, whole } => {
-                let (count, kind) = share(part, whole);
-                self.nccl.call("all_gather", || unsafe {
-                    (api.ncclAllGather)(from(part), to(whole), count, kind, comm, stream)
-                });
+                share(part, whole);
+                (Op::AllGather, whole)
             }
             Collective::ReduceScatter { whole, part } => {
-                let (count, kind) = share(part, whole);
-                self.nccl.call("reduce_scatter", || unsafe {
+                share(part, whole);
+                (Op::ReduceScatter, whole)
+            }
+        };
+        let (name, lanes) = (self.name.clone(), self.lanes.clone());
+        let events = move || {
+            let event = Event::new(&name, op, next(&lanes.collectives), whole, None);
+            vec![Event { queued: lane == Lane::Beside, ..event }]
+        };
+        self.ask(lane, events, &op.to_string(), |comm, stream| self.post(what, comm, stream))
+    }
+
+    fn post(&self, what: Collective, comm: Handle, stream: Handle) -> Code {
+        let api = &self.beside.seen.api;
+        let to = |x: Tensor| x.addr() as *mut c_void;
+        let from = |x: Tensor| x.addr() as *const c_void;
+        let of = |x: Tensor| (x.numel(), data_type(x.dtype));
+        // SAFETY: the tensors' memory lives as long as the backend.
+        unsafe {
+            match what {
+                Collective::AllReduce(x) => {
+                    let (count, kind) = of(x);
+                    (api.ncclAllReduce)(from(x), to(x), count, kind, SUM, comm, stream)
+                }
+                Collective::AllGather { part, whole } => {
+                    let (count, kind) = of(part);
+                    (api.ncclAllGather)(from(part), to(whole), count, kind, comm, stream)
+                }
+                Collective::ReduceScatter { whole, part } => {
+                    let (count, kind) = of(part);
                     (api.ncclReduceScatter)(from(whole), to(part), count, kind, SUM, comm, stream)
-                });
+                }
             }
         }
     }
 
-    fn message(&self, message: &Message) -> Code {
-        let (api, comm, stream) = (&self.nccl.api, self.comm, self.nccl.device.stream);
-        // SAFETY: the tensors' memory lives as long as the backend.
+    fn message(&self, message: &Message, comm: Handle, stream: Handle) -> Code {
+        let api = &self.beside.seen.api;
+        // SAFETY: as in `post`.
         unsafe {
             match *message {
                 Message::Send { to, x } => {
@@ -156,15 +200,41 @@ impl Gpus {
         }
     }
 
-    fn events(&self, job: u64) -> [Handle; 2] {
+    /// Calls NCCL, unless the world has failed: that unwinds this rank, as does an error of NCCL's.
+    fn ask(
+        &self,
+        lane: Lane,
+        events: impl Fn() -> Vec<Event> + Send + Sync + 'static,
+        doing: &str,
+        call: impl FnOnce(Handle, Handle) -> Code,
+    ) -> u64 {
+        let seen = &self.beside.seen;
+        seen.go_on();
+        let mut code = 0;
+        let ticket = seen.ask(lane, events, |stream| {
+            seen.device.call(doing, |_| {
+                code = self.comm.with(|comm| call(comm, stream)).unwrap_or(0);
+                0
+            });
+        });
+        if code != 0 {
+            let (name, group) = (seen.links.name(), &self.name);
+            let line =
+                format!("{name} failed: {doing} of group {group}: NCCL: {}", seen.api.error(code));
+            seen.links.fail(Failed::new(line)).raise();
+        }
+        ticket
+    }
+
+    fn order(&self, job: u64) -> [Handle; 2] {
         let at = 2 * (job as usize % BEGUN);
-        [self.events[at], self.events[at + 1]]
+        [self.order[at], self.order[at + 1]]
     }
 }
 
 impl Group for Gpus {
     fn size(&self) -> usize {
-        self.size
+        self.ranks.len()
     }
 
     fn rank(&self) -> usize {
@@ -177,23 +247,34 @@ impl Group for Gpus {
     }
 
     fn all_reduce(&self, x: Tensor) {
-        self.collective(Collective::AllReduce(x), self.nccl.device.stream);
+        self.collective(Collective::AllReduce(x), Lane::Ops);
     }
 
     fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.collective(Collective::AllGather { part, whole }, self.nccl.device.stream);
+        self.collective(Collective::AllGather { part, whole }, Lane::Ops);
     }
 
     fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.collective(Collective::ReduceScatter { whole, part }, self.nccl.device.stream);
+        self.collective(Collective::ReduceScatter { whole, part }, Lane::Ops);
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let api = &self.nccl.api;
-        self.nccl.call("messages", || {
+        let (name, lanes, ranks) = (self.name.clone(), self.lanes.clone(), self.ranks.clone());
+        let event = move |message: &Message| {
+            let (op, x, with, counts) = match *message {
+                Message::Send { to, x } => (Op::Send, x, to, &lanes.sent),
+                Message::Recv { from, x } => (Op::Recv, x, from, &lanes.received),
+            };
+            Event::new(&name, op, next(&counts[with]), x, Some(ranks[with]))
+        };
+        let all = messages.to_vec();
+        let events = move || all.iter().map(&event).collect();
+        let api = &self.beside.seen.api;
+        self.ask(Lane::Ops, events, "messages", |comm, stream| {
             // SAFETY: takes nothing.
             let start = unsafe { (api.ncclGroupStart)() };
-            let failed = messages.iter().map(|m| self.message(m)).find(|code| *code != 0);
+            let post = |message| self.message(message, comm, stream);
+            let failed = messages.iter().map(post).find(|code| *code != 0);
             // SAFETY: as above; a group that was started is ended.
             let end = unsafe { (api.ncclGroupEnd)() };
             [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
@@ -203,40 +284,43 @@ impl Group for Gpus {
     fn begin(&self, what: Collective) -> Pending {
         let job = self.begun.get() + 1;
         self.begun.set(job);
-        let device = &self.nccl.device;
-        let [before, after] = self.events(job);
+        let device = &self.beside.seen.device;
+        let [before, after] = self.order(job);
         device.after(before, device.stream, device.beside);
-        self.collective(what, device.beside);
+        let event = self.collective(what, Lane::Beside);
         device.record(after, device.beside);
-        Pending { job, event: 0 }
+        Pending { job, event }
     }
 
     fn finish(&self, pending: Pending) {
-        let device = &self.nccl.device;
+        self.beside.seen.wanted(pending.event);
+        let device = &self.beside.seen.device;
         // An event that was used again since is of later work on the same stream.
-        let [_, after] = self.events(pending.job);
+        let [_, after] = self.order(pending.job);
         device.wait(device.stream, after);
     }
 }
 
 impl Drop for Gpus {
     fn drop(&mut self) {
-        let (api, device) = (&self.nccl.api, &self.nccl.device);
-        let mut error = 0;
-        // SAFETY: the communicator and the events are used no more.
-        device.try_call(|driver| unsafe {
-            (api.ncclCommGetAsyncError)(self.comm, &mut error);
-            // After an error, or in a panic, the others may never come.
-            if error != 0 || device.failed() || std::thread::panicking() {
-                (api.ncclCommAbort)(self.comm);
-            } else {
-                (driver.cuStreamSynchronize)(device.stream);
-                (driver.cuStreamSynchronize)(device.beside);
-                (api.ncclCommDestroy)(self.comm);
+        let (api, device) = (&self.beside.seen.api, &self.beside.seen.device);
+        // After a failure, or in a panic, the others may never come.
+        let failed = self.beside.seen.links.inbox.failed().is_some() || device.failed();
+        if !failed && !std::thread::panicking() {
+            for stream in [device.stream, device.beside] {
+                device.call("waiting", |driver| unsafe { (driver.cuStreamSynchronize)(stream) });
             }
-            0
-        });
-        for event in &self.events {
+        }
+        if let Some(comm) = self.comm.take() {
+            // SAFETY: nobody else has the communicator any more.
+            device.try_call(|_| unsafe {
+                match failed || device.failed() || std::thread::panicking() {
+                    true => (api.ncclCommAbort)(comm),
+                    false => (api.ncclCommDestroy)(comm),
+                }
+            });
+        }
+        for event in &self.order {
             device.try_call(|driver| unsafe { (driver.cuEventDestroy_v2)(*event) });
         }
     }

@@ -38,6 +38,7 @@ pub trait Control: Send + Sync {
 
 impl Here {
     pub fn new(join: &Join, recorder: Arc<Recorder>) -> Here {
+        recorder.node(&join.node);
         Here {
             rank: join.rank,
             size: join.world,

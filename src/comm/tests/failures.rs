@@ -59,7 +59,7 @@ fn a_rank_with_another_size_is_named() {
 
 #[test]
 fn a_rank_that_gives_up_says_why() {
-    let lines = lines(|world, _| world.fail("reading data: no such file"));
+    let lines = lines(|world, _| drop(world.fail("reading data: no such file")));
     assert_eq!(
         lines,
         ["rank 2 failed: reading data: no such file"; 2]

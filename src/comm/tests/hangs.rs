@@ -106,6 +106,26 @@ fn a_message_that_is_never_sent_names_its_sender() {
     starts_and_ends(&line, start, "1 rank waiting");
 }
 
+/// GPUs wait until a message is taken.
+#[test]
+fn a_message_that_is_never_received_names_its_receiver() {
+    let x = Numbers::f32(vec![1.0; 10]);
+    let event = Event::new("pp", Op::Send, 3, x.tensor(), Some(1));
+    let sent = |received: u64| {
+        let one = GroupCount { sent: vec![0, 3], ..GroupCount::new("pp", &[0, 1]) };
+        let other = GroupCount { received: vec![received, 0], ..one.clone() };
+        let events = vec![Event { started: Some(1.0), ..event.clone() }];
+        [
+            RankReport { now: 9.0, groups: vec![one], events, ..RankReport::unknown(0) },
+            RankReport { now: 9.0, groups: vec![other], ..RankReport::unknown(1) },
+        ]
+    };
+    let line = verdict(&sent(2), 5.0).unwrap();
+    starts_and_ends(&line, "rank 1 never received send #3 of group pp", "1 rank waiting 8 s");
+    let line = verdict(&sent(3), 5.0).unwrap();
+    assert!(line.starts_with("rank 0 waits for "), "both have entered it: {line}");
+}
+
 /// Rank 1's queue is stuck in the first collective, so that it never starts the second.
 #[test]
 fn a_stuck_queue_is_seen_through() {

@@ -1,10 +1,12 @@
 //! The CUDA driver: what is called in libcuda, the device it is called for, and its errors.
 
 use super::library::{Library, table};
+use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// An address in the device's memory.
 pub type Address = u64;
@@ -27,6 +29,8 @@ table! {
         fn cuDeviceGet(*mut c_int, c_int) -> Code;
         fn cuDeviceGetName(*mut c_char, c_int, c_int) -> Code;
         fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> Code;
+        fn cuDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> Code;
+        fn cuDeviceGetUuid_v2(*mut [u8; 16], c_int) -> Code;
         fn cuDevicePrimaryCtxRetain(*mut Handle, c_int) -> Code;
         fn cuDevicePrimaryCtxRelease_v2(c_int) -> Code;
         fn cuCtxSetCurrent(Handle) -> Code;
@@ -59,6 +63,7 @@ table! {
         fn cuEventRecord(Handle, Handle) -> Code;
         fn cuEventSynchronize(Handle) -> Code;
         fn cuEventElapsedTime(*mut f32, Handle, Handle) -> Code;
+        fn cuEventQuery(Handle) -> Code;
     }
 }
 
@@ -66,6 +71,10 @@ table! {
 pub type ParamInfo = unsafe extern "C" fn(Handle, usize, *mut usize, *mut usize) -> Code;
 
 pub const OUT_OF_MEMORY: Code = 2;
+const NOT_READY: Code = 600;
+/// Codes by which the hardware, its driver or a kernel that ran wild made an end: the driver's own
+/// report, an Xid, is in the kernel's log.
+const REPORTED: [Code; 13] = [46, 214, 220, 226, 700, 702, 714, 715, 716, 717, 718, 719, 999];
 /// No stream of work waits for the default one.
 const NON_BLOCKING: c_uint = 1;
 /// Events that keep time, and events that only order.
@@ -81,6 +90,32 @@ pub struct Launched {
     pub kernels: u64,
     /// Graphs, each a whole pass.
     pub graphs: u64,
+}
+
+/// Which GPU it is, wherever it is counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Among those the driver shows to this process.
+    pub ordinal: usize,
+    /// How many it shows.
+    pub shown: usize,
+    pub name: String,
+    /// "0000:3B:00.0".
+    pub bus: String,
+    /// In hexadecimal, as nvidia-smi has it.
+    pub uuid: String,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {} (PCI {}, {})", self.ordinal, self.bus, self.uuid)
+    }
+}
+
+/// Who follows how far the GPU is with what ranks do together.
+pub trait Witness: Send + Sync {
+    /// What was captured since this was last asked, as part of one graph: does a launch of it.
+    fn captured(self: Arc<Self>) -> Box<dyn Fn(&dyn Fn())>;
 }
 
 /// One GPU, its context and its streams.
@@ -100,6 +135,7 @@ pub struct Device {
     /// Whether what is asked of `stream` becomes part of a graph now, and is not done.
     pub capturing: AtomicBool,
     launched: [AtomicU64; 2],
+    witness: Mutex<Option<Weak<dyn Witness>>>,
     notes: Mutex<Vec<String>>,
     /// The first thing that went wrong; nothing is asked of the device afterwards.
     failure: Mutex<Option<String>>,
@@ -127,6 +163,7 @@ impl Device {
             graphs: AtomicBool::new(true),
             capturing: AtomicBool::new(false),
             launched: Default::default(),
+            witness: Mutex::default(),
             notes: Mutex::default(),
             failure: Mutex::default(),
         };
@@ -150,21 +187,49 @@ impl Device {
         Ok(device)
     }
 
-    /// Its name, and its compute capability times ten.
-    pub fn describe(&self) -> Result<(String, i32), String> {
-        let mut name = [0 as c_char; 128];
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: the buffer has the length given; the rest as in `open`.
+    /// Which GPU it is.
+    pub fn identity(&self) -> Result<Identity, String> {
+        let (mut name, mut bus) = ([0 as c_char; 128], [0 as c_char; 32]);
+        let (mut uuid, mut shown) = ([0u8; 16], 0);
+        let id = self.ordinal;
+        // SAFETY: the buffers have the lengths given; the rest as in `open`.
         unsafe {
-            let code = (self.api.cuDeviceGetName)(name.as_mut_ptr(), 128, self.ordinal);
+            let code = (self.api.cuDeviceGetCount)(&mut shown);
+            self.asked(code, "counting GPUs")?;
+            let code = (self.api.cuDeviceGetName)(name.as_mut_ptr(), 128, id);
             self.asked(code, "naming the GPU")?;
+            let code = (self.api.cuDeviceGetPCIBusId)(bus.as_mut_ptr(), 32, id);
+            self.asked(code, "finding the GPU's slot")?;
+            let code = (self.api.cuDeviceGetUuid_v2)(&mut uuid, id);
+            self.asked(code, "telling the GPU from others")?;
+        }
+        // SAFETY: on success each holds a string that ends within its buffer.
+        let text = |of: &[c_char]| unsafe { CStr::from_ptr(of.as_ptr()) };
+        let text = |of: &[c_char]| text(of).to_string_lossy().into_owned();
+        let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
+        let hex = |part: std::ops::Range<usize>| {
+            uuid[part].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
+        Ok(Identity {
+            ordinal: self.ordinal as usize,
+            shown: shown as usize,
+            name: text(&name),
+            bus: text(&bus),
+            uuid: format!("GPU-{}", parts.map(hex).join("-")),
+        })
+    }
+
+    /// Its compute capability times ten.
+    pub fn capability(&self) -> Result<i32, String> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: as in `open`.
+        unsafe {
             let code = (self.api.cuDeviceGetAttribute)(&mut major, COMPUTE_MAJOR, self.ordinal);
             self.asked(code, "its compute capability")?;
             let code = (self.api.cuDeviceGetAttribute)(&mut minor, COMPUTE_MINOR, self.ordinal);
             self.asked(code, "its compute capability")?;
-            let name = CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned();
-            Ok((name, 10 * major + minor))
         }
+        Ok(10 * major + minor)
     }
 
     /// Free and total bytes of memory.
@@ -185,8 +250,16 @@ impl Device {
         let bound = unsafe { (self.api.cuCtxSetCurrent)(self.context) };
         let code = if bound == 0 { with(&self.api) } else { bound };
         if code != 0 {
-            self.fail(format!("{doing}: {}", self.error(code)));
+            self.fail_with(doing, code);
         }
+    }
+
+    fn fail_with(&self, doing: &str, code: Code) {
+        let more = match REPORTED.contains(&code) {
+            true => "; `dmesg` on the node may have an NVRM: Xid that says why",
+            false => "",
+        };
+        self.fail(format!("{doing}: {}{more}", self.error(code)));
     }
 
     /// As `call`, for a caller that handles the code.
@@ -196,6 +269,22 @@ impl Device {
             0 => with(&self.api),
             code => code,
         }
+    }
+
+    /// Whether what is asked for becomes part of a graph.
+    pub fn captures(&self) -> bool {
+        self.capturing.load(Relaxed)
+    }
+
+    /// `witness` is to know of graphs from now on.
+    pub fn watch(&self, witness: Weak<dyn Witness>) {
+        *self.witness.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(witness);
+    }
+
+    /// Who is to know of graphs, if ranks do anything together.
+    pub fn witness(&self) -> Option<Arc<dyn Witness>> {
+        let witness = self.witness.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        witness.as_ref().and_then(Weak::upgrade)
     }
 
     /// Counts a kernel or a product that was asked for by itself.
@@ -267,6 +356,22 @@ impl Device {
         self.call("ordering streams", |api| unsafe { (api.cuStreamWaitEvent)(stream, event, 0) });
     }
 
+    /// Whether all that an event was recorded after is done; of a device that failed nothing is.
+    pub fn passed(&self, event: Handle) -> bool {
+        if self.failed() {
+            return false;
+        }
+        match self.try_call(|api| unsafe { (api.cuEventQuery)(event) }) {
+            0 => true,
+            NOT_READY => false,
+            code => {
+                self.fail_with("computing", code);
+                false
+            }
+        }
+    }
+
+    /// The first failure stays.
     pub fn fail(&self, what: String) {
         self.failing().get_or_insert(what);
     }

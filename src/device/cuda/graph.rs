@@ -27,12 +27,19 @@ pub struct Graph {
     known: Known,
 }
 
-#[derive(Clone, Copy)]
 enum Known {
     Nothing,
     DoneOnce,
-    ByHeart(Handle),
+    ByHeart(Learned),
 }
+
+/// A graph, and how its launch is made known.
+struct Learned {
+    graph: Handle,
+    tell: Option<Tell>,
+}
+
+type Tell = Box<dyn Fn(&dyn Fn())>;
 
 impl Graph {
     pub fn new(device: &Arc<Device>, with_others: bool) -> Graph {
@@ -41,10 +48,13 @@ impl Graph {
 
     /// Learns the work and does it.
     fn learn(&mut self, ask: &mut dyn FnMut()) {
-        match capture(&self.device, ask).and_then(|graph| instantiate(&self.device, graph)) {
+        let graph = capture(&self.device, ask).and_then(|graph| instantiate(&self.device, graph));
+        let tell = self.device.witness().map(|witness| witness.captured());
+        match graph {
             Ok(graph) => {
-                self.known = Known::ByHeart(graph);
-                self.launch(graph);
+                let learned = Learned { graph, tell };
+                self.launch(&learned);
+                self.known = Known::ByHeart(learned);
             }
             Err(why) if self.with_others => {
                 self.device.fail(format!("no CUDA graph: {why}; set {GRAPHS}=0"));
@@ -57,19 +67,25 @@ impl Graph {
         }
     }
 
-    fn launch(&self, graph: Handle) {
-        let stream = self.device.stream;
-        self.device.call("a graph", |api| unsafe { (api.cuGraphLaunch)(graph, stream) });
-        self.device.count_graph();
+    fn launch(&self, learned: &Learned) {
+        let (device, graph) = (&self.device, learned.graph);
+        let launch = || {
+            device.call("a graph", |api| unsafe { (api.cuGraphLaunch)(graph, device.stream) });
+            device.count_graph();
+        };
+        match &learned.tell {
+            Some(tell) => tell(&launch),
+            None => launch(),
+        }
     }
 }
 
 impl Repeat for Graph {
     fn again(&mut self, ask: &mut dyn FnMut()) -> bool {
         let learns = self.device.graphs.load(Relaxed) && !self.device.failed();
-        match self.known {
-            Known::ByHeart(graph) => {
-                self.launch(graph);
+        match &self.known {
+            Known::ByHeart(learned) => {
+                self.launch(learned);
                 return false;
             }
             Known::DoneOnce if learns => self.learn(ask),
@@ -84,7 +100,7 @@ impl Repeat for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if let Known::ByHeart(graph) = self.known {
+        if let Known::ByHeart(Learned { graph, .. }) = self.known {
             let device = &self.device;
             // After an error, or in a panic, it may wait for others who never come.
             let over = device.failed() || std::thread::panicking();

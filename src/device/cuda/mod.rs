@@ -21,12 +21,12 @@ mod memory;
 mod optimizer;
 mod preflight;
 
-pub use driver::Launched;
-pub use preflight::{FOLDER, GRAPHS, Kernels, Options, is_there};
+pub use driver::{Identity, Launched};
+pub use preflight::{FOLDER, GRAPHS, Kernels, Options, Shown, shown};
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Repeat, Scaler,
-    Scaling, Tensor,
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Repeat,
+    Scaler, Scaling, Tensor,
 };
 use crate::base::{Bytes, Problems};
 use crate::manifest::Precision;
@@ -47,6 +47,7 @@ pub struct Cuda {
     /// Times ten.
     capability: i32,
     description: String,
+    identity: Identity,
 }
 
 // SAFETY: the handles may be used from any thread that binds the context first, as `Device::call`
@@ -57,7 +58,8 @@ impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
         let opened = preflight::open(options)?;
-        let preflight::Opened { device, lt, kernels, capability, machine, library } = opened;
+        let preflight::Opened { device, identity, lt, kernels, capability, machine, library } =
+            opened;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -78,7 +80,7 @@ impl Cuda {
         let products = gemm::Products::new(lt, &device, room, choices, tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
-        let cuda = Cuda { device, functions, memory, products, capability, description };
+        let cuda = Cuda { device, functions, memory, products, capability, description, identity };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
@@ -93,6 +95,17 @@ impl Cuda {
     /// Products whose algorithms were timed since it was opened.
     pub fn timed(&self) -> usize {
         self.products.timed()
+    }
+
+    /// Which GPU it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Bytes of its memory that nobody has yet, and all of it.
+    pub fn free_memory(&self) -> (Bytes, Bytes) {
+        let (free, total) = self.device.memory();
+        (Bytes(free as u64), Bytes(total as u64))
     }
 
     /// For groups of ranks, whose collectives are in order with the ops.
@@ -112,7 +125,7 @@ impl Cuda {
     /// What went wrong first, if anything has.
     fn alive(&self) -> anyhow::Result<()> {
         match self.device.failure() {
-            Some(why) => anyhow::bail!("the GPU failed: {why}"),
+            Some(why) => Err(Dead { device: self.identity.to_string(), why }.into()),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
-use super::driver::{self, Device};
+use super::driver::{self, Device, Identity};
 use super::library::Library;
 use super::lt;
 use crate::base::Problems;
@@ -89,6 +89,7 @@ fn cache() -> Option<PathBuf> {
 /// Everything a backend needs from outside.
 pub struct Opened {
     pub device: Device,
+    pub identity: Identity,
     pub lt: lt::Api,
     pub kernels: Kernels,
     /// Compute capability, times ten.
@@ -99,18 +100,26 @@ pub struct Opened {
     pub library: String,
 }
 
-/// Whether the driver shows a GPU, a real one. Where it does but something else is missing, `open`
-/// is to say so: training on the CPU by accident is worse than an error.
-pub fn is_there(options: &Options) -> bool {
+/// GPUs that the driver shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shown {
+    pub count: usize,
+    /// Of NVIDIA's, not of the stand-in that tests use.
+    pub real: bool,
+}
+
+/// What the driver shows; nothing where there is none. Where it shows a GPU but something else is
+/// missing, `open` is to say so: training on the CPU by accident is worse than an error.
+pub fn shown(options: &Options) -> Shown {
     let Ok(library) = Library::open(options.folder.as_deref(), &["libcuda.so.1"]) else {
-        return false;
+        return Shown::default();
     };
-    let stand_in = library.symbol("softgpu_push").is_some();
-    let Ok(api) = driver::Api::load(&library) else { return false };
+    let real = library.symbol("softgpu_push").is_none();
+    let Ok(api) = driver::Api::load(&library) else { return Shown { count: 0, real } };
     let mut count = 0;
     // SAFETY: the pointer is to a live variable.
-    let shown = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
-    shown && count > 0 && !stand_in
+    let counted = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
+    Shown { count: if counted { count as usize } else { 0 }, real }
 }
 
 /// Opens the libraries and the GPU.
@@ -125,8 +134,9 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let (device, version) = open_driver(options)?;
     device.graphs.store(graphs, Relaxed);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
-    let (name, capability) = device.describe().map_err(what)?;
-    let kernels = kernels_for(options, kernels, &name, capability)?;
+    let identity = device.identity().map_err(&what)?;
+    let (name, capability) = (&identity.name, device.capability().map_err(what)?);
+    let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let (lt, library) = open_lt(options, capability)?;
     // SAFETY: takes nothing, returns a number.
@@ -140,7 +150,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, lt, kernels, capability, machine, library })
+    Ok(Opened { device, identity, lt, kernels, capability, machine, library })
 }
 
 /// Whether work that repeats is to become graphs.

@@ -161,6 +161,7 @@ fn comm(raw: raw::Comm, report: &mut Report) -> Comm {
         timeout_s: raw.timeout_s.unwrap_or(300.0),
         start_timeout_s: raw.start_timeout_s.unwrap_or(120.0),
         rendezvous: raw.rendezvous,
+        gpu_transport: raw.gpu_transport.unwrap_or(raw::GpuTransport::Nccl),
     }
 }
 

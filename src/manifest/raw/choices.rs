@@ -170,10 +170,19 @@ pub enum Framework {
     Fsdp,
 }
 
+/// What carries tensors between ranks that compute on GPUs.
+#[serde(rename_all = "snake_case")]
+pub enum GpuTransport {
+    /// NVIDIA's library, from GPU to GPU: each rank has one of its own.
+    Nccl,
+    /// The memory of the hosts and TCP: slow, but several ranks may share a GPU.
+    Host,
+}
+
 /// Where it is computed.
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// A GPU if there is one and the run has one rank, else the processor.
+    /// A GPU for each rank if all nodes have so many, else the processor.
     Auto,
     /// The processor.
     Cpu,

@@ -400,6 +400,8 @@ pub struct Comm {
     /// host:port at which rank 0 is found, instead of what the launcher's variables give; the
     /// variable GPTRAIN_RENDEZVOUS comes before it. Default: from the job.
     pub rendezvous: Option<String>,
+    /// What carries tensors between GPUs. Default: nccl.
+    pub gpu_transport: Option<GpuTransport>,
 }
 
 /// Saving.
