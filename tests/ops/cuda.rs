@@ -7,7 +7,7 @@ use crate::{Case, case, elementwise, loss, normalise, product, softgpu, table, u
 use gptrain::base::DType;
 use gptrain::device::Gemm;
 use gptrain::device::cpu::Cpu;
-use gptrain::device::cuda::Cuda;
+use gptrain::device::cuda::{Cuda, Options};
 
 fn open() -> Cuda {
     Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"))
@@ -70,11 +70,17 @@ fn heads() -> Vec<Case> {
 
 #[test]
 fn cuda_agrees_with_the_cpu_on_larger_shapes() {
-    let (cuda, cpu) = (open(), Cpu::new(Some(2)));
+    let cuda = open();
+    let cases: Vec<Case> = larger().into_iter().chain(heads()).collect();
+    against_cpu(&cuda, &cases, &[DType::F32, DType::BF16]);
+}
+
+fn against_cpu(cuda: &Cuda, cases: &[Case], dtypes: &[DType]) {
+    let cpu = Cpu::new(Some(2));
     let mut wrong = Vec::new();
-    for dtype in [DType::F32, DType::BF16] {
-        for case in larger().into_iter().chain(heads()) {
-            let (ours, theirs) = (Bench::new(&cuda, dtype, false), Bench::new(&cpu, dtype, false));
+    for dtype in dtypes {
+        for case in cases {
+            let (ours, theirs) = (Bench::new(cuda, *dtype, false), Bench::new(&cpu, *dtype, false));
             let ours = ours.with_fused_epilogues();
             (case.check)(&ours);
             (case.check)(&theirs);
@@ -86,6 +92,29 @@ fn cuda_agrees_with_the_cpu_on_larger_shapes() {
         }
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Several tiles of queries and of keys, so that every stage comes round; ends inside of tiles.
+fn heads_of_hopper() -> Vec<Case> {
+    let shapes = [
+        ("causal, four tiles", Shape::new(1, 450, 1, 64)),
+        ("documents, four tiles", Shape::new(1, 390, 1, 128).masked(Mask::Documents(150))),
+        ("ragged, two samples", Shape::new(2, 260, 2, 80).masked(Mask::Ragged)),
+        ("prefix, alibi", Shape::new(1, 300, 1, 96).masked(Mask::Prefix(140)).with_alibi()),
+        ("dropout", Shape::new(1, 200, 2, 160).dropping(0.1)),
+    ];
+    let case = |(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape));
+    shapes.into_iter().map(case).chain(heads()).collect()
+}
+
+#[test]
+fn attention_by_wgmma_agrees_with_the_cpu() {
+    let options = Options { attention: Some("wgmma".to_string()), ..softgpu::gpu(0) };
+    match Cuda::open(&options) {
+        Ok(cuda) => against_cpu(&cuda, &heads_of_hopper(), &[DType::BF16]),
+        Err(why) if softgpu::is_real() => println!("not run on this GPU: {why}"),
+        Err(why) => panic!("{why}"),
+    }
 }
 
 /// Where two outputs differ by more than their rounding: in f32 by 2e-5 of the largest number (sums

@@ -30,6 +30,6 @@ link() { # library, objects and flags
 }
 
 for source in "$here"/*.cpp "$kernels"/*.cu; do compile "$source"; done
-link libcuda.so.1 "$out"/fibers.cpp.o "$out"/driver.cpp.o "$out"/*.cu.o -Wl,-soname,libcuda.so.1
+link libcuda.so.1 "$out"/fibers.cpp.o "$out"/hopper.cpp.o "$out"/driver.cpp.o "$out"/*.cu.o -Wl,-soname,libcuda.so.1
 link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1
 link libnccl.so.2 "$out"/nccl.cpp.o "$out"/libcuda.so.1

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -59,6 +60,14 @@ void copy_commit();
 void copy_wait(int pending);
 char* dynamic_shared();
 
+// For hopper.cpp: the number of the running thread in its block, a wait until something holds, and
+// what happens in a block beside its threads: where it starts, whether something was done, its end.
+unsigned block_thread();
+void wait_until(const std::function<bool()>& holds);
+void asynchronous_start(unsigned threads, unsigned shared_bytes);
+bool asynchronous_step(bool one_at_least);
+void asynchronous_end();
+
 struct Kernel {
     const char* name;
     size_t bytes;
@@ -84,6 +93,9 @@ template <class T> T from_lane(unsigned mask, T value, unsigned source) {
         [](const void* a) { (BODY)(*static_cast<const ARGUMENTS*>(a)); });
 
 #define DYNAMIC_SHARED(NAME) char* NAME = softgpu::dynamic_shared()
+
+// In the window of shared memory, as instructions take it.
+uint32_t shared_address(const void* p);
 
 inline void __syncthreads() { softgpu::sync_block(); }
 inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, "", 0); }

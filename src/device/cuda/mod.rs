@@ -11,6 +11,7 @@ mod elementwise;
 mod embed;
 mod gelu;
 mod gemm;
+mod hopper;
 mod launch;
 mod layernorm;
 pub(crate) mod library;
@@ -35,6 +36,8 @@ pub struct Cuda {
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
+    /// Where attention is to use what only Hopper has.
+    hopper: Option<hopper::Hopper>,
     description: String,
 }
 
@@ -45,7 +48,8 @@ unsafe impl Send for Cuda {}
 impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
-        let preflight::Opened { device, lt, kernels, description } = preflight::open(options)?;
+        let preflight::Opened { device, lt, kernels, hopper, description } =
+            preflight::open(options)?;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -53,7 +57,8 @@ impl Cuda {
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
         let products = gemm::Products::new(lt, &device, WORKSPACE)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
-        let cuda = Cuda { device: Arc::new(device), functions, memory, products, description };
+        let device = Arc::new(device);
+        let cuda = Cuda { device, functions, memory, products, hopper, description };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),

@@ -1,6 +1,7 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
 use super::driver::{self, Device};
+use super::hopper::{self, Hopper};
 use super::library::Library;
 use super::lt;
 use crate::base::Problems;
@@ -38,13 +39,16 @@ pub struct Options {
     /// Where libraries are looked for first.
     pub folder: Option<PathBuf>,
     pub kernels: Option<Kernels>,
+    /// The instructions of attention's products: mma, or wgmma.
+    pub attention: Option<String>,
 }
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-        Options { ordinal, folder, kernels: Kernels::embedded() }
+        let attention = std::env::var(hopper::CHOICE).ok();
+        Options { ordinal, folder, kernels: Kernels::embedded(), attention }
     }
 }
 
@@ -53,6 +57,7 @@ pub struct Opened {
     pub device: Device,
     pub lt: lt::Api,
     pub kernels: Kernels,
+    pub hopper: Option<Hopper>,
     /// GPU, driver and library, for a person.
     pub description: String,
 }
@@ -89,18 +94,20 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
             "use an A100 or newer, or train on the CPU",
         ));
     }
+    let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { (lt.cublasLtGetVersion)() };
     let description = format!(
-        "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{} ({library})",
+        "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{} ({library}){}",
         point(capability),
         version / 1000,
         version % 1000 / 10,
         lt_version / 10_000,
         lt_version % 10_000 / 100,
         lt_version % 100,
+        if hopper.is_some() { ", attention by wgmma" } else { "" },
     );
-    Ok(Opened { device, lt, kernels, description })
+    Ok(Opened { device, lt, kernels, hopper, description })
 }
 
 /// The device and the CUDA version of its driver.
