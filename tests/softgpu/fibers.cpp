@@ -246,10 +246,11 @@ unsigned block_thread() { return block->current->number; }
 
 void wait_until(const std::function<bool()>& holds) {
     if (holds()) return;
-    Fiber* fiber = block->current;
-    fiber->holds = holds;
-    softgpu_switch(&fiber->stack_top, block->scheduler);
+    block->current->holds = holds;
+    pause_thread();
 }
+
+void pause_thread() { softgpu_switch(&block->current->stack_top, block->scheduler); }
 
 const Kernel* find(const char* name) {
     auto found = kernels().find(name);

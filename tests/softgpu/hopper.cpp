@@ -378,7 +378,11 @@ void barriers_ready() {
     memcpy(state->seen.data(), dynamic_shared(), state->seen.size());
 }
 
-void barrier_arrive(uint64_t* barrier) { arrive(barrier, 0); }
+// Who arrives may be late for what it does next.
+void barrier_arrive(uint64_t* barrier) {
+    arrive(barrier, 0);
+    if (state->random() % 2) pause_thread();
+}
 void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) { arrive(barrier, bytes); }
 
 void barrier_wait(uint64_t* barrier, uint32_t parity) {

@@ -40,6 +40,7 @@ void wgmma_commit();
 template <int N> void registers_release() { softgpu::change_registers(N, false); }
 template <int N> void registers_take() { softgpu::change_registers(N, true); }
 template <int PENDING, int N> void wgmma_wait(float (&)[N][4]) { softgpu::multiply_wait(PENDING); }
+template <int N> void hold(float (&)[N][4]) {}
 template <bool ADD, int N> void wgmma_rows(float (&d)[N][4], uint64_t a, uint64_t b) {
     softgpu::multiply({8 * N, d[0], nullptr, a, b, ADD, false});
 }

@@ -121,20 +121,33 @@ fn piece(d: usize) -> usize {
     if d.is_multiple_of(64) { 64 } else { 32 }
 }
 
-/// Kernels for heads of that width, if there are any, in place of others.
+/// Kernels for heads of that width, where there are any in place of others.
 pub(super) fn kernels(d: usize, others: Kernels) -> Kernels {
     macro_rules! names {
-        ($($d:literal)*) => {
+        ($what:literal: $($d:literal)*) => {
             match d {
-                $($d => concat!("attention_wgmma_", $d),)*
-                _ => return others,
+                $($d => Some(concat!("attention", $what, "_wgmma_", $d)),)*
+                _ => None,
             }
         };
     }
-    let name = names!(64 80 96 128 160);
-    // As in the kernels' source: two warpgroups of 64 rows, tiles of 128 keys of which two of k and
-    // two of v are there, what each row sees, barriers, and what aligning the tiles may take.
-    let (own, keys) = (128, if d <= 128 { 128 } else { 64 });
-    let shared = (own + 4 * keys) * 2 * d.next_multiple_of(piece(d)) + 8 * own + 128 + 1024;
-    Kernels { forward: Kernel { name, tile: own, threads: 384, shared, mapped: true }, ..others }
+    // As in the kernels' source: two warpgroups of 64 rows, tiles of their own and those that pass by,
+    // what else there is of queries, barriers, and what aligning the tiles may take.
+    let own = 128;
+    let row = 2 * d.next_multiple_of(piece(d));
+    let kernel = |name: Option<&'static str>, rows: usize, other: usize, otherwise| match name {
+        Some(name) => {
+            let shared = rows * row + other + 128 + 1024;
+            Kernel { name, tile: own, threads: 384, shared, mapped: true }
+        }
+        None => otherwise,
+    };
+    let keys = if d <= 128 { 128 } else { 64 };
+    Kernels {
+        // Queries, and two tiles of keys and values.
+        forward: kernel(names!("": 64 80 96 128 160), own + 4 * keys, 8 * own, others.forward),
+        // Keys and values, or queries and dy; of what passes by two tiles of both.
+        kv: kernel(names!("_kv": 64 80 96 128), 2 * own + 4 * 64, 2 * 16 * 65, others.kv),
+        q: kernel(names!("_q": 64 80 96 128), 2 * own + 4 * 64, 8 * own, others.q),
+    }
 }
