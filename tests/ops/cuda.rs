@@ -97,7 +97,7 @@ fn against_cpu(cuda: &Cuda, cases: &[Case], dtypes: &[DType]) {
 /// Several tiles of queries and of keys, so that every stage comes round; ends inside of tiles.
 fn heads_of_hopper() -> Vec<Case> {
     let shapes = [
-        ("causal, four tiles", Shape::new(1, 450, 1, 64)),
+        ("causal, five tiles", Shape::new(1, 600, 1, 64)),
         ("documents, four tiles", Shape::new(1, 390, 1, 128).masked(Mask::Documents(150))),
         ("ragged, two samples", Shape::new(2, 260, 2, 80).masked(Mask::Ragged)),
         ("prefix, alibi", Shape::new(1, 300, 1, 96).masked(Mask::Prefix(140)).with_alibi()),

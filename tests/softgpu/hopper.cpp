@@ -381,7 +381,7 @@ void barriers_ready() {
 // Who arrives may be late for what it does next.
 void barrier_arrive(uint64_t* barrier) {
     arrive(barrier, 0);
-    if (state->random() % 2) pause_thread();
+    for (unsigned turns = state->random() % 4; turns > 0; turns--) pause_thread();
 }
 void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) { arrive(barrier, bytes); }
 
