@@ -25,17 +25,26 @@ pub fn folder() -> PathBuf {
 
 /// The GPU to test on: of the machine if `GPTRAIN_TEST_GPU` is set, else the stand-in.
 pub fn gpu(ordinal: usize) -> Options {
-    match std::env::var_os("GPTRAIN_TEST_GPU") {
-        Some(_) => Options::of_machine(ordinal),
-        None => Options { ordinal, ..options() },
-    }
+    if is_real() { Options::of_machine(ordinal) } else { Options { ordinal, ..options() } }
+}
+
+/// Whether tests are to run on a GPU of the machine.
+pub fn is_real() -> bool {
+    std::env::var_os("GPTRAIN_TEST_GPU").is_some()
 }
 
 /// What `Cuda::open` takes to open it. It runs kernels of its own: the image only has to look like one.
 pub fn options() -> Options {
     const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();
     let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
-    let (kernels, precision) = (Some(kernels), Precision::F32);
-    let folder = Some(folder());
-    Options { ordinal: 0, folder, kernels, volta: None, precision, tuned: None, graphs: None }
+    Options {
+        ordinal: 0,
+        folder: Some(folder()),
+        kernels: Some(kernels),
+        volta: None,
+        precision: Precision::F32,
+        tuned: None,
+        graphs: None,
+        attention: None,
+    }
 }

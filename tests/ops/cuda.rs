@@ -274,6 +274,33 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
 }
 
+/// Several tiles of queries and of keys, so that every stage comes round; ends inside of tiles.
+fn heads_of_hopper() -> Vec<Case> {
+    let shapes = [
+        ("causal, five tiles", Shape::new(1, 600, 1, 64)),
+        ("documents, four tiles", Shape::new(1, 390, 1, 128).masked(Mask::Documents(150))),
+        ("ragged, two samples", Shape::new(2, 260, 2, 80).masked(Mask::Ragged)),
+        ("prefix, alibi", Shape::new(1, 300, 1, 96).masked(Mask::Prefix(140)).with_alibi()),
+        ("dropout", Shape::new(1, 200, 2, 160).dropping(0.1)),
+    ];
+    let case = |(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape));
+    shapes.into_iter().map(case).chain(heads()).collect()
+}
+
+#[test]
+fn attention_by_wgmma_agrees_with_the_cpu() {
+    let options = Options { attention: Some("wgmma".to_string()), ..softgpu::gpu(0) };
+    match Cuda::open(&options) {
+        Ok(cuda) => {
+            let cpu = Cpu::new(Some(2));
+            let wrong = against_cpu(&cuda, &cpu, DType::BF16, heads_of_hopper());
+            assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+        }
+        Err(why) if softgpu::is_real() => println!("not run on this GPU: {why}"),
+        Err(why) => panic!("{why}"),
+    }
+}
+
 /// Where two outputs differ by more than their rounding: in f32 by 2e-5 of the largest number (sums
 /// of a thousand terms in another order), in bf16 and f16 by two of their roundings.
 fn difference(ours: &Seen, theirs: &Seen) -> Option<String> {

@@ -126,6 +126,29 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
 }
 
 #[test]
+fn attention_by_wgmma_is_refused_where_it_cannot_be() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let folder = softgpu::folder();
+    let with = |attention, capability| {
+        let variables = [
+            (FOLDER, folder.as_path()),
+            ("GPTRAIN_ATTENTION", Path::new(attention)),
+            ("SOFTGPU_CAPABILITY", Path::new(capability)),
+        ];
+        lab.run_with(&variables, &["train.device=cuda", "train.steps=1"])
+    };
+    with("wgmma", "80").expect(2, &["GPTRAIN_ATTENTION", "compute capability 9.0"]);
+    with("wgmma", "100").expect(2, &["GPTRAIN_ATTENTION", "compute capability 9.0"]);
+    with("tensor", "90").expect(2, &["GPTRAIN_ATTENTION", "it is tensor", "mma or wgmma"]);
+    let done = with("wgmma", "90");
+    done.expect(0, &[]);
+    assert!(done.out.contains("attention by wgmma"), "{}", done.out);
+}
+
+#[test]
 fn the_stand_in_is_never_picked_by_itself() {
     let lab = Lab::new();
     let folder = softgpu::folder();

@@ -30,7 +30,7 @@ link() { # library, objects and flags
 }
 
 for source in "$here"/*.cpp "$kernels"/*.cu; do compile "$source"; done
-link libcuda.so.1 "$out"/fibers.cpp.o "$out"/driver.cpp.o \
+link libcuda.so.1 "$out"/fibers.cpp.o "$out"/hopper.cpp.o "$out"/driver.cpp.o \
     "$out"/graphs.cpp.o "$out"/*.cu.o -Wl,-soname,libcuda.so.1
 link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1
 ln -sf libcublasLt.so.13 "$out/libcublasLt.so.12"

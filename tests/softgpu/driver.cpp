@@ -3,10 +3,11 @@
 // A stream is a queue of work that nobody runs until somebody waits; then work is taken from the
 // streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
-// has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes)
-// and SOFTGPU_CAPABILITY (90) set what there is. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device fail, and the device with it:
-// every later call gives that code; the kernel never ends where the code is 0.
+// has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes) and
+// SOFTGPU_CAPABILITY (90) set what there is. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
+// fail, and the device with it: every later call gives that code; the kernel never ends where it is 0.
 #include "driver.h"
+#include "tensor_map.h"
 #include <sys/mman.h>
 
 thread_local Device* current = nullptr;
@@ -260,8 +261,11 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     if (gx > 0x7fffffff || gy > 65535 || gz > 65535) return INVALID_VALUE;
     if (shared > function->shared_limit) return INVALID_VALUE;
     const softgpu::Kernel* kernel = function->kernel;
-    auto copy = std::make_shared<std::vector<uint64_t>>((kernel->bytes + 7) / 8);
-    memcpy(copy->data(), arguments[0], kernel->bytes);
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+    auto copy = std::make_shared<std::vector<Line>>((kernel->bytes + 63) / 64);
+    memcpy(static_cast<void*>(copy->data()), arguments[0], kernel->bytes);
     Device* device = s->device;
     return push(s, [=](bool) -> std::vector<Step> {
         if (const Result* code = device->failure()) {
@@ -273,6 +277,35 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
             softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
         }}};
     });
+}
+
+// cuda.h: types 0 .. (6 and 9 are f16 and bf16), interleave, swizzle 0 none, 1 32, 2 64, 3 128 bytes,
+// L2 promotion, fill 0 zeros. Four dimensions of two bytes are all that gptrain asks for.
+API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, Address address, const uint64_t* sizes,
+                           const uint64_t* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+    if (reinterpret_cast<uintptr_t>(map) % 64 || address % 16 || address == 0) return INVALID_VALUE;
+    if ((type != 6 && type != 9) || rank != 4 || interleave || fill) return INVALID_VALUE;
+    if (swizzle < 0 || swizzle > 3 || promotion < 0 || promotion > 3) return INVALID_VALUE;
+    softgpu::Map ours{};
+    ours.magic = softgpu::Map::MAGIC;
+    ours.address = address;
+    ours.element = 2;
+    ours.swizzle = swizzle ? 16 << swizzle : 0;
+    for (unsigned i = 0; i < rank; i++) {
+        if (sizes[i] == 0 || sizes[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
+        ours.sizes[i] = sizes[i];
+        ours.box[i] = box[i];
+    }
+    for (unsigned i = 0; i + 1 < rank; i++) {
+        if (strides[i] % 16 || strides[i] >= 1ull << 40) return INVALID_VALUE;
+        ours.strides[i] = strides[i];
+    }
+    uint32_t row = box[0] * ours.element;
+    if (row % 16 || (ours.swizzle && row > ours.swizzle)) return INVALID_VALUE;
+    memset(map, 0, 128);
+    memcpy(map, &ours, sizeof ours);
+    return OK;
 }
 
 API cuStreamCreate(Stream** s, unsigned) {

@@ -42,6 +42,8 @@ namespace softgpu {
 namespace {
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr size_t SHARED_BYTES = 228 << 10;
+// A block's shared memory is promised to start at a multiple of 128 bytes, no more.
+constexpr size_t SHARED_START = 1024 + 128;
 
 struct Copy {
     void* to;
@@ -56,6 +58,8 @@ struct Fiber {
     // Waits until this generation is over; null: can run.
     const uint64_t* generation = nullptr;
     uint64_t waited;
+    // Waits until this holds, if it is there.
+    std::function<bool()> holds;
     bool done = false;
     // The last is still open.
     std::deque<std::vector<Copy>> copies;
@@ -77,7 +81,7 @@ struct Block {
     uint64_t generation = 0;
     unsigned arrived = 0, alive = 0;
     const Launch* launch = nullptr;
-    alignas(256) char shared[SHARED_BYTES];
+    alignas(1024) char window[SHARED_START + SHARED_BYTES];
 
     ~Block() {
         for (char* stack : free_stacks) munmap(stack, STACK_BYTES);
@@ -141,7 +145,8 @@ void run_block(const Launch& launch) {
     b.warps.assign((threads + 31) / 32, Warp{});
     b.generation = b.arrived = 0;
     b.alive = threads;
-    memset(b.shared, 0xff, launch.shared_bytes);
+    memset(dynamic_shared(), 0xff, launch.shared_bytes);
+    asynchronous_start(threads, launch.shared_bytes);
     for (unsigned i = 0; i < threads; i++) {
         unsigned x = i % launch.block.x, rest = i / launch.block.x;
         b.fibers[i].index = {x, rest % launch.block.y, rest / launch.block.y};
@@ -150,14 +155,16 @@ void run_block(const Launch& launch) {
     }
     unsigned left = threads;
     for (unsigned round = 0; left; round++) {
-        bool progress = false;
+        bool progress = asynchronous_step(false);
         for (unsigned turn = 0; turn < threads; turn++) {
             // Forwards, backwards, and from somewhere else each time.
             unsigned at = (turn + round * 37) % threads;
             Fiber& fiber = b.fibers[round % 2 ? threads - 1 - at : at];
             if (fiber.done || (fiber.generation && *fiber.generation == fiber.waited)) continue;
+            if (fiber.holds && !fiber.holds()) continue;
             progress = true;
             fiber.generation = nullptr;
+            fiber.holds = nullptr;
             if (!fiber.stack) start(fiber);
             b.current = &fiber;
             threadIdx = fiber.index;
@@ -167,8 +174,9 @@ void run_block(const Launch& launch) {
                 left--;
             }
         }
-        if (!progress) stuck(left);
+        if (!progress && !asynchronous_step(true)) stuck(left);
     }
+    asynchronous_end();
 }
 
 std::map<std::string, Kernel>& kernels() {
@@ -232,7 +240,17 @@ void copy_wait(int pending) {
     }
 }
 
-char* dynamic_shared() { return block->shared; }
+char* dynamic_shared() { return block->window + SHARED_START; }
+
+unsigned block_thread() { return block->current->number; }
+
+void wait_until(const std::function<bool()>& holds) {
+    if (holds()) return;
+    block->current->holds = holds;
+    pause_thread();
+}
+
+void pause_thread() { softgpu_switch(&block->current->stack_top, block->scheduler); }
 
 const Kernel* find(const char* name) {
     auto found = kernels().find(name);
@@ -243,3 +261,7 @@ Register::Register(const char* name, size_t bytes, void (*body)(const void*)) {
     kernels()[name] = {name, bytes, body};
 }
 } // namespace softgpu
+
+uint32_t shared_address(const void* p) {
+    return static_cast<const char*>(p) - softgpu::block->window;
+}

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 #define __device__
@@ -66,6 +67,15 @@ void copy_commit();
 void copy_wait(int pending);
 char* dynamic_shared();
 
+// For hopper.cpp: the number of the running thread in its block, a wait until something holds, a turn
+// left to others, and what happens in a block beside its threads: where it starts, whether something was done, its end.
+unsigned block_thread();
+void wait_until(const std::function<bool()>& holds);
+void pause_thread();
+void asynchronous_start(unsigned threads, unsigned shared_bytes);
+bool asynchronous_step(bool one_at_least);
+void asynchronous_end();
+
 struct Kernel {
     const char* name;
     size_t bytes;
@@ -93,11 +103,19 @@ template <class T> T from_lane(unsigned mask, T value, unsigned source) {
 
 #define DYNAMIC_SHARED(NAME) char* NAME = softgpu::dynamic_shared()
 
+// In the window of shared memory, as instructions take it.
+uint32_t shared_address(const void* p);
+
 inline void __syncthreads() { softgpu::sync_block(); }
 inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, "", 0); }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
     return softgpu::from_lane(mask, value, softgpu::lane() ^ with);
 }
+inline bool __any_sync(unsigned mask, bool value) {
+    auto all = softgpu::exchange(mask, &value, 1);
+    return std::any_of(all, all + 32, [](auto& one) { return one[0]; });
+}
+inline bool __all_sync(unsigned mask, bool value) { return !__any_sync(mask, !value); }
 template <class T> T __shfl_sync(unsigned mask, T value, int source) {
     return softgpu::from_lane(mask, value, source);
 }

@@ -1,46 +1,48 @@
 //! Self-attention: on tensor cores where dtype and width of a head allow it, else on the others.
 
-use super::Cuda;
 use super::elementwise::Drop;
 use super::launch::{Grid, typed};
 use super::preflight::AMPERE;
+use super::{Cuda, hopper};
 use crate::base::{DType, div_exact};
 use crate::device::{Attend, Out, Tensor, Visible};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Attention {
-    qkv: u64,
+pub(super) struct Attention {
+    pub qkv: u64,
     y: u64,
     lse: u64,
-    dy: u64,
+    pub dy: u64,
     along: u64,
     dqkv: u64,
     ranges: u64,
     slopes: u64,
-    rows: u64,
-    seq: u32,
-    heads: u32,
+    pub rows: u64,
+    pub seq: u32,
+    pub heads: u32,
     first_head: u32,
-    d: u32,
+    pub d: u32,
     scale: f32,
     unused: u32,
     drop: Drop,
 }
 
 /// One kernel: what it is called, the positions a block has, its threads and shared memory.
-struct Kernel {
-    name: &'static str,
-    tile: usize,
-    threads: usize,
-    shared: usize,
+pub(super) struct Kernel {
+    pub name: &'static str,
+    pub tile: usize,
+    pub threads: usize,
+    pub shared: usize,
+    /// Whether it takes tensor maps of what it reads.
+    pub mapped: bool,
 }
 
 /// The kernels for one dtype and width of a head.
-struct Kernels {
-    forward: Kernel,
-    kv: Kernel,
-    q: Kernel,
+pub(super) struct Kernels {
+    pub forward: Kernel,
+    pub kv: Kernel,
+    pub q: Kernel,
 }
 
 pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
@@ -73,7 +75,12 @@ fn launch(cuda: &Cuda, kernel: &Kernel, arguments: &Attention) {
     assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
     let blocks = [seq.div_ceil(kernel.tile), heads, samples];
     let grid = Grid { blocks, threads: [kernel.threads, 1], shared: kernel.shared };
-    cuda.launch(kernel.name, grid, *arguments);
+    match &cuda.hopper {
+        Some(hopper) if kernel.mapped => {
+            cuda.launch(kernel.name, grid, hopper.mapped(&cuda.device, arguments));
+        }
+        _ => cuda.launch(kernel.name, grid, *arguments),
+    }
 }
 
 fn prepare(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (Attention, Kernels) {
@@ -112,6 +119,10 @@ fn prepare(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Tensor, lse: Tensor) -> (A
     };
     let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
     let kernels = if fits && cuda.capability >= AMPERE { tensor_cores(d, qkv.dtype) } else { None };
+    let kernels = kernels.map(|kernels| match cuda.hopper {
+        Some(_) if qkv.dtype == DType::BF16 => hopper::kernels(d, kernels),
+        _ => kernels,
+    });
     (arguments, kernels.unwrap_or_else(|| any_width(d, qkv.dtype)))
 }
 
@@ -137,7 +148,7 @@ fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     let row = 2 * (d + 8);
     let kernel = |name, own: usize, passing: usize, shared: usize| {
         let shared = (own + passing) * row + shared + 16;
-        Kernel { name, tile: own, threads: 128, shared }
+        Kernel { name, tile: own, threads: 128, shared, mapped: false }
     };
     let (forward_own, own) = (if d <= 128 { 128 } else { 64 }, if d <= 64 { 128 } else { 64 });
     let forward_keys = if d <= 80 { 64 } else { 32 };
@@ -174,6 +185,7 @@ fn any_width(d: usize, dtype: DType) -> Kernels {
     // As `Small` in the kernels' source, and tiles of f32.
     let small = 4 * (2 * 32 * 33 + 3 * 32) + 8 * 32 + 16;
     let tiles = |count: usize| count * 4 * 32 * (d + 1) + small;
-    let kernel = |name, count| Kernel { name, tile: 32, threads: 256, shared: tiles(count) };
+    let kernel =
+        |name, count| Kernel { name, tile: 32, threads: 256, shared: tiles(count), mapped: false };
     Kernels { forward: kernel(forward, 3), kv: kernel(kv, 4), q: kernel(q, 4) }
 }

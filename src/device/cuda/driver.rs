@@ -70,6 +70,22 @@ table! {
 /// `cuFuncGetParamInfo`, which drivers have since CUDA 12.4.
 pub type ParamInfo = unsafe extern "C" fn(Handle, usize, *mut usize, *mut usize) -> Code;
 
+/// `cuTensorMapEncodeTiled`, which drivers have since CUDA 12.0.
+pub type EncodeTiled = unsafe extern "C" fn(
+    *mut c_void,
+    c_int,
+    c_uint,
+    Address,
+    *const u64,
+    *const u64,
+    *const u32,
+    *const u32,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+) -> Code;
+
 pub const OUT_OF_MEMORY: Code = 2;
 const NOT_READY: Code = 600;
 /// Codes by which the hardware, its driver or a kernel that ran wild made an end: the driver's own
@@ -122,6 +138,7 @@ pub trait Witness: Send + Sync {
 pub struct Device {
     pub api: Api,
     pub param_info: Option<ParamInfo>,
+    pub encode_tiled: Option<EncodeTiled>,
     ordinal: c_int,
     context: Handle,
     /// What all ops go to.
@@ -152,9 +169,14 @@ impl Device {
         let param_info = library
             .symbol("cuFuncGetParamInfo")
             .map(|f| unsafe { std::mem::transmute::<*mut c_void, ParamInfo>(f) });
+        // SAFETY: as above, since 12.0.
+        let encode_tiled = library
+            .symbol("cuTensorMapEncodeTiled")
+            .map(|f| unsafe { std::mem::transmute::<*mut c_void, EncodeTiled>(f) });
         let mut device = Device {
             api,
             param_info,
+            encode_tiled,
             ordinal: ordinal as c_int,
             context: null_mut(),
             stream: null_mut(),

@@ -13,6 +13,7 @@ mod embed;
 mod gelu;
 mod gemm;
 mod graph;
+mod hopper;
 mod launch;
 mod layernorm;
 pub(crate) mod library;
@@ -46,6 +47,8 @@ pub struct Cuda {
     products: gemm::Products,
     /// Times ten.
     capability: i32,
+    /// Where attention is to use what only Hopper has.
+    hopper: Option<hopper::Hopper>,
     description: String,
     identity: Identity,
 }
@@ -58,8 +61,8 @@ impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
         let opened = preflight::open(options)?;
-        let preflight::Opened { device, identity, lt, kernels, capability, machine, library } =
-            opened;
+        let preflight::Opened { device, identity, lt, kernels, capability, hopper, .. } = opened;
+        let (machine, library) = (opened.machine, opened.library);
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -75,12 +78,14 @@ impl Cuda {
             }
             (None, None) => "algorithms as it proposes them".to_string(),
         };
-        let description = format!("{machine} ({library}; {how})");
+        let wgmma = if hopper.is_some() { "; attention by wgmma" } else { "" };
+        let description = format!("{machine} ({library}; {how}{wgmma})");
         let tf32 = options.precision == Precision::Tf32;
         let products = gemm::Products::new(lt, &device, room, choices, tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
-        let cuda = Cuda { device, functions, memory, products, capability, description, identity };
+        let cuda =
+            Cuda { device, functions, memory, products, capability, hopper, description, identity };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),

@@ -1,6 +1,7 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
 use super::driver::{self, Device, Identity};
+use super::hopper::{self, Hopper};
 use super::library::Library;
 use super::lt;
 use crate::base::Problems;
@@ -63,6 +64,8 @@ pub struct Options {
     pub volta: Option<Kernels>,
     /// Of the run: refused where the GPU lacks it. In TF32, products round operands in f32.
     pub precision: Precision,
+    /// The instructions of attention's products: mma, or wgmma.
+    pub attention: Option<String>,
 }
 
 impl Options {
@@ -70,8 +73,10 @@ impl Options {
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
         let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
+        let attention = std::env::var(hopper::CHOICE).ok();
         let (kernels, volta, tuned) = (EMBEDDED, VOLTA, cache());
-        Options { ordinal, folder, kernels, volta, precision: Precision::F32, tuned, graphs }
+        let precision = Precision::F32;
+        Options { ordinal, folder, kernels, volta, precision, tuned, graphs, attention }
     }
 }
 
@@ -92,6 +97,7 @@ pub struct Opened {
     pub identity: Identity,
     pub lt: lt::Api,
     pub kernels: Kernels,
+    pub hopper: Option<Hopper>,
     /// Compute capability, times ten.
     pub capability: i32,
     /// GPU, versions of driver and cuBLASLt.
@@ -138,6 +144,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
+    let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
     let (lt, library) = open_lt(options, capability)?;
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { (lt.cublasLtGetVersion)() };
@@ -150,7 +157,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, identity, lt, kernels, capability, machine, library })
+    Ok(Opened { device, identity, lt, kernels, capability, hopper, machine, library })
 }
 
 /// Whether work that repeats is to become graphs.

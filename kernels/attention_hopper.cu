@@ -1,0 +1,194 @@
+// Self-attention on Hopper's tensor cores (wgmma and TMA, bf16 in, f32 sums; sm_90a alone): forward, for
+// heads of 64, 80, 96, 128 or 160.
+//
+// FlashAttention-3 (Shah et al. 2024): scores of the next tile and y of the last one are multiplied
+// while threads have nothing to wait for but the former; probabilities go from registers.
+//
+// Bytes moved are those of attention_mma.cu with B = 128.
+#include "attention_hopper.cuh"
+
+// The softmax of two rows, row and row + 8, as their keys pass by. Scores are products not yet scaled.
+struct Softmax {
+    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+
+    // Scores become probabilities (dropped) relative to the new maximum; `shrink` is what sums
+    // relative to the last one are multiplied with.
+    template <int N>
+    __device__ __forceinline__ void take(const Head<bf16>& head, float (&s)[N / 8][4], float (&shrink)[2],
+                                         const int2* seen, int row, int key, bool all) {
+        int column = key + threadIdx.x % 4 * 2;
+        float scale = head.a.scale * LOG2E;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int query = row + 8 * half;
+            mask<N>(head, s, half, query, column, all, seen[8 * half]);
+            float top = maximum[half];
+            each_of<N>(s, half, [&](int, float& x) { top = fmaxf(top, x); });
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            float base = top == -INFINITY ? 0.0f : top * scale, total = 0;
+            each_of<N>(s, half, [&](int, float& x) {
+                x = exp2_fast(fmaf(x, scale, -base));
+                total += x;
+            });
+            shrink[half] = exp2_fast(fmaf(maximum[half], scale, -base));
+            maximum[half] = top;
+            sum[half] = fmaf(sum[half], shrink[half], total);
+            if (head.a.drop.bound) {
+                uint32_t bits = dropped_keys<N>(head, head.a.drop.first(), query, column);
+                each_of<N>(s, half, [&](int at, float& x) { x = has(bits, at) ? 0.0f : x * head.a.drop.kept; });
+            }
+        }
+    }
+};
+
+template <int D> struct Forward {
+    static constexpr int B = 64 * MULTIPLIERS, N = D <= 128 ? 128 : 64;
+    using Queries = Tile<D, B>;
+    using Keys = Tile<D, N>;
+
+    struct Barriers {
+        uint64_t q, k[STAGES], v[STAGES], k_free[STAGES], v_free[STAGES];
+    };
+    char *q, *k, *v;
+    Barriers* barriers;
+    int2* seen;
+    int* bounds;
+
+    __device__ __forceinline__ Forward(char* shared) {
+        q = aligned(shared);
+        k = q + Queries::BYTES;
+        v = k + STAGES * Keys::BYTES;
+        barriers = reinterpret_cast<Barriers*>(v + STAGES * Keys::BYTES);
+        seen = reinterpret_cast<int2*>(barriers + 1);
+        bounds = reinterpret_cast<int*>(seen + B);
+    }
+
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            barrier_init(&barriers->q, 1);
+            for (int stage = 0; stage < STAGES; stage++) {
+                barrier_init(&barriers->k[stage], 1);
+                barrier_init(&barriers->v[stage], 1);
+                barrier_init(&barriers->k_free[stage], 4 * MULTIPLIERS); // warps
+                barrier_init(&barriers->v_free[stage], 4 * MULTIPLIERS);
+            }
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void produce(const TensorMap* map, const Head<bf16>& head, int first, const Extent& extent) {
+        int part = 3 * head.head, sample = blockIdx.z;
+        barrier_arrive_expecting(&barriers->q, Queries::BYTES);
+        Queries::fetch(q, map, &barriers->q, part, first, sample);
+        Turn turn;
+        for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
+            barrier_wait(&barriers->k_free[turn.stage], turn.parity ^ 1);
+            barrier_arrive_expecting(&barriers->k[turn.stage], Keys::BYTES);
+            Keys::fetch(k + turn.stage * Keys::BYTES, map, &barriers->k[turn.stage], part + 1, key, sample);
+            barrier_wait(&barriers->v_free[turn.stage], turn.parity ^ 1);
+            barrier_arrive_expecting(&barriers->v[turn.stage], Keys::BYTES);
+            Keys::fetch(v + turn.stage * Keys::BYTES, map, &barriers->v[turn.stage], part + 2, key, sample);
+        }
+    }
+
+    __device__ __forceinline__ void ask_scores(float (&s)[N / 8][4], int own, Turn turn) {
+        barrier_wait(&barriers->k[turn.stage], turn.parity);
+        ask_rows<D, B, N>(s, q, own, k + turn.stage * Keys::BYTES);
+    }
+
+    __device__ __forceinline__ void ask_values(float (&y)[Keys::WIDTH / 8][4], const uint32_t (&p)[N / 16][4], Turn turn) {
+        barrier_wait(&barriers->v[turn.stage], turn.parity);
+        ask_columns<D, N>(y, p, v + turn.stage * Keys::BYTES);
+    }
+
+    // This warp is done with a tile.
+    static __device__ __forceinline__ void free(uint64_t* barrier) {
+        if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+    }
+
+    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first, const Extent& extent) {
+        int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
+        int row = 64 * group + thread / 32 * 16 + thread % 32 / 4;
+        float y[Keys::WIDTH / 8][4] = {}, s[N / 8][4], shrink[2];
+        uint32_t p[N / 16][4];
+        Softmax softmax;
+        Turn now, next; // of v, and of k
+        auto all = [&](int key) { return key >= extent.full_first && key + N <= extent.full_last; };
+        barrier_wait(&barriers->q, 0);
+        int key = extent.first / N * N;
+        if (key < extent.last) {
+            ask_scores(s, 64 * group, next);
+            wgmma_wait<0>(s);
+            free(&barriers->k_free[next.stage]);
+            softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
+            pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
+            for (key += N; key < extent.last; key += N) {
+                next.next();
+                ask_scores(s, 64 * group, next);
+                ask_values(y, p, now);
+                wgmma_wait<1>(s);
+                free(&barriers->k_free[next.stage]);
+                softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
+                wgmma_wait<0>(y);
+                free(&barriers->v_free[now.stage]);
+                now.next();
+#pragma unroll
+                for (int n = 0; n < Keys::WIDTH / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) y[n][i] *= shrink[i / 2];
+                pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
+            }
+            ask_values(y, p, now);
+            wgmma_wait<0>(y);
+        }
+        finish(head, softmax, y, first, row);
+    }
+
+    __device__ __forceinline__ void finish(const Head<bf16>& head, const Softmax& softmax, float (&y)[Keys::WIDTH / 8][4], int first, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = softmax.sum[half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            float factor = total == 0 ? 0.0f : 1 / total;
+#pragma unroll
+            for (int n = 0; n < Keys::WIDTH / 8; n++) {
+                y[n][2 * half] *= factor;
+                y[n][2 * half + 1] *= factor;
+            }
+            int query = first + row + 8 * half;
+            if (threadIdx.x % 4 == 0 && query < (int)head.a.seq)
+                head.a.lse[head.place(query)] = softmax.maximum[half] * head.a.scale + logf(total);
+        }
+        bf16* to = static_cast<bf16*>(head.a.y) + head.out();
+        save<D, B>(y, q, row / 16 * 16, to, head.out_stride(), first, head.a.seq);
+    }
+};
+
+template <int D> __device__ void forward_hopper(const AttentionHopper& arguments) {
+#ifdef HAS_WGMMA
+    DYNAMIC_SHARED(shared);
+    Forward<D> forward(shared);
+    forward.init();
+    Head<bf16> head(arguments.a);
+    // The last tiles of a causal mask are the longest: they start first.
+    int first = (gridDim.x - 1 - blockIdx.x) * Forward<D>::B;
+    Extent extent = extent_of(head, first, Forward<D>::B, forward.seen, forward.bounds);
+    if (threadIdx.x < GROUP) {
+        registers_release<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) forward.produce(&arguments.qkv, head, first, extent);
+    } else {
+        registers_take<MULTIPLIER_REGISTERS>();
+        forward.multiply(head, first, extent);
+    }
+#endif
+}
+
+#define HEAD(D) KERNEL(attention_wgmma_##D, forward_hopper<D>, AttentionHopper, HOPPER_THREADS, 1)
+HEAD(64)
+HEAD(80)
+HEAD(96)
+HEAD(128)
+HEAD(160)

@@ -1,0 +1,191 @@
+// What the kernels of attention on Hopper share: tiles in shared memory and how they are copied,
+// multiplied and saved.
+//
+// A block is one producer warpgroup, that asks for tiles, and two that multiply them, each 64 rows.
+// Tiles come by TMA through tensor maps of qkv and dy, which also put zeros past the end of a sample;
+// two keep coming while two are used.
+//
+// A tile in shared memory is pieces of 64 columns (32 where 64 do not divide the head: 80 is as 96,
+// with zeros), each row of a piece 128 (64) bytes, swizzled: bits 4-6 (4-5) of an address are combined
+// with bits 7-9 (7-8), so that eight rows lie in different banks.
+#pragma once
+#include "attention.cuh"
+#include "hopper.cuh"
+
+struct AttentionHopper {
+    TensorMap qkv, dy; // [d, 3·heads or heads, seq, samples], boxes of 64 positions
+    Attention a;
+};
+
+inline constexpr float LOG2E = 1.44269504f;
+inline constexpr int GROUP = 128;     // threads of a warpgroup
+inline constexpr int MULTIPLIERS = 2; // warpgroups that multiply
+inline constexpr int HOPPER_THREADS = GROUP * (1 + MULTIPLIERS);
+inline constexpr int BOX = 64;        // rows that a copy brings
+inline constexpr int STAGES = 2;
+// 168 each at start, 64512 in all.
+inline constexpr int PRODUCER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240;
+
+#ifdef SOFTGPU
+inline float exp2_fast(float x) { return exp2f(x); }
+#else
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t word;
+    memcpy(&word, &two, 4);
+    return word;
+}
+
+// ROWS rows of a head of D in shared memory.
+template <int D, int ROWS> struct Tile {
+    static constexpr int PIECE = D % 64 == 0 ? 64 : 32;
+    static constexpr int PIECES = (D + PIECE - 1) / PIECE;
+    static constexpr int WIDTH = PIECE * PIECES;
+    static constexpr uint32_t ROW = 2 * PIECE;            // bytes of a row of a piece
+    static constexpr uint32_t PIECE_BYTES = ROWS * ROW;
+    static constexpr uint32_t BYTES = PIECES * PIECE_BYTES;
+    // 128 bytes are swizzled, or 64.
+    static constexpr uint64_t SWIZZLE = PIECE == 64 ? 1 : 2;
+
+    // Where the two elements from an even column on are.
+    static __device__ __forceinline__ uint32_t at(int row, int column) {
+        uint32_t byte = column / PIECE * PIECE_BYTES + row * ROW + column % PIECE * 2;
+        return byte ^ (byte >> 7 & (ROW / 16 - 1)) << 4;
+    }
+
+    static __device__ __forceinline__ uint64_t descriptor(const char* from, uint32_t leading, uint32_t stride) {
+        return (shared_address(from) & 0x3ffff) >> 4 | (uint64_t)(leading >> 4) << 16 |
+               (uint64_t)(stride >> 4) << 32 | SWIZZLE << 62;
+    }
+    // Rows from `row` on (of eights, `stride` bytes apart), columns column .. column + 16: the sum
+    // goes along columns. Swizzled rows have no leading offset; it is to be 1.
+    static __device__ __forceinline__ uint64_t rows(const char* tile, int row, int column) {
+        return descriptor(tile + column / PIECE * PIECE_BYTES + row * ROW + column % PIECE * 2, 16, 8 * ROW);
+    }
+    // Rows row .. row + 16, all columns: the sum goes along rows. Pieces are `leading` bytes apart.
+    static __device__ __forceinline__ uint64_t columns(const char* tile, int row) {
+        return descriptor(tile + row * ROW, PIECE_BYTES, 8 * ROW);
+    }
+
+    // Asks for rows row .. row + ROWS of a part (q, k or v of a head; a head of dy), which are BYTES.
+    static __device__ __forceinline__ void fetch(char* tile, const TensorMap* map, uint64_t* barrier, int part, int row, int sample) {
+#pragma unroll
+        for (int piece = 0; piece < PIECES; piece++)
+#pragma unroll
+            for (int box = 0; box < ROWS; box += BOX)
+                tensor_load(tile + piece * PIECE_BYTES + box * ROW, map, barrier, piece * PIECE, part, row + box, sample);
+    }
+};
+
+// Which of the stages is next, and the parity of the phase it is in.
+struct Turn {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next() {
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
+// Calls `body(at, x)` for all that a thread has of its row (0, or 1: eight rows on), `at` columns after
+// its first.
+template <int N, class Body> __device__ __forceinline__ void each_of(float (&s)[N / 8][4], int half, Body body) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) body(8 * n + i, s[n][2 * half + i]);
+}
+
+// Which of the numbers that a thread has of its row dropout takes: bits in their order. All words are
+// drawn before any is used, since registers are what binds.
+template <int N>
+__device__ __forceinline__ uint32_t dropped_keys(const Head<bf16>& head, uint64_t dropped, int query, int column) {
+    const Drop& drop = head.a.drop;
+    uint32_t bits = 0;
+#pragma unroll 2
+    for (int n = 0; n < N / 8; n++) {
+        uint32_t key = column + 8 * n; // even
+        uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
+        uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
+        bits |= ((low < drop.bound ? 1u : 0u) | (high < drop.bound ? 2u : 0u)) << 2 * n;
+    }
+    return bits;
+}
+
+// Whether they have the number `at` columns after the first.
+__device__ __forceinline__ bool has(uint32_t bits, int at) { return bits >> (at / 8 * 2 + at % 2) & 1; }
+
+// Of a row of scores (not yet scaled) of a query: adds ALiBi's distances, takes those of keys that it
+// does not see. `column` is the first key that the thread has.
+template <int N>
+__device__ __forceinline__ void mask(const Head<bf16>& head, float (&s)[N / 8][4], int half, int query, int column, bool all, const int2& seen) {
+    if (head.slope != 0) {
+        float ratio = head.slope / head.a.scale, first = ratio * (column - query);
+        each_of<N>(s, half, [&](int at, float& x) { x += fmaf(ratio, (float)at, first); });
+    }
+    if (!all) {
+        int first = seen.x - column, last = seen.y - column;
+        each_of<N>(s, half, [&](int at, float& x) {
+            if (at < first || at >= last) x = -INFINITY;
+        });
+    }
+}
+
+// What `of(n, i)` gives for a result's numbers, as the left operand of the next product.
+template <int N, class Of> __device__ __forceinline__ void pack_some(uint32_t (&p)[N / 16][4], Of of) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[k][i] = pack(of(2 * k + i / 2, i % 2 * 2), of(2 * k + i / 2, i % 2 * 2 + 1));
+}
+
+// s = (64 rows of x from `row`)·(rows of y)ᵀ over D, in a group of its own.
+template <int D, int ROWS, int N>
+__device__ __forceinline__ void ask_rows(float (&s)[N / 8][4], const char* x, int row, const char* y) {
+    wgmma_fence();
+    wgmma_rows<false>(s, Tile<D, ROWS>::rows(x, row, 0), Tile<D, N>::rows(y, 0, 0));
+#pragma unroll
+    for (int k = 16; k < D; k += 16) wgmma_rows<true>(s, Tile<D, ROWS>::rows(x, row, k), Tile<D, N>::rows(y, 0, k));
+    wgmma_commit();
+}
+
+// y += p·(rows of x), in a group of its own.
+template <int D, int N>
+__device__ __forceinline__ void ask_columns(float (&y)[Tile<D, N>::WIDTH / 8][4], const uint32_t (&p)[N / 16][4], const char* x) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) wgmma_columns(y, p[k], Tile<D, N>::columns(x, 16 * k));
+    wgmma_commit();
+}
+
+// This warp's 16 rows of a result through its own rows of a tile to memory, 16 bytes at a time.
+template <int D, int ROWS>
+__device__ __forceinline__ void save(const float (&x)[Tile<D, ROWS>::WIDTH / 8][4], char* tile, int own, bf16* to, uint32_t stride, int first, int seq) {
+    int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t word = pack(x[n][2 * half], x[n][2 * half + 1]);
+            memcpy(tile + Tile<D, ROWS>::at(own + lane / 4 + 8 * half, 8 * n + lane % 4 * 2), &word, 4);
+        }
+    __syncwarp();
+    for (int i = lane; i < 16 * D / 8; i += 32) {
+        int r = i / (D / 8), c = i % (D / 8) * 8;
+        if (first + own + r >= seq) continue;
+        uint4 piece = *reinterpret_cast<const uint4*>(tile + Tile<D, ROWS>::at(own + r, c));
+        *reinterpret_cast<uint4*>(to + (uint64_t)(first + own + r) * stride + c) = piece;
+    }
+}
+
+// Swizzled tiles repeat every 1024 bytes.
+__device__ __forceinline__ char* aligned(char* shared) { return shared + (-shared_address(shared) & 1023); }

@@ -1,0 +1,324 @@
+// Self-attention on Hopper's tensor cores, backward, for heads of 64, 80, 96 or 128.
+//
+// Two kernels, for dk and dv and for dq, as in attention_mma.cu: seven products where one kernel with
+// sums in memory needs five, for the same bits every run. Products are arranged so that what comes
+// from registers is always the left operand: scores turned (keys × queries) where keys are a block's
+// own, so that dv += pᵀ·dy and dk += dsᵀ·q; as they are for dq += ds·k.
+//
+// Bytes moved are those of attention_mma.cu with B = 128.
+#include "attention_hopper.cuh"
+
+// Whether dropout took this probability: its sign says so.
+__device__ __forceinline__ bool taken(float p) { return __float_as_uint(p) >> 31; }
+
+// The slope of a score from its probability p and the slope of p, which dropout multiplied with `kept`.
+__device__ __forceinline__ float slope_of(float p, float dp, float kept, float along, float scale) {
+    return scale * p * fmaf(dp, kept, -along);
+}
+
+template <int D> struct BackwardKeys {
+    static constexpr int B = 64 * MULTIPLIERS, N = 64;
+    using Own = Tile<D, B>;
+    using Passing = Tile<D, N>;
+
+    // N queries, which come with what their keys need; lse in powers of two, infinite where a query sees
+    // none. `all`: they see all the block's keys. `first` is negative where no more come.
+    struct alignas(16) Queries {
+        float lse[N], along[N];
+        int2 sees[N];
+        int first, all;
+    };
+    struct Barriers {
+        uint64_t own, full[STAGES], free[STAGES];
+    };
+    char *k, *v, *q, *dy;
+    Queries* queries;
+    Barriers* barriers;
+
+    __device__ __forceinline__ BackwardKeys(char* shared) {
+        k = aligned(shared);
+        v = k + Own::BYTES;
+        q = v + Own::BYTES;
+        dy = q + STAGES * Passing::BYTES;
+        queries = reinterpret_cast<Queries*>(dy + STAGES * Passing::BYTES);
+        barriers = reinterpret_cast<Barriers*>(queries + STAGES);
+    }
+
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            barrier_init(&barriers->own, 1);
+            for (int stage = 0; stage < STAGES; stage++) {
+                barrier_init(&barriers->full[stage], 1);
+                barrier_init(&barriers->free[stage], 4 * MULTIPLIERS); // warps
+            }
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+
+    // One warp: its first lane asks for tiles, all tell of the queries in them.
+    __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int key) {
+        const Attention& a = head.a;
+        int lane = threadIdx.x, part = 3 * head.head, sample = blockIdx.z, seq = a.seq;
+        int last = key + B < seq ? key + B : seq;
+        if (lane == 0) {
+            barrier_arrive_expecting(&barriers->own, 2 * Own::BYTES);
+            Own::fetch(k, &arguments.qkv, &barriers->own, part + 1, key, sample);
+            Own::fetch(v, &arguments.qkv, &barriers->own, part + 2, key, sample);
+        }
+        Turn turn;
+        for (int query = a.ranges ? 0 : key / N * N; query < seq; query += N) {
+            bool some = false, all = true;
+            int2 sees[N / 32];
+#pragma unroll
+            for (int i = 0; i < N / 32; i++) {
+                sees[i] = head.sees(query + lane + 32 * i);
+                some |= sees[i].x < last && sees[i].y > key && sees[i].x < sees[i].y;
+                all &= sees[i].x <= key && sees[i].y >= last;
+            }
+            if (!__any_sync(~0u, some)) continue;
+            all = __all_sync(~0u, all);
+            Queries& to = queries[turn.stage];
+            barrier_wait(&barriers->free[turn.stage], turn.parity ^ 1);
+#pragma unroll
+            for (int i = 0; i < N / 32; i++) {
+                int at = lane + 32 * i;
+                uint64_t place = head.place(query + at < seq ? query + at : 0);
+                to.lse[at] = sees[i].x < sees[i].y ? a.lse[place] * LOG2E : INFINITY;
+                to.along[at] = a.along[place];
+                to.sees[at] = sees[i];
+            }
+            if (lane == 0) {
+                to.first = query;
+                to.all = all;
+            }
+            __syncwarp();
+            if (lane == 0) {
+                uint64_t* full = &barriers->full[turn.stage];
+                barrier_arrive_expecting(full, 2 * Passing::BYTES);
+                Passing::fetch(q + turn.stage * Passing::BYTES, &arguments.qkv, full, part, query, sample);
+                Passing::fetch(dy + turn.stage * Passing::BYTES, &arguments.dy, full, head.head, query, sample);
+            }
+            turn.next();
+        }
+        if (lane == 0) {
+            barrier_wait(&barriers->free[turn.stage], turn.parity ^ 1);
+            queries[turn.stage].first = -1;
+            barrier_arrive(&barriers->full[turn.stage]);
+        }
+    }
+
+    // Scores become probabilities, those that dropout takes negative (or -0).
+    __device__ __forceinline__ void probabilities(const Head<bf16>& head, const Queries& queries, float (&s)[N / 8][4], int key) {
+        int column = threadIdx.x % 4 * 2, query = queries.first + column;
+        float scale = head.a.scale * LOG2E;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int here = key + 8 * half;
+            if (head.slope != 0) {
+                float ratio = head.slope / head.a.scale, first = ratio * (here - query);
+                each_of<N>(s, half, [&](int at, float& x) { x += fmaf(-ratio, (float)at, first); });
+            }
+            if (!queries.all)
+                each_of<N>(s, half, [&](int at, float& x) {
+                    int2 sees = queries.sees[column + at];
+                    if (here < sees.x || here >= sees.y) x = -INFINITY;
+                });
+            each_of<N>(s, half, [&](int at, float& x) { x = exp2_fast(fmaf(x, scale, -queries.lse[column + at])); });
+            if (head.a.drop.bound) {
+                uint64_t dropped = head.a.drop.first();
+                uint32_t bits = 0;
+#pragma unroll 2
+                for (int i = 0; i < N / 4; i++)
+                    bits |= (head.kept(dropped, query + i / 2 * 8 + i % 2, here) == 0 ? 1u : 0u) << i;
+                each_of<N>(s, half, [&](int at, float& x) {
+                    if (has(bits, at)) x = -x;
+                });
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first) {
+        const Attention& a = head.a;
+        int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
+        int own = 64 * group, row = own + thread / 32 * 16 + thread % 32 / 4;
+        float dk[Own::WIDTH / 8][4] = {}, dv[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];
+        uint32_t left[N / 16][4], left_slope[N / 16][4];
+        barrier_wait(&barriers->own, 0);
+        for (Turn turn;; turn.next()) {
+            barrier_wait(&barriers->full[turn.stage], turn.parity);
+            const Queries& passing = queries[turn.stage];
+            if (passing.first < 0) break;
+            const char *qs = q + turn.stage * Passing::BYTES, *dys = dy + turn.stage * Passing::BYTES;
+            ask_rows<D, B, N>(s, k, own, qs);
+            ask_rows<D, B, N>(dp, v, own, dys);
+            wgmma_wait<1>(s);
+            probabilities(head, passing, s, first + row);
+            float kept = a.drop.bound ? a.drop.kept : 1;
+            pack_some<N>(left, [&](int n, int i) { return taken(s[n][i]) ? 0.0f : s[n][i] * kept; });
+            ask_columns<D, N>(dv, left, dys);
+            wgmma_wait<1>(dp);
+            pack_some<N>(left_slope, [&](int n, int i) {
+                float along = passing.along[8 * n + threadIdx.x % 4 * 2 + i % 2];
+                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, along, a.scale);
+            });
+            ask_columns<D, N>(dk, left_slope, qs);
+            wgmma_wait<0>(dv);
+            hold(dk);
+            if (thread % 32 == 0) barrier_arrive(&barriers->free[turn.stage]);
+        }
+        bf16* dqkv = static_cast<bf16*>(a.dqkv);
+        save<D, B>(dk, k, row / 16 * 16, dqkv + head.qkv(1), head.qkv_stride(), first, a.seq);
+        save<D, B>(dv, v, row / 16 * 16, dqkv + head.qkv(2), head.qkv_stride(), first, a.seq);
+    }
+};
+
+template <int D> struct BackwardQueries {
+    static constexpr int B = 64 * MULTIPLIERS, N = 64;
+    using Own = Tile<D, B>;
+    using Passing = Tile<D, N>;
+
+    struct Barriers {
+        uint64_t own, full[STAGES], free[STAGES];
+    };
+    char *q, *dy, *k, *v;
+    Barriers* barriers;
+    int2* seen;
+    int* bounds;
+
+    __device__ __forceinline__ BackwardQueries(char* shared) {
+        q = aligned(shared);
+        dy = q + Own::BYTES;
+        k = dy + Own::BYTES;
+        v = k + STAGES * Passing::BYTES;
+        barriers = reinterpret_cast<Barriers*>(v + STAGES * Passing::BYTES);
+        seen = reinterpret_cast<int2*>(barriers + 1);
+        bounds = reinterpret_cast<int*>(seen + B);
+    }
+
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            barrier_init(&barriers->own, 1);
+            for (int stage = 0; stage < STAGES; stage++) {
+                barrier_init(&barriers->full[stage], 1);
+                barrier_init(&barriers->free[stage], 4 * MULTIPLIERS); // warps
+            }
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int first, const Extent& extent) {
+        int part = 3 * head.head, sample = blockIdx.z;
+        barrier_arrive_expecting(&barriers->own, 2 * Own::BYTES);
+        Own::fetch(q, &arguments.qkv, &barriers->own, part, first, sample);
+        Own::fetch(dy, &arguments.dy, &barriers->own, head.head, first, sample);
+        Turn turn;
+        for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
+            uint64_t* full = &barriers->full[turn.stage];
+            barrier_wait(&barriers->free[turn.stage], turn.parity ^ 1);
+            barrier_arrive_expecting(full, 2 * Passing::BYTES);
+            Passing::fetch(k + turn.stage * Passing::BYTES, &arguments.qkv, full, part + 1, key, sample);
+            Passing::fetch(v + turn.stage * Passing::BYTES, &arguments.qkv, full, part + 2, key, sample);
+        }
+    }
+
+    // Scores become probabilities, those that dropout takes negative (or -0).
+    __device__ __forceinline__ void probabilities(const Head<bf16>& head, float (&s)[N / 8][4], const float (&lse)[2], const int2* seen, int row, int key, bool all) {
+        int column = key + threadIdx.x % 4 * 2;
+        float scale = head.a.scale * LOG2E;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int query = row + 8 * half;
+            mask<N>(head, s, half, query, column, all, seen[8 * half]);
+            each_of<N>(s, half, [&](int, float& x) { x = exp2_fast(fmaf(x, scale, -lse[half])); });
+            if (head.a.drop.bound) {
+                uint32_t bits = dropped_keys<N>(head, head.a.drop.first(), query, column);
+                each_of<N>(s, half, [&](int at, float& x) {
+                    if (has(bits, at)) x = -x;
+                });
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first, const Extent& extent) {
+        const Attention& a = head.a;
+        int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
+        int own = 64 * group, row = own + thread / 32 * 16 + thread % 32 / 4;
+        float lse[2], along[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t query = first + row + 8 * half;
+            uint64_t place = head.place(query < a.seq ? query : 0);
+            int2 sees = seen[row + 8 * half];
+            lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // whose all are masked
+            along[half] = a.along[place];
+        }
+        float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];
+        uint32_t left[N / 16][4];
+        float kept = a.drop.bound ? a.drop.kept : 1;
+        barrier_wait(&barriers->own, 0);
+        Turn turn;
+        for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
+            barrier_wait(&barriers->full[turn.stage], turn.parity);
+            const char *ks = k + turn.stage * Passing::BYTES, *vs = v + turn.stage * Passing::BYTES;
+            ask_rows<D, B, N>(s, q, own, ks);
+            ask_rows<D, B, N>(dp, dy, own, vs);
+            wgmma_wait<1>(s);
+            bool all = key >= extent.full_first && key + N <= extent.full_last;
+            probabilities(head, s, lse, seen + row, first + row, key, all);
+            wgmma_wait<0>(dp);
+            pack_some<N>(left, [&](int n, int i) {
+                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, along[i / 2], a.scale);
+            });
+            ask_columns<D, N>(dq, left, ks);
+            wgmma_wait<0>(dq);
+            if (thread % 32 == 0) barrier_arrive(&barriers->free[turn.stage]);
+        }
+        bf16* to = static_cast<bf16*>(a.dqkv) + head.qkv(0);
+        save<D, B>(dq, q, row / 16 * 16, to, head.qkv_stride(), first, a.seq);
+    }
+};
+
+template <int D> __device__ void backward_kv_hopper(const AttentionHopper& arguments) {
+#ifdef HAS_WGMMA
+    DYNAMIC_SHARED(shared);
+    BackwardKeys<D> backward(shared);
+    backward.init();
+    Head<bf16> head(arguments.a);
+    int key = blockIdx.x * BackwardKeys<D>::B;
+    if (threadIdx.x < GROUP) {
+        registers_release<PRODUCER_REGISTERS>();
+        if (threadIdx.x < 32) backward.produce(arguments, head, key);
+    } else {
+        registers_take<MULTIPLIER_REGISTERS>();
+        backward.multiply(head, key);
+    }
+#endif
+}
+
+template <int D> __device__ void backward_q_hopper(const AttentionHopper& arguments) {
+#ifdef HAS_WGMMA
+    DYNAMIC_SHARED(shared);
+    BackwardQueries<D> backward(shared);
+    backward.init();
+    Head<bf16> head(arguments.a);
+    int first = (gridDim.x - 1 - blockIdx.x) * BackwardQueries<D>::B;
+    Extent extent = extent_of(head, first, BackwardQueries<D>::B, backward.seen, backward.bounds);
+    if (threadIdx.x < GROUP) {
+        registers_release<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) backward.produce(arguments, head, first, extent);
+    } else {
+        registers_take<MULTIPLIER_REGISTERS>();
+        backward.multiply(head, first, extent);
+    }
+#endif
+}
+
+#define HEAD(D)                                                                                        \
+    KERNEL(attention_kv_wgmma_##D, backward_kv_hopper<D>, AttentionHopper, HOPPER_THREADS, 1)            \
+    KERNEL(attention_q_wgmma_##D, backward_q_hopper<D>, AttentionHopper, HOPPER_THREADS, 1)
+HEAD(64)
+HEAD(80)
+HEAD(96)
+HEAD(128)
