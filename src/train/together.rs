@@ -82,9 +82,10 @@ pub fn enough_memory(
     })
 }
 
-/// What a GPU has for a rank, before any rank has reserved.
+/// What a GPU has for its ranks, before any of them has reserved.
 pub struct Room {
     gpu: Identity,
+    /// With what they took when they opened it, which their bills count.
     free: Bytes,
     all: Bytes,
     /// Ranks that share it.
@@ -94,19 +95,19 @@ pub struct Room {
 /// None on the CPU. All ranks call this, and no rank reserves before all have.
 pub fn room(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<Room>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
-    let memory = device.memory();
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
+    // By now all have opened theirs.
+    let memory = device.memory();
     let sharing: Vec<usize> = rank.first(|| {
         let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();
         Ok(keys.iter().map(like).collect())
     })?;
-    let room = device.gpu().zip(memory).map(|(gpu, (free, all))| Room {
-        gpu: gpu.clone(),
-        free,
-        all,
-        sharing: sharing[rank.number()],
-    });
-    Ok(room)
+    let sharing = sharing.get(rank.number()).copied().unwrap_or(1);
+    let taken = sharing as u64 * device.backend().workspace().0;
+    Ok(device.gpu().zip(memory).map(|(gpu, (free, all))| {
+        let free = Bytes(free.0 + taken);
+        Room { gpu: gpu.clone(), free, all, sharing }
+    }))
 }
 
 /// Changes that are told.
@@ -137,7 +138,7 @@ pub fn too_small(
         ranks => format!(" for its {ranks} ranks between them"),
     };
     let what = format!(
-        "out of memory: {} has {} free of {}{others}; this rank needs {}",
+        "out of memory: {} has {} of its {}{others}; this rank needs {}",
         room.gpu, room.free, room.all, stage.bill
     );
     let ladder = change::own_ladder(m, &loaded.effective, share, hw);

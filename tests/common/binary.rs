@@ -9,6 +9,7 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -202,9 +203,16 @@ pub fn within(outer: &[&str], command: &Command) -> Command {
     whole
 }
 
-/// A port of this machine that nobody uses.
+/// A port of this machine that nobody uses, below those that the system gives to whoever connects.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let asked = || ASKED.fetch_add(1, Ordering::Relaxed);
+    // Other test processes begin elsewhere.
+    let first = std::process::id().wrapping_mul(61);
+    std::iter::repeat_with(asked)
+        .map(|asked| 10_000 + (first.wrapping_add(asked) % 20_000) as u16)
+        .find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok())
+        .expect("a free port")
 }
 
 pub fn run_args<'a>(sets: &[&'a str]) -> Vec<&'a str> {

@@ -2,7 +2,7 @@
 
 use super::binary::{Done, Lab, Ranks, free_port, run_args};
 use super::{built_for_gpus, softgpu};
-use gptrain::device::cuda::FOLDER;
+use gptrain::device::cuda::{FOLDER, WORKSPACE};
 use std::process::Command;
 
 /// The learning rate does not depend on where the run ends.
@@ -115,7 +115,7 @@ fn memory_that_is_too_small_is_told_with_what_to_change() {
     let run = |bytes: u64, ranks: usize, sets: &[&str]| {
         let sets = with(&with(&RUN, &["batch={micro: 4, global: 8}"]), sets);
         let mut command = on_stand_in(&lab, lab.command(&run_args(&sets)), 1);
-        command.env("SOFTGPU_MEMORY", (bytes + ranks as u64 * (64 << 20)).to_string());
+        command.env("SOFTGPU_MEMORY", (bytes + ranks as u64 * WORKSPACE.0).to_string());
         Done::of(command.output().unwrap())
     };
     let alone = run(800_000, 1, &[]);

@@ -182,12 +182,23 @@ struct Device {
         if (work.step.run) work.step.run();
     }
 
+    std::vector<Stream*> runnable() {
+        std::vector<Stream*> can;
+        for (Stream* s : streams)
+            if (ready(s)) can.push_back(s);
+        return can;
+    }
+    // Runs what need not wait for others: a rank that waits for nothing is asked only this, and others
+    // may wait for its device.
+    void go_on() {
+        for (auto can = runnable(); !error && !can.empty(); can = runnable())
+            run_first(can[random() % can.size()]);
+    }
+
     // Runs work of any stream until `done`, or until the device fails.
     template <class Done> void drain(Done done) {
         for (int waited = 0; !error && !done();) {
-            std::vector<Stream*> can;
-            for (Stream* s : streams)
-                if (ready(s)) can.push_back(s);
+            std::vector<Stream*> can = runnable();
             if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
                 lock.unlock(); // somebody else's work on this device may be awaited
                 usleep(50);

@@ -85,6 +85,7 @@ API cuEventElapsedTime(float* time, Event* from, Event* to) {
 API cuEventQuery(Event* e) {
     IN_CONTEXT;
     if (e->capture) return spoil(e->capture, CAPTURED_EVENT);
+    current->go_on();
     return e->marker->done >= e->marker->recorded ? OK : NOT_READY;
 }
 API cuEventSynchronize(Event* e) {

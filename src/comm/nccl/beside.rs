@@ -6,7 +6,7 @@
 use super::api::{Api, IN_PROGRESS};
 use crate::comm::world::Links;
 use crate::comm::{Event, Failed};
-use crate::device::cuda::driver::{Device, Handle, Witness};
+use crate::device::cuda::driver::{Device, Handle, Launch, Witness};
 use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -285,7 +285,7 @@ impl Seen {
 }
 
 impl Witness for Seen {
-    fn captured(self: Arc<Self>) -> Box<dyn Fn(&dyn Fn())> {
+    fn captured(self: Arc<Self>) -> Launch {
         let captured = std::mem::take(&mut self.lock().captured);
         Box::new(move |launch| {
             self.go_on();

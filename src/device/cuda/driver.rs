@@ -128,10 +128,13 @@ impl fmt::Display for Identity {
     }
 }
 
+/// Does one launch of a graph, which it is given.
+pub type Launch = Box<dyn Fn(&dyn Fn())>;
+
 /// Who follows how far the GPU is with what ranks do together.
 pub trait Witness: Send + Sync {
     /// What was captured since this was last asked, as part of one graph: does a launch of it.
-    fn captured(self: Arc<Self>) -> Box<dyn Fn(&dyn Fn())>;
+    fn captured(self: Arc<Self>) -> Launch;
 }
 
 /// One GPU, its context and its streams.

@@ -9,7 +9,7 @@
 //! A GPU that does not capture goes on op by op, and says so once. In a group it fails instead: NCCL
 //! wants a collective to be captured on all ranks or on none.
 
-use super::driver::{Code, Device, Handle};
+use super::driver::{Code, Device, Handle, Launch};
 use super::preflight::GRAPHS;
 use crate::device::Repeat;
 use std::ffi::c_uint;
@@ -36,10 +36,8 @@ enum Known {
 /// A graph, and how its launch is made known.
 struct Learned {
     graph: Handle,
-    tell: Option<Tell>,
+    tell: Option<Launch>,
 }
-
-type Tell = Box<dyn Fn(&dyn Fn())>;
 
 impl Graph {
     pub fn new(device: &Arc<Device>, with_others: bool) -> Graph {

@@ -10,7 +10,8 @@ use std::cell::{Cell, RefCell};
 const PIECE: usize = 1 << 20;
 const PIECES: usize = 16;
 /// Pieces of device memory that host bytes land in, while earlier ones are being read.
-pub const LANDINGS: usize = 4;
+const LANDINGS: usize = 4;
+pub const LANDED: usize = LANDINGS * PIECE;
 
 /// Results that may be on their way to the host while more work is queued.
 const MAIL: usize = 2;

@@ -35,9 +35,10 @@ use launch::Grid;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Scratch of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
-pub const WORKSPACE: Bytes = Bytes(64 << 20);
-const SCRATCH: usize = WORKSPACE.0 as usize;
+/// Of a GPU's memory, beside what is reserved: scratch, and where batches land.
+pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::LANDED) as u64);
+/// Of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
+const SCRATCH: usize = 64 << 20;
 
 /// One GPU.
 pub struct Cuda {
