@@ -1,4 +1,4 @@
-// What both paths of attention share: the arguments, a head's place in memory, what queries see.
+// What all kernels of attention share: the arguments, a head's place in memory, what queries see.
 #pragma once
 #include "common.cuh"
 
@@ -95,4 +95,27 @@ __device__ __forceinline__ Extent extent_of(const Head<T>& head, uint32_t query,
     }
     __syncthreads();
     return {extent[0], extent[1], extent[2], extent[3]};
+}
+
+// For those on tensor cores: powers of two, and two numbers of an operand in a word.
+inline constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
+
+#ifdef SOFTGPU
+inline float exp2_fast(float x) { return exp2f(x); }
+#else
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+__device__ __forceinline__ __nv_bfloat162 two(bf16, float low, float high) { return __floats2bfloat162_rn(low, high); }
+__device__ __forceinline__ __half2 two(f16, float low, float high) { return __floats2half2_rn(low, high); }
+
+template <class T> __device__ __forceinline__ uint32_t pack(float low, float high) {
+    auto halves = two(T(), low, high);
+    uint32_t word;
+    memcpy(&word, &halves, 4);
+    return word;
 }

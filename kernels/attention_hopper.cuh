@@ -17,7 +17,6 @@ struct AttentionHopper {
     Attention a;
 };
 
-inline constexpr float LOG2E = 1.44269504f;
 inline constexpr int GROUP = 128;     // threads of a warpgroup
 inline constexpr int MULTIPLIERS = 2; // warpgroups that multiply
 inline constexpr int HOPPER_THREADS = GROUP * (1 + MULTIPLIERS);
@@ -25,23 +24,6 @@ inline constexpr int BOX = 64;        // rows that a copy brings
 inline constexpr int STAGES = 2;
 // 168 each at start, 64512 in all.
 inline constexpr int PRODUCER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240;
-
-#ifdef SOFTGPU
-inline float exp2_fast(float x) { return exp2f(x); }
-#else
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#endif
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    uint32_t word;
-    memcpy(&word, &two, 4);
-    return word;
-}
 
 // ROWS rows of a head of D in shared memory.
 template <int D, int ROWS> struct Tile {
@@ -144,7 +126,7 @@ template <int N, class Of> __device__ __forceinline__ void pack_some(uint32_t (&
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) p[k][i] = pack(of(2 * k + i / 2, i % 2 * 2), of(2 * k + i / 2, i % 2 * 2 + 1));
+        for (int i = 0; i < 4; i++) p[k][i] = pack<bf16>(of(2 * k + i / 2, i % 2 * 2), of(2 * k + i / 2, i % 2 * 2 + 1));
 }
 
 // s = (64 rows of x from `row`)·(rows of y)ᵀ over D, in a group of its own.
@@ -175,7 +157,7 @@ __device__ __forceinline__ void save(const float (&x)[Tile<D, ROWS>::WIDTH / 8][
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t word = pack(x[n][2 * half], x[n][2 * half + 1]);
+            uint32_t word = pack<bf16>(x[n][2 * half], x[n][2 * half + 1]);
             memcpy(tile + Tile<D, ROWS>::at(own + lane / 4 + 8 * half, 8 * n + lane % 4 * 2), &word, 4);
         }
     __syncwarp();

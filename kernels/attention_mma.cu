@@ -24,17 +24,6 @@
 
 constexpr int WARPS = 4;
 constexpr int MMA_THREADS = 32 * WARPS;
-constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
-
-#ifdef SOFTGPU
-inline float exp2_fast(float x) { return exp2f(x); }
-#else
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#endif
 
 // Rows first .. first + ROWS of a head into shared memory. Zeros: rows past the end, columns from d on.
 template <int ROWS, int D, class T>
@@ -46,16 +35,6 @@ __device__ __forceinline__ void fetch(T* to, const T* from, uint32_t stride, int
         bool there = first + r < seq && c < d;
         copy_async(to + r * (D + 8) + c, from + (uint64_t)(there ? first + r : 0) * stride + c, there);
     }
-}
-
-__device__ __forceinline__ __nv_bfloat162 two(bf16, float low, float high) { return __floats2bfloat162_rn(low, high); }
-__device__ __forceinline__ __half2 two(f16, float low, float high) { return __floats2half2_rn(low, high); }
-
-template <class T> __device__ __forceinline__ uint32_t pack(float low, float high) {
-    auto halves = two(T(), low, high);
-    uint32_t word;
-    memcpy(&word, &halves, 4);
-    return word;
 }
 
 // Sixteens of rows that a warp has: in forward, in dk and dv, in dq.

@@ -43,8 +43,11 @@ enum How {
 
 /// As one rank on the CPU but for the order of sums, and twice the same bits.
 fn check(topology: &[&str], how: How) {
-    for (precision, tolerance) in [("precision=f32", 1e-5), ("precision=bf16", 4e-3)] {
-        let model = ["model.dropout=0.1", "batch.micro=2", "batch.global=8", precision];
+    let fp16 = ["precision=fp16", "loss_scale=1024"];
+    let precisions: [(&[&str], f64); 3] =
+        [(&["precision=f32"], 1e-5), (&["precision=bf16"], 4e-3), (&fp16, 5e-4)];
+    for (precision, tolerance) in precisions {
+        let model = [&["model.dropout=0.1", "batch.micro=2", "batch.global=8"], precision].concat();
         let manifest = common::manifest(&[&model[..], topology].concat());
         let ours = outcomes(&manifest, how);
         let cpu = Cpu::new(Some(1));
@@ -54,7 +57,7 @@ fn check(topology: &[&str], how: How) {
             assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
             assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
         }
-        if precision == "precision=bf16" {
+        if precision == ["precision=bf16"] {
             assert_eq!(ours, outcomes(&manifest, how), "the same grid twice");
         }
     }

@@ -42,10 +42,15 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
     }
     // One head of 32: bf16 goes through tensor cores.
     let model = ["model.dropout=0.1", "model.heads=1", "checkpoint.interval=4"];
-    for (precision, on_cpu, tolerance) in
-        [("f32", "f32", 2e-5), ("tf32", "f32", 2e-3), ("bf16", "bf16", 1e-2)]
-    {
+    for (precision, on_cpu, tolerance) in [
+        ("f32", "f32", 2e-5),
+        ("tf32", "f32", 2e-3),
+        ("bf16", "bf16", 1e-2),
+        ("fp16", "fp16", 2e-3),
+    ] {
         let precise = format!("precision={precision}");
+        let scaled: &[&str] = if precision == "fp16" { &["loss_scale=1024"] } else { &[] };
+        let model = [&model[..], scaled].concat();
         let set = [&model[..], &[&precise]].concat();
         let done = run(&lab, &[&set[..], &["log.folder=gpu"]].concat());
         done.expect(0, &[]);
