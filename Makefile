@@ -40,7 +40,7 @@ bench-cpu:
 	cargo bench --locked --bench train
 	cargo bench --locked --bench train -- --precision bf16
 
-# What a machine with a GPU needs, where it has no Rust: target/gpu/, this file and nothing else.
+# What a machine with a GPU needs, where it has no Rust: target/gpu/, and this repository.
 executable = $$(cargo $(1) --locked --no-run --message-format json 2>/dev/null | \
 	sed -n 's/.*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
 gpu-binaries: build
@@ -50,13 +50,21 @@ gpu-binaries: build
 	cp "$(call executable,test --release --test grids_cuda,grids_cuda)" target/gpu/grids
 	cp "$(call executable,bench --bench train,train)" target/gpu/bench_train
 	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
+	strip target/gpu/gptrain target/gpu/ops target/gpu/grids target/gpu/bench_train target/gpu/bench_ops
 
-# On a GPU: every op against its definition and the CPU, grids of ranks that share it, and the op
-# tests once more under compute-sanitizer where there is one.
+# On a GPU: every op against its definition and the CPU; grids of ranks that share it; the quick
+# start, a step of which is repeated from a checkpoint to the last bit, and again by two ranks; and
+# the op tests once more under compute-sanitizer where there is one.
+QUICK = target/gpu/gptrain run manifests/quickstart.yaml --set train.device=cuda --set precision=bf16 \
+	--set train.steps=40 --set checkpoint.interval=20
 GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
 test-gpu: $(GPU_BINARIES)
 	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
 	GPTRAIN_TEST_GPU=1 target/gpu/grids staged a_gpu --test-threads 1
+	rm -rf target/gpu/run target/gpu/ranks
+	$(QUICK) --set log.folder=target/gpu/run
+	target/gpu/gptrain inspect-ckpt target/gpu/run/checkpoints/step-00000020 --replay 1
+	$(QUICK) --set log.folder=target/gpu/ranks --set topology.tensor=2 --set comm.gpu_transport=host
 	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
 		--error-exitcode 1 target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
 

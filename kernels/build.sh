@@ -41,11 +41,14 @@ stale() { # output, source
 
 mkdir -p "$out"
 "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p' >"$out/release"
+# A fifth of the bytes, where the compiler is new enough.
+smaller=$("$nvcc" --help | grep -q -e --compress-mode && echo --compress-mode=size || true)
 for source in "$here"/*.cu; do
     name=$(basename "$source" .cu)
     fatbin="$out/$name.fatbin"
     stale "$fatbin" "$source" || continue
-    "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 \
+    # shellcheck disable=SC2086
+    "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 $smaller \
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
@@ -54,7 +57,7 @@ for source in "$here"/*.cu; do
 done
 
 [ "${SM70:-}" = 1 ] || exit 0
-# CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async and no ldmatrix: attention.cu does it all.
+# CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async, no ldmatrix: attention.cu does it all.
 python=${PYTHON:-python3}
 case $(cat "$out/release") in
 12.*) release=$(cat "$out/release") ;;
@@ -72,7 +75,7 @@ echo "$release" >"$out/sm_70/release"
 for source in "$here"/*.cu; do
     name=$(basename "$source" .cu)
     cubin="$out/sm_70/$name.cubin"
-    [ "$name" != attention_mma ] || continue
+    case $name in attention_mma | attention_hopper*) continue ;; esac
     stale "$cubin" "$source" || continue
     if [ "$release" = "$(cat "$out/release")" ]; then
         "$nvcc" -std=c++17 -O3 -cubin -Werror all-warnings -Xptxas -warn-spills -arch=sm_70 \

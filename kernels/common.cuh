@@ -19,9 +19,13 @@ typedef __half f16;
 #define KERNELS(NAME, BODY, ...)                                                                   \
     KERNEL_OF(float, NAME##_f32, BODY, __VA_ARGS__)                                                \
     KERNELS_OF_HALF(NAME, BODY, __VA_ARGS__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // bf16 is refused there
+#define KERNELS_OF_HALF(NAME, BODY, ...) KERNEL_OF(f16, NAME##_f16, BODY, __VA_ARGS__)
+#else
 #define KERNELS_OF_HALF(NAME, BODY, ...)                                                           \
     KERNEL_OF(bf16, NAME##_bf16, BODY, __VA_ARGS__)                                                \
     KERNEL_OF(f16, NAME##_f16, BODY, __VA_ARGS__)
+#endif
 #define KERNEL(NAME, BODY, ...) KERNEL_OF(void, NAME, BODY, __VA_ARGS__)
 
 // Elements a thread moves at a time.

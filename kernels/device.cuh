@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #ifdef __CUDACC_RTC__ // has no C library
 typedef int int32_t;
+typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
