@@ -16,6 +16,23 @@ __device__ __forceinline__ float slope_of(float p, float dp, float kept, float a
     return scale * p * fmaf(dp, kept, -along);
 }
 
+// Of a block's own tiles, which come once, and of those that pass by, which come and are free again.
+struct Barriers {
+    uint64_t own, full[STAGES], free[STAGES];
+
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            barrier_init(&own, 1);
+            for (int stage = 0; stage < STAGES; stage++) {
+                barrier_init(&full[stage], 1);
+                barrier_init(&free[stage], 4 * MULTIPLIERS); // warps
+            }
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+};
+
 template <int D> struct BackwardKeys {
     static constexpr int B = 64 * MULTIPLIERS, N = 64;
     using Own = Tile<D, B>;
@@ -28,9 +45,6 @@ template <int D> struct BackwardKeys {
         int2 sees[N];
         int first, all;
     };
-    struct Barriers {
-        uint64_t own, full[STAGES], free[STAGES];
-    };
     char *k, *v, *q, *dy;
     Queries* queries;
     Barriers* barriers;
@@ -42,18 +56,6 @@ template <int D> struct BackwardKeys {
         dy = q + STAGES * Passing::BYTES;
         queries = reinterpret_cast<Queries*>(dy + STAGES * Passing::BYTES);
         barriers = reinterpret_cast<Barriers*>(queries + STAGES);
-    }
-
-    __device__ __forceinline__ void init() {
-        if (threadIdx.x == 0) {
-            barrier_init(&barriers->own, 1);
-            for (int stage = 0; stage < STAGES; stage++) {
-                barrier_init(&barriers->full[stage], 1);
-                barrier_init(&barriers->free[stage], 4 * MULTIPLIERS); // warps
-            }
-            barriers_ready();
-        }
-        __syncthreads();
     }
 
     // One warp: its first lane asks for tiles, all tell of the queries in them.
@@ -178,9 +180,6 @@ template <int D> struct BackwardQueries {
     using Own = Tile<D, B>;
     using Passing = Tile<D, N>;
 
-    struct Barriers {
-        uint64_t own, full[STAGES], free[STAGES];
-    };
     char *q, *dy, *k, *v;
     Barriers* barriers;
     int2* seen;
@@ -194,18 +193,6 @@ template <int D> struct BackwardQueries {
         barriers = reinterpret_cast<Barriers*>(v + STAGES * Passing::BYTES);
         seen = reinterpret_cast<int2*>(barriers + 1);
         bounds = reinterpret_cast<int*>(seen + B);
-    }
-
-    __device__ __forceinline__ void init() {
-        if (threadIdx.x == 0) {
-            barrier_init(&barriers->own, 1);
-            for (int stage = 0; stage < STAGES; stage++) {
-                barrier_init(&barriers->full[stage], 1);
-                barrier_init(&barriers->free[stage], 4 * MULTIPLIERS); // warps
-            }
-            barriers_ready();
-        }
-        __syncthreads();
     }
 
     __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int first, const Extent& extent) {
@@ -284,7 +271,7 @@ template <int D> __device__ void backward_kv_hopper(const AttentionHopper& argum
 #ifdef HAS_WGMMA
     DYNAMIC_SHARED(shared);
     BackwardKeys<D> backward(shared);
-    backward.init();
+    backward.barriers->init();
     Head<bf16> head(arguments.a);
     int key = blockIdx.x * BackwardKeys<D>::B;
     if (threadIdx.x < GROUP) {
@@ -301,7 +288,7 @@ template <int D> __device__ void backward_q_hopper(const AttentionHopper& argume
 #ifdef HAS_WGMMA
     DYNAMIC_SHARED(shared);
     BackwardQueries<D> backward(shared);
-    backward.init();
+    backward.barriers->init();
     Head<bf16> head(arguments.a);
     int first = (gridDim.x - 1 - blockIdx.x) * BackwardQueries<D>::B;
     Extent extent = extent_of(head, first, BackwardQueries<D>::B, backward.seen, backward.bounds);

@@ -71,9 +71,17 @@ pub trait Group {
     /// All of these at once: messages that cross cannot wait for each other.
     fn exchange(&self, messages: &[Message]);
     /// A collective on the communication queue: it sees what was computed before `begin`, and what
-    /// is asked after `finish` sees its result; compute between the two overlaps with it.
-    fn begin(&self, what: Collective) -> Pending;
-    fn finish(&self, pending: Pending);
+    /// is asked after `finish` sees its result; compute between the two overlaps with it. A group
+    /// without such a queue does it at once.
+    fn begin(&self, what: Collective) -> Pending {
+        match what {
+            Collective::AllReduce(x) => self.all_reduce(x),
+            Collective::AllGather { part, whole } => self.all_gather(part, whole),
+            Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
+        }
+        Pending { job: 0, event: 0 }
+    }
+    fn finish(&self, _: Pending) {}
 }
 
 /// What `begin` can be asked for.
@@ -186,13 +194,4 @@ impl Group for Solo {
     fn exchange(&self, messages: &[Message]) {
         assert!(messages.is_empty(), "a group of one has nobody to talk to");
     }
-    fn begin(&self, what: Collective) -> Pending {
-        match what {
-            Collective::AllReduce(x) => self.all_reduce(x),
-            Collective::AllGather { part, whole } => self.all_gather(part, whole),
-            Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
-        }
-        Pending { job: 0, event: 0 }
-    }
-    fn finish(&self, _: Pending) {}
 }

@@ -2,7 +2,7 @@
 //! NCCL refuses, so that every grid can be tried on a single one. Slow: the host waits for each
 //! collective.
 
-use super::{Collective, Group, Message, Pending};
+use super::{Group, Message};
 use crate::device::Tensor;
 use crate::device::cuda::Cuda;
 use crate::device::cuda::driver::Device;
@@ -116,15 +116,4 @@ impl Group for Staged {
             }
         }
     }
-
-    fn begin(&self, what: Collective) -> Pending {
-        match what {
-            Collective::AllReduce(x) => self.all_reduce(x),
-            Collective::AllGather { part, whole } => self.all_gather(part, whole),
-            Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
-        }
-        Pending { job: 0, event: 0 }
-    }
-
-    fn finish(&self, _: Pending) {}
 }

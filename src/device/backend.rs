@@ -185,7 +185,7 @@ impl std::error::Error for Dead {}
 /// A device. Inputs first, outputs last; every op is asynchronous and in order. A wrong shape or
 /// dtype is a bug and panics; a dead device surfaces at `sync`. An output may be the same tensor as
 /// an input only where the op says "in place". Activations, weights and their gradients in flight
-/// are f32 or bf16 (all alike in one op); arithmetic inside an op is f32 or better. For equal
+/// are f32, bf16 or f16 (all alike in one op); arithmetic inside an op is f32 or better. For equal
 /// inputs an op gives equal bits, whatever the number of threads.
 pub trait Backend {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
@@ -227,7 +227,7 @@ pub trait Backend {
     fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
 
     fn zero(&self, x: Tensor);
-    /// y (+)= x, converting between f32 and bf16. Equal numel.
+    /// y (+)= x, converting between f32, bf16 and f16. Equal numel.
     fn copy(&self, x: Tensor, y: Out);
 
     /// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or f32.

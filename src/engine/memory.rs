@@ -3,7 +3,7 @@
 use super::groups::{part, seat, slots};
 use super::optimizer::Optimizer;
 use super::zero::Zero;
-use super::{Groups, audit, context, scaler};
+use super::{Groups, Outcome, audit, context, scaler};
 use crate::base::{Bytes, DType};
 use crate::device::{Arena, Backend, OutOfMemory, Scaler, Tensor};
 use crate::manifest::{Manifest, Position};
@@ -112,6 +112,18 @@ impl Scalars {
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
             digests,
+        }
+    }
+
+    /// What an outcome says, by the places above.
+    pub fn read(outcome: &[f32]) -> Outcome {
+        let [loss, grad_norm, fate, loss_scale] = [1, 2, 6, 7].map(|place| outcome[place]);
+        Outcome {
+            loss: loss.into(),
+            grad_norm: grad_norm.into(),
+            skipped: fate > 0.0,
+            stuck: fate > 1.0,
+            loss_scale: loss_scale.into(),
         }
     }
 }

@@ -210,10 +210,7 @@ impl<'a> Engine<'a> {
     pub fn outcome(&self) -> anyhow::Result<(Outcome, Instant)> {
         let mut all = self.received.borrow_mut();
         let ended = self.be.receive(bytemuck::cast_slice_mut(&mut all))?;
-        let [_, loss, grad_norm, _, _, _, fate, loss_scale] = all[..8] else { unreachable!("8") };
-        let (loss, grad_norm, loss_scale) = (loss.into(), grad_norm.into(), loss_scale.into());
-        let (skipped, stuck) = (fate > 0.0, fate > 1.0);
-        Ok((Outcome { loss, grad_norm, skipped, stuck, loss_scale }, ended))
+        Ok((Scalars::read(&all), ended))
     }
 
     /// The loss of `micros` micro-batches of this rank, without dropout and gradients.

@@ -133,10 +133,11 @@ const BLOCKS: usize = 1056;
 pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Out) {
     let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 2);
     let x = inputs[1];
-    let (kernel, threads) = match width(&inputs, &[dx.to]) {
-        Width::Held(1, threads) => (typed!("layernorm_backward_wide1", x.dtype), threads),
-        Width::Held(_, threads) => (typed!("layernorm_backward_wide16", x.dtype), threads),
-        Width::Any(threads) => (typed!("layernorm_backward_any", x.dtype), threads),
+    let (held, threads) = width(&inputs, &[dx.to]);
+    let kernel = match held {
+        Held::Piece => typed!("layernorm_backward_wide1", x.dtype),
+        Held::Sixteen => typed!("layernorm_backward_wide16", x.dtype),
+        Held::Any => typed!("layernorm_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &arguments, grid, &[dscale, dshift]);
@@ -174,10 +175,11 @@ pub(super) fn of_residual_backward(
     let same = drop.rate == 0.0 && to == dx.to;
     let dbranch = if same { 0 } else { to.addr() as u64 };
     let arguments = NormResidualBackward { norm, dbranch, drop: Drop::new(drop) };
-    let (kernel, threads) = match width(&inputs, &[dx.to, to]) {
-        Width::Held(1, threads) => (typed!("norm_residual_backward_wide1", x.dtype), threads),
-        Width::Held(_, threads) => (typed!("norm_residual_backward_wide16", x.dtype), threads),
-        Width::Any(threads) => (typed!("norm_residual_backward_any", x.dtype), threads),
+    let (held, threads) = width(&inputs, &[dx.to, to]);
+    let kernel = match held {
+        Held::Piece => typed!("norm_residual_backward_wide1", x.dtype),
+        Held::Sixteen => typed!("norm_residual_backward_wide16", x.dtype),
+        Held::Any => typed!("norm_residual_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &norm, grid, &[dscale, dshift, dbias]);
@@ -226,26 +228,25 @@ fn add_all(cuda: &Cuda, from: &LayerNormBackward, grid: Grid, outs: &[Out]) {
     }
 }
 
-/// How the threads of a block hold a row.
-enum Width {
-    /// That many pieces of 16 bytes for each thread, at most; threads.
-    Held(usize, usize),
-    /// Element by element; threads.
-    Any(usize),
+/// What a thread holds of a row: a piece of 16 bytes, sixteen elements in such pieces, or at most
+/// eight elements one by one.
+enum Held {
+    Piece,
+    Sixteen,
+    Any,
 }
 
-fn width(inputs: &[Tensor; 4], outs: &[Tensor]) -> Width {
+/// How the threads of a block hold a row, and how many they are.
+fn width(inputs: &[Tensor; 4], outs: &[Tensor]) -> (Held, usize) {
     let [dy, x, _, scale] = *inputs;
     let addresses: Vec<usize> = [&[dy, x, scale], outs].concat().iter().map(|x| x.addr()).collect();
     let wide = wide(x.dtype);
-    let threads = |held: usize| {
-        let threads = x.cols.div_ceil(held).next_multiple_of(32);
-        assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
-        threads
+    let (held, elements) = match vector(x.cols, x.dtype, &addresses) {
+        true if x.cols <= 512 * wide => (Held::Piece, wide),
+        true => (Held::Sixteen, 16),
+        false => (Held::Any, 8),
     };
-    match vector(x.cols, x.dtype, &addresses) {
-        true if x.cols <= 512 * wide => Width::Held(1, threads(wide)),
-        true => Width::Held(4, threads(16)),
-        false => Width::Any(threads(8)),
-    }
+    let threads = x.cols.div_ceil(elements).next_multiple_of(32);
+    assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
+    (held, threads)
 }

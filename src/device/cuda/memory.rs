@@ -120,10 +120,8 @@ impl Memory {
     pub fn upload(&self, device: &Device, from: &[u8], to: Tensor) {
         assert_eq!(from.len(), to.bytes(), "bytes uploaded");
         for (i, bytes) in from.chunks(PIECE).enumerate() {
-            let Some(piece) = self.free_piece(device) else { return };
+            let Some(piece) = self.loaded(device, bytes) else { return };
             let address = (to.addr() + i * PIECE) as Address;
-            // SAFETY: the piece is as long as PIECE, and no copy uses it any more.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
             device.call("upload", |api| unsafe {
                 (api.cuMemcpyHtoDAsync_v2)(address, piece.memory, bytes.len(), device.stream)
             });
@@ -137,9 +135,7 @@ impl Memory {
     pub fn feed(&self, device: &Device, from: &[u8], to: Tensor) {
         assert_eq!(from.len(), to.bytes(), "bytes fed");
         for (i, bytes) in from.chunks(PIECE).enumerate() {
-            let Some(piece) = self.free_piece(device) else { return };
-            // SAFETY: the piece is as long as PIECE, and no copy uses it any more.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
+            let Some(piece) = self.loaded(device, bytes) else { return };
             let landing = &self.landings[self.next_landing.get()];
             self.next_landing.set((self.next_landing.get() + 1) % LANDINGS);
             let (landed, address) =
@@ -194,6 +190,14 @@ impl Memory {
             // SAFETY: the copy into the piece has ended.
             unsafe { std::ptr::copy_nonoverlapping(piece.memory, to.as_mut_ptr(), to.len()) };
         }
+    }
+
+    /// A free piece with these bytes in it, at most `PIECE`; none if the device has failed.
+    fn loaded(&self, device: &Device, bytes: &[u8]) -> Option<&Piece> {
+        let piece = self.free_piece(device)?;
+        // SAFETY: the bytes are a chunk of `PIECE`, and no copy uses the piece any more.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
+        Some(piece)
     }
 
     /// The piece used longest ago, once it is free; none if the device has failed.

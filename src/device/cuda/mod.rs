@@ -62,8 +62,8 @@ impl Cuda {
     /// Opens a GPU, or says what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
         let opened = preflight::open(options)?;
-        let preflight::Opened { device, identity, lt, kernels, capability, hopper, .. } = opened;
-        let (machine, library) = (opened.machine, opened.library);
+        let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
+        let preflight::Opened { hopper, machine, lt_name, .. } = opened;
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -80,7 +80,7 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let wgmma = if hopper.is_some() { "; attention by wgmma" } else { "" };
-        let description = format!("{machine} ({library}; {how}{wgmma})");
+        let description = format!("{machine} ({lt_name}; {how}{wgmma})");
         let tf32 = options.precision == Precision::Tf32;
         let products = gemm::Products::new(lt, &device, room, choices, tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;

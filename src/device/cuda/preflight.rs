@@ -103,7 +103,7 @@ pub struct Opened {
     /// GPU, versions of driver and cuBLASLt.
     pub machine: String,
     /// How cuBLASLt was found.
-    pub library: String,
+    pub lt_name: String,
 }
 
 /// GPUs that the driver shows.
@@ -145,7 +145,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
-    let (lt, library) = open_lt(options, capability)?;
+    let (lt, lt_name) = open_lt(options, capability)?;
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { (lt.cublasLtGetVersion)() };
     let machine = format!(
@@ -157,7 +157,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         lt_version % 10_000 / 100,
         lt_version % 100,
     );
-    Ok(Opened { device, identity, lt, kernels, capability, hopper, machine, library })
+    Ok(Opened { device, identity, lt, kernels, capability, hopper, machine, lt_name })
 }
 
 /// Whether work that repeats is to become graphs.
