@@ -47,10 +47,10 @@ gpu-binaries: build
 	mkdir -p target/gpu
 	cp $(GPTRAIN) benches/torch_*.py target/gpu/
 	cp "$(call executable,test --release --test ops,ops)" target/gpu/ops
-	cp "$(call executable,test --release --test grids_cuda,grids_cuda)" target/gpu/grids
+	cp "$(call executable,test --release --test model,model)" target/gpu/model
 	cp "$(call executable,bench --bench train,train)" target/gpu/bench_train
 	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
-	strip target/gpu/gptrain target/gpu/ops target/gpu/grids target/gpu/bench_train target/gpu/bench_ops
+	strip target/gpu/gptrain target/gpu/ops target/gpu/model target/gpu/bench_train target/gpu/bench_ops
 
 # On a GPU: every op against its definition and the CPU; grids of ranks that share it; the quick
 # start, a step of which is repeated from a checkpoint to the last bit, and again by two ranks; and
@@ -60,7 +60,7 @@ QUICK = target/gpu/gptrain run manifests/quickstart.yaml --set train.device=cuda
 GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
 test-gpu: $(GPU_BINARIES)
 	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
-	GPTRAIN_TEST_GPU=1 target/gpu/grids staged a_gpu --test-threads 1
+	GPTRAIN_TEST_GPU=1 target/gpu/model grids_cuda::staged grids_cuda::a_gpu --test-threads 1
 	rm -rf target/gpu/run target/gpu/ranks
 	$(QUICK) --set log.folder=target/gpu/run
 	target/gpu/gptrain inspect-ckpt target/gpu/run/checkpoints/step-00000020 --replay 1

@@ -7,13 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+/// Where `kernels/build.sh --install` puts a compiler.
+const TOOLCHAIN: &str = ".toolchain";
 /// What the script says without an nvcc, and without a compiler for sm_70.
 const NO_COMPILER: i32 = 3;
 const NO_OLD_COMPILER: i32 = 4;
 
 fn main() {
-    for seen in ["kernels", ".toolchain/cuda/nvidia"] {
-        println!("cargo:rerun-if-changed={seen}");
+    // A folder that does not exist counts as changed at every build.
+    fs::create_dir_all(TOOLCHAIN).expect("the source folder can be written");
+    for watched in ["kernels", TOOLCHAIN] {
+        println!("cargo:rerun-if-changed={watched}");
     }
     for variable in ["NVCC", "CUDA_HOME", "PATH", "SM70"] {
         println!("cargo:rerun-if-env-changed={variable}");
@@ -24,7 +28,7 @@ fn main() {
     let volta = there && env::var_os("SM70").is_some_and(|set| set == "1");
     let sets = [
         set("EMBEDDED", there.then_some((folder, "fatbin")), &out),
-        set("VOLTA", volta.then_some((&*folder.join("sm_70"), "cubin")), &out),
+        set("EMBEDDED_VOLTA", volta.then_some((&*folder.join("sm_70"), "cubin")), &out),
     ];
     fs::write(out.join("kernels.rs"), sets.concat()).expect("the build folder can be written");
 }

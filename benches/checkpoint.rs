@@ -13,7 +13,7 @@ use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups};
 use gptrain::manifest::{self, Manifest};
-use gptrain::model::{Layout, Part};
+use gptrain::model::{Layout, ModelShard};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -118,16 +118,8 @@ train: {samples: 800}
 
 /// One step on one sample of 1024 tokens.
 fn step_seconds(engine: &Engine, seq: usize) -> anyhow::Result<f64> {
-    let batch = Batch {
-        samples: 1,
-        seq_len: seq,
-        tokens: (0..seq as i32).collect(),
-        targets: (1..=seq as i32).collect(),
-        weights: vec![1.0 / seq as f32; seq],
-        positions: (0..seq as i32).collect(),
-        visible: vec![0; 2 * seq],
-        ..Batch::default()
-    };
+    let tokens: Vec<i32> = (0..=seq as i32).collect();
+    let batch = Batch::causal(&tokens, 1, 0, 1.0 / seq as f32);
     let started = Instant::now();
     let load = &mut |inputs: &gptrain::model::Inputs| {
         inputs.upload(engine.backend(), &batch);
@@ -165,16 +157,16 @@ fn drop_cache(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn state(m: &Manifest) -> State {
-    let whole = Layout::new(&m.model, Part::whole(&m.model));
+    let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
     let group = |decay: bool| Group {
         weight_decay: if decay { 0.1 } else { 0.0 },
         step: 1,
-        tensors: whole.slots().filter(|s| s.spec.decay == decay).map(|s| s.name.clone()).collect(),
+        tensors: whole.params().filter(|s| s.spec.decay == decay).map(|s| s.name.clone()).collect(),
     };
     let groups = vec![group(true), group(false)];
     let (generator, rule) = ("philox4x32-10".to_string(), "adamw".to_string());
     State {
-        mixture: gptrain::data::Plan { stages: Vec::new() },
+        mixture: gptrain::data::MixturePlan { stages: Vec::new() },
         run: "bench".into(),
         progress: Progress { step: 1, consumed_samples: 1 },
         consumed_tokens: 1024,

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use gptrain::data::indexed::{Indexed, index_path, tokens_path};
-use gptrain::data::mixture::{Member, Mixture, Stage};
-use gptrain::data::order::{Cache, Order, Wish};
+use gptrain::data::mixture::{Member, Mixture, MixtureStage};
+use gptrain::data::order::{Cache, Order, OrderSpec};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
 use gptrain::data::{Batch, Datasets, Request};
 use gptrain::manifest::{Data, DataRule, Dataset, Objective, Part};
@@ -77,9 +77,9 @@ fn order(lengths: &[u32]) {
     let tokens: u64 = lengths.iter().map(|length| *length as u64).sum();
     for epochs in [1, 2] {
         let samples = Some(epochs * tokens / 2048 - 10);
-        let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples, seed: 1234 };
+        let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples, seed: 1234 };
         let start = Instant::now();
-        let order = Order::build(&wish, lengths, 0..lengths.len(), "bench").unwrap();
+        let order = Order::build(&spec, lengths, 0..lengths.len(), "bench").unwrap();
         let seconds = start.elapsed().as_secs_f64();
         let bytes = 4 * order.sequences.len() + 8 * order.starts.len() + 4 * order.shuffle.len();
         println!(
@@ -101,15 +101,16 @@ fn cached(prefix: &Path, documents: u64) {
     println!("{documents} documents, {} tokens", dataset.tokens());
     timed("open", start);
     let cache = Cache::new(prefix.with_extension("order"));
-    let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
-    let order = || cache.order(&wish, &dataset, 0..dataset.sequences(), "bench").unwrap();
+    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let order = || cache.order(&spec, &dataset, 0..dataset.sequences(), "bench").unwrap();
     for what in ["build, write, map", "map", "map again"] {
         let start = Instant::now();
         let order = order();
         timed(what, start);
-        let member = Member { dataset: dataset.clone(), legs: vec![order] };
+        let member = Member { dataset: dataset.clone(), segments: vec![order] };
         let until = 100_000;
-        let stage = Stage { from: 0, until, blend: None, members: vec![0], cursors: vec![0] };
+        let stage =
+            MixtureStage { from: 0, until, blend: None, members: vec![0], cursors: vec![0] };
         let mixture = Mixture::new(vec![member], vec![stage], 2048);
         let (mut tokens, start) = (vec![0; 2048], Instant::now());
         for sample in 0..until {
@@ -138,11 +139,12 @@ fn memory() -> String {
 fn samples(prefix: &Path) {
     let dataset = std::sync::Arc::new(Indexed::open(prefix).unwrap());
     let part = 0..dataset.sequences() / 10; // 1 GB of tokens
-    let wish = Wish { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
-    let order = Order::build(&wish, dataset.lengths(), part, "bench").unwrap();
+    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let order = Order::build(&spec, dataset.lengths(), part, "bench").unwrap();
     let count = order.len().min(100_000);
-    let member = Member { dataset, legs: vec![order] };
-    let stage = Stage { from: 0, until: count, blend: None, members: vec![0], cursors: vec![0] };
+    let member = Member { dataset, segments: vec![order] };
+    let stage =
+        MixtureStage { from: 0, until: count, blend: None, members: vec![0], cursors: vec![0] };
     let mixture = Mixture::new(vec![member], vec![stage], 2048);
     let mut tokens = vec![0; 2048];
     for turn in ["first", "warm"] {

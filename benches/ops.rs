@@ -5,7 +5,7 @@
 //! step. What moves bytes is also given as a share of the device's own copy. On a GPU attention is
 //! compared with PyTorch's flash attention in the same run (`PYTHON` with torch).
 
-use gptrain::base::{DType, rng};
+use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
@@ -263,7 +263,7 @@ fn products<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l) = (shape.samples * shape.seq, shape.hidden, shape.layers);
     let bias: fn(Tensor, Tensor) -> Epilogue = |bias, _| Epilogue::Bias(bias);
     let up: fn(Tensor, Tensor) -> Epilogue =
-        |bias, pre| Epilogue::BiasGelu { bias, pre, gelu: Gelu::Tanh };
+        |bias, pre| Epilogue::BiasGelu { bias: Some(bias), pre, gelu: Gelu::Tanh };
     let down: fn(Tensor, Tensor) -> Epilogue =
         |_, pre| Epilogue::GeluBackward { pre, gelu: Gelu::Tanh };
     vec![
@@ -321,7 +321,7 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let some = Dropout { rate: 0.1, ..drop };
     let (x, y, z) = (t.matrix(n, h), t.matrix(n, h), t.matrix(n, h));
     let (scale, shift) = (t.matrix(1, h), t.matrix(1, h));
-    let norm = Norm { scale, shift, eps: 1e-5 };
+    let norm = Norm::Layer { scale, shift, eps: 1e-5 };
     let [dscale, dshift] = [0, 1].map(|_| t.matrix_of(1, h, DType::F32));
     let stats = t.matrix_of(n, 2, DType::F32);
     let wide = t.matrix(n, 4 * h);
@@ -337,13 +337,13 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
             be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), dshift.add())
         }),
         row(format!("residual {size}"), 2 * l, 3.0 * b, move || {
-            be.residual(x, y, scale, &drop, z.set())
+            be.residual(x, y, Some(scale), &drop, z.set())
         }),
         row(format!("residual, dropout {size}"), 0, 3.0 * b, move || {
-            be.residual(x, y, scale, &some, z.set())
+            be.residual(x, y, Some(scale), &some, z.set())
         }),
         row(format!("residual_backward in place {size}"), 2 * l, b, move || {
-            be.residual_backward(y, &drop, y.set(), dshift.add())
+            be.residual_backward(y, &drop, y.set(), Some(dshift.add()))
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
             be.gelu(wide, Gelu::Tanh, wide.set())
@@ -357,11 +357,12 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 
 fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
-    let (qkv, dqkv) = (t.matrix(n, 3 * h), t.matrix(n, 3 * h));
+    let heads = Heads { query: shape.heads, kv: shape.heads, dim: h / shape.heads };
+    let (qkv, dqkv) = (t.matrix(n, heads.qkv_width()), t.matrix(n, heads.qkv_width()));
     let (y, dy) = (t.matrix(n, h), t.matrix(n, h));
     let lse = t.matrix_of(n, shape.heads, DType::F32);
     let how = Attend {
-        heads: shape.heads,
+        heads,
         first_head: 0,
         seq: shape.seq,
         visible: Visible::Causal,
@@ -397,7 +398,7 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let len = weights / 10;
     let [grad, master, m, v] = [0; 4].map(|_| t.matrix_of(1, len, DType::F32));
     let live = if shape.dtype == DType::F32 { master } else { t.matrix(1, len) };
-    let pace = t.matrix_of(1, 4, DType::F32);
+    let scalars = t.matrix_of(1, 3, DType::F32);
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
@@ -406,7 +407,7 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         row(format!("zero {len}"), 10, b, move || be.zero(grad)),
         row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
         row(format!("adamw {len}"), 10, 7.0 * b, move || {
-            be.adamw(&rule, pace, grad, master, m, v, live)
+            be.adamw(&rule, scalars, grad, master, m, v, live)
         }),
     ]
 }

@@ -171,7 +171,7 @@ train: {{steps: 100}}",
     Ok(Measured {
         seconds: seconds[seconds.len() / 2],
         first,
-        memory: Bytes(engine.bill().total().0),
+        memory: Bytes(engine.memory_plan().total().0),
         parameters: model::parameters(&manifest.model) as f64,
     })
 }
@@ -179,16 +179,8 @@ train: {{steps: 100}}",
 fn random(shape: &Shape) -> Batch {
     let n = shape.samples * shape.seq;
     let draw = |i: usize| rng::below(1, i as u64, shape.vocab as u64) as i32;
-    Batch {
-        samples: shape.samples,
-        seq_len: shape.seq,
-        tokens: (0..n).map(draw).collect(),
-        targets: (1..=n).map(draw).collect(),
-        weights: vec![1.0 / n as f32; n],
-        positions: (0..n).map(|i| (i % shape.seq) as i32).collect(),
-        visible: Vec::new(),
-        ..Batch::default()
-    }
+    let tokens: Vec<i32> = (0..n + shape.samples).map(draw).collect();
+    Batch::causal(&tokens, shape.samples, 0, 1.0 / n as f32)
 }
 
 /// Tokens a second of the peer, if there is a Python with torch and the device.

@@ -86,7 +86,7 @@ template <class T, int W> __device__ void forward(const Attention& a) {
     float* v = k + TILE * (a.d + 1);
     Small& s = *reinterpret_cast<Small*>(v + TILE * (a.d + 1));
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int first = blockIdx.x * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const T* qkv = static_cast<const T*>(a.qkv);
     fill(q, qkv + head.qkv(0), head.qkv_stride(), first, a);
@@ -143,15 +143,15 @@ template <class T, int W> __device__ void forward(const Attention& a) {
         a.lse[head.place(query)] = s.maximum[threadIdx.x] + logf(s.sum[threadIdx.x]);
 }
 
-// along = Σ dy·y of each head: a warp each.
-template <class T> __device__ void along(const Attention& a) {
+// delta = Σ dy·y of each head: a warp each.
+template <class T> __device__ void delta_of(const Attention& a) {
     uint64_t i = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
     float sum = 0;
     if (i < a.rows * a.heads)
         for (uint32_t c = threadIdx.x % 32; c < a.d; c += 32)
             sum += widen(static_cast<const T*>(a.dy)[i * a.d + c]) * widen(static_cast<const T*>(a.y)[i * a.d + c]);
     sum = warp_sum(sum);
-    if (i < a.rows * a.heads && threadIdx.x % 32 == 0) a.along[i] = sum;
+    if (i < a.rows * a.heads && threadIdx.x % 32 == 0) a.delta[i] = sum;
 }
 
 struct Tiles {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void tile_slopes(const Head<T>& head, const Tiles& t,
                 float kept = head.kept(dropped, query + r, key + c);
                 float probability = expf(x - a.lse[head.place(query + r)]);
                 p = probability * kept;
-                dp = a.scale * probability * (slope[i][j] * kept - a.along[head.place(query + r)]);
+                dp = a.scale * probability * (slope[i][j] * kept - a.delta[head.place(query + r)]);
             }
             t.small.p[r][c] = p;
             t.small.dp[r][c] = dp;
@@ -190,7 +190,7 @@ template <class T, int W> __device__ void backward_kv(const Attention& a) {
     DYNAMIC_SHARED(shared);
     Tiles t(shared, a.d);
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int key = blockIdx.x * TILE;
     const T* qkv = static_cast<const T*>(a.qkv);
     fill(t.k, qkv + head.qkv(1), head.qkv_stride(), key, a);
@@ -217,7 +217,7 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
     DYNAMIC_SHARED(shared);
     Tiles t(shared, a.d);
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int query = blockIdx.x * TILE;
     const T* qkv = static_cast<const T*>(a.qkv);
     fill(t.q, qkv + head.qkv(0), head.qkv_stride(), query, a);
@@ -236,7 +236,7 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
     save(dq, static_cast<T*>(a.dqkv) + head.qkv(0), head.qkv_stride(), query, a);
 }
 
-KERNELS(attention_along, along<T>, Attention, 256)
+KERNELS(attention_delta, delta_of<T>, Attention, 256)
 // W: columns of a head for each thread, for widths up to 16·W.
 #define WIDTH(W)                                                                                   \
     KERNELS(attention_##W, (forward<T, W>), Attention, THREADS)                                    \

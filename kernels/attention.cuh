@@ -2,22 +2,6 @@
 #pragma once
 #include "common.cuh"
 
-struct Attention {
-    const void* qkv;   // [N, heads, 3, d]
-    void* y;           // [N, heads, d]
-    float* lse;        // [N, heads]
-    const void* dy;    // like y
-    float* along;      // [N, heads]  Σ dy·y
-    void* dqkv;        // like qkv
-    const int* ranges; // [N, 2], or null: causal
-    const float* slopes; // [heads], or null
-    uint64_t rows;     // N
-    uint32_t seq, heads, first_head, d;
-    float scale; // 1/√d
-    uint32_t unused;
-    Drop drop;
-};
-
 // One head of one sample. The grid is (tiles, heads, samples).
 template <class T> struct Head {
     const Attention& a;
@@ -47,7 +31,7 @@ template <class T> struct Head {
         start = start > 0 ? start : 0;
         return {start < end ? start : end, end};
     }
-    // What dropout multiplies a probability with; `first` is drop.first().
+    // What dropout multiplies a probability with; `first` is run_row(drop).
     __device__ __forceinline__ float kept(uint64_t first, uint32_t query, uint32_t key) const {
         if (a.drop.bound == 0) return 1;
         return drop_factor(a.drop, first + row + query, a.first_head + head, key);
@@ -59,7 +43,7 @@ struct Extent {
     int first, last, full_first, full_last;
 };
 
-// Fills sees[0 .. count] and tells the extent; all threads of the block call it. `extent` is shared.
+// Fills sees[0 .. count] and returns the extent; all threads of the block call it. `extent` is shared.
 template <class T>
 __device__ __forceinline__ Extent extent_of(const Head<T>& head, uint32_t query, int count, int2* sees, int* extent) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) sees[i] = head.sees(query + i);

@@ -35,7 +35,7 @@ struct Softmax {
             maximum[half] = top;
             sum[half] = fmaf(sum[half], shrink[half], total);
             if (head.a.drop.bound) {
-                uint32_t bits = dropped_keys<N>(head, head.a.drop.first(), query, column);
+                uint32_t bits = dropped_keys<N>(head, run_row(head.a.drop), query, column);
                 each_of<N>(s, half, [&](int at, float& x) { x = has(bits, at) ? 0.0f : x * head.a.drop.kept; });
             }
         }
@@ -172,7 +172,7 @@ template <int D> __device__ void forward_hopper(const AttentionHopper& arguments
     DYNAMIC_SHARED(shared);
     Forward<D> forward(shared);
     forward.init();
-    Head<bf16> head(arguments.a);
+    Head<bf16> head(arguments.attention);
     // The last tiles of a causal mask are the longest: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * Forward<D>::B;
     Extent extent = extent_of(head, first, Forward<D>::B, forward.seen, forward.bounds);

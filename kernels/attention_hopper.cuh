@@ -1,7 +1,7 @@
 // What the kernels of attention on Hopper share: tiles in shared memory and how they are copied,
 // multiplied and saved.
 //
-// A block is one producer warpgroup, that asks for tiles, and two that multiply them, each 64 rows.
+// A block is one producer warpgroup, that fetches tiles, and two that multiply them, each 64 rows.
 // Tiles come by TMA through tensor maps of qkv and dy, which also put zeros past the end of a sample;
 // two keep coming while two are used.
 //
@@ -11,11 +11,6 @@
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
-
-struct AttentionHopper {
-    TensorMap qkv, dy; // [d, 3·heads or heads, seq, samples], boxes of 64 positions
-    Attention a;
-};
 
 inline constexpr int GROUP = 128;     // threads of a warpgroup
 inline constexpr int MULTIPLIERS = 2; // warpgroups that multiply
@@ -56,7 +51,7 @@ template <int D, int ROWS> struct Tile {
         return descriptor(tile + row * ROW, PIECE_BYTES, 8 * ROW);
     }
 
-    // Asks for rows row .. row + ROWS of a part (q, k or v of a head; a head of dy), which are BYTES.
+    // Begins to copy rows row .. row + ROWS of a part (q, k or v of a head; a head of dy), which are BYTES.
     static __device__ __forceinline__ void fetch(char* tile, const TensorMap* map, uint64_t* barrier, int part, int row, int sample) {
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++)
@@ -90,7 +85,7 @@ template <int N, class Body> __device__ __forceinline__ void each_of(float (&s)[
 // drawn before any is used, since registers are what binds.
 template <int N>
 __device__ __forceinline__ uint32_t dropped_keys(const Head<bf16>& head, uint64_t dropped, int query, int column) {
-    const Drop& drop = head.a.drop;
+    const DropoutMask& drop = head.a.drop;
     uint32_t bits = 0;
 #pragma unroll 2
     for (int n = 0; n < N / 8; n++) {

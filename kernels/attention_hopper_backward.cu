@@ -12,8 +12,8 @@
 __device__ __forceinline__ bool taken(float p) { return __float_as_uint(p) >> 31; }
 
 // The slope of a score from its probability p and the slope of p, which dropout multiplied with `kept`.
-__device__ __forceinline__ float slope_of(float p, float dp, float kept, float along, float scale) {
-    return scale * p * fmaf(dp, kept, -along);
+__device__ __forceinline__ float slope_of(float p, float dp, float kept, float delta, float scale) {
+    return scale * p * fmaf(dp, kept, -delta);
 }
 
 // Of a block's own tiles, which come once, and of those that pass by, which come and are free again.
@@ -41,7 +41,7 @@ template <int D> struct BackwardKeys {
     // N queries, which come with what their keys need; lse in powers of two, infinite where a query sees
     // none. `all`: they see all the block's keys. `first` is negative where no more come.
     struct alignas(16) Queries {
-        float lse[N], along[N];
+        float lse[N], delta[N];
         int2 sees[N];
         int first, all;
     };
@@ -58,7 +58,7 @@ template <int D> struct BackwardKeys {
         barriers = reinterpret_cast<Barriers*>(queries + STAGES);
     }
 
-    // One warp: its first lane asks for tiles, all tell of the queries in them.
+    // One warp: its first lane fetches tiles, all write what is known of the queries in them.
     __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int key) {
         const Attention& a = head.a;
         int lane = threadIdx.x, part = 3 * head.head, sample = blockIdx.z, seq = a.seq;
@@ -87,7 +87,7 @@ template <int D> struct BackwardKeys {
                 int at = lane + 32 * i;
                 uint64_t place = head.place(query + at < seq ? query + at : 0);
                 to.lse[at] = sees[i].x < sees[i].y ? a.lse[place] * LOG2E : INFINITY;
-                to.along[at] = a.along[place];
+                to.delta[at] = a.delta[place];
                 to.sees[at] = sees[i];
             }
             if (lane == 0) {
@@ -128,7 +128,7 @@ template <int D> struct BackwardKeys {
                 });
             each_of<N>(s, half, [&](int at, float& x) { x = exp2_fast(fmaf(x, scale, -queries.lse[column + at])); });
             if (head.a.drop.bound) {
-                uint64_t dropped = head.a.drop.first();
+                uint64_t dropped = run_row(head.a.drop);
                 uint32_t bits = 0;
 #pragma unroll 2
                 for (int i = 0; i < N / 4; i++)
@@ -161,8 +161,8 @@ template <int D> struct BackwardKeys {
             ask_columns<D, N>(dv, left, dys);
             wgmma_wait<1>(dp);
             pack_some<N>(left_slope, [&](int n, int i) {
-                float along = passing.along[8 * n + threadIdx.x % 4 * 2 + i % 2];
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, along, a.scale);
+                float delta = passing.delta[8 * n + threadIdx.x % 4 * 2 + i % 2];
+                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta, a.scale);
             });
             ask_columns<D, N>(dk, left_slope, qs);
             wgmma_wait<0>(dv);
@@ -220,7 +220,7 @@ template <int D> struct BackwardQueries {
             mask<N>(head, s, half, query, column, all, seen[8 * half]);
             each_of<N>(s, half, [&](int, float& x) { x = exp2_fast(fmaf(x, scale, -lse[half])); });
             if (head.a.drop.bound) {
-                uint32_t bits = dropped_keys<N>(head, head.a.drop.first(), query, column);
+                uint32_t bits = dropped_keys<N>(head, run_row(head.a.drop), query, column);
                 each_of<N>(s, half, [&](int at, float& x) {
                     if (has(bits, at)) x = -x;
                 });
@@ -232,14 +232,14 @@ template <int D> struct BackwardQueries {
         const Attention& a = head.a;
         int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
         int own = 64 * group, row = own + thread / 32 * 16 + thread % 32 / 4;
-        float lse[2], along[2];
+        float lse[2], delta[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t query = first + row + 8 * half;
             uint64_t place = head.place(query < a.seq ? query : 0);
             int2 sees = seen[row + 8 * half];
             lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // whose all are masked
-            along[half] = a.along[place];
+            delta[half] = a.delta[place];
         }
         float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];
         uint32_t left[N / 16][4];
@@ -256,7 +256,7 @@ template <int D> struct BackwardQueries {
             probabilities(head, s, lse, seen + row, first + row, key, all);
             wgmma_wait<0>(dp);
             pack_some<N>(left, [&](int n, int i) {
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, along[i / 2], a.scale);
+                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta[i / 2], a.scale);
             });
             ask_columns<D, N>(dq, left, ks);
             wgmma_wait<0>(dq);
@@ -272,7 +272,7 @@ template <int D> __device__ void backward_kv_hopper(const AttentionHopper& argum
     DYNAMIC_SHARED(shared);
     BackwardKeys<D> backward(shared);
     backward.barriers->init();
-    Head<bf16> head(arguments.a);
+    Head<bf16> head(arguments.attention);
     int key = blockIdx.x * BackwardKeys<D>::B;
     if (threadIdx.x < GROUP) {
         registers_release<PRODUCER_REGISTERS>();
@@ -289,7 +289,7 @@ template <int D> __device__ void backward_q_hopper(const AttentionHopper& argume
     DYNAMIC_SHARED(shared);
     BackwardQueries<D> backward(shared);
     backward.barriers->init();
-    Head<bf16> head(arguments.a);
+    Head<bf16> head(arguments.attention);
     int first = (gridDim.x - 1 - blockIdx.x) * BackwardQueries<D>::B;
     Extent extent = extent_of(head, first, BackwardQueries<D>::B, backward.seen, backward.bounds);
     if (threadIdx.x < GROUP) {

@@ -16,10 +16,10 @@
 // few hundred on.
 //
 // In f16, with a loss scale L: what is rounded on the way are probabilities, at most 1 / (1 − dropout),
-// and slopes of scores, L times their own size like dy. A slope is p·(dp − along) / √d with |dp| up to
+// and slopes of scores, L times their own size like dy. A slope is p·(dp − delta) / √d with |dp| up to
 // |dy|·|v|, divided before it is rounded, so it passes 65504 only where dy has come within |v| / √d of
 // that; then it is infinite, dq and dk are not finite, and the step is skipped as for any overflow.
-// Scores, dp, along, lse and all sums are f32 and have its range.
+// Scores, dp, delta, lse and all sums are f32 and have its range.
 #include "attention.cuh"
 
 constexpr int WARPS = 4;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void save(const float (&x)[D / 8][4], T* shared, T* t
 // The two factors of keys `key`, `key` + 1 (even).
 template <class T>
 __device__ __forceinline__ void kept_pair(const Head<T>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
-    const Drop& drop = head.a.drop;
+    const DropoutMask& drop = head.a.drop;
     uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
     uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
     kept[0] = low < drop.bound ? 0.0f : drop.kept;
@@ -190,7 +190,7 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     int2* seen = reinterpret_cast<int2*>(v + N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, stride = head.qkv_stride();
     // The last tiles of a causal mask are the longest: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * B;
@@ -251,14 +251,14 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
 }
 
 // From a product and the slope of its probability: p (dropped) and the slope of the product.
-__device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp, bool seen, float bias, float lse, float along, float kept) {
+__device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp, bool seen, float bias, float lse, float delta, float kept) {
     float p = seen ? exp2_fast(fmaf(s, a.scale * LOG2E, bias) - lse) : 0.0f;
     s = p * kept;
-    dp = seen ? a.scale * p * (dp * kept - along) : 0.0f;
+    dp = seen ? a.scale * p * (dp * kept - delta) : 0.0f;
 }
 
 struct Row {
-    float lse, along; // lse in powers of two
+    float lse, delta; // lse in powers of two
     int2 sees;
 };
 
@@ -273,7 +273,7 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     int2* seen = reinterpret_cast<int2*>(rows + Q);
     int* bounds = reinterpret_cast<int*>(seen + Q);
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
     const T* qkv = static_cast<const T*>(a.qkv);
     const T* dys = static_cast<const T*>(a.dy) + head.out();
@@ -296,7 +296,7 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
         if (threadIdx.x < Q) {
             int i = query + threadIdx.x;
             uint64_t place = head.place(i < seq ? i : 0);
-            rows[threadIdx.x] = {a.lse[place] * LOG2E, a.along[place], seen[threadIdx.x]};
+            rows[threadIdx.x] = {a.lse[place] * LOG2E, a.delta[place], seen[threadIdx.x]};
         }
         copy_wait<1>();
         __syncthreads();
@@ -315,7 +315,7 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
                     float bias = head.slope * LOG2E * (here - query - place);
                     bool sees = here >= row.sees.x && here < row.sees.y;
                     float &own_s = s[i / 4][n][i % 4], &own_dp = dp[i / 4][n][i % 4];
-                    slope_of(a, own_s, own_dp, sees, bias, row.lse, row.along, kept);
+                    slope_of(a, own_s, own_dp, sees, bias, row.lse, row.delta, kept);
                 }
             multiply_columns<D, M, Q>(dv, s, ds);
             multiply_columns<D, M, Q>(dk, dp, qs);
@@ -343,7 +343,7 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     int2* seen = reinterpret_cast<int2*>(v + 2 * N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<T> head(a);
-    uint64_t dropped = a.drop.first();
+    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, first = (gridDim.x - 1 - blockIdx.x) * B, stride = head.qkv_stride();
     const T* qkv = static_cast<const T*>(a.qkv);
     fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq, d);
@@ -361,13 +361,13 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     int own = 16 * M * (threadIdx.x / 32);
     int row = own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     // Of rows row + 8·j.
-    float lse[2 * M], along[2 * M], dq[M][D / 8][4] = {};
+    float lse[2 * M], delta[2 * M], dq[M][D / 8][4] = {};
 #pragma unroll
     for (int j = 0; j < 2 * M; j++) {
         int query = first + row + 8 * j;
         uint64_t place = head.place(query < seq ? query : 0);
         lse[j] = a.lse[place] * LOG2E;
-        along[j] = a.along[place];
+        delta[j] = a.delta[place];
     }
     for (int stage = 0; key < extent.last; key += N, stage ^= 1) {
         fetch_keys(key + N, stage ^ 1);
@@ -390,7 +390,7 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
                     bool visible = here + i >= sees.x && here + i < sees.y;
                     float bias = head.slope * LOG2E * (here + i - query);
                     float &own_s = s[j / 2][n][j % 2 * 2 + i], &own_dp = dp[j / 2][n][j % 2 * 2 + i];
-                    slope_of(a, own_s, own_dp, visible, bias, lse[j], along[j], kept[i]);
+                    slope_of(a, own_s, own_dp, visible, bias, lse[j], delta[j], kept[i]);
                 }
             }
         }

@@ -2,8 +2,8 @@
 //
 // Kernels compute in f32 and are templates over the dtype T of activations. KERNELS(name, body,
 // arguments, threads) exports one for each dtype, KERNEL the one that has no dtype. Each takes one
-// struct by value, which the backend repeats field by field. Where rows are multiples of 16 bytes
-// (`vector`), threads move 16 bytes at a time.
+// struct of args.cuh by value. Where rows are multiples of 16 bytes (`vector`), threads move 16 bytes
+// at a time.
 #pragma once
 
 #ifdef SOFTGPU
@@ -11,6 +11,7 @@
 #else
 #include "device.cuh"
 #endif
+#include "args.cuh"
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -84,6 +85,16 @@ template <class T, int V> __device__ __forceinline__ void put(T* to, float (&x)[
     store(to, x);
 }
 
+// x += elements col .. col + V of a bias, if there is one.
+template <class T, int V>
+__device__ __forceinline__ void add_bias(const T* bias, uint32_t col, float (&x)[V]) {
+    if (!bias) return;
+    float values[V];
+    load(bias + col, values);
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] += values[i];
+}
+
 template <class N> __device__ __forceinline__ N warp_sum(N x) {
 #pragma unroll
     for (int with = 16; with > 0; with /= 2) x += __shfl_xor_sync(~0u, x, with);
@@ -119,22 +130,10 @@ __device__ __forceinline__ float block_max(float x) {
     return x;
 }
 
-// Dropout as the `Dropout` of device/backend.rs defines it.
-struct Drop {
-    uint64_t key;
-    const int64_t* first_sample;
-    uint64_t seq;
-    uint64_t first_row;
-    // A word below this drops its element; 0: nothing is dropped.
-    uint32_t bound;
-    // What kept elements are multiplied with.
-    float kept;
-
-    // Row of the whole run at which the tensor starts.
-    __device__ __forceinline__ uint64_t first() const {
-        return bound ? (uint64_t)*first_sample * seq + first_row : 0;
-    }
-};
+// Row of the whole run at which the tensor starts.
+__device__ __forceinline__ uint64_t run_row(const DropoutMask& drop) {
+    return drop.bound ? (uint64_t)*drop.first_sample * drop.seq + drop.first_row : 0;
+}
 
 // Philox 4x32-10 (Salmon et al., SC 2011) of the counter row << 64 | head << 32 | quad.
 __device__ __forceinline__ uint4 philox(uint64_t key, uint64_t row, uint32_t head, uint32_t quad) {
@@ -155,7 +154,7 @@ __device__ __forceinline__ uint4 philox(uint64_t key, uint64_t row, uint32_t hea
 }
 
 // The factor of one element; `row` counts from the start of the run.
-__device__ __forceinline__ float drop_factor(const Drop& drop, uint64_t row, uint32_t head, uint32_t col) {
+__device__ __forceinline__ float drop_factor(const DropoutMask& drop, uint64_t row, uint32_t head, uint32_t col) {
     uint4 words = philox(drop.key, row, head, col / 4);
     uint32_t which = col % 4;
     uint32_t word = which == 0 ? words.x : which == 1 ? words.y : which == 2 ? words.z : words.w;
@@ -164,7 +163,7 @@ __device__ __forceinline__ float drop_factor(const Drop& drop, uint64_t row, uin
 
 // x *= factors of elements col .. col + V.
 template <int V>
-__device__ __forceinline__ void apply(const Drop& drop, uint64_t row, uint32_t col, float (&x)[V]) {
+__device__ __forceinline__ void apply(const DropoutMask& drop, uint64_t row, uint32_t col, float (&x)[V]) {
     if (drop.bound == 0) return;
     if constexpr (V == 1) {
         x[0] *= drop_factor(drop, row, 0, col);

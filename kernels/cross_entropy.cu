@@ -4,21 +4,6 @@
 // along), the losses alone nothing, with the gradient 2s.
 #include "common.cuh"
 
-struct CrossEntropy {
-    void* logits;
-    const int* targets;
-    const float* weights; // not for the stats
-    float* stats;         // [shares·rows, 3]
-    float* losses;        // null for the stats
-    const float* scale;   // of the gradient; null where logits are not to be overwritten by theirs
-    int64_t first;
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t own;       // columns that are entries of the vocabulary
-    uint32_t shares;    // not for the stats
-    uint32_t vector;
-};
-
 // Column of the row's target, or -1 where this share does not have it.
 __device__ __forceinline__ int64_t place_of(const CrossEntropy& a, uint64_t row) {
     int64_t place = a.targets[row] - a.first;

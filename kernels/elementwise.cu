@@ -5,13 +5,6 @@
 // column sums s. Everything else (bias, partial sums of a few hundred rows each) stays in the cache.
 #include "common.cuh"
 
-struct Copy {
-    const void* x;
-    void* y;
-    uint64_t numel;
-    uint32_t add, vector;
-};
-
 template <class X, class Y, int V> __device__ void copy_by(const Copy& a) {
     each<V>(a.numel, [&](uint64_t at) {
         float x[V];
@@ -29,17 +22,8 @@ KERNELS(copy_f32, (copy<float, T>), Copy, 256)
 KERNELS(copy_bf16, (copy<bf16, T>), Copy, 256)
 KERNELS(copy_f16, (copy<f16, T>), Copy, 256)
 
-struct Dropout {
-    const void* x;
-    void* y;
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t add, vector;
-    Drop drop;
-};
-
 template <class T, int V> __device__ void dropout_by(const Dropout& a) {
-    uint64_t first = a.drop.first();
+    uint64_t first = run_row(a.drop);
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         float x[V];
         load(static_cast<const T*>(a.x) + row * a.cols + col, x);
@@ -55,27 +39,14 @@ template <class T> __device__ void dropout(const Dropout& a) {
 KERNELS(dropout, dropout<T>, Dropout, 256)
 
 // y = x + dropout(branch + bias)
-struct Residual {
-    const void* x;
-    const void* branch;
-    const void* bias;
-    void* y;
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t vector;
-    Drop drop;
-};
-
 template <class T, int V> __device__ void residual_by(const Residual& a) {
-    uint64_t first = a.drop.first();
+    uint64_t first = run_row(a.drop);
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         uint64_t at = row * a.cols + col;
-        float x[V], sum[V], bias[V];
+        float x[V], sum[V];
         load(static_cast<const T*>(a.x) + at, x);
         load(static_cast<const T*>(a.branch) + at, sum);
-        load(static_cast<const T*>(a.bias) + col, bias);
-#pragma unroll
-        for (int i = 0; i < V; i++) sum[i] += bias[i];
+        add_bias(static_cast<const T*>(a.bias), col, sum);
         apply(a.drop, first + row, col, sum);
 #pragma unroll
         for (int i = 0; i < V; i++) sum[i] += x[i];
@@ -91,22 +62,11 @@ KERNELS(residual, residual<T>, Residual, 256)
 
 // Sums of columns over `chunk` rows for each block in y: parts [chunks, cols]. With `to`, what is
 // summed is dropout(x), stored there first.
-struct ColumnParts {
-    const void* x;
-    void* to;
-    float* parts;
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t chunk;
-    uint32_t vector;
-    Drop drop;
-};
-
 constexpr int SUM_ROWS = 8;
 
 template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) {
     __shared__ float shared[SUM_ROWS][32 * V];
-    uint64_t first = a.to ? a.drop.first() : 0;
+    uint64_t first = a.to ? run_row(a.drop) : 0;
     uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V;
     float sums[V] = {};
     if (col < a.cols) {
@@ -145,16 +105,6 @@ template <class T> __device__ void column_parts(const ColumnParts& a) {
 KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
 // out (+)= Σ over parts, which lie `stride` apart.
-struct ColumnSums {
-    const float* parts;
-    float* out;
-    uint64_t stride;
-    uint32_t count;
-    uint32_t cols;
-    uint32_t add;
-    uint32_t unused;
-};
-
 __device__ void sum_columns(const ColumnSums& a) {
     __shared__ float shared[SUM_ROWS][32];
     uint32_t col = blockIdx.x * 32 + threadIdx.x;

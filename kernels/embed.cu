@@ -5,18 +5,6 @@
 // which reads each id once for each block of 256 ids: from the cache.
 #include "common.cuh"
 
-struct Embed {
-    const int* ids;
-    const void* table;
-    void* y;
-    uint64_t count;
-    int64_t first;
-    int64_t table_rows;
-    uint32_t cols;
-    uint32_t add, vector;
-    uint32_t unused;
-};
-
 template <class T, int V> __device__ void embed_by(const Embed& a) {
     each_piece<V>(a.count, a.cols, [&](uint64_t i, uint32_t col) {
         int64_t row = a.ids[i] - a.first;
@@ -33,14 +21,6 @@ template <class T> __device__ void embed(const Embed& a) {
 KERNELS(embed, embed<T>, Embed, 256)
 
 // next[i]: the next place with the same id, or -1. first[i]: whether none before has it.
-struct EmbedChain {
-    const int* ids;
-    int* next;
-    int* first;
-    uint32_t count;
-    uint32_t unused;
-};
-
 __device__ void chain(const EmbedChain& a) {
     __shared__ int tile[256];
     int i = blockIdx.x * 256 + threadIdx.x, count = a.count;
@@ -67,23 +47,10 @@ __device__ void chain(const EmbedChain& a) {
 KERNEL(embed_chain, chain, EmbedChain, 256)
 
 // The first place of each id walks its chain: dtable[id] += dy[i], in the order of i.
-struct EmbedBackward {
-    const void* dy;
-    const int* ids;
-    const int* next;
-    const int* first_place;
-    float* dtable;
-    uint64_t count;
-    int64_t first;
-    int64_t table_rows;
-    uint32_t cols;
-    uint32_t vector;
-};
-
 template <class T, int V> __device__ void embed_backward_by(const EmbedBackward& a) {
     each_piece<V>(a.count, a.cols, [&](uint64_t i, uint32_t col) {
         int64_t row = a.ids[i] - a.first;
-        if (!a.first_place[i] || row < 0 || row >= a.table_rows) return;
+        if (!a.first_position[i] || row < 0 || row >= a.table_rows) return;
         float sum[V];
         load(a.dtable + row * a.cols + col, sum);
         for (int at = (int)i; at >= 0;) {

@@ -22,13 +22,6 @@ template <bool EXACT> __device__ __forceinline__ float slope_of(float x) {
     return fmaf(x * slope * s, 1.0f - s, s);
 }
 
-struct Gelu {
-    const void* x;
-    void* y;
-    uint64_t numel;
-    uint32_t add, vector;
-};
-
 template <class T, bool EXACT, int V> __device__ void gelu_by(const Gelu& a) {
     each<V>(a.numel, [&](uint64_t at) {
         float x[V];
@@ -66,14 +59,6 @@ KERNELS(gelu_backward_tanh, (gelu_backward<T, false>), Gelu, 256)
 KERNELS(gelu_backward_exact, (gelu_backward<T, true>), Gelu, 256)
 
 // x = bias in every row.
-struct BiasRows {
-    const void* bias;
-    void* x;
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t vector;
-};
-
 template <class T, int V> __device__ void bias_rows_by(const BiasRows& a) {
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         float bias[V];

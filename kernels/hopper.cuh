@@ -1,6 +1,6 @@
 // Instructions of Hopper (sm_90a): tiles copied by the tensor memory accelerator (TMA) through
-// tensor maps, barriers that count its bytes, products of a warpgroup (128 threads) that run beside
-// it (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg). tests/softgpu/hopper.h has the
+// tensor maps, barriers that count its bytes, products of a warpgroup (128 threads) that run while
+// it goes on (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg). tests/softgpu/hopper.h has the
 // same names.
 #pragma once
 #include "common.cuh"
@@ -12,11 +12,6 @@
 #ifdef SOFTGPU
 #include "hopper.h"
 #else
-
-// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
-struct alignas(64) TensorMap {
-    uint64_t opaque[16];
-};
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

@@ -8,18 +8,6 @@
 // scale and shift of its columns over all rows of the block without asking another.
 #include "common.cuh"
 
-struct LayerNorm {
-    const void* x;
-    const void* scale;
-    const void* shift;
-    void* y;
-    float* stats; // [rows, 2]
-    uint64_t rows;
-    uint32_t cols;
-    float eps;
-    uint32_t add, vector;
-};
-
 // Normalises the row that a warp has kept, each lane its columns, with the sum of these.
 template <class T, int V, class A>
 __device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T* to, bool add) {
@@ -71,37 +59,19 @@ template <class T> __device__ void layernorm(const LayerNorm& a) {
 KERNELS(layernorm, layernorm<T>, LayerNorm, 256)
 
 // y = x + dropout(branch + bias), h = layernorm(y).
-struct ResidualNorm {
-    const void* x;
-    const void* branch;
-    const void* bias;
-    void* y;
-    const void* scale;
-    const void* shift;
-    void* h;
-    float* stats;
-    uint64_t rows;
-    uint32_t cols;
-    float eps;
-    uint32_t vector;
-    Drop drop;
-};
-
 template <class T, int V> __device__ void residual_norm_by(const ResidualNorm& a) {
     DYNAMIC_SHARED(shared);
     T* kept = reinterpret_cast<T*>(shared) + (uint64_t)threadIdx.y * a.cols;
     uint64_t row = (uint64_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= a.rows) return;
-    uint64_t place = a.drop.first() + row;
+    uint64_t place = run_row(a.drop) + row;
     float sum = 0;
     for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
         uint64_t at = row * a.cols + col;
-        float x[V], y[V], bias[V];
+        float x[V], y[V];
         load(static_cast<const T*>(a.x) + at, x);
         load(static_cast<const T*>(a.branch) + at, y);
-        load(static_cast<const T*>(a.bias) + col, bias);
-#pragma unroll
-        for (int i = 0; i < V; i++) y[i] += bias[i];
+        add_bias(static_cast<const T*>(a.bias), col, y);
         apply(a.drop, place, col, y);
 #pragma unroll
         for (int i = 0; i < V; i++) y[i] += x[i];
@@ -120,34 +90,15 @@ template <class T> __device__ void residual_norm(const ResidualNorm& a) {
 }
 KERNELS(residual_norm, residual_norm<T>, ResidualNorm, 256)
 
-struct LayerNormBackward {
-    const void* dy;
-    const void* x;
-    const float* stats;
-    const void* scale;
-    void* dx;
-    float* parts; // [blocks, 2, cols]: of dscale and of dshift; with a residual, third, of dbias
-    uint64_t rows;
-    uint32_t cols;
-    uint32_t chunk; // rows of a block
-    uint32_t add, unused;
-};
-
-// And then from dx to the branch of the residual before the norm.
-struct NormResidualBackward {
-    LayerNormBackward norm;
-    void* dbranch; // null: it is dx, and nothing is dropped
-    Drop drop;
-};
-
+// With RESIDUAL, also the way back from dx to the branch of the residual before the norm.
 // Thread t holds columns (t + k·threads)·V .. + V for k < K.
 template <class T, int V, int K, bool RESIDUAL>
-__device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch, const Drop& drop) {
+__device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch, const DropoutMask& drop) {
     DYNAMIC_SHARED(shared);
     float* dscale = reinterpret_cast<float*>(shared);
     float* dshift = dscale + a.cols;
     float* dbias = dshift + a.cols;
-    uint64_t first = RESIDUAL && dbranch ? drop.first() : 0;
+    uint64_t first = RESIDUAL && dbranch ? run_row(drop) : 0;
     uint32_t columns[K];
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -227,7 +178,7 @@ __device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch,
 }
 
 template <class T, int V, int K> __device__ void layernorm_backward(const LayerNormBackward& a) {
-    layernorm_backward_by<T, V, K, false>(a, nullptr, Drop());
+    layernorm_backward_by<T, V, K, false>(a, nullptr, DropoutMask());
 }
 template <class T, int V, int K> __device__ void norm_residual_backward(const NormResidualBackward& a) {
     layernorm_backward_by<T, V, K, true>(a.norm, a.dbranch, a.drop);

@@ -8,13 +8,6 @@
 // Most partial sums of a tensor; before them lies how many there are.
 constexpr int SUM_PARTS = 256;
 
-struct SumParts {
-    const void* x;
-    double* parts;
-    uint64_t numel;
-    uint32_t square, vector;
-};
-
 template <class T, int V> __device__ double sum_by(const SumParts& a) {
     double sum = 0;
     each<V>(a.numel, [&](uint64_t at) {
@@ -36,12 +29,6 @@ template <class T> __device__ void sum_parts(const SumParts& a) {
 }
 KERNELS(sum_parts, sum_parts<T>, SumParts, 256)
 
-struct SumFinish {
-    const double* parts; // [tensors, 1 + SUM_PARTS]
-    float* out;
-    uint32_t add, unused;
-};
-
 __device__ void finish_sum(const SumFinish& a) {
     const double* parts = a.parts + (uint64_t)blockIdx.x * (1 + SUM_PARTS);
     double sum = threadIdx.x < parts[0] ? parts[1 + threadIdx.x] : 0.0;
@@ -52,18 +39,9 @@ KERNEL(sum_finish, finish_sum, SumFinish, 256)
 
 // A digest of the bits: Σ over elements of `digest_term` of device/backend.rs, modulo 2^64, so that
 // the order does not matter. Bytes moved for each element: its own.
-struct DigestParts {
-    const void* x;
-    uint64_t* parts;
-    uint64_t numel;
-    uint32_t vector, unused;
-};
-
 __device__ __forceinline__ uint64_t digest_term(uint64_t at, uint32_t bits) {
-    uint64_t x = at * 0x9e3779b97f4a7c15u ^ ((uint64_t)bits + 1) * 0xd6e8feb86659fd93u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    uint64_t x = (bits ^ (at + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
+    return x ^ (x >> 32);
 }
 
 template <class Bits> __device__ void digest_parts(const DigestParts& a) {
@@ -88,12 +66,6 @@ KERNEL(digest_parts_f32, (digest_parts<uint32_t>), DigestParts, 256)
 KERNEL(digest_parts_bf16, (digest_parts<uint16_t>), DigestParts, 256)
 KERNEL(digest_parts_f16, (digest_parts<uint16_t>), DigestParts, 256)
 
-struct DigestFinish {
-    const uint64_t* parts;
-    uint64_t* out;
-    uint64_t count;
-};
-
 __device__ void finish_digest(const DigestFinish& a) {
     uint64_t sum = 0;
     for (uint64_t i = threadIdx.x; i < a.count; i += blockDim.x) sum += a.parts[i];
@@ -101,14 +73,6 @@ __device__ void finish_digest(const DigestFinish& a) {
     if (threadIdx.x == 0) *a.out = sum;
 }
 KERNEL(digest_finish, finish_digest, DigestFinish, 256)
-
-struct Clip {
-    const float* sums;
-    const float* scale; // of the gradients that were squared
-    float* out;         // norm, factor
-    uint32_t count;
-    float max_norm;
-};
 
 __device__ void clip_by_norm(const Clip& a) {
     double sum = 0;
@@ -123,27 +87,17 @@ __device__ void clip_by_norm(const Clip& a) {
 }
 KERNEL(clip, clip_by_norm, Clip, 32)
 
-// What follows from a step's factor, by one thread: no step waits for the host to decide.
-struct Pace {
-    float* pace; // factor; lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ); 0 updated, 1 skipped, 2 stuck
-    float* scale;
-    int64_t* counts; // updates in a row, overflows left, updates, skipped, stuck
-    int64_t window, hysteresis;
-    float growth, min;
-    float lr, beta1, beta2;
-    uint32_t unused;
-};
-
-__device__ void decide(const Pace& a) {
+// Advances the loss scaler, by one thread: no step waits for the host to decide.
+__device__ void step_loss_scale(const LossScaleStep& a) {
     int64_t &row = a.counts[0], &left = a.counts[1], &updates = a.counts[2];
     int64_t &skipped = a.counts[3], &stuck = a.counts[4];
     float scale = *a.scale;
     if (stuck) {
-        a.pace[0] = NAN;
-        a.pace[3] = 2.0f;
+        *a.factor = NAN;
+        *a.status = 2.0f;
         return;
     }
-    bool overflow = a.pace[0] != a.pace[0];
+    bool overflow = *a.factor != *a.factor;
     if (overflow) {
         row = 0;
         left -= 1;
@@ -161,29 +115,21 @@ __device__ void decide(const Pace& a) {
             scale *= a.growth;
         }
     }
-    a.pace[1] = (float)(a.lr / (1.0 - pow((double)a.beta1, (double)updates)));
-    a.pace[2] = (float)(1.0 / sqrt(1.0 - pow((double)a.beta2, (double)updates)));
-    a.pace[3] = (float)(overflow + stuck);
+    *a.status = (float)(overflow + stuck);
     *a.scale = scale;
 }
-KERNEL(pace, decide, Pace, 1)
+KERNEL(loss_scale_step, step_loss_scale, LossScaleStep, 1)
 
-struct AdamW {
-    const void* grad;
-    float* master;
-    float* m;
-    float* v;
-    void* live; // null where it is the master
-    const float* pace; // factor, lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)
-    uint64_t numel;
-    float keep;    // 1 − lr·weight_decay
-    float beta1, beta2;
-    float eps;
-    uint32_t vector;
-};
+// AdamW's bias corrections at an update, by one thread.
+__device__ void adam_corrections(const AdamScalars& a) {
+    double updates = (double)*a.updates;
+    a.out[0] = (float)(a.lr / (1.0 - pow((double)a.beta1, updates)));
+    a.out[1] = (float)(1.0 / sqrt(1.0 - pow((double)a.beta2, updates)));
+}
+KERNEL(adam_scalars, adam_corrections, AdamScalars, 1)
 
 template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, float factor) {
-    float step = a.pace[1], rescale = a.pace[2];
+    float step = a.scalars[1], rescale = a.scalars[2];
     each<V>(a.numel, [&](uint64_t at) {
         float g[V], w[V], m[V], v[V];
         load(static_cast<const G*>(a.grad) + at, g);
@@ -205,12 +151,12 @@ template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, floa
 }
 
 template <class G, class L> __device__ void adamw(const AdamW& a) {
-    float factor = a.pace[0];
+    float factor = a.scalars[0];
     if (factor != factor) return; // NaN skips the update
     if (a.vector) adamw_by<G, L, sizeof(G) == 4 && sizeof(L) == 4 ? 4 : 8>(a, factor);
     else adamw_by<G, L, 1>(a, factor);
 }
-// A run has one dtype beside f32.
+// A run has f32 and one other dtype.
 KERNELS(adamw_f32, (adamw<float, T>), AdamW, 256)
 KERNEL(adamw_bf16_f32, (adamw<bf16, float>), AdamW, 256)
 KERNEL(adamw_bf16_bf16, (adamw<bf16, bf16>), AdamW, 256)

@@ -1,6 +1,6 @@
 //! gptrain: pretrains GPT models, from a laptop's CPU to a GPU cluster.
 //!
-//! The rooms, ground floor first. Imports point down (`tests/tidy.rs` holds them to it):
+//! The rooms, ground floor first. Imports point down (`tests/tidy` holds them to it):
 //! each room may use only rooms listed above it.
 
 /// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.

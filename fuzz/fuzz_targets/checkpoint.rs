@@ -2,7 +2,6 @@
 #![no_main]
 
 use gptrain::checkpoint::Index;
-use gptrain::engine::Moment;
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -13,10 +12,10 @@ fuzz_target!(|text: &str| {
     let digest = xxh3_128(body.as_bytes());
     let Ok(index) = Index::parse(&format!("{body}{digest:032x}\"\n}}\n")) else { return };
     for tensor in &index.tensors {
-        let [rows, cols] = tensor.matrix().expect("checked");
-        for moment in Moment::ALL {
-            let pieces = &tensor.kept(moment).pieces;
-            let held: usize = pieces.iter().map(|piece| piece.size[0] * piece.size[1]).sum();
+        for (_, state) in tensor.saved() {
+            let [rows, cols] = tensor.shape_of(state).expect("checked");
+            let pieces = state.pieces.iter().flatten();
+            let held: usize = pieces.map(|piece| piece.slice.numel()).sum();
             assert_eq!(held, rows * cols);
         }
     }

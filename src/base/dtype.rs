@@ -1,33 +1,34 @@
 //! Element types of tensors.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     F32,
     BF16,
     F16,
+    U8,
     I32,
     I64,
 }
 
 impl DType {
-    pub const ALL: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64];
+    /// In the order in which messages between ranks number them.
+    pub const ALL: [DType; 6] =
+        [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64, DType::U8];
 
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
+            DType::U8 => 1,
             DType::BF16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
             DType::I64 => 8,
         }
-    }
-
-    /// The type of this name.
-    pub fn named(name: &str) -> Option<DType> {
-        DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)
     }
 
     /// The bits of values rounded to this type; none where it has not 16 bits.
@@ -35,7 +36,21 @@ impl DType {
         match self {
             DType::BF16 => Some(values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect()),
             DType::F16 => Some(values.iter().map(|v| f16::from_f32(*v).to_bits()).collect()),
-            DType::F32 | DType::I32 | DType::I64 => None,
+            DType::F32 | DType::U8 | DType::I32 | DType::I64 => None,
+        }
+    }
+
+    /// Values as they lie in memory, as f32.
+    pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        match self {
+            DType::F32 => words.map(f32::from_le_bytes).collect(),
+            DType::BF16 => halves.map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+            DType::F16 => halves.map(|bits| f16::from_bits(bits).to_f32()).collect(),
+            DType::U8 => bytes.iter().map(|byte| f32::from(*byte)).collect(),
+            DType::I32 => words.map(|word| i32::from_le_bytes(word) as f32).collect(),
+            DType::I64 => panic!("i64 as f32"),
         }
     }
 }
@@ -46,6 +61,7 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::BF16 => "bf16",
             DType::F16 => "f16",
+            DType::U8 => "u8",
             DType::I32 => "i32",
             DType::I64 => "i64",
         })

@@ -1,15 +1,23 @@
 //! Words everybody speaks. Knows nothing of training.
 
+mod choices;
 mod dtype;
+mod heads;
 mod json;
 mod problems;
 pub mod rng;
+pub mod svg;
 mod units;
+mod worker;
 
+pub use choices::Gelu;
+pub(crate) use choices::choices;
 pub use dtype::DType;
+pub use heads::{Heads, Qkv};
 pub use json::null_is_nan;
 pub use problems::{Problem, Problems};
 pub use units::{Bytes, Count, Seconds};
+pub use worker::{Worker, in_order};
 
 /// n / d where d is relied on to divide n.
 pub fn div_exact(n: usize, d: usize) -> usize {

@@ -40,6 +40,17 @@ impl Problems {
         self.list.push(Problem { place: place.into(), what: what.into(), remedy: remedy.into() });
     }
 
+    /// Takes the mistakes of a result into the list; other errors are returned at once.
+    pub fn collect<T>(&mut self, result: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                self.list.extend(error.downcast::<Problems>()?.list);
+                Ok(None)
+            }
+        }
+    }
+
     /// `value` if nothing was found wrong, else all that was.
     pub fn or<T>(self, value: T) -> Result<T, Problems> {
         if self.list.is_empty() { Ok(value) } else { Err(self) }

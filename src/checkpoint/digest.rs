@@ -2,6 +2,8 @@
 //! of a tensor are hashed by place, so that the digest does not depend on who holds which part.
 
 use crate::base::DType;
+use crate::device::digest_term;
+use crate::engine::TensorSlice;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
@@ -19,26 +21,30 @@ impl Digest {
         Digest(xxh3_64(bytes))
     }
 
-    /// Of values, the first of which is number `first` of the whole tensor. Digests of the parts of
-    /// a tensor add up to that of the whole: each value is mixed with its number, and the results
-    /// are summed (mod 2⁶⁴), so a changed, moved or missing value changes the sum.
-    pub fn of_values(first: u64, values: Values) -> Digest {
-        match values {
-            Values::F32(values) => Digest(sum(first, values.iter().map(|v| v.to_bits()))),
-            Values::Bf16(values) | Values::F16(values) => {
-                Digest(sum(first, values.iter().map(|v| u32::from(*v))))
-            }
-        }
+    /// Of values as they lie in memory, of the same size, the first of which is number `first` of the
+    /// whole tensor. Digests of the parts of a tensor add up to that of the whole: each value is mixed
+    /// with its number, and the results are summed (mod 2⁶⁴), so a changed, moved or missing value
+    /// changes the sum.
+    pub fn of_values(first: u64, dtype: DType, bytes: &[u8]) -> Digest {
+        let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]).into();
+        let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        Digest(match dtype.size() {
+            1 => sum(first, bytes.iter().map(|byte| u32::from(*byte))),
+            2 => sum(first, bytes.chunks_exact(2).map(two)),
+            4 => sum(first, bytes.chunks_exact(4).map(four)),
+            _ => panic!("no state is of {dtype}"),
+        })
     }
 
-    /// Of a rectangle of a matrix [_, cols], its values row by row, its corner at `at`.
-    pub fn of_rectangle(cols: usize, at: [usize; 2], width: usize, values: Values) -> Digest {
-        let first = |row: usize| ((at[0] + row) * cols + at[1]) as u64;
+    /// Of a rectangle of a matrix [_, cols], its values row by row.
+    pub fn of_slice(cols: usize, slice: &TensorSlice, dtype: DType, bytes: &[u8]) -> Digest {
+        let first = |row: usize| ((slice.at[0] + row) * cols + slice.at[1]) as u64;
+        let width = slice.size[1];
         if width == cols {
-            return Digest::of_values(first(0), values);
+            return Digest::of_values(first(0), dtype, bytes);
         }
-        let rows = (0..values.len() / width.max(1))
-            .map(|row| Digest::of_values(first(row), values.range(row * width..(row + 1) * width)));
+        let rows = bytes.chunks(width * dtype.size()).enumerate();
+        let rows = rows.map(|(row, bytes)| Digest::of_values(first(row), dtype, bytes));
         rows.fold(Digest::default(), Digest::and)
     }
 
@@ -48,66 +54,9 @@ impl Digest {
     }
 }
 
-/// Values as they lie in memory.
-#[derive(Clone, Copy, Debug)]
-pub enum Values<'a> {
-    F32(&'a [f32]),
-    /// bf16, as bits.
-    Bf16(&'a [u16]),
-    /// f16, as bits.
-    F16(&'a [u16]),
-}
-
-impl<'a> Values<'a> {
-    /// The bits of a 16-bit type.
-    pub fn halves(dtype: DType, bits: &'a [u16]) -> Values<'a> {
-        match dtype {
-            DType::BF16 => Values::Bf16(bits),
-            DType::F16 => Values::F16(bits),
-            other => panic!("{other} has not 16 bits"),
-        }
-    }
-
-    pub fn dtype(&self) -> DType {
-        match self {
-            Values::F32(_) => DType::F32,
-            Values::Bf16(_) => DType::BF16,
-            Values::F16(_) => DType::F16,
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        match self {
-            Values::F32(values) => values.len(),
-            Values::Bf16(values) | Values::F16(values) => values.len(),
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn range(self, range: std::ops::Range<usize>) -> Values<'a> {
-        match self {
-            Values::F32(values) => Values::F32(&values[range]),
-            Values::Bf16(values) => Values::Bf16(&values[range]),
-            Values::F16(values) => Values::F16(&values[range]),
-        }
-    }
-}
-
-/// One multiplication a value, as this is done to every value at every save and start. Each value's
-/// term is a bijection of its bits, so no single change can go unseen; of several changes that
-/// cancel in the products, the folded halves still differ but for a chance of 2⁻³².
 fn sum(first: u64, bits: impl Iterator<Item = u32>) -> u64 {
-    let mut place = (first + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut sum = 0u64;
-    for bits in bits {
-        let x = (u64::from(bits) ^ place).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        sum = sum.wrapping_add(x ^ x >> 32);
-        place = place.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    }
-    sum
+    let terms = bits.zip(first..).map(|(bits, at)| digest_term(at, bits));
+    terms.fold(0, u64::wrapping_add)
 }
 
 impl fmt::Display for Digest {
@@ -161,35 +110,39 @@ pub mod list {
 mod tests {
     use super::*;
 
+    fn of(first: u64, values: &[f32]) -> Digest {
+        Digest::of_values(first, DType::F32, bytemuck::cast_slice(values))
+    }
+
     #[test]
     fn parts_of_any_shape_add_up_to_the_whole() {
         let (rows, cols) = (6, 10);
         let whole: Vec<f32> = (0..rows * cols).map(|i| i as f32 * 0.1).collect();
-        let digest = Digest::of_values(0, Values::F32(&whole));
         let rectangle = |r0: usize, r1: usize, c0: usize, c1: usize| {
             let values: Vec<f32> =
                 (r0..r1).flat_map(|r| whole[r * cols + c0..r * cols + c1].to_vec()).collect();
-            Digest::of_rectangle(cols, [r0, c0], c1 - c0, Values::F32(&values))
+            let slice = TensorSlice { at: [r0, c0], size: [r1 - r0, c1 - c0] };
+            Digest::of_slice(cols, &slice, DType::F32, bytemuck::cast_slice(&values))
         };
-        assert_eq!(rectangle(0, 6, 0, 10), digest);
+        assert_eq!(rectangle(0, 6, 0, 10), of(0, &whole));
         let parts = [rectangle(0, 2, 0, 10), rectangle(2, 6, 0, 3), rectangle(2, 6, 3, 10)];
-        assert_eq!(parts.into_iter().fold(Digest::default(), Digest::and), digest);
+        assert_eq!(parts.into_iter().fold(Digest::default(), Digest::and), of(0, &whole));
     }
 
     #[test]
     fn every_bit_and_every_place_counts() {
         let values: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
-        let digest = Digest::of_values(0, Values::F32(&values));
+        let digest = of(0, &values);
         for i in 0..64 {
             for bit in 0..32 {
                 let mut flipped = values.clone();
                 flipped[i] = f32::from_bits(flipped[i].to_bits() ^ 1 << bit);
-                assert_ne!(Digest::of_values(0, Values::F32(&flipped)), digest);
+                assert_ne!(of(0, &flipped), digest);
             }
         }
         let mut swapped = values.clone();
         swapped.swap(3, 11);
-        assert_ne!(Digest::of_values(0, Values::F32(&swapped)), digest);
+        assert_ne!(of(0, &swapped), digest);
     }
 
     #[test]

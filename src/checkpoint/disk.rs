@@ -3,13 +3,13 @@
 
 use anyhow::Context;
 use libc::{EINVAL, ENOSYS};
+use parking_lot::Mutex;
 use rustix::fs::{CWD, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// Offsets, lengths and addresses of direct writes are multiples of this.
 pub const BLOCK: usize = 4096;
@@ -58,7 +58,7 @@ impl Disk {
 
     /// The calls so far, the failed ones included; none are kept of an ordinary disk.
     pub fn calls(&self) -> Vec<Call> {
-        self.calls.lock().unwrap_or_else(|held| held.into_inner()).clone()
+        self.calls.lock().clone()
     }
 
     pub fn make_folder(&self, path: &Path) -> anyhow::Result<()> {
@@ -141,7 +141,7 @@ impl Disk {
         let swap = || Ok(rustix::fs::renameat_with(CWD, fresh, CWD, old, flags)?);
         match self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
-                let aside = old.with_extension(format!("tmp-{}", super::folder::nonce()));
+                let aside = old.with_extension(format!("tmp-{}", nonce()));
                 self.rename(old, &aside)?;
                 self.rename(fresh, old)?;
                 self.rename(&aside, fresh)
@@ -174,7 +174,7 @@ impl Disk {
         if !self.recording {
             return Ok(());
         }
-        let mut calls = self.calls.lock().unwrap_or_else(|held| held.into_inner());
+        let mut calls = self.calls.lock();
         let number = calls.len();
         calls.push(call.clone());
         match self.fault {
@@ -183,4 +183,14 @@ impl Disk {
             _ => Ok(()),
         }
     }
+}
+
+/// Different at each call: the process, the time, and a count.
+pub fn nonce() -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = now.map_or(0, |d| d.as_nanos() as u64);
+    let seed = (nanos, std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
+    format!("{:012x}", xxhash_rust::xxh3::xxh3_64(format!("{seed:?}").as_bytes()) >> 16)
 }

@@ -4,7 +4,7 @@
 //! kill left of one; `aside-…` is what a resume from an older step put away; `latest` is a hint for
 //! people.
 
-use super::disk::Disk;
+use super::disk::{Disk, nonce};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -122,16 +122,6 @@ pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
 /// A name that is not in use, for a checkpoint being written or removed.
 pub fn fresh(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("{}.tmp-{}", name(step), nonce()))
-}
-
-/// Different at each call: the process, the time, and a count.
-pub fn nonce() -> String {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let nanos = now.map_or(0, |d| d.as_nanos() as u64);
-    let seed = (nanos, std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
-    format!("{:012x}", xxhash_rust::xxh3::xxh3_64(format!("{seed:?}").as_bytes()) >> 16)
 }
 
 fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {

@@ -3,12 +3,12 @@
 //! The file's last field is the digest of all that stands before it.
 
 use super::digest::{self, CHUNK, Digest};
-use crate::base::null_is_nan;
-use crate::data::Plan;
-use crate::engine::{Moment, Replica, Scale};
+use crate::base::{DType, null_is_nan};
+use crate::data::MixturePlan;
+use crate::engine::{Extent, MASTER, MODEL, Replica, Scale, TensorSlice};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -16,8 +16,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// The file's name.
 pub const NAME: &str = "index.json";
-/// Raised when an older gptrain could not read what is written now.
-const FORMAT: u32 = 1;
+/// Raised when an older gptrain could not read what is written now. Format 1 named the states of
+/// AdamW one by one, as fields of a tensor.
+const FORMAT: u32 = 2;
 /// The longest index read: that of a model of 10¹³ parameters.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -51,7 +52,7 @@ pub struct State {
     pub history: Vec<Past>,
     pub data: Vec<DataId>,
     /// Which datasets gave which samples so far, and are to give the rest.
-    pub mixture: Plan,
+    pub mixture: MixturePlan,
     /// What the weights came from, if not from this run's own initial values.
     pub imported: Option<String>,
     /// The effective manifest, as YAML.
@@ -128,63 +129,116 @@ pub struct Index {
     pub shards: Vec<Shard>,
 }
 
-/// A weight of the model, with what the optimizer keeps of it.
+/// A parameter of the model, with its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "AnyTensor")]
 pub struct Tensor {
     pub name: String,
     /// Of the whole: [rows, cols], or [cols]. Rows that only pad the vocabulary are not saved.
     pub shape: Vec<usize>,
     pub decay: bool,
-    pub live: Live,
-    pub master: Kept,
-    pub first_moment: Kept,
-    pub second_moment: Kept,
-    /// Of what other ranks held of the same weight: equal to these, or they have drifted apart.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: BTreeMap<String, TensorState>,
+    /// Of what other ranks held of the same states: equal to these, or they have diverged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<Copied>,
 }
 
-/// Digests of a copy of a weight that was not saved: the last stage's of a tied embedding, or that
-/// of a rank across which tensor parallelism does not split it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copied {
-    pub replica: Replica,
-    pub live: Digest,
-    pub master: Digest,
-    pub first_moment: Digest,
-    pub second_moment: Digest,
-}
-
-/// The copy that forward and backward compute with, as it was in memory. Not saved: it is the master
-/// weight, rounded; at every start the digest proves that it is the same again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Live {
-    pub dtype: String,
-    pub digest: Digest,
-}
-
-/// An f32 tensor on disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+/// One state of a parameter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorState {
+    #[serde(default = "f32")]
+    pub dtype: DType,
+    #[serde(default, skip_serializing_if = "Extent::is_like")]
+    pub extent: Extent,
     /// Of the whole, however it is cut (`Digest::of_values`).
     pub digest: Digest,
-    pub pieces: Vec<Piece>,
+    /// None of a state that is not saved: the model weight is the master weight, rounded; at every
+    /// start the digest proves that it is the same again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<Vec<Piece>>,
 }
 
-/// A rectangle of a tensor, in a shard, row by row.
+/// Digests of a copy of a parameter that was not saved: the last stage's of a tied embedding, or that
+/// of a rank across which tensor parallelism does not split it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "AnyCopied")]
+pub struct Copied {
+    pub replica: Replica,
+    pub states: BTreeMap<String, Digest>,
+}
+
+/// A rectangle of a state, in a shard, row by row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Index into `shards`.
     pub shard: usize,
     /// First byte in the file.
     pub byte: u64,
-    /// First row and column.
-    pub at: [usize; 2],
-    /// Rows and columns.
-    pub size: [usize; 2],
+    #[serde(flatten)]
+    pub slice: TensorSlice,
     /// Digests of the piece's bytes, 4 MiB at a time.
     #[serde(with = "digest::list")]
     pub chunks: Vec<Digest>,
+}
+
+/// A tensor of this format, or of format 1.
+#[derive(Deserialize)]
+struct AnyTensor {
+    name: String,
+    shape: Vec<usize>,
+    decay: bool,
+    #[serde(default)]
+    states: BTreeMap<String, TensorState>,
+    #[serde(default)]
+    copies: Vec<Copied>,
+    #[serde(flatten)]
+    old: AdamWStates<TensorState>,
+}
+
+#[derive(Deserialize)]
+struct AnyCopied {
+    replica: Replica,
+    #[serde(default)]
+    states: BTreeMap<String, Digest>,
+    #[serde(flatten)]
+    old: AdamWStates<Digest>,
+}
+
+/// The states of format 1.
+#[derive(Deserialize)]
+struct AdamWStates<T> {
+    live: Option<T>,
+    master: Option<T>,
+    first_moment: Option<T>,
+    second_moment: Option<T>,
+}
+
+impl<T> AdamWStates<T> {
+    fn named(self) -> impl Iterator<Item = (String, T)> {
+        let AdamWStates { live, master, first_moment, second_moment } = self;
+        let moments = [("first_moment", first_moment), ("second_moment", second_moment)];
+        let all = [(MODEL, live), (MASTER, master)].into_iter().chain(moments);
+        all.filter_map(|(name, state)| Some((name.to_string(), state?)))
+    }
+}
+
+impl From<AnyTensor> for Tensor {
+    fn from(any: AnyTensor) -> Tensor {
+        let AnyTensor { name, shape, decay, mut states, copies, old } = any;
+        states.extend(old.named());
+        Tensor { name, shape, decay, states, copies }
+    }
+}
+
+impl From<AnyCopied> for Copied {
+    fn from(AnyCopied { replica, mut states, old }: AnyCopied) -> Copied {
+        states.extend(old.named());
+        Copied { replica, states }
+    }
+}
+
+fn f32() -> DType {
+    DType::F32
 }
 
 /// A file of tensors, in the safetensors format.
@@ -255,7 +309,7 @@ impl Index {
         }
         sealed(text)?;
         let index: Index = serde_json::from_str(text)?;
-        ensure!(index.format == FORMAT, "format {} is unknown", index.format);
+        ensure!((1..=FORMAT).contains(&index.format), "format {} is unknown", index.format);
         index.check()?;
         Ok(index)
     }
@@ -273,38 +327,38 @@ impl Index {
         let mut names = BTreeSet::new();
         for tensor in &self.tensors {
             ensure!(names.insert(&tensor.name), "tensor {} is listed twice", tensor.name);
-            for moment in Moment::ALL {
-                self.covers(tensor, moment)
-                    .with_context(|| format!("tensor {}, {}", tensor.name, moment_name(moment)))?;
+            tensor.state(MODEL)?;
+            for (name, state) in &tensor.states {
+                self.covers(tensor, state)
+                    .with_context(|| format!("tensor {}, {name}", tensor.name))?;
             }
         }
         Ok(())
     }
 
-    fn covers(&self, tensor: &Tensor, moment: Moment) -> anyhow::Result<()> {
-        let [rows, cols] = tensor.matrix()?;
-        let pieces = &tensor.kept(moment).pieces;
+    fn covers(&self, tensor: &Tensor, state: &TensorState) -> anyhow::Result<()> {
+        let [rows, cols] = tensor.shape_of(state)?;
+        let Some(pieces) = &state.pieces else { return Ok(()) };
+        let size = state.dtype.size() as u64;
         let mut area = 0;
         for (i, piece) in pieces.iter().enumerate() {
             let shard = self.shards.get(piece.shard).context("a piece is in no shard")?;
+            let TensorSlice { at, size: extent } = piece.slice;
             let inside = |k: usize, all: usize| {
-                piece.size[k] > 0
-                    && piece.at[k].checked_add(piece.size[k]).is_some_and(|e| e <= all)
+                extent[k] > 0 && at[k].checked_add(extent[k]).is_some_and(|end| end <= all)
             };
             ensure!(inside(0, rows) && inside(1, cols), "piece {i} is not inside {rows}×{cols}");
-            let bytes = 4 * (piece.size[0] * piece.size[1]) as u64;
+            let bytes = size * piece.slice.numel() as u64;
             let end = piece.byte.checked_add(bytes);
-            let in_data = piece.byte >= shard.header_bytes && piece.byte.is_multiple_of(4);
+            let in_data = piece.byte >= shard.header_bytes && piece.byte.is_multiple_of(size);
             let in_file = in_data && end.is_some_and(|e| e <= shard.bytes);
             ensure!(in_file, "piece {i} is not inside {}", shard.file);
             let chunks = bytes.div_ceil(CHUNK as u64) as usize;
             ensure!(piece.chunks.len() == chunks, "piece {i} has not {chunks} chunks");
-            area += piece.size[0] * piece.size[1];
+            area += piece.slice.numel();
             let apart = |other: &Piece| {
-                (0..2).any(|k| {
-                    piece.at[k] + piece.size[k] <= other.at[k]
-                        || other.at[k] + other.size[k] <= piece.at[k]
-                })
+                let common = other.slice.overlap(&piece.slice.rows(), &piece.slice.cols());
+                common.iter().any(|range| range.is_empty())
             };
             ensure!(pieces[..i].iter().all(apart), "piece {i} lies over another");
         }
@@ -332,32 +386,24 @@ fn sealed(text: &str) -> anyhow::Result<()> {
 
 impl Copied {
     /// Of two parts of a copy together.
-    pub fn and(self, more: Copied) -> Copied {
-        Copied {
-            replica: self.replica,
-            live: self.live.and(more.live),
-            master: self.master.and(more.master),
-            first_moment: self.first_moment.and(more.first_moment),
-            second_moment: self.second_moment.and(more.second_moment),
+    pub fn add(&mut self, more: &Copied) {
+        for (name, digest) in &more.states {
+            let sum = self.states.entry(name.clone()).or_default();
+            *sum = sum.and(*digest);
         }
     }
 }
 
 impl Tensor {
-    pub fn kept(&self, moment: Moment) -> &Kept {
-        match moment {
-            Moment::Master => &self.master,
-            Moment::First => &self.first_moment,
-            Moment::Second => &self.second_moment,
-        }
+    /// The state of a name.
+    pub fn state(&self, name: &str) -> anyhow::Result<&TensorState> {
+        self.states.get(name).with_context(|| format!("{} has no {name}", self.name))
     }
 
-    pub fn kept_mut(&mut self, moment: Moment) -> &mut Kept {
-        match moment {
-            Moment::Master => &mut self.master,
-            Moment::First => &mut self.first_moment,
-            Moment::Second => &mut self.second_moment,
-        }
+    /// Those whose values are there.
+    pub fn saved(&self) -> impl Iterator<Item = (&str, &TensorState)> {
+        let saved = self.states.iter().filter(|(_, state)| state.pieces.is_some());
+        saved.map(|(name, state)| (name.as_str(), state))
     }
 
     pub fn numel(&self) -> usize {
@@ -365,19 +411,25 @@ impl Tensor {
     }
 
     /// What was not the same in copies: "the first_moment of TP1 DP0".
-    pub fn drifted(&self) -> Vec<String> {
+    pub fn diverged(&self) -> Vec<String> {
         let differs = |copy: &Copied| {
-            let pairs = [
-                ("live weight", copy.live, self.live.digest),
-                (moment_name(Moment::Master), copy.master, self.master.digest),
-                (moment_name(Moment::First), copy.first_moment, self.first_moment.digest),
-                (moment_name(Moment::Second), copy.second_moment, self.second_moment.digest),
-            ];
+            let differs = copy.states.iter().filter(|(name, digest)| {
+                self.states.get(*name).is_none_or(|state| state.digest != **digest)
+            });
             let replica = copy.replica;
-            let different = pairs.into_iter().filter(|(_, copy, saved)| copy != saved);
-            different.map(move |(what, ..)| format!("the {what} of {replica}")).collect::<Vec<_>>()
+            let what = |name| if name == MODEL { "model weight" } else { name };
+            differs
+                .map(|(name, _)| format!("the {} of {replica}", what(name.as_str())))
+                .collect::<Vec<_>>()
         };
         self.copies.iter().flat_map(differs).collect()
+    }
+
+    /// Rows and columns of a state.
+    pub fn shape_of(&self, state: &TensorState) -> anyhow::Result<[usize; 2]> {
+        let shape = self.matrix()?;
+        ensure!(state.extent.fits(shape), "{}: {:?} of {shape:?}", self.name, state.extent);
+        Ok(state.extent.shape(shape))
     }
 
     /// Rows and columns; a vector is one row.
@@ -390,14 +442,5 @@ impl Tensor {
         let fits = rows.checked_mul(cols).is_some_and(|n| 0 < n && n < 1 << 60);
         ensure!(fits, "{}: shape {:?}", self.name, self.shape);
         Ok([rows, cols])
-    }
-}
-
-/// What a moment's shards are called.
-pub fn moment_name(moment: Moment) -> &'static str {
-    match moment {
-        Moment::Master => "master",
-        Moment::First => "first_moment",
-        Moment::Second => "second_moment",
     }
 }

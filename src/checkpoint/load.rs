@@ -1,46 +1,45 @@
 //! From a checkpoint into the engines of any grid.
 
-use super::against;
-use super::index::{Progress, Tensor, moment_name};
+use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
-use crate::engine::{Engine, Moment, Piece, Sampler};
+use super::validate;
+use crate::base::{DType, in_order};
+use crate::engine::{Engine, Sampler, StateSlice};
 use anyhow::{Context, ensure};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
 
 /// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
-/// another. When all have read: `Engine::publish` on all, then `verify` what they `hold`.
+/// another. When all have read: `cast_master_to_model` on all, then `verify` their `replica_digests`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
-    sound(checkpoint, &against::model(&checkpoint.index, engine.model()))?;
-    sound(checkpoint, &against::groups(&checkpoint.index))?;
-    engine.clear_padding();
-    let put = &mut |moment, piece: &Piece, first, values: &[f32]| {
-        engine.write(moment, piece, first, values);
-    };
-    read_all(checkpoint, &engine.pieces(), &Moment::ALL, put)?;
+    let store = engine.store();
+    sound(checkpoint, &validate::model(&checkpoint.index, store.model(), engine.rule()))?;
+    sound(checkpoint, &validate::groups(&checkpoint.index))?;
+    store.clear_padding();
+    let saved = store.slices().into_iter().filter(|slice| slice.state.saved);
+    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
+    read_all(checkpoint, &saved.collect::<Vec<_>>(), put)?;
     let Progress { step, .. } = checkpoint.index.progress;
     engine.set_scale(checkpoint.index.loss_scale, step);
     Ok(checkpoint.index.progress)
 }
 
-/// Reads everything into the only rank, and compares the live weights with those saved.
+/// Reads everything into the only rank, and compares the model weights with those saved.
 pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let progress = read_into(checkpoint, engine)?;
-    engine.publish();
-    replicas::verify(checkpoint, &[replicas::held(engine)])?;
+    engine.store().cast_master_to_model();
+    replicas::verify(checkpoint, &[replicas::replica_digests(engine)])?;
     Ok(progress)
 }
 
-/// Reads the weights alone.
+/// Reads the master weights alone.
 pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    sound(&checkpoint, &against::model(&checkpoint.index, sampler.model()))?;
-    let put = &mut |_, piece: &Piece, first, values: &[f32]| sampler.write(piece, first, values);
-    read_all(&checkpoint, &sampler.pieces(), &[Moment::Master], put)?;
+    sound(&checkpoint, &validate::weights(&checkpoint.index, sampler.model()))?;
+    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| sampler.write(slice, first, bytes);
+    read_all(&checkpoint, &sampler.slices(), put)?;
     Ok(checkpoint.index.progress)
 }
 
@@ -53,71 +52,53 @@ fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
 /// Threads that read and verify: as many requests are under way.
 const READERS: usize = 4;
 
-/// Takes rows of a piece: what of it, which, from which of its rows on, the values.
-type Put<'a> = &'a mut dyn FnMut(Moment, &Piece, usize, &[f32]);
+/// Takes rows of a slice: which slice, from which of its rows on, the values.
+type Put<'a> = &'a mut dyn FnMut(&StateSlice, usize, &[u8]);
 
-/// Rows of a piece that are read together.
+/// Rows of a slice that are read together.
 struct Job<'a> {
-    moment: Moment,
-    piece: &'a Piece,
+    slice: &'a StateSlice,
     tensor: &'a Tensor,
-    /// Of the whole weight.
+    /// Of the whole state.
     rows: Range<usize>,
 }
 
 /// Reads ahead on threads of its own, and gives runs of rows to `put`.
-fn read_all(
-    checkpoint: &Checkpoint,
-    pieces: &[Piece],
-    moments: &[Moment],
-    put: Put,
-) -> anyhow::Result<()> {
+fn read_all(checkpoint: &Checkpoint, slices: &[StateSlice], put: Put) -> anyhow::Result<()> {
     let mut jobs = Vec::new();
-    for piece in pieces {
-        let name = &piece.slot.name;
+    for slice in slices {
+        let name = &slice.param.name;
         let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
-        for moment in moments {
-            let rows = piece.at[0]..piece.at[0] + piece.size[0];
-            let job = |rows| Job { moment: *moment, piece, tensor, rows };
-            jobs.extend(row_blocks(tensor, *moment, rows)?.map(job));
-        }
+        let job = |rows| Job { slice, tensor, rows };
+        jobs.extend(row_blocks(tensor, slice.state.name, slice.slice.rows())?.map(job));
     }
-    let (next, spare) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        let (send, ready) = sync_channel(1);
-        for _ in 0..READERS {
-            let (send, jobs, next, spare) = (send.clone(), &jobs, &next, &spare);
-            scope.spawn(move || {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut buffer: Buffer = take(spare).unwrap_or_default();
-                    let read = job.read(checkpoint, &mut buffer).map(|()| buffer);
-                    if send.send((job, read)).is_err() {
-                        return; // another tensor was damaged
-                    }
-                }
-            });
-        }
-        drop(send);
-        for (job, read) in ready {
-            let buffer = read?;
-            put(job.moment, job.piece, job.rows.start - job.piece.at[0], buffer.values());
-            spare.lock().unwrap_or_else(|held| held.into_inner()).push(buffer);
-        }
-        Ok(())
-    })
+    let spare = RefCell::new(Vec::<Buffer>::new());
+    let jobs = jobs.into_iter().map(|job| (job, spare.borrow_mut().pop().unwrap_or_default()));
+    in_order(
+        READERS,
+        READERS + 2,
+        jobs,
+        || (),
+        |(), (job, mut buffer)| job.read(checkpoint, &mut buffer).map(|()| (job, buffer)),
+        |read| {
+            let (job, buffer) = read?;
+            put(job.slice, job.rows.start - job.slice.slice.at[0], buffer.bytes());
+            spare.borrow_mut().push(buffer);
+            Ok(())
+        },
+    )
 }
 
 impl Job<'_> {
     fn read(&self, from: &Checkpoint, buffer: &mut Buffer) -> anyhow::Result<()> {
-        let [_, col] = self.piece.at;
-        let cols = col..col + self.piece.size[1];
-        from.read_by(buffer, self.tensor, self.moment, self.rows.clone(), cols)?;
+        let StateSlice { state, slice, .. } = self.slice;
+        from.read(buffer, self.tensor, state.name, self.rows.clone(), slice.cols())?;
         // No step updates with numbers that are not finite: whatever made these, it was no run.
         ensure!(
-            finite(buffer.values()),
+            finite(state.dtype, buffer.bytes()),
             "{}: the {} of {} holds numbers that are not finite, in rows {}..{}",
             from.folder.display(),
-            moment_name(self.moment),
+            state.name,
             self.tensor.name,
             self.rows.start,
             self.rows.end
@@ -127,11 +108,18 @@ impl Job<'_> {
 }
 
 /// The largest magnitude decides, as it compares as an integer.
-fn finite(values: &[f32]) -> bool {
-    let magnitude = |value: &f32| (value.to_bits() & 0x7fff_ffff) as i32;
-    values.iter().map(magnitude).fold(0, i32::max) < f32::INFINITY.to_bits() as i32
-}
-
-fn take<T>(spare: &Mutex<Vec<T>>) -> Option<T> {
-    spare.lock().unwrap_or_else(|held| held.into_inner()).pop()
+fn finite(dtype: DType, bytes: &[u8]) -> bool {
+    let largest16 = || {
+        let bits = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);
+        bits.fold(0, u16::max)
+    };
+    match dtype {
+        DType::F32 => {
+            let bits = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            bits.map(|bits| bits & 0x7fff_ffff).fold(0, i32::max) < 0x7f80_0000
+        }
+        DType::BF16 => largest16() < 0x7f80,
+        DType::F16 => largest16() < 0x7c00,
+        DType::U8 | DType::I32 | DType::I64 => true,
+    }
 }

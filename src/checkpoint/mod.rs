@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! checkpoints/step-00000040/index.json                 what there is, where it lies, its digests
-//!                           master-00000.safetensors   f32 weights, as rank 0 holds them
+//!                           master-00000.safetensors   a state (f32 weights) as rank 0 holds it
 //!                           first_moment-00000.safetensors
 //!                           second_moment-00000.safetensors
 //! ```
@@ -16,7 +16,6 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
-mod against;
 mod digest;
 pub mod disk;
 mod folder;
@@ -29,17 +28,17 @@ mod replicas;
 pub mod safetensors;
 mod save;
 mod snapshot;
+mod validate;
 
-pub use digest::{CHUNK, Digest, Values};
-pub use folder::{
-    Found, Keep, clean, hint, latest, name, nonce, prune, published, set_aside, write_hint,
-};
+pub use digest::{CHUNK, Digest};
+pub use disk::nonce;
+pub use folder::{Found, Keep, clean, hint, latest, name, prune, published, set_aside, write_hint};
 pub use index::{
-    Copied, DataId, Group, Index, Optimizer, Past, Progress, Rng, SHARD_END, State, Tensor,
-    moment_name,
+    Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, State, Tensor,
+    TensorState,
 };
 pub use load::{load, load_weights, read_into};
-pub use read::{Checkpoint, row_blocks};
-pub use replicas::{Held, held, verify};
+pub use read::{Buffer, Checkpoint, row_blocks};
+pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{Part, Share, abandon, begin, publish, save, saved_bytes, write_part};
 pub use snapshot::Snapshot;

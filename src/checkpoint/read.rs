@@ -3,8 +3,8 @@
 use super::digest::{CHUNK, Digest};
 use super::disk::{BLOCK, DIRECT};
 use super::folder;
-use super::index::{Index, Piece, SHARD_END, Shard, Tensor, moment_name};
-use crate::engine::Moment;
+use super::index::{Index, Piece, SHARD_END, Shard, Tensor, TensorState};
+use crate::base::DType;
 use anyhow::{Context, bail, ensure};
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
@@ -15,8 +15,6 @@ use std::path::{Path, PathBuf};
 
 /// Bytes that are read at a time, at most, but for a row that is longer.
 const READ: usize = 64 << 20;
-/// Values in a chunk.
-const VALUES: usize = CHUNK / 4;
 
 /// A published checkpoint, its index and its files' headers checked.
 pub struct Checkpoint {
@@ -36,18 +34,23 @@ struct ShardFile {
 #[derive(Default)]
 pub struct Buffer {
     read: Vec<u8>,
-    assembled: Vec<f32>,
+    assembled: Vec<u8>,
     /// Where what was asked for last lies in `read`, if it did not have to be assembled.
     run: Option<Range<usize>>,
 }
 
 impl Buffer {
-    /// What was read last.
-    pub fn values(&self) -> &[f32] {
+    /// What was read last, as it lay in memory when it was saved.
+    pub fn bytes(&self) -> &[u8] {
         match &self.run {
-            Some(run) => bytemuck::cast_slice(&self.read[run.clone()]),
+            Some(run) => &self.read[run.clone()],
             None => &self.assembled,
         }
+    }
+
+    /// The same as numbers.
+    pub fn values(&self, dtype: DType) -> Vec<f32> {
+        dtype.widen(self.bytes())
     }
 }
 
@@ -89,122 +92,109 @@ impl Checkpoint {
         Ok(strays)
     }
 
-    /// Rows and columns of a tensor, in row-major order, from whichever pieces hold them.
+    /// Rows and columns of a state, in row-major order, from whichever pieces hold them. What lies
+    /// together in one piece is not copied.
     pub fn read(
-        &self,
-        tensor: &Tensor,
-        moment: Moment,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        out: &mut [f32],
-    ) -> anyhow::Result<()> {
-        let mut buffer = Buffer::default();
-        self.read_by(&mut buffer, tensor, moment, rows, cols)?;
-        out.copy_from_slice(buffer.values());
-        Ok(())
-    }
-
-    /// The same, with a buffer from before. What lies together in one piece is not copied.
-    pub fn read_by(
         &self,
         buffer: &mut Buffer,
         tensor: &Tensor,
-        moment: Moment,
+        state: &str,
         rows: Range<usize>,
         cols: Range<usize>,
     ) -> anyhow::Result<()> {
         let Buffer { read, assembled, run } = buffer;
-        let of = Of { checkpoint: self, tensor, moment };
-        let pieces = &tensor.kept(moment).pieces;
+        let of = Of { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
+        let pieces = of.pieces()?;
         let holds = |piece: &&Piece| {
-            let within = |k: usize, wanted: &Range<usize>| {
-                piece.at[k] <= wanted.start && wanted.end <= piece.at[k] + piece.size[k]
-            };
-            within(0, &rows) && within(1, &cols) && (cols.len() == piece.size[1] || rows.len() == 1)
+            let [all_rows, all_cols] = piece.slice.overlap(&rows, &cols);
+            let whole_rows = cols.len() == piece.slice.size[1] || rows.len() == 1;
+            all_rows == rows && all_cols == cols && whole_rows
         };
         if let Some(piece) = pieces.iter().find(holds) {
-            let first = element(piece, rows.start, cols.start);
+            let first = piece.slice.element(rows.start, cols.start);
             *run = Some(of.run(piece, first..first + rows.len() * cols.len(), read)?);
             return Ok(());
         }
         *run = None;
-        assembled.resize(rows.len() * cols.len(), 0.0);
+        assembled.resize(rows.len() * cols.len() * of.state.dtype.size(), 0);
         for piece in pieces {
             of.copy(piece, &rows, &cols, assembled, read)?;
         }
         Ok(())
     }
 
-    /// The whole of a tensor.
-    pub fn whole(&self, tensor: &Tensor, moment: Moment) -> anyhow::Result<Vec<f32>> {
-        let [rows, cols] = tensor.matrix()?;
-        let mut values = vec![0.0; rows * cols];
-        self.read(tensor, moment, 0..rows, 0..cols, &mut values)?;
+    /// All numbers of a state.
+    pub fn whole(&self, tensor: &Tensor, state: &str) -> anyhow::Result<Vec<f32>> {
+        let mut values = Vec::new();
+        self.blocks(tensor, state, &mut |_, bytes| {
+            values.extend(tensor.state(state)?.dtype.widen(bytes));
+            Ok(())
+        })?;
         Ok(values)
     }
 
-    /// Calls `each` with runs of whole rows of a tensor, in order: the first value's number, and
-    /// the values. Holds a few MiB at a time.
+    /// Calls `each` with runs of whole rows of a state, in order: the first value's number, and the
+    /// values' bytes. Holds a few MiB at a time.
     pub fn blocks(
         &self,
         tensor: &Tensor,
-        moment: Moment,
-        each: &mut dyn FnMut(usize, &[f32]) -> anyhow::Result<()>,
+        state: &str,
+        each: &mut dyn FnMut(usize, &[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let [rows, cols] = tensor.matrix()?;
+        let [rows, cols] = tensor.shape_of(tensor.state(state)?)?;
         let mut buffer = Buffer::default();
-        for rows in row_blocks(tensor, moment, 0..rows)? {
+        for rows in row_blocks(tensor, state, 0..rows)? {
             let first = rows.start * cols;
-            self.read_by(&mut buffer, tensor, moment, rows, 0..cols)?;
-            each(first, buffer.values())?;
+            self.read(&mut buffer, tensor, state, rows, 0..cols)?;
+            each(first, buffer.bytes())?;
         }
         Ok(())
     }
 }
 
-/// What is read, for messages about it.
+/// A state that is read, and its names for messages.
 struct Of<'c> {
     checkpoint: &'c Checkpoint,
     tensor: &'c Tensor,
-    moment: Moment,
+    name: &'c str,
+    state: &'c TensorState,
 }
 
-/// The number in its piece of a value of the tensor.
-fn element(piece: &Piece, row: usize, col: usize) -> usize {
-    (row - piece.at[0]) * piece.size[1] + col - piece.at[1]
-}
+impl<'c> Of<'c> {
+    fn pieces(&self) -> anyhow::Result<&'c [Piece]> {
+        let pieces = self.state.pieces.as_deref();
+        pieces.with_context(|| format!("the {} of {} is not saved", self.name, self.tensor.name))
+    }
 
-impl Of<'_> {
     /// Copies what a piece has of a rectangle to its place there, a chunk at a time.
     fn copy(
         &self,
         piece: &Piece,
         rows: &Range<usize>,
         cols: &Range<usize>,
-        out: &mut [f32],
+        out: &mut [u8],
         buffer: &mut Vec<u8>,
     ) -> anyhow::Result<()> {
-        let overlap = |k: usize, wanted: &Range<usize>| {
-            let end = (piece.at[k] + piece.size[k]).min(wanted.end);
-            piece.at[k].max(wanted.start)..end
-        };
-        let (rows_here, cols_here) = (overlap(0, rows), overlap(1, cols));
+        let slice = &piece.slice;
+        let [rows_here, cols_here] = slice.overlap(rows, cols);
         if rows_here.is_empty() || cols_here.is_empty() {
             return Ok(());
         }
-        let first = element(piece, rows_here.start, cols_here.start);
-        let last = element(piece, rows_here.end - 1, cols_here.end - 1);
-        for chunk in first / VALUES..=last / VALUES {
-            let holds = chunk * VALUES..((chunk + 1) * VALUES).min(numel(piece));
+        let size = self.state.dtype.size();
+        let values = CHUNK / size;
+        let first = slice.element(rows_here.start, cols_here.start);
+        let last = slice.element(rows_here.end - 1, cols_here.end - 1);
+        for chunk in first / values..=last / values {
+            let holds = chunk * values..((chunk + 1) * values).min(slice.numel());
             let run = self.run(piece, holds.clone(), buffer)?;
-            let values: &[f32] = bytemuck::cast_slice(&buffer[run]);
+            let bytes = &buffer[run];
             for row in rows_here.clone() {
-                let start = element(piece, row, cols_here.start).max(holds.start);
-                let end = (element(piece, row, cols_here.end - 1) + 1).min(holds.end);
+                let start = slice.element(row, cols_here.start).max(holds.start);
+                let end = (slice.element(row, cols_here.end - 1) + 1).min(holds.end);
                 if start < end {
-                    let col = piece.at[1] + start % piece.size[1];
-                    let to = (row - rows.start) * cols.len() + col - cols.start;
-                    let from = &values[start - holds.start..end - holds.start];
+                    let col = slice.at[1] + start % slice.size[1];
+                    let to = size * ((row - rows.start) * cols.len() + col - cols.start);
+                    let from = &bytes[size * (start - holds.start)..size * (end - holds.start)];
                     out[to..to + from.len()].copy_from_slice(from);
                 }
             }
@@ -220,14 +210,16 @@ impl Of<'_> {
         values: Range<usize>,
         buffer: &mut Vec<u8>,
     ) -> anyhow::Result<Range<usize>> {
-        let chunks = values.start / VALUES..values.end.div_ceil(VALUES);
-        let first = chunks.start * VALUES;
-        let len = 4 * ((chunks.end * VALUES).min(numel(piece)) - first);
-        let at = piece.byte + 4 * first as u64;
+        let size = self.state.dtype.size();
+        let in_chunk = CHUNK / size;
+        let chunks = values.start / in_chunk..values.end.div_ceil(in_chunk);
+        let first = chunks.start * in_chunk;
+        let len = size * ((chunks.end * in_chunk).min(piece.slice.numel()) - first);
+        let at = piece.byte + (size * first) as u64;
         let place = |at: u64, len: usize| {
             let folder = &self.checkpoint.folder;
             let path = folder.join(&self.checkpoint.index.shards[piece.shard].file);
-            let (name, kept) = (&self.tensor.name, moment_name(self.moment));
+            let (name, kept) = (&self.tensor.name, self.name);
             format!("{}: bytes {at}..{} ({kept} of {name})", path.display(), at + len as u64)
         };
         let read = self.checkpoint.files[piece.shard].read(at, len, buffer);
@@ -241,35 +233,33 @@ impl Of<'_> {
                 place(at + (i * CHUNK) as u64, bytes.len())
             );
         }
-        Ok(read.start + 4 * (values.start - first)..read.start + 4 * (values.end - first))
+        Ok(read.start + size * (values.start - first)..read.start + size * (values.end - first))
     }
 }
 
-fn numel(piece: &Piece) -> usize {
-    piece.size[0] * piece.size[1]
-}
-
-/// Rows of a tensor, some MiB at a time: blocks that end where chunks do, as far as the first piece
+/// Rows of a state, some MiB at a time: blocks that end where chunks do, as far as the first piece
 /// that holds one of the rows goes.
 pub fn row_blocks(
     tensor: &Tensor,
-    moment: Moment,
+    state: &str,
     rows: Range<usize>,
 ) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
-    let [_, cols] = tensor.matrix()?;
-    let pieces = &tensor.kept(moment).pieces;
-    let holds = |piece: &&Piece| (piece.at[0]..piece.at[0] + piece.size[0]).contains(&rows.start);
-    let base = pieces.iter().find(holds).map_or(0, |piece| piece.at[0]);
-    let step = pieces.iter().map(|piece| rows_at_once(piece.size[1])).max().unwrap_or(1);
-    let step = step.clamp(1, (READ / (4 * cols)).max(1));
+    let state = tensor.state(state)?;
+    let [_, cols] = tensor.shape_of(state)?;
+    let size = state.dtype.size();
+    let pieces = state.pieces.as_deref().unwrap_or_default();
+    let holds = |piece: &&Piece| piece.slice.rows().contains(&rows.start);
+    let base = pieces.iter().find(holds).map_or(0, |piece| piece.slice.at[0]);
+    let at_once = |piece: &Piece| rows_at_once(size * piece.slice.size[1]);
+    let step = pieces.iter().map(at_once).max().unwrap_or(1);
+    let step = step.clamp(1, (READ / (size * cols)).max(1));
     let blocks = (base + (rows.start - base) / step * step..rows.end).step_by(step);
     Ok(blocks.map(move |first| first.max(rows.start)..(first + step).min(rows.end)))
 }
 
-/// Rows of so many columns that end where a chunk ends, if there are such: no chunk is then read
-/// twice. (12 MiB for the usual widths, 3 · 2ⁿ.)
-fn rows_at_once(cols: usize) -> usize {
-    let row = 4 * cols;
+/// Rows of so many bytes that end where a chunk ends, if there are such: no chunk is then read twice.
+/// (12 MiB for the usual widths, 3 · 2ⁿ.)
+fn rows_at_once(row: usize) -> usize {
     let shared = 1 << row.trailing_zeros().min(CHUNK.trailing_zeros());
     let aligned = CHUNK / shared;
     if aligned * row <= READ { aligned } else { (READ / row).max(1) }

@@ -3,130 +3,122 @@
 //! Each rank computes the digests of what it holds; a weight's copy is what several ranks hold of it
 //! together, and digests of parts add up. So a few bytes of each rank prove, or name, what differs.
 
-use super::digest::{Digest, Values};
+use super::digest::Digest;
 use super::read::Checkpoint;
-use crate::base::DType;
-use crate::engine::{Engine, Piece, Replica};
+use crate::base::{DType, in_order};
+use crate::engine::{Engine, MODEL, Replica, StateSlice, TensorSlice};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{channel, sync_channel};
-use std::sync::{Mutex, MutexGuard};
+use std::ops::Range;
 
-/// Bytes of a live weight that are looked at together: they stay in a core's cache.
+/// Bytes of a model weight that are digested together: they stay in a core's cache.
 const TOGETHER: usize = 512 << 10;
 
 /// What one rank holds of one copy of a weight, for forward and backward.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct ReplicaDigest {
     pub name: String,
     pub replica: Replica,
-    pub dtype: String,
+    pub dtype: DType,
     pub values: u64,
     pub digest: Digest,
 }
 
 /// Of this rank. Every rank of the data-parallel group calls it: it waits for what is under way.
-pub fn held(engine: &Engine) -> Vec<Held> {
-    engine.settle();
-    let (dtype, pieces) = (engine.live_dtype(), engine.live_pieces());
-    let mut all: Vec<Held> = Vec::new();
-    for (piece, digest) in pieces.iter().zip(digests(engine, &pieces)) {
-        let (name, values) = (piece.slot.name.clone(), piece.numel() as u64);
-        match all.last_mut().filter(|last| last.name == name && last.replica == piece.replica) {
+pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
+    engine.store().wait_gathers();
+    let slices = engine.store().model_slices();
+    let mut all: Vec<ReplicaDigest> = Vec::new();
+    for (slice, digest) in slices.iter().zip(digests(engine, &slices)) {
+        let (name, values) = (slice.param.name.clone(), slice.numel() as u64);
+        match all.last_mut().filter(|last| last.name == name && last.replica == slice.replica) {
             Some(last) => {
                 last.values += values;
                 last.digest = last.digest.and(digest);
             }
             None => {
-                let (replica, dtype) = (piece.replica, dtype.to_string());
-                all.push(Held { name, replica, dtype, values, digest });
+                let (replica, dtype) = (slice.replica, slice.state.dtype);
+                all.push(ReplicaDigest { name, replica, dtype, values, digest });
             }
         }
     }
     all
 }
 
-/// Rows of a piece on the host, as they lie in memory.
+/// Rows of a slice on the host, as they lie in memory.
 struct Block {
-    piece: usize,
+    slice: usize,
     first: usize,
-    size: usize,
-    words: Vec<u32>,
+    rows: usize,
+    bytes: Vec<u8>,
 }
 
-/// Digests of live pieces: copied out of the engine here, computed by threads beside.
-fn digests(engine: &Engine, pieces: &[Piece]) -> Vec<Digest> {
-    let dtype = engine.live_dtype();
-    let digests = Mutex::new(vec![Digest::default(); pieces.len()]);
+/// Digests of model weights: copied out of the engine by this thread, computed by others.
+fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4);
-    let (send, blocks) = sync_channel::<Block>(threads);
-    let (give, spare) = channel::<Vec<u32>>();
-    let blocks = Mutex::new(blocks);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            let (give, blocks, digests) = (give.clone(), &blocks, &digests);
-            scope.spawn(move || {
-                let next = || lock(blocks).recv().ok();
-                while let Some(block) = next() {
-                    let digest = block.digest(&pieces[block.piece], dtype);
-                    let sum = &mut lock(digests)[block.piece];
-                    *sum = sum.and(digest);
-                    give.send(block.words).ok();
-                }
-            });
-        }
-        for (number, piece) in pieces.iter().enumerate() {
-            let [rows, cols] = piece.size;
-            let at_once = (TOGETHER / dtype.size() / cols).max(1);
-            for first in (0..rows).step_by(at_once) {
-                let rows = first..(first + at_once).min(rows);
-                let size = rows.len() * cols * dtype.size();
-                let mut words = spare.try_recv().unwrap_or_default();
-                words.resize(size.div_ceil(4), 0);
-                engine.read_live(piece, rows, &mut bytemuck::cast_slice_mut(&mut words)[..size]);
-                send.send(Block { piece: number, first, size, words }).expect("a digesting thread");
-            }
-        }
-        drop(send);
+    let spare = RefCell::new(Vec::<Vec<u8>>::new());
+    let blocks = slices.iter().enumerate().flat_map(|(number, slice)| {
+        let [rows, _] = slice.slice.size;
+        let at_once = (TOGETHER * rows / slice.bytes()).max(1);
+        (0..rows).step_by(at_once).map(move |first| (number, first..(first + at_once).min(rows)))
     });
-    digests.into_inner().unwrap_or_else(|held| held.into_inner())
+    let copy = |(number, rows): (usize, Range<usize>)| {
+        let (slice, first, count) = (&slices[number], rows.start, rows.len());
+        let mut bytes = spare.borrow_mut().pop().unwrap_or_default();
+        bytes.resize(slice.bytes() / slice.slice.size[0] * count, 0);
+        engine.store().read(slice, rows, &mut bytes);
+        Block { slice: number, first, rows: count, bytes }
+    };
+    let digest = |_: &mut (), block: Block| (block.digest(&slices[block.slice]), block);
+    let mut digests = vec![Digest::default(); slices.len()];
+    in_order(
+        threads,
+        2 * threads,
+        blocks.map(copy),
+        || (),
+        digest,
+        |(digest, block)| {
+            digests[block.slice] = digests[block.slice].and(digest);
+            spare.borrow_mut().push(block.bytes);
+            Ok(())
+        },
+    )
+    .expect("the sink returns no error");
+    digests
 }
 
 impl Block {
-    fn digest(&self, piece: &Piece, dtype: DType) -> Digest {
-        let bytes: &[u8] = &bytemuck::cast_slice(&self.words)[..self.size];
-        let values = match dtype {
-            DType::F32 => Values::F32(bytemuck::cast_slice(bytes)),
-            half => Values::halves(half, bytemuck::cast_slice(bytes)),
-        };
-        let at = [piece.at[0] + self.first, piece.at[1]];
-        Digest::of_rectangle(piece.slot.spec.cols, at, piece.size[1], values)
+    fn digest(&self, of: &StateSlice) -> Digest {
+        let [row, col] = of.slice.at;
+        let (at, size) = ([row + self.first, col], [self.rows, of.slice.size[1]]);
+        Digest::of_slice(of.shape[1], &TensorSlice { at, size }, of.state.dtype, &self.bytes)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|held| held.into_inner())
-}
-
 /// A copy of a weight: what ranks hold of it together.
-#[derive(Default)]
-struct Copy<'h> {
+struct Copy {
     ranks: Vec<usize>,
-    dtype: &'h str,
+    dtype: DType,
     values: u64,
     digest: Digest,
 }
 
-type Copies<'h> = BTreeMap<&'h str, BTreeMap<Replica, Copy<'h>>>;
+type Copies<'h> = BTreeMap<&'h str, BTreeMap<Replica, Copy>>;
 
-fn copies(world: &[Vec<Held>]) -> Copies<'_> {
+fn copies(world: &[Vec<ReplicaDigest>]) -> Copies<'_> {
     let mut copies = Copies::new();
     for (rank, all) in world.iter().enumerate() {
         for held in all {
-            let copy = copies.entry(&held.name).or_default().entry(held.replica).or_default();
+            let of = copies.entry(&held.name).or_default().entry(held.replica);
+            let copy = of.or_insert_with(|| Copy {
+                ranks: Vec::new(),
+                dtype: held.dtype,
+                values: 0,
+                digest: Digest::default(),
+            });
             copy.ranks.push(rank);
-            copy.dtype = &held.dtype;
             copy.values += held.values;
             copy.digest = copy.digest.and(held.digest);
         }
@@ -136,11 +128,11 @@ fn copies(world: &[Vec<Held>]) -> Copies<'_> {
 
 /// Every copy of every live weight, among what all ranks hold, is bit for bit what was in memory
 /// before the save.
-pub fn verify(checkpoint: &Checkpoint, world: &[Vec<Held>]) -> anyhow::Result<()> {
+pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::Result<()> {
     let copies = copies(world);
     let folder = checkpoint.folder.display();
     for tensor in &checkpoint.index.tensors {
-        let (name, saved) = (&tensor.name, &tensor.live);
+        let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
         let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;
         for copy in copies.values() {
             let Copy { dtype, digest, values, .. } = copy;
@@ -152,7 +144,7 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<Held>]) -> anyhow::Result<()
             );
             ensure!(
                 saved.dtype == *dtype && saved.digest == *digest,
-                "{folder}: the live weight {name} ({dtype}) is not the one that was in memory when \
+                "{folder}: the model weight {name} ({dtype}) is not the one that was in memory when \
                  the checkpoint was saved ({}), on {ranks}: digest {digest}, saved {}",
                 saved.dtype,
                 saved.digest

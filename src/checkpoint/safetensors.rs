@@ -1,6 +1,7 @@
 //! The safetensors format (github.com/huggingface/safetensors): 8 bytes header length, a JSON header
 //! of names, shapes and offsets, then the tensors, without gaps.
 
+use crate::base::DType;
 use anyhow::{Context, bail, ensure};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as Read, Serialize};
@@ -49,6 +50,18 @@ pub fn header(
     let mut json = serde_json::to_vec(&entries)?;
     json.resize((json.len() + 8).next_multiple_of(align) - 8, b' ');
     Ok(([&(json.len() as u64).to_le_bytes()[..], &json].concat(), end))
+}
+
+/// A dtype's name in the format.
+pub fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::U8 => "U8",
+        DType::I32 => "I32",
+        DType::I64 => "I64",
+    }
 }
 
 /// Bytes of one element of a dtype.

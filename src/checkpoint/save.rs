@@ -1,16 +1,14 @@
 //! Writing a checkpoint: every rank its shards, one rank the index; then the folder gets its name.
 
-use super::digest::{CHUNK, Digest, Values};
+use super::digest::{CHUNK, Digest};
 use super::disk::{BLOCK, DIRECT, Disk};
 use super::folder;
-use super::index::{
-    self, Copied, Index, Kept, Live, Piece, SHARD_END, Shard, State, Tensor, moment_name,
-};
+use super::index::{self, Copied, Index, Piece, SHARD_END, Shard, State, Tensor, TensorState};
 use super::safetensors;
 use crate::base::Bytes;
-use crate::engine::{Moment, Replica};
-use crate::manifest::Model;
-use crate::model::parameters;
+use crate::engine::{Replica, StateSpec, TensorSlice, rule, saved_shape};
+use crate::manifest::Manifest;
+use crate::model::{Layout, ModelShard, Param};
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,23 +18,21 @@ use std::path::{Path, PathBuf};
 /// Bytes in one write.
 const BUFFER: usize = 8 << 20;
 
-/// A rectangle of a weight that a rank writes, with what is kept of it.
+/// A rectangle of a state that a rank writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Share<'a> {
     pub name: &'a str,
-    /// Of the weight in the model: the index is in this order.
+    /// Of the parameter in the model: the index is in this order.
     pub number: usize,
-    /// Of the whole weight.
+    /// Of the whole parameter.
     pub shape: &'a [usize],
     pub decay: bool,
-    /// First row and column, rows and columns; a vector is one row.
-    pub at: [usize; 2],
-    pub size: [usize; 2],
-    /// The first copy of a weight is written; digests are kept of the others.
+    pub state: StateSpec,
+    pub slice: TensorSlice,
+    /// The first copy of a state is written; digests are kept of the others.
     pub replica: Replica,
-    /// Master, first and second moment, row by row.
-    pub kept: [&'a [f32]; 3],
-    pub live: Values<'a>,
+    /// The values, row by row, as they lie in memory.
+    pub bytes: &'a [u8],
 }
 
 /// What one rank wrote: plain data, which any rank can publish.
@@ -57,16 +53,26 @@ pub fn save(
     shares: &[Share],
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    let bytes = shares.iter().map(|s| 12 * (s.size[0] * s.size[1]) as u64).sum();
+    let saved = shares.iter().filter(|share| share.state.saved);
+    let bytes = saved.map(|s| (s.slice.numel() * s.state.dtype.size()) as u64).sum();
     let fresh = begin(disk, checkpoints, state.progress.step, bytes)?;
     let written = write_part(disk, &fresh, 0, shares, state);
     let published = written.and_then(|part| publish(disk, &fresh, vec![part], state));
     published.map_err(|error| abandon(disk, &fresh, state.progress.step, error))
 }
 
-/// Bytes of a model's tensors in a checkpoint, over all ranks.
-pub fn saved_bytes(model: &Model) -> u64 {
-    12 * parameters(&Model { vocab_padded: model.vocab, ..model.clone() })
+/// Bytes of a run's states in a checkpoint, over all ranks.
+pub fn saved_bytes(m: &Manifest) -> u64 {
+    let (layout, rule) = (Layout::new(&m.model, ModelShard::whole(&m.model)), rule(m));
+    let bytes = |param: &Param| {
+        let cols = param.spec.cols;
+        let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;
+        let saved = rule.states(&param.spec).into_iter().filter(|state| state.saved);
+        let size =
+            |s: StateSpec| s.extent.shape([rows, cols]).iter().product::<usize>() * s.dtype.size();
+        saved.map(size).sum::<usize>() as u64
+    };
+    layout.params().map(bytes).sum()
 }
 
 /// Makes the fresh folder that all ranks write `step` into, if there is room for all their bytes.
@@ -110,7 +116,7 @@ fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes one rank's shards, one for each thing kept, side by side; none if it has nothing to write.
+/// Writes one rank's shards, one for each state, side by side; none if it has nothing to write.
 pub fn write_part(
     disk: &Disk,
     fresh: &Path,
@@ -118,118 +124,122 @@ pub fn write_part(
     shares: &[Share],
     state: &State,
 ) -> anyhow::Result<Part> {
-    let (shares, copies): (Vec<Share>, Vec<Share>) =
+    let mut part = Part::default();
+    let (first, copies): (Vec<Share>, Vec<Share>) =
         shares.iter().partition(|share| share.replica.is_first());
-    let shares = &shares[..];
-    let mut part =
-        Part { copies: copies.iter().map(|c| (c.number, copied(c))).collect(), ..Part::default() };
-    if shares.is_empty() {
-        return Ok(part);
+    for share in &copies {
+        let states = BTreeMap::from([(share.state.name.to_string(), digest(share))]);
+        part.copies.push((share.number, Copied { replica: share.replica, states }));
+    }
+    let mut files: Vec<(&str, Vec<Share>)> = Vec::new();
+    for share in first.iter().filter(|share| share.state.saved) {
+        match files.iter_mut().find(|(name, _)| *name == share.state.name) {
+            Some((_, shares)) => shares.push(*share),
+            None => files.push((share.state.name, vec![*share])),
+        }
     }
     let shards = std::thread::scope(|scope| {
-        let write = |moment| move || write_shard(disk, fresh, rank, moment, shares, state);
-        let threads = Moment::ALL.map(|moment| scope.spawn(write(moment)));
-        threads.map(|thread| thread.join().expect("the thread that writes a shard panicked"))
+        let write = |shares| move || write_shard(disk, fresh, rank, shares, state);
+        let threads: Vec<_> =
+            files.iter().map(|(_, shares)| scope.spawn(write(shares.as_slice()))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .map(|shard| shard.expect("the thread that writes a shard panicked"))
+            .collect::<Vec<_>>()
     });
-    let mut tensors: Vec<Tensor> = shares.iter().map(blank).collect();
-    for (moment, shard) in Moment::ALL.into_iter().zip(shards) {
-        let (shard, kept) = shard?;
-        for (tensor, mut kept) in tensors.iter_mut().zip(kept) {
-            kept.pieces[0].shard = part.shards.len();
-            *tensor.kept_mut(moment) = kept;
+    // Where states share their memory, the digest is known.
+    let mut known = BTreeMap::new();
+    for ((_, shares), shard) in files.iter().zip(shards) {
+        let (shard, written) = shard?;
+        for (share, (digest, mut piece)) in shares.iter().zip(written) {
+            piece.shard = part.shards.len();
+            known.insert((share.bytes.as_ptr(), share.bytes.len()), digest);
+            add(&mut part.tensors, share.number, entry(share, digest, Some(vec![piece])));
         }
         part.shards.push(shard);
     }
-    for (mut tensor, share) in tensors.into_iter().zip(shares) {
-        tensor.live.digest = match share.live {
-            Values::F32(_) => tensor.master.digest,
-            live => digest(share, live),
-        };
-        add(&mut part.tensors, share.number, tensor);
+    for share in first.iter().filter(|share| !share.state.saved) {
+        let known = known.get(&(share.bytes.as_ptr(), share.bytes.len()));
+        let digest = known.copied().unwrap_or_else(|| digest(share));
+        add(&mut part.tensors, share.number, entry(share, digest, None));
     }
     Ok(part)
 }
 
-/// Of values of a share, by their places in the whole weight.
-fn digest(share: &Share, values: Values) -> Digest {
+/// Of a share's values, by their places in the whole state.
+fn digest(share: &Share) -> Digest {
     let cols = share.shape[share.shape.len() - 1];
-    Digest::of_rectangle(cols, share.at, share.size[1], values)
+    let [_, cols] = share.state.extent.shape([1, cols]);
+    Digest::of_slice(cols, &share.slice, share.state.dtype, share.bytes)
 }
 
-fn copied(share: &Share) -> Copied {
-    let [master, first_moment, second_moment] =
-        share.kept.map(|values| digest(share, Values::F32(values)));
-    let live = match share.live {
-        Values::F32(_) => master,
-        live => digest(share, live),
-    };
-    Copied { replica: share.replica, live, master, first_moment, second_moment }
-}
-
-/// A share's row in the index, its digests still missing.
-fn blank(share: &Share) -> Tensor {
+/// A share's row in the index.
+fn entry(share: &Share, digest: Digest, pieces: Option<Vec<Piece>>) -> Tensor {
+    let StateSpec { name, dtype, extent, .. } = share.state;
+    let state = TensorState { dtype, extent, digest, pieces };
     Tensor {
         name: share.name.to_string(),
         shape: share.shape.to_vec(),
         decay: share.decay,
-        live: Live { dtype: share.live.dtype().to_string(), digest: Digest::default() },
-        master: Kept::default(),
-        first_moment: Kept::default(),
-        second_moment: Kept::default(),
+        states: BTreeMap::from([(name.to_string(), state)]),
         copies: Vec::new(),
     }
 }
 
+/// Writes shares of one state into a file; gives it, and the digest and the place of each share.
 fn write_shard(
     disk: &Disk,
     fresh: &Path,
     rank: usize,
-    moment: Moment,
     shares: &[Share],
     state: &State,
-) -> anyhow::Result<(Shard, Vec<Kept>)> {
-    let file = format!("{}-{rank:05}{SHARD_END}", moment_name(moment));
-    let wanted: Vec<_> = shares.iter().map(|s| (piece_name(s), "F32", piece_shape(s))).collect();
+) -> anyhow::Result<(Shard, Vec<(Digest, Piece)>)> {
+    let kept = shares[0].state.name;
+    let file = format!("{kept}-{rank:05}{SHARD_END}");
+    let dtype = |share: &Share| safetensors::dtype_name(share.state.dtype);
+    let wanted: Vec<_> = shares.iter().map(|s| (piece_name(s), dtype(s), piece_shape(s))).collect();
     let metadata = BTreeMap::from([
-        ("format", "pt".to_string()), // what the world's readers expect to see
+        ("format", "pt".to_string()), // which other readers expect to see
         ("run", state.run.clone()),
         ("step", state.progress.step.to_string()),
-        ("kept", moment_name(moment).to_string()),
+        ("kept", kept.to_string()),
     ]);
     let (header, data_bytes) = safetensors::header(&wanted, &metadata, BLOCK)?;
     let bytes = header.len() as u64 + data_bytes;
     let mut out = Stream::create(disk, fresh.join(&file), bytes)?;
     out.push(&header)?;
-    let mut kept = Vec::new();
+    let mut written = Vec::new();
     for share in shares {
-        let values = share.kept[moment as usize];
-        assert_eq!(values.len(), share.size[0] * share.size[1], "{}", share.name);
+        let len = share.slice.numel() * share.state.dtype.size();
+        assert_eq!(share.bytes.len(), len, "{}", share.name);
         let byte = out.position();
         let mut chunks = Vec::new();
-        for chunk in bytemuck::cast_slice::<f32, u8>(values).chunks(CHUNK) {
+        for chunk in share.bytes.chunks(CHUNK) {
             chunks.push(Digest::of(chunk)); // of memory, before it is written
             out.push(chunk)?;
         }
-        let digest = digest(share, Values::F32(values));
-        let piece = Piece { shard: 0, byte, at: share.at, size: share.size, chunks };
-        kept.push(Kept { digest, pieces: vec![piece] });
+        written.push((digest(share), Piece { shard: 0, byte, slice: share.slice, chunks }));
     }
     out.finish()?;
     let (header_bytes, header_digest) = (header.len() as u64, Digest::of(&header));
-    Ok((Shard { file, bytes, header_bytes, header_digest }, kept))
+    Ok((Shard { file, bytes, header_bytes, header_digest }, written))
 }
 
-/// The weight's name, and which part of it where it is not the whole.
+/// The parameter's name, and which part of the state where it is not the whole.
 fn piece_name(share: &Share) -> String {
-    let ([row, col], [rows, cols]) = (share.at, share.size);
-    match rows * cols == share.shape.iter().product::<usize>() {
+    let TensorSlice { at: [row, col], size: [rows, cols] } = share.slice;
+    let (whole_cols, all) =
+        (share.shape[share.shape.len() - 1], share.shape.iter().product::<usize>());
+    let whole = share.state.extent.shape([all / whole_cols, whole_cols]);
+    match [rows, cols] == whole {
         true => share.name.to_string(),
         false => format!("{}[{row}:{},{col}:{}]", share.name, row + rows, col + cols),
     }
 }
 
 fn piece_shape(share: &Share) -> Vec<usize> {
-    if share.shape.len() == 1 { vec![share.size[1]] } else { share.size.to_vec() }
+    let size = share.slice.size;
+    if share.shape.len() == 1 { vec![size[1]] } else { size.to_vec() }
 }
 
 /// Writes the index of what all ranks wrote into `fresh`, and gives the folder its name.
@@ -264,9 +274,8 @@ fn join(parts: Vec<Part>) -> Part {
         let first = whole.shards.len();
         whole.shards.extend(part.shards);
         for (number, mut tensor) in part.tensors {
-            for moment in Moment::ALL {
-                tensor.kept_mut(moment).pieces.iter_mut().for_each(|piece| piece.shard += first);
-            }
+            let pieces = tensor.states.values_mut().filter_map(|state| state.pieces.as_mut());
+            pieces.flatten().for_each(|piece| piece.shard += first);
             add(&mut whole.tensors, number, tensor);
         }
         whole.copies.extend(part.copies);
@@ -274,7 +283,7 @@ fn join(parts: Vec<Part>) -> Part {
     for (number, part) in std::mem::take(&mut whole.copies) {
         if let Some(tensor) = whole.tensors.get_mut(&number) {
             match tensor.copies.iter_mut().find(|copy| copy.replica == part.replica) {
-                Some(copy) => *copy = copy.and(part),
+                Some(copy) => copy.add(&part),
                 None => tensor.copies.push(part),
             }
         }
@@ -288,11 +297,15 @@ fn add(tensors: &mut BTreeMap<usize, Tensor>, number: usize, part: Tensor) {
         tensors.insert(number, part);
         return;
     };
-    whole.live.digest = whole.live.digest.and(part.live.digest);
-    for moment in Moment::ALL {
-        let (kept, more) = (whole.kept_mut(moment), part.kept(moment));
-        kept.digest = kept.digest.and(more.digest);
-        kept.pieces.extend(more.pieces.iter().cloned());
+    for (name, more) in part.states {
+        let Some(state) = whole.states.get_mut(&name) else {
+            whole.states.insert(name, more);
+            continue;
+        };
+        state.digest = state.digest.and(more.digest);
+        if let (Some(pieces), Some(more)) = (&mut state.pieces, more.pieces) {
+            pieces.extend(more);
+        }
     }
 }
 

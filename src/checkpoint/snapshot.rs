@@ -1,61 +1,62 @@
 //! What a rank is to save, copied to host memory between two steps, to be written while training
 //! goes on.
 
-use super::digest::Values;
 use super::save::Share;
-use crate::base::{Bytes, DType};
-use crate::engine::{Engine, Moment, Piece, saved_shape};
+use crate::base::Bytes;
+use crate::engine::{Engine, StateSlice, saved_shape};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Host memory for one save, reserved once and used again.
 pub struct Snapshot {
     saved: Vec<Saved>,
-    kept: [Vec<f32>; 3],
-    /// bf16 and fp16 training: the live weights' bits. In f32 the live weight is the master weight.
-    live: Option<Vec<u16>>,
-    live_dtype: DType,
+    bytes: Vec<u8>,
 }
 
-/// A piece, and where it lies in the snapshot.
+/// A slice, and where its values lie in the snapshot.
 struct Saved {
-    piece: Piece,
+    slice: StateSlice,
+    /// Of the whole parameter.
     shape: Vec<usize>,
-    first: usize,
+    range: Range<usize>,
 }
+
+/// Slices begin on a line of the cache.
+const ALIGN: usize = 64;
 
 impl Snapshot {
     /// Reserves memory for what this rank writes of a checkpoint, and touches it: a save finds it
     /// there. Every value of the model is written by one rank; copies of it in the same replica of
-    /// the model are taken too, to be compared.
+    /// the model are taken too, to be compared. States that share their memory are taken once.
     pub fn reserve(engine: &Engine) -> Snapshot {
         let (mut saved, mut len) = (Vec::new(), 0);
-        for piece in engine.pieces().into_iter().filter(|piece| piece.replica.data == 0) {
-            let (shape, first) = (saved_shape(&piece.slot, engine.model().vocab), len);
-            len += piece.numel();
-            saved.push(Saved { piece, shape, first });
+        let mut places: HashMap<(usize, usize), usize> = HashMap::new();
+        let store = engine.store();
+        for slice in store.slices().into_iter().filter(|slice| slice.replica.data == 0) {
+            let first = *places.entry((slice.addr(), slice.bytes())).or_insert_with(|| {
+                let first = len;
+                len = (len + slice.bytes()).next_multiple_of(ALIGN);
+                first
+            });
+            let shape = saved_shape(&slice.param, store.model().vocab);
+            saved.push(Saved { range: first..first + slice.bytes(), slice, shape });
         }
-        let live_dtype = engine.live_dtype();
-        let half = live_dtype != DType::F32;
         // A page of zeros is not memory yet until something else is written.
-        let kept = [(); 3].map(|()| vec![f32::NAN; len]);
-        Snapshot { saved, kept, live: half.then(|| vec![u16::MAX; len]), live_dtype }
+        Snapshot { saved, bytes: vec![u8::MAX; len] }
     }
 
     pub fn bytes(&self) -> Bytes {
-        let live = self.live.as_ref().map_or(0, |live| 2 * live.len());
-        Bytes((12 * self.kept[0].len() + live) as u64)
+        Bytes(self.bytes.len() as u64)
     }
 
     /// Copies everything out of the engine.
     pub fn take(&mut self, engine: &Engine) {
-        engine.settle();
-        for Saved { piece, first, .. } in &self.saved {
-            let range = *first..first + piece.numel();
-            for moment in Moment::ALL {
-                engine.read(moment, piece, &mut self.kept[moment as usize][range.clone()]);
-            }
-            if let Some(live) = &mut self.live {
-                let bits = bytemuck::cast_slice_mut(&mut live[range]);
-                engine.read_live(piece, 0..piece.size[0], bits);
+        let (store, mut end) = (engine.store(), 0);
+        store.wait_gathers();
+        for Saved { slice, range, .. } in &self.saved {
+            if range.start >= end {
+                store.read(slice, 0..slice.slice.size[0], &mut self.bytes[range.clone()]);
+                end = range.end;
             }
         }
     }
@@ -65,23 +66,16 @@ impl Snapshot {
         self.saved.iter().map(|saved| self.share(saved)).collect()
     }
 
-    fn share<'s>(&'s self, saved: &'s Saved) -> Share<'s> {
-        let Saved { piece, shape, first } = saved;
-        let range = *first..first + piece.numel();
-        let kept = [0, 1, 2].map(|i| &self.kept[i][range.clone()]);
+    fn share<'s>(&'s self, Saved { slice, shape, range }: &'s Saved) -> Share<'s> {
         Share {
-            name: &piece.slot.name,
-            number: piece.number,
+            name: &slice.param.name,
+            number: slice.number,
             shape,
-            decay: piece.slot.spec.decay,
-            at: piece.at,
-            size: piece.size,
-            replica: piece.replica,
-            kept,
-            live: match &self.live {
-                Some(live) => Values::halves(self.live_dtype, &live[range]),
-                None => Values::F32(kept[0]),
-            },
+            decay: slice.param.spec.decay,
+            state: slice.state,
+            slice: slice.slice,
+            replica: slice.replica,
+            bytes: &self.bytes[range.clone()],
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `gptrain data …`: making, joining and looking into datasets.
+//! `gptrain data …`: making, joining and inspecting datasets.
 
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ fn prefix(named: &Path) -> PathBuf {
     cut.map_or(named.into(), PathBuf::from)
 }
 
-/// What printing came to. Whoever reads the output may have seen enough (`| head`): no error.
+/// The result of printing, without the error of a closed pipe (`| head`).
 fn until_closed(printed: Result<()>) -> Result<()> {
     printed.or_else(|error| {
         let io = error.downcast_ref::<std::io::Error>();

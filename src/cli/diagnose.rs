@@ -1,21 +1,21 @@
 //! `gptrain diagnose`
 
 use crate::base::Seconds;
-use crate::comm::{Dump, End, Event, RankReport};
+use crate::comm::{Dump, End, Event, LogLine, RankReport};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A folder that a failed run wrote: verdict.json, rank-00000.json …
+    /// The dump folder of a failed run: verdict.json, rank-00000.json …
     folder: PathBuf,
-    /// Also show the last operations of these ranks
+    /// Also show the last messages and operations of these ranks
     #[arg(long, value_name = "RANK")]
     rank: Vec<usize>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let dump = Dump::read(&args.folder)?;
-    let found = dump.verdict();
+    let found = dump.diagnose();
     match (&dump.line, &found) {
         (Some(line), _) => println!("{line}"),
         (None, Some(line)) => {
@@ -37,6 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     for report in args.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
         println!("\n{}", report.name());
+        report.log.iter().for_each(|line| println!("{}", logged(line)));
         report.events.iter().for_each(|event| println!("{}", detail(event)));
     }
     Ok(())
@@ -53,8 +54,8 @@ fn summary(report: &RankReport) -> String {
         Some(End::Died(how)) => format!("; it died: {how}"),
         None => report.silent.map_or(String::new(), |s| format!("; silent for {}", Seconds(s))),
     };
-    let doing = format!("{} for {}", report.doing, Seconds(report.now - report.doing_since));
-    let within: Vec<String> = report.within().map(|event| waiting(report, event)).collect();
+    let doing = format!("{} for {}", report.phase, Seconds(report.now - report.phase_since));
+    let within: Vec<String> = report.active_ops().map(|event| waiting(report, event)).collect();
     let within = if within.is_empty() { "in no collective".into() } else { within.join(", ") };
     format!("{name}: {doing}; {within}{end}")
 }
@@ -65,6 +66,13 @@ fn waiting(report: &RankReport, event: &Event) -> String {
     let since = Seconds(report.now - event.started.unwrap_or(report.now));
     let awaits = event.awaiting.map_or(String::new(), |rank| format!(", waits for rank {rank}"));
     format!("in {op} #{sequence} of group {group} for {since}{awaits}")
+}
+
+/// A message: `12.345678 s  WARN in step 7: a newer checkpoint is now called …`.
+fn logged(line: &LogLine) -> String {
+    let LogLine { at, level, step, text } = line;
+    let step = step.map_or(String::new(), |step| format!(" in step {step}"));
+    format!("{at:14.6} s  {level}{step}: {text}")
 }
 
 /// One operation: `12.345678 s  all_reduce #7 of dp  4,000 bytes f32  3 ms`.

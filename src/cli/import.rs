@@ -1,10 +1,10 @@
-//! `gptrain import`: weights of Hugging Face as the beginning of a run.
+//! `gptrain import`: starts a run from Hugging Face weights.
 
 use crate::manifest;
 use crate::train::import;
 use std::path::PathBuf;
 
-/// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
+/// Start a run from a Hugging Face folder (GPT-2 or BLOOM)
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The folder: config.json and safetensors

@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Look into a checkpoint, verify it, or compare two
+/// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// A checkpoint (runs/NAME/checkpoints/step-00000040), or a run's folder: its newest
@@ -21,7 +21,7 @@ pub struct Args {
     /// Compare with this checkpoint: what changed from CHECKPOINT to it, tensor by tensor
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["deep", "replay", "plot"])]
     diff: Option<PathBuf>,
-    /// Take the next step again on this machine's CPU, and compare its loss with the recorded one
+    /// Repeat the next step on this machine's CPU, and compare its loss with the recorded one
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..=1))]
     replay: Option<u64>,
     /// Draw norms by layer and the sizes of values
@@ -60,7 +60,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the program with 1, as `diff` does; all has been said.
+/// Exit code 1, as of `diff`; the differences are already printed.
 #[derive(Debug)]
 struct Different;
 

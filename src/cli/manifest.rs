@@ -16,7 +16,7 @@ pub enum Command {
     Schema,
 }
 
-/// A manifest and what is changed in it.
+/// A manifest and the settings changed on the command line.
 #[derive(Debug, Args)]
 pub struct Source {
     /// The manifest.
@@ -37,7 +37,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// A reader that stops reading (`| head`) is no failure.
+/// Prints; a closed pipe (`| head`) is no error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

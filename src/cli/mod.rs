@@ -15,11 +15,12 @@ mod manifest;
 mod data;
 mod estimate;
 
-use crate::base::Problems;
-use crate::comm::Failed;
-use crate::train::Followed;
+use crate::train::exit;
+use crate::train::messages::Messages;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use tracing::level_filters::LevelFilter;
 
 /// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
@@ -27,67 +28,68 @@ use std::process::ExitCode;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Print messages of at least this severity
+    #[arg(long, global = true, value_name = "LEVEL", env = "GPTRAIN_LOG", default_value = "info")]
+    #[arg(value_parser = level_parser())]
+    log_level: LevelFilter,
+}
+
+fn level_parser() -> impl TypedValueParser<Value = LevelFilter> {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    PossibleValuesParser::new(levels).try_map(|level| level.parse::<LevelFilter>())
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a manifest; goes on from its last checkpoint if there is one
+    /// Train a manifest; resumes from its last checkpoint if there is one
     Run(run::Args),
     /// Generate text with a trained model
     Sample(sample::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
-    /// Look into a checkpoint, verify it, or compare two
+    /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
     /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
     Export(export::Args),
-    /// Begin a run from a Hugging Face folder (GPT-2 or BLOOM)
+    /// Start a run from a Hugging Face folder (GPT-2 or BLOOM)
     Import(import::Args),
-    /// Say who held up a run whose ranks failed, from the folder they wrote
+    /// Name the rank that stopped a failed run, from its dump folder
     Diagnose(diagnose::Args),
-    /// Say what a run will need: memory, time, days, and what to change
+    /// Estimate what a run needs: memory, time, days, and what to change
     Estimate(estimate::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
-    /// Make, join and look into datasets and tokenizers
+    /// Make, join and inspect datasets and tokenizers
     #[command(subcommand)]
     Data(data::Command),
 }
 
 pub fn main() -> ExitCode {
-    let mut fits = true;
-    let done = match Cli::parse().command {
-        Command::Run(args) => run::run(args),
+    let Cli { command, log_level } = Cli::parse();
+    let messages = Messages::standard();
+    let traces = matches!(&command, Command::Run(args) if args.traces());
+    messages.install(log_level, traces);
+    let Err(error) = run(command, &messages) else { return ExitCode::SUCCESS };
+    let (code, line) = exit::of_error(&error);
+    line.iter().for_each(|line| eprintln!("{line}"));
+    ExitCode::from(code)
+}
+
+fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => run::run(args, messages),
         Command::Sample(args) => sample::run(args),
         Command::Report(args) => report::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => estimate::run(args).map(|fit| fits = fit),
+        Command::Estimate(args) => match estimate::run(args)? {
+            true => Ok(()),
+            false => Err(exit::DoesNotFit.into()),
+        },
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
-    };
-    match done {
-        Ok(()) if !fits => ExitCode::from(estimate::DOES_NOT_FIT),
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<Problems>() => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-        Err(error) if error.is::<Failed>() => {
-            if error.downcast_ref::<Failed>().is_some_and(|failed| failed.speak) {
-                eprintln!("gptrain: {error}");
-            }
-            ExitCode::from(Failed::EXIT_CODE)
-        }
-        Err(error) if error.is::<Followed>() => {
-            ExitCode::from(error.downcast_ref::<Followed>().map_or(1, |followed| followed.code))
-        }
-        Err(error) => {
-            eprintln!("gptrain: {error:#}");
-            ExitCode::FAILURE
-        }
     }
 }

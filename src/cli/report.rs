@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::base::svg::Scale;
 use crate::train::report::page::Run;
-use crate::train::report::svg::Scale;
 
 /// Draw a run's curves as one self-contained HTML page
 #[derive(clap::Args, Clone, Debug)]

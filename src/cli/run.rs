@@ -1,5 +1,7 @@
 //! `gptrain run`
 
+use crate::train::messages::Messages;
+use crate::train::trace::{Steps, TraceOptions};
 use crate::{manifest, train};
 use std::path::PathBuf;
 
@@ -10,23 +12,38 @@ pub struct Args {
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Go on from this checkpoint (step-00000040) in place of the newest
+    /// Resume from this checkpoint (step-00000040) in place of the newest
     #[arg(long, value_name = "STEP")]
     resume_from: Option<PathBuf>,
-    /// First take this many recorded steps again from an older checkpoint, and demand equal losses
+    /// First repeat this many recorded steps from an older checkpoint; their losses must be equal
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     verify_resume: Option<u64>,
+    /// Write the spans of `--trace-steps`, of all ranks, to this file; ui.perfetto.dev shows it
+    #[arg(long, value_name = "FILE", requires = "trace_steps")]
+    trace: Option<PathBuf>,
+    /// Steps to trace, both ends included, as in `--trace-steps 10..12`
+    #[arg(long, value_name = "A..B", requires = "trace", value_parser = Steps::parse)]
+    trace_steps: Option<Steps>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+impl Args {
+    /// Whether spans are recorded.
+    pub fn traces(&self) -> bool {
+        self.trace.is_some()
+    }
+}
+
+pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let loaded = manifest::load(&args.manifest, &args.set)?;
     let Args { resume_from, verify_resume, .. } = args;
-    let ended = train::run(&loaded, &train::Options { resume_from, verify_resume })?;
+    let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
+    let options = train::Options { resume_from, verify_resume, trace };
+    let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     match ended {
         Some(train::Ended::Complete) => println!("complete: {folder}"),
         Some(train::Ended::Stopped) => println!("stopped and saved: the same command goes on"),
-        None => {} // another process says it
+        None => {} // the process of rank 0 prints it
     }
     Ok(())
 }

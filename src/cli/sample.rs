@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// A run's folder (its newest checkpoint) or one checkpoint
     checkpoint: PathBuf,
-    /// Text to go on from
+    /// Text to continue
     #[arg(long, default_value = "")]
     prompt: String,
     /// Tokens to generate

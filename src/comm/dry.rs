@@ -1,4 +1,4 @@
-//! A group whose other members do not exist: it counts what this rank would send.
+//! A group without other members: it counts the bytes that this rank would send.
 
 use super::{Group, Message, Op};
 use crate::device::Tensor;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 /// (n−1)/n of the whole for a gather or scatter.
 pub type Volume = BTreeMap<(&'static str, Op), f64>;
 
-/// Counts; see the module.
+/// A group that only counts.
 pub struct Dry {
     name: &'static str,
     rank: usize,
@@ -19,18 +19,18 @@ pub struct Dry {
 }
 
 impl Dry {
-    /// Member `rank` of `size`; what it sends is added up in `volume` under `name`.
+    /// Member `rank` of `size`; bytes sent are added to `volume` under `name`.
     pub fn new(name: &'static str, rank: usize, size: usize, volume: &Rc<RefCell<Volume>>) -> Dry {
         Dry { name, rank, size, volume: volume.clone() }
     }
 
-    fn note(&self, op: Op, bytes: f64) {
+    fn add(&self, op: Op, bytes: f64) {
         *self.volume.borrow_mut().entry((self.name, op)).or_default() += bytes;
     }
 
     fn ring(&self, op: Op, passes: f64, x: Tensor) {
         let share = (self.size - 1) as f64 / self.size as f64;
-        self.note(op, passes * share * x.bytes() as f64);
+        self.add(op, passes * share * x.bytes() as f64);
     }
 }
 
@@ -53,8 +53,8 @@ impl Group for Dry {
     fn exchange(&self, messages: &[Message]) {
         for message in messages {
             match message {
-                Message::Send { x, .. } => self.note(Op::Send, x.bytes() as f64),
-                Message::Recv { x, .. } => self.note(Op::Recv, x.bytes() as f64),
+                Message::Send { x, .. } => self.add(Op::Send, x.bytes() as f64),
+                Message::Recv { x, .. } => self.add(Op::Recv, x.bytes() as f64),
             }
         }
     }

@@ -1,24 +1,25 @@
-//! A folder with what every rank knew when the world failed: `verdict.json`, `rank-00037.json` ….
+//! The dump of a failed process group, one folder: `verdict.json` with the failure line, and
+//! `rank-00037.json` with the flight recorder of each rank.
 
+use super::hang::diagnose;
 use super::report::RankReport;
-use super::verdict::verdict;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What such a folder holds.
+/// A dump that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dump {
     /// The line that was printed.
     pub line: Option<String>,
-    /// By rank; those without a file are reported as unknown.
+    /// Indexed by rank; ranks without a file are reported as unknown.
     pub ranks: Vec<RankReport>,
     /// Files that could not be read, with the reason.
     pub damaged: Vec<String>,
 }
 
-/// Writes the verdict, unless another rank has written one: whether this is the one that counts.
-pub fn claim_verdict(folder: &Path, line: &str) -> anyhow::Result<bool> {
+/// Writes the failure line unless another rank already did; true if this one was written.
+pub fn claim_diagnosis(folder: &Path, line: &str) -> anyhow::Result<bool> {
     let new = write_new(folder, "verdict.json", &serde_json::json!({ "verdict": line }))?;
     let linked = fs::hard_link(&new, folder.join("verdict.json"));
     let _ = fs::remove_file(&new);
@@ -28,18 +29,18 @@ pub fn claim_verdict(folder: &Path, line: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Writes what is known of one rank.
+/// Writes one rank's report.
 pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
     write(folder, &format!("rank-{:05}.json", report.rank), report)
 }
 
-/// Whole or not at all: a reader never sees half a file.
+/// Writes atomically: a reader never sees half a file.
 fn write(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<()> {
     let (path, new) = (folder.join(name), write_new(folder, name, value)?);
     fs::rename(&new, &path).with_context(|| format!("writing {}", path.display()))
 }
 
-/// Under a name that no other process of any machine writes.
+/// Writes under a name unique to this process and machine.
 fn write_new(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -85,7 +86,7 @@ impl Dump {
         Ok(())
     }
 
-    /// By rank, none missing: up to the highest rank that anybody was in a group with.
+    /// Fills `ranks` up to the highest rank that any group mentions.
     fn fill(&mut self) {
         /// More ranks than any machine has: a damaged file does not take the memory.
         const MOST: usize = 1 << 20;
@@ -102,8 +103,8 @@ impl Dump {
         self.ranks = ranks;
     }
 
-    /// The verdict that the reports themselves give, on whoever waited longest.
-    pub fn verdict(&self) -> Option<String> {
-        verdict(&self.ranks, 0.0)
+    /// The hang diagnosis from the reports alone.
+    pub fn diagnose(&self) -> Option<String> {
+        diagnose(&self.ranks, 0.0)
     }
 }

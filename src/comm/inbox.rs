@@ -1,14 +1,14 @@
-//! What has arrived at a rank and was not yet asked for. Waiting is sleeping, never spinning.
+//! Frames that have arrived at a rank and were not yet received. Receivers sleep, they never spin.
 
 use super::memory::{Buffer, Pool};
 use super::{Failed, Op};
 use crate::base::DType;
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Which operation a frame belongs to: the same on every rank that takes part in it.
+/// Identifies an operation; equal on every rank that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Label {
+pub struct OpId {
     /// Hash of the group's name and ranks.
     pub group: u64,
     /// Message (counted per sender and receiver) or collective (counted per group).
@@ -17,41 +17,41 @@ pub struct Label {
     pub sequence: u64,
 }
 
-/// What the sender of a frame believes the operation to be.
+/// The operation as the sender of a frame entered it; receivers compare it with their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct What {
+pub struct OpSignature {
     pub op: Op,
     pub dtype: DType,
     pub numel: u64,
 }
 
-impl std::fmt::Display for What {
+impl std::fmt::Display for OpSignature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} {}", self.op, self.numel, self.dtype)
     }
 }
 
-/// A piece of an operation's data.
+/// One chunk of an operation's data.
 pub struct Frame {
-    pub label: Label,
-    pub what: What,
+    pub id: OpId,
+    pub signature: OpSignature,
     pub data: Buffer,
 }
 
-/// How frames get to other ranks. A frame sent is delivered, in order, or the world fails.
-pub trait Wire: Send + Sync {
-    /// These ranks are about to talk; each of them calls this.
-    fn meet(&self, ranks: &[usize]) -> Result<(), Failed>;
+/// Carries frames to other ranks, in order. An undelivered frame fails the process group.
+pub trait Transport: Send + Sync {
+    /// Opens connections between these ranks; each of them calls this.
+    fn connect(&self, ranks: &[usize]) -> Result<(), Failed>;
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed>;
-    /// Tells every rank. Gives what all are told: the first failure that anybody told of.
+    /// Fails every rank. Returns the failure that all ranks agree on: the first one reported.
     fn fail(&self, failed: Failed) -> Failed;
-    /// This rank has ended, well or not.
+    /// This rank has ended, successfully or not.
     fn leave(&self);
 }
 
-/// Frames that came, by sender and operation.
+/// Received frames by sender and operation.
 pub struct Inbox {
-    /// Of the frames' data.
+    /// Buffers of the frames' data.
     pub pool: Pool,
     state: Mutex<State>,
     changed: Condvar,
@@ -59,10 +59,10 @@ pub struct Inbox {
 
 #[derive(Default)]
 struct State {
-    frames: HashMap<(usize, Label), VecDeque<Frame>>,
-    /// What somebody sleeps for.
-    awaited: Vec<(usize, Label)>,
-    /// Ranks that have ended; nothing more comes from them.
+    frames: HashMap<(usize, OpId), VecDeque<Frame>>,
+    /// (sender, operation) pairs that threads wait for.
+    awaited: Vec<(usize, OpId)>,
+    /// Ranks that have ended and send nothing more.
     gone: Vec<usize>,
     failed: Option<Failed>,
 }
@@ -75,8 +75,8 @@ impl Default for Inbox {
 
 impl Inbox {
     pub fn put(&self, from: usize, frame: Frame) {
-        let mut state = self.lock();
-        let key = (from, frame.label);
+        let mut state = self.state.lock();
+        let key = (from, frame.id);
         state.frames.entry(key).or_default().push_back(frame);
         if state.awaited.contains(&key) {
             self.changed.notify_all();
@@ -87,10 +87,10 @@ impl Inbox {
     pub fn take(
         &self,
         from: usize,
-        label: Label,
+        id: OpId,
         gone: impl FnOnce() -> Failed,
     ) -> Result<Frame, Failed> {
-        let (mut state, key) = (self.lock(), (from, label));
+        let (mut state, key) = (self.state.lock(), (from, id));
         loop {
             if let Some(failed) = &state.failed {
                 return Err(failed.clone());
@@ -106,29 +106,25 @@ impl Inbox {
                 return Err(gone());
             }
             state.awaited.push(key);
-            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.changed.wait(&mut state);
             let at = state.awaited.iter().position(|awaited| *awaited == key);
             state.awaited.swap_remove(at.expect("put there above"));
         }
     }
 
-    /// Nothing more comes from a rank.
+    /// A rank has ended and sends nothing more.
     pub fn leave(&self, rank: usize) {
-        self.lock().gone.push(rank);
+        self.state.lock().gone.push(rank);
         self.changed.notify_all();
     }
 
-    /// Fails whoever waits, now or later. The first failure stays.
+    /// Fails all current and later receives. The first failure stays.
     pub fn fail(&self, failed: &Failed) {
-        self.lock().failed.get_or_insert_with(|| failed.clone());
+        self.state.lock().failed.get_or_insert_with(|| failed.clone());
         self.changed.notify_all();
     }
 
     pub fn failed(&self) -> Option<Failed> {
-        self.lock().failed.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().failed.clone()
     }
 }

@@ -1,13 +1,13 @@
-//! Where groups touch the elements of tensors: copies in and out, and the sum.
+//! Access to the elements of host tensors: copies in and out, and sums.
 //!
-//! No reference to a tensor's memory outlives a call in here, so a part may lie in its whole.
+//! No reference to a tensor's memory outlives a call, so a part may lie inside its whole.
 
 use crate::base::DType;
 use crate::device::Tensor;
 use half::{bf16, f16};
-use std::sync::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-/// Bytes on their way, aligned for every dtype.
+/// Bytes of a frame, aligned for every dtype.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     words: Vec<u64>,
@@ -15,14 +15,14 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The same memory for `len` other bytes, whatever they are.
-    fn again(mut self, len: usize) -> Buffer {
+    /// The same memory for `len` bytes of unspecified content.
+    fn resized(mut self, len: usize) -> Buffer {
         self.words.resize(len.div_ceil(8), 0);
         Buffer { len, ..self }
     }
 
-    /// Bytes of memory it holds.
-    fn held(&self) -> usize {
+    /// Bytes of allocated memory.
+    fn capacity(&self) -> usize {
         self.words.capacity() * 8
     }
 
@@ -35,7 +35,7 @@ impl Buffer {
     }
 }
 
-/// Buffers that were used, to be used again: fresh memory costs more than the copy into it.
+/// Free buffers for reuse: fresh memory costs more than the copy into it.
 #[derive(Default)]
 pub struct Pool {
     free: Mutex<Free>,
@@ -44,33 +44,29 @@ pub struct Pool {
 #[derive(Default)]
 struct Free {
     buffers: Vec<Buffer>,
-    /// Of memory they hold.
+    /// Their total capacity.
     bytes: usize,
 }
 
 impl Pool {
-    /// Bytes kept for later: what may be on its way to a rank, and as much again.
+    /// Bytes kept free: twice what may be in flight to a rank.
     const KEPT: usize = 16 << 20;
 
-    /// `len` bytes, whatever they are.
+    /// A buffer of `len` bytes of unspecified content.
     pub fn take(&self, len: usize) -> Buffer {
-        let mut free = self.lock();
+        let mut free = self.free.lock();
         let buffer = free.buffers.pop().unwrap_or_default();
-        free.bytes -= buffer.held();
+        free.bytes -= buffer.capacity();
         drop(free);
-        buffer.again(len)
+        buffer.resized(len)
     }
 
     pub fn give(&self, buffer: Buffer) {
-        let mut free = self.lock();
-        if free.bytes + buffer.held() <= Pool::KEPT {
-            free.bytes += buffer.held();
+        let mut free = self.free.lock();
+        if free.bytes + buffer.capacity() <= Pool::KEPT {
+            free.bytes += buffer.capacity();
             free.buffers.push(buffer);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -82,6 +78,7 @@ pub fn read(from: Tensor, to: &mut Buffer) {
             DType::F32 => bytemuck::cast_slice(from.host::<f32>()),
             DType::BF16 => bytemuck::cast_slice(from.host::<bf16>()),
             DType::F16 => bytemuck::cast_slice(from.host::<f16>()),
+            DType::U8 => from.host::<u8>(),
             DType::I32 => bytemuck::cast_slice(from.host::<i32>()),
             DType::I64 => bytemuck::cast_slice(from.host::<i64>()),
         }
@@ -98,7 +95,7 @@ pub fn write(from: &Buffer, to: Tensor) {
     }
 }
 
-/// Copies a tensor's elements, over themselves too.
+/// Copies a tensor's elements; the two may overlap.
 pub fn copy(from: Tensor, to: Tensor) {
     assert_eq!(from.bytes(), to.bytes());
     if from.addr() != to.addr() {

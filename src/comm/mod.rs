@@ -1,64 +1,71 @@
-//! Groups of ranks, behind one trait: alone (`Solo`), threads of one process (`threads`), processes
-//! over TCP (`tcp`). Also what watches them: the flight recorder and the verdict on a hang.
+//! Collectives and messages between ranks, behind one trait, `Group`. Six carriers: a single rank
+//! (`Solo`), threads of one process (`threads`), processes over TCP (`tcp`), NCCL (`nccl`), GPUs
+//! through host memory (`host_staged`), and one that only counts bytes (`dry`). Also the flight
+//! recorder and the hang diagnosis.
 //!
 //! Does not know what tensor, pipeline or data parallelism mean.
 //!
-//! **Failure.** A collective returns nothing: the code that computes would have nothing to do with
-//! an error, as its buffers are then half written. When a rank dies, enters another collective than
-//! its group, or hangs, every rank of the world is told the same `Failed` and its next wait (or the
-//! one it is in) unwinds with it. Whoever started the rank wraps it in `catch`, prints the one line
-//! and ends with `Failed::EXIT_CODE`. An ordinary panic of a rank fails the others in the same way.
+//! **Failure.** A collective returns no error: the caller could not recover, as its buffers are half
+//! written. When a rank dies, enters another collective than its group, or hangs, the process group
+//! fails: every rank receives the same `Failed`, and its current or next wait unwinds with it. The
+//! code that started the rank wraps it in `catch`, prints the line and exits with
+//! `Failed::EXIT_CODE`. A panic of one rank fails the others in the same way.
 
 pub mod dry;
-mod group;
+mod p2p_group;
 mod hostlist;
+mod clock;
+mod endpoint;
 mod inbox;
-mod launch;
+mod launcher;
 mod memory;
 pub mod nccl;
 mod queue;
 mod recorder;
 mod report;
-mod together;
-pub mod staged;
+mod host_collectives;
+pub mod host_staged;
 pub mod tcp;
 pub mod threads;
-mod verdict;
+mod hang;
 mod dump;
-mod watch;
+mod watchdog;
 mod world;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use clock::{ClockOffset, clock_id, now_ns};
 pub use dump::Dump;
-pub use launch::{Launch, RENDEZVOUS};
+pub use endpoint::Traffic;
+pub use hang::diagnose;
+pub use host_collectives::HostCollectives;
+pub use launcher::{LauncherEnv, RENDEZVOUS};
 pub use recorder::{Event, Recorder};
-pub use report::{End, GroupCount, RankReport};
-pub use together::Together;
-pub use verdict::verdict;
-pub use watch::Watch;
-pub use world::{Traffic, World};
+pub use report::{End, GroupCount, LogLine, RankReport};
+pub use watchdog::Watchdog;
+pub use world::World;
 
+use crate::base::div_exact;
 use crate::device::Tensor;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Ranks that compute together. Every member makes the same calls in the same order. Ops are in
-/// order with the device's ops; sums are in rank order, the same bits whatever carries them.
+/// Ranks that compute together. Every member makes the same calls in the same order. Operations are
+/// ordered with the device's ops; sums are in rank order, the same bits on every carrier but NCCL.
 pub trait Group {
     fn size(&self) -> usize;
     fn rank(&self) -> usize;
-    /// Whether a device can learn its collectives by heart (`Backend::repeat`): they are asked of the
-    /// device alone, and no host takes part in them.
-    fn repeats(&self) -> bool {
+    /// Whether `Backend::graph` can capture its collectives: they run on the device alone, without the
+    /// host.
+    fn capturable(&self) -> bool {
         false
     }
     /// x = Σ over ranks of x. f32 is summed in f64, bf16 in f32; rounded once.
     fn all_reduce(&self, x: Tensor);
     /// whole = every rank's part, in rank order. In place where part lies at its place in whole.
     fn all_gather(&self, part: Tensor, whole: Tensor);
-    /// part = this rank's share of Σ over ranks of whole, the bits that `all_reduce` would give.
+    /// part = this rank's slice of Σ over ranks of whole, with the bits that `all_reduce` gives.
     /// In place where part lies at its place in whole.
     fn reduce_scatter(&self, whole: Tensor, part: Tensor);
     /// To another rank of the group. Messages of one rank to another arrive in the order sent.
@@ -68,11 +75,11 @@ pub trait Group {
     fn recv(&self, from: usize, x: Tensor) {
         self.exchange(&[Message::Recv { from, x }]);
     }
-    /// All of these at once: messages that cross cannot wait for each other.
+    /// Posts all messages at once, so that crossing messages cannot deadlock.
     fn exchange(&self, messages: &[Message]);
-    /// A collective on the communication queue: it sees what was computed before `begin`, and what
-    /// is asked after `finish` sees its result; compute between the two overlaps with it. A group
-    /// without such a queue does it at once.
+    /// Starts a collective on the communication queue. It sees what was computed before `begin`;
+    /// ops enqueued after `finish` see its result; computation between the two overlaps with it.
+    /// A group without such a queue runs it immediately.
     fn begin(&self, what: Collective) -> Pending {
         match what {
             Collective::AllReduce(x) => self.all_reduce(x),
@@ -81,15 +88,32 @@ pub trait Group {
         }
         Pending { job: 0, event: 0 }
     }
-    fn finish(&self, _: Pending) {}
+    /// Waits for a collective that was begun, before its result is used.
+    fn finish(&self, pending: Pending) {
+        assert_eq!(pending.job, 0, "begun by another group");
+    }
 }
 
-/// What `begin` can be asked for.
+/// The operations of a whole group.
 #[derive(Clone, Copy, Debug)]
 pub enum Collective {
     AllReduce(Tensor),
     AllGather { part: Tensor, whole: Tensor },
     ReduceScatter { whole: Tensor, part: Tensor },
+}
+
+impl Collective {
+    /// The op and its whole tensor, in a group of `size`, whose parts must divide it evenly.
+    fn whole(&self, size: usize) -> (Op, Tensor) {
+        let (op, part, whole) = match *self {
+            Collective::AllReduce(x) => return (Op::AllReduce, x),
+            Collective::AllGather { part, whole } => (Op::AllGather, part, whole),
+            Collective::ReduceScatter { whole, part } => (Op::ReduceScatter, part, whole),
+        };
+        assert_eq!(part.numel(), div_exact(whole.numel(), size), "a rank's part");
+        assert_eq!(part.dtype, whole.dtype, "part and whole");
+        (op, whole)
+    }
 }
 
 /// One of the messages of an `exchange`.
@@ -99,17 +123,17 @@ pub enum Message {
     Recv { from: usize, x: Tensor },
 }
 
-/// A collective that was begun.
+/// A collective in flight.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]
 pub struct Pending {
-    /// Its number on the queue, from 1; 0 is done already.
+    /// Number on the queue, from 1; 0 if it is already complete.
     job: u64,
-    /// Its number in the recorder.
+    /// Event number in the flight recorder.
     event: u64,
 }
 
-/// What a rank does with others.
+/// Kinds of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Op {
     AllReduce,
@@ -119,35 +143,41 @@ pub enum Op {
     Recv,
 }
 
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Op {
+    pub fn name(self) -> &'static str {
+        match self {
             Op::AllReduce => "all_reduce",
             Op::AllGather => "all_gather",
             Op::ReduceScatter => "reduce_scatter",
             Op::Send => "send",
             Op::Recv => "recv",
-        })
+        }
     }
 }
 
-/// The ranks of this world cannot go on together: one line that names the one at fault.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The process group failed: one line that names the rank at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     pub line: String,
-    /// Whether this process is to print it: of many, one does.
-    pub speak: bool,
+    /// Whether this process prints the line; exactly one process does.
+    pub print: bool,
 }
 
 impl Failed {
-    /// A rank that ends because the ranks cannot go on together ends with this.
+    /// Exit code of every rank of a failed process group.
     pub const EXIT_CODE: u8 = 3;
 
     pub fn new(line: impl Into<String>) -> Failed {
-        Failed { line: line.into(), speak: true }
+        Failed { line: line.into(), print: true }
     }
 
-    /// Unwinds this rank, silently: `catch` is where it ends.
+    /// Unwinds this rank without a message, up to `catch`.
     pub(crate) fn raise(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
     }
@@ -161,7 +191,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Runs a rank; a failure of its world becomes an error. Other panics go on.
+/// Runs a rank; a failure of the process group becomes an error. Other panics propagate.
 pub fn catch<T>(rank: impl FnOnce() -> T) -> Result<T, Failed> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(rank)).map_err(|panic| {
         match panic.downcast::<Failed>() {
@@ -171,7 +201,7 @@ pub fn catch<T>(rank: impl FnOnce() -> T) -> Result<T, Failed> {
     })
 }
 
-/// A group of one: every collective is already done, so callers never ask "am I alone?".
+/// A group of one rank, whose collectives are complete already: callers need no special case.
 pub struct Solo;
 
 impl Group for Solo {
@@ -181,7 +211,7 @@ impl Group for Solo {
     fn rank(&self) -> usize {
         0
     }
-    fn repeats(&self) -> bool {
+    fn capturable(&self) -> bool {
         true
     }
     fn all_reduce(&self, _: Tensor) {}

@@ -1,21 +1,23 @@
-//! The communication queue of a rank: a thread that runs collectives in the order they were begun,
-//! beside the thread that computes.
+//! The communication queue of a rank: a thread that runs collectives in the order in which they were
+//! begun, concurrently with the thread that computes.
 
 use super::Failed;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use crate::base::Worker;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 type Job = Box<dyn FnOnce() -> Result<(), Failed> + Send>;
 
+/// Jobs that may wait; a step begins a few for each layer.
+const ROOM: usize = 4096;
+
 pub struct Queue {
-    jobs: Option<Sender<Job>>,
+    worker: Worker<Job, ()>,
     begun: u64,
     done: Arc<Done>,
-    thread: Option<JoinHandle<()>>,
 }
 
-/// How many jobs have ended; after a failure none are run.
+/// Number of completed jobs. After a failure the remaining jobs are not run.
 #[derive(Default)]
 pub struct Done {
     state: Mutex<(u64, Option<Failed>)>,
@@ -24,30 +26,29 @@ pub struct Done {
 
 impl Queue {
     pub fn new(rank: usize) -> Queue {
-        let (jobs, todo) = channel::<Job>();
         let done = Arc::new(Done::default());
         let report = done.clone();
-        let run = move || {
-            for job in todo {
-                let failed = report.lock().1.is_some();
-                let outcome = if failed { Ok(()) } else { job() };
-                let mut state = report.lock();
-                state.0 += 1;
-                if let Err(failed) = outcome {
-                    state.1 = Some(failed);
-                }
-                report.changed.notify_all();
+        let of_rank = tracing::error_span!(parent: None, "rank", rank);
+        let run = move |job: Job| {
+            let _rank = of_rank.enter();
+            let failed = report.state.lock().1.is_some();
+            let outcome = if failed { Ok(()) } else { job() };
+            let mut state = report.state.lock();
+            state.0 += 1;
+            if let Err(failed) = outcome {
+                state.1 = Some(failed);
             }
+            report.changed.notify_all();
+            None
         };
-        let name = format!("queue of rank {rank}");
-        let thread = std::thread::Builder::new().name(name).spawn(run).expect("a thread");
-        Queue { jobs: Some(jobs), begun: 0, done, thread: Some(thread) }
+        let worker = Worker::start(&format!("queue of rank {rank}"), ROOM, run);
+        Queue { worker: worker.expect("a thread"), begun: 0, done }
     }
 
     /// The job's number, from 1.
     pub fn begin(&mut self, job: Job) -> u64 {
         self.begun += 1;
-        self.jobs.as_ref().expect("open until dropped").send(job).expect("the thread lives");
+        self.worker.send(job).expect("jobs return their failures");
         self.begun
     }
 
@@ -59,23 +60,10 @@ impl Queue {
 impl Done {
     /// Sleeps until a job has ended.
     pub fn wait(&self, job: u64) -> Result<(), Failed> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.0 < job {
-            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.changed.wait(&mut state);
         }
         state.1.clone().map_or(Ok(()), Err)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, (u64, Option<Failed>)> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.jobs = None;
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("jobs return their failures");
-        }
     }
 }

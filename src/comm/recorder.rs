@@ -1,18 +1,21 @@
-//! The flight recorder: what a rank last did with others, and what it is doing now.
+//! The flight recorder: a rank's last communication operations and its current phase.
 
 use super::Op;
-use super::report::{GroupCount, RankReport};
+use super::report::{GroupCount, LogLine, RankReport};
 use crate::base::DType;
 use crate::device::Tensor;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Events kept per rank.
 const KEPT: usize = 256;
 
-/// One operation with others. Times are seconds since the recorder was made.
+/// Log lines kept per rank.
+const KEPT_LINES: usize = 64;
+
+/// One collective or message. Times are seconds since the recorder was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Counted over all groups, from 0.
@@ -25,19 +28,19 @@ pub struct Event {
     pub dtype: DType,
     /// Of the whole tensor.
     pub bytes: u64,
-    /// Rank of the world a message goes to or comes from.
+    /// World rank that a message goes to or comes from.
     pub peer: Option<usize>,
-    /// On the communication queue, with nobody waiting for it yet.
+    /// On the communication queue, and the rank does not wait for it yet.
     pub queued: bool,
     pub enqueued: f64,
     pub started: Option<f64>,
-    /// Rank of the world whose data was last waited for.
+    /// World rank whose data it waited for last.
     pub awaiting: Option<usize>,
     pub finished: Option<f64>,
 }
 
 impl Event {
-    /// An operation of a group on `x`, the `sequence`th: not yet entered.
+    /// Operation number `sequence` of a group, on `x`, not yet entered.
     pub(super) fn new(group: &str, op: Op, sequence: u64, x: Tensor, peer: Option<usize>) -> Event {
         Event {
             number: 0,
@@ -64,24 +67,26 @@ pub struct Recorder {
 
 struct State {
     events: VecDeque<Event>,
+    log: VecDeque<LogLine>,
     groups: Vec<GroupCount>,
     next: u64,
-    doing: String,
+    phase: String,
     since: f64,
     node: String,
-    place: String,
+    coord: String,
 }
 
 impl Default for Recorder {
     fn default() -> Recorder {
         let state = State {
             events: VecDeque::new(),
+            log: VecDeque::new(),
             groups: Vec::new(),
             next: 0,
-            doing: "starting".to_string(),
+            phase: "starting".to_string(),
             since: 0.0,
             node: String::new(),
-            place: String::new(),
+            coord: String::new(),
         };
         Recorder { born: Instant::now(), state: Mutex::new(state) }
     }
@@ -89,52 +94,65 @@ impl Default for Recorder {
 
 impl Recorder {
     /// Name of the rank's machine.
-    pub fn node(&self, name: &str) {
-        self.lock().node = name.to_string();
+    pub fn set_node(&self, name: &str) {
+        self.state.lock().node = name.to_string();
     }
 
     /// "rank 37 (node n12, TP1 PP3 DP0)".
     pub(super) fn name(&self, rank: usize) -> String {
-        let node = self.lock().node.clone();
+        let node = self.state.lock().node.clone();
         self.report(rank, &node, 0).name()
     }
 
-    /// Where the rank is in the grid, as the verdict is to call it: "TP1 PP3 DP0".
-    pub fn place(&self, place: &str) {
-        self.lock().place = place.to_string();
+    /// The rank's grid coordinates, for messages: "TP1 PP3 DP0".
+    pub fn set_coord(&self, coord: &str) {
+        self.state.lock().coord = coord.to_string();
     }
 
-    /// What the rank does from now on: "reading data", "forward".
-    pub fn doing(&self, what: &str) {
+    /// What the rank is doing from now on: "reading data", "forward".
+    pub fn set_phase(&self, what: &str) {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.since = now;
-        state.doing.clear();
-        state.doing.push_str(what);
+        state.phase.clear();
+        state.phase.push_str(what);
     }
 
-    /// What was last said to be done.
-    pub fn now_doing(&self) -> String {
-        self.lock().doing.clone()
+    /// The current phase.
+    pub fn phase(&self) -> String {
+        self.state.lock().phase.clone()
     }
 
-    /// Everything, with the last `events` events, oldest first, and those unfinished.
+    /// A message to a person, with its level and the step it belongs to.
+    pub fn log(&self, level: &str, step: Option<u64>, text: &str) {
+        let (level, text) = (level.to_string(), text.to_string());
+        let line = LogLine { at: self.now(), level, step, text };
+        let mut state = self.state.lock();
+        if state.log.len() == KEPT_LINES {
+            state.log.pop_front();
+        }
+        state.log.push_back(line);
+    }
+
+    /// The rank's state with its last `events` events and log lines, and all unfinished events,
+    /// oldest first.
     pub fn report(&self, rank: usize, node: &str, events: usize) -> RankReport {
         let now = self.now();
-        let state = self.lock();
+        let state = self.state.lock();
         let skipped = state.events.len().saturating_sub(events);
         let shown = |(i, event): &(usize, &Event)| *i >= skipped || event.finished.is_none();
         RankReport {
             rank,
             node: node.to_string(),
-            place: state.place.clone(),
-            doing: state.doing.clone(),
-            doing_since: state.since,
+            coord: state.coord.clone(),
+            phase: state.phase.clone(),
+            phase_since: state.since,
             now,
             silent: None,
             ended: None,
             groups: state.groups.clone(),
             events: state.events.iter().enumerate().filter(shown).map(|(_, e)| e.clone()).collect(),
+            log: state.log.iter().skip(state.log.len().saturating_sub(events)).cloned().collect(),
         }
     }
 
@@ -143,19 +161,19 @@ impl Recorder {
         self.born.elapsed().as_secs_f64()
     }
 
-    /// A group the rank belongs to. By name it has one of a kind.
+    /// Registers a group of this rank. A rank's group names are unique.
     pub(super) fn join_group(&self, name: &str, ranks: &[usize]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.groups.iter().find(|group| group.name == name) {
             Some(group) => assert_eq!(group.ranks, ranks, "two groups of one rank called {name}"),
             None => state.groups.push(GroupCount::new(name, ranks)),
         }
     }
 
-    /// `event` is to happen; its number and time are given here.
+    /// Adds an event; sets its number and time.
     pub(super) fn enqueue(&self, event: Event) -> u64 {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         if let Some(group) = state.groups.iter_mut().find(|group| group.name == event.group) {
@@ -173,12 +191,12 @@ impl Recorder {
         self.change(number, |event| event.started = Some(now));
     }
 
-    pub(super) fn awaits(&self, number: u64, rank: usize) {
+    pub(super) fn waits_for(&self, number: u64, rank: usize) {
         self.change(number, |event| event.awaiting = Some(rank));
     }
 
-    /// Somebody waits for what was queued.
-    pub(super) fn wanted(&self, number: u64) {
+    /// The rank now waits for an operation that was queued.
+    pub(super) fn mark_waited(&self, number: u64) {
         self.change(number, |event| event.queued = false);
     }
 
@@ -188,16 +206,12 @@ impl Recorder {
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut Event)) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let first = state.next - state.events.len() as u64;
         let place = number.checked_sub(first).map(|place| place as usize);
         if let Some(event) = place.and_then(|place| state.events.get_mut(place)) {
             change(event);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is known of a rank: heartbeats carry it, dumps keep it, the verdict is found in it.
+//! The state of a rank: sent in heartbeats, kept in dumps, read by the hang diagnosis.
 
 use super::{Event, Op};
 use serde::{Deserialize, Serialize};
@@ -8,26 +8,39 @@ use serde::{Deserialize, Serialize};
 pub struct RankReport {
     pub rank: usize,
     pub node: String,
-    /// "TP1 PP3 DP0"; empty before the rank said it.
-    pub place: String,
+    /// Grid coordinates, "TP1 PP3 DP0"; empty until the rank reports them.
+    pub coord: String,
     /// "reading data".
-    pub doing: String,
+    pub phase: String,
     /// Times are seconds since the rank's start.
-    pub doing_since: f64,
+    pub phase_since: f64,
     pub now: f64,
-    /// Seconds since it was last heard, where that is too long.
+    /// Seconds since its last heartbeat, if longer than the timeout.
     pub silent: Option<f64>,
     /// How it ended, if it did.
     pub ended: Option<End>,
     pub groups: Vec<GroupCount>,
     pub events: Vec<Event>,
+    #[serde(default)]
+    pub log: Vec<LogLine>,
+}
+
+/// A message of a rank to a person.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Seconds since the rank's start.
+    pub at: f64,
+    /// "WARN".
+    pub level: String,
+    pub step: Option<u64>,
+    pub text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// It said that it would.
+    /// It closed its connections in order.
     Left,
-    /// It did not: "connection reset".
+    /// Its connection broke: "connection reset".
     Died(String),
 }
 
@@ -61,7 +74,7 @@ impl GroupCount {
 }
 
 impl RankReport {
-    /// Nothing is known of it yet.
+    /// A rank without a report.
     pub fn unknown(rank: usize) -> RankReport {
         super::Recorder::default().report(rank, "", 0)
     }
@@ -69,9 +82,9 @@ impl RankReport {
     /// "rank 37 (node n12, TP1 PP3 DP0)".
     pub fn name(&self) -> String {
         let node = Some(&self.node).filter(|node| !node.is_empty());
-        let place = Some(&self.place).filter(|place| !place.is_empty());
+        let coord = Some(&self.coord).filter(|coord| !coord.is_empty());
         let details: Vec<String> =
-            node.map(|node| format!("node {node}")).into_iter().chain(place.cloned()).collect();
+            node.map(|node| format!("node {node}")).into_iter().chain(coord.cloned()).collect();
         match details.is_empty() {
             true => format!("rank {}", self.rank),
             false => format!("rank {} ({})", self.rank, details.join(", ")),
@@ -82,19 +95,19 @@ impl RankReport {
         self.groups.iter().find(|group| group.name == name)
     }
 
-    /// Operations it is in the middle of, on its own thread or on the queue.
-    pub fn within(&self) -> impl Iterator<Item = &Event> {
+    /// Operations that are running, on its own thread or on the queue.
+    pub fn active_ops(&self) -> impl Iterator<Item = &Event> {
         self.events.iter().filter(|e| e.started.is_some() && e.finished.is_none())
     }
 
-    /// Those of them that its own thread waits for.
-    pub fn held_by(&self) -> impl Iterator<Item = &Event> {
-        self.within().filter(|event| !event.queued)
+    /// Running operations that its own thread waits for.
+    pub fn blocking_ops(&self) -> impl Iterator<Item = &Event> {
+        self.active_ops().filter(|event| !event.queued)
     }
 
-    /// Seconds it has been in the operation it entered first of those it waits for.
-    pub fn waits(&self) -> Option<f64> {
-        let since = self.held_by().filter_map(|event| event.started);
+    /// Seconds since it entered the oldest of its blocking operations.
+    pub fn blocked_seconds(&self) -> Option<f64> {
+        let since = self.blocking_ops().filter_map(|event| event.started);
         since.min_by(f64::total_cmp).map(|since| self.now - since)
     }
 }

@@ -75,13 +75,13 @@ fn crossing_messages_arrive_in_order() {
 #[test]
 fn a_collective_begun_does_not_hold_up_the_next() {
     let (through, meanwhile) = std::sync::mpsc::channel();
-    let meanwhile = std::sync::Mutex::new(meanwhile);
+    let meanwhile = parking_lot::Mutex::new(meanwhile);
     on_threads(threads::world(3), |world| {
         let everyone = world.group("all", &[0, 1, 2]);
         let (x, y) = (Numbers::f32(vec![1.0; 1000]), Numbers::f32(vec![2.0; 10]));
         if world.rank() == 1 {
             for _ in 0..2 {
-                let waited = meanwhile.lock().unwrap().recv_timeout(Duration::from_secs(20));
+                let waited = meanwhile.lock().recv_timeout(Duration::from_secs(20));
                 waited.expect("the others are not held up");
             }
         }

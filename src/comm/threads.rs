@@ -1,116 +1,119 @@
 //! Ranks as threads of one process.
 
-use super::inbox::{Frame, Inbox, Wire};
-use super::watch::{Watch, end_process};
-use super::{End, Failed, RankReport, Recorder, World, verdict};
+use super::endpoint::Endpoint;
+use super::inbox::{Frame, Inbox, Transport};
+use super::watchdog::{Watchdog, end_process};
+use super::{End, Failed, RankReport, Recorder, World, diagnose};
+use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-/// A world of `size` ranks: one handle for each thread, in rank order. A hang is not noticed.
+/// A world of `size` ranks: one handle for each thread, in rank order. Hangs are not detected.
 pub fn world(size: usize) -> Vec<World> {
-    handles(Arc::new(Hub::new(size, None, channel().0)))
+    handles(Arc::new(ThreadWorld::new(size, None, channel().0)))
 }
 
-/// The same, with somebody who looks whether the ranks get on.
-pub fn watched(size: usize, watch: &Watch) -> Vec<World> {
+/// The same, with a watchdog thread that detects hangs.
+pub fn watched(size: usize, watchdog: &Watchdog) -> Vec<World> {
     let (alive, ended) = channel();
-    let hub = Arc::new(Hub::new(size, Some(watch.clone()), alive));
-    let (seen, watch) = (Arc::downgrade(&hub), watch.clone());
-    let look = move || look_after(&seen, &watch, &ended);
+    let shared = Arc::new(ThreadWorld::new(size, Some(watchdog.clone()), alive));
+    let (seen, watchdog) = (Arc::downgrade(&shared), watchdog.clone());
+    let look = move || watch_for_hangs(&seen, &watchdog, &ended);
     std::thread::Builder::new().name("watch".into()).spawn(look).expect("a thread");
-    handles(hub)
+    handles(shared)
 }
 
-fn handles(hub: Arc<Hub>) -> Vec<World> {
+fn handles(shared: Arc<ThreadWorld>) -> Vec<World> {
     let handle = |rank| {
-        let Desk { inbox, recorder, .. } = &hub.desks[rank];
-        let wire = Box::new(Memory { rank, hub: hub.clone() });
-        World::new((rank, hub.desks.len()), inbox.clone(), recorder.clone(), wire)
+        let ThreadRank { inbox, recorder, .. } = &shared.ranks[rank];
+        let transport = Box::new(MemoryTransport { rank, shared: shared.clone() });
+        let identity = (rank, shared.ranks.len());
+        World::new(Endpoint::new(identity, inbox.clone(), recorder.clone(), transport))
     };
-    (0..hub.desks.len()).map(handle).collect()
+    (0..shared.ranks.len()).map(handle).collect()
 }
 
-/// What all ranks share.
-struct Hub {
-    desks: Vec<Desk>,
+/// State shared by all ranks.
+struct ThreadWorld {
+    ranks: Vec<ThreadRank>,
     first: OnceLock<Failed>,
-    watch: Option<Watch>,
-    /// Dropped with the hub.
+    watchdog: Option<Watchdog>,
+    /// Dropped with this struct: tells the watchdog thread that the last rank has ended.
     _alive: Mutex<Sender<()>>,
 }
 
-/// What others see of one rank.
+/// One rank, as the others see it.
 #[derive(Default)]
-struct Desk {
+struct ThreadRank {
     inbox: Arc<Inbox>,
     recorder: Arc<Recorder>,
     left: OnceLock<()>,
 }
 
-impl Hub {
-    fn new(size: usize, watch: Option<Watch>, alive: Sender<()>) -> Hub {
-        let desks = (0..size).map(|_| Desk::default()).collect();
-        Hub { desks, first: OnceLock::new(), watch, _alive: Mutex::new(alive) }
+impl ThreadWorld {
+    fn new(size: usize, watchdog: Option<Watchdog>, alive: Sender<()>) -> ThreadWorld {
+        let ranks = (0..size).map(|_| ThreadRank::default()).collect();
+        ThreadWorld { ranks, first: OnceLock::new(), watchdog, _alive: Mutex::new(alive) }
     }
 
     fn reports(&self, events: usize) -> Vec<RankReport> {
-        let report = |(rank, desk): (usize, &Desk)| RankReport {
-            ended: desk.left.get().map(|()| End::Left),
-            ..desk.recorder.report(rank, "", events)
+        let report = |(number, rank): (usize, &ThreadRank)| RankReport {
+            ended: rank.left.get().map(|()| End::Left),
+            ..rank.recorder.report(number, "", events)
         };
-        self.desks.iter().enumerate().map(report).collect()
+        self.ranks.iter().enumerate().map(report).collect()
     }
 
     fn fail(&self, failed: Failed) -> Failed {
         let agreed = self.first.get_or_init(|| {
-            if let Some(watch) = &self.watch {
-                watch.claim(failed.line.clone());
-                watch.dump(&self.reports(usize::MAX));
+            if let Some(watchdog) = &self.watchdog {
+                watchdog.claim(failed.line.clone());
+                watchdog.dump(&self.reports(usize::MAX));
             }
             failed
         });
-        self.desks.iter().for_each(|desk| desk.inbox.fail(agreed));
+        self.ranks.iter().for_each(|rank| rank.inbox.fail(agreed));
         agreed.clone()
     }
 }
 
-/// Until the last rank has ended.
-fn look_after(hub: &Weak<Hub>, watch: &Watch, ended: &Receiver<()>) {
-    while ended.recv_timeout(watch.period()) == Err(RecvTimeoutError::Timeout) {
-        let Some(hub) = hub.upgrade() else { return };
-        let known = hub.first.get().cloned();
-        let found = || verdict(&hub.reports(8), watch.timeout.as_secs_f64());
-        let agreed = known.or_else(|| found().map(|line| hub.fail(Failed::new(line))));
-        drop(hub);
+/// Diagnoses hangs until the last rank has ended.
+fn watch_for_hangs(shared: &Weak<ThreadWorld>, watchdog: &Watchdog, ended: &Receiver<()>) {
+    while ended.recv_timeout(watchdog.period()) == Err(RecvTimeoutError::Timeout) {
+        let Some(shared) = shared.upgrade() else { return };
+        let known = shared.first.get().cloned();
+        let found = || diagnose(&shared.reports(8), watchdog.timeout.as_secs_f64());
+        let agreed = known.or_else(|| found().map(|line| shared.fail(Failed::new(line))));
+        drop(shared);
         let Some(agreed) = agreed else { continue };
-        if ended.recv_timeout(watch.grace) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(watchdog.grace) == Err(RecvTimeoutError::Timeout) {
             end_process(&agreed);
         }
     }
 }
 
-/// A frame is put where the other thread looks for it.
-struct Memory {
+/// Puts frames directly into the receiver's inbox.
+struct MemoryTransport {
     rank: usize,
-    hub: Arc<Hub>,
+    shared: Arc<ThreadWorld>,
 }
 
-impl Wire for Memory {
-    fn meet(&self, _: &[usize]) -> Result<(), Failed> {
+impl Transport for MemoryTransport {
+    fn connect(&self, _: &[usize]) -> Result<(), Failed> {
         Ok(())
     }
 
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed> {
-        self.hub.desks[to].inbox.put(self.rank, frame);
+        self.shared.ranks[to].inbox.put(self.rank, frame);
         Ok(())
     }
 
     fn fail(&self, failed: Failed) -> Failed {
-        self.hub.fail(failed)
+        self.shared.fail(failed)
     }
 
     fn leave(&self) {
-        self.hub.desks[self.rank].left.get_or_init(|| ());
-        self.hub.desks.iter().for_each(|desk| desk.inbox.leave(self.rank));
+        self.shared.ranks[self.rank].left.get_or_init(|| ());
+        self.shared.ranks.iter().for_each(|rank| rank.inbox.leave(self.rank));
     }
 }

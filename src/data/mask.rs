@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use super::batch::Sample;
 use crate::base::rng;
-use crate::manifest::{Eod, Objective};
+use crate::manifest::{Eod, Objective, PrefixLm};
 
 /// The rules for one source of samples.
 #[derive(Clone, Debug)]
@@ -15,31 +16,22 @@ pub struct Masks {
     pub key: u64,
 }
 
-/// Where one sample's masks go, each [seq_len]; `visible` [seq_len, 2].
-pub struct Slot<'a> {
-    pub weights: &'a mut [f32],
-    pub positions: &'a mut [i32],
-    pub visible: &'a mut [i32],
-}
-
 impl Masks {
-    /// Fills the masks of sample number `sample`, whose input is `tokens`. Prefixes are a function
-    /// of the key, the sample and the document's number within it: a resumed run repeats them.
-    pub fn fill(&self, sample: u64, tokens: &[i32], out: &mut Slot<'_>) {
-        let words = rng::philox(self.key, sample as u128);
+    /// Fills weights, positions and visible ranges of sample `number` from its tokens. Prefixes are
+    /// a function of the key, the sample and the document's number within it: a resumed run repeats
+    /// them.
+    pub fn fill(&self, number: u64, sample: &mut Sample<'_>) {
+        let words = rng::philox(self.key, number as u128);
         let key = (words[0] as u64) << 32 | words[1] as u64;
-        self.fill_with(tokens, |document, choices| rng::below(key, document, choices), out);
+        self.fill_with(|document, choices| rng::below(key, document, choices), sample);
     }
 
     /// Fills the masks with prefixes chosen by `draw(document number, choices)`: prefix ends are
     /// numbered from the shortest, one position, on.
-    pub fn fill_with(
-        &self,
-        tokens: &[i32],
-        mut draw: impl FnMut(u64, u64) -> u64,
-        out: &mut Slot<'_>,
-    ) {
-        out.weights.fill(1.0);
+    pub fn fill_with(&self, mut draw: impl FnMut(u64, u64) -> u64, out: &mut Sample<'_>) {
+        let Sample { tokens, weights, positions, visible, .. } = out;
+        let tokens = &**tokens;
+        weights.fill(1.0);
         let mut documents = Documents { eod: self.eod.map(|eod| eod.token), tokens, from: 0 };
         let resets_attention = self.eod.is_some_and(|eod| eod.reset_attention);
         let resets_positions = self.eod.is_some_and(|eod| eod.reset_positions);
@@ -48,19 +40,19 @@ impl Masks {
             let seen_from = if resets_attention { start } else { 0 };
             let counted_from = if resets_positions { start } else { 0 };
             for t in start..end {
-                out.positions[t] = (t - counted_from) as i32;
-                out.visible[2 * t] = seen_from as i32;
-                out.visible[2 * t + 1] = t as i32 + 1;
+                positions[t] = (t - counted_from) as i32;
+                visible[2 * t] = seen_from as i32;
+                visible[2 * t + 1] = t as i32 + 1;
             }
             if resets_attention {
-                self.prefix(tokens, start..end, |choices| draw(number, choices), out);
+                self.prefix(tokens, start..end, |choices| draw(number, choices), weights, visible);
             }
             number += 1;
         }
         if !resets_attention {
-            self.prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), out);
+            self.prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), weights, visible);
         }
-        self.weigh(tokens, out.weights);
+        self.weigh(tokens, weights);
     }
 
     /// Lets a prefix of `span` see itself whole.
@@ -69,9 +61,10 @@ impl Masks {
         tokens: &[i32],
         span: Range<usize>,
         draw: impl FnOnce(u64) -> u64,
-        out: &mut Slot<'_>,
+        weights: &mut [f32],
+        visible: &mut [i32],
     ) {
-        let Objective::PrefixLm { loss_on_targets_only } = self.objective else { return };
+        let Objective::PrefixLm(PrefixLm { loss_on_targets_only }) = self.objective else { return };
         // The last position a prefix may end at: before the EOD where the document has one here.
         let ended = self.resets_attention() && self.is_eod(tokens[span.end - 1]);
         let last = if ended { span.end - 1 } else { span.end };
@@ -81,10 +74,10 @@ impl Masks {
         }
         let end = span.start + 1 + draw(choices) as usize;
         for t in span.start..end {
-            out.visible[2 * t + 1] = end as i32;
+            visible[2 * t + 1] = end as i32;
         }
         if loss_on_targets_only {
-            out.weights[span.start..end - 1].fill(0.0);
+            weights[span.start..end - 1].fill(0.0);
         }
     }
 
@@ -113,8 +106,8 @@ impl Masks {
                 let counted = weights.iter().filter(|weight| **weight > 0.0).count();
                 1.0 / counted.max(1) as f64
             }
-            Objective::PrefixLm { loss_on_targets_only: true } => 2.0 / (count + 1.0),
-            Objective::PrefixLm { loss_on_targets_only: false } => 1.0 / count,
+            Objective::PrefixLm(PrefixLm { loss_on_targets_only: true }) => 2.0 / (count + 1.0),
+            Objective::PrefixLm(PrefixLm { loss_on_targets_only: false }) => 1.0 / count,
         } as f32;
         weights.iter_mut().for_each(|weight| *weight *= unit);
     }

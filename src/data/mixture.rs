@@ -2,7 +2,7 @@
 //!
 //! A dataset's own samples are numbered through all stages, so that a new mixture goes on where the
 //! one before stopped. Where a dataset's order runs out because a later stage wants more of it than
-//! was planned, another *leg* is ordered behind it.
+//! was planned, another *epoch segment* is ordered behind it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 
 use super::blend::Blend;
 use super::indexed::Indexed;
-use super::order::{Order, Piece};
+use super::order::{Order, SequenceSlice};
 use crate::base::Count;
 
 /// A list of samples.
 #[derive(Debug)]
 pub struct Mixture {
     members: Vec<Member>,
-    stages: Vec<Stage>,
+    stages: Vec<MixtureStage>,
     seq_len: usize,
 }
 
-/// One dataset of a mixture, with the order of its samples: one leg, or several on end.
+/// One dataset of a mixture, with the order of its samples: one segment, or several on end.
 #[derive(Debug)]
 pub struct Member {
     pub dataset: Arc<Indexed>,
-    pub legs: Vec<Order>,
+    pub segments: Vec<Order>,
 }
 
 /// A stretch of the list with one set of weights.
 #[derive(Debug)]
-pub struct Stage {
+pub struct MixtureStage {
     /// Its first sample, and the one past its last.
     pub from: u64,
     pub until: u64,
@@ -57,24 +57,24 @@ pub struct Cursor {
 }
 
 impl Member {
-    /// Samples in all legs.
+    /// Samples in all segments.
     pub fn samples(&self) -> u64 {
-        self.legs.iter().map(Order::len).sum()
+        self.segments.iter().map(Order::len).sum()
     }
 
-    /// Sample `k` as a leg and a position in it.
+    /// Sample `k` as a segment and a position in it.
     fn locate(&self, mut k: u64) -> Option<(&Order, u64)> {
-        for leg in &self.legs {
-            if k < leg.len() {
-                return Some((leg, k));
+        for segment in &self.segments {
+            if k < segment.len() {
+                return Some((segment, k));
             }
-            k -= leg.len();
+            k -= segment.len();
         }
         None
     }
 }
 
-impl Stage {
+impl MixtureStage {
     /// The member that gives sample `k` of the list, and which of the member's samples it is.
     fn locate(&self, k: u64) -> (usize, u64) {
         let (which, number) = match &self.blend {
@@ -96,7 +96,7 @@ impl Stage {
 
 impl Mixture {
     /// Stages must follow one another from sample 0 on.
-    pub fn new(members: Vec<Member>, stages: Vec<Stage>, seq_len: usize) -> Mixture {
+    pub fn new(members: Vec<Member>, stages: Vec<MixtureStage>, seq_len: usize) -> Mixture {
         assert!(stages.windows(2).all(|two| two[0].until == two[1].from) && stages[0].from == 0);
         Mixture { members, stages, seq_len }
     }
@@ -121,7 +121,7 @@ impl Mixture {
             }
         }
         let cursor = |(member, samples): (&Member, u64)| {
-            let first = &member.legs[0];
+            let first = &member.segments[0];
             let per_epoch = first.len() / first.epochs;
             let dataset = &member.dataset;
             let (prefix, identity) = (dataset.prefix().into(), dataset.identity());
@@ -141,8 +141,8 @@ impl Mixture {
         let dataset = &member.dataset;
         let mut last = [0];
         let mut at = 0;
-        let mut pieces = order.pieces(k, dataset.lengths())?;
-        while let Some(Piece { sequence, offset, count }) = pieces.next()? {
+        let mut slices = order.slices(k, dataset.lengths())?;
+        while let Some(SequenceSlice { sequence, offset, count }) = slices.next()? {
             let here = count.min(self.seq_len - at);
             let (within, beyond) = (&mut tokens[at..at + here], &mut last[..count - here]);
             dataset
@@ -159,8 +159,8 @@ impl Mixture {
     /// Asks for a sample's bytes to be in memory soon; returns at once.
     pub fn prefetch(&self, sample: u64) {
         let Ok((member, order, k)) = self.locate(sample) else { return };
-        let Ok(mut pieces) = order.pieces(k, member.dataset.lengths()) else { return };
-        while let Ok(Some(Piece { sequence, offset, count })) = pieces.next() {
+        let Ok(mut slices) = order.slices(k, member.dataset.lengths()) else { return };
+        while let Ok(Some(SequenceSlice { sequence, offset, count })) = slices.next() {
             member.dataset.will_need(sequence, offset, count);
         }
     }

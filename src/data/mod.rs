@@ -13,6 +13,7 @@
 //!
 //! Does not know devices or ranks: sample k is the same on any of them.
 
+pub mod batch;
 pub mod blend;
 pub mod build;
 pub mod corpus;
@@ -29,8 +30,9 @@ mod source;
 pub mod split;
 pub mod tokenizer;
 
+pub use batch::{Batch, Column};
 pub use indexed::Indexed;
-pub use plan::Plan;
-pub use reader::{Batch, Reader, Request};
-pub use source::{Datasets, Slot, Source};
+pub use plan::MixturePlan;
+pub use reader::{Reader, Request};
+pub use source::{Datasets, Source};
 pub use tokenizer::Tokenizer;

@@ -10,16 +10,15 @@ use rayon::prelude::*;
 
 use super::blend::{Blend, normalized};
 use super::indexed::Indexed;
-use super::mixture::{Member, Mixture, Stage};
-use super::order::{Cache, Order, Wish};
-use super::plan::{self, Plan, Share, SharePart};
-use super::source::collect;
+use super::mixture::{Member, Mixture, MixtureStage};
+use super::order::{Cache, Order, OrderSpec};
+use super::plan::{MixturePlan, PlannedStage, Share, SharePart};
 use super::split;
 use crate::base::{Count, Problems};
 use crate::manifest::{Data, DataRule};
 
 /// Opens mixtures; files that several of them read are opened once.
-pub struct Opener {
+pub struct MixtureBuilder {
     rule: DataRule,
     seed: u64,
     seq_len: usize,
@@ -35,36 +34,36 @@ struct Layout {
     shares: Vec<(Share, usize)>,
     /// Samples each member has given to the stages so far.
     given: Vec<u64>,
-    stages: Vec<Stage>,
+    stages: Vec<MixtureStage>,
 }
 
 /// A member whose samples are to be ordered: a second for 10 million sequences, so that several
 /// are ordered at once.
-struct Ahead {
+struct UnorderedMember {
     dataset: Arc<Indexed>,
     part: Range<usize>,
-    wish: Wish,
+    spec: OrderSpec,
     place: String,
 }
 
-impl Ahead {
+impl UnorderedMember {
     fn order(&self, cache: &Cache) -> Result<Order> {
-        cache.order(&self.wish, &self.dataset, self.part.clone(), &self.place)
+        cache.order(&self.spec, &self.dataset, self.part.clone(), &self.place)
     }
 
     fn member(self, cache: &Cache) -> Result<Member> {
-        Ok(Member { legs: vec![self.order(cache)?], dataset: self.dataset })
+        Ok(Member { segments: vec![self.order(cache)?], dataset: self.dataset })
     }
 }
 
-impl Opener {
-    pub fn new(data: &Data, seq_len: usize) -> Opener {
+impl MixtureBuilder {
+    pub fn new(data: &Data, seq_len: usize) -> MixtureBuilder {
         let cache = Cache::new(data.cache.clone());
-        Opener { rule: data.rule, seed: data.seed, seq_len, cache, open: HashMap::new() }
+        MixtureBuilder { rule: data.rule, seed: data.seed, seq_len, cache, open: HashMap::new() }
     }
 
     /// The samples of a plan, with everything that is wrong with it, if anything is.
-    pub fn mixture(&mut self, name: &str, plan: &Plan) -> Result<Mixture> {
+    pub fn mixture(&mut self, name: &str, plan: &MixturePlan) -> Result<Mixture> {
         let mut layout = Layout::default();
         for (i, stage) in plan.stages.iter().enumerate() {
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
@@ -80,7 +79,7 @@ impl Opener {
     fn stage(
         &mut self,
         name: &str,
-        stage: &plan::Stage,
+        stage: &PlannedStage,
         until: u64,
         layout: &mut Layout,
     ) -> Result<()> {
@@ -107,13 +106,13 @@ impl Opener {
             }
             let wanted = shares(self.rule, &stage.datasets, planned)[i];
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(collect(self.ahead(share, wanted, place), &mut problems)?);
+            new.extend(problems.collect(self.unordered(share, wanted, place))?);
             members.push(layout.shares.len());
             layout.shares.push((share.clone(), repeat));
             layout.given.push(0);
         }
         problems.or(())?;
-        let member = |ahead: Ahead| ahead.member(&self.cache);
+        let member = |member: UnorderedMember| member.member(&self.cache);
         let new: Result<Vec<Member>> = new.into_par_iter().map(member).collect();
         layout.members.extend(new?);
         let size = planned.max(until - stage.from);
@@ -122,7 +121,7 @@ impl Opener {
             _ => Some(Blend::weighted(&weights(&stage.datasets), size as usize)),
         };
         let cursors: Vec<u64> = members.iter().map(|member| layout.given[*member]).collect();
-        let stage = Stage { from: stage.from, until, blend, members, cursors };
+        let stage = MixtureStage { from: stage.from, until, blend, members, cursors };
         let totals = stage.given(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
             self.lengthen(&mut layout.members[*member], &layout.shares[*member].0, total)?;
@@ -135,27 +134,29 @@ impl Opener {
     }
 
     /// Opens and checks a share; its samples are still to be ordered.
-    fn ahead(&mut self, share: &Share, wanted: u64, place: String) -> Result<Ahead> {
+    fn unordered(&mut self, share: &Share, wanted: u64, place: String) -> Result<UnorderedMember> {
         let dataset = self.dataset(&share.prefix)?;
         let part = self.part(share, &dataset, &place)?;
-        Ok(Ahead { dataset, part, wish: self.wish(Some(wanted), 0), place })
+        Ok(UnorderedMember { dataset, part, spec: self.spec(Some(wanted), 0), place })
     }
 
-    fn wish(&self, samples: Option<u64>, leg: u64) -> Wish {
-        let seed = if leg == 0 { self.seed } else { (self.seed + leg) % (1 << 32) };
-        Wish { rule: self.rule, seq_len: self.seq_len, samples, seed }
+    fn spec(&self, samples: Option<u64>, segment: u64) -> OrderSpec {
+        let seed = if segment == 0 { self.seed } else { (self.seed + segment) % (1 << 32) };
+        OrderSpec { rule: self.rule, seq_len: self.seq_len, samples, seed }
     }
 
-    /// Orders another leg where a stage takes more of a member than was planned at first. (Under
+    /// Orders another segment where a stage takes more of a member than was planned at first. (Under
     /// Megatron-DeepSpeed's rule a mixture could do so from the start, and end in an IndexError.)
     fn lengthen(&mut self, member: &mut Member, share: &Share, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
             let place = share.prefix.display().to_string();
-            let (dataset, wish) =
-                (member.dataset.clone(), self.wish(Some(missing), member.legs.len() as u64));
+            let (dataset, spec) =
+                (member.dataset.clone(), self.spec(Some(missing), member.segments.len() as u64));
             let part = self.part(share, &dataset, &place)?;
-            member.legs.push(Ahead { dataset, part, wish, place }.order(&self.cache)?);
+            member
+                .segments
+                .push(UnorderedMember { dataset, part, spec, place }.order(&self.cache)?);
         }
         Ok(())
     }

@@ -10,13 +10,13 @@ use crate::manifest::{Data, Dataset, Part};
 
 /// The history and the intention of a run's mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
-    pub stages: Vec<Stage>,
+pub struct MixturePlan {
+    pub stages: Vec<PlannedStage>,
 }
 
 /// A stretch of the run with one mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Stage {
+pub struct PlannedStage {
     /// The first sample it gives.
     pub from: u64,
     /// The end of the run as it was meant when the stage began. Megatron orders whole epochs for
@@ -41,21 +41,22 @@ pub enum SharePart {
     Range(f64, f64),
 }
 
-impl Plan {
+impl MixturePlan {
     /// What a run of `samples` reads.
-    pub fn of(data: &Data, samples: u64) -> Plan {
+    pub fn of(data: &Data, samples: u64) -> MixturePlan {
         let stages = data.mixtures().filter(|(from, _)| *from == 0 || *from < samples);
-        let stages = stages.map(|(from, datasets)| Stage::new(from, samples, datasets)).collect();
-        Plan { stages }
+        let stages =
+            stages.map(|(from, datasets)| PlannedStage::new(from, samples, datasets)).collect();
+        MixturePlan { stages }
     }
 
     /// One mixture for all of `samples`.
-    pub fn new(datasets: &[Dataset], samples: u64) -> Plan {
-        Plan { stages: vec![Stage::new(0, samples, datasets)] }
+    pub fn new(datasets: &[Dataset], samples: u64) -> MixturePlan {
+        MixturePlan { stages: vec![PlannedStage::new(0, samples, datasets)] }
     }
 
     /// This plan, with a dataset found in another place.
-    pub fn moved(mut self, from: &str, to: &str) -> Plan {
+    pub fn moved(mut self, from: &str, to: &str) -> MixturePlan {
         for share in self.stages.iter_mut().flat_map(|stage| &mut stage.datasets) {
             if share.prefix == Path::new(from) {
                 share.prefix = to.into();
@@ -66,34 +67,35 @@ impl Plan {
 
     /// This plan, followed from sample `consumed` on by what the manifest now says: the same plan
     /// where nothing changed, or where the run is to end there.
-    pub fn continued(mut self, data: &Data, samples: u64, consumed: u64) -> Plan {
+    pub fn continued(mut self, data: &Data, samples: u64, consumed: u64) -> MixturePlan {
         if samples <= consumed {
             return self;
         }
         if consumed == 0 {
-            return Plan::of(data, samples);
+            return MixturePlan::of(data, samples);
         }
         // What never gave a sample leaves no trace; what did stays as it was.
         self.stages.retain(|stage| stage.from < consumed);
         let (mut now, mut later) = (None, Vec::new());
         for (from, datasets) in data.mixtures() {
             match from <= consumed {
-                true => now = Some(Stage::new(consumed, samples, datasets)),
-                false => later.push(Stage::new(from, samples, datasets)),
+                true => now = Some(PlannedStage::new(consumed, samples, datasets)),
+                false => later.push(PlannedStage::new(from, samples, datasets)),
             }
         }
         let last = self.stages.last().expect("a plan starts with a stage");
-        let changes = |now: &Stage| (&last.datasets, last.until) != (&now.datasets, now.until);
+        let changes =
+            |now: &PlannedStage| (&last.datasets, last.until) != (&now.datasets, now.until);
         let later = later.into_iter().filter(|stage| stage.from < samples);
-        let rest: Vec<Stage> = now.filter(changes).into_iter().chain(later).collect();
+        let rest: Vec<PlannedStage> = now.filter(changes).into_iter().chain(later).collect();
         self.stages.extend(rest);
         self
     }
 }
 
-impl Stage {
-    fn new(from: u64, until: u64, datasets: &[Dataset]) -> Stage {
-        Stage { from, until, datasets: datasets.iter().map(Share::from).collect() }
+impl PlannedStage {
+    fn new(from: u64, until: u64, datasets: &[Dataset]) -> PlannedStage {
+        PlannedStage { from, until, datasets: datasets.iter().map(Share::from).collect() }
     }
 }
 

@@ -9,11 +9,10 @@ use anyhow::Result;
 
 use super::blend::Blend;
 use super::indexed::Indexed;
-use super::mixture::{Member, Mixture, Stage};
+use super::mixture::{Member, Mixture, MixtureStage};
 use super::open::{part, shares};
-use super::order::{Cache, Order, Wish};
+use super::order::{Cache, Order, OrderSpec};
 use super::plan::Share;
-use super::source::collect;
 use crate::base::Problems;
 use crate::manifest::DataRule;
 
@@ -38,7 +37,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     let mut problems = Problems::default();
     let mut members = Vec::new();
     for (share, samples) in preview.datasets.iter().zip(wanted) {
-        members.extend(collect(member(preview, share, samples), &mut problems)?);
+        members.extend(problems.collect(member(preview, share, samples))?);
     }
     problems.or(())?;
     let sizes: Vec<u64> = members.iter().map(Member::samples).collect();
@@ -60,8 +59,13 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     };
     let until = blend.as_ref().map_or(sizes[0], Blend::len);
     let count = members.len();
-    let stage =
-        Stage { from: 0, until, blend, members: (0..count).collect(), cursors: vec![0; count] };
+    let stage = MixtureStage {
+        from: 0,
+        until,
+        blend,
+        members: (0..count).collect(),
+        cursors: vec![0; count],
+    };
     Ok(Mixture::new(members, vec![stage], preview.seq_len))
 }
 
@@ -96,11 +100,11 @@ fn member(preview: &Preview, share: &Share, samples: Option<u64>) -> Result<Memb
     let dataset = Arc::new(Indexed::open(&share.prefix)?);
     let part = part(preview.rule, share, dataset.sequences())?;
     let (rule, seq_len, seed) = (preview.rule, preview.seq_len, preview.seed);
-    let wish = Wish { rule, seq_len, samples, seed };
+    let spec = OrderSpec { rule, seq_len, samples, seed };
     let place = format!("{}, {}", share.prefix.display(), share.describe());
     let order = match &preview.cache {
-        Some(cache) => cache.order(&wish, &dataset, part, &place)?,
-        None => Order::build(&wish, dataset.lengths(), part, &place)?,
+        Some(cache) => cache.order(&spec, &dataset, part, &place)?,
+        None => Order::build(&spec, dataset.lengths(), part, &place)?,
     };
-    Ok(Member { dataset, legs: vec![order] })
+    Ok(Member { dataset, segments: vec![order] })
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use super::mask::{self, Masks};
+use super::batch::Sample;
+use super::mask::Masks;
 use super::mixture::{Cursor, Mixture};
-use super::open::Opener;
-use super::plan::Plan;
+use super::open::MixtureBuilder;
+use super::plan::MixturePlan;
 use crate::base::{Count, Problems, rng};
 use crate::manifest::Data;
 
@@ -19,7 +20,7 @@ pub struct Datasets {
     /// Validation sets by name, in the manifest's order.
     pub valid: Vec<(String, Arc<Source>)>,
     /// What the checkpoint must keep, for `resume`.
-    pub plan: Plan,
+    pub plan: MixturePlan,
 }
 
 /// A list of samples, with their masks.
@@ -28,15 +29,6 @@ pub struct Source {
     mixture: Mixture,
     masks: Masks,
     vocab: usize,
-}
-
-/// Where one sample goes: each [seq_len], `visible` [seq_len, 2]; see `Batch`.
-pub struct Slot<'a> {
-    pub tokens: &'a mut [i32],
-    pub targets: &'a mut [i32],
-    pub weights: &'a mut [f32],
-    pub positions: &'a mut [i32],
-    pub visible: &'a mut [i32],
 }
 
 impl Datasets {
@@ -52,22 +44,22 @@ impl Datasets {
         train_samples: u64,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let plan = Plan::of(data, train_samples);
+        let plan = MixturePlan::of(data, train_samples);
         Datasets::resume(data, plan, seq_len, vocab, eval_samples)
     }
 
-    /// Opens a run's datasets as its checkpoint's plan has them, usually after `Plan::continued`.
+    /// Opens a run's datasets as its checkpoint's plan has them, usually after `MixturePlan::continued`.
     pub fn resume(
         data: &Data,
-        plan: Plan,
+        plan: MixturePlan,
         seq_len: usize,
         vocab: usize,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let mut opener = Opener::new(data, seq_len);
+        let mut builder = MixtureBuilder::new(data, seq_len);
         let mut problems = Problems::default();
-        let mut source = |name: String, plan: &Plan| {
-            let mixture = collect(opener.mixture(&name, plan), &mut problems)?;
+        let mut source = |name: String, plan: &MixturePlan| {
+            let mixture = problems.collect(builder.mixture(&name, plan))?;
             let key = rng::key(data.seed, &format!("prefix {name}"));
             let masks = Masks { eod: data.eod, objective: data.objective, key };
             anyhow::Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
@@ -75,24 +67,13 @@ impl Datasets {
         let train = source("train".into(), &plan)?;
         let mut valid = Vec::new();
         for set in &data.valid {
-            let once = Plan::new(&set.datasets, eval_samples);
+            let once = MixturePlan::new(&set.datasets, eval_samples);
             valid.push((set.name.clone(), source(format!("valid {}", set.name), &once)?));
         }
         problems.or(())?;
         let train = train.context("no problem was reported, yet no source")?;
         let valid = valid.into_iter().flat_map(|(name, source)| Some((name, source?))).collect();
         Ok(Datasets { train, valid, plan })
-    }
-}
-
-/// The user's mistakes go to the list; other errors are returned at once.
-pub fn collect<T>(result: Result<T>, problems: &mut Problems) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => {
-            problems.list.extend(error.downcast::<Problems>()?.list);
-            Ok(None)
-        }
     }
 }
 
@@ -114,18 +95,17 @@ impl Source {
 
     /// Fills one sample of a batch. Fails if there is no such sample, if it holds a token that is
     /// not below the vocabulary size, or if the file has changed underneath.
-    pub fn read(&self, sample: u64, slot: &mut Slot<'_>) -> Result<()> {
-        let last = self.mixture.read(sample, slot.tokens)?;
-        for token in slot.tokens.iter().chain([&last]) {
+    pub fn read(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
+        let last = self.mixture.read(number, sample.tokens)?;
+        for token in sample.tokens.iter().chain([&last]) {
             if *token < 0 || *token as usize >= self.vocab {
-                return Err(self.outside(sample, *token));
+                return Err(self.outside(number, *token));
             }
         }
-        let (seq_len, targets) = (self.seq_len(), &mut slot.targets);
-        targets[..seq_len - 1].copy_from_slice(&slot.tokens[1..]);
-        targets[seq_len - 1] = last;
-        let Slot { tokens, weights, positions, visible, .. } = slot;
-        self.masks.fill(sample, tokens, &mut mask::Slot { weights, positions, visible });
+        let seq_len = self.seq_len();
+        sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
+        sample.targets[seq_len - 1] = last;
+        self.masks.fill(number, sample);
         Ok(())
     }
 

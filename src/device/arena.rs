@@ -4,7 +4,8 @@ use super::{Backend, OutOfMemory, Tensor};
 use crate::base::DType;
 use std::cell::Cell;
 
-/// Every tensor starts on a multiple of this: a cache line, a 128-byte GPU transaction, an AMX tile.
+/// Every tensor starts on a multiple of this: a cache line, a 128-byte GPU transaction, an AMX
+/// tile.
 const ALIGN: usize = 256;
 
 /// A region of device memory handed out from the bottom up.
@@ -22,7 +23,7 @@ impl Arena {
         Ok(Arena { base, capacity, top: Cell::new(0), peak: Cell::new(0) })
     }
 
-    /// An arena without memory: lay everything out in it once to learn how much to reserve.
+    /// An arena without memory: a layout in it shows by `peak` how much to reserve.
     pub fn measuring() -> Arena {
         Arena { base: ALIGN, capacity: usize::MAX / 2, top: Cell::new(0), peak: Cell::new(0) }
     }
@@ -37,8 +38,8 @@ impl Arena {
         Tensor::at(self.base + addr, rows, cols, dtype)
     }
 
-    /// What `lay` lays out is scratch: the next one lays over the same bytes.
-    pub fn scratch<T>(&self, lay: impl FnOnce(&Arena) -> T) -> T {
+    /// Runs `lay`, and frees what it laid out: the next layout overlaps the same bytes.
+    pub fn temporary<T>(&self, lay: impl FnOnce(&Arena) -> T) -> T {
         let mark = self.top.get();
         let laid = lay(self);
         self.top.set(mark);

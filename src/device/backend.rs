@@ -1,7 +1,8 @@
-//! Everything the model and the engine ask of a device.
+//! The trait of a device: its memory, its copies, its graphs and its ops.
 
 use super::{Out, Tensor};
-use crate::base::Bytes;
+use crate::base::{Bytes, DType, Gelu, Heads, div_exact};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Operand layout of a matrix product: `C = A·Bᵀ`, `C = A·B`, `C = Aᵀ·B`.
@@ -12,41 +13,33 @@ pub enum Gemm {
     TN,
 }
 
-/// What is done to a matrix product before it is stored.
+/// The operation fused into a matrix product before its result is stored.
 #[derive(Clone, Copy, Debug)]
 pub enum Epilogue {
     Nothing,
     /// C = A·B + bias, bias [1, n].
     Bias(Tensor),
-    /// pre = A·B + bias is stored, C = gelu(pre). bias [1, n], pre like C.
+    /// pre = A·B + bias is stored, C = gelu(pre). bias [1, n], if there is one; pre like C.
     BiasGelu {
-        bias: Tensor,
+        bias: Option<Tensor>,
         pre: Tensor,
         gelu: Gelu,
     },
-    /// C = (A·B) ⊙ gelu'(pre): the way back. pre like C.
+    /// C = (A·B) ⊙ gelu'(pre), the backward pass of `BiasGelu`. pre like C.
     GeluBackward {
         pre: Tensor,
         gelu: Gelu,
     },
-    /// Beside C (+)= Aᵀ·B, db (+)= Σ_rows A, since A is read anyway: the gradients of a weight and of
-    /// its bias. Only of `TN` into f32. db f32 [1, m].
+    /// C (+)= Aᵀ·B and db (+)= Σ_rows A, which is read anyway: the gradients of a weight and of its
+    /// bias. Only of `TN` into f32. db f32 [1, m].
     BiasBackward(Out),
 }
 
-/// What a layer normalisation is by.
+/// The normalisation of each row of H elements, with its weights [1, H].
 #[derive(Clone, Copy, Debug)]
-pub struct Norm {
-    pub scale: Tensor,
-    pub shift: Tensor,
-    pub eps: f32,
-}
-
-/// Hendrycks & Gimpel 2016: x·Φ(x), exactly or by its tanh approximation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gelu {
-    Tanh,
-    Exact,
+pub enum Norm {
+    /// (x − mean)/√(variance + eps)·scale + shift (Ba, Kiros & Hinton 2016).
+    Layer { scale: Tensor, shift: Tensor, eps: f32 },
 }
 
 /// Inverted dropout without a stored mask: whether an element is kept is a function of its place in
@@ -60,7 +53,7 @@ pub enum Gelu {
 pub struct Dropout {
     /// In [0, 1). At 0 nothing is drawn.
     pub rate: f32,
-    /// Of this layer and place (`base::rng::key`).
+    /// Random key of this layer and call site (`base::rng::key`).
     pub key: u64,
     /// i64 [1, 1] in device memory: number of the micro-batch's first sample in the run.
     pub first_sample: Tensor,
@@ -79,13 +72,13 @@ pub enum Visible {
     Ranges(Tensor),
 }
 
-/// Self-attention over packed samples. The columns of qkv are laid out head by head, `[q k v]` per
-/// head, so that a tensor-parallel share of whole heads is a contiguous range of columns.
+/// Self-attention over packed samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend {
-    /// Heads in this tensor.
-    pub heads: usize,
-    /// Which head of the whole model the first one is.
+    /// This rank's heads: the columns of qkv are `heads.qkv_width()`, as `Heads::column` lays them
+    /// out.
+    pub heads: Heads,
+    /// Number of this rank's first query head in the whole model.
     pub first_head: usize,
     /// Rows per sample.
     pub seq: usize,
@@ -93,6 +86,26 @@ pub struct Attend {
     /// ALiBi, f32 [1, heads]: slope·(key − query) is added to the scores.
     pub slopes: Option<Tensor>,
     pub dropout: Dropout,
+}
+
+impl Attend {
+    /// Panics if a tensor's shape does not follow from the heads and `seq`; returns the number of
+    /// samples.
+    pub fn check(&self, qkv: Tensor, y: Tensor, lse: Tensor) -> usize {
+        let Heads { query, kv, .. } = self.heads;
+        assert_eq!(query, kv, "grouped-query attention is not supported: query and kv heads");
+        assert_eq!(qkv.cols, self.heads.qkv_width(), "qkv");
+        let width = self.heads.query_width();
+        assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, width, qkv.dtype), "y");
+        assert_eq!((lse.rows, lse.cols, lse.dtype), (qkv.rows, query, DType::F32), "lse");
+        if let Visible::Ranges(ranges) = self.visible {
+            assert_eq!((ranges.rows, ranges.cols), (qkv.rows, 2), "visible ranges");
+        }
+        if let Some(slopes) = self.slopes {
+            assert_eq!(slopes.numel(), query, "slopes");
+        }
+        div_exact(qkv.rows, self.seq)
+    }
 }
 
 /// One AdamW update (Loshchilov & Hutter 2019), decoupled decay first as PyTorch does it.
@@ -109,7 +122,7 @@ pub struct AdamW {
 /// updates in a row; it halves at each overflow from the `hysteresis`th since it last doubled.
 #[derive(Clone, Copy, Debug)]
 pub struct Scaling {
-    /// 2, or 1 for a scale that stays; what else a doubling does is done all the same.
+    /// Factor of a doubling: 2, or 1 for a constant scale, whose counters change all the same.
     pub growth: f32,
     pub window: u64,
     pub hysteresis: u64,
@@ -118,7 +131,7 @@ pub struct Scaling {
     pub min: f32,
 }
 
-/// Where the scale of the loss stands, in device memory.
+/// State of the loss scaler, in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Scaler {
     /// f32 [1, 1].
@@ -128,7 +141,7 @@ pub struct Scaler {
     pub counts: Tensor,
 }
 
-/// A device that cannot give the memory asked for.
+/// A reservation that is larger than the free memory of the device.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
     pub asked: Bytes,
@@ -147,30 +160,39 @@ impl std::fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// A piece of work that is asked for again and again: the same ops on the same tensors each time. What
-/// differs between two times lies in tensors.
-pub trait Repeat {
-    /// Does it, in order with all ops. `ask` asks for the ops, a group's too; it does not wait for the
-    /// device, and may be called twice. False where it was not called: the device knew them by heart.
-    fn again(&mut self, ask: &mut dyn FnMut()) -> bool;
+/// A pass that runs again and again with the same ops on the same tensors, so that a device may
+/// capture it; only the tensors' contents differ between runs.
+pub trait Graph {
+    /// Runs `enqueue`, which enqueues the ops and collectives and does not wait for the device, or
+    /// replays a captured graph of it. Returns false when the graph was replayed and `enqueue` was
+    /// not called; it may be called twice.
+    fn run(&mut self, enqueue: &mut dyn FnMut()) -> bool;
 }
 
-/// For devices that gain nothing by remembering.
-struct EachTime;
+/// For devices that capture nothing.
+struct Eager;
 
-impl Repeat for EachTime {
-    fn again(&mut self, ask: &mut dyn FnMut()) -> bool {
-        ask();
+impl Graph for Eager {
+    fn run(&mut self, enqueue: &mut dyn FnMut()) -> bool {
+        enqueue();
         true
     }
 }
 
-/// A device that does nothing any more: what `sync` fails with.
+/// Points on the clock of a device that works on its own, for traces. Nothing waits but `read`.
+pub trait Timeline: Send + Sync {
+    /// Marks the point at which everything enqueued so far is done; its number. None in a capture.
+    fn mark(&self) -> Option<usize>;
+    /// Nanoseconds from the timeline's start to each point, by number. Waits for the device.
+    fn read(&self) -> Vec<i64>;
+}
+
+/// Error of `sync` after the device has failed: it runs no op any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dead {
     /// "GPU 0 (PCI 0000:3B:00.0, GPU-…)".
     pub device: String,
-    /// What it was asked for when it failed, and how.
+    /// The call that failed first, and its error.
     pub why: String,
 }
 
@@ -190,48 +212,49 @@ impl std::error::Error for Dead {}
 pub trait Backend {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
-    /// What all who reserve here may still touch between them; None where memory is taken when it
-    /// is reserved, or the system does not say.
+    /// Bytes that all processes of this machine may still touch; None where memory is taken when it
+    /// is reserved, or the system does not report it.
     fn shared_memory(&self) -> Option<Bytes> {
         None
     }
-    /// Memory that the device's ops hold for themselves from the start.
+    /// Memory that the device's ops reserve for themselves when it is opened.
     fn workspace(&self) -> Bytes {
         Bytes(0)
     }
-    /// Waits for everything asked so far.
+    /// Waits until everything enqueued so far is done.
     fn sync(&self) -> anyhow::Result<()>;
     /// Host bytes to device, `to.bytes()` of them.
     fn upload(&self, from: &[u8], to: Tensor);
-    /// As `upload`; the bytes travel while what was asked before still goes on, if the device can.
-    fn feed(&self, from: &[u8], to: Tensor) {
+    /// As `upload`; where the device can, the copy overlaps with the ops enqueued before.
+    fn upload_async(&self, from: &[u8], to: Tensor) {
         self.upload(from, to);
     }
-    /// For one piece of work that will be asked for again and again; `with_others`: as part of a
-    /// group. It is dropped before the groups it asks.
-    fn repeat(&self, with_others: bool) -> Box<dyn Repeat> {
-        let _ = with_others;
-        Box::new(EachTime)
+    /// For one pass that will run again and again; `in_group`: its collectives have other ranks. It
+    /// is dropped before its groups.
+    fn graph(&self, in_group: bool) -> Box<dyn Graph> {
+        let _ = in_group;
+        Box::new(Eager)
     }
-    /// What a person should know of the device, each said once.
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
+    /// A timeline that starts now, once everything enqueued so far is done. None where an op is done
+    /// when it returns.
+    fn timeline(&self) -> Option<Arc<dyn Timeline>> {
+        None
     }
-    /// Device to host, after everything asked so far.
+    /// Device to host, after everything enqueued so far.
     fn download(&self, from: Tensor, to: &mut [u8]);
-    /// Begins to copy a tensor to the host, as it is after everything asked so far, and returns at
-    /// once. At most 1 MiB; at most two may be under way.
-    fn send(&self, from: Tensor);
-    /// Waits for the oldest `send` under way and takes its bytes. When they arrived, as far as the
-    /// host knows: no later than now.
-    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
+    /// Begins to copy a tensor to the host, as it is after everything enqueued so far, and returns
+    /// at once. At most 1 MiB; at most two may be in flight.
+    fn download_async(&self, from: Tensor);
+    /// Waits for the oldest download in flight and takes its bytes. Returns when they arrived, as
+    /// far as the host knows: no later than now.
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
 
     fn zero(&self, x: Tensor);
     /// y (+)= x, converting between f32, bf16 and f16. Equal numel.
     fn copy(&self, x: Tensor, y: Out);
 
-    /// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or f32.
-    /// With `add` the epilogue must be `Nothing` or `BiasBackward`.
+    /// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or
+    /// f32. With `add` the epilogue must be `Nothing` or `BiasBackward`.
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue);
 
     /// y[i] (+)= table[ids[i] − first], or 0 where this share of the table (rows `first ..`) does
@@ -242,14 +265,15 @@ pub trait Backend {
 
     /// y (+)= dropout(x). Its own backward. In place.
     fn dropout(&self, x: Tensor, drop: &Dropout, y: Out);
-    /// y = x + dropout(branch + bias). x, branch, y [n, H]; bias [1, H]. In place on x or branch.
-    fn residual(&self, x: Tensor, branch: Tensor, bias: Tensor, drop: &Dropout, y: Out);
-    /// dbranch = dropout(dy); dbias += Σ_rows dbranch. dbias f32. In place (dbranch on dy); with
-    /// rate 0 and dbranch on dy only the sum is left to do.
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Out);
+    /// y = x + dropout(branch + bias). x, branch, y [n, H]; bias [1, H], if there is one. In place
+    /// on x or branch.
+    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out);
+    /// dbranch = dropout(dy); dbias += Σ_rows dbranch, if there is a bias. dbias f32. In place
+    /// (dbranch on dy); with rate 0 and dbranch on dy only the sum is left to do.
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>);
 
-    /// y = gelu(x). What the `BiasGelu` epilogue does, to rebuild y from the stored pre: the same bits
-    /// but on CUDA, where the epilogue sees pre before it is rounded.
+    /// y = gelu(x). What the `BiasGelu` epilogue does, to rebuild y from the stored pre: the same
+    /// bits but on CUDA, where the epilogue sees pre before it is rounded.
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out);
 
     /// y = (x − mean)·rstd·scale + shift over each row; stats [n, 2] f32 keeps mean and rstd.
@@ -267,13 +291,13 @@ pub trait Backend {
         dshift: Out,
     );
 
-    /// `residual`, then h = `layernorm` of y: what a device does in one pass if it can.
+    /// `residual`, then h = `layernorm` of y; fused into one pass over memory where the device can.
     #[allow(clippy::too_many_arguments)]
     fn residual_norm(
         &self,
         x: Tensor,
         branch: Tensor,
-        bias: Tensor,
+        bias: Option<Tensor>,
         drop: &Dropout,
         y: Out,
         norm: &Norm,
@@ -283,22 +307,23 @@ pub trait Backend {
         self.residual(x, branch, bias, drop, y);
         self.layernorm(y.to, norm, h, stats);
     }
-    /// The way back: `layernorm_backward`, whose dx accumulates, then `residual_backward` of dx.
+    /// Its backward pass: `layernorm_backward`, whose dx accumulates, then `residual_backward` of
+    /// dx.
     fn norm_residual_backward(
         &self,
         [dy, x, stats, scale]: [Tensor; 4],
         [dx, dscale, dshift]: [Out; 3],
         drop: &Dropout,
         dbranch: Out,
-        dbias: Out,
+        dbias: Option<Out>,
     ) {
         self.layernorm_backward(dy, x, stats, scale, dx, dscale, dshift);
         self.residual_backward(dx.to, drop, dbranch, dbias);
     }
 
-    /// y = softmax(q·kᵀ/√d + bias)·v per head and sample, never holding a T×T matrix.
-    /// qkv [N, 3h], y [N, h], lse f32 [N, heads]: log-sum-exp of each query's scores. A query that
-    /// sees no key gives y = 0.
+    /// y = softmax(q·kᵀ/√d + bias)·v per head and sample, never holding a T×T matrix. qkv [N, qkv
+    /// width], y [N, query width], lse f32 [N, query heads]: log-sum-exp of each query's scores. A
+    /// query that sees no key gives y = 0.
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out);
     /// dqkv from dy, with y and lse of forward. Overwrites.
     fn attention_backward(
@@ -311,9 +336,10 @@ pub trait Backend {
         dqkv: Out,
     );
 
-    /// Per row of this rank's share of the logits: stats f32 [R, 3] = maximum, Σ exp(logit − maximum),
-    /// and the target's logit (−∞ if the target is not in this share). logits [R, v] cover vocabulary
-    /// entries `first ..`; entries at or above `vocab` are padding and do not count.
+    /// Per row of this rank's share of the logits: stats f32 [R, 3] = maximum, Σ exp(logit −
+    /// maximum), and the target's logit (−∞ if the target is not in this share). logits [R, v]
+    /// cover vocabulary entries `first ..`; entries at or above `vocab` are padding and do not
+    /// count.
     fn cross_entropy_stats(
         &self,
         logits: Tensor,
@@ -322,10 +348,10 @@ pub trait Backend {
         vocab: usize,
         stats: Out,
     );
-    /// From the stats of all shares, [shares·R, 3]: losses[r] = weights[r]·(−log p(target)), f32 [R, 1];
-    /// and, in place of the logits, dlogits = scale·weights[r]·(p − onehot), 0 in the padding; the
-    /// losses are not scaled. targets i32 [R, 1], weights f32 [R, 1], the gradient's scale f32 [1, 1].
-    /// A weight of 0 gives loss 0 whatever the logits.
+    /// From the stats of all shares, [shares·R, 3]: losses[r] = weights[r]·(−log p(target)), f32
+    /// [R, 1]; and, in place of the logits, dlogits = scale·weights[r]·(p − onehot), 0 in the
+    /// padding; the losses are not scaled. targets i32 [R, 1], weights f32 [R, 1], the gradient's
+    /// scale f32 [1, 1]. A weight of 0 gives loss 0 whatever the logits.
     #[allow(clippy::too_many_arguments)]
     fn cross_entropy(
         &self,
@@ -343,39 +369,44 @@ pub trait Backend {
     fn sum(&self, x: Tensor, y: Out);
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
-    /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes out
-    /// the same in any order, and which one changed element always changes. xs of floats, out i64 [1, n].
+    /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes
+    /// out the same in any order, and which one changed element always changes. xs of floats, out
+    /// i64 [1, n].
     fn digests(&self, xs: &[Tensor], out: Out);
     /// out f32 [1, 2] = norm = √(Σ sums) / scale, and the factor min(1, max_norm / (norm + 1e-6)) /
-    /// scale, or NaN if the norm is not finite. scale f32 [1, 1]: of the gradients that were squared.
+    /// scale, or NaN if the norm is not finite. scale f32 [1, 1]: of the gradients that were
+    /// squared.
     fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out);
-    /// What follows from a step's factor, which is NaN after an overflow: counts it as an update or
-    /// as skipped, and changes the scale for the next step. pace f32 [1, 4] = the factor, made NaN if
-    /// the scale was stuck before; lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ) at update t; 0 after an update,
-    /// 1 after a step that was skipped, 2 where the scale is stuck.
-    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor);
-    /// Updates master, m and v (f32) from grad·factor, and rounds master into `live` where that is
-    /// another tensor. pace f32 [1, 4] as `pace` leaves it; a factor of NaN skips the update.
+    /// Advances the loss scaler by one step: counts it as an update, or as skipped where the factor
+    /// f32 [1, 1] of `clip` is NaN, and changes the scale for the next step. The factor becomes NaN
+    /// if the scale was stuck before. status f32 [1, 1] = 0 after an update, 1 after a skipped
+    /// step, 2 where the scale is stuck.
+    fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor);
+    /// out f32 [1, 2] = lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ) at update t = updates, i64 [1, 1].
+    fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out);
+    /// Updates master, m and v (f32) from grad·factor, and rounds master into `weight` where that
+    /// is another tensor. scalars f32 [1, 3] = the factor, and what `adam_scalars` gives; a factor
+    /// of NaN skips the update.
     #[allow(clippy::too_many_arguments)]
     fn adamw(
         &self,
         rule: &AdamW,
-        pace: Tensor,
+        scalars: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,
         v: Tensor,
-        live: Tensor,
+        weight: Tensor,
     );
 }
 
-/// What element `at` with those bits, as many as its dtype has, adds to a digest: the finalizer of
-/// splitmix64 (Steele et al. 2014) of both, each spread by an odd number. For one place it is a
-/// bijection of the bits.
+/// The term of element `at`, with as many bits as its dtype has, in a tensor's digest, on a device
+/// and in a checkpoint. For one index it is a bijection of the bits, so no single change goes
+/// unseen; several changes whose products cancel still differ in the folded halves, but for a
+/// chance of 2⁻³².
+#[inline(always)]
 pub fn digest_term(at: u64, bits: u32) -> u64 {
-    let spread = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut x = spread ^ (bits as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    let place = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let x = (u64::from(bits) ^ place).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^ (x >> 32)
 }

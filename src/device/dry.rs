@@ -1,5 +1,5 @@
-//! A device that computes nothing and counts everything: what an engine reserves, and the arithmetic
-//! and traffic of each op it asks for. The planner runs the trainer's own step on it.
+//! A device without memory or arithmetic that counts: the bytes an engine reserves, and the FLOPs
+//! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
     AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
@@ -10,12 +10,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Work of one kind of op.
+/// FLOPs and memory traffic of all calls of one op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     pub calls: f64,
     pub flops: f64,
-    /// Read and written, each operand once.
+    /// Bytes read and written, each operand counted once.
     pub bytes: f64,
 }
 
@@ -30,7 +30,7 @@ impl std::ops::AddAssign for Work {
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;
 
-/// Counts; see the module.
+/// The counting device; see the module.
 #[derive(Default)]
 pub struct Dry {
     workspace: u64,
@@ -42,7 +42,7 @@ pub struct Dry {
 const BASE: usize = 256;
 
 impl Dry {
-    /// For a device whose ops hold that much for themselves.
+    /// Stands for a device whose ops reserve `workspace` for themselves.
     pub fn with_workspace(workspace: Bytes) -> Dry {
         Dry { workspace: workspace.0, ..Dry::default() }
     }
@@ -52,7 +52,7 @@ impl Dry {
         self.reserved.get()
     }
 
-    /// What was asked since the last `take`.
+    /// The work of all ops since the last `take`.
     pub fn take(&self) -> Tally {
         self.tally.take()
     }
@@ -63,8 +63,8 @@ impl Dry {
             Work { calls: 1.0, flops: flops as f64, bytes };
     }
 
-    /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask leaves
-    /// half.
+    /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask
+    /// leaves half.
     fn attend(
         &self,
         name: &'static str,
@@ -73,13 +73,13 @@ impl Dry {
         how: &Attend,
         io: &[Tensor],
     ) {
-        let all = products * 2 * qkv.rows * how.seq * (qkv.cols / 3);
+        let all = products * 2 * qkv.rows * how.seq * how.heads.query_width();
         let seen = if matches!(how.visible, Visible::Causal) { all / 2 } else { all };
         self.note(name, seen, io);
     }
 }
 
-/// Reads an accumulated output, too.
+/// The tensors an output moves: one that accumulates is read as well as written.
 fn out(y: Out) -> [Tensor; 2] {
     [y.to, if y.add { y.to } else { y.to.span(0, 0) }]
 }
@@ -100,8 +100,8 @@ impl Backend for Dry {
     fn download(&self, _: Tensor, to: &mut [u8]) {
         to.fill(0);
     }
-    fn send(&self, _: Tensor) {}
-    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+    fn download_async(&self, _: Tensor) {}
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
         to.fill(0);
         Ok(Instant::now())
     }
@@ -114,14 +114,14 @@ impl Backend for Dry {
     }
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
         let inner = if kind == Gemm::TN { a.rows } else { a.cols };
-        let beside = match then {
+        let aux = match then {
             Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => c.to.span(0, 0),
             Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => pre,
         };
         // Sums of columns are a column more.
         let cols = c.to.cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
         let flops = 2 * c.to.rows * cols * inner;
-        self.note("gemm", flops, &[&[a, b, beside][..], &out(c)].concat());
+        self.note("gemm", flops, &[&[a, b, aux][..], &out(c)].concat());
     }
     fn embed(&self, _: Tensor, _: Tensor, _: usize, y: Out) {
         self.note("embed", 0, &[y.to, y.to]);
@@ -134,13 +134,17 @@ impl Backend for Dry {
             self.note("dropout", x.numel(), &[&[x][..], &out(y)].concat());
         }
     }
-    fn residual(&self, x: Tensor, branch: Tensor, _: Tensor, _: &Dropout, y: Out) {
-        self.note("residual", 3 * x.numel(), &[x, branch, y.to]);
+    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, _: &Dropout, y: Out) {
+        let sums = 2 + bias.is_some() as usize;
+        self.note("residual", sums * x.numel(), &[x, branch, y.to]);
     }
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, _: Out) {
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
         let in_place = drop.rate == 0.0 && dy.addr() == dbranch.to.addr();
         let written = if in_place { dy.span(0, 0) } else { dbranch.to };
-        self.note("residual backward", 2 * dy.numel(), &[dy, written]);
+        if !in_place || dbias.is_some() {
+            let sums = 1 + dbias.is_some() as usize;
+            self.note("residual backward", sums * dy.numel(), &[dy, written]);
+        }
     }
     fn gelu(&self, x: Tensor, _: Gelu, y: Out) {
         self.note("gelu", 8 * x.numel(), &[x, y.to]);
@@ -165,14 +169,15 @@ impl Backend for Dry {
         &self,
         x: Tensor,
         branch: Tensor,
-        _: Tensor,
+        bias: Option<Tensor>,
         _: &Dropout,
         y: Out,
         _: &Norm,
         h: Out,
         stats: Out,
     ) {
-        self.note("residual and layernorm", 11 * x.numel(), &[x, branch, y.to, h.to, stats.to]);
+        let flops = (10 + bias.is_some() as usize) * x.numel();
+        self.note("residual and layernorm", flops, &[x, branch, y.to, h.to, stats.to]);
     }
     fn norm_residual_backward(
         &self,
@@ -180,11 +185,12 @@ impl Backend for Dry {
         [dx, ..]: [Out; 3],
         _: &Dropout,
         dbranch: Out,
-        _: Out,
+        dbias: Option<Out>,
     ) {
         let own = if dbranch.to == dx.to { dx.to.span(0, 0) } else { dbranch.to };
         let all = [&[dy, x, stats, own][..], &out(dx)].concat();
-        self.note("layernorm and residual backward", 14 * x.numel(), &all);
+        let flops = (13 + dbias.is_some() as usize) * x.numel();
+        self.note("layernorm and residual backward", flops, &all);
     }
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
         self.attend("attention", 2, qkv, how, &[qkv, y.to, lse.to]);
@@ -235,8 +241,11 @@ impl Backend for Dry {
     fn clip(&self, sums: Tensor, _: Tensor, _: f32, to: Out) {
         self.note("clip", 4, &[sums, to.to]);
     }
-    fn pace(&self, _: &AdamW, _: &Scaling, _: Scaler, pace: Tensor) {
-        self.note("pace", 8, &[pace]);
+    fn loss_scale_step(&self, _: &Scaling, _: Scaler, factor: Tensor, status: Tensor) {
+        self.note("loss scale step", 4, &[factor, status]);
+    }
+    fn adam_scalars(&self, _: &AdamW, updates: Tensor, out: Out) {
+        self.note("adam scalars", 8, &[updates, out.to]);
     }
     fn adamw(
         &self,
@@ -246,9 +255,9 @@ impl Backend for Dry {
         master: Tensor,
         m: Tensor,
         v: Tensor,
-        live: Tensor,
+        weight: Tensor,
     ) {
-        let written = if live.addr() == master.addr() { live.span(0, 0) } else { live };
+        let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
         self.note("adamw", 14 * grad.numel(), &[grad, master, master, m, m, v, v, written]);
     }
 }

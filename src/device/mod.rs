@@ -9,10 +9,11 @@ pub mod cuda;
 mod dry;
 mod tensor;
 
+pub use crate::base::Gelu;
 pub use arena::Arena;
 pub use backend::{
-    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Norm, OutOfMemory, Repeat, Scaler,
-    Scaling, Visible, digest_term,
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
+    Scaling, Timeline, Visible, digest_term,
 };
 pub use dry::{Dry, Tally, Work};
 pub use tensor::{Element, Out, Tensor};

@@ -92,6 +92,9 @@ impl Element for bf16 {
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
 }
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
+}
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
 }

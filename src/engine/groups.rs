@@ -1,12 +1,12 @@
 //! The groups a rank belongs to, and what follows from its place in them.
 
-use crate::base::div_exact;
+use crate::base::{DType, div_exact};
 use crate::comm::{Group, Solo, World};
-use crate::device::Tensor;
-use crate::manifest::{LayerSplit, Manifest, Schedule, Topology};
-use crate::model::{Chunk, Part, costs};
-use crate::plan::grid::{Grid, Place};
-use crate::plan::schedule::{self, Action, Seat};
+use crate::device::{Backend, Tensor};
+use crate::manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
+use crate::model::{Chunk, Cx, ModelShard, TensorParallel, costs};
+use crate::plan::grid::{Coord, Grid};
+use crate::plan::schedule::{self, Action, PipelineRank};
 use crate::plan::split;
 use std::ops::Range;
 
@@ -17,13 +17,13 @@ pub struct Groups {
     pub pipeline: Box<dyn Group>,
     /// The other replicas.
     pub data: Box<dyn Group>,
-    /// The first and the last stage, who both hold a tied embedding.
-    pub ends: Box<dyn Group>,
-    /// The ranks of `tensor` again, for what goes on beside the computation.
-    pub partial: Box<dyn Group>,
+    /// The first and the last stage, which both hold a tied embedding.
+    pub embedding: Box<dyn Group>,
+    /// The ranks of `tensor` again: a second communicator, for sums that run during the computation.
+    pub tp_async: Box<dyn Group>,
     /// Where this rank is, of which grid.
     pub(super) grid: Grid,
-    pub(super) at: Place,
+    pub(super) at: Coord,
 }
 
 impl Groups {
@@ -34,10 +34,10 @@ impl Groups {
             tensor: solo(),
             pipeline: solo(),
             data: solo(),
-            ends: solo(),
-            partial: solo(),
+            embedding: solo(),
+            tp_async: solo(),
             grid: Grid::SOLO,
-            at: Grid::SOLO.place(0),
+            at: Grid::SOLO.coord(0),
         }
     }
 
@@ -53,18 +53,18 @@ impl Groups {
         make: impl Fn(&'static str, &[usize]) -> Box<dyn Group>,
     ) -> Groups {
         let grid = topology.grid();
-        let at = grid.place(rank);
+        let at = grid.coord(rank);
         let stages = grid.pipeline_group(at);
-        let ends = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {
-            true => make("ends", &[stages[0], stages[grid.pipeline - 1]]),
+        let embedding = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {
+            true => make("embedding", &[stages[0], stages[grid.pipeline - 1]]),
             false => Box::new(Solo),
         };
         Groups {
             tensor: make("tensor", &grid.tensor_group(at)),
-            partial: make("partial", &grid.tensor_group(at)),
+            tp_async: make("tp_async", &grid.tensor_group(at)),
             pipeline: make("pipeline", &stages),
             data: make("data", &grid.data_group(at)),
-            ends,
+            embedding,
             grid,
             at,
         }
@@ -78,36 +78,36 @@ impl Groups {
 }
 
 /// This rank's place in its pipeline.
-pub fn seat(groups: &Groups, m: &Manifest) -> Seat {
+pub fn pipeline_rank(groups: &Groups, m: &Manifest) -> PipelineRank {
     let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
-    Seat { rank, ranks, chunks: m.topology.schedule.chunks() }
+    PipelineRank { rank, ranks, chunks: m.topology.chunks }
 }
 
-/// The layers of each virtual stage of a manifest's pipeline.
-pub fn cuts(m: &Manifest) -> Vec<Range<usize>> {
-    let stages = m.topology.pipeline * m.topology.schedule.chunks();
-    match &m.topology.layer_split {
-        LayerSplit::Uniform => split::uniform(m.model.layers, stages),
+/// The layers of each virtual stage of a pipeline.
+pub fn cuts(model: &Model, topology: &Topology) -> Vec<Range<usize>> {
+    let stages = topology.pipeline * topology.chunks;
+    match &topology.layer_split {
+        LayerSplit::Uniform => split::uniform(model.layers, stages),
         LayerSplit::Balanced => {
-            let costs = costs(&m.model, m.topology.recompute);
-            split::balanced(m.model.layers, stages, costs)
+            let costs = costs(model, topology.recompute);
+            split::balanced(model.layers, stages, costs)
         }
-        LayerSplit::TransformerAndEmbedding => split::with_ends(m.model.layers, stages),
+        LayerSplit::TransformerAndEmbedding => split::with_ends(model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),
     }
 }
 
 /// The part of the model this rank holds.
-pub fn part(groups: &Groups, m: &Manifest) -> Part {
-    let seat = seat(groups, m);
-    let cuts = cuts(m);
+pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
+    let pp = pipeline_rank(groups, m);
+    let cuts = cuts(&m.model, &m.topology);
     let chunk = |chunk| {
-        let stage = seat.stage(chunk);
-        let (first, last) = (stage == 0, stage + 1 == seat.stages());
+        let stage = pp.stage(chunk);
+        let (first, last) = (stage == 0, stage + 1 == pp.stages());
         Chunk { layers: cuts[stage].clone(), first, last }
     };
-    Part {
-        chunks: (0..seat.chunks).map(chunk).collect(),
+    ModelShard {
+        chunks: (0..pp.chunks).map(chunk).collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
         dp: groups.data.size(),
@@ -115,26 +115,72 @@ pub fn part(groups: &Groups, m: &Manifest) -> Part {
 }
 
 /// What a rank does in a step of `micros` micro-batches, and the slots it needs for that.
-pub fn actions(seat: Seat, schedule: Schedule, micros: usize) -> (Vec<Action>, usize) {
+pub fn actions(pp: PipelineRank, schedule: Schedule, micros: usize) -> (Vec<Action>, usize) {
     let rounds = match schedule {
-        Schedule::OneFOneB => schedule::one_f_one_b(seat, micros),
+        Schedule::OneFOneB => schedule::one_f_one_b(pp, micros),
         Schedule::GPipe => schedule::gpipe(micros),
-        Schedule::Interleaved { .. } => schedule::interleaved(seat, micros),
+        Schedule::Interleaved => schedule::interleaved(pp, micros),
     };
-    schedule::with_slots(schedule::with_messages(seat, &rounds), seat.chunks)
+    schedule::with_slots(schedule::with_messages(pp, &rounds), pp.chunks)
 }
 
 /// What every rank of a pipeline does in a step of `micros` micro-batches.
 pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
-    let seat = |rank| Seat { rank, ranks: topology.pipeline, chunks: topology.schedule.chunks() };
-    (0..topology.pipeline).map(|rank| actions(seat(rank), topology.schedule, micros).0).collect()
+    let pipeline_rank =
+        |rank| PipelineRank { rank, ranks: topology.pipeline, chunks: topology.chunks };
+    (0..topology.pipeline)
+        .map(|rank| actions(pipeline_rank(rank), topology.schedule, micros).0)
+        .collect()
 }
 
-/// The most slots that a step of the run needs.
+/// The most slots that a step of the run needs: those of its largest batch. But for GPipe, which
+/// keeps every micro-batch, no batch needs more than one that fills the pipe twice.
 pub fn slots(groups: &Groups, m: &Manifest) -> usize {
-    let micros = |global| div_exact(global, m.batch.micro * groups.data.size());
-    let of = |global| actions(seat(groups, m), m.topology.schedule, micros(global)).1;
-    m.batch.ramp().sizes().map(of).max().expect("a batch")
+    let (pp, schedule) = (pipeline_rank(groups, m), m.topology.schedule);
+    let largest = m.batch.ramp().sizes().max().expect("a batch");
+    let micros = div_exact(largest, m.batch.micro * groups.data.size());
+    actions(
+        pp,
+        schedule,
+        if schedule == Schedule::GPipe { micros } else { micros.min(filling(pp)) },
+    )
+    .1
+}
+
+/// Micro-batches that fill a pipe twice.
+fn filling(pp: PipelineRank) -> usize {
+    2 * pp.ranks * pp.chunks
+}
+
+/// What the model's layers need of a rank.
+pub fn context<'a>(
+    be: &'a dyn Backend,
+    groups: &'a Groups,
+    manifest: &'a Manifest,
+    training: bool,
+) -> Cx<'a> {
+    Cx {
+        be,
+        tp: TensorParallel {
+            group: &*groups.tensor,
+            sequence: manifest.topology.sequence_parallel,
+        },
+        model: &manifest.model,
+        dtype: model_dtype(manifest.precision),
+        recompute: manifest.topology.recompute,
+        seed: manifest.train.seed,
+        training,
+    }
+}
+
+/// The dtype of model weights and activations; master weights and gradients are f32.
+pub fn model_dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::F32 | Precision::Tf32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::Fp16 => DType::F16,
+        Precision::Fp8 => unreachable!("a checked manifest has no fp8"),
+    }
 }
 
 #[cfg(test)]
@@ -157,7 +203,7 @@ train: {samples: 8000}
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
             let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
             let m = loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest;
-            let stages = 4 * m.topology.schedule.chunks();
+            let stages = 4 * m.topology.chunks;
             let costs =
                 Costs { forward: vec![1.0; stages], backward: vec![2.0; stages], message: 0.0 };
             let slots = |orders: &[Vec<Action>]| -> Vec<usize> {
@@ -165,6 +211,10 @@ train: {samples: 8000}
                 orders.iter().filter_map(used).collect()
             };
             let most = slots(&orders(&m.topology, 64));
+            if m.topology.schedule != Schedule::GPipe {
+                let pp = PipelineRank { rank: 0, ranks: 4, chunks: m.topology.chunks };
+                assert_eq!(slots(&orders(&m.topology, filling(pp))), most, "{schedule}");
+            }
             for micros in m.batch.ramp().sizes() {
                 let orders = orders(&m.topology, micros);
                 assert!(simulate(&orders, &costs).is_ok());

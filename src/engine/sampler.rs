@@ -1,31 +1,33 @@
 //! The model without its optimizer: the next token's logits, for looking at what was learned.
 
-use super::memory::{self, Arenas};
-use super::{Groups, Piece, context, pieces, upload_slopes};
-use crate::data::Batch;
+use super::arenas::Arenas;
+use super::groups::{Groups, context};
+use super::memory;
+use super::params::{Held, StateSlice, cut};
+use super::states::StateSpec;
+use crate::data::{Batch, Column};
 use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Model, Precision};
-use crate::model::{Bucket, Custody, Inputs, Layout, Params, Part, Slots, Stage};
+use crate::model::{Activations, Bucket, Inputs, Layout, ModelShard, ParamStore, Params, Stage};
 
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
     layout: Layout,
-    live: Vec<Tensor>,
+    flat: Vec<Tensor>,
     weights: Weights,
-    slots: Slots,
+    activations: Activations,
     batch: Batch,
 }
 
 /// Every bucket's weights, all the time, and no gradients.
 struct Weights(Vec<Params>);
 
-impl Custody for Weights {
+impl ParamStore for Weights {
     fn weights(&self, bucket: usize) -> &Params {
         &self.0[bucket]
     }
-    fn release(&self, _: usize) {}
     fn grads(&self, _: usize) -> &Params {
         unreachable!("a sampler never goes backward")
     }
@@ -37,14 +39,14 @@ impl Custody for Weights {
 struct Laid {
     layout: Layout,
     /// Where each bucket lies.
-    live: Vec<Tensor>,
+    flat: Vec<Tensor>,
     slopes: Option<Tensor>,
-    slots: Slots,
+    activations: Activations,
 }
 
 impl<'a> Sampler<'a> {
     /// Reserves f32 weights and the buffers for one sample of `context_len` tokens. The weights are
-    /// zero until every piece is written.
+    /// zero until every slice is written.
     pub fn new(
         be: &'a dyn Backend,
         manifest: &Manifest,
@@ -57,7 +59,7 @@ impl<'a> Sampler<'a> {
         lay(be, &groups, manifest, context_len, &measured);
         let arenas = measured.reserve(be)?;
         let laid = lay(be, &groups, manifest, context_len, &arenas);
-        upload_slopes(be, &groups, manifest, laid.slopes);
+        memory::upload_slopes(be, &groups, manifest, laid.slopes);
         Ok(Sampler {
             be,
             groups,
@@ -66,47 +68,49 @@ impl<'a> Sampler<'a> {
                 laid.layout
                     .buckets
                     .iter()
-                    .zip(&laid.live)
+                    .zip(&laid.flat)
                     .map(|(b, at)| Params::new(b, *at))
                     .collect(),
             ),
             layout: laid.layout,
-            live: laid.live,
-            slots: laid.slots,
-            batch: blank(context_len),
+            flat: laid.flat,
+            activations: laid.activations,
+            // Causal attention makes what follows the last token harmless.
+            batch: Batch::causal(&vec![0; context_len + 1], 1, 0, 0.0),
         })
     }
 
     /// The weights, each whole.
-    pub fn pieces(&self) -> Vec<Piece> {
-        let whole = |bucket: usize| (self.layout.buckets[bucket].range.clone(), 0);
-        pieces::cut(&self.layout, &self.manifest.model, whole)
+    pub fn slices(&self) -> Vec<StateSlice> {
+        let held = self.layout.params().map(|param| {
+            let bucket = &self.layout.buckets[param.bucket];
+            let at = param.tensor(bucket, self.flat[param.bucket]);
+            Held { param, state: StateSpec::master(), range: 0..param.numel(), at, data: 0 }
+        });
+        cut(&self.layout, &self.manifest.model, held)
     }
 
     pub fn model(&self) -> &Model {
         &self.manifest.model
     }
 
-    /// A weight's rows from row `first` on.
-    pub fn write(&self, piece: &Piece, first: usize, values: &[f32]) {
-        let slot = &piece.slot;
-        let weight = slot.tensor(&self.layout.buckets[slot.bucket], self.live[slot.bucket]);
-        let rows = weight.row_range(first, values.len() / slot.cols);
-        self.be.upload(bytemuck::cast_slice(values), rows);
+    /// Writes rows of a weight, from row `first` on.
+    pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
+        self.be.upload(bytes, slice.rows_of(first, bytes));
     }
 
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let context_len = self.batch.seq_len;
+        let context_len = self.batch.seq_len();
         let tail = &tokens[tokens.len().saturating_sub(context_len)..];
-        for (slot, token) in self.batch.tokens.iter_mut().zip(tail) {
-            *slot = *token as i32;
+        for (to, token) in self.batch.column_mut(Column::Tokens).iter_mut().zip(tail) {
+            *to = *token as i32;
         }
         let cx = context(self.be, &self.groups, &self.manifest, false);
-        let stage = Stage { cx, layout: &self.layout, custody: &self.weights };
-        self.slots.inputs.upload(self.be, &self.batch);
-        stage.forward(&self.slots);
-        let logits = stage.logits(&self.slots, tail.len() - 1);
+        let stage = Stage { cx, layout: &self.layout, store: &self.weights };
+        self.activations.inputs.upload(self.be, &self.batch);
+        stage.forward(&self.activations);
+        let logits = stage.logits(&self.activations, tail.len() - 1);
         let mut host = vec![0.0; self.manifest.model.vocab_padded];
         self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
         host.truncate(self.manifest.model.vocab);
@@ -116,28 +120,21 @@ impl<'a> Sampler<'a> {
 
 fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: &Arenas) -> Laid {
     let cx = context(be, groups, m, false);
-    let layout = Layout::new(&m.model, Part::whole(&m.model));
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
     let slopes = memory::slopes(&cx, m, &at.inputs);
     let inputs = Inputs::plan(1, context_len, true, &at.inputs);
     let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), cx.dtype);
     Laid {
-        live: layout.buckets.iter().map(bucket).collect(),
-        slots: Slots::plan(&cx, &layout.part.chunks[0], inputs, slopes, &at.scratch, &at.scratch),
+        flat: layout.buckets.iter().map(bucket).collect(),
+        activations: Activations::plan(
+            &cx,
+            &layout.shard.chunks[0],
+            inputs,
+            slopes,
+            &at.workspace,
+            &at.workspace,
+        ),
         layout,
         slopes,
-    }
-}
-
-/// One sample of the right shape; causal attention makes what follows the last token harmless.
-fn blank(len: usize) -> Batch {
-    Batch {
-        samples: 1,
-        seq_len: len,
-        tokens: vec![0; len],
-        targets: vec![0; len],
-        weights: vec![0.0; len],
-        positions: (0..len as i32).collect(),
-        visible: vec![0; 2 * len],
-        ..Batch::default()
     }
 }

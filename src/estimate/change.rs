@@ -1,12 +1,8 @@
-//! Changes to a plan, each with what it gives: the ladder down into memory, and what would be faster.
+//! Changes to a plan, each with what it gives: less memory, or a faster step.
 
-use super::hardware::Hardware;
-use super::own;
-use super::predict::{Prediction, Predictor};
-use super::setup::{Framework, Setup};
-use crate::base::Bytes;
-use crate::manifest::{self, LayerSplit, Manifest, Recompute, Schedule};
-use std::path::Path;
+use super::others::predict::{Prediction, Predictor};
+use super::setup::{Program, Setup};
+use crate::manifest::{LayerSplit, Recompute, Schedule};
 
 /// A changed plan.
 #[derive(Clone, Debug)]
@@ -26,23 +22,25 @@ impl Change {
     }
 }
 
-struct Step {
+/// A changed plan before it is judged.
+pub struct Step {
     what: String,
-    sets: Vec<String>,
+    /// As of `Change`; empty where no setting does it.
+    pub sets: Vec<String>,
     setup: Setup,
 }
 
 /// The smallest changes that make it fit, cheapest first: single ones, or pairs where no single one
 /// is enough.
-pub fn ladder(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
+pub fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
     let fitting = |steps: Vec<Step>| -> Vec<Change> {
         let judged = steps.into_iter().map(|step| judge(predictor, step));
         judged.filter(|change| change.prediction.fits).collect()
     };
-    let mut found = fitting(smaller(setup));
+    let mut found = fitting(smaller_steps(setup));
     if found.is_empty() {
-        let pairs = smaller(setup).into_iter().flat_map(|first| {
-            smaller(&first.setup).into_iter().map(move |second| Step {
+        let pairs = smaller_steps(setup).into_iter().flat_map(|first| {
+            smaller_steps(&first.setup).into_iter().map(move |second| Step {
                 what: format!("{} and {}", first.what, second.what),
                 sets: [first.sets.clone(), second.sets].concat(),
                 setup: second.setup,
@@ -60,69 +58,9 @@ pub fn ladder(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
     found
 }
 
-/// A changed manifest, for gptrain itself.
-#[derive(Clone, Debug)]
-pub struct Smaller {
-    /// As `--set` takes them.
-    pub sets: Vec<String>,
-    /// Of the rank that reserves most.
-    pub bytes: Bytes,
-    /// Of a step, by the planner's rates.
-    pub seconds: f64,
-    manifest: Manifest,
-}
-
-/// The smallest changes with which every rank of gptrain reserves at most `room`, cheapest first:
-/// single ones, or pairs where no single one is enough. `effective` is the manifest's text.
-pub fn own_ladder(
-    m: &Manifest,
-    effective: &str,
-    room: Bytes,
-    hw: &'static Hardware,
-) -> Vec<Smaller> {
-    let first = own_smaller(m, &[], effective, hw);
-    let fitting = |changes: Vec<Smaller>| -> Vec<Smaller> {
-        changes.into_iter().filter(|change| change.bytes.0 <= room.0).collect()
-    };
-    let mut found = fitting(first.clone());
-    if found.is_empty() {
-        let second = |one: &Smaller| own_smaller(&one.manifest, &one.sets, effective, hw);
-        found = fitting(first.iter().flat_map(second).collect());
-    }
-    found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    found.dedup_by(|a, b| (a.bytes, a.seconds) == (b.bytes, b.seconds));
-    found
-}
-
-/// Changes of `m`, which is the text with `sets`, that are valid and reserve less.
-fn own_smaller(
-    m: &Manifest,
-    sets: &[String],
-    effective: &str,
-    hw: &'static Hardware,
-) -> Vec<Smaller> {
-    let peak = |m: &Manifest| own::stages(m, m.data.causal()).ok().map(|all| own::peak(&all).1);
-    let Some(now) = peak(m) else { return Vec::new() };
-    let setup = Setup::of(m, Framework::MegatronLm, hw);
-    let levels = (m.topology.zero + 1).max(2)..=3;
-    let more = levels.map(|zero| vec![format!("topology.zero={zero}")]);
-    let steps = smaller(&setup).into_iter().map(|step| step.sets).chain(more);
-    let change = |more: Vec<String>| {
-        let sets = [sets, &more].concat();
-        let loaded = manifest::parse(effective, "the manifest", Path::new("."), &sets).ok()?;
-        let m = loaded.manifest;
-        let stages = own::stages(&m, m.data.causal()).ok()?;
-        let setup = Setup::of(&m, Framework::MegatronLm, hw);
-        let seconds = own::parts(&stages, &setup).iter().map(|part| part.1).sum();
-        Some(Smaller { sets, bytes: own::peak(&stages).1, seconds, manifest: m })
-    };
-    let found = steps.filter(|sets| !sets.is_empty()).filter_map(change);
-    found.filter(|change| change.bytes.0 < now.0).collect()
-}
-
 /// What would be faster and fit, most gain first.
-pub fn faster(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
-    let judged = bolder(setup).into_iter().map(|step| judge(predictor, step));
+pub fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
+    let judged = faster_steps(setup).into_iter().map(|step| judge(predictor, step));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> =
         judged.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
@@ -152,7 +90,7 @@ impl Steps<'_> {
 
     fn cut(&mut self, tensor: usize, pipeline: usize, data: usize) {
         let t = &self.from.topology;
-        if !self.from.framework.cuts_layers() {
+        if !self.from.program.cuts_layers() {
             return;
         }
         if tensor * pipeline * data != t.ranks() || pipeline > self.from.model.layers {
@@ -167,7 +105,7 @@ impl Steps<'_> {
             ("topology.tensor", tensor.to_string()),
             ("topology.pipeline", pipeline.to_string()),
             ("topology.data", data.to_string()),
-            ("topology.layer_split", word(&split).to_string()),
+            ("topology.layer_split", split_word(&split).to_string()),
         ];
         let setup = self.from.clone().cut(|t| {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
@@ -183,15 +121,10 @@ impl Steps<'_> {
     }
 
     fn recompute(&mut self, recompute: Recompute) {
-        if recompute == Recompute::Selective && self.from.framework == Framework::MegatronDeepSpeed
-        {
-            return; // which does not have it
+        if !self.from.program.recomputes().contains(&recompute) {
+            return;
         }
-        let word = match recompute {
-            Recompute::None => "none",
-            Recompute::Selective => "selective",
-            Recompute::Full => "full",
-        };
+        let word = recompute.name();
         let setup = self.from.clone().cut(|t| t.recompute = recompute);
         self.add(format!("recompute {word}"), &[("topology.recompute", word.to_string())], setup);
     }
@@ -206,7 +139,7 @@ pub fn split(layers: usize, pipeline: usize) -> LayerSplit {
     }
 }
 
-pub fn word(split: &LayerSplit) -> &'static str {
+pub fn split_word(split: &LayerSplit) -> &'static str {
     match split {
         LayerSplit::Uniform => "uniform",
         LayerSplit::TransformerAndEmbedding => "transformer_and_embedding",
@@ -215,7 +148,7 @@ pub fn word(split: &LayerSplit) -> &'static str {
 }
 
 /// Steps that need less memory.
-fn smaller(from: &Setup) -> Vec<Step> {
+pub fn smaller_steps(from: &Setup) -> Vec<Step> {
     let t = &from.topology;
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
     let mut steps = Steps { from, list: Vec::new() };
@@ -227,7 +160,7 @@ fn smaller(from: &Setup) -> Vec<Step> {
         Recompute::Selective => steps.recompute(Recompute::Full),
         Recompute::Full => {}
     }
-    for &zero in from.framework.zeros(pipeline).iter().filter(|zero| **zero > t.zero) {
+    for &zero in from.program.zeros(pipeline).iter().filter(|zero| **zero > t.zero) {
         let setup = from.clone().cut(|t| t.zero = zero);
         steps.add(format!("ZeRO-{zero}"), &[("topology.zero", zero.to_string())], setup);
     }
@@ -241,7 +174,8 @@ fn smaller(from: &Setup) -> Vec<Step> {
     if pipeline.is_multiple_of(2) {
         steps.cut(2 * tensor, pipeline / 2, data);
     }
-    if !from.offload.optimizer && from.topology.zero > 0 {
+    let offloads = from.program != Program::Gptrain && !from.offload.optimizer;
+    if offloads && from.topology.zero > 0 {
         let mut setup = from.clone();
         setup.offload.optimizer = true;
         steps.add("optimizer in host memory".to_string(), &[], setup);
@@ -250,7 +184,7 @@ fn smaller(from: &Setup) -> Vec<Step> {
 }
 
 /// Steps that may be faster.
-fn bolder(from: &Setup) -> Vec<Step> {
+fn faster_steps(from: &Setup) -> Vec<Step> {
     let (m, t) = (&from.model, &from.topology);
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
     let mut steps = Steps { from, list: Vec::new() };
@@ -259,7 +193,7 @@ fn bolder(from: &Setup) -> Vec<Step> {
         .collect();
     heads.sort_by_key(|a| a.abs_diff(m.heads));
     for heads in heads.into_iter().take(if from.odd_heads() { 2 } else { 0 }) {
-        let (before, after) = (m.hidden / m.heads, m.hidden / heads);
+        let (before, after) = (m.heads().dim, m.hidden / heads);
         let what = format!("{} → {heads} heads: head_dim {before} → {after}", m.heads);
         let mut setup = from.clone();
         setup.model.heads = heads;
@@ -296,9 +230,9 @@ fn bolder(from: &Setup) -> Vec<Step> {
         let word = "transformer_and_embedding".to_string();
         steps.add(what, &[("topology.layer_split", word)], setup);
     }
-    let chunked = from.framework == Framework::MegatronLm && m.layers.is_multiple_of(2 * pipeline);
+    let chunked = from.program.chunks().contains(&2) && m.layers.is_multiple_of(2 * pipeline);
     if chunked && pipeline > 1 && t.schedule == Schedule::OneFOneB {
-        let setup = from.clone().cut(|t| t.schedule = Schedule::Interleaved { chunks: 2 });
+        let setup = from.clone().cut(|t| (t.schedule, t.chunks) = (Schedule::Interleaved, 2));
         let what = "interleaved schedule, 2 chunks".to_string();
         steps.add(what, &[("topology.schedule", "interleaved".to_string())], setup);
     }

@@ -1,7 +1,7 @@
 //! Parameters of a rank, summed off the model's own table.
 
 use crate::manifest::Model;
-use crate::model::{Place, Split, table};
+use crate::model::{Module, TpSplit, table};
 
 /// Parameters of one rank under tensor parallelism.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,13 +18,13 @@ impl Counts {
         let mut counts = Counts::default();
         for spec in table(model) {
             let whole = spec.rows as f64 * spec.cols as f64;
-            let share = if spec.split == Split::Whole { whole } else { whole / tensor as f64 };
-            match spec.place {
-                Place::Embed => counts.embed += share,
-                Place::Block => counts.block += share,
-                Place::Head | Place::TiedCopy => counts.head += share,
+            let share = if spec.split == TpSplit::Whole { whole } else { whole / tensor as f64 };
+            match spec.module {
+                Module::Embed => counts.embed += share,
+                Module::Block => counts.block += share,
+                Module::Head | Module::TiedCopy => counts.head += share,
             }
-            if spec.name == "embed.token" {
+            if spec.vocab && spec.module == Module::Embed {
                 counts.tokens = share;
             }
         }

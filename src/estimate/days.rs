@@ -1,6 +1,6 @@
 //! How long a run takes, through its batch ramp-up, and what it costs.
 
-use super::predict::Predictor;
+use super::others::predict::Predictor;
 use super::setup::Setup;
 use crate::plan::ramp::Ramp;
 
@@ -49,7 +49,7 @@ pub fn through(
     let mut setup = setup.clone();
     let devices = setup.ranks();
     let mut segments = Vec::new();
-    for stage in ramp.stages(samples) {
+    for stage in ramp.phases(samples) {
         setup.global = stage.global_batch;
         let seconds = seconds(&setup);
         let tflops = setup.flops().1 / (seconds * devices as f64 * 1e12);

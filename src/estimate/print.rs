@@ -1,14 +1,18 @@
 //! An estimate as text of at most 100 columns, and as JSON.
 
-use super::change::Change;
-use super::cost::deepspeed::states;
+use super::change::{self, Change};
 use super::days::Segment;
-use super::predict::Prediction;
+use super::gptrain::dry_run::TRAFFIC;
+use super::others::cost::deepspeed::states;
+use super::others::predict::{Prediction, Predictor};
+use super::others::shape_lint;
 use super::rates::simple_days;
-use super::view::{GB, View};
+use super::view::{GB, Stage, View};
 use crate::base::Count;
 use serde_json::{Value, json};
 use std::fmt::Write;
+
+const MIB: f64 = 1048576.0;
 
 /// The whole table.
 pub fn text(v: &View) -> String {
@@ -56,7 +60,7 @@ fn memory(v: &View) -> String {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
     let (unit, called, params, thousands) = match v.needed {
         GB.. => (GB, "GB of 1000 MiB", 1e9, "params B"),
-        _ => (1048576.0, "MiB", 1e6, "params M"),
+        _ => (MIB, "MiB", 1e6, "params M"),
     };
     let mut out = format!("\nMemory of a rank, {called}\n");
     let _ = write!(out, "{:>9}{:>7}{:>9}", "stage", "layers", thousands);
@@ -90,19 +94,29 @@ fn memory(v: &View) -> String {
 
 /// What a stage's first rank sends in a step, where there is anybody to send to.
 fn sends(v: &View) -> String {
-    let mut out = String::new();
-    for (i, stage) in v.stages.iter().enumerate() {
-        let Some(sends) = stage.sends.filter(|sends| sends.total() > 0.0) else { continue };
-        if out.is_empty() {
-            out += "\nSent by a rank in a step, MiB\n    stage   tensor pipeline     data  tied      sum\n";
-        }
-        let tensor = sends.tensor + sends.partial;
-        let row = [tensor, sends.pipeline, sends.data, sends.ends, sends.total()];
-        let [tensor, pipeline, data, ends, total] = row.map(|bytes| bytes / 1048576.0);
-        let _ =
-            writeln!(out, "{i:>9}{tensor:>9.1}{pipeline:>9.1}{data:>9.1}{ends:>6.1}{total:>9.1}");
+    let row = |(i, stage): (usize, &Stage)| {
+        let total: f64 = stage.sends.iter().sum();
+        let mib = stage.sends.iter().chain([&total]).map(|bytes| format!("{:.1}", bytes / MIB));
+        (total > 0.0).then(|| std::iter::once(i.to_string()).chain(mib).collect())
+    };
+    let rows: Vec<Vec<String>> = v.stages.iter().enumerate().filter_map(row).collect();
+    if rows.is_empty() {
+        return String::new();
     }
-    out
+    let head = ["stage"].into_iter().chain(TRAFFIC.map(|(name, _)| name)).chain(["sum"]);
+    let head: Vec<String> = head.map(str::to_string).collect();
+    format!("\nSent by a rank in a step, MiB\n{}", table(&[&[head], &rows[..]].concat()))
+}
+
+/// Lines of cells, right-aligned in columns as wide as their longest cell.
+fn table(rows: &[Vec<String>]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0).max(7);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("  {cell:>width$}"));
+        cells.chain(["\n".to_string()]).collect::<String>()
+    };
+    rows.iter().map(line).collect()
 }
 
 /// What DeepSpeed's own estimator would say of the states, where it has a rule.
@@ -236,8 +250,34 @@ fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
     ramp.chunks(each).chain([std::slice::from_ref(last)]).collect()
 }
 
+/// Of another program's plan: what would make it fit where it does not, else what would be faster;
+/// and what is awkward about its shape.
+pub fn advise(
+    v: &View,
+    now: &Prediction,
+    predictor: &Predictor,
+    text: &mut String,
+    json: &mut Value,
+) {
+    let found = shape_lint::lint(&v.setup);
+    *text += &notes(&found);
+    json["shape"] = json!(found);
+    if v.fits {
+        let list = change::speed_ups(predictor, &v.setup, now);
+        *text += &changes("Faster, by seconds of a step", &list, v, now, 6);
+        json["faster"] = changes_json(&list, v, now);
+    } else {
+        let list = change::memory_remedies(predictor, &v.setup);
+        let none =
+            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
+        let remedies = changes("Would fit, and what it costs a step", &list, v, now, 8);
+        *text += if list.is_empty() { none } else { &remedies };
+        json["ladder"] = changes_json(&list, v, now);
+    }
+}
+
 /// Changes, each with its cost in seconds of a step.
-pub fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
+fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
     if list.is_empty() {
         return String::new();
     }
@@ -255,7 +295,7 @@ pub fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: u
     out
 }
 
-pub fn notes(list: &[String]) -> String {
+fn notes(list: &[String]) -> String {
     let lines: Vec<String> = list.iter().map(|note| format!("  {note}\n")).collect();
     if lines.is_empty() { String::new() } else { format!("\nShape\n{}", lines.concat()) }
 }
@@ -303,7 +343,7 @@ pub fn json(v: &View) -> Value {
     })
 }
 
-pub fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
+fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
     let one = |c: &Change| {
         json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
             "mem_gb": c.prediction.gigabytes, "fits": c.prediction.fits })

@@ -4,12 +4,19 @@
 use super::counts::Counts;
 use super::hardware::Hardware;
 use super::rates;
-use crate::manifest::{LayerSplit, Manifest, Model, Precision, Recompute, Topology, raw};
+use crate::manifest::{self, LayerSplit, Manifest, Model, Precision, Recompute, Topology};
 use crate::model::{flops_per_token, parameters};
 use crate::plan::split;
 use std::ops::Range;
 
-/// Whose memory and time are predicted.
+/// Who trains: gptrain itself, whose engine is run dry, or another program, whose needs are predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    Gptrain,
+    Other(Framework),
+}
+
+/// Another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framework {
     MegatronLm,
@@ -20,8 +27,62 @@ pub enum Framework {
     Fsdp,
 }
 
+impl Program {
+    /// What a manifest or `--as` names.
+    pub fn of(framework: manifest::Framework) -> Program {
+        match framework {
+            manifest::Framework::Gptrain => Program::Gptrain,
+            manifest::Framework::MegatronDeepSpeed => Program::Other(Framework::MegatronDeepSpeed),
+            manifest::Framework::MegatronLm => Program::Other(Framework::MegatronLm),
+            manifest::Framework::DeepSpeedZero3 => Program::Other(Framework::DeepSpeedZero),
+            manifest::Framework::HfDeepSpeed => Program::Other(Framework::HfDeepSpeed),
+            manifest::Framework::Ddp => Program::Other(Framework::Ddp),
+            manifest::Framework::Fsdp => Program::Other(Framework::Fsdp),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        let is = |(_, framework): &&(&str, Framework)| Program::Other(*framework) == self;
+        Framework::NAMES.iter().find(is).map_or("gptrain", |(name, _)| name)
+    }
+
+    /// Whether it has tensor and pipeline parallelism.
+    pub fn cuts_layers(self) -> bool {
+        !matches!(self, Program::Other(framework) if framework.eager())
+    }
+
+    /// The ZeRO levels it has, without and with a pipeline.
+    pub fn zeros(self, pipeline: usize) -> &'static [u8] {
+        match self {
+            Program::Gptrain if pipeline == 1 => &[0, 1, 2, 3],
+            Program::Other(Framework::Ddp) => &[0],
+            Program::Other(Framework::Fsdp | Framework::DeepSpeedZero) => &[3],
+            Program::Other(Framework::HfDeepSpeed) => &[1, 2, 3],
+            Program::Other(Framework::MegatronDeepSpeed) if pipeline == 1 => &[0, 1, 2],
+            Program::Gptrain
+            | Program::Other(Framework::MegatronDeepSpeed | Framework::MegatronLm) => &[0, 1],
+        }
+    }
+
+    pub fn recomputes(self) -> &'static [Recompute] {
+        match self {
+            Program::Other(Framework::MegatronDeepSpeed) => &[Recompute::None, Recompute::Full],
+            _ => &[Recompute::None, Recompute::Selective, Recompute::Full],
+        }
+    }
+
+    /// Chunks of layers that a stage may hold, of the interleaved schedule.
+    pub fn chunks(self) -> &'static [usize] {
+        match self {
+            Program::Gptrain => &[2, 4],
+            Program::Other(Framework::MegatronLm) => &[2],
+            Program::Other(_) => &[],
+        }
+    }
+}
+
 impl Framework {
-    /// By the words it is written with, here and in tables of measured runs.
+    /// The words it is written with, here and in tables of measured runs.
     pub const NAMES: [(&str, Framework); 9] = [
         ("megatron-deepspeed", Framework::MegatronDeepSpeed),
         ("megatron-deepspeed-3d", Framework::MegatronDeepSpeed),
@@ -34,37 +95,8 @@ impl Framework {
         ("pytorch-fsdp", Framework::Fsdp),
     ];
 
-    /// What a manifest asks to be planned for; None is gptrain itself.
-    pub fn planned(framework: raw::Framework) -> Option<Framework> {
-        match framework {
-            raw::Framework::Gptrain => None,
-            raw::Framework::MegatronDeepSpeed => Some(Framework::MegatronDeepSpeed),
-            raw::Framework::MegatronLm => Some(Framework::MegatronLm),
-            raw::Framework::DeepSpeedZero3 => Some(Framework::DeepSpeedZero),
-            raw::Framework::HfDeepSpeed => Some(Framework::HfDeepSpeed),
-            raw::Framework::Ddp => Some(Framework::Ddp),
-            raw::Framework::Fsdp => Some(Framework::Fsdp),
-        }
-    }
-
     pub fn named(name: &str) -> Option<Framework> {
         Framework::NAMES.iter().find(|(known, _)| *known == name).map(|(_, framework)| *framework)
-    }
-
-    /// Whether it has tensor and pipeline parallelism.
-    pub fn cuts_layers(self) -> bool {
-        !self.eager()
-    }
-
-    /// The ZeRO stages it has, without and with a pipeline.
-    pub fn zeros(self, pipeline: usize) -> &'static [u8] {
-        match self {
-            Framework::Ddp => &[0],
-            Framework::Fsdp | Framework::DeepSpeedZero => &[3],
-            Framework::HfDeepSpeed => &[1, 2, 3],
-            Framework::MegatronDeepSpeed if pipeline == 1 => &[0, 1, 2],
-            Framework::MegatronDeepSpeed | Framework::MegatronLm => &[0, 1],
-        }
     }
 
     /// Whether layers run op by op as PyTorch has them, without Megatron's fused kernels.
@@ -120,7 +152,7 @@ pub struct Setup {
     pub numbers: Numbers,
     pub moments: Moments,
     pub offload: Offload,
-    pub framework: Framework,
+    pub program: Program,
     pub hardware: &'static Hardware,
     /// Devices of a node.
     pub per_node: usize,
@@ -133,9 +165,31 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What a manifest asks for, as another program than gptrain would do it.
-    pub fn of(m: &Manifest, framework: Framework, hardware: &'static Hardware) -> Setup {
-        let megatron = matches!(framework, Framework::MegatronDeepSpeed | Framework::MegatronLm);
+    /// Cuts over so many devices: tensor-parallel inside a node, up to one pipeline stage a layer.
+    pub fn grids(&self, devices: usize) -> Vec<(usize, usize, usize)> {
+        let mut all = Vec::new();
+        for tensor in 1..=self.per_node.min(devices) {
+            let possible = self.per_node.is_multiple_of(tensor)
+                && self.model.heads.is_multiple_of(tensor)
+                && devices.is_multiple_of(tensor);
+            if !possible {
+                continue;
+            }
+            let rest = devices / tensor;
+            if tensor > 1 && !self.program.cuts_layers() {
+                continue;
+            }
+            let deepest = if self.program.cuts_layers() { self.model.layers } else { 1 };
+            let pipelines = (1..=deepest.min(rest)).filter(|p| rest.is_multiple_of(*p));
+            all.extend(pipelines.map(|pipeline| (tensor, pipeline, rest / pipeline)));
+        }
+        all
+    }
+
+    /// What a manifest asks for, as a program would do it.
+    pub fn of(m: &Manifest, program: Program, hardware: &'static Hardware) -> Setup {
+        let deepspeed = Program::Other(Framework::MegatronDeepSpeed);
+        let megatron = [deepspeed, Program::Other(Framework::MegatronLm)].contains(&program);
         Setup {
             counts: Counts::new(&m.model, m.topology.tensor),
             model: m.model.clone(),
@@ -145,17 +199,28 @@ impl Setup {
             numbers: match m.precision {
                 Precision::F32 | Precision::Tf32 => Numbers::F32,
                 Precision::Fp16 => Numbers::Fp16,
-                Precision::Bf16 if megatron => Numbers::Bf16Fp32Grad,
-                Precision::Bf16 => Numbers::Bf16,
+                _ if megatron => Numbers::Bf16Fp32Grad,
+                _ => Numbers::Bf16,
             },
             moments: Moments::Adam,
             offload: Offload::default(),
-            framework,
+            program,
             hardware,
             per_node: hardware.per_node,
-            blocking: framework == Framework::MegatronDeepSpeed,
+            blocking: program == deepspeed,
             power_sgd: false,
             regime: None,
+        }
+    }
+
+    /// The other program whose formulas are asked for.
+    ///
+    /// # Panics
+    /// For gptrain, of which there are none: its engine is run dry.
+    pub fn framework(&self) -> Framework {
+        match self.program {
+            Program::Other(framework) => framework,
+            Program::Gptrain => panic!("formulas of other programs for gptrain"),
         }
     }
 
@@ -227,7 +292,7 @@ impl Setup {
 
     /// A head dimension that tensor cores do not take well.
     pub fn odd_heads(&self) -> bool {
-        !(self.model.hidden / self.model.heads).is_multiple_of(8)
+        !self.model.heads().dim.is_multiple_of(8)
     }
 
     pub fn ranks(&self) -> usize {

@@ -1,14 +1,13 @@
 //! One estimate, as every printer reads it: the table, the JSON, the page.
 
 use super::days::{Days, through};
-use super::own;
-use super::predict::{Prediction, Predictor};
+use super::gptrain::dry_run::{self, TRAFFIC};
+use super::others::predict::{Prediction, Predictor};
 use super::setup::Setup;
 use crate::engine::orders;
 use crate::manifest::Manifest;
 use crate::model::parameters;
 use crate::plan::timeline::{self, Costs, Timeline};
-use crate::plan::volume::Volume;
 
 /// A stage's rank.
 #[derive(Clone, Debug)]
@@ -17,8 +16,8 @@ pub struct Stage {
     pub parameters: f64,
     /// Bytes, by purpose.
     pub terms: Vec<(&'static str, f64)>,
-    /// Bytes that its first rank sends in a step, where they are known.
-    pub sends: Option<Volume>,
+    /// Bytes that its first rank sends in a step, by `dry_run::TRAFFIC`; zero where nobody counted.
+    pub sends: [f64; TRAFFIC.len()],
 }
 
 impl Stage {
@@ -47,7 +46,7 @@ pub struct View {
     pub seconds: f64,
     pub seconds_error: f64,
     /// Of each stage, a micro-batch's forward and backward.
-    pub slots: Vec<f64>,
+    pub stage_seconds: Vec<f64>,
     pub days: Days,
     pub price: f64,
     pub availability: f64,
@@ -81,12 +80,12 @@ impl View {
     /// At most as many micro-batches as can be seen.
     pub fn schedule(&self) -> Timeline {
         let t = &self.setup.topology;
-        let chunks = t.schedule.chunks();
+        let chunks = t.chunks;
         let micros = self.setup.micros().clamp(1, t.pipeline + 3);
         let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
         let backward = self.setup.forwards() + 1.0;
         let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
-        let forward = self.slots.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
+        let forward = self.stage_seconds.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
         let backward = forward.iter().map(|seconds| backward * seconds).collect();
         let costs = Costs { forward, backward, message: 0.0 };
         timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
@@ -106,9 +105,8 @@ pub struct Terms {
 }
 
 /// Of another program.
-pub fn predicted(
+pub fn of_other(
     m: &Manifest,
-    program: &'static str,
     setup: Setup,
     predictor: &Predictor,
     terms: &Terms,
@@ -121,13 +119,13 @@ pub fn predicted(
             layers: cuts[i].len(),
             parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
             terms: terms.iter().map(|(name, gb)| (*name, gb * GB)).collect(),
-            sends: None,
+            sends: Default::default(),
         }
     };
     let scale = p.seconds / p.time.total();
     let view = View {
         name: m.name.clone(),
-        program,
+        program: setup.program.name(),
         parameters: parameters(&setup.model),
         stages: p.memory.stages.iter().enumerate().map(stage).collect(),
         needed: p.memory.needed() * GB,
@@ -136,7 +134,7 @@ pub fn predicted(
         capacity: p.memory.capacity * GB,
         fits: p.fits,
         parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
-        slots: p.time.slots.iter().map(|seconds| seconds * scale).collect(),
+        stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
         days: super::days::days(predictor, &setup, m.batch.ramp(), terms.samples),
@@ -149,30 +147,26 @@ pub fn predicted(
     (view, p)
 }
 
-/// Of gptrain itself: the engine's own bill.
-pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
-    let counted = own::stages(m, m.data.causal())?;
-    let cuts = setup.stages();
-    let stages: Vec<Stage> = counted
-        .iter()
-        .zip(&cuts)
-        .map(|(stage, cut)| Stage {
-            layers: cut.len(),
-            parameters: stage.parameters as f64,
-            terms: stage.bill.rows.iter().map(|(name, bytes)| (*name, bytes.0 as f64)).collect(),
-            sends: Some(stage.sends),
-        })
-        .collect();
-    let (peak, bytes) = own::peak(&counted);
+/// Of gptrain itself: what its engine reserves and does.
+pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
+    let counted = dry_run::stages(m);
+    let stage = |stage: &dry_run::Stage| Stage {
+        layers: stage.layers,
+        parameters: stage.parameters as f64,
+        terms: stage.memory_plan.rows.iter().map(|(name, b)| (*name, b.0 as f64)).collect(),
+        sends: stage.sends(setup.micros()),
+    };
+    let stages: Vec<Stage> = counted.iter().map(stage).collect();
+    let (peak, bytes) = dry_run::peak(&counted);
     let needed = bytes.0 as f64;
     debug_assert_eq!(needed, stages[peak].bytes());
     let capacity = setup.hardware.memory_gib * 1073741824.0;
     let around = setup.hardware.context_mib * 1048576.0;
-    let parts = own::parts(&counted, &setup);
-    let seconds = parts.iter().map(|(_, seconds)| seconds).sum();
-    let slots = own::slots(&counted, &setup);
-    let mut each = |setup: &Setup| own::parts(&counted, setup).iter().map(|part| part.1).sum();
-    Ok(View {
+    let parts = dry_run::parts(&counted, &setup);
+    let seconds = dry_run::seconds(&counted, &setup);
+    let stage_seconds = dry_run::stage_seconds(&counted, &setup);
+    let mut each = |setup: &Setup| dry_run::seconds(&counted, setup);
+    View {
         name: m.name.clone(),
         program: "gptrain",
         parameters: parameters(&setup.model),
@@ -181,16 +175,16 @@ pub fn own(m: &Manifest, setup: Setup, terms: &Terms) -> anyhow::Result<View> {
         reserved: needed + around,
         reserved_error: 0.0,
         capacity,
-        fits: needed + around <= capacity,
+        fits: bytes.0 <= dry_run::room(setup.hardware).0,
         parts,
         seconds,
-        slots,
-        seconds_error: 2.0 * setup.hardware.scatter.max(0.1),
+        stage_seconds,
+        seconds_error: dry_run::error(setup.hardware),
         days: through(m.batch.ramp(), terms.samples, &setup, &mut each),
         price: terms.price,
         availability: terms.availability,
         budget: terms.budget,
         tokens: terms.samples as f64 * setup.model.seq_len as f64,
         setup,
-    })
+    }
 }

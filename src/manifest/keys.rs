@@ -1,12 +1,12 @@
-//! The tree against the table of keys (`raw`, by way of its JSON Schema): which keys there are,
-//! what kind of value each takes, and its limits. What passes is ready for serde.
+//! Checks the YAML tree against the table of settings, by way of its JSON Schema: which keys there
+//! are, what kind of value each takes, and its limits. What passes is ready for serde.
 
-use super::near;
 use super::report::{Report, short};
+use super::suggest;
 use super::tree::{Entry, Node, Value};
 use serde_json::Value as Json;
 
-/// What may stand at one place: the alternatives of a schema, flattened.
+/// The kinds of value that a schema allows for one key, with its alternatives flattened.
 #[derive(Default)]
 struct Shape<'s> {
     truth: bool,
@@ -27,7 +27,7 @@ pub struct Keys {
 
 /// The JSON Schema of a manifest, for editors.
 pub fn schema() -> Json {
-    schemars::schema_for!(super::raw::Raw).to_value()
+    schemars::schema_for!(super::forms::Raw).to_value()
 }
 
 impl Keys {
@@ -64,7 +64,7 @@ impl Keys {
         let known = schema["properties"].as_object().unwrap_or(&empty);
         let mut values = serde_json::Map::new();
         for entry in entries {
-            let below = near::join(path, &entry.key);
+            let below = suggest::join(path, &entry.key);
             match known.get(&entry.key) {
                 None => self.unknown(path, &entry.key, known, report),
                 Some(schema) => {
@@ -75,7 +75,7 @@ impl Keys {
             }
         }
         for key in required(schema) {
-            let below = near::join(path, key);
+            let below = suggest::join(path, key);
             if !values.contains_key(key) && report.sound(&[&below]) {
                 let about = sentence(&known[key]);
                 let needs = self.shape(&known[key]).object.map(required).unwrap_or_default();
@@ -96,12 +96,12 @@ impl Keys {
         known: &serde_json::Map<String, Json>,
         report: &mut Report,
     ) {
-        let below = near::join(path, key);
+        let below = suggest::join(path, key);
         if report.is_full() {
             return;
         }
         let siblings = known.keys().map(String::as_str);
-        let remedy = match near::key(path, key, siblings, &self.all) {
+        let remedy = match suggest::key(path, key, siblings, &self.all) {
             Some(meant) => {
                 report.distrust(&meant);
                 format!("did you mean {meant}?")
@@ -116,7 +116,7 @@ impl Keys {
         report.add(&below, format!("unknown key {below}"), remedy);
     }
 
-    /// `None` where nothing is given, or nothing usable.
+    /// The value for serde; `None` where the key is empty, or its value wrong (and reported).
     fn value(&self, node: &Node, schema: &Json, path: &str, report: &mut Report) -> Option<Json> {
         let shape = self.shape(schema);
         match &node.value {
@@ -151,7 +151,7 @@ impl Keys {
     fn names(&self, entries: &[Entry], schema: &Json, path: &str, report: &mut Report) -> Json {
         let mut values = serde_json::Map::new();
         for entry in entries {
-            let below = near::join(path, &entry.key);
+            let below = suggest::join(path, &entry.key);
             match &entry.node.value {
                 Value::Null => {
                     report.add(&below, format!("{below} has no value"), "give it one or remove it");
@@ -180,7 +180,7 @@ impl Keys {
 
     fn wrong(&self, shape: &Shape, path: &str, found: &str, report: &mut Report) -> Option<Json> {
         let wanted = wanted(shape);
-        let near = near::word(found.trim_matches('"'), shape.choices.iter().copied());
+        let near = suggest::word(found.trim_matches('"'), shape.choices.iter().copied());
         let remedy = match near {
             Some(choice) => format!("did you mean {choice}? It takes {wanted}"),
             None => format!("it takes {wanted}"),
@@ -229,12 +229,12 @@ impl Keys {
         let shape = self.shape(schema);
         for (key, below) in shape.object.iter().flat_map(|o| o["properties"].as_object()).flatten()
         {
-            let path = near::join(path, key);
+            let path = suggest::join(path, key);
             self.list(below, &path, all);
             all.push(path);
         }
         for below in [shape.named, shape.items].into_iter().flatten() {
-            self.list(below, &near::join(path, "*"), all);
+            self.list(below, &suggest::join(path, "*"), all);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `--set a.b=c`: values given on the command line, put into the tree as if the file had them.
 
-use super::tree::{self, Entry, Node, Place, Value};
+use super::tree::{self, Entry, Location, Node, Value};
 use crate::base::Problems;
 
 /// `optimizer.lr` is another name of `lr.peak`.
@@ -93,7 +93,7 @@ fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), Str
         Value::Map(entries) => {
             let found = entries.iter().position(|entry| entry.key == *step);
             let index = found.unwrap_or_else(|| {
-                let node = Node::empty(Place::Set(path.to_string()));
+                let node = Node::empty(Location::Set(path.to_string()));
                 entries.push(Entry { key: step.to_string(), node });
                 entries.len() - 1
             });

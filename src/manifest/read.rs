@@ -1,7 +1,7 @@
 //! From a file to a checked manifest.
 
 use super::report::Report;
-use super::{Manifest, check, effective, keys::Keys, overrides, raw::Raw, tree};
+use super::{Manifest, check, forms::Raw, keys::Keys, overrides, tree};
 use crate::base::Problems;
 use anyhow::Context;
 use std::fs::File;
@@ -48,7 +48,7 @@ pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<L
     let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let manifest = check::manifest(raw, &mut report, &folder, stem);
     let manifest = report.or(manifest)?;
-    let effective = effective::yaml(&manifest);
+    let effective = check::effective(&manifest);
     Ok(Loaded { manifest, effective, source: PathBuf::from(name) })
 }
 

@@ -1,7 +1,7 @@
 //! The mistakes found in one manifest, each placed by its key's path; and which keys can no longer
 //! be relied on, so that no mistake is reported twice in different words.
 
-use super::tree::{self, Node, Place};
+use super::tree::{self, Location, Node};
 use crate::base::{Problem, Problems};
 
 pub struct Report<'a> {
@@ -11,7 +11,7 @@ pub struct Report<'a> {
     bad: Vec<String>,
 }
 
-/// Nobody reads more; a wrong file may have thousands.
+/// Mistakes listed at most: a file that is no manifest may have thousands.
 const MAX_PROBLEMS: usize = 100;
 
 impl<'a> Report<'a> {
@@ -24,7 +24,7 @@ impl<'a> Report<'a> {
         self.root
     }
 
-    /// Whether enough was found.
+    /// Whether `MAX_PROBLEMS` are listed.
     pub fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }
@@ -33,9 +33,9 @@ impl<'a> Report<'a> {
     pub fn add(&mut self, path: &str, what: impl Into<String>, remedy: impl Into<String>) {
         let place = &self.root.nearest(path).place;
         let order = match place {
-            Place::File => usize::MAX - 1,
-            Place::Line(line) => *line,
-            Place::Set(_) => usize::MAX,
+            Location::File => usize::MAX - 1,
+            Location::Line(line) => *line,
+            Location::Set(_) => usize::MAX,
         };
         let place = tree::show(place, self.name);
         if !self.is_full() {
@@ -47,7 +47,7 @@ impl<'a> Report<'a> {
 
     /// A mistake between several values: placed at the one that `--set` gave, else at the first.
     pub fn between(&mut self, paths: &[&str], what: impl Into<String>, remedy: impl Into<String>) {
-        let set = |path: &&&str| matches!(self.root.nearest(path).place, Place::Set(_));
+        let set = |path: &&&str| matches!(self.root.nearest(path).place, Location::Set(_));
         let path = paths.iter().find(set).unwrap_or(&paths[0]);
         self.add(path, what, remedy);
     }
@@ -72,7 +72,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// What a file says may be long, and hold codes that a terminal would obey.
+/// Text quoted from a file: at most 500 characters, without the control codes of a terminal.
 fn tame(text: &str) -> String {
     let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     plain.take(500).collect()

@@ -1,19 +1,19 @@
-//! YAML as a tree in which every node knows the line it came from, so that any later complaint can
-//! name it. Serde would stop at the first mistake and forget the lines; the events below it do not.
+//! YAML as a tree in which every node knows its line, so that any later message can name it. serde
+//! would stop at the first mistake and drop the line numbers; the parser's events keep them.
 
 use crate::base::Problems;
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::collections::HashMap;
 
-/// A manifest is a few kilobytes: what is larger is another file, or an attack.
+/// A manifest has a few kilobytes: a larger file is something else, or an attack.
 pub const MAX_BYTES: u64 = 4 << 20;
 /// Nodes, after aliases are written out: the known alias bombs need millions.
 const MAX_NODES: usize = 100_000;
 const MAX_DEPTH: usize = 32;
 
-/// Where something was written.
+/// Where a node was written.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub enum Location {
     /// The file as a whole.
     File,
     /// A line of the file, from 1.
@@ -24,7 +24,7 @@ pub enum Place {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub place: Place,
+    pub place: Location,
     pub value: Value,
 }
 
@@ -49,7 +49,7 @@ pub struct Entry {
 }
 
 impl Node {
-    pub fn empty(place: Place) -> Node {
+    pub fn empty(place: Location) -> Node {
         Node { place, value: Value::Null }
     }
 
@@ -93,8 +93,8 @@ impl Node {
 /// coming from that `--set` instead of from a line.
 pub fn parse(text: &str, name: &str, set: Option<&str>) -> Result<Node, Problems> {
     let place = |line: usize| match set {
-        Some(path) => Place::Set(path.to_string()),
-        None => Place::Line(line),
+        Some(path) => Location::Set(path.to_string()),
+        None => Location::Line(line),
     };
     if text.len() as u64 > MAX_BYTES {
         return Err(too_large(name, text.len() as u64));
@@ -124,11 +124,11 @@ pub fn too_large(name: &str, bytes: u64) -> Problems {
 }
 
 /// `run.yaml:12`, or `--set model.layers`.
-pub fn show(place: &Place, name: &str) -> String {
+pub fn show(place: &Location, name: &str) -> String {
     match place {
-        Place::File => name.to_string(),
-        Place::Line(line) => format!("{name}:{line}"),
-        Place::Set(path) => format!("--set {path}"),
+        Location::File => name.to_string(),
+        Location::Line(line) => format!("{name}:{line}"),
+        Location::Set(path) => format!("--set {path}"),
     }
 }
 
@@ -142,7 +142,7 @@ struct Reader<'a, P> {
     problems: Problems,
 }
 
-impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
+impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
     fn document(&mut self) -> Result<Node, Problems> {
         let mut root = None;
         while let Some(event) = self.events.next() {
@@ -161,9 +161,9 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
                 event => root = Some(self.node(event, span, 0)?),
             }
         }
-        let mut root = root.unwrap_or(Node::empty(Place::File));
-        if matches!(root.place, Place::Line(_)) {
-            root.place = Place::File;
+        let mut root = root.unwrap_or(Node::empty(Location::File));
+        if matches!(root.place, Location::Line(_)) {
+            root.place = Location::File;
         }
         Ok(root)
     }
@@ -202,7 +202,7 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
         Ok(node)
     }
 
-    fn alias(&mut self, anchor: usize, span: Span, place: Place) -> Result<Node, Problems> {
+    fn alias(&mut self, anchor: usize, span: Span, place: Location) -> Result<Node, Problems> {
         let Some((node, count)) = self.anchors.get(&anchor) else {
             return Err(self.fatal(
                 span,
@@ -227,7 +227,7 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
 
     fn map(&mut self, depth: usize) -> Result<Value, Problems> {
         let mut entries: Vec<Entry> = Vec::new();
-        let mut seen: HashMap<String, Place> = HashMap::new();
+        let mut seen: HashMap<String, Location> = HashMap::new();
         loop {
             let (event, key_span) = self.next()?;
             if event == Event::MappingEnd {
@@ -286,7 +286,7 @@ impl<'a, P: Fn(usize) -> Place> Reader<'a, P> {
     fn broken(&self, error: &ScanError) -> Problems {
         let place = (self.place)(error.marker().line());
         let (column, remedy) = match place {
-            Place::Set(_) => {
+            Location::Set(_) => {
                 (String::new(), "the value is YAML: quote it, as in --set 'a.b=[1, 2]'")
             }
             _ => {

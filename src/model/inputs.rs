@@ -1,7 +1,7 @@
 //! A micro-batch on the device.
 
 use crate::base::DType;
-use crate::data::Batch;
+use crate::data::batch::{Batch, Column, Columns, Place};
 use crate::device::{Arena, Backend, Tensor, Visible};
 
 /// Where a micro-batch lies: filled before each forward, read again by its backward.
@@ -21,19 +21,19 @@ pub struct Inputs {
 
 impl Inputs {
     pub fn plan(samples: usize, seq: usize, causal: bool, arena: &Arena) -> Inputs {
-        let rows = samples * seq;
-        // Each column starts on a multiple of 256 bytes.
-        let words = rows.next_multiple_of(64);
-        let all = arena.matrix(1, 6 * words + 64, DType::F32);
-        let at =
-            |first, rows, cols, dtype| Tensor::at(all.span(first, 1).addr(), rows, cols, dtype);
+        let columns = Columns { tokens: samples * seq };
+        let all = arena.matrix(1, columns.bytes() / DType::F32.size(), DType::F32);
+        let at = |column| {
+            let Place { first, rows, cols, dtype } = columns.place(column);
+            Tensor::at(all.addr() + first, rows, cols, dtype)
+        };
         Inputs {
-            tokens: at(0, rows, 1, DType::I32),
-            targets: at(words, rows, 1, DType::I32),
-            weights: at(2 * words, rows, 1, DType::F32),
-            positions: at(3 * words, rows, 1, DType::I32),
-            first_sample: at(4 * words, 1, 1, DType::I64),
-            visible: at(4 * words + 64, rows, 2, DType::I32),
+            tokens: at(Column::Tokens),
+            targets: at(Column::Targets),
+            weights: at(Column::Weights),
+            positions: at(Column::Positions),
+            first_sample: at(Column::FirstSample),
+            visible: at(Column::Visible),
             causal,
             seq,
             all,
@@ -49,29 +49,18 @@ impl Inputs {
         if self.causal { Visible::Causal } else { Visible::Ranges(self.visible) }
     }
 
-    /// The same micro-batch, from where it lies.
+    /// Copies the micro-batch from another buffer on the device.
     pub fn copy(&self, be: &dyn Backend, from: &Inputs) {
         be.copy(from.all, self.all.set());
     }
 
-    /// A micro-batch from the host, in one piece.
+    /// A micro-batch from the host, in one copy.
     pub fn upload(&self, be: &dyn Backend, batch: &Batch) {
-        let used =
-            if self.causal { self.visible.addr() - self.all.addr() } else { self.all.bytes() };
-        let mut bytes = vec![0; used];
-        let mut lay = |column: &[u8], to: Tensor| {
-            assert_eq!(column.len(), to.bytes(), "bytes of a column");
-            let first = to.addr() - self.all.addr();
-            bytes[first..first + column.len()].copy_from_slice(column);
+        assert_eq!((batch.columns().tokens, batch.seq_len()), (self.rows(), self.seq), "tokens");
+        let used = match self.causal {
+            true => self.visible.addr() - self.all.addr(),
+            false => self.all.bytes(),
         };
-        lay(bytemuck::cast_slice(&batch.tokens), self.tokens);
-        lay(bytemuck::cast_slice(&batch.targets), self.targets);
-        lay(bytemuck::cast_slice(&batch.weights), self.weights);
-        lay(bytemuck::cast_slice(&batch.positions), self.positions);
-        lay(bytemuck::bytes_of(&(batch.first_sample as i64)), self.first_sample);
-        if !self.causal {
-            lay(bytemuck::cast_slice(&batch.visible), self.visible);
-        }
-        be.feed(&bytes, self.all.span(0, used / self.all.dtype.size()));
+        be.upload_async(&batch.bytes()[..used], self.all.span(0, used / self.all.dtype.size()));
     }
 }

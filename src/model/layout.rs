@@ -1,41 +1,41 @@
 //! The table, cut for one rank: where each weight lies in the flat buffers of weights, gradients,
 //! master weights and moments (all share these offsets).
 
-use super::weights::{Place, Spec, Split, Weight, table};
+use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
 use crate::base::div_exact;
 use crate::device::Tensor;
 use crate::manifest::Model;
 use std::ops::{Index, Range};
 
-/// Slots start on multiples of this many elements: 256 bytes in bf16.
+/// Params start on multiples of this many elements: 256 bytes in bf16.
 const ALIGN: usize = 128;
 
-/// Which part of the model a rank holds.
+/// The part of the model that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// In the order forward meets them; several under an interleaved pipeline.
+pub struct ModelShard {
+    /// In the order of forward; several under an interleaved pipeline.
     pub chunks: Vec<Chunk>,
-    /// Its share of the width.
+    /// Number of tensor-parallel ranks, each of which holds one share of the width.
     pub tp: usize,
     pub tp_rank: usize,
-    /// Ranks among which a bucket can be divided.
+    /// Data-parallel ranks, among which a bucket can be divided.
     pub dp: usize,
 }
 
-/// Layers in a row.
+/// Consecutive layers of one virtual pipeline stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub layers: Range<usize>,
-    /// Whether it holds the embedding, and the head.
+    /// Whether it holds the embedding, and whether the head.
     pub first: bool,
     pub last: bool,
 }
 
-impl Part {
+impl ModelShard {
     /// The whole model.
-    pub fn whole(model: &Model) -> Part {
+    pub fn whole(model: &Model) -> ModelShard {
         let chunk = Chunk { layers: 0..model.layers, first: true, last: true };
-        Part { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 }
+        ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 }
     }
 
     fn layers(&self) -> impl Iterator<Item = usize> {
@@ -43,23 +43,24 @@ impl Part {
     }
 }
 
-/// One weight of one layer on one rank: its place in the flat buffers.
+/// One weight of one layer on one rank: its range in the flat buffers.
 #[derive(Clone, Debug)]
-pub struct Slot {
-    pub spec: Spec,
+pub struct Param {
+    pub spec: ParamSpec,
     /// "block.3.attn.qkv.weight".
     pub name: String,
-    /// This rank's share.
+    /// Shape of this rank's share.
     pub rows: usize,
     pub cols: usize,
-    /// In elements.
+    /// First element in the flat buffers.
     pub offset: usize,
     pub bucket: usize,
-    /// A copy of a weight another stage has: kept equal, counted nowhere.
-    pub copy: bool,
+    /// The last stage's copy of the tied embedding: kept equal to the first stage's, counted
+    /// nowhere.
+    pub tied_copy: bool,
 }
 
-impl Slot {
+impl Param {
     pub fn numel(&self) -> usize {
         self.rows * self.cols
     }
@@ -68,19 +69,19 @@ impl Slot {
         self.offset..self.offset + self.numel()
     }
 
-    /// This slot, given where its bucket lies.
+    /// Its matrix, given the tensor `base` of its bucket.
     pub fn tensor(&self, bucket: &Bucket, base: Tensor) -> Tensor {
         let flat = base.span(self.offset - bucket.range.start, self.numel());
         Tensor::at(flat.addr(), self.rows, self.cols, base.dtype)
     }
 }
 
-/// Slots that are gathered, reduced and stepped together: the embedding, one block, or the head.
+/// Params that are gathered, reduced and stepped together: the embedding, one block, or the head.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    pub place: Place,
-    pub slots: Vec<Slot>,
-    /// In elements; padded so that the data-parallel ranks can own equal shards.
+    pub module: Module,
+    pub params: Vec<Param>,
+    /// In elements; padded so that data-parallel ranks own equal shards.
     pub range: Range<usize>,
 }
 
@@ -91,62 +92,70 @@ impl Bucket {
         self.range.start + rank * each..self.range.start + (rank + 1) * each
     }
 
-    /// The parts of a range that belong to slots, with each slot.
-    pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = (&Slot, Range<usize>)> {
-        let clip =
-            move |slot: &Slot| slot.range().start.max(range.start)..slot.range().end.min(range.end);
-        self.slots.iter().map(move |slot| (slot, clip(slot))).filter(|(_, part)| !part.is_empty())
+    /// The params that a range overlaps, each with the part of the range inside it.
+    pub fn overlaps(&self, range: Range<usize>) -> impl Iterator<Item = (&Param, Range<usize>)> {
+        let clip = move |param: &Param| {
+            param.range().start.max(range.start)..param.range().end.min(range.end)
+        };
+        self.params
+            .iter()
+            .map(move |param| (param, clip(param)))
+            .filter(|(_, part)| !part.is_empty())
     }
 }
 
-/// Everything one rank holds, in the order forward meets it.
+/// All params of one rank, in the order of forward.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub buckets: Vec<Bucket>,
-    pub part: Part,
+    pub shard: ModelShard,
 }
 
 impl Layout {
-    pub fn new(model: &Model, part: Part) -> Layout {
-        let first = part.chunks.iter().any(|chunk| chunk.first);
-        let last = part.chunks.iter().any(|chunk| chunk.last);
-        let layers: Vec<usize> = part.layers().collect();
-        let mut layout = Layout { buckets: Vec::new(), part };
+    pub fn new(model: &Model, shard: ModelShard) -> Layout {
+        let first = shard.chunks.iter().any(|chunk| chunk.first);
+        let last = shard.chunks.iter().any(|chunk| chunk.last);
+        let layers: Vec<usize> = shard.layers().collect();
+        let mut layout = Layout { buckets: Vec::new(), shard };
         let table = table(model);
-        let of = |place| table.iter().filter(move |spec| spec.place == place);
+        let of = |module| table.iter().filter(move |spec| spec.module == module);
         if first {
-            layout.push(Place::Embed, of(Place::Embed), "");
+            layout.push(Module::Embed, of(Module::Embed), "");
         }
         for layer in layers {
-            layout.push(Place::Block, of(Place::Block), &format!("block.{layer}."));
+            layout.push(Module::Block, of(Module::Block), &format!("block.{layer}."));
         }
         if last {
-            layout.push(Place::Head, of(Place::Head), "");
+            layout.push(Module::Head, of(Module::Head), "");
         }
-        if last && !first && model.tied_head {
-            let token = of(Place::Embed).filter(|spec| spec.weight == Weight::TokenEmbed);
-            layout.push(Place::TiedCopy, token, "");
+        if last && !first && table.iter().any(|spec| spec.tied) {
+            layout.push(Module::TiedCopy, table.iter().filter(|spec| spec.tied), "");
         }
         layout
     }
 
-    fn push<'a>(&mut self, place: Place, specs: impl Iterator<Item = &'a Spec>, prefix: &str) {
+    fn push<'a>(
+        &mut self,
+        module: Module,
+        specs: impl Iterator<Item = &'a ParamSpec>,
+        prefix: &str,
+    ) {
         let start = self.len();
         let mut offset = start;
-        let mut slots = Vec::new();
+        let mut params = Vec::new();
         for spec in specs {
             let (rows, cols) = match spec.split {
-                Split::Rows => (div_exact(spec.rows, self.part.tp), spec.cols),
-                Split::Cols => (spec.rows, div_exact(spec.cols, self.part.tp)),
-                Split::Whole => (spec.rows, spec.cols),
+                TpSplit::Rows => (div_exact(spec.rows, self.shard.tp), spec.cols),
+                TpSplit::Cols => (spec.rows, div_exact(spec.cols, self.shard.tp)),
+                TpSplit::Whole => (spec.rows, spec.cols),
             };
             let name = format!("{prefix}{}", spec.name);
-            let (bucket, copy) = (self.buckets.len(), place == Place::TiedCopy);
-            slots.push(Slot { spec: *spec, name, rows, cols, offset, bucket, copy });
+            let (bucket, tied_copy) = (self.buckets.len(), module == Module::TiedCopy);
+            params.push(Param { spec: *spec, name, rows, cols, offset, bucket, tied_copy });
             offset += (rows * cols).next_multiple_of(ALIGN);
         }
-        let end = start + (offset - start).next_multiple_of(ALIGN * self.part.dp);
-        self.buckets.push(Bucket { place, slots, range: start..end });
+        let end = start + (offset - start).next_multiple_of(ALIGN * self.shard.dp);
+        self.buckets.push(Bucket { module, params, range: start..end });
     }
 
     /// Elements of a flat buffer, padding included.
@@ -155,29 +164,35 @@ impl Layout {
         self.buckets.last().map_or(0, |bucket| bucket.range.end)
     }
 
-    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.buckets.iter().flat_map(|bucket| &bucket.slots)
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.buckets.iter().flat_map(|bucket| &bucket.params)
     }
 
     /// First row and column of this rank's share of a weight.
-    pub fn corner(&self, slot: &Slot) -> [usize; 2] {
-        match slot.spec.split {
-            Split::Rows => [slot.rows * self.part.tp_rank, 0],
-            Split::Cols => [0, slot.cols * self.part.tp_rank],
-            Split::Whole => [0, 0],
+    pub fn tp_offset(&self, param: &Param) -> [usize; 2] {
+        match param.spec.split {
+            TpSplit::Rows => [param.rows * self.shard.tp_rank, 0],
+            TpSplit::Cols => [0, param.cols * self.shard.tp_rank],
+            TpSplit::Whole => [0, 0],
         }
     }
 
-    /// The bucket of a place, if this rank has it; the first one, for blocks.
-    pub fn bucket(&self, place: Place) -> Option<usize> {
-        self.buckets.iter().position(|bucket| bucket.place == place)
+    /// The bucket of a module, if this rank has it; the first one, for blocks.
+    pub fn bucket(&self, module: Module) -> Option<usize> {
+        self.buckets.iter().position(|bucket| bucket.module == module)
+    }
+
+    /// The matrix [v, H] that the head multiplies by: its own, or the tied embedding or its copy.
+    pub fn head_matrix(&self) -> &Param {
+        let is_head = |spec: &ParamSpec| spec.vocab && (spec.tied || spec.module == Module::Head);
+        self.params().find(|param| is_head(&param.spec)).expect("the last stage has a head")
     }
 
     /// The bucket of a layer's block.
     pub fn block(&self, layer: usize) -> usize {
-        let number = self.part.layers().position(|other| other == layer);
-        let first = self.bucket(Place::Block).expect("a block");
-        first + number.unwrap_or_else(|| panic!("layer {layer} is not in {:?}", self.part))
+        let number = self.shard.layers().position(|other| other == layer);
+        let first = self.bucket(Module::Block).expect("a block");
+        first + number.unwrap_or_else(|| panic!("layer {layer} is not in {:?}", self.shard))
     }
 }
 
@@ -186,13 +201,20 @@ impl Layout {
 pub struct Params([Option<Tensor>; Weight::COUNT]);
 
 impl Params {
-    /// A bucket's slots, given where it lies.
+    /// A bucket's params, given the tensor `base` of the bucket.
     pub fn new(bucket: &Bucket, base: Tensor) -> Params {
         let mut params = Params([None; Weight::COUNT]);
-        for slot in &bucket.slots {
-            params.0[slot.spec.weight as usize] = Some(slot.tensor(bucket, base));
+        for param in &bucket.params {
+            params.0[param.spec.weight as usize] = Some(param.tensor(bucket, base));
         }
         params
+    }
+}
+
+impl Params {
+    /// A weight that the model may be without.
+    pub fn get(&self, weight: Weight) -> Option<Tensor> {
+        self.0[weight as usize]
     }
 }
 

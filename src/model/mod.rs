@@ -1,12 +1,14 @@
 //! The network, as forward and backward, once for every device and every way of cutting it.
 //!
-//! Letters in shape comments: N tokens in a micro-batch (n = N / tp under sequence parallelism),
-//! T tokens in a sample, H hidden, F feed-forward, A heads, V padded vocabulary; a capital is the
-//! whole, a lower-case letter this rank's share (h = H / tp, f, a, v).
+//! Letters in shape comments: N tokens in a micro-batch (n = N / tp under sequence parallelism), T
+//! tokens in a sample, H hidden, F feed-forward, A heads, V padded vocabulary; a capital is the
+//! whole, a lower-case letter this rank's share (f = F / tp, a, v). q and qkv are this rank's
+//! columns of queries, and of fused queries, keys and values (`base::Heads`).
 //!
 //! Does not know ZeRO, schedules, files, nor the size of the world.
 
 mod block;
+mod buffers;
 mod init;
 mod inputs;
 pub mod layers;
@@ -15,42 +17,50 @@ mod stage;
 mod tensor_parallel;
 mod weights;
 
+pub use buffers::{BlockArenas, GradBuffers};
 pub use inputs::Inputs;
-pub use layout::{Bucket, Chunk, Layout, Params, Part, Slot};
-pub use stage::{Custody, Slots, Stage, Work};
+pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
+pub use stage::{Activations, ParamStore, Stage};
 pub use tensor_parallel::TensorParallel;
-pub use weights::{Place, Split, Weight, costs, flops_per_token, parameters, table};
+pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
 
-use crate::base::{DType, rng};
+use crate::base::{DType, Heads, rng};
 use crate::device::{Backend, Dropout, Norm, Tensor};
 use crate::manifest;
 
-/// What a layer needs from the world, first argument of every function of this room.
+/// Context of every function of this room, its first argument: device, tensor-parallel group,
+/// model.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub be: &'a dyn Backend,
     pub tp: TensorParallel<'a>,
     pub model: &'a manifest::Model,
-    /// Of weights and activations.
+    /// Dtype of weights and activations.
     pub dtype: DType,
     pub recompute: manifest::Recompute,
-    /// Of the run: keys of all dropout derive from it.
+    /// Seed of the run, from which the random keys of all dropout derive.
     pub seed: u64,
     /// False switches dropout off.
     pub training: bool,
 }
 
 impl Cx<'_> {
-    /// Layer normalisation by these weights.
-    fn norm(&self, scale: Tensor, shift: Tensor) -> Norm {
-        Norm { scale, shift, eps: self.model.layernorm_eps }
+    /// This rank's share of attention's heads.
+    pub fn heads(&self) -> Heads {
+        self.model.heads().share(self.tp.group.size())
     }
 
-    /// The dropout of one place ("block.3.attn"), for the rows this rank holds outside split regions.
-    fn dropout(&self, place: &str, rate: f32, inputs: &Inputs) -> Dropout {
+    /// The model's kind of normalisation, by these weights.
+    fn norm(&self, scale: Tensor, shift: Tensor) -> Norm {
+        Norm::Layer { scale, shift, eps: self.model.layernorm_eps }
+    }
+
+    /// The dropout of one call site ("block.3.attn"), for the rows this rank holds outside
+    /// tensor-parallel regions.
+    fn dropout(&self, site: &str, rate: f32, inputs: &Inputs) -> Dropout {
         Dropout {
             rate: if self.training { rate } else { 0.0 },
-            key: rng::key(self.seed, &format!("dropout.{place}")),
+            key: rng::key(self.seed, &format!("dropout.{site}")),
             first_sample: inputs.first_sample,
             seq: inputs.seq,
             first_row: self.tp.first_row(inputs.rows()),

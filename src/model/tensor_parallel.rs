@@ -1,13 +1,13 @@
-//! The two doors of a split region.
+//! The two ends of a tensor-parallel region: Megatron's f and g.
 
 use crate::base::div_exact;
 use crate::comm::Group;
 use crate::device::{Arena, Tensor};
 
-/// Inside a split region a rank sees all N tokens and a share of the features. Outside it sees all
-/// features and, under sequence parallelism, n = N/tp tokens; without it the two sides are one
-/// buffer. Backward goes through the same doors the other way: the gradient enters where the value
-/// left. (Shoeybi et al. 2019; Korthikanti et al. 2022.)
+/// Inside a tensor-parallel region a rank has all N tokens and a share of the features. Outside it
+/// has all features and, under sequence parallelism, n = N/tp tokens; without it both sides are one
+/// buffer. Backward calls the same two functions in the opposite order: the gradient is gathered
+/// where the value was reduced. (Shoeybi et al. 2019; Korthikanti et al. 2022.)
 #[derive(Clone, Copy)]
 pub struct TensorParallel<'a> {
     pub group: &'a dyn Group,
@@ -15,15 +15,15 @@ pub struct TensorParallel<'a> {
 }
 
 impl TensorParallel<'_> {
-    /// n tokens, every feature → all N tokens.
-    pub fn enter(&self, outside: Tensor, inside: Tensor) {
+    /// At the entry: n tokens, all features → all N tokens.
+    pub fn gather_seq(&self, outside: Tensor, inside: Tensor) {
         if self.sequence {
             self.group.all_gather(outside, inside);
         }
     }
 
-    /// A partial sum over this rank's features → the whole sum, n tokens.
-    pub fn leave(&self, inside: Tensor, outside: Tensor) {
+    /// At the exit: a partial sum over this rank's features → the whole sum, n tokens.
+    pub fn reduce_out(&self, inside: Tensor, outside: Tensor) {
         if self.sequence {
             self.group.reduce_scatter(inside, outside);
         } else {
@@ -31,18 +31,19 @@ impl TensorParallel<'_> {
         }
     }
 
-    /// Tokens on this rank outside a split region.
+    /// Tokens on this rank outside the region: n of `all`.
     pub fn tokens(&self, all: usize) -> usize {
         if self.sequence { div_exact(all, self.group.size()) } else { all }
     }
 
-    /// The first of them.
+    /// Number of the first of them in the micro-batch.
     pub fn first_row(&self, all: usize) -> usize {
         if self.sequence { self.tokens(all) * self.group.rank() } else { 0 }
     }
 
-    /// The buffer on the inside of a door whose outside is `outside`.
-    pub fn inside(&self, outside: Tensor, all: usize, arena: &Arena) -> Tensor {
+    /// A buffer for `outside`, gathered: all N tokens; without sequence parallelism `outside`
+    /// itself.
+    pub fn gathered(&self, outside: Tensor, all: usize, arena: &Arena) -> Tensor {
         if self.sequence { arena.matrix(all, outside.cols, outside.dtype) } else { outside }
     }
 

@@ -18,7 +18,7 @@ impl Weight {
 
 /// Where in the network a weight stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Module {
     Embed,
     /// Once in every block.
     Block,
@@ -29,7 +29,7 @@ pub enum Place {
 
 /// How tensor parallelism cuts a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
+pub enum TpSplit {
     Rows,
     Cols,
     Whole,
@@ -40,67 +40,72 @@ pub enum Split {
 pub enum Init {
     Zero,
     One,
-    /// N(0, init_std²).
+    /// N(0, init.std²).
     Normal,
-    /// N(0, init_std²), divided by √(2·layers) under init_scale_residual.
+    /// N(0, init.std²), divided by √(2·layers) under init.scale_residual.
     Residual,
 }
 
 /// A row of the table: a matrix [rows, cols], as [out, in] where it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spec {
+pub struct ParamSpec {
     pub weight: Weight,
     pub name: &'static str,
-    pub place: Place,
+    pub module: Module,
     pub rows: usize,
     pub cols: usize,
-    pub split: Split,
+    pub split: TpSplit,
     pub init: Init,
     /// Whether weight decay applies: not to norms and biases.
     pub decay: bool,
+    /// Whether rows are vocabulary entries: those from `Model::vocab` on are padding, never saved.
+    pub vocab: bool,
+    /// Whether the head multiplies by it too: under a pipeline the last stage has a copy.
+    pub tied: bool,
 }
 
 /// Every parameter of the model, once; a tied head has no row of its own.
 #[rustfmt::skip]
-pub fn table(m: &Model) -> Vec<Spec> {
-    use {Init::*, Place::*, Split::*, Weight::*};
+pub fn table(m: &Model) -> Vec<ParamSpec> {
+    use {Init::*, Module::*, TpSplit::*, Weight::*};
     let (h, f, v, t) = (m.hidden, m.ffn_hidden, m.vocab_padded, m.seq_len);
-    let learned = m.position == Position::Learned;
-    let (norm, untied) = (m.embedding_layernorm, !m.tied_head);
+    let (q, qkv) = (m.heads().query_width(), m.heads().qkv_width());
+    let (pos, ln) = (m.position == Position::Learned, m.embedding_layernorm);
+    let (tied, own, yes, no) = (m.tied_head, !m.tied_head, true, false);
     let rows = [
-        //present  weight        name                 place  rows   cols split  init      decay
-        (learned,  PosEmbed,     "embed.position",    Embed, t,     h,   Whole, Normal,   true),
-        (true,     TokenEmbed,   "embed.token",       Embed, v,     h,   Rows,  Normal,   true),
-        (norm,     EmbedLnScale, "embed.ln.scale",    Embed, 1,     h,   Whole, One,      false),
-        (norm,     EmbedLnShift, "embed.ln.shift",    Embed, 1,     h,   Whole, Zero,     false),
-        (true,     Ln1Scale,     "ln1.scale",         Block, 1,     h,   Whole, One,      false),
-        (true,     Ln1Shift,     "ln1.shift",         Block, 1,     h,   Whole, Zero,     false),
-        (true,     QkvW,         "attn.qkv.weight",   Block, 3 * h, h,   Rows,  Normal,   true),
-        (true,     QkvB,         "attn.qkv.bias",     Block, 1, 3 * h,   Cols,  Zero,     false),
-        (true,     ProjW,        "attn.proj.weight",  Block, h,     h,   Cols,  Residual, true),
-        (true,     ProjB,        "attn.proj.bias",    Block, 1,     h,   Whole, Zero,     false),
-        (true,     Ln2Scale,     "ln2.scale",         Block, 1,     h,   Whole, One,      false),
-        (true,     Ln2Shift,     "ln2.shift",         Block, 1,     h,   Whole, Zero,     false),
-        (true,     Fc1W,         "mlp.fc1.weight",    Block, f,     h,   Rows,  Normal,   true),
-        (true,     Fc1B,         "mlp.fc1.bias",      Block, 1,     f,   Cols,  Zero,     false),
-        (true,     Fc2W,         "mlp.fc2.weight",    Block, h,     f,   Cols,  Residual, true),
-        (true,     Fc2B,         "mlp.fc2.bias",      Block, 1,     h,   Whole, Zero,     false),
-        (true,     LnfScale,     "lnf.scale",         Head,  1,     h,   Whole, One,      false),
-        (true,     LnfShift,     "lnf.shift",         Head,  1,     h,   Whole, Zero,     false),
-        (untied,   HeadW,        "head.weight",       Head,  v,     h,   Rows,  Normal,   true),
+        //if  weight        name                module rows cols split  init      decay vocab tied
+        (pos, PosEmbed,     "embed.position",   Embed, t,   h,   Whole, Normal,   yes,  no,   no),
+        (yes, TokenEmbed,   "embed.token",      Embed, v,   h,   Rows,  Normal,   yes,  yes,  tied),
+        (ln,  EmbedLnScale, "embed.ln.scale",   Embed, 1,   h,   Whole, One,      no,   no,   no),
+        (ln,  EmbedLnShift, "embed.ln.shift",   Embed, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes, Ln1Scale,     "ln1.scale",        Block, 1,   h,   Whole, One,      no,   no,   no),
+        (yes, Ln1Shift,     "ln1.shift",        Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes, QkvW,         "attn.qkv.weight",  Block, qkv, h,   Rows,  Normal,   yes,  no,   no),
+        (yes, QkvB,         "attn.qkv.bias",    Block, 1,   qkv, Cols,  Zero,     no,   no,   no),
+        (yes, ProjW,        "attn.proj.weight", Block, h,   q,   Cols,  Residual, yes,  no,   no),
+        (yes, ProjB,        "attn.proj.bias",   Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes, Ln2Scale,     "ln2.scale",        Block, 1,   h,   Whole, One,      no,   no,   no),
+        (yes, Ln2Shift,     "ln2.shift",        Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes, Fc1W,         "mlp.fc1.weight",   Block, f,   h,   Rows,  Normal,   yes,  no,   no),
+        (yes, Fc1B,         "mlp.fc1.bias",     Block, 1,   f,   Cols,  Zero,     no,   no,   no),
+        (yes, Fc2W,         "mlp.fc2.weight",   Block, h,   f,   Cols,  Residual, yes,  no,   no),
+        (yes, Fc2B,         "mlp.fc2.bias",     Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes, LnfScale,     "lnf.scale",        Head,  1,   h,   Whole, One,      no,   no,   no),
+        (yes, LnfShift,     "lnf.shift",        Head,  1,   h,   Whole, Zero,     no,   no,   no),
+        (own, HeadW,        "head.weight",      Head,  v,   h,   Rows,  Normal,   yes,  yes,  no),
     ];
     rows.into_iter()
         .filter(|row| row.0)
-        .map(|(_, weight, name, place, rows, cols, split, init, decay)| {
-            Spec { weight, name, place, rows, cols, split, init, decay }
+        .map(|(_, weight, name, module, rows, cols, split, init, decay, vocab, tied)| {
+            ParamSpec { weight, name, module, rows, cols, split, init, decay, vocab, tied }
         })
         .collect()
 }
 
 /// Number of parameters, with the padding of the vocabulary (`vocab_padded`) or without (`vocab`).
 pub fn parameters(m: &Model) -> u64 {
-    let times = |place| if place == Place::Block { m.layers as u64 } else { 1 };
-    table(m).iter().map(|s| times(s.place) * s.rows as u64 * s.cols as u64).sum()
+    let times = |module| if module == Module::Block { m.layers as u64 } else { 1 };
+    table(m).iter().map(|s| times(s.module) * s.rows as u64 * s.cols as u64).sum()
 }
 
 /// Arithmetic of training on one token, forward and backward.
@@ -125,8 +130,8 @@ impl FlopsPerToken {
 /// 6 per weight that multiplies, and 12·T·H a layer for attention, as Narayanan et al. 2021 (eq. 3)
 /// count: attention as if not causal.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
-    let blocks_forward = m.layers as f64 * forward_flops(m, Place::Block);
-    let head = forward_flops(m, Place::Head);
+    let blocks_forward = m.layers as f64 * forward_flops(m, Module::Block);
+    let head = forward_flops(m, Module::Head);
     FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
 }
 
@@ -134,39 +139,40 @@ pub fn flops_per_token(m: &Model) -> FlopsPerToken {
 /// parameters. The embedding is looked up, which costs none.
 pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
     let passes = if recompute == Recompute::Full { 4.0 } else { 3.0 };
-    let parameters = |place| {
-        let rows = table(m).into_iter().filter(move |s| s.place == place);
+    let table = table(m);
+    let sum = |of: &dyn Fn(&ParamSpec) -> bool| {
+        let rows = table.iter().filter(|s| of(s));
         rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
     };
-    let copy = if m.tied_head { m.vocab_padded as f64 * m.hidden as f64 } else { 0.0 };
+    let parameters = |module| sum(&|s| s.module == module);
     [
-        (0.0, parameters(Place::Embed)),
-        (passes * forward_flops(m, Place::Block), parameters(Place::Block)),
-        (3.0 * forward_flops(m, Place::Head), parameters(Place::Head) + copy),
+        (0.0, parameters(Module::Embed)),
+        (passes * forward_flops(m, Module::Block), parameters(Module::Block)),
+        (3.0 * forward_flops(m, Module::Head), parameters(Module::Head) + sum(&|s| s.tied)),
     ]
 }
 
 /// Of one token through one block, or through the head.
-fn forward_flops(m: &Model, place: Place) -> f64 {
-    match place {
-        Place::Block => {
-            let rows = table(m).into_iter().filter(|s| s.place == place && s.rows > 1);
+fn forward_flops(m: &Model, module: Module) -> f64 {
+    match module {
+        Module::Block => {
+            let rows = table(m).into_iter().filter(|s| s.module == module && s.rows > 1);
             let weights: f64 = rows.map(|s| s.rows as f64 * s.cols as f64).sum();
-            2.0 * weights + 4.0 * m.seq_len as f64 * m.hidden as f64
+            2.0 * weights + 4.0 * m.seq_len as f64 * m.heads().query_width() as f64
         }
-        Place::Head => 2.0 * m.vocab_padded as f64 * m.hidden as f64,
-        Place::Embed | Place::TiedCopy => 0.0,
+        Module::Head => 2.0 * m.vocab_padded as f64 * m.hidden as f64,
+        Module::Embed | Module::TiedCopy => 0.0,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::Dropout;
-    use crate::manifest::Gelu;
+    use crate::manifest::{Dropout, Family, Gelu, Init};
 
     fn gpt2() -> Model {
         Model {
+            family: Family::Gpt2,
             layers: 12,
             hidden: 768,
             heads: 12,
@@ -181,8 +187,7 @@ mod tests {
             gelu: Gelu::Tanh,
             layernorm_eps: 1e-5,
             dropout: Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 },
-            init_std: 0.02,
-            init_scale_residual: true,
+            init: Init { std: 0.02, scale_residual: true },
         }
     }
 
@@ -190,6 +195,7 @@ mod tests {
     fn parameters_of_gpt2_and_bloom_are_the_published_ones() {
         assert_eq!(parameters(&gpt2()), 124_439_808);
         let bloom = Model {
+            family: Family::Bloom,
             layers: 70,
             hidden: 14336,
             heads: 112,

@@ -1,6 +1,6 @@
 //! Which rank does what: the grid of tensor × pipeline × data parallel ranks.
 
-/// Sizes of the grid, and which dimension lies next after the tensor-parallel ranks.
+/// Sizes of the grid, and the order in which its ranks are numbered (tensor is always fastest).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub tensor: usize,
@@ -12,7 +12,7 @@ pub struct Grid {
 
 /// A rank's coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Coord {
     pub tensor: usize,
     pub pipeline: usize,
     pub data: usize,
@@ -26,40 +26,40 @@ impl Grid {
         self.tensor * self.pipeline * self.data
     }
 
-    pub fn place(&self, rank: usize) -> Place {
+    pub fn coord(&self, rank: usize) -> Coord {
         assert!(rank < self.size(), "rank {rank} of {}", self.size());
         let (tensor, rest) = (rank % self.tensor, rank / self.tensor);
         match self.data_first {
-            true => Place { tensor, data: rest % self.data, pipeline: rest / self.data },
-            false => Place { tensor, pipeline: rest % self.pipeline, data: rest / self.pipeline },
+            true => Coord { tensor, data: rest % self.data, pipeline: rest / self.data },
+            false => Coord { tensor, pipeline: rest % self.pipeline, data: rest / self.pipeline },
         }
     }
 
-    pub fn rank(&self, place: Place) -> usize {
+    pub fn rank(&self, coord: Coord) -> usize {
         let rest = match self.data_first {
-            true => place.pipeline * self.data + place.data,
-            false => place.data * self.pipeline + place.pipeline,
+            true => coord.pipeline * self.data + coord.data,
+            false => coord.data * self.pipeline + coord.pipeline,
         };
-        rest * self.tensor + place.tensor
+        rest * self.tensor + coord.tensor
     }
 
-    /// Ranks that hold the other shares of this rank's layers.
-    pub fn tensor_group(&self, at: Place) -> Vec<usize> {
-        (0..self.tensor).map(|tensor| self.rank(Place { tensor, ..at })).collect()
+    /// Tensor-parallel group: the ranks that hold the other shares of this rank's layers.
+    pub fn tensor_group(&self, at: Coord) -> Vec<usize> {
+        (0..self.tensor).map(|tensor| self.rank(Coord { tensor, ..at })).collect()
     }
 
-    /// Ranks that hold the other layers of the same replica, by stage.
-    pub fn pipeline_group(&self, at: Place) -> Vec<usize> {
-        (0..self.pipeline).map(|pipeline| self.rank(Place { pipeline, ..at })).collect()
+    /// Pipeline group: the ranks that hold the other layers of the same replica, by stage.
+    pub fn pipeline_group(&self, at: Coord) -> Vec<usize> {
+        (0..self.pipeline).map(|pipeline| self.rank(Coord { pipeline, ..at })).collect()
     }
 
-    /// Ranks that hold the same weights and see other samples.
-    pub fn data_group(&self, at: Place) -> Vec<usize> {
-        (0..self.data).map(|data| self.rank(Place { data, ..at })).collect()
+    /// Data-parallel group: the ranks with the same weights and other samples.
+    pub fn data_group(&self, at: Coord) -> Vec<usize> {
+        (0..self.data).map(|data| self.rank(Coord { data, ..at })).collect()
     }
 }
 
-impl Place {
+impl Coord {
     /// "TP1 PP3 DP0".
     pub fn name(&self) -> String {
         format!("TP{} PP{} DP{}", self.tensor, self.pipeline, self.data)
@@ -71,11 +71,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_one_place_and_is_in_its_groups() {
+    fn every_rank_has_one_coord_and_is_in_its_groups() {
         for data_first in [true, false] {
             let grid = Grid { tensor: 2, pipeline: 3, data: 4, data_first };
             for rank in 0..grid.size() {
-                let at = grid.place(rank);
+                let at = grid.coord(rank);
                 assert_eq!(grid.rank(at), rank);
                 assert_eq!(grid.tensor_group(at)[at.tensor], rank);
                 assert_eq!(grid.pipeline_group(at)[at.pipeline], rank);
@@ -85,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_as_megatron_numbers_them() {
+    fn ranks_are_ordered_as_in_megatron() {
         let grid = Grid { tensor: 2, pipeline: 2, data: 2, data_first: true };
-        assert_eq!(grid.data_group(grid.place(0)), [0, 2]);
-        assert_eq!(grid.pipeline_group(grid.place(0)), [0, 4]);
-        assert_eq!(grid.place(5).name(), "TP1 PP1 DP0");
+        assert_eq!(grid.data_group(grid.coord(0)), [0, 2]);
+        assert_eq!(grid.pipeline_group(grid.coord(0)), [0, 4]);
+        assert_eq!(grid.coord(5).name(), "TP1 PP1 DP0");
     }
 }

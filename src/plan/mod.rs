@@ -5,4 +5,3 @@ pub mod ramp;
 pub mod schedule;
 pub mod split;
 pub mod timeline;
-pub mod volume;

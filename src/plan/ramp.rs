@@ -20,16 +20,16 @@ struct Growth {
 
 /// Steps in a row with the same global batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct BatchPhase {
     pub global_batch: usize,
-    /// The stage's first step, from 0.
+    /// The phase's first step, from 0.
     pub first_step: u64,
     /// Samples consumed before it.
     pub first_sample: u64,
     pub steps: u64,
 }
 
-impl Stage {
+impl BatchPhase {
     fn end_sample(&self) -> u64 {
         self.first_sample + self.steps * self.global_batch as u64
     }
@@ -81,20 +81,20 @@ impl Ramp {
         }
     }
 
-    /// The stages of a run of `samples` samples, as whole steps: samples that do not fill a last
+    /// The phases of a run of `samples` samples, as whole steps: samples that do not fill a last
     /// step are left, as Megatron leaves them.
-    pub fn stages(&self, samples: u64) -> impl Iterator<Item = Stage> + use<> {
+    pub fn phases(&self, samples: u64) -> impl Iterator<Item = BatchPhase> + use<> {
         let ramp = *self;
         let (mut step, mut consumed) = (0, 0);
         std::iter::from_fn(move || {
-            let stage = ramp.stage(step, consumed, samples);
-            (step, consumed) = (step + stage.steps, stage.end_sample());
-            (stage.steps > 0).then_some(stage)
+            let phase = ramp.phase(step, consumed, samples);
+            (step, consumed) = (step + phase.steps, phase.end_sample());
+            (phase.steps > 0).then_some(phase)
         })
     }
 
-    /// The stage that begins after `consumed` samples in a run of `samples`.
-    fn stage(&self, first_step: u64, consumed: u64, samples: u64) -> Stage {
+    /// The phase that begins after `consumed` samples in a run of `samples`.
+    fn phase(&self, first_step: u64, consumed: u64, samples: u64) -> BatchPhase {
         let global_batch = self.batch_at(consumed);
         let left = samples.saturating_sub(consumed) / global_batch as u64;
         let alike = |steps: u64| {
@@ -112,20 +112,20 @@ impl Ramp {
                 more = middle;
             }
         }
-        Stage { global_batch, first_step, first_sample: consumed, steps: same }
+        BatchPhase { global_batch, first_step, first_sample: consumed, steps: same }
     }
 
     /// Whole steps in `samples` samples.
     pub fn steps(&self, samples: u64) -> u64 {
-        self.stages(samples).map(|stage| stage.steps).sum()
+        self.phases(samples).map(|phase| phase.steps).sum()
     }
 
     /// Samples consumed by the first `steps` steps; u64::MAX where that is more than u64 holds.
     pub fn samples_after(&self, steps: u64) -> u64 {
-        let mut last = Stage { global_batch: 0, first_step: 0, first_sample: 0, steps: 0 };
-        for stage in self.stages(u64::MAX / 2) {
-            last = stage;
-            if stage.first_step + stage.steps >= steps {
+        let mut last = BatchPhase { global_batch: 0, first_step: 0, first_sample: 0, steps: 0 };
+        for phase in self.phases(u64::MAX / 2) {
+            last = phase;
+            if phase.first_step + phase.steps >= steps {
                 break;
             }
         }
@@ -157,7 +157,7 @@ mod tests {
 
     /// The run's notes divide and drop the rest: 76,894 samples an increment, "4805 steps" at 16,
     /// "18146" until 384. Its steps as they really were: at 16 while fewer than 76,894.69 samples
-    /// are consumed, which 4806 steps are; the stage of 384 ends after 18,148.
+    /// are consumed, which 4806 steps are; the phase of 384 ends after 18,148.
     #[test]
     fn blooms_ramp_up() {
         let ramp = ramp(BLOOM);
@@ -165,18 +165,18 @@ mod tests {
         assert_eq!(9_765_625 / 127, 76_894);
         assert_eq!(76_894 / 16, 4805);
         assert_eq!((16..=384).step_by(16).map(|b| 76_894.0 / b as f64).sum::<f64>() as u64, 18_146);
-        let stages: Vec<Stage> = ramp.stages(220_000_000).collect();
-        assert_eq!(stages.len(), 128);
-        let stage = |global_batch, first_step, first_sample, steps| Stage {
+        let phases: Vec<BatchPhase> = ramp.phases(220_000_000).collect();
+        assert_eq!(phases.len(), 128);
+        let phase = |global_batch, first_step, first_sample, steps| BatchPhase {
             global_batch,
             first_step,
             first_sample,
             steps,
         };
-        assert_eq!(stages[0], stage(16, 0, 0, 4806));
-        assert_eq!(stages[1], stage(32, 4806, 76_896, 2403));
-        assert_eq!(stages[23], stage(384, 17_948, 1_768_736, 200));
-        assert_eq!(stages[24].first_step, 18_148);
+        assert_eq!(phases[0], phase(16, 0, 0, 4806));
+        assert_eq!(phases[1], phase(32, 4806, 76_896, 2403));
+        assert_eq!(phases[23], phase(384, 17_948, 1_768_736, 200));
+        assert_eq!(phases[24].first_step, 18_148);
         assert_eq!(ramp.steps(9_766_880), 26_076);
         // Counted by the run's own log: "iteration 3707/ 128728".
         assert_eq!(ramp.steps(220_000_000), 128_728);
@@ -195,14 +195,14 @@ mod tests {
             (ramp((7, 3, 1_000, 70)), 6),
         ];
         for (ramp, samples) in ramps {
-            let staged: Vec<usize> = ramp
-                .stages(samples)
+            let phased: Vec<usize> = ramp
+                .phases(samples)
                 .flat_map(|s| std::iter::repeat_n(s.global_batch, s.steps as usize))
                 .collect();
             let steps = walk(&ramp, samples);
-            assert!(staged == steps, "{ramp:?}");
+            assert!(phased == steps, "{ramp:?}");
             assert_eq!(ramp.steps(samples), steps.len() as u64);
-            assert!(staged.iter().all(|batch| ramp.sizes().any(|size| size == *batch)));
+            assert!(phased.iter().all(|batch| ramp.sizes().any(|size| size == *batch)));
         }
     }
 
@@ -222,13 +222,13 @@ mod tests {
         assert_eq!(Ramp::constant(16).steps(u64::MAX), u64::MAX / 16);
     }
 
-    /// A stage begins where the one before it ended, whatever the batch.
+    /// A phase begins where the one before it ended, whatever the batch.
     #[test]
     fn no_sample_is_skipped() {
         let mut next = (0, 0);
-        for stage in ramp((192, 16, 9_765_625, 2048)).stages(220_000_000) {
-            assert_eq!((stage.first_step, stage.first_sample), next);
-            next = (stage.first_step + stage.steps, stage.end_sample());
+        for phase in ramp((192, 16, 9_765_625, 2048)).phases(220_000_000) {
+            assert_eq!((phase.first_step, phase.first_sample), next);
+            next = (phase.first_step + phase.steps, phase.end_sample());
         }
         assert!(220_000_000 - next.1 < 2048);
     }

@@ -1,19 +1,19 @@
 //! The pipeline schedule as data: in which order a rank runs its forwards and backwards. Messages
-//! and stash slots follow from the order. Executed by the engine; timed, drawn and checked for
+//! and activation slots follow from the order. Executed by the engine; timed, drawn and checked for
 //! deadlock by `timeline`.
 
-/// A rank's place in its pipeline. The layers are cut into ranks × chunks virtual stages, dealt out
-/// like cards: chunk c of rank r is virtual stage c·ranks + r.
+/// A rank's position in its pipeline, and how many chunks it holds. The layers are cut into ranks ×
+/// chunks virtual stages, dealt out like cards: chunk c of rank r is virtual stage c·ranks + r.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct PipelineRank {
     pub rank: usize,
     pub ranks: usize,
     pub chunks: usize,
 }
 
-impl Seat {
+impl PipelineRank {
     /// One rank that holds everything.
-    pub const SOLO: Seat = Seat { rank: 0, ranks: 1, chunks: 1 };
+    pub const SOLO: PipelineRank = PipelineRank { rank: 0, ranks: 1, chunks: 1 };
 
     /// The virtual stage of a chunk.
     pub fn stage(&self, chunk: usize) -> usize {
@@ -39,13 +39,13 @@ impl Seat {
 pub struct Pass {
     pub micro: usize,
     pub chunk: usize,
-    /// Which of the rank's buffers hold it from forward to backward.
+    /// The activation slot that holds it from forward to backward.
     pub slot: usize,
     /// The slot of the micro-batch's first chunk, into which its inputs were loaded.
     pub home: usize,
 }
 
-/// One thing a rank does.
+/// One action of a rank: a computation, or one side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Forward(Pass),
@@ -85,8 +85,8 @@ impl Action {
 pub type Round = Vec<Action>;
 
 /// One-forward-one-backward (Narayanan et al. 2021): fill the pipe, alternate, drain.
-pub fn one_f_one_b(seat: Seat, micros: usize) -> Vec<Round> {
-    let warmup = (seat.ranks - 1 - seat.rank).min(micros);
+pub fn one_f_one_b(pp: PipelineRank, micros: usize) -> Vec<Round> {
+    let warmup = (pp.ranks - 1 - pp.rank).min(micros);
     let (forward, backward) = (|m| vec![Forward(pass(m, 0))], |m| vec![Backward(pass(m, 0))]);
     let fill = (0..warmup).map(forward);
     let steady = (warmup..micros).flat_map(|m| [forward(m), backward(m - warmup)]);
@@ -103,8 +103,8 @@ pub fn gpipe(micros: usize) -> Vec<Round> {
 /// Interleaved 1F1B (Narayanan et al. 2021, § 2.2, in Megatron-LM's order): micro-batches go in
 /// groups of one per rank, each group through the chunks in turn. A round of the steady state is a
 /// forward and a backward, whose results travel together with what the next round needs.
-pub fn interleaved(seat: Seat, micros: usize) -> Vec<Round> {
-    let Seat { rank, ranks, chunks } = seat;
+pub fn interleaved(pp: PipelineRank, micros: usize) -> Vec<Round> {
+    let PipelineRank { rank, ranks, chunks } = pp;
     assert!(micros.is_multiple_of(ranks), "{micros} micro-batches in groups of {ranks}");
     let total = micros * chunks;
     let warmup = (2 * (ranks - 1 - rank) + (chunks - 1) * ranks).min(total);
@@ -118,36 +118,37 @@ pub fn interleaved(seat: Seat, micros: usize) -> Vec<Round> {
 }
 
 /// Forwards alone, for evaluation, a group of one micro-batch per rank through all chunks in turn.
-pub fn forwards(seat: Seat, micros: usize) -> Vec<Round> {
+pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let group = |first: usize| {
-        let last = micros.min(first + seat.ranks);
-        (0..seat.chunks).flat_map(move |chunk| {
-            let held = forward_slots(seat);
+        let last = micros.min(first + pp.ranks);
+        (0..pp.chunks).flat_map(move |chunk| {
+            let held = forward_slots(pp);
             (first..last).map(move |micro| {
                 let pass = Pass { slot: micro % held, home: micro % held, micro, chunk };
                 vec![Forward(pass), Loss(pass)]
             })
         })
     };
-    (0..micros).step_by(seat.ranks).flat_map(group).collect()
+    (0..micros).step_by(pp.ranks).flat_map(group).collect()
 }
 
 /// Slots of `forwards`: a group's inputs are kept until its last chunk; without chunks it is enough
 /// that one micro-batch may arrive while another is sent.
-pub fn forward_slots(seat: Seat) -> usize {
-    if seat.chunks > 1 { seat.ranks } else { seat.ranks.min(2) }
+pub fn forward_slots(pp: PipelineRank) -> usize {
+    if pp.chunks > 1 { pp.ranks } else { pp.ranks.min(2) }
 }
 
-/// Between rounds, the sends of what a round gave and the receives of what the next one needs.
-pub fn with_messages(seat: Seat, rounds: &[Round]) -> Vec<Action> {
+/// Inserts the messages between rounds: sends of a round's results, receives of the next one's
+/// inputs.
+pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let sends = |action: &Action| match *action {
-        Forward(pass) => (seat.stage(pass.chunk) + 1 < seat.stages()).then_some(SendY(pass)),
-        Backward(pass) => (seat.stage(pass.chunk) > 0).then_some(SendDx(pass)),
+        Forward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some(SendY(pass)),
+        Backward(pass) => (pp.stage(pass.chunk) > 0).then_some(SendDx(pass)),
         _ => None,
     };
     let receives = |action: &Action| match *action {
-        Forward(pass) => (seat.stage(pass.chunk) > 0).then_some(RecvX(pass)),
-        Backward(pass) => (seat.stage(pass.chunk) + 1 < seat.stages()).then_some(RecvDy(pass)),
+        Forward(pass) => (pp.stage(pass.chunk) > 0).then_some(RecvX(pass)),
+        Backward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some(RecvDy(pass)),
         _ => None,
     };
     let mut actions = Vec::new();
@@ -186,7 +187,7 @@ pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usiz
     (actions, taken.len())
 }
 
-/// The messages that stand side by side at the front: they are posted together.
+/// The messages at the front of `actions`: they are posted together.
 pub fn leading_messages(actions: &[Action]) -> &[Action] {
     let len = actions.iter().take_while(|action| action.is_message()).count();
     &actions[..len]
@@ -201,12 +202,12 @@ fn pass(micro: usize, chunk: usize) -> Pass {
 mod tests {
     use super::*;
 
-    fn seat(rank: usize, ranks: usize, chunks: usize) -> Seat {
-        Seat { rank, ranks, chunks }
+    fn pipeline_rank(rank: usize, ranks: usize, chunks: usize) -> PipelineRank {
+        PipelineRank { rank, ranks, chunks }
     }
 
-    fn slots(seat: Seat, rounds: &[Round]) -> usize {
-        with_slots(with_messages(seat, rounds), seat.chunks).1
+    fn slots(pp: PipelineRank, rounds: &[Round]) -> usize {
+        with_slots(with_messages(pp, rounds), pp.chunks).1
     }
 
     /// Chunk and micro-batch of each computation: "F0.3 B1.0".
@@ -221,32 +222,32 @@ mod tests {
 
     #[test]
     fn one_stage_alternates() {
-        let rounds = one_f_one_b(Seat::SOLO, 2);
+        let rounds = one_f_one_b(PipelineRank::SOLO, 2);
         assert_eq!(spelled(&rounds), "F0.0 B0.0 F0.1 B0.1");
-        assert_eq!(slots(Seat::SOLO, &one_f_one_b(Seat::SOLO, 9)), 1);
+        assert_eq!(slots(PipelineRank::SOLO, &one_f_one_b(PipelineRank::SOLO, 9)), 1);
     }
 
     #[test]
     fn a_stage_holds_one_micro_batch_per_stage_from_it_on() {
         for rank in 0..4 {
-            let rounds = one_f_one_b(seat(rank, 4, 1), 8);
+            let rounds = one_f_one_b(pipeline_rank(rank, 4, 1), 8);
             assert_eq!(rounds.concat().len(), 16);
-            assert_eq!(slots(seat(rank, 4, 1), &rounds), 4 - rank);
+            assert_eq!(slots(pipeline_rank(rank, 4, 1), &rounds), 4 - rank);
         }
-        assert_eq!(slots(seat(0, 4, 1), &one_f_one_b(seat(0, 4, 1), 2)), 2);
-        assert_eq!(slots(seat(1, 4, 1), &gpipe(6)), 6);
+        assert_eq!(slots(pipeline_rank(0, 4, 1), &one_f_one_b(pipeline_rank(0, 4, 1), 2)), 2);
+        assert_eq!(slots(pipeline_rank(1, 4, 1), &gpipe(6)), 6);
     }
 
     /// Narayanan et al. 2021, figure 4: two chunks on four ranks; the last rank.
     #[test]
     fn interleaving_is_megatrons() {
-        let last = interleaved(seat(3, 4, 2), 8);
+        let last = interleaved(pipeline_rank(3, 4, 2), 8);
         assert!(
             spelled(&last).starts_with("F0.0 F0.1 F0.2 F0.3 F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"),
             "{}",
             spelled(&last)
         );
-        let first = interleaved(seat(0, 4, 2), 8);
+        let first = interleaved(pipeline_rank(0, 4, 2), 8);
         let warmup = first.iter().take_while(|round| round.len() == 1).count();
         assert_eq!(warmup, 2 * 3 + 4);
         assert_eq!(spelled(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
@@ -257,8 +258,8 @@ mod tests {
     fn nothing_is_left_out() {
         for (ranks, chunks, micros) in [(2, 2, 2), (2, 3, 6), (3, 2, 3), (4, 2, 8), (4, 3, 12)] {
             for rank in 0..ranks {
-                let seat = seat(rank, ranks, chunks);
-                let flat = interleaved(seat, micros).concat();
+                let pp = pipeline_rank(rank, ranks, chunks);
+                let flat = interleaved(pp, micros).concat();
                 for chunk in 0..chunks {
                     let of = |forward: bool| -> Vec<usize> {
                         let kind = flat.iter().filter(|a| matches!(a, Forward(_)) == forward);
@@ -268,19 +269,18 @@ mod tests {
                     let all: Vec<usize> = (0..micros).collect();
                     assert_eq!((of(true), of(false)), (all.clone(), all));
                 }
-                assert_eq!(interleaved(seat, micros).concat().len(), 2 * micros * chunks);
+                assert_eq!(interleaved(pp, micros).concat().len(), 2 * micros * chunks);
             }
         }
     }
 
-    /// A slot has one tenant at a time, and as many slots are there as passes are ever in flight:
-    /// one more than the warm-up's, at the first rank.
+    /// A slot holds one pass at a time, and there are as many slots as passes in flight: on the
+    /// first rank, one more than the warm-up's.
     #[test]
     fn slots_are_as_few_as_passes_in_flight() {
         for (ranks, chunks, micros) in [(2, 2, 8), (4, 2, 8), (4, 3, 12), (8, 4, 32)] {
-            let seat = seat(0, ranks, chunks);
-            let (actions, count) =
-                with_slots(with_messages(seat, &interleaved(seat, micros)), chunks);
+            let pp = pipeline_rank(0, ranks, chunks);
+            let (actions, count) = with_slots(with_messages(pp, &interleaved(pp, micros)), chunks);
             let most = 2 * (ranks - 1) + (chunks - 1) * ranks + 1;
             assert_eq!(count, most.min(micros * chunks), "{ranks} ranks, {chunks} chunks");
             let mut tenants = vec![None; count];

@@ -9,8 +9,7 @@ pub fn uniform(layers: usize, stages: usize) -> Vec<Range<usize>> {
     explicit(&sizes)
 }
 
-/// What a part of the network costs the stage that holds it: where the first is equal, the second
-/// decides.
+/// Cost of a module to the stage that holds it; the second number decides between equal first ones.
 pub type Cost = (f64, f64);
 
 /// As equal in cost as whole layers allow: the most expensive stage costs as little as it can. Each
@@ -29,7 +28,7 @@ pub fn balanced(
         (each * layer.0 + first.0 + last.0, each * layer.1 + first.1 + last.1)
     };
     for _ in stages..layers {
-        // To whom has least: layers are alike, so nothing better is ever found later.
+        // The cheapest stage gets the next layer: all layers cost the same, so this is optimal.
         let least = |a: &usize, b: &usize| cost(&sizes, *a).partial_cmp(&cost(&sizes, *b)).unwrap();
         let stage = (0..stages).min_by(least).expect("a stage");
         sizes[stage] += 1;

@@ -1,6 +1,6 @@
-//! Text from a checkpoint, token by token as it is drawn.
+//! Generates text from a checkpoint, and prints each token as it is sampled.
 
-use super::launch::{Device, Seat};
+use super::launch::{Device, LocalRank};
 use crate::base::{Problems, rng};
 use crate::checkpoint::{self, Index};
 use crate::data::tokenizer::Tokenizer;
@@ -21,7 +21,7 @@ pub struct Options {
     pub tokenizer: Option<PathBuf>,
 }
 
-/// Prints the prompt and what the model makes of it.
+/// Prints the prompt and the generated text.
 pub fn generate(options: &Options) -> anyhow::Result<()> {
     let folder = find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
@@ -42,9 +42,9 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     }
 
     let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
-    // Text is drawn in f32, which every device can.
+    // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
-    let device = Device::open(m, Seat::ALONE, m.train.threads)?;
+    let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;
     let mut out = std::io::stdout().lock();
@@ -63,7 +63,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much of the text has been printed; characters of several tokens wait for their last.
+/// Bytes of the text that are printed; a character of several tokens is printed with the last one.
 #[derive(Default)]
 struct Shown {
     bytes: usize,
@@ -87,7 +87,7 @@ impl Shown {
     }
 }
 
-/// The folder itself, or the newest checkpoint of a run.
+/// The folder itself if it is a checkpoint, else the newest one of the run.
 fn find(path: &Path) -> anyhow::Result<PathBuf> {
     if path.join("index.json").exists() {
         return Ok(path.to_path_buf());
@@ -99,7 +99,7 @@ fn find(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(found.folder)
 }
 
-/// A token by temperature and top-k, the `i`th draw of the seed.
+/// Samples a token by temperature and top-k; the `i`th random number of the seed.
 fn draw(logits: &[f32], options: &Options, i: u64) -> u32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));

@@ -1,4 +1,4 @@
-//! What keeps a run safe from the outside: one run per folder, signals, numbers that are not finite.
+//! Guards of a run: one process per run folder, signals, losses and gradients that are not finite.
 
 use super::rank::Rank;
 use crate::base::{DType, Problems};
@@ -13,13 +13,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The run's folder, ours alone until dropped (or until the process dies: the kernel lets go).
+/// An exclusive lock of the run's folder, released when dropped (or by the kernel when the process
+/// dies).
 pub struct FolderLock {
     _file: File,
 }
 
 impl FolderLock {
-    /// Creates the folder if need be, and locks it.
+    /// Creates the folder if it is missing, and locks it.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let path = folder.join("run.lock");
         let open =
@@ -47,16 +48,15 @@ fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What this process was asked for from outside. Any rank's process may be asked: ranks act on it
-/// together.
+/// Requests by signal. Any rank's process may receive one; all ranks act on it between two steps.
 pub struct Signals {
     stop: Arc<AtomicBool>,
     save: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// From now on SIGINT and SIGTERM ask for a stop: finish the step, save, and leave; SIGUSR1 for a
-    /// save. A second SIGINT leaves at once. A second SIGTERM does not: at a time limit Slurm sends
+    /// From now on SIGINT and SIGTERM request a stop (finish the step, save, exit) and SIGUSR1 a
+    /// save. A second SIGINT exits at once. A second SIGTERM does not: at a time limit Slurm sends
     /// one to the step and one to the job.
     pub fn listen() -> anyhow::Result<Signals> {
         let signals = Signals { stop: Arc::default(), save: Arc::default() };
@@ -67,17 +67,17 @@ impl Signals {
             flag::register(signal, signals.stop.clone())?;
         }
         flag::register(SIGUSR1, signals.save.clone())?;
-        // A file size limit of the user is an error to report, not a reason to die.
+        // With SIGXFSZ ignored, a write beyond the user's file size limit returns an error.
         flag::register(SIGXFSZ, Arc::default())?;
         Ok(signals)
     }
 
-    /// Whether a stop was asked for.
+    /// Whether a stop was requested.
     pub fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether a save was asked for since `saved`.
+    /// Whether a save was requested since the last call of `saved`.
     pub fn save(&self) -> bool {
         self.save.load(Ordering::Relaxed)
     }
@@ -87,9 +87,8 @@ impl Signals {
     }
 }
 
-/// An error naming tensors, ranks and the step, if the run cannot go on from an outcome: a loss or a
-/// gradient is not finite, in fp16 with the lowest scale of the loss. All ranks call this with the
-/// same outcome, which is the last that the engine gave.
+/// An error with the step, tensors and ranks, if the loss or a gradient is not finite (in fp16:
+/// with the lowest loss scale). A collective: all ranks call this with the same, latest outcome.
 pub fn check(
     rank: &Rank,
     outcome: &Outcome,
@@ -108,7 +107,7 @@ pub fn check(
         .collect();
     let whole = |(number, name): &(usize, String)| match rank.grid.size() {
         1 => name.clone(),
-        _ => format!("{name} on rank {number} ({})", rank.grid.place(*number).name()),
+        _ => format!("{name} on rank {number} ({})", rank.grid.coord(*number).name()),
     };
     let gradients = match culprits.as_slice() {
         [] => "every gradient is finite".to_string(),
@@ -120,7 +119,7 @@ pub fn check(
             whole(last)
         ),
     };
-    let (scale, remedy) = match engine.live_dtype() {
+    let (scale, remedy) = match engine.store().model_dtype() {
         DType::F16 if outcome.stuck => (
             format!(", with the lowest loss scale allowed, {}", outcome.loss_scale),
             "Take precision: bf16, lower loss_scale.min, ",
@@ -131,9 +130,10 @@ pub fn check(
     rank.all(match rank.is_first() {
         false => Ok(()),
         true => Err(anyhow::anyhow!(
-            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; {gradients}. \
-             The weights are still those of step {}. {remedy}{lower} lr.peak or lengthen lr.warmup_samples, \
-             set optimizer.adamw.clip, and look at those samples with `gptrain data samples`",
+            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \
+             {gradients}. The weights are still those of step {}. {remedy}{lower} lr.peak or \
+             lengthen lr.warmup_samples, set optimizer.adamw.clip, and look at those samples with \
+             `gptrain data samples`",
             samples.start,
             samples.end,
             outcome.loss,

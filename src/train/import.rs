@@ -1,18 +1,18 @@
-//! A run that begins from weights of Hugging Face.
+//! Starts a run from Hugging Face weights.
 
 use super::{guard, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::hf::{Weights, read_config};
-use crate::checkpoint::{self, Share, Values};
-use crate::engine::{live_dtype, saved_shape};
+use crate::checkpoint::{self, Share};
+use crate::engine::{Initial, TensorSlice, model_dtype, rule, saved_shape};
 use crate::manifest::{Loaded, Model};
-use crate::model::{Layout, Part, Slot};
+use crate::model::{Layout, ModelShard, Param};
 use anyhow::Context;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Writes the weights in `from` as step 0 of the manifest's run; `gptrain run` goes on from there.
+/// Writes the weights in `from` as the checkpoint of step 0 of the manifest's run.
 pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let m = &loaded.manifest;
     let _lock = guard::FolderLock::take(&m.log.folder)?;
@@ -25,18 +25,18 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let (family, model) = read_config(from, Some(&m.model))?;
     same_model(&model, &m.model, from)?;
     let weights = Weights::open(from)?;
-    let layout = Layout::new(&m.model, Part::whole(&m.model));
-    let slots: Vec<&Slot> = layout.slots().collect();
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let params: Vec<&Param> = layout.params().collect();
     let mut read = BTreeSet::new();
     let mut tensors = Vec::new();
-    for slot in &slots {
-        let shape = saved_shape(slot, m.model.vocab);
-        let place = family.place(slot, &shape, m.model.heads);
-        let place = place.with_context(|| format!("{} has no place in {from:?}", slot.name))?;
-        let values = weights.read(&place, &shape)?;
-        let live = live_dtype(m.precision).halves(&values);
-        read.insert(place.name);
-        tensors.push((shape, values, live));
+    for param in &params {
+        let shape = saved_shape(param, m.model.vocab);
+        let theirs = family.tensor(param, &shape, m.model.heads());
+        let theirs = theirs.with_context(|| format!("{} has no place in {from:?}", param.name))?;
+        let values = weights.read(&theirs, &shape)?;
+        let rounded = model_dtype(m.precision).halves(&values);
+        read.insert(theirs.name);
+        tensors.push((shape, values, rounded));
     }
     let unread = weights.unread(family, &read, m.model.tied_head);
     if !unread.is_empty() {
@@ -44,27 +44,26 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
         let remedy = "the manifest's model must be the whole model";
         return Err(Problems::one(from.display().to_string(), what, remedy).into());
     }
-    let zeros = vec![0.0; tensors.iter().map(|(_, values, _)| values.len()).max().unwrap_or(0)];
-    let shares: Vec<Share> = slots
-        .iter()
-        .zip(&tensors)
-        .enumerate()
-        .map(|(number, (slot, (shape, values, live)))| Share {
-            name: &slot.name,
-            number,
-            shape,
-            decay: slot.spec.decay,
-            at: [0, 0],
-            replica: Default::default(),
-            size: [values.len() / shape[shape.len() - 1], shape[shape.len() - 1]],
-            kept: [values, &zeros[..values.len()], &zeros[..values.len()]],
-            live: match live {
-                Some(live) => Values::halves(live_dtype(m.precision), live),
-                None => Values::F32(values),
-            },
-        })
-        .collect();
-    let mut state = saving::blank(loaded, resume::data_ids(m)?);
+    let zeros = vec![0u8; 4 * tensors.iter().map(|(_, values, _)| values.len()).max().unwrap_or(0)];
+    let rule = rule(m);
+    let mut shares = Vec::new();
+    for (number, (param, (shape, values, rounded))) in params.iter().zip(&tensors).enumerate() {
+        let cols = shape[shape.len() - 1];
+        for state in rule.states(&param.spec) {
+            let size = state.extent.shape([values.len() / cols, cols]);
+            let slice = TensorSlice { at: [0, 0], size };
+            let bytes: &[u8] = match (state.init, rounded) {
+                (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
+                (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
+                (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
+                    bytemuck::cast_slice(values)
+                }
+            };
+            let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+            shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
+        }
+    }
+    let mut state = saving::initial_state(loaded, resume::data_ids(m)?);
     state.imported = Some(format!("Hugging Face {} in {}", family.name(), from.display()));
     checkpoint::save(&Disk::default(), &checkpoints, &shares, &state)
 }
@@ -76,19 +75,20 @@ pub fn model_section(from: &Path) -> anyhow::Result<String> {
     Ok(format!("model:\n{}", rows.collect::<String>()))
 }
 
-/// What must agree, as a manifest says it.
+/// The settings that must be equal, as written in a manifest.
 fn rows(m: &Model) -> Vec<(&'static str, String)> {
     vec![
+        ("family", m.family.name().to_string()),
         ("layers", m.layers.to_string()),
         ("hidden", m.hidden.to_string()),
         ("heads", m.heads.to_string()),
         ("ffn_hidden", m.ffn_hidden.to_string()),
         ("vocab", m.vocab.to_string()),
         ("seq_len", m.seq_len.to_string()),
-        ("position", format!("{:?}", m.position).to_lowercase()),
+        ("position", m.position.name().to_string()),
         ("embedding_layernorm", m.embedding_layernorm.to_string()),
         ("tied_head", m.tied_head.to_string()),
-        ("gelu", format!("{:?}", m.gelu).to_lowercase()),
+        ("gelu", m.gelu.name().to_string()),
         ("layernorm_eps", format!("{:e}", m.layernorm_eps)),
     ]
 }

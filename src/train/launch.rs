@@ -1,68 +1,58 @@
-//! Starting the ranks: as threads of this process, or as the one rank that a launcher made of it
-//! (srun, torchrun); and opening the device of each. The only place that picks a backend.
+//! Starts the ranks, as threads of this process, or as one rank per process under a launcher (srun,
+//! torchrun), and opens the device of each. The only place that chooses a backend.
 
 mod device;
 
-pub use device::{Device, Seat, of_rank};
+pub use device::{Device, LocalRank, of_rank};
 
-use super::rank::{Agreed, Rank};
+use super::exit::PeerExit;
+use super::messages::Messages;
+use super::rank::{CollectiveError, Rank};
 use crate::base::Problems;
 use crate::comm::tcp::{self, Join};
-use crate::comm::{self, Failed, Launch, RENDEZVOUS, Watch, World, threads};
+use crate::comm::{self, Failed, LauncherEnv, RENDEZVOUS, Watchdog, World, threads};
 use crate::device::Dead;
 use crate::manifest::{Loaded, Manifest};
 use anyhow::Context;
 use std::cell::OnceCell;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The ranks that this process runs.
-pub struct Crew {
-    worlds: Vec<(World, Seat)>,
+/// The ranks of this process.
+pub struct LocalRanks {
+    worlds: Vec<(World, LocalRank)>,
     /// Name of this machine.
     pub node: String,
     /// CPU threads of each rank.
     pub threads: usize,
-    /// What the ranks are, as it is shown at the start.
+    /// "threads of a process" or "processes", as printed at the start.
     pub kind: &'static str,
 }
 
-/// The others have said why the run ends; this process has nothing to add but its exit code.
-#[derive(Debug)]
-pub struct Followed {
-    pub code: u8,
-}
-
-impl fmt::Display for Followed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("another rank has said why the run ends")
-    }
-}
-
-impl std::error::Error for Followed {}
-
-impl Crew {
-    /// All ranks of the manifest as threads, or the one that a launcher told. `asked` is what beside
-    /// the manifest must be the same for all.
-    pub fn meet(loaded: &Loaded, asked: &str) -> anyhow::Result<Crew> {
+impl LocalRanks {
+    /// All ranks of the manifest as threads, or the one rank that a launcher assigned to this
+    /// process. `options` must be equal on all ranks, as the manifest must.
+    pub fn rendezvous(loaded: &Loaded, options: &str) -> anyhow::Result<LocalRanks> {
         let (m, ranks) = (&loaded.manifest, loaded.manifest.topology.ranks());
         let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
-        let told = Launch::of(&|name| std::env::var(name).ok().or_else(|| given(name)))?;
-        let alone = told.as_ref().is_none_or(|launch| launch.world == 1);
+        let launcher = LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))?;
+        let alone = launcher.as_ref().is_none_or(|launch| launch.world == 1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let Some(launch) = told.as_ref().filter(|_| !alone) else {
+        let Some(launch) = launcher.as_ref().filter(|_| !alone) else {
             let dumps = dumps(m, &format!("process {}", std::process::id()));
             clear(&dumps);
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
-            let seat =
-                |local_rank| Seat { local_rank, local_world: ranks, process: told.is_some() };
-            let worlds = threads::watched(ranks, &watch(m, &dumps));
-            let worlds = worlds.into_iter().map(|world| (seat(world.rank()), world));
-            let worlds = worlds.map(|(seat, world)| (world, seat)).collect();
-            return Ok(Crew { worlds, node: host, threads, kind: "threads of a process" });
+            let local = |local_rank| LocalRank {
+                local_rank,
+                local_world: ranks,
+                process: launcher.is_some(),
+            };
+            let worlds = threads::watched(ranks, &watchdog(m, &dumps));
+            let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
+            let worlds = worlds.map(|(local, world)| (world, local)).collect();
+            return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
             return Err(another_world(m, launch.world).into());
@@ -73,92 +63,101 @@ impl Crew {
         if launch.rank == 0 {
             clear(&dumps);
         }
-        let identity = xxh3_64(format!("{}\n{asked}", loaded.effective).as_bytes());
+        let identity = xxh3_64(format!("{}\n{options}", loaded.effective).as_bytes());
         let join = Join {
-            patience: Duration::from_secs_f64(m.comm.start_timeout_s),
+            start_timeout: Duration::from_secs_f64(m.comm.start_timeout_s),
             node: if launch.node.is_empty() { host } else { launch.node.clone() },
-            ..Join::launched(launch, &m.log.folder, identity, watch(m, &dumps))?
+            ..Join::launched(launch, &m.log.folder, identity, watchdog(m, &dumps))?
         };
         let (local_rank, local_world) = (launch.local_rank, launch.local_world);
-        let seat = Seat { local_rank, local_world, process: true };
-        let worlds = vec![(tcp::join(&join)?, seat)];
+        let local = LocalRank { local_rank, local_world, process: true };
+        let worlds = vec![(tcp::join(&join)?, local)];
         if launch.rank == 0 {
-            tcp::forget_secret(&m.log.folder, &launch.job); // all have met
+            tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected
         }
-        Ok(Crew { worlds, node: join.node, threads, kind: "processes" })
+        Ok(LocalRanks { worlds, node: join.node, threads, kind: "processes" })
     }
 
-    /// Every rank on a thread of its own, to the end of all. What one of them gave, or why they
-    /// ended: the cause, where one is known, before what it did to the others.
+    /// Runs each rank on its own thread and waits for all. Returns the result of one of them, or an
+    /// error: preferably the cause, else the failure that other ranks saw of it.
     pub fn run<T: Send>(
         &mut self,
         m: &Manifest,
+        messages: &Messages,
         rank: impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<T> {
         let worlds = std::mem::take(&mut self.worlds);
-        let (rank, crew) = (&rank, &*self);
+        let (rank, ranks) = (&rank, &*self);
         let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let start = |(world, seat): (World, Seat)| {
+            let start = |(world, local): (World, LocalRank)| {
                 let name = format!("rank {}", world.rank());
                 let builder = std::thread::Builder::new().name(name).stack_size(8 << 20);
-                builder.spawn_scoped(scope, move || crew.one(world, seat, m, rank))
+                builder.spawn_scoped(scope, move || {
+                    let _rank = messages.enter_rank(world.rank(), world.recorder());
+                    ranks.run_one(world, local, m, rank)
+                })
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
             started.into_iter().map(|thread| anyhow::Ok(thread?.join())).collect()
         });
-        let (mut done, mut failed, mut followed) = (None, None, None);
+        let (mut done, mut failed, mut peer_exit) = (None, None, None);
         for outcome in outcomes {
             let outcome = outcome.context("cannot start the thread of a rank")?;
             match outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-                Ok(Ok(value)) => done = Some(value),
+                Ok(Ok(value)) => done = done.or(Some(value)), // of the lowest rank
                 Err(failure) => failed = failed.or(Some(failure)),
-                Ok(Err(error)) => match error.downcast::<Agreed>() {
-                    Ok(Agreed { error: None, code }) => followed = Some(Followed { code }),
-                    Ok(Agreed { error: Some(error), .. }) | Err(error) => return Err(error),
+                Ok(Err(error)) => match error.downcast::<CollectiveError>() {
+                    Ok(CollectiveError { error: None, code }) => {
+                        peer_exit = Some(PeerExit { code })
+                    }
+                    Ok(CollectiveError { error: Some(error), .. }) | Err(error) => {
+                        return Err(error);
+                    }
                 },
             }
         }
-        match (failed, followed, done) {
+        match (failed, peer_exit, done) {
             (Some(failed), _, _) => Err(failed.into()),
-            (None, Some(followed), _) => Err(followed.into()),
+            (None, Some(peer_exit), _) => Err(peer_exit.into()),
             (None, None, done) => done.context("no rank was started"),
         }
     }
 }
 
-impl Crew {
-    /// One rank to its end. Its world ends before its memory does, into which others may write.
-    fn one<T>(
+impl LocalRanks {
+    /// Runs one rank. The world is dropped before the device: other ranks may write into its
+    /// memory.
+    fn run_one<T>(
         &self,
         world: World,
-        seat: Seat,
+        local: LocalRank,
         m: &Manifest,
         rank: &(impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync),
     ) -> Result<anyhow::Result<T>, Failed> {
         let opened = OnceCell::new();
         let run = |world: &World| {
-            world.recorder().node(&self.node);
+            world.recorder().set_node(&self.node);
             let me = Rank::new(world, &m.topology);
-            let device = Device::open(m, seat, Some(self.threads));
+            let device = Device::open(m, local, Some(self.threads));
             let device = device.map_err(|problems| device::of_rank(&me, &self.node, problems));
             let device = me.all(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
-            device::agree(&me, m, &self.node, device)?;
-            me.say(format!("device: {}", device.description()));
+            device::check_all(&me, m, &self.node, device)?;
+            tracing::info!("device: {}", device.description());
             rank(&me, device)
         };
         comm::catch(|| {
             let world = world;
-            tell(&world, run(&world))
+            broadcast_error(&world, run(&world))
         })
     }
 }
 
-/// The others learn of an error that they do not know of. Of a rank whose world has failed, and of
-/// one among several whose device has, that is the end, whatever it came to of it.
-fn tell<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
+/// Broadcasts an error the other ranks do not have yet. If the process group has already failed,
+/// that failure wins over this rank's own error.
+fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
     if let Err(error) = &ended
-        && !error.is::<Agreed>()
+        && !error.is::<CollectiveError>()
     {
         if let Some(failed) = world.failed() {
             failed.raise();
@@ -167,7 +166,7 @@ fn tell<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
             world.fail(&format!("{error:#}"));
             return ended;
         };
-        let why = format!("{why}; last event: {}", world.recorder().now_doing());
+        let why = format!("{why}; last event: {}", world.recorder().phase());
         let failed = world.fail(&format!("{device}: {why}"));
         if world.size() > 1 {
             failed.raise();
@@ -199,18 +198,18 @@ fn another_world(m: &Manifest, world: usize) -> Problems {
     Problems::one(m.name.as_str(), what, remedy)
 }
 
-fn watch(m: &Manifest, dumps: &std::path::Path) -> Watch {
+fn watchdog(m: &Manifest, dumps: &std::path::Path) -> Watchdog {
     let timeout = Duration::from_secs_f64(m.comm.timeout_s);
-    Watch { dumps: Some(dumps.into()), ..Watch::new(timeout) }
+    Watchdog { dumps: Some(dumps.into()), ..Watchdog::new(timeout) }
 }
 
-/// A folder for this start of this job: failures of other starts stay as they are.
+/// The dump folder of this start of this job: dumps of other starts stay.
 fn dumps(m: &Manifest, job: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
     m.log.folder.join("failures").join(job.chars().map(plain).collect::<String>())
 }
 
-/// What an earlier start under the same name wrote would pass for the verdict on this one.
+/// Removes an earlier dump under the same name, which would be mistaken for this start's.
 fn clear(dumps: &std::path::Path) {
-    let _ = std::fs::remove_dir_all(dumps); // most often there is nothing
+    let _ = std::fs::remove_dir_all(dumps); // usually there is none
 }

@@ -1,8 +1,8 @@
-//! Steps computed again from a checkpoint, to be compared with what was recorded.
+//! Repeats steps from a checkpoint and compares their losses with the recorded ones.
 
-use super::feed::Feed;
-use super::feed::Turn;
-use super::launch::{Device, Seat};
+use super::launch::{Device, LocalRank};
+use super::loader::DataShard;
+use super::loader::Loader;
 use super::rank::Rank;
 use super::report::metrics::Metrics;
 use super::{resume, saving};
@@ -17,36 +17,36 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Takes `steps` steps from where the engine stands. Nothing is reported or saved.
+/// Computes `steps` steps from the engine's state. Nothing is reported or saved.
 pub fn replay(
     m: &Manifest,
     engine: &Engine,
     be: &dyn Backend,
     train: &Arc<Source>,
-    turn: Turn,
+    shard: DataShard,
     from: Progress,
     steps: u64,
 ) -> anyhow::Result<Vec<Past>> {
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
-    let mut feed = Feed::training(train, ramp, turn, consumed, m.train.samples)?;
+    let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
     let mut past = Vec::new();
     for step in from.step + 1..=from.step + steps {
         let global = ramp.batch_at(consumed) as u64;
         consumed += global;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
-        let micros = turn.rounds(global) as usize;
+        let micros = shard.rounds(global) as usize;
         let rate = lr::at(&m.lr, consumed);
-        let load = &mut |inputs: &_| feed.load(be, inputs, global);
+        let load = &mut |inputs: &_| loader.load(be, inputs, global);
         let outcome = engine.step(load, micros, rate)?;
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
     }
     Ok(past)
 }
 
-/// `--verify-resume`: takes `steps` recorded steps again, from the newest checkpoint that has so
-/// many after it in the run's record, and demands the same losses and norms, to the last bit. All
-/// ranks call this. Returns what to tell.
+/// `--verify-resume`: repeats `steps` recorded steps from the newest checkpoint that has as many
+/// after it in metrics.jsonl; losses and gradient norms must be bit-identical. A collective.
+/// Returns the message for the user.
 pub fn verify(
     steps: u64,
     rank: &Rank,
@@ -70,7 +70,7 @@ pub fn verify(
         Ok((found, recorded))
     })?;
     let state = resume::resume(rank, &found, false, loaded, data, engine)?;
-    for again in replay(m, engine, be, train, Turn::of(rank, m), state.progress, steps)? {
+    for again in replay(m, engine, be, train, DataShard::of(rank, m), state.progress, steps)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
             bail!(
@@ -89,34 +89,34 @@ pub fn verify(
     Ok(format!("verified: steps {first} to {} again, equal to the last bit", found.step + steps))
 }
 
-/// The step after a checkpoint, computed again and as recorded.
+/// The step after a checkpoint: repeated and as recorded.
 #[derive(Clone, Copy, Debug)]
-pub struct Again {
+pub struct Replayed {
     pub now: Past,
     /// From the next checkpoint, or from the run's metrics.jsonl.
     pub before: Option<Past>,
 }
 
 /// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
-pub fn checkpoint(folder: &Path) -> anyhow::Result<Again> {
+pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
     let checkpoint = Checkpoint::open(folder)?;
     let manifest = &checkpoint.index.manifest;
     let mut loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
-    loaded.manifest.topology = loaded.manifest.topology.alone();
+    loaded.manifest.topology = loaded.manifest.topology.single_rank();
     let m = &loaded.manifest;
     m.runnable()?;
-    let device = Device::open(m, Seat::ALONE, m.train.threads)?;
+    let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let be = device.backend();
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let now = replay(m, &engine, be, &data.train, Turn::alone(m), progress, 1)?[0];
-    Ok(Again { now, before: next_recorded(folder, now.step) })
+    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), progress, 1)?[0];
+    Ok(Replayed { now, before: next_recorded(folder, now.step) })
 }
 
-impl Again {
+impl Replayed {
     /// Whether the step gave what was recorded, to 1e-4: another CPU may sum in another order.
     pub fn equal(&self) -> bool {
         let close = |before: Past| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
@@ -124,7 +124,7 @@ impl Again {
     }
 }
 
-impl fmt::Display for Again {
+impl fmt::Display for Replayed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Past { step, loss, grad_norm } = self.now;
         write!(f, "step {step} again: loss {loss}, gradient norm {grad_norm}; ")?;
@@ -136,7 +136,7 @@ impl fmt::Display for Again {
     }
 }
 
-/// What the run's folder says of a step.
+/// The loss and gradient norm of a step, as recorded in the run's folder.
 fn next_recorded(folder: &Path, step: u64) -> Option<Past> {
     let checkpoints = folder.canonicalize().ok()?.parent()?.to_path_buf();
     let later = checkpoint::published(&checkpoints).unwrap_or_default();

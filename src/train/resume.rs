@@ -1,4 +1,4 @@
-//! Going on from a checkpoint: only one that is whole, and only with a manifest and data that
+//! Resuming from a checkpoint: only a complete one, and only with a manifest and datasets that
 //! continue the same run.
 
 use super::rank::Rank;
@@ -6,7 +6,7 @@ use super::saving;
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
-use crate::data::Plan;
+use crate::data::MixturePlan;
 use crate::data::indexed::{index_path, tokens_path};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
@@ -16,58 +16,58 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What a change of the manifest does to a run that goes on.
+/// What a changed setting means for a run that is resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// No loss of the run depends on it.
-    Free,
-    /// It is meant to change the losses from here on: said, and done.
-    Told,
-    /// It would be another run: refused.
-    Refused,
+    Allow,
+    /// It changes the losses from here on: accepted with a warning.
+    Warn,
+    /// It would be another run: an error.
+    Reject,
 }
 
-/// What may change on resume. The first row that a key begins with decides; a key without a row is
-/// refused.
+/// Settings that may change on resume. The first row that is a prefix of a key decides; a key
+/// without a row is rejected.
 #[rustfmt::skip]
 const RULES: &[(&str, Change)] = &[
-    ("name",                Change::Free),
-    ("log",                 Change::Free),
-    ("plan",                Change::Free),
-    ("checkpoint",          Change::Free),
-    ("topology",            Change::Free),
-    ("comm",                Change::Free),
-    ("train.threads",       Change::Free),
-    ("train.device",        Change::Free),
-    ("train.eval_interval", Change::Free),
-    ("train.eval_samples",  Change::Free),
-    ("train.audit_interval", Change::Free),
-    ("data.valid",          Change::Free),
-    ("data.cache",          Change::Free),
-    ("data.tokenizer",      Change::Free),
-    ("data.train.prefix",   Change::Free),    // the files' content is compared instead
-    ("data.train",          Change::Told),    // another mixture from here on
-    ("data.stages",         Change::Told),    // or from later on
-    ("lr",                  Change::Told),
-    ("optimizer",           Change::Told),
-    ("loss_scale",          Change::Told),
-    ("model.dropout",       Change::Told),
-    ("batch.micro",         Change::Told),    // sums of floats in another order
-    ("train.samples",       Change::Told),    // and with it the order of samples
-    ("model",               Change::Refused),
-    ("precision",           Change::Refused),
-    ("data",                Change::Refused),
-    ("batch",               Change::Refused),
-    ("train.seed",          Change::Refused),
+    ("name",                Change::Allow),
+    ("log",                 Change::Allow),
+    ("plan",                Change::Allow),
+    ("checkpoint",          Change::Allow),
+    ("topology",            Change::Allow),
+    ("comm",                Change::Allow),
+    ("train.threads",       Change::Allow),
+    ("train.device",        Change::Allow),
+    ("train.eval_interval", Change::Allow),
+    ("train.eval_samples",  Change::Allow),
+    ("train.audit_interval", Change::Allow),
+    ("data.valid",          Change::Allow),
+    ("data.cache",          Change::Allow),
+    ("data.tokenizer",      Change::Allow),
+    ("data.train.prefix",   Change::Allow),    // the files' content is compared instead
+    ("data.train",          Change::Warn),     // another mixture from here on
+    ("data.stages",         Change::Warn),     // or from later on
+    ("lr",                  Change::Warn),
+    ("optimizer",           Change::Warn),
+    ("loss_scale",          Change::Warn),
+    ("model.dropout",       Change::Warn),
+    ("batch.micro",         Change::Warn),     // sums of floats in another order
+    ("train.samples",       Change::Warn),     // and with it the order of samples
+    ("model",               Change::Reject),
+    ("precision",           Change::Reject),
+    ("data",                Change::Reject),
+    ("batch",               Change::Reject),
+    ("train.seed",          Change::Reject),
 ];
 
-/// The checkpoint to go on from: the one asked for, else the newest; none for a new run. Also
-/// removes what saves that were interrupted left behind: this run holds the folder's lock.
+/// The checkpoint to resume from: the one that was `asked` for, else the newest; None for a new
+/// run. Also removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
     let checkpoints = saving::folder(m);
     checkpoint::clean(&Disk::default(), &checkpoints)?;
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
-        println!("note: {hint}");
+        tracing::warn!("{hint}");
     }
     let Some(asked) = asked else { return checkpoint::latest(&checkpoints) };
     let published = checkpoint::published(&checkpoints)?;
@@ -81,20 +81,14 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
     Ok(Some(found))
 }
 
-/// Which datasets give which samples: as the checkpoint has it, followed from where it stands by
-/// what the manifest now says. No sample is skipped or read twice. `now` are the manifest's datasets,
-/// as far as they are there: one that is missing is named when it is opened. Also whether it changes.
-pub fn mixture(
-    found: Option<&Found>,
-    m: &Manifest,
-    now: &[DataId],
-) -> anyhow::Result<(Plan, Option<String>)> {
-    let Some(found) = found else {
-        return Ok((Plan::of(&m.data, m.train.samples), None));
-    };
-    let opened = Checkpoint::open(&found.folder).map_err(|error| with_others(error, found))?;
+/// The mixture of datasets: the checkpoint's up to its sample, the manifest's from there on. No
+/// sample is skipped or read twice. `now` are the manifest's datasets that exist (a missing one is
+/// reported when it is opened).
+pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<MixturePlan> {
+    let Some(found) = found else { return Ok(MixturePlan::of(&m.data, m.train.samples)) };
+    let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
-    // A dataset that lies elsewhere now is still the same one.
+    // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
         let there = now.iter().find(|now| content(saved) == content(now)).filter(|_| gone);
@@ -104,16 +98,15 @@ pub fn mixture(
     let consumed = state.progress.consumed_samples;
     let plan = plan.continued(&m.data, m.train.samples, consumed);
     let mut changes = plan.stages.windows(2).map(|two| (&two[0], &two[1]));
-    let change =
-        changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets);
-    let note = || format!("note: another mixture of datasets from sample {consumed} on");
-    let told = change.then(note);
-    Ok((plan, told))
+    if changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets) {
+        tracing::warn!("another mixture of datasets from sample {consumed} on");
+    }
+    Ok(plan)
 }
 
-/// Loads this rank's share of the checkpoint into the engine, or says what in it, in the manifest or
-/// in the data forbids it. All ranks call this. Checkpoints newer than one that was `asked` for are
-/// put aside once all have loaded it.
+/// Loads this rank's share of the checkpoint into the engine; an error says what in the checkpoint,
+/// the manifest or the data forbids it. A collective. Checkpoints newer than one that was `asked`
+/// for are renamed once all ranks have loaded it.
 pub fn resume(
     rank: &Rank,
     found: &Found,
@@ -122,49 +115,48 @@ pub fn resume(
     data: &[DataId],
     engine: &Engine,
 ) -> anyhow::Result<State> {
-    let checkpoint = rank.all(load(rank, found, loaded, data, engine))?;
-    engine.publish();
-    let held = rank.gather(&checkpoint::held(engine))?;
+    let checkpoint = rank.phase("loading", || load(found, loaded, data, engine))?;
+    engine.store().cast_master_to_model();
+    let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
-    rank.all(arrived.map_err(|error| with_others(error, found)))?;
+    rank.all(arrived.map_err(|error| with_older(error, found)))?;
     let state = checkpoint.index.state.clone();
     let Progress { step, consumed_samples } = state.progress;
-    rank.say(format!(
+    tracing::info!(
         "resuming from {} (step {step}, {consumed_samples} samples), every digest verified",
         found.folder.display()
-    ));
+    );
     let checkpoints = saving::folder(&loaded.manifest);
     let aside = |()| checkpoint::set_aside(&checkpoints, step);
     for name in rank.first(|| asked.then_some(()).map_or(Ok(Vec::new()), aside))? {
-        rank.say(format!("note: a newer checkpoint is now called {name}"));
+        tracing::warn!("a newer checkpoint is now called {name}");
     }
     Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })
 }
 
-/// Reads what this rank keeps, if the run may go on from there at all.
+/// Reads this rank's tensors, after checking that manifest and data continue the run.
 fn load(
-    rank: &Rank,
     found: &Found,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
 ) -> anyhow::Result<Checkpoint> {
     let opened = Checkpoint::open(&found.folder);
-    let checkpoint = opened.map_err(|error| with_others(error, found))?;
+    let checkpoint = opened.map_err(|error| with_older(error, found))?;
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved =
         manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
-    for told in compare(&saved.effective, &loaded.effective, found)? {
-        rank.say(format!("note: {told}"));
+    for warning in compare(&saved.effective, &loaded.effective, found)? {
+        tracing::warn!("{warning}");
     }
     same_data(&checkpoint.index.data, data, found)?;
     let read = checkpoint::read_into(&checkpoint, engine);
-    read.map_err(|error| with_others(error, found))?;
+    read.map_err(|error| with_older(error, found))?;
     Ok(checkpoint)
 }
 
-/// What else there is to go on from: never chosen silently.
-fn with_others(error: anyhow::Error, found: &Found) -> anyhow::Error {
+/// Adds which older checkpoint could be used instead: it is never chosen silently.
+fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
     let older = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
     let older = older.unwrap_or_default().into_iter().rev().find(|other| other.step < found.step);
     let remedy = match older {
@@ -177,29 +169,29 @@ fn with_others(error: anyhow::Error, found: &Found) -> anyhow::Error {
     error.context(format!("cannot go on from step {}; {remedy}", found.step))
 }
 
-/// What changed and may, or everything that must not have.
+/// Changes to warn of; an error that lists every change that is not allowed.
 fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>> {
     let (saved, now) = (flat(saved)?, flat(now)?);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
     let none = "nothing".to_string();
     let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
-    let (mut told, mut refused) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
+    let (mut warnings, mut rejected) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
     for key in keys {
         let (before, after) = (value(&saved, key), value(&now, key));
         let section = || key.split('.').next().unwrap_or(key);
-        let (row, change) = rule(key).unwrap_or((section(), Change::Refused));
+        let (row, change) = rule(key).unwrap_or((section(), Change::Reject));
         match change {
             _ if before == after => {}
-            Change::Free => {}
-            Change::Told => told.push(format!("{key} was {before}, is {after} from here on")),
-            Change::Refused => {
+            Change::Allow => {}
+            Change::Warn => warnings.push(format!("{key} was {before}, is {after} from here on")),
+            Change::Reject => {
                 let what = format!("{key} was {before}, is {after}");
-                refused.entry(row).or_default().push(what);
+                rejected.entry(row).or_default().push(what);
             }
         }
     }
     let mut problems = Problems::default();
-    for (row, changes) in refused {
+    for (row, changes) in rejected {
         problems.add(
             found.folder.display().to_string(),
             format!(
@@ -212,7 +204,7 @@ fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>>
             ),
         );
     }
-    Ok(problems.or(told)?)
+    Ok(problems.or(warnings)?)
 }
 
 fn rule(key: &str) -> Option<(&'static str, Change)> {
@@ -251,12 +243,12 @@ fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
-/// What a dataset is, wherever it lies.
+/// The identity of a dataset, independent of its path.
 fn content(id: &DataId) -> (u64, Digest, u64) {
     (id.index_bytes, id.index_digest, id.token_bytes)
 }
 
-/// Nothing else lies where the run's training datasets were.
+/// An error if another dataset lies at the path of one of the run's training datasets.
 fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for saved in saved {
@@ -282,7 +274,7 @@ fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Prob
     problems.or(())
 }
 
-/// What tells the training datasets apart from others, in the manifest's order.
+/// The identities of the training datasets, in the manifest's order.
 pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
     let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));

@@ -1,8 +1,9 @@
-//! Saving while training goes on. Every rank copies what it holds between two steps; a thread of its
-//! own writes that. Once all have written, which they learn of between two later steps, the first
-//! rank's thread writes the index and gives the checkpoint its name.
+//! Checkpoints written while training continues. Between two steps every rank copies its states
+//! into a snapshot, which its writer thread writes to disk. When all ranks have written (they learn
+//! of it between two later steps), the writer thread of rank 0 writes the index and renames the
+//! folder.
 //!
-//! Methods that take a `Rank` are called by all ranks at the same step.
+//! Methods that take a `Rank` are collectives: all ranks call them at the same step.
 
 mod writer;
 
@@ -10,90 +11,87 @@ use super::rank::Rank;
 use crate::base::Bytes;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
-use crate::data::Plan;
+use crate::data::MixturePlan;
 use crate::engine::Engine;
-use crate::manifest::{Loaded, Manifest, Optimizer};
-use crate::model::{Layout, Part, Slot};
+use crate::manifest::{AdamW, Loaded, Manifest, Optimizer};
+use crate::model::{Layout, ModelShard, Param};
 use anyhow::Context;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;
 use writer::{Done, Job, Publish, Writer};
 
-/// Steps whose loss and gradient norm a checkpoint remembers.
-const REMEMBERED: usize = 16;
+/// Steps whose loss and gradient norm are stored in a checkpoint.
+const HISTORY: usize = 16;
 
-/// Saves a run's state. Holds as many snapshots as saves may be in flight, and no more.
+/// Saves a run's state. Reserves one snapshot for each save that may be in flight.
 pub struct Saver {
     checkpoints: PathBuf,
     free: Vec<Snapshot>,
-    /// Of all ranks, in one checkpoint.
+    /// Bytes of one checkpoint, all ranks together.
     saved_bytes: u64,
-    /// Whether the loss has a scale to be saved.
+    /// Whether the loss scale is saved (fp16).
     scaled: bool,
     writer: Writer,
-    /// Oldest first; the same on all ranks, but for the parts.
-    in_flight: VecDeque<Flight>,
+    /// Saves in flight, oldest first; the same on all ranks, except for `part`.
+    in_flight: VecDeque<PendingSave>,
     most_in_flight: usize,
     wait: bool,
-    /// Checkpoints that are being given their name.
+    /// Checkpoints whose index is being written, on rank 0.
     publishing: usize,
-    /// What was finished since it was last asked for.
-    notes: Vec<String>,
     state: State,
     history: VecDeque<Past>,
-    /// The step of the last save that was begun.
+    /// Step of the last save.
     saved: Option<u64>,
 }
 
-/// A save that was begun.
-struct Flight {
+/// A save in flight.
+struct PendingSave {
     fresh: PathBuf,
     state: State,
     begun: Instant,
-    /// How long training stood still for it.
+    /// Seconds for which training waited.
     stall: f64,
-    /// What this rank has written, or why it could not.
+    /// This rank's part once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::Part>>,
 }
 
 impl Saver {
-    /// Reserves the snapshots and starts the writer. `state` is where the run stands.
-    pub fn open(m: &Manifest, rank: &Rank, engine: &Engine, state: State) -> anyhow::Result<Saver> {
+    /// Reserves the snapshots and starts the writer thread. `state`: of the run at its start.
+    pub fn open(m: &Manifest, rank: usize, engine: &Engine, state: State) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
             checkpoints: folder(m),
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
-            saved_bytes: checkpoint::saved_bytes(&m.model),
+            saved_bytes: checkpoint::saved_bytes(m),
             scaled: m.loss_scale.is_some(),
-            writer: Writer::start(m, rank.number())?,
+            writer: writer::start(m, rank)?,
             in_flight: VecDeque::new(),
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
             publishing: 0,
-            notes: Vec::new(),
             history: state.history.iter().copied().collect(),
             saved: (state.progress.step > 0).then_some(state.progress.step),
             state,
         })
     }
 
-    /// Host memory reserved for snapshots.
+    /// Host memory of the snapshots.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.free.iter().map(|snapshot| snapshot.bytes().0).sum())
     }
 
-    /// Remembers a finished step.
+    /// Records a finished step in the history.
     pub fn step(&mut self, past: Past, lr: f64) {
-        if self.history.len() == REMEMBERED {
+        if self.history.len() == HISTORY {
             self.history.pop_front();
         }
         self.history.push_back(past);
         self.state.lr = lr;
     }
 
-    /// Begins to save the engine's state, unless that was done after the same step already. Waits
-    /// for an older save where as many are in flight as may be.
+    /// Begins to save the engine's state, unless this step is saved already. Waits for the oldest
+    /// save if the maximum number is in flight.
     pub fn save(
         &mut self,
         rank: &Rank,
@@ -106,9 +104,9 @@ impl Saver {
             return Ok(());
         }
         let begun = Instant::now();
-        rank.doing("saving");
+        rank.set_phase("saving");
         while self.in_flight.len() >= self.most_in_flight {
-            self.settle(rank)?;
+            self.publish_oldest(rank)?;
         }
         let (disk, step, bytes) = (Disk::default(), progress.step, self.saved_bytes);
         let fresh = rank.first(|| checkpoint::begin(&disk, &self.checkpoints, step, bytes))?;
@@ -122,29 +120,29 @@ impl Saver {
         state.loss_scale = self.scaled.then_some(scale);
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (to, of) = (fresh.clone(), state.clone());
-        self.writer.give(Job::Part { snapshot, fresh: to, state: of })?;
+        self.writer.send(Job::Part { snapshot, fresh: to, state: of })?;
         let stall = begun.elapsed().as_secs_f64();
-        self.in_flight.push_back(Flight { fresh, state, begun, stall, part: None });
+        self.in_flight.push_back(PendingSave { fresh, state, begun, stall, part: None });
         if self.wait { self.finish(rank) } else { Ok(()) }
     }
 
     /// Whether this rank has written its part of the oldest save in flight.
-    pub fn written(&mut self) -> anyhow::Result<bool> {
-        while let Some(done) = self.writer.done() {
-            self.note(done)?;
+    pub fn oldest_is_written(&mut self) -> anyhow::Result<bool> {
+        while let Some(done) = self.writer.poll() {
+            self.record(done)?;
         }
-        Ok(self.in_flight.front().is_some_and(|flight| flight.part.is_some()))
+        Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))
     }
 
-    /// Waits until all ranks have written their part of the oldest save in flight, and has it
-    /// published.
-    pub fn settle(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        while !self.written()? {
+    /// Waits until all ranks have written their part of the oldest save in flight; rank 0 then
+    /// publishes it.
+    pub fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
+        while !self.oldest_is_written()? {
             let done = self.writer.wait()?;
-            self.note(done)?;
+            self.record(done)?;
         }
-        let flight = self.in_flight.pop_front().expect("something is in flight");
-        let Flight { fresh, state, begun, stall, part } = flight;
+        let save = self.in_flight.pop_front().expect("a save is in flight");
+        let PendingSave { fresh, state, begun, stall, part } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written").with_context(|| {
             let intact = self.checkpoints.display();
@@ -152,72 +150,68 @@ impl Saver {
         });
         let part = rank.all(part).inspect_err(|_| {
             if rank.is_first() {
-                let _ = disk.remove_folder(&fresh); // what is left of it must not fill the disk
+                let _ = disk.remove_folder(&fresh); // an incomplete save must not fill the disk
             }
         })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
-            self.writer.give(Job::Publish(Publish { fresh, parts, state, begun, stall }))?;
+            self.writer.send(Job::Publish(Publish { fresh, parts, state, begun, stall }))?;
             self.publishing += 1;
         }
         Ok(())
     }
 
-    /// Waits for everything in flight.
+    /// Waits for all saves in flight.
     pub fn finish(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        rank.doing("saving");
+        rank.set_phase("saving");
         while !self.in_flight.is_empty() {
-            self.settle(rank)?;
+            self.publish_oldest(rank)?;
         }
         rank.all(self.wait_published())
-    }
-
-    /// What was finished since the last call.
-    pub fn notes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.notes)
     }
 
     fn wait_published(&mut self) -> anyhow::Result<()> {
         while self.publishing > 0 {
             let done = self.writer.wait()?;
-            self.note(done)?;
+            self.record(done)?;
         }
         Ok(())
     }
 
-    fn note(&mut self, done: Done) -> anyhow::Result<()> {
+    fn record(&mut self, done: Done) -> anyhow::Result<()> {
         match done {
             Done::Part(snapshot, part) => {
                 self.free.push(snapshot);
-                let mut flights = self.in_flight.iter_mut();
-                let flight = flights.find(|flight| flight.part.is_none());
-                flight.expect("parts are written in order").part = Some(part);
+                let mut saves = self.in_flight.iter_mut();
+                let save = saves.find(|save| save.part.is_none());
+                save.expect("parts are written in order").part = Some(part);
             }
             Done::Published(outcome) => {
                 self.publishing -= 1;
-                self.notes.push(outcome?);
+                let message = outcome?;
+                tracing::info!("{message}");
             }
         }
         Ok(())
     }
 }
 
-/// Where a run's checkpoints are.
+/// The folder of a run's checkpoints.
 pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
 }
 
-/// The state of a run that has not begun.
-pub fn blank(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
+/// The state of a new run, before its first step.
+pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
     let m = &loaded.manifest;
-    let whole = Layout::new(&m.model, Part::whole(&m.model));
-    let Optimizer::AdamW { beta1, beta2, eps, weight_decay, .. } = m.optimizer;
-    let slots: Vec<&Slot> = whole.slots().collect();
-    let names = |decay| slots.iter().filter(move |slot| slot.spec.decay == decay);
+    let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let Optimizer::AdamW(AdamW { beta1, beta2, eps, weight_decay, .. }) = m.optimizer;
+    let params: Vec<&Param> = whole.params().collect();
+    let names = |decay| params.iter().filter(move |param| param.spec.decay == decay);
     let group = |decay: bool| Group {
         weight_decay: if decay { weight_decay } else { 0.0 },
         step: 0,
-        tensors: names(decay).map(|slot| slot.name.clone()).collect(),
+        tensors: names(decay).map(|param| param.name.clone()).collect(),
     };
     State {
         run: checkpoint::nonce(),
@@ -240,7 +234,7 @@ pub fn blank(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         },
         history: Vec::new(),
         data,
-        mixture: Plan::of(&m.data, m.train.samples),
+        mixture: MixturePlan::of(&m.data, m.train.samples),
         imported: None,
         manifest: loaded.effective.clone(),
     }

@@ -1,33 +1,50 @@
-//! What happens before the first step: the folder is locked, the data opened, memory reserved, and
-//! the state loaded or begun. Each part is come through by all ranks, or all end.
+//! Start-up: lock the folder, open the data, reserve memory, load or initialise the state. Each
+//! phase succeeds on all ranks or stops all of them.
 
-use super::feed::{Feed, Turn};
 use super::guard::{FolderLock, Signals};
-use super::launch::{self, Crew, Device};
-use super::rank::{Agreed, Rank};
+use super::launch::{self, Device, LocalRanks};
+use super::loader::{DataShard, Loader};
+use super::messages::Messages;
+use super::rank::{CollectiveError, Rank};
 use super::report::{Report, RunInfo};
+use super::run::Run;
 use super::saving::{self, Saver};
-use super::together;
-use super::{Options, Run, attempts, replay, resume};
+use super::trace::{Trace, TraceOptions};
+use super::{crash_loop, preflight, replay, resume};
 use crate::base::{Bytes, Count};
-use crate::checkpoint::{DataId, State};
-use crate::data::{Datasets, Plan};
+use crate::checkpoint::{DataId, Found, State};
+use crate::data::{Datasets, MixturePlan};
 use crate::engine::Engine;
 use crate::manifest::{Loaded, Manifest};
 use crate::model;
-use crate::plan::ramp::Ramp;
 use anyhow::Context;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-/// What the ranks of one process share.
+/// Options of `gptrain run` besides the manifest.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The name of the checkpoint to resume from, in place of the newest.
+    pub resume_from: Option<PathBuf>,
+    /// Recorded steps to repeat first, which must give the same losses.
+    pub verify_resume: Option<u64>,
+    /// Steps whose spans are written to a file.
+    pub trace: Option<TraceOptions>,
+}
+
+/// State shared by the ranks of one process.
 pub struct Process<'a> {
     loaded: &'a Loaded,
     options: &'a Options,
+    messages: &'a Messages,
     pub signals: Signals,
-    /// Opened by the first rank that comes; none, once that has failed.
+    trace: Option<Trace>,
+    /// Opened by the first rank that needs it; Some(None) if that failed.
     data: Mutex<Option<Option<Arc<Datasets>>>>,
     node: String,
     kind: &'static str,
@@ -38,30 +55,33 @@ impl<'a> Process<'a> {
     pub fn new(
         loaded: &'a Loaded,
         options: &'a Options,
-        crew: &Crew,
+        messages: &'a Messages,
+        ranks: &LocalRanks,
     ) -> anyhow::Result<Process<'a>> {
         Ok(Process {
             loaded,
             options,
+            messages,
             signals: Signals::listen()?,
+            trace: options.trace.as_ref().map(|options| Trace::new(options, messages.spans())),
             data: Mutex::new(None),
-            node: crew.node.clone(),
-            kind: crew.kind,
-            threads: crew.threads,
+            node: ranks.node.clone(),
+            kind: ranks.kind,
+            threads: ranks.threads,
         })
     }
 
-    fn data(&self, mixture: Plan) -> anyhow::Result<Arc<Datasets>> {
+    fn data(&self, mixture: MixturePlan) -> anyhow::Result<Arc<Datasets>> {
         let m = &self.loaded.manifest;
-        let mut data = self.data.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut data = self.data.lock();
         let open = || {
-            let turn = Turn::alone(m);
-            let eval_samples = turn.rounds(m.train.eval_samples) * turn.micro as u64;
+            let shard = DataShard::whole(m);
+            let eval_samples = shard.rounds(m.train.eval_samples) * shard.micro as u64;
             Datasets::resume(&m.data, mixture, m.model.seq_len, m.model.vocab, eval_samples)
         };
         match &*data {
             Some(Some(data)) => Ok(data.clone()),
-            Some(None) => Err(Agreed { code: 1, error: None }.into()),
+            Some(None) => Err(CollectiveError { code: 1, error: None }.into()),
             None => {
                 let opened = open().map(Arc::new);
                 *data = Some(opened.as_ref().ok().cloned());
@@ -71,7 +91,7 @@ impl<'a> Process<'a> {
     }
 }
 
-/// The run's folder, held by the first rank.
+/// The lock of the run's folder, on rank 0.
 pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     rank.all(match rank.is_first() {
         true => FolderLock::take(&m.log.folder).map(Some),
@@ -79,7 +99,7 @@ pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     })
 }
 
-/// One rank, ready for its next step.
+/// Everything a rank needs for its next step. A collective.
 pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
@@ -87,106 +107,141 @@ pub fn open<'a>(
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
-    let ramp = m.batch.ramp();
     let asked = options.resume_from.as_deref();
-    rank.doing("opening data");
-    let found = rank.first(|| resume::find(m, asked))?;
-    // What is missing is named when it is opened.
-    let there = rank.first(|| Ok(resume::data_ids(m).ok()))?;
-    let before = resume::mixture(found.as_ref(), m, there.as_deref().unwrap_or_default());
-    let (mixture, change) = rank.all(before)?;
-    change.iter().for_each(|change| rank.say(change));
-    // An order that takes long to build is built by one, and found by the others.
-    let built = if rank.is_first() { process.data(mixture.clone()).map(drop) } else { Ok(()) };
-    rank.all(built)?;
-    let data = rank.all(process.data(mixture))?;
-    let ids = match there {
-        Some(ids) => ids,
-        None => rank.first(|| resume::data_ids(m))?,
-    };
-    together::same_data(rank, m, &process.node, &ids)?;
-    let from = found.as_ref().map_or(0, |found| found.step);
-    rank.first(|| attempts::count(&m.log.folder, from))?;
+    let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
+    let (data, ids) = open_data(process, rank, &origin)?;
+    let from = origin.found.as_ref().map_or(0, |found| found.step);
+    if let Some(trace) = &process.trace {
+        let total = m.batch.ramp().steps(m.train.samples);
+        trace.open(rank, device.gpu().is_some(), (from, total))?;
+    }
+    rank.first(|| crash_loop::count_start(&m.log.folder, from))?;
     let engine = reserve(process, rank, device)?;
-    announce(process, rank, device, &engine, ramp)?;
+    announce(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
-        rank.say(rank.all(verified)?);
+        let message = rank.all(verified)?;
+        tracing::info!("{message}");
     }
-    rank.doing("loading");
-    let mut state: State = match &found {
+    let mut state: State = match &origin.found {
         Some(found) => resume::resume(rank, found, asked.is_some(), loaded, &ids, &engine)?,
         None => begin(rank, loaded, ids, &engine)?,
     };
     state.mixture = data.plan.clone();
     let progress = state.progress;
-    let saver = rank.all(Saver::open(m, rank, &engine, state))?;
+    let saver =
+        rank.phase("reserving snapshots", || Saver::open(m, rank.number(), &engine, state))?;
     let snapshots: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
-    rank.say(format!("checkpoints: {} of host memory for snapshots", Bytes(snapshots)));
-    let report = match rank.is_first() {
-        true => record(loaded, ramp, progress.step).map(Some),
+    if rank.is_first() {
+        tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(snapshots));
+    }
+    let report = rank.phase("opening the report", || match rank.is_first() {
+        true => record(process, progress.step).map(Some),
         false => Ok(None),
-    };
-    let turn = Turn::of(rank, m);
-    let consumed = progress.consumed_samples;
+    })?;
+    let (ramp, shard, consumed) =
+        (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     Ok(Run {
         manifest: m,
         rank,
-        turn,
+        shard,
         ramp,
         engine,
         be,
-        feed: Feed::training(&data.train, ramp, turn, consumed, m.train.samples)?,
+        loader: rank.phase("starting the data loader", loader)?,
         valid: data.valid.clone(),
-        report: rank.all(report)?,
+        report,
         progress,
-        under_way: None,
+        pending: None,
         last_ended: Instant::now(),
         saver,
         signals: &process.signals,
+        trace: process.trace.as_ref(),
         first_steps: Vec::new(),
     })
 }
 
-/// The engine, with all memory that it will ever have.
+/// What a run starts from.
+#[derive(Serialize, Deserialize)]
+struct Origin {
+    /// The checkpoint; None for a new run.
+    found: Option<Found>,
+    mixture: MixturePlan,
+    /// The training datasets; None if one cannot be read, which is reported when it is opened.
+    ids: Option<Vec<DataId>>,
+}
+
+impl Origin {
+    fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Origin> {
+        let found = resume::find(m, asked)?;
+        let ids = resume::data_ids(m).ok();
+        let mixture = resume::mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
+        Ok(Origin { found, mixture, ids })
+    }
+}
+
+/// The datasets, the same on all nodes, and their identities.
+fn open_data(
+    process: &Process,
+    rank: &Rank,
+    origin: &Origin,
+) -> anyhow::Result<(Arc<Datasets>, Vec<DataId>)> {
+    let m = &process.loaded.manifest;
+    let open = || process.data(origin.mixture.clone());
+    // Rank 0 builds the sample order, which may take long; the others find it in the cache.
+    rank.first(|| open().map(drop))?;
+    let data = rank.phase("opening data", open)?;
+    let ids = match &origin.ids {
+        Some(ids) => ids.clone(),
+        None => rank.first(|| resume::data_ids(m))?,
+    };
+    preflight::same_data(rank, m, &process.node, &ids)?;
+    Ok((data, ids))
+}
+
+/// The engine, with all of its memory reserved.
 fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
     let (loaded, node, be) = (process.loaded, &process.node, device.backend());
     let m = &loaded.manifest;
-    rank.doing("reserving memory");
-    let room = together::room(rank, device, node)?;
-    let groups = rank.groups(device, m);
-    let groups = groups.map_err(|problems| launch::of_rank(rank, node, problems));
-    let groups = rank.all(groups.map_err(anyhow::Error::from))?;
-    let engine = Engine::new(be, groups, m, m.data.causal());
-    let engine = rank.all(engine.map_err(|e| together::too_small(rank, loaded, node, room, e)))?;
-    together::enough_memory(rank, be, node, engine.bill().total())?;
+    let memory = preflight::gpu_memory(rank, device, node)?;
+    let groups = rank.phase("creating process groups", || {
+        let groups = device.groups(rank.world(), m);
+        Ok(groups.map_err(|problems| launch::of_rank(rank, node, problems))?)
+    })?;
+    let engine = rank.phase("reserving memory", || {
+        let engine = Engine::new(be, groups, m, m.data.causal());
+        engine.map_err(|error| preflight::out_of_memory(rank, loaded, node, memory, error))
+    })?;
+    preflight::enough_memory(rank, be, node, engine.memory_plan().total())?;
     Ok(engine)
 }
 
-/// A run that has not begun.
+/// The state of a new run: initial weights.
 fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
-    rank.doing("setting initial weights");
+    rank.set_phase("setting initial weights");
     engine.init();
-    rank.first(|| Ok(saving::blank(loaded, ids)))
+    rank.first(|| Ok(saving::initial_state(loaded, ids)))
 }
 
-/// The effective manifest, and the report that is written from here on.
-fn record(loaded: &Loaded, ramp: Ramp, step: u64) -> anyhow::Result<Report> {
+/// Writes the effective manifest and opens the report.
+fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
+    let loaded = process.loaded;
     let m = &loaded.manifest;
     let path = m.log.folder.join("manifest.yaml");
     fs::write(&path, &loaded.effective)
         .with_context(|| format!("cannot write {}", path.display()))?;
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
-    Report::open(folder, run_info(m, ramp), every, events, step)
+    Report::open(process.messages.console(), folder, run_info(m), every, events, step)
 }
 
-fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
+fn run_info(m: &Manifest) -> RunInfo {
     let flops = model::flops_per_token(&m.model);
     RunInfo {
         name: m.name.clone(),
         params: model::parameters(&m.model),
         total_samples: m.train.samples,
-        total_steps: ramp.steps(m.train.samples),
+        total_steps: m.batch.ramp().steps(m.train.samples),
         seq_len: m.model.seq_len,
         model_flops_per_token: flops.model,
         hardware_flops_per_token: flops.hardware(m.topology.recompute),
@@ -194,50 +249,50 @@ fn run_info(m: &Manifest, ramp: Ramp) -> RunInfo {
     }
 }
 
-/// The run, its ranks and where they are, and the memory of the rank that takes most.
+/// Prints the run, where its ranks are, and the memory of the rank with the largest plan.
 fn announce(
     process: &Process,
     rank: &Rank,
     device: &Device,
     engine: &Engine,
-    ramp: Ramp,
 ) -> anyhow::Result<()> {
     let m = &process.loaded.manifest;
     let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
-    let mine = (here, engine.bill().total().0, engine.bill().to_string());
+    let mine = (here, engine.memory_plan().total().0, engine.memory_plan().to_string());
     let all = rank.gather(&mine)?;
     if !rank.is_first() {
         return Ok(());
     }
     let tokens = m.train.samples * m.model.seq_len as u64;
-    println!(
+    tracing::info!(
         "{}: {} parameters, {} steps, {} tokens, {}",
         m.name,
         Count(model::parameters(&m.model)),
-        Count(ramp.steps(m.train.samples)),
+        Count(m.batch.ramp().steps(m.train.samples)),
         Count(tokens),
-        engine.live_dtype(),
+        engine.store().model_dtype(),
     );
     if rank.grid.size() > 1 {
         let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
-        println!("{}", placement(process, rank, &places));
+        tracing::info!("{}", placement(process, rank, &places));
+        warn_of_split_tensor_group(rank, &places);
     }
     let most =
         all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
-    let Some((fullest, (.., bill))) = most else { return Ok(()) };
+    let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
     match rank.grid.size() {
-        1 => println!("memory: {bill}"),
-        _ => println!("memory of rank {fullest}, which takes most: {bill}"),
+        1 => tracing::info!("memory: {memory_plan}"),
+        _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
     }
     Ok(())
 }
 
-/// Lines of a placement that are shown.
-const SHOWN: usize = 16;
+/// Nodes listed in a placement.
+const MAX_NODES_SHOWN: usize = 16;
 
-/// Which ranks are where:
-/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`. By rank:
-/// its node, and its GPU if it has one.
+/// The ranks of each node:
+/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`.
+/// `places` is by rank: its node, and its GPU if it has one.
 fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)]) -> String {
     let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
     let topology = &process.loaded.manifest.topology;
@@ -254,27 +309,31 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
     let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for (number, node) in nodes.iter().enumerate() {
         let first = nodes.iter().position(|other| other == node).unwrap_or(number);
-        let place = rank.grid.place(number).name();
+        let place = rank.grid.coord(number).name();
         let gpu = places[number].1.map(|gpu| format!(" GPU {gpu}")).unwrap_or_default();
         ranks.entry(first).or_default().push(format!("{number} {place}{gpu}"));
     }
-    for (first, list) in ranks.iter().take(SHOWN) {
+    for (first, list) in ranks.iter().take(MAX_NODES_SHOWN) {
         text += &format!("\n  {}: {}", nodes[*first], list.join(" · "));
     }
-    if ranks.len() > SHOWN {
-        text += &format!("\n  and {} more nodes", ranks.len() - SHOWN);
-    }
-    let apart = (0..nodes.len()).find(|number| {
-        let group = rank.grid.tensor_group(rank.grid.place(*number));
-        group.iter().any(|other| nodes[*other] != nodes[*number])
-    });
-    if let Some(number) = apart {
-        let group = rank.grid.tensor_group(rank.grid.place(number));
-        text += &format!(
-            "\nnote: the tensor-parallel ranks {group:?} are not on one node, which is slow: \
-             start a multiple of {} ranks on each",
-            topology.tensor
-        );
+    if ranks.len() > MAX_NODES_SHOWN {
+        text += &format!("\n  and {} more nodes", ranks.len() - MAX_NODES_SHOWN);
     }
     text
+}
+
+/// Warns if the ranks of a tensor group are on several nodes.
+fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
+    let group_of = |number| rank.grid.tensor_group(rank.grid.coord(number));
+    let node = |number: usize| &places[number].0;
+    let split =
+        |number: &usize| group_of(*number).iter().any(|other| node(*other) != node(*number));
+    if let Some(number) = (0..places.len()).find(split) {
+        let group = group_of(number);
+        tracing::warn!(
+            "the tensor-parallel ranks {group:?} are not on one node, which is slow: start a \
+             multiple of {} ranks on each",
+            group.len()
+        );
+    }
 }

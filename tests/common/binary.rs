@@ -1,5 +1,4 @@
 //! The real binary, on a small dataset in a folder of its own.
-#![allow(dead_code)]
 
 use gptrain::base::rng;
 use gptrain::data::indexed::{TokenType, Writer};

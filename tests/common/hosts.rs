@@ -1,5 +1,4 @@
 //! Several hosts on this machine.
-#![allow(dead_code)]
 
 use std::process::Command;
 

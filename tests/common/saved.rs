@@ -1,13 +1,16 @@
 //! A run's checkpoint, taken apart and written again with changes.
-#![allow(dead_code)]
 
+use gptrain::base::DType;
 use gptrain::base::rng;
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{Checkpoint, Optimizer, Past, Progress, Rng, Share, State, Values, save};
-use gptrain::engine::Moment;
+use gptrain::checkpoint::{Checkpoint, Optimizer, Past, Progress, Rng, Share, State, save};
+use gptrain::engine::{MASTER, MODEL, StateSpec, TensorSlice};
 use half::bf16;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The states that AdamW saves.
+pub const STATES: [&str; 3] = [MASTER, "first_moment", "second_moment"];
 
 /// Everything a checkpoint holds, in memory.
 pub struct Saved {
@@ -42,7 +45,7 @@ impl Saved {
         let (rule, groups) = ("adamw".to_string(), Vec::new());
         let optimizer = Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups };
         let state = State {
-            mixture: gptrain::data::Plan { stages: Vec::new() },
+            mixture: gptrain::data::MixturePlan { stages: Vec::new() },
             run: "a test".into(),
             progress,
             consumed_tokens: 64 * step,
@@ -75,13 +78,13 @@ impl Saved {
     pub fn read(folder: &Path) -> Saved {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let tensors = checkpoint.index.tensors.iter().map(|tensor| {
-            let kept = Moment::ALL.map(|moment| checkpoint.whole(tensor, moment).unwrap());
+            let kept = STATES.map(|state| checkpoint.whole(tensor, state).unwrap());
             let bits = || kept[0].iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
             SavedTensor {
                 name: tensor.name.clone(),
                 shape: tensor.shape.clone(),
                 decay: tensor.decay,
-                live: (tensor.live.dtype == "bf16").then(bits),
+                live: (tensor.states[MODEL].dtype == DType::BF16).then(bits),
                 kept,
             }
         });
@@ -95,7 +98,7 @@ impl Saved {
 
     pub fn shares(&self) -> Vec<Share<'_>> {
         let tensors = self.tensors.iter().enumerate();
-        tensors.map(|(number, tensor)| tensor.share(number, 0, tensor.rows())).collect()
+        tensors.flat_map(|(number, tensor)| tensor.shares(number, 0, tensor.rows())).collect()
     }
 
     /// Writes it as a checkpoint of its step in `folder`.
@@ -122,22 +125,40 @@ impl SavedTensor {
     }
 
     /// Some rows of it, all columns.
-    pub fn share(&self, number: usize, first: usize, rows: usize) -> Share<'_> {
+    pub fn shares(&self, number: usize, first: usize, rows: usize) -> Vec<Share<'_>> {
         let range = first * self.cols()..(first + rows) * self.cols();
-        Share {
+        let kept = self.kept.each_ref().map(|values| &values[range.clone()]);
+        let slice = TensorSlice { at: [first, 0], size: [rows, self.cols()] };
+        self.shares_of(number, slice, kept, self.live.as_ref().map(|live| &live[range]))
+    }
+
+    /// A rectangle of it, as AdamW's states.
+    pub fn shares_of<'a>(
+        &'a self,
+        number: usize,
+        slice: TensorSlice,
+        kept: [&'a [f32]; 3],
+        live: Option<&'a [u16]>,
+    ) -> Vec<Share<'a>> {
+        let share = |state, bytes| Share {
             name: &self.name,
             number,
             shape: &self.shape,
             decay: self.decay,
-            at: [first, 0],
+            state,
+            slice,
             replica: Default::default(),
-            size: [rows, self.cols()],
-            kept: [0, 1, 2].map(|i| &self.kept[i][range.clone()]),
-            live: match &self.live {
-                Some(live) => Values::Bf16(&live[range]),
-                None => Values::F32(&self.kept[0][range]),
-            },
-        }
+            bytes,
+        };
+        let model = match live {
+            Some(live) => share(StateSpec::model(DType::BF16), bytemuck::cast_slice(live)),
+            None => share(StateSpec::model(DType::F32), bytemuck::cast_slice(kept[0])),
+        };
+        let saved = STATES
+            .into_iter()
+            .zip(kept)
+            .map(|(state, values)| share(StateSpec::moment(state), bytemuck::cast_slice(values)));
+        [model].into_iter().chain(saved).collect()
     }
 }
 

@@ -1,9 +1,7 @@
 //! The software stand-in for a GPU, compiled when a test first asks for it.
 
-#![allow(dead_code)]
-
+use gptrain::base::DType;
 use gptrain::device::cuda::{Kernels, Options};
-use gptrain::manifest::Precision;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -42,7 +40,8 @@ pub fn options() -> Options {
         folder: Some(folder()),
         kernels: Some(kernels),
         volta: None,
-        precision: Precision::F32,
+        dtype: DType::F32,
+        tf32: false,
         tuned: None,
         graphs: None,
         attention: None,

@@ -2,10 +2,25 @@
 
 use crate::{GOOD, complaints, read, with};
 use gptrain::manifest::{
-    Decay, DeviceChoice, Gelu, LayerSplit, LossScale, Neighbours, Objective, Optimizer, Part,
-    Position, Precision, RampUp, Recompute, Schedule,
+    AdamW, Decay, DeviceChoice, Family, Gelu, LayerSplit, LossScale, Objective, Optimizer, Part,
+    Position, Precision, PrefixLm, RampUp, RankOrder, Recompute, Schedule,
 };
+use serde_json::Value;
 use std::path::{Path, PathBuf};
+
+#[test]
+fn a_family_has_defaults_and_is_bloom_where_only_alibi_is_written() {
+    let form = |sets: &[&str]| {
+        let m = with(sets).manifest.model;
+        (m.family, m.position, m.embedding_layernorm)
+    };
+    let (learned, alibi) = (Position::Learned, Position::Alibi);
+    assert_eq!(form(&[]), (Family::Gpt2, learned, false));
+    assert_eq!(form(&["model.position=alibi"]), (Family::Bloom, alibi, false));
+    assert_eq!(form(&["model.family=bloom"]), (Family::Bloom, alibi, true));
+    let named = ["model.family=gpt2", "model.position=alibi"];
+    assert_eq!(form(&named), (Family::Gpt2, alibi, false));
+}
 
 #[test]
 fn defaults_are_what_a_megatron_user_expects() {
@@ -16,20 +31,17 @@ fn defaults_are_what_a_megatron_user_expects() {
         (1024, 4096, 128)
     );
     assert_eq!((m.model.position, m.model.gelu), (Position::Learned, Gelu::Tanh));
-    assert!(m.model.tied_head && m.model.init_scale_residual && !m.model.embedding_layernorm);
-    assert_eq!((m.model.layernorm_eps, m.model.init_std), (1e-5, 0.02));
+    assert!(m.model.tied_head && m.model.init.scale_residual && !m.model.embedding_layernorm);
+    assert_eq!((m.model.layernorm_eps, m.model.init.std), (1e-5, 0.02));
     assert_eq!(m.precision, Precision::F32);
     assert_eq!((m.data.seed, m.train.seed, m.data.eod), (1234, 1234, None));
     assert_eq!(m.data.train[0].prefix, Path::new("/home/me/corpus/a"));
     assert_eq!(m.data.valid[0].name, "valid");
     let split = |which| Part::Split { weights: "969,30,1".to_string(), which };
     assert_eq!((&m.data.train[0].part, &m.data.valid[0].datasets[0].part), (&split(0), &split(1)));
-    let adamw = |beta2| Optimizer::AdamW {
-        beta1: 0.9,
-        beta2,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        clip: Some(1.0),
+    let adamw = |beta2| {
+        let clip = Some(1.0);
+        Optimizer::AdamW(AdamW { beta1: 0.9, beta2, eps: 1e-8, weight_decay: 0.1, clip })
     };
     assert_eq!(m.optimizer, adamw(0.95));
     assert_eq!(m.lr.decay, Decay::Cosine { samples: 6400 });
@@ -164,10 +176,10 @@ fn a_grid_of_gpus_in_fp16_can_be_run() {
     ])
     .manifest;
     let t = &m.topology;
-    assert_eq!((t.ranks(), t.zero, t.schedule), (12, 1, Schedule::Interleaved { chunks: 2 }));
-    assert_eq!((&t.layer_split, t.neighbours), (&LayerSplit::Balanced, Neighbours::Pipeline));
+    assert_eq!((t.ranks(), t.zero, t.schedule, t.chunks), (12, 1, Schedule::Interleaved, 2));
+    assert_eq!((&t.layer_split, t.neighbours), (&LayerSplit::Balanced, RankOrder::Pipeline));
     assert_eq!(m.train.device, DeviceChoice::Cuda);
-    assert_eq!(t.alone().ranks(), 1);
+    assert_eq!(t.single_rank().ranks(), 1);
     assert!(m.runnable().is_ok());
 }
 
@@ -227,7 +239,7 @@ fn the_effective_manifest_loads_back_to_the_same() {
         assert_eq!(again.effective, loaded.effective);
     }
     let full = with(sets[1]).manifest;
-    assert_eq!(full.data.objective, Objective::PrefixLm { loss_on_targets_only: false });
+    assert_eq!(full.data.objective, Objective::PrefixLm(PrefixLm { loss_on_targets_only: false }));
     assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
     assert_eq!(full.train.audit_interval, None);
     let dynamic = LossScale::Dynamic { initial: 9.0, min: 0.3, window: 7, hysteresis: 5 };
@@ -257,4 +269,44 @@ fn the_schema_describes_every_key() {
     }
     assert_eq!(found, Vec::<String>::new());
     assert_eq!(schema["properties"]["model"]["properties"]["layers"]["minimum"], 1);
+}
+
+/// "Default: 128." in a key's description is the value that the effective manifest has.
+#[test]
+fn the_described_defaults_are_the_real_ones() {
+    let schema = gptrain::manifest::schema();
+    let mut compared = 0;
+    for sets in [&["precision=fp16", "data.eod.token=0", "loss_scale.window=1000"][..], &[]] {
+        let effective = serde_saphyr::from_str(&with(sets).effective).unwrap();
+        compared += compare_defaults(&schema, &schema, &effective, "");
+    }
+    assert!(compared > 60, "{compared} defaults compared");
+}
+
+/// How many described defaults of the keys below `path` were compared with their values.
+fn compare_defaults(root: &Value, schema: &Value, value: &Value, path: &str) -> usize {
+    let below = |schema| compare_defaults(root, schema, value, path);
+    if let Some(pointer) = schema["$ref"].as_str() {
+        return below(root.pointer(pointer.trim_start_matches('#')).unwrap());
+    }
+    let mut compared: usize = schema["anyOf"].as_array().into_iter().flatten().map(below).sum();
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let (schema, path) = (&schema["properties"][key], format!("{path}.{key}"));
+        compared += compare_defaults(root, schema, value, &path);
+        let about = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+        let word = about.split("Default: ").nth(1).and_then(|text| text.split([' ', ',']).next());
+        let Some(word) = word.map(|word| word.trim_end_matches('.').replace('_', "")) else {
+            continue;
+        };
+        if let (Ok(described), Some(real)) = (word.parse::<f64>(), value.as_f64())
+            && !about.contains(&format!("{word} ×"))
+        {
+            assert_eq!(described, real, "{path}: {about}");
+            compared += 1;
+        } else if let (Ok(described), Some(real)) = (word.parse::<bool>(), value.as_bool()) {
+            assert_eq!(described, real, "{path}: {about}");
+            compared += 1;
+        }
+    }
+    compared
 }

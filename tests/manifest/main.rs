@@ -1,9 +1,16 @@
-//! Manifests as a user meets them: what is accepted, what is refused and in which words, and that
-//! the effective manifest says the same again.
+//! Manifests as a user meets them.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `accepted` | what is accepted, and that the effective manifest says the same again |
+//! | `refused` | what is refused, with every message in its words |
+//! | `hostile` | damaged and malicious files |
+//! | `shipped` | every manifest in `manifests/` |
 
 mod accepted;
 mod hostile;
 mod refused;
+mod shipped;
 
 use gptrain::manifest::{Loaded, parse};
 use std::path::Path;

@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::reference::{dot, dropout, slopes};
 use crate::{Case, case};
-use gptrain::base::DType;
+use gptrain::base::{DType, Heads};
 use gptrain::device::{Attend, Dropout, Visible};
 
 /// Number of the first sample in the run.
@@ -81,15 +81,15 @@ pub fn table() -> Vec<Case> {
 
 pub fn attention(b: &Bench, shape: Shape) {
     let Shape { samples, seq, heads, d, alibi, rate, spread, .. } = shape;
-    let rows = samples * seq;
-    let normal = b.normal_f32(rows, 3 * heads * d).x;
+    let (rows, all) = (samples * seq, Heads { query: heads, kv: heads, dim: d });
+    let normal = b.normal_f32(rows, all.qkv_width()).x;
     let spread: Vec<f64> = normal.into_iter().map(|x| x * spread).collect();
-    let qkv = b.known(rows, 3 * heads * d, b.dtype, &spread);
+    let qkv = b.known(rows, all.qkv_width(), b.dtype, &spread);
     let ranges: Vec<[i32; 2]> = (0..rows).map(|row| range(shape.mask, seq, row % seq)).collect();
     let slopes_of_heads: Vec<f64> = (0..heads).map(|h| 0.5f64.powi(h as i32 + 1)).collect();
     let drop = b.dropout(rate, FIRST, seq, 0);
     let how = Attend {
-        heads,
+        heads: all,
         first_head: 4,
         seq,
         visible: match shape.mask {
@@ -107,7 +107,7 @@ pub fn attention(b: &Bench, shape: Shape) {
     b.expect("lse", lse, || definition.of(&qkv.x).1);
 
     let dy = b.normal(rows, heads * d);
-    let dqkv = b.blank(rows, 3 * heads * d, b.dtype);
+    let dqkv = b.blank(rows, all.qkv_width(), b.dtype);
     b.backend.attention_backward(dy.on, qkv.on, y, lse, &how, dqkv.set());
     // The backward takes y as rounded: in bf16 this adds once more its rounding.
     let tolerance = if b.dtype == DType::F32 { 6e-6 } else { 1.0 / 128.0 };

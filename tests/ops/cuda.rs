@@ -1,5 +1,5 @@
-//! The CUDA backend on the software stand-in: the same table of cases, against the definitions where
-//! they are small, and larger ones against what `Cpu` gives. On a GPU: `make test-gpu`.
+//! The CUDA backend on the software stand-in: the same table of cases, against the definitions
+//! where they are small, and larger ones against what `Cpu` gives. On a GPU: `make test-gpu`.
 
 use crate::attention::{Mask, Shape, attention};
 use crate::bench::{Bench, Seen};
@@ -8,21 +8,25 @@ use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
 use gptrain::device::{Arena, Backend, Gemm, Tensor};
-use gptrain::manifest::Precision;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tracing::field::Field;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 fn open() -> Cuda {
-    open_for(Precision::F32)
+    open_for(false)
 }
 
 /// The stand-in has eight: tests at once need not share the memory of one.
-fn open_for(precision: Precision) -> Cuda {
+fn open_for(tf32: bool) -> Cuda {
     static OPENED: AtomicUsize = AtomicUsize::new(0);
     let ordinal = match std::env::var_os("GPTRAIN_TEST_GPU") {
         Some(_) => 0,
         None => OPENED.fetch_add(1, Ordering::Relaxed) % 8,
     };
-    let options = Options { precision, ..softgpu::gpu(ordinal) };
+    let options = Options { tf32, ..softgpu::gpu(ordinal) };
     Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -56,8 +60,8 @@ fn cuda_agrees_with_the_definitions_in_f16() {
 /// lost: without TF32 there are none to lose.
 #[test]
 fn tf32_rounds_the_operands_of_products() {
-    let loss = |precision| {
-        let (cuda, cpu) = (open_for(precision), Cpu::new(Some(1)));
+    let loss = |tf32| {
+        let (cuda, cpu) = (open_for(tf32), Cpu::new(Some(1)));
         let (ours, theirs) =
             [&cuda as &dyn Backend, &cpu].map(|b| Bench::new(b, DType::F32, false)).into();
         for bench in [&ours, &theirs] {
@@ -71,7 +75,7 @@ fn tf32_rounds_the_operands_of_products() {
         };
         ours.seen().into_iter().zip(theirs.seen()).map(apart).fold(0.0, f64::max)
     };
-    let (with, without) = (loss(Precision::Tf32), loss(Precision::F32));
+    let (with, without) = (loss(true), loss(false));
     assert!((1e-5..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
 }
 
@@ -195,16 +199,16 @@ fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
         assert!(done.status.success() && said.contains("1 passed"), "{said}");
         return;
     }
-    let with = |precision| Options { precision, volta: without.kernels, ..without.clone() };
+    let with = |dtype, tf32| Options { dtype, tf32, volta: without.kernels, ..without.clone() };
     let refused = |options: &Options| Cuda::open(options).err().expect("a refusal").to_string();
     let says = refused(&without);
     assert!(says.contains("without kernels for sm_70") && says.contains("SM70=1"), "{says}");
-    let says = refused(&with(Precision::Bf16));
+    let says = refused(&with(DType::BF16, false));
     assert!(says.contains("7.0: no bf16") && says.contains("precision=fp16"), "{says}");
-    let says = refused(&with(Precision::Tf32));
+    let says = refused(&with(DType::F32, true));
     assert!(says.contains("7.0: no TF32") && says.contains("precision=f32"), "{says}");
 
-    let cuda = Cuda::open(&with(Precision::Fp16)).unwrap_or_else(|problems| panic!("{problems}"));
+    let cuda = Cuda::open(&with(DType::F16, false)).unwrap_or_else(|problems| panic!("{problems}"));
     assert!(cuda.description().contains("libcublasLt.so.12"), "{}", cuda.description());
     let cpu = Cpu::new(Some(2));
     let shape = Shape::new(1, 70, 2, 64).masked(Mask::Ragged).dropping(0.1);
@@ -233,7 +237,7 @@ fn what_is_fed_is_in_order_with_the_ops() {
     let x = row(&cuda, WORDS);
     let seen: Vec<Tensor> = (0..6).map(|_| row(&cuda, WORDS)).collect();
     for (i, y) in seen.iter().enumerate() {
-        cuda.feed(bytemuck::cast_slice(&vec![i as f32; WORDS]), x);
+        cuda.upload_async(bytemuck::cast_slice(&vec![i as f32; WORDS]), x);
         cuda.copy(x, y.set());
     }
     for (i, y) in seen.iter().enumerate() {
@@ -248,8 +252,8 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     let (one, sum) = (row(&cuda, 8), row(&cuda, 8));
     cuda.upload(bytemuck::cast_slice(&[1.0f32; 8]), one);
     let add = || cuda.copy(one, sum.add());
-    let mut legal = cuda.repeat(false);
-    let asked: Vec<bool> = (0..4).map(|_| legal.again(&mut || add())).collect();
+    let mut legal = cuda.graph(false);
+    let asked: Vec<bool> = (0..4).map(|_| legal.run(&mut || add())).collect();
     assert_eq!((asked, read(&cuda, sum)[0]), (vec![true, true, false, false], 4.0));
 
     let waits = &mut || {
@@ -257,21 +261,60 @@ fn what_cannot_be_captured_is_done_op_by_op() {
         let _ = cuda.sync();
         add();
     };
-    let mut illegal = cuda.repeat(false);
-    assert!((0..3).all(|_| illegal.again(waits)));
+    let mut illegal = cuda.graph(false);
+    let messages = messages_of(|| assert!((0..3).all(|_| illegal.run(waits))));
     assert_eq!(read(&cuda, sum)[0], 10.0);
-    let notes = cuda.notes();
-    assert!(matches!(&notes[..], [note] if note.contains("CAPTURE_UNSUPPORTED")), "{notes:?}");
+    let one = matches!(&messages[..], [one] if one.contains("CAPTURE_UNSUPPORTED"));
+    assert!(one, "{messages:?}");
     // What was learned before stays.
-    assert!(!legal.again(&mut || unreachable!("known by heart")));
+    assert!(!legal.run(&mut || unreachable!("it was captured")));
     assert_eq!(read(&cuda, sum)[0], 11.0);
     drop(legal);
 
     let other = open();
-    let mut together = other.repeat(true);
-    (0..2).for_each(|_| assert!(together.again(&mut || drop(other.reserve(8)))));
+    let mut together = other.graph(true);
+    (0..2).for_each(|_| assert!(together.run(&mut || drop(other.reserve(8)))));
     let why = other.sync().expect_err("a group cannot go on").to_string();
     assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
+}
+
+/// The messages of this thread while it does some work.
+fn messages_of(work: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Messages(Arc<Mutex<Vec<String>>>);
+    impl<S: Subscriber> Layer<S> for Messages {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            let mut messages = self.0.lock().unwrap();
+            event.record(&mut |_: &Field, text: &dyn Debug| messages.push(format!("{text:?}")));
+        }
+    }
+    let messages = Messages::default();
+    let layers = tracing_subscriber::registry().with(messages.clone());
+    tracing::subscriber::with_default(layers, work);
+    messages.0.lock().unwrap().clone()
+}
+
+/// A point is reached after the ops before it; what is captured has none.
+#[test]
+fn a_timeline_is_in_order_with_the_ops() {
+    let cuda = open();
+    let (x, sum) = (row(&cuda, 1 << 16), row(&cuda, 1 << 16));
+    let timeline = cuda.timeline().unwrap();
+    let (mut pass, mut inside) = (cuda.graph(false), Vec::new());
+    let mut outside = Vec::new();
+    for _ in 0..3 {
+        outside.push(timeline.mark());
+        pass.run(&mut || {
+            cuda.copy(x, sum.add());
+            inside.push(timeline.mark());
+        });
+        outside.push(timeline.mark());
+    }
+    assert_eq!(inside, [Some(2), None], "run, captured, replayed");
+    assert_eq!(outside, [1, 3, 4, 5, 6, 7].map(Some));
+    let points = timeline.read();
+    assert_eq!((points.len(), points[0]), (8, 0));
+    assert!(points.is_sorted() && points[7] > 0, "{points:?}");
 }
 
 /// Several tiles of queries and of keys, so that every stage comes round; ends inside of tiles.

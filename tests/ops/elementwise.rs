@@ -1,6 +1,6 @@
 //! Dropout, residual, bias, gelu, zero, copy.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, dropout_matrix, gelu, plus, times};
 use crate::{Case, case};
 use gptrain::base::DType;
@@ -41,7 +41,9 @@ pub fn all(b: &Bench, rows: usize, cols: usize, rate: f32) {
     b.backend.dropout(x.on, &drop, sum.on.add());
     b.expect("dropout +=", sum.on, || plus(&sum.x, &times(&mask(), &x.x)));
 
-    residual(b, rows, cols, &drop, &mask);
+    for biased in [true, false] {
+        residual(b, rows, cols, &drop, &mask, biased);
+    }
 }
 
 fn copies(b: &Bench, rows: usize, cols: usize) {
@@ -59,30 +61,42 @@ fn copies(b: &Bench, rows: usize, cols: usize) {
     }
 }
 
-fn residual(b: &Bench, rows: usize, cols: usize, drop: &Dropout, mask: &dyn Fn() -> Vec<f64>) {
+fn residual(
+    b: &Bench,
+    rows: usize,
+    cols: usize,
+    drop: &Dropout,
+    mask: &dyn Fn() -> Vec<f64>,
+    biased: bool,
+) {
     let (x, branch, bias) = (b.normal(rows, cols), b.normal(rows, cols), b.normal(1, cols));
+    let bias_on = biased.then_some(bias.on);
     let y = b.blank(rows, cols, b.dtype);
-    b.backend.residual(x.on, branch.on, bias.on, drop, y.set());
+    b.backend.residual(x.on, branch.on, bias_on, drop, y.set());
     b.expect("residual", y, || {
-        let biased: Vec<f64> = branch.x.chunks(cols).flat_map(|row| plus(row, &bias.x)).collect();
-        plus(&x.x, &times(&mask(), &biased))
+        let bias = if biased { bias.x.clone() } else { vec![0.0; cols] };
+        let sums: Vec<f64> = branch.x.chunks(cols).flat_map(|row| plus(row, &bias)).collect();
+        plus(&x.x, &times(&mask(), &sums))
     });
     let onto = b.again(&x);
-    b.backend.residual(onto.on, branch.on, bias.on, drop, onto.on.set());
+    b.backend.residual(onto.on, branch.on, bias_on, drop, onto.on.set());
     b.same("residual in place on x", y, onto.on);
     let onto = b.again(&branch);
-    b.backend.residual(x.on, onto.on, bias.on, drop, onto.on.set());
+    b.backend.residual(x.on, onto.on, bias_on, drop, onto.on.set());
     b.same("residual in place on branch", y, onto.on);
 
     let dy = b.normal(rows, cols);
     let (dbranch, dbias) = (b.blank(rows, cols, b.dtype), b.normal_f32(1, cols));
-    b.backend.residual_backward(dy.on, drop, dbranch.set(), dbias.on.add());
+    let into = |dbias: &Known| biased.then_some(dbias.on.add());
+    b.backend.residual_backward(dy.on, drop, dbranch.set(), into(&dbias));
     b.expect("dbranch", dbranch, || times(&mask(), &dy.x));
     // The sum is of dbranch as stored.
     let stored = b.numbers(dbranch);
-    b.expect("dbias", dbias.on, || plus(&dbias.x, &column_sums(&stored, cols)));
+    if biased {
+        b.expect("dbias", dbias.on, || plus(&dbias.x, &column_sums(&stored, cols)));
+    }
     let (onto, dbias_onto) = (b.again(&dy), b.again(&dbias));
-    b.backend.residual_backward(onto.on, drop, onto.on.set(), dbias_onto.on.add());
+    b.backend.residual_backward(onto.on, drop, onto.on.set(), into(&dbias_onto));
     b.same("residual_backward in place: dbranch", dbranch, onto.on);
     b.same("residual_backward in place: dbias", dbias.on, dbias_onto.on);
 }

@@ -2,6 +2,14 @@
 //!
 //! One table of cases (`table`), run on any `&dyn Backend`: `Cpu` here; another backend runs the
 //! same table, against the definitions or against what `Cpu` gave.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
+//! | `reference` | definitions in f64 that several cases use |
+//! | `bench` | inputs, outputs and tolerances of one case on one backend |
+//! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
+//! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
 
 mod attention;
 mod bench;

@@ -22,15 +22,22 @@ pub fn table() -> Vec<Case> {
     norms.chain(fused).collect()
 }
 
-/// The fused ops against the two they stand for: bits where nothing is added up in another order.
+/// The fused ops against the two they stand for, with and without a bias.
 pub fn residual_norm(b: &Bench, rows: usize, cols: usize, rate: f32) {
+    for biased in [true, false] {
+        both_ways(b, rows, cols, rate, biased);
+    }
+}
+
+/// Bits where nothing is added up in another order.
+fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool) {
     let [x, branch] = [0, 1].map(|_| b.normal(rows, cols));
     let [bias, scale, shift] = [0, 1, 2].map(|_| b.normal(1, cols));
-    let norm = Norm { scale: scale.on, shift: shift.on, eps: EPS };
+    let norm = Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS };
     let drop = b.dropout(rate, 5, 8, 3);
     let (y, h) = (b.blank(rows, cols, b.dtype), b.blank(rows, cols, b.dtype));
     let stats = b.blank(rows, 2, DType::F32);
-    let [x_on, branch_on, bias_on] = [x.on, branch.on, bias.on];
+    let (x_on, branch_on, bias_on) = (x.on, branch.on, biased.then_some(bias.on));
     b.backend.residual(x_on, branch_on, bias_on, &drop, y.set());
     b.backend.layernorm(y, &norm, h.set(), stats.set());
     let fused = |x: Tensor, branch: Tensor, y: Tensor| {
@@ -56,6 +63,7 @@ pub fn residual_norm(b: &Bench, rows: usize, cols: usize, rate: f32) {
         let dx = b.again(&x).on;
         let dbranch = if own { b.blank(rows, cols, b.dtype) } else { dx };
         let [dscale, dshift, dbias] = sums.map(Tensor::add);
+        let dbias = biased.then_some(dbias);
         let (norm, dnorm) = ([dy.on, y, stats, scale.on], [dx.add(), dscale, dshift]);
         if fused {
             b.backend.norm_residual_backward(norm, dnorm, &drop, dbranch.set(), dbias);
@@ -85,7 +93,7 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
         reference::layernorm(x, cols, scale, shift, EPS as f64)
     };
     let (y, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
-    let norm = Norm { scale: scale.on, shift: shift.on, eps: EPS };
+    let norm = Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS };
     b.backend.layernorm(x.on, &norm, y.set(), stats.set());
     b.expect("y", y, || of(&x.x, &scale.x, &shift.x));
     b.expect("stats", stats, || {

@@ -61,7 +61,10 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
 
     for kind in [Gelu::Tanh, Gelu::Exact] {
         let (c, pre) = (blank(bench.dtype), blank(bench.dtype));
-        run(c.set(), Epilogue::BiasGelu { bias: bias.on, pre, gelu: kind });
+        run(c.set(), Epilogue::BiasGelu { bias: None, pre, gelu: kind });
+        bench.expect("pre without bias", pre, ab);
+        bench.expect("gelu(pre) without bias", c, || ab().iter().map(|x| gelu(kind, *x)).collect());
+        run(c.set(), Epilogue::BiasGelu { bias: Some(bias.on), pre, gelu: kind });
         bench.expect("pre", pre, biased);
         bench.expect("gelu(pre)", c, || biased().into_iter().map(|x| gelu(kind, x)).collect());
         let rebuilt = blank(bench.dtype);

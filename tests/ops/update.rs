@@ -12,8 +12,8 @@ pub fn table() -> Vec<Case> {
         case("optimizer, 561 elements", |b| all(b, 561)),
         case("optimizer, 70,001 elements", |b| all(b, 70_001)),
         case("clip", clip),
-        case("pace of a scale that moves", |b| pace(b, 2.0, [3, 2], 256.0)),
-        case("pace of a scale that stays", |b| pace(b, 1.0, [2, 3], 64.0)),
+        case("loss scale that moves", |b| loss_scale_step(b, 2.0, [3, 2], 256.0)),
+        case("loss scale that stays", |b| loss_scale_step(b, 1.0, [2, 3], 64.0)),
     ]
 }
 
@@ -75,9 +75,7 @@ fn adamw(b: &Bench, len: usize) {
         let factor = if step == 2 { f64::NAN } else { 0.75 };
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
         let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
-        let on = b
-            .known(1, 4, DType::F32, &[&[factor][..], &corrections(&rule, step), &[0.0]].concat())
-            .on;
+        let on = b.known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat()).on;
         b.backend.adamw(&rule, on, grad.on, master.on, m.on, v.on, live);
         if factor.is_finite() {
             update(&rule, step, factor, &grad.x, &mut want);
@@ -144,7 +142,7 @@ fn clip(b: &Bench) {
 }
 
 /// Step by step as Megatron's DynamicGradScaler, until the scale is stuck; then nothing moves.
-fn pace(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
+fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
     let rule = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let scaling = Scaling { growth, window, hysteresis, min };
     let first = if growth > 1.0 { 1024.0 } else { f64::from(min) };
@@ -157,12 +155,13 @@ fn pace(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
     // 0 is an overflow: alone, in a row, after fewer and after as many updates as double the scale.
     for finite in "1110111001111011110000000000001111".chars().map(|c| c == '1') {
         let factor = if finite { 0.5 } else { f64::NAN };
-        let pace = b.known(1, 4, DType::F32, &[factor, 7.0, 7.0, 7.0]).on;
-        b.backend.pace(&rule, &scaling, Scaler { scale, counts }, pace);
+        let factor_on = b.known(1, 1, DType::F32, &[factor]).on;
+        let [status, scalars] = [1, 2].map(|n| b.blank(1, n, DType::F32));
+        b.backend.loss_scale_step(&scaling, Scaler { scale, counts }, factor_on, status);
         if stuck {
-            let pace = b.numbers(pace);
             b.expect("nothing moves", scale, || vec![theirs.scale]);
-            assert!(pace[0].is_nan() && pace[3] == 2.0, "stuck: {pace:?}");
+            let (factor, status) = (b.numbers(factor_on)[0], b.numbers(status)[0]);
+            assert!(factor.is_nan() && status == 2.0, "stuck: {factor} {status}");
             continue;
         }
         let lowest = theirs.scale <= f64::from(min);
@@ -172,7 +171,10 @@ fn pace(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
         stuck = !finite && lowest && theirs.hysteresis_tracker <= 0;
         let [step, rescale] = corrections(&rule, updates);
         let fate = if stuck { 2.0 } else { missed };
-        b.expect("pace", pace, || vec![factor, step, rescale, fate]);
+        b.backend.adam_scalars(&rule, counts.span(2, 1), scalars.set());
+        b.expect("factor", factor_on, || vec![factor]);
+        b.expect("status", status, || vec![fate]);
+        b.expect("adam scalars", scalars, || vec![step, rescale]);
         b.expect("scale", scale, || vec![theirs.scale]);
         let trackers = [theirs.growth_tracker, theirs.hysteresis_tracker];
         let row = [trackers, [updates.into(), skipped.into()]].concat();

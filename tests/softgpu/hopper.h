@@ -7,10 +7,7 @@
 // operands in shared memory nor those in registers may change. Wrong use aborts with a message.
 #pragma once
 #include "softgpu.h"
-
-struct alignas(64) TensorMap {
-    uint64_t opaque[16];
-};
+#include "args.cuh"
 
 namespace softgpu {
 // Of d (+)= a·b, 64×16 by 16×n; `a` in registers, or null and as its descriptor says.

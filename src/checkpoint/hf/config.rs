@@ -1,47 +1,41 @@
-//! config.json: which model it is, in both directions.
+//! config.json: written from a manifest's model, and read as one.
 
 use crate::base::Problems;
-use crate::manifest::{Dropout, Gelu, Model, Position};
+use crate::manifest::{Dropout, Family, Gelu, Init, Model};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-/// A family of models that Hugging Face's library knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Gpt2,
-    Bloom,
-}
-
 impl Family {
-    /// The family a model belongs to, or why it is in none.
+    /// The model's family, or the settings that the family's config.json cannot express.
     pub fn of(model: &Model, place: &str) -> Result<Family, Problems> {
-        let bloom = model.position == Position::Alibi;
+        let family = model.family;
         let mut problems = Problems::default();
         let mut needs = |wrong: bool, what: &str| {
             if wrong {
-                let family = if bloom { "BLOOM" } else { "GPT-2" };
+                let name = if family == Family::Bloom { "BLOOM" } else { "GPT-2" };
                 let remedy = "Hugging Face has no other family with this model's position encoding";
-                problems.add(place, format!("{what}; {family} cannot say that"), remedy);
+                problems.add(place, format!("{what}; {name} cannot say that"), remedy);
             }
         };
-        match bloom {
-            true => {
+        match family {
+            Family::Bloom => {
                 needs(!model.embedding_layernorm, "the embedding has no layernorm");
                 needs(model.gelu != Gelu::Tanh, "gelu is exact");
                 needs(model.ffn_hidden != 4 * model.hidden, "ffn_hidden is not 4 × hidden");
             }
-            false => needs(model.embedding_layernorm, "the embedding has a layernorm"),
+            Family::Gpt2 => needs(model.embedding_layernorm, "the embedding has a layernorm"),
         }
-        problems.or(if bloom { Family::Bloom } else { Family::Gpt2 })
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Family::Gpt2 => "gpt2",
-            Family::Bloom => "bloom",
+        if model.position != family.position() {
+            let what = format!("model.position is {} of {}", model.position.name(), family.name());
+            problems.add(
+                place,
+                what,
+                "Hugging Face has no such model: train with the other family",
+            );
         }
+        problems.or(family)
     }
 
     /// The text of config.json.
@@ -72,7 +66,7 @@ impl Family {
             "n_head": m.heads,
             "vocab_size": m.vocab,
             "layer_norm_epsilon": plain(m.layernorm_eps),
-            "initializer_range": plain(m.init_std),
+            "initializer_range": plain(m.init.std),
             "tie_word_embeddings": m.tied_head,
             "bos_token_id": eod,
             "eos_token_id": eod,
@@ -90,8 +84,8 @@ fn plain(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-/// Reads a folder's config.json: the family, and the model as a manifest says it. What the manifest
-/// leaves open (padding, initial weights) is `like` that of another model.
+/// Reads a folder's config.json: the family, and the model as in a manifest. Settings that
+/// config.json does not have (padding, initial weights) are taken from `like`.
 pub fn read_config(folder: &Path, like: Option<&Model>) -> anyhow::Result<(Family, Model)> {
     let path = folder.join("config.json");
     let place = path.display().to_string();
@@ -152,6 +146,7 @@ impl Reader<'_> {
         };
         let dropout = Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 };
         Model {
+            family,
             layers: self.size("n_layer"),
             hidden,
             heads: self.size("n_head"),
@@ -166,7 +161,7 @@ impl Reader<'_> {
                     self.config.get("seq_length").and_then(Value::as_u64).unwrap_or(2048) as usize
                 }
             },
-            position: if bloom { Position::Alibi } else { Position::Learned },
+            position: family.position(),
             embedding_layernorm: bloom,
             tied_head: self.config.get("tie_word_embeddings").is_none_or(|v| v != false),
             gelu,
@@ -175,8 +170,10 @@ impl Reader<'_> {
                 Some(eps) => eps.as_f64().unwrap_or(1e-5) as f32,
             },
             dropout: like.map_or(dropout, |m| m.dropout),
-            init_std: like.map_or(0.02, |m| m.init_std),
-            init_scale_residual: like.is_none_or(|m| m.init_scale_residual),
+            init: Init {
+                std: like.map_or(0.02, |m| m.init.std),
+                scale_residual: like.is_none_or(|m| m.init.scale_residual),
+            },
         }
     }
 

@@ -1,11 +1,10 @@
 //! A checkpoint written as a Hugging Face folder.
 
-use super::Family;
 use crate::base::{Bytes, DType, Problems};
 use crate::checkpoint::{Checkpoint, safetensors};
-use crate::engine::Moment;
-use crate::manifest;
-use crate::model::{Layout, Part};
+use crate::engine::MASTER;
+use crate::manifest::{self, Family};
+use crate::model::{Layout, ModelShard};
 use anyhow::Context;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -22,8 +21,8 @@ pub struct Exported {
     pub tokenizer: bool,
 }
 
-/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. The values
-/// are written as `dtype`, a type of floats. Holds one tensor at a time.
+/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. The
+/// values are written as `dtype`, a type of floats. Holds one tensor at a time.
 pub fn export(from: &Path, to: &Path, dtype: DType) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
@@ -65,13 +64,13 @@ fn weights(
     path: &Path,
     dtype: DType,
 ) -> anyhow::Result<u64> {
-    let layout = Layout::new(model, Part::whole(model));
+    let layout = Layout::new(model, ModelShard::whole(model));
     let mut all = Vec::new();
-    for slot in layout.slots() {
-        let tensor = checkpoint.index.tensor(&slot.name);
-        let tensor = tensor.with_context(|| format!("the checkpoint has no {}", slot.name))?;
-        let place = family.place(slot, &tensor.shape, model.heads);
-        all.push((tensor, place.with_context(|| format!("{} has no place", slot.name))?));
+    for param in layout.params() {
+        let tensor = checkpoint.index.tensor(&param.name);
+        let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
+        let theirs = family.tensor(param, &tensor.shape, model.heads());
+        all.push((tensor, theirs.with_context(|| format!("{} has no place", param.name))?));
     }
     let name = |name: &str| match name.starts_with("lm_head") {
         true => name.to_string(),
@@ -79,13 +78,13 @@ fn weights(
     };
     let (code, _) = names(dtype);
     let wanted: Vec<_> =
-        all.iter().map(|(t, place)| (name(&place.name), code, place.shape(&t.shape))).collect();
+        all.iter().map(|(t, theirs)| (name(&theirs.name), code, theirs.shape(&t.shape))).collect();
     let metadata = BTreeMap::from([("format", "pt".to_string())]);
     let (header, data) = safetensors::header(&wanted, &metadata, 64)?;
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
     out.write_all(&header)?;
-    for (tensor, place) in all {
-        let values = place.theirs(&checkpoint.whole(tensor, Moment::Master)?);
+    for (tensor, theirs) in all {
+        let values = theirs.theirs(&checkpoint.whole(tensor, MASTER)?);
         match dtype.halves(&values) {
             Some(bits) => out.write_all(bytemuck::cast_slice(&bits))?,
             None => out.write_all(bytemuck::cast_slice(&values))?,

@@ -10,7 +10,7 @@ mod export;
 mod names;
 mod weights;
 
-pub use config::{Family, read_config};
+pub use config::read_config;
 pub use export::{Exported, export};
-pub use names::Place;
+pub use names::HfTensor;
 pub use weights::Weights;

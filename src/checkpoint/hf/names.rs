@@ -1,29 +1,31 @@
-//! The names, and where each value goes.
+//! Names and layouts of the weights in each family's files.
 
-use super::Family;
-use crate::model::{Slot, Weight};
+use crate::base::{Heads, Qkv};
+use crate::manifest::Family;
+use crate::model::{Param, Weight};
 
 /// A weight as a family stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct HfTensor {
     /// Without the leading `transformer.`; `lm_head.weight` has none.
     pub name: String,
     /// Stored [in, out].
     transposed: bool,
-    /// Of the attention's q, k and v: how many heads to deal them out to.
-    heads: Option<usize>,
-    /// Of ours, as it multiplies; a bias is cut like the rows of its weight.
+    /// Of the fused rows of attention, where the family stores all queries, all keys, all values:
+    /// the family's row of each of ours.
+    rows: Option<Vec<usize>>,
+    /// Of our matrix [outs, ins]; a bias is [outs, 1], laid out like the rows of its weight.
     outs: usize,
     ins: usize,
 }
 
 impl Family {
-    /// Where a weight of ours is in this family; none if it has no such weight. `shape` is that of
-    /// a checkpoint: without the rows that pad the vocabulary.
-    pub fn place(self, slot: &Slot, shape: &[usize], heads: usize) -> Option<Place> {
+    /// The family's tensor of a weight of ours; None if it has no such weight. `shape` is that of a
+    /// checkpoint: without the rows that pad the vocabulary.
+    pub fn tensor(self, param: &Param, shape: &[usize], heads: Heads) -> Option<HfTensor> {
         use Weight::*;
         #[rustfmt::skip]
-        let (gpt2, bloom) = match slot.spec.weight {
+        let (gpt2, bloom) = match param.spec.weight {
             PosEmbed     => ("wpe.weight",          ""),
             TokenEmbed   => ("wte.weight",          "word_embeddings.weight"),
             EmbedLnScale => ("",                    "word_embeddings_layernorm.weight"),
@@ -46,7 +48,7 @@ impl Family {
         };
         let conv = self == Family::Gpt2;
         let theirs = if conv { gpt2 } else { bloom };
-        let layer = slot.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
+        let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
         let name = match layer {
             Some((layer, _)) => format!("h.{layer}.{theirs}"),
             None => theirs.to_string(),
@@ -55,41 +57,49 @@ impl Family {
             [outs] => (outs, 1),
             _ => (shape[0], shape[1]),
         };
-        let qkv = conv && matches!(slot.spec.weight, QkvW | QkvB);
-        let transposed = conv && matches!(slot.spec.weight, QkvW | ProjW | Fc1W | Fc2W);
-        let heads = qkv.then_some(heads);
-        (!theirs.is_empty()).then_some(Place { name, transposed, heads, outs, ins })
+        let qkv = conv && matches!(param.spec.weight, QkvW | QkvB);
+        let transposed = conv && matches!(param.spec.weight, QkvW | ProjW | Fc1W | Fc2W);
+        let rows = qkv.then(|| apart(heads));
+        (!theirs.is_empty()).then_some(HfTensor { name, transposed, rows, outs, ins })
     }
 }
 
-impl Place {
-    /// The shape of theirs, from ours.
+impl HfTensor {
+    /// Shape of the family's tensor, from our shape.
     pub fn shape(&self, ours: &[usize]) -> Vec<usize> {
         if self.transposed { vec![self.ins, self.outs] } else { ours.to_vec() }
     }
 
-    /// Theirs as ours.
+    /// The family's values in our order.
     pub fn ours(&self, theirs: &[f32]) -> Vec<f32> {
         (0..theirs.len()).map(|i| theirs[self.index(i)]).collect()
     }
 
-    /// Ours as theirs.
+    /// Our values in the family's order.
     pub fn theirs(&self, ours: &[f32]) -> Vec<f32> {
         let mut theirs = vec![0.0; ours.len()];
         ours.iter().enumerate().for_each(|(i, value)| theirs[self.index(i)] = *value);
         theirs
     }
 
-    /// Where value `i` of ours is in theirs.
+    /// Index in the family's tensor of our value `i`.
     fn index(&self, i: usize) -> usize {
         let (out, input) = (i / self.ins, i % self.ins);
-        let out = match self.heads {
-            None => out,
-            Some(heads) => {
-                let dim = self.outs / 3 / heads;
-                out / dim % 3 * (self.outs / 3) + out / (3 * dim) * dim + out % dim
-            }
-        };
+        let out = self.rows.as_ref().map_or(out, |rows| rows[out]);
         if self.transposed { input * self.outs + out } else { out * self.ins + input }
     }
+}
+
+/// For each of our fused rows, its number among all queries, then all keys, then all values.
+fn apart(heads: Heads) -> Vec<usize> {
+    let serves = heads.query / heads.kv;
+    let starts = [(Qkv::Query, 1), (Qkv::Key, serves), (Qkv::Value, serves)]
+        .into_iter()
+        .flat_map(|(which, step)| (0..heads.query).step_by(step).map(move |head| (head, which)))
+        .map(|(head, which)| heads.column(head, which));
+    let mut rows = vec![0; heads.qkv_width()];
+    for (theirs, ours) in starts.flat_map(|start| start..start + heads.dim).enumerate() {
+        rows[ours] = theirs;
+    }
+    rows
 }

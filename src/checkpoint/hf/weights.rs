@@ -1,18 +1,19 @@
 //! The weights in a Hugging Face folder: one safetensors file, or several and their index.
 
-use super::{Family, Place};
+use super::HfTensor;
 use crate::base::Problems;
 use crate::checkpoint::safetensors::Reader;
+use crate::manifest::Family;
 use anyhow::Context;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Files opened, by the names of their tensors without a leading `transformer.`.
+/// Opened safetensors files, their tensors by name without a leading `transformer.`.
 pub struct Weights {
     folder: PathBuf,
     files: Vec<Reader>,
-    /// Name → file and the name there.
+    /// Name → index of the file, and the tensor's name in it.
     names: BTreeMap<String, (usize, String)>,
 }
 
@@ -32,21 +33,21 @@ impl Weights {
     }
 
     /// One weight, widened to f32, in our layout. `shape` is ours.
-    pub fn read(&self, place: &Place, shape: &[usize]) -> anyhow::Result<Vec<f32>> {
+    pub fn read(&self, tensor: &HfTensor, shape: &[usize]) -> anyhow::Result<Vec<f32>> {
         let folder = self.folder.display();
-        let found = self.names.get(&place.name);
-        let (file, name) = found.with_context(|| format!("{folder} has no {}", place.name))?;
+        let found = self.names.get(&tensor.name);
+        let (file, name) = found.with_context(|| format!("{folder} has no {}", tensor.name))?;
         let reader = &self.files[*file];
-        let (theirs, needed) = (&reader.entry(name)?.shape, place.shape(shape));
+        let (theirs, needed) = (&reader.entry(name)?.shape, tensor.shape(shape));
         if *theirs != needed {
             let what = format!("{name} is {theirs:?}, config.json makes it {needed:?}");
             return Err(Problems::one(folder.to_string(), what, "fix config.json").into());
         }
-        Ok(place.ours(&reader.floats(name)?))
+        Ok(tensor.ours(&reader.floats(name)?))
     }
 
-    /// Names that no weight of ours is read from: they would be lost. Masks, and a tied head's
-    /// second copy, may be.
+    /// Names of tensors that no weight of ours is read from, which would be lost; without masks and
+    /// the second copy of a tied head.
     pub fn unread(&self, family: Family, read: &BTreeSet<String>, tied: bool) -> Vec<String> {
         let mask = |name: &str| {
             let masks = ["attn.bias", "attn.masked_bias"];

@@ -1,8 +1,10 @@
 //! Two checkpoints side by side: what changed, and by how much.
 
+use crate::checkpoint::read::Buffer;
 use crate::checkpoint::{Checkpoint, Index, Tensor, row_blocks};
-use crate::engine::Moment;
+use crate::engine::MASTER;
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What is different in B.
@@ -28,12 +30,11 @@ pub struct Change {
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorDiff {
     pub name: String,
-    /// The two are equal, bit for bit, moments included.
+    /// All states are equal, bit for bit.
     pub equal: bool,
-    /// ‖B − A‖ / ‖A‖ of master weight, first and second moment; infinite where A is zero.
-    pub master: f64,
-    pub first_moment: f64,
-    pub second_moment: f64,
+    /// ‖B − A‖ / ‖A‖ of each saved state; infinite where A is zero, or one of the two has it not.
+    #[serde(flatten)]
+    pub states: BTreeMap<String, f64>,
     /// Largest change of a single weight.
     pub largest: f64,
 }
@@ -54,17 +55,17 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
             state.push(Change { what: format!("shape of {}", tensor.name), a, b });
             continue;
         }
-        let [master, first, second] = Moment::ALL.map(|m| moved(&a, tensor, &b, other, m));
-        let ((master, largest), (first, _), (second, _)) = (master?, first?, second?);
-        let same = |m: Moment| tensor.kept(m).digest == other.kept(m).digest;
-        tensors.push(TensorDiff {
-            name: tensor.name.clone(),
-            equal: Moment::ALL.into_iter().all(same),
-            master,
-            first_moment: first,
-            second_moment: second,
-            largest,
-        });
+        let names: BTreeSet<&str> = tensor.saved().chain(other.saved()).map(|(n, _)| n).collect();
+        let (mut states, mut largest, mut equal) = (BTreeMap::new(), 0.0, true);
+        for name in names {
+            let (change, most) = moved(&a, tensor, &b, other, name)?;
+            states.insert(name.to_string(), change);
+            equal &= same(tensor, other, name);
+            if name == MASTER {
+                largest = most;
+            }
+        }
+        tensors.push(TensorDiff { name: tensor.name.clone(), equal, states, largest });
     }
     Ok(Diff {
         state,
@@ -76,27 +77,37 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
     })
 }
 
-/// Relative change, and the largest change of one value.
+/// Whether a state is the same in both, bit for bit.
+fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
+    let of = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
+    of(a) == of(b)
+}
+
+/// Relative change of a state, and the largest change of one value.
 fn moved(
     a: &Checkpoint,
     tensor: &Tensor,
     b: &Checkpoint,
     other: &Tensor,
-    moment: Moment,
+    state: &str,
 ) -> anyhow::Result<(f64, f64)> {
-    if tensor.kept(moment).digest == other.kept(moment).digest {
+    if same(tensor, other, state) {
         return Ok((0.0, 0.0));
     }
-    let [rows, cols] = tensor.matrix()?;
-    let (mut before, mut after) = (Vec::new(), Vec::new());
+    let (Some(x), Some(y)) = (tensor.states.get(state), other.states.get(state)) else {
+        return Ok((f64::INFINITY, f64::INFINITY));
+    };
+    if x.extent != y.extent {
+        return Ok((f64::INFINITY, f64::INFINITY));
+    }
+    let [rows, cols] = tensor.shape_of(x)?;
+    let (mut before, mut after) = (Buffer::default(), Buffer::default());
     let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
-    for rows in row_blocks(tensor, moment, 0..rows)? {
-        before.resize(rows.len() * cols, 0.0);
-        after.resize(rows.len() * cols, 0.0);
-        a.read(tensor, moment, rows.clone(), 0..cols, &mut before)?;
-        b.read(other, moment, rows, 0..cols, &mut after)?;
-        for (x, y) in before.iter().zip(&after) {
-            let (x, y) = (f64::from(*x), f64::from(*y));
+    for rows in row_blocks(tensor, state, 0..rows)? {
+        a.read(&mut before, tensor, state, rows.clone(), 0..cols)?;
+        b.read(&mut after, other, state, rows, 0..cols)?;
+        for (x, y) in before.values(x.dtype).iter().zip(after.values(y.dtype)) {
+            let (x, y) = (f64::from(*x), f64::from(y));
             norm += x * x;
             change += (y - x) * (y - x);
             largest = largest.max((y - x).abs());

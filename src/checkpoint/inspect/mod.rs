@@ -11,17 +11,16 @@ pub use plot::svg;
 pub use stats::Stats;
 
 use super::Tensor;
-use super::against;
-use super::index::{DataId, Optimizer, Past, moment_name};
-use super::read::Checkpoint;
-use crate::engine::{Moment, Scale};
+use super::index::{DataId, Optimizer, Past};
+use super::read::{Buffer, Checkpoint};
+use super::validate;
+use crate::base::in_order;
+use crate::engine::{MASTER, MODEL, SECOND, Scale, rule};
 use crate::manifest::{self, Model};
-use crate::model::{Layout, Part, Slot};
+use crate::model::{Layout, ModelShard, Param};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What was found in a checkpoint.
 #[derive(Clone, Debug, Serialize)]
@@ -68,10 +67,9 @@ pub struct Row {
     pub decay: bool,
     /// Bit for bit what the run began with.
     pub as_initialised: bool,
-    pub master: Option<Stats>,
-    /// With `--deep`.
-    pub first_moment: Option<Stats>,
-    pub second_moment: Option<Stats>,
+    /// Of each saved state that was read: without `--deep` of the master weight alone.
+    #[serde(flatten)]
+    pub states: BTreeMap<String, Option<Stats>>,
 }
 
 /// Opens and reads a checkpoint: the weights, or everything if `deep`. An error is a checkpoint
@@ -81,31 +79,31 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
     let index = &checkpoint.index;
     let mut damage = Vec::new();
     let mut notes: Vec<String> = checkpoint.strays()?.into_iter().map(stray).collect();
-    let model = match manifest::parse(&index.manifest, "its manifest", Path::new("."), &[]) {
-        Ok(loaded) => Some((loaded.manifest.model, loaded.manifest.train.seed)),
+    let m = match manifest::parse(&index.manifest, "its manifest", Path::new("."), &[]) {
+        Ok(loaded) => Some(loaded.manifest),
         Err(problems) => {
             notes.push(format!("its manifest is not one of this version: {problems}"));
             None
         }
     };
-    let layout = model.as_ref().map(|(model, _)| Layout::new(model, Part::whole(model)));
-    let expected = model.as_ref().zip(layout.as_ref()).map(|((model, seed), layout)| Expected {
-        model,
-        seed: *seed,
+    let layout = m.as_ref().map(|m| Layout::new(&m.model, ModelShard::whole(&m.model)));
+    let expected = m.as_ref().zip(layout.as_ref()).map(|(m, layout)| Expected {
+        model: &m.model,
+        seed: m.train.seed,
         layout,
-        slots: layout.slots().map(|slot| (slot.name.as_str(), slot)).collect(),
+        params: layout.params().map(|param| (param.name.as_str(), param)).collect(),
     });
-    if let Some((model, _)) = &model {
-        damage.extend(against::model(index, model));
+    if let Some(m) = &m {
+        damage.extend(validate::model(index, &m.model, &*rule(m)));
     }
-    damage.extend(against::groups(index));
+    damage.extend(validate::groups(index));
     for tensor in &index.tensors {
-        let drifted = tensor.drifted();
-        if !drifted.is_empty() {
+        let diverged = tensor.diverged();
+        if !diverged.is_empty() {
             let (name, step) = (&tensor.name, index.progress.step);
             damage.push(format!(
                 "{name} was not the same everywhere at step {step}: {} differ from what is here",
-                drifted.join(", ")
+                diverged.join(", ")
             ));
         }
     }
@@ -137,7 +135,9 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
         shards: index.shards.len(),
-        live_dtype: index.tensors.first().map_or(String::new(), |t| t.live.dtype.clone()),
+        live_dtype: index.tensors.first().map_or(String::new(), |t| {
+            t.states.get(MODEL).map_or(String::new(), |state| state.dtype.to_string())
+        }),
         seed: index.rng.seed,
         data_seed: index.rng.data_seed,
         optimizer: index.optimizer.clone(),
@@ -150,21 +150,20 @@ struct Expected<'a> {
     model: &'a Model,
     seed: u64,
     layout: &'a Layout,
-    slots: BTreeMap<&'a str, &'a Slot>,
+    params: BTreeMap<&'a str, &'a Param>,
 }
 
 impl Expected<'_> {
     /// Whether the weight is what it was at step 0, down to the last value.
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
-        let Some(slot) = self.slots.get(tensor.name.as_str()) else { return Ok(false) };
+        let Some(param) = self.params.get(tensor.name.as_str()) else { return Ok(false) };
         let [rows, cols] = tensor.matrix()?;
-        let (mut initial, mut now) = (Vec::new(), Vec::new());
-        for rows in super::row_blocks(tensor, Moment::Master, 0..rows)? {
-            initial.resize(rows.len() * cols, 0.0);
-            now.resize(rows.len() * cols, 0.0);
-            self.layout.init_rows(slot, rows.start, self.model, self.seed, &mut initial);
-            checkpoint.read(tensor, Moment::Master, rows, 0..cols, &mut now)?;
-            if now.iter().zip(&initial).any(|(a, b)| a.to_bits() != b.to_bits()) {
+        let (mut initial, mut now) = (Vec::new(), Buffer::default());
+        for rows in super::row_blocks(tensor, MASTER, 0..rows)? {
+            initial.resize(rows.len() * cols, 0.0f32);
+            self.layout.init_rows(param, rows.start, self.model, self.seed, &mut initial);
+            checkpoint.read(&mut now, tensor, MASTER, rows, 0..cols)?;
+            if now.bytes() != bytemuck::cast_slice::<_, u8>(&initial) {
                 return Ok(false);
             }
         }
@@ -181,26 +180,22 @@ fn rows(
 ) -> Vec<Row> {
     let tensors = &checkpoint.index.tensors;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let row = row(checkpoint, tensor, deep, expected);
-                    done.lock().unwrap_or_else(|held| held.into_inner()).push(row);
-                }
-            });
-        }
-    });
-    let place = |name: &str| tensors.iter().position(|tensor| tensor.name == name);
-    let mut done = done.into_inner().unwrap_or_else(|held| held.into_inner());
-    done.sort_by_key(|(row, _)| place(&row.name));
-    done.into_iter()
-        .map(|(row, mut found)| {
-            damage.append(&mut found);
-            row
-        })
-        .collect()
+    let row = |_: &mut (), tensor| row(checkpoint, tensor, deep, expected);
+    let mut rows = Vec::new();
+    in_order(
+        threads,
+        threads,
+        tensors,
+        || (),
+        row,
+        |(row, found)| {
+            rows.push(row);
+            damage.extend(found);
+            Ok(())
+        },
+    )
+    .expect("the sink returns no error");
+    rows
 }
 
 fn row(
@@ -210,9 +205,9 @@ fn row(
     expected: Option<&Expected>,
 ) -> (Row, Vec<String>) {
     let mut damage = Vec::new();
-    let mut stats = |moment| match Stats::of(checkpoint, tensor, moment) {
+    let mut stats = |state: &str| match Stats::of(checkpoint, tensor, state) {
         Ok(stats) => {
-            check(checkpoint, tensor, moment, &stats, &mut damage);
+            check(checkpoint, tensor, state, &stats, &mut damage);
             Some(stats)
         }
         Err(error) => {
@@ -220,11 +215,12 @@ fn row(
             None
         }
     };
-    let master = stats(Moment::Master);
-    let rest =
-        [Moment::First, Moment::Second].map(|moment| if deep { stats(moment) } else { None });
-    let [first_moment, second_moment] = rest;
-    let initial = expected.filter(|_| master.is_some());
+    let read = |state: &str| deep || state == MASTER;
+    let states: BTreeMap<String, Option<Stats>> = tensor
+        .saved()
+        .map(|(name, _)| (name.to_string(), if read(name) { stats(name) } else { None }))
+        .collect();
+    let initial = expected.filter(|_| states.get(MASTER).is_some_and(Option::is_some));
     let as_initialised =
         initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
     let index = &checkpoint.index;
@@ -233,35 +229,41 @@ fn row(
         damage.push(format!("{} is still what it began as, at step {step}", tensor.name));
     }
     let (name, shape, decay) = (tensor.name.clone(), tensor.shape.clone(), tensor.decay);
-    (Row { name, shape, decay, as_initialised, master, first_moment, second_moment }, damage)
+    (Row { name, shape, decay, as_initialised, states }, damage)
 }
 
-/// What must hold of the values of one tensor.
+impl Row {
+    pub fn master(&self) -> Option<&Stats> {
+        self.states.get(MASTER)?.as_ref()
+    }
+}
+
+/// What must hold of the values of one state.
 fn check(
     checkpoint: &Checkpoint,
     tensor: &Tensor,
-    moment: Moment,
+    state: &str,
     stats: &Stats,
     damage: &mut Vec<String>,
 ) {
-    let what = format!("{} of {}", moment_name(moment), tensor.name);
-    if stats.digest != tensor.kept(moment).digest {
-        damage.push(format!(
-            "{what}: digest {}, saved {}",
-            stats.digest,
-            tensor.kept(moment).digest
-        ));
+    let what = format!("{state} of {}", tensor.name);
+    let digest = |name: &str| tensor.states.get(name).map(|state| state.digest);
+    if let Some(saved) = digest(state).filter(|saved| *saved != stats.digest) {
+        damage.push(format!("{what}: digest {}, saved {saved}", stats.digest));
     }
     if !stats.finite() {
         damage.push(format!("{what}: {} NaN, {} infinite", stats.nan, stats.inf));
     }
-    if moment == Moment::Second && stats.negative > 0 {
+    if state == SECOND && stats.negative > 0 {
         damage.push(format!("{what}: {} values below 0", stats.negative));
     }
-    if moment == Moment::Master && stats.rounded != tensor.live.digest {
+    if state == MASTER
+        && let Some(model) = tensor.states.get(MODEL)
+        && stats.rounded != model.digest
+    {
         damage.push(format!(
-            "{}: the live {} weight at step {} was not the master weight, rounded",
-            tensor.name, tensor.live.dtype, checkpoint.index.progress.step
+            "{}: the {} model weight at step {} was not the master weight, rounded",
+            tensor.name, model.dtype, checkpoint.index.progress.step
         ));
     }
 }

@@ -2,16 +2,8 @@
 //! values of each kind are.
 
 use super::{Inspection, Row, stats::FIRST_EXPONENT};
+use crate::base::svg::Drawing;
 use std::collections::BTreeMap;
-use std::fmt::Write;
-
-const STYLE: &str = "\
-svg{--ground:#fff;--ink:#1d232b;--quiet:#5f6b7a;--grid:#e6e9ee;--line:#2563c9;--fill:#2563c9}\
-@media(prefers-color-scheme:dark){svg{--ground:#14181e;--ink:#e4e8ee;--quiet:#97a3b3;\
---grid:#252c36;--line:#6aa3f8;--fill:#6aa3f8}}\
-text{font:11px system-ui,sans-serif;fill:var(--quiet)}text.name{fill:var(--ink)}\
-.ground{fill:var(--ground)}.grid{stroke:var(--grid)}\
-.line{stroke:var(--line);fill:none;stroke-width:1.6}.dot{fill:var(--line)}.bar{fill:var(--fill)}";
 
 /// One row of the picture, in pixels.
 const ROW: f64 = 92.0;
@@ -34,35 +26,23 @@ pub fn svg(inspection: &Inspection) -> String {
             None => kinds.push((kind, vec![row])),
         }
     }
-    let height = 50.0 + ROW * kinds.len() as f64;
-    let (step, folder) = (inspection.overview.step, escape(&inspection.overview.folder));
-    let mut to = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\">\n<style>{STYLE}</style>\n\
-         <rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n\
-         <text class=\"name\" x=\"14\" y=\"20\">step {step} · {folder}</text>\n\
-         <text x=\"{}\" y=\"38\">root mean square, by layer</text>\n\
-         <text x=\"{}\" y=\"38\">values by size, log₂</text>\n",
-        NORMS.0, SIZES.0
-    );
+    let mut to = Drawing::new(WIDTH, 50.0 + ROW * kinds.len() as f64);
+    let overview = &inspection.overview;
+    to.text("legend", (14.0, 20.0), &format!("step {} · {}", overview.step, overview.folder));
+    to.text("", (NORMS.0, 38.0), "root mean square, by layer");
+    to.text("", (SIZES.0, 38.0), "values by size, log₂");
     for (i, (kind, rows)) in kinds.iter().enumerate() {
         let top = 50.0 + ROW * i as f64;
-        let _ = writeln!(
-            to,
-            "<text class=\"name\" x=\"14\" y=\"{:.1}\">{}</text>",
-            top + ROW / 2.0,
-            escape(kind)
-        );
+        to.text("legend", (14.0, top + ROW / 2.0), kind);
         norms(rows, top + 8.0, ROW - 30.0, &mut to);
         sizes(rows, top + 8.0, ROW - 30.0, &mut to);
     }
-    to.push_str("</svg>\n");
-    to
+    to.file()
 }
 
-fn norms(rows: &[&Row], top: f64, height: f64, to: &mut String) {
+fn norms(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
     let rms = |row: &&Row| {
-        let stats = row.master.as_ref()?;
+        let stats = row.master()?;
         Some(stats.l2 / (stats.count.max(1) as f64).sqrt())
     };
     let values: Vec<f64> = rows.iter().filter_map(rms).filter(|v| v.is_finite()).collect();
@@ -70,39 +50,24 @@ fn norms(rows: &[&Row], top: f64, height: f64, to: &mut String) {
     let (left, width) = NORMS;
     let bottom = top + height;
     frame(left, width, bottom, to);
-    let x = |i: usize| left + width * (i as f64 + 0.5) / values.len().max(1) as f64;
-    let y = |v: f64| bottom - height * v / high;
-    let points: Vec<_> =
-        values.iter().enumerate().map(|(i, v)| format!("{:.1},{:.1}", x(i), y(*v))).collect();
-    let _ = writeln!(to, "<polyline class=\"line\" points=\"{}\"/>", points.join(" "));
-    for (i, v) in values.iter().enumerate() {
-        let (x, y) = (x(i), y(*v));
-        let _ = writeln!(
-            to,
-            "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\"><title>layer {i}: {v:.4e}\
-             </title></circle>"
-        );
+    let each = width / values.len().max(1) as f64;
+    let at = |(i, v): (usize, &f64)| (left + each * (i as f64 + 0.5), bottom - height * v / high);
+    let points: Vec<(f64, f64)> = values.iter().enumerate().map(at).collect();
+    to.line("curve s0", &points);
+    for (i, (point, value)) in points.iter().zip(&values).enumerate() {
+        to.dot("f0", *point, &format!("layer {i}: {value:.4e}"));
     }
-    let _ = writeln!(
-        to,
-        "<text text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{high:.2e}</text>\n\
-         <text text-anchor=\"end\" x=\"{0:.1}\" y=\"{bottom:.1}\">0</text>",
-        left - 6.0,
-        top + 8.0
-    );
-    if let Some(last) = values.len().checked_sub(1).filter(|last| *last > 0) {
-        let (right, below) = (left + width, bottom + 14.0);
-        let _ = writeln!(
-            to,
-            "<text x=\"{left:.1}\" y=\"{below:.1}\">0</text>\n\
-             <text text-anchor=\"end\" x=\"{right:.1}\" y=\"{below:.1}\">{last}</text>"
-        );
+    to.text("end", (left - 6.0, top + 8.0), &format!("{high:.2e}"));
+    to.text("end", (left - 6.0, bottom), "0");
+    if values.len() > 1 {
+        to.text("", (left, bottom + 14.0), "0");
+        to.text("end", (left + width, bottom + 14.0), &(values.len() - 1).to_string());
     }
 }
 
-fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut String) {
+fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
     let mut bins: BTreeMap<i32, u64> = BTreeMap::new();
-    for stats in rows.iter().filter_map(|row| row.master.as_ref()) {
+    for stats in rows.iter().filter_map(|row| row.master()) {
         for (i, count) in stats.exponents.iter().enumerate().filter(|(_, count)| **count > 0) {
             *bins.entry(FIRST_EXPONENT + i as i32).or_default() += count;
         }
@@ -116,33 +81,15 @@ fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut String) {
     for (exponent, count) in &bins {
         let at = left + each * f64::from((*exponent).clamp(first, last) - first);
         let tall = (height * *count as f64 / most).max(0.7);
-        let _ = writeln!(
-            to,
-            "<rect class=\"bar\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{tall:.1}\">\
-             <title>2^{exponent}: {count}</title></rect>",
-            at + 0.5,
-            bottom - tall,
-            each - 1.0
-        );
+        let tip = format!("2^{exponent}: {count}");
+        to.rect("f0", (at + 0.5, bottom - tall), (each - 1.0, tall), &tip);
     }
     for exponent in (first..=last).step_by(10) {
         let at = left + each * (f64::from(exponent - first) + 0.5);
-        let _ = writeln!(
-            to,
-            "<text text-anchor=\"middle\" x=\"{at:.1}\" y=\"{:.1}\">{exponent}</text>",
-            bottom + 14.0
-        );
+        to.text("middle", (at, bottom + 14.0), &exponent.to_string());
     }
 }
 
-fn frame(left: f64, width: f64, bottom: f64, to: &mut String) {
-    let _ = writeln!(
-        to,
-        "<line class=\"grid\" x1=\"{left:.1}\" x2=\"{:.1}\" y1=\"{bottom:.1}\" y2=\"{bottom:.1}\"/>",
-        left + width
-    );
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+fn frame(left: f64, width: f64, bottom: f64, to: &mut Drawing) {
+    to.path("grid", &format!("M{left:.1} {bottom:.1}H{:.1}", left + width));
 }

@@ -2,6 +2,8 @@
 
 use super::{Diff, Inspection, Stats};
 use crate::base::{Bytes, Count};
+use crate::engine::{MASTER, SECOND};
+use std::collections::BTreeSet;
 use std::fmt;
 
 impl fmt::Display for Inspection {
@@ -78,9 +80,10 @@ impl Inspection {
             let shape: Vec<_> = row.shape.iter().map(|n| n.to_string()).collect();
             let decay = if row.decay { "yes" } else { "no" };
             write!(f, "  {:width$}  {:>14}  {decay:5}", row.name, shape.join(" × "))?;
-            numbers(f, row.master.as_ref())?;
+            numbers(f, row.master())?;
             writeln!(f, "{}", if row.as_initialised { "  as initialised" } else { "" })?;
-            for (name, stats) in [("m", &row.first_moment), ("v", &row.second_moment)] {
+            for (state, stats) in row.states.iter().filter(|(state, _)| *state != MASTER) {
+                let name = title(state);
                 if let Some(stats) = stats {
                     write!(f, "  {:>width$}  {:>14}       ", name, "")?;
                     numbers(f, Some(stats))?;
@@ -89,6 +92,16 @@ impl Inspection {
             }
         }
         writeln!(f)
+    }
+}
+
+/// A state's name in a table.
+fn title(state: &str) -> &str {
+    match state {
+        MASTER => "weight",
+        "first_moment" => "m",
+        SECOND => "v",
+        other => other,
     }
 }
 
@@ -108,21 +121,25 @@ impl fmt::Display for Diff {
             names.iter().try_for_each(|name| writeln!(f, "  {name}: only in {which}"))?;
         }
         let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(6).max(6);
-        writeln!(
-            f,
-            "\n  {:width$}  {:>11} {:>11} {:>11} {:>11}",
-            "‖B−A‖/‖A‖", "weight", "m", "v", "largest"
-        )?;
+        let states: BTreeSet<&str> =
+            self.tensors.iter().flat_map(|t| t.states.keys()).map(String::as_str).collect();
+        let mut states: Vec<&str> = states.into_iter().collect();
+        states.sort_by_key(|state| *state != MASTER);
+        write!(f, "\n  {:width$} ", "‖B−A‖/‖A‖")?;
+        states.iter().try_for_each(|state| write!(f, " {:>11}", title(state)))?;
+        writeln!(f, " {:>11}", "largest")?;
         for t in &self.tensors {
             if t.equal {
                 writeln!(f, "  {:width$}  {:>11}", t.name, "equal")?;
             } else {
-                let [w, m, v] = [t.master, t.first_moment, t.second_moment];
-                writeln!(
-                    f,
-                    "  {:width$}  {w:>11.4e} {m:>11.4e} {v:>11.4e} {:>11.4e}",
-                    t.name, t.largest
-                )?;
+                write!(f, "  {:width$} ", t.name)?;
+                for state in &states {
+                    match t.states.get(*state) {
+                        Some(change) => write!(f, " {change:>11.4e}")?,
+                        None => write!(f, " {:>11}", "")?,
+                    }
+                }
+                writeln!(f, " {:>11.4e}", t.largest)?;
             }
         }
         let equal = self.tensors.iter().filter(|t| t.equal).count();

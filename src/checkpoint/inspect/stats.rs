@@ -1,8 +1,7 @@
 //! Numbers that describe a tensor, gathered in one pass.
 
-use crate::base::DType;
-use crate::checkpoint::{Checkpoint, Digest, Tensor, Values};
-use crate::engine::Moment;
+use crate::checkpoint::{Checkpoint, Digest, Tensor};
+use crate::engine::{MASTER, MODEL};
 use serde::Serialize;
 
 /// Bins of the histogram: powers of two from 2⁻⁴⁰ up to 2²³; the first also holds what is smaller.
@@ -27,14 +26,14 @@ pub struct Stats {
     pub exponents: Vec<u64>,
     #[serde(skip)]
     pub digest: Digest,
-    /// Of the values rounded to the live weight's type.
+    /// Of the values rounded to the model weight's type.
     #[serde(skip)]
     pub rounded: Digest,
 }
 
 impl Stats {
-    /// Reads a tensor once, a few MiB at a time; every byte is verified on the way.
-    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, moment: Moment) -> anyhow::Result<Stats> {
+    /// Reads a state once, a few MiB at a time; every byte is verified on the way.
+    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
         let mut stats = Stats {
             count: 0,
             min: f64::INFINITY,
@@ -49,16 +48,20 @@ impl Stats {
             rounded: Digest::default(),
         };
         let (mut sum, mut squares) = (0.0, 0.0);
-        let live = DType::named(&tensor.live.dtype).filter(|_| moment == Moment::Master);
-        checkpoint.blocks(tensor, moment, &mut |first, values| {
-            stats.digest = stats.digest.and(Digest::of_values(first as u64, Values::F32(values)));
-            let halves = live.and_then(|dtype| Some((dtype, dtype.halves(values)?)));
-            let rounded = match &halves {
-                Some((dtype, bits)) => Values::halves(*dtype, bits),
-                None => Values::F32(values),
+        let dtype = tensor.state(state)?.dtype;
+        let model = tensor.states.get(MODEL).filter(|_| state == MASTER).map(|model| model.dtype);
+        checkpoint.blocks(tensor, state, &mut |first, bytes| {
+            let digest = Digest::of_values(first as u64, dtype, bytes);
+            stats.digest = stats.digest.and(digest);
+            let values = dtype.widen(bytes);
+            let rounded = match model.and_then(|model| Some((model, model.halves(&values)?))) {
+                Some((model, bits)) => {
+                    Digest::of_values(first as u64, model, bytemuck::cast_slice(&bits))
+                }
+                None => digest,
             };
-            stats.rounded = stats.rounded.and(Digest::of_values(first as u64, rounded));
-            for value in values {
+            stats.rounded = stats.rounded.and(rounded);
+            for value in &values {
                 let x = f64::from(*value);
                 stats.count += 1;
                 if !x.is_finite() {

@@ -11,7 +11,7 @@ pub struct Progress {
     doing: &'static str,
     total: u64,
     started: Instant,
-    said: Instant,
+    printed: Instant,
     bar: Option<ProgressBar>,
 }
 
@@ -32,7 +32,7 @@ impl Progress {
             bar.with_style(ProgressStyle::with_template(template).expect("a fixed template"))
         });
         let now = Instant::now();
-        Progress { doing, total, started: now, said: now, bar }
+        Progress { doing, total, started: now, printed: now, bar }
     }
 
     /// `read` bytes have been read.
@@ -40,8 +40,8 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(read);
             bar.set_message(message());
-        } else if self.said.elapsed() >= Duration::from_secs(10) {
-            self.said = Instant::now();
+        } else if self.printed.elapsed() >= Duration::from_secs(10) {
+            self.printed = Instant::now();
             let seconds = self.started.elapsed().as_secs_f64();
             let rate = read as f64 / seconds;
             let left = self.total.saturating_sub(read) as f64 / rate;

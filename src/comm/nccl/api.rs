@@ -1,24 +1,41 @@
-//! What is called in NCCL, and the numbers of its header.
+//! libnccl: the functions that are called in it.
 
 use crate::base::DType;
-use crate::device::cuda::driver::Handle;
-use crate::device::cuda::library::table;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use crate::device::cuda::library::{call, table};
+use cudarc::nccl::sys::{self, ncclDataType_t, ncclResult_t};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 
-/// 0 is success.
+/// An ncclResult_t as an integer; 0 is success.
 pub type Code = c_int;
 
+table! {
+    /// nccl.h
+    pub struct Api {
+        ncclGetErrorString ncclGetLastError ncclGetUniqueId
+        ncclCommInitRank ncclCommDestroy ncclCommAbort ncclCommGetAsyncError
+        ncclAllReduce ncclAllGather ncclReduceScatter ncclSend ncclRecv ncclGroupStart ncclGroupEnd
+    }
+}
+
+/// What two ranks on one GPU get.
+const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
+/// Not an error: not known yet.
+pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
+
 impl Api {
-    /// What a code means, and what the library has to say beside it.
+    /// What a code means, and the library's last message.
     pub fn error(&self, code: Code) -> String {
-        // SAFETY: both give a string that is there to stay, or null.
+        // By hand, since cudarc takes the code as an enum.
+        type Lookup = unsafe extern "C" fn(Code) -> *const c_char;
+        // SAFETY: both return a string that is there to stay, or null.
         let text = |text: *const c_char| unsafe {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string())
         };
-        // SAFETY: the communicator may be null (nccl.h).
+        // SAFETY: of that type (nccl.h); the communicator may be null.
         let (name, last) = unsafe {
-            (text((self.ncclGetErrorString)(code)), text((self.ncclGetLastError)(null_mut())))
+            let lookup = self.ncclGetErrorString.of_type::<Lookup>();
+            (text(lookup(code)), text(call!(self, ncclGetLastError(null_mut()))))
         };
         let hint = if code == INVALID_USAGE { " (two ranks on one GPU?)" } else { "" };
         let last = last.filter(|last| !last.is_empty()).map(|last| format!(": {last}"));
@@ -26,46 +43,13 @@ impl Api {
     }
 }
 
-/// What the ranks of a communicator know each other by.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Id(pub [u8; 128]);
-
-table! {
-    /// nccl.h
-    pub struct Api {
-        fn ncclGetErrorString(Code) -> *const c_char;
-        fn ncclGetLastError(Handle) -> *const c_char;
-        fn ncclGetUniqueId(*mut Id) -> Code;
-        fn ncclCommInitRank(*mut Handle, c_int, Id, c_int) -> Code;
-        fn ncclCommDestroy(Handle) -> Code;
-        fn ncclCommAbort(Handle) -> Code;
-        fn ncclCommGetAsyncError(Handle, *mut Code) -> Code;
-        fn ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> Code;
-        fn ncclAllGather(*const c_void, *mut c_void, usize, c_int, Handle, Handle) -> Code;
-        fn ncclReduceScatter(*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle)
-            -> Code;
-        fn ncclSend(*const c_void, usize, c_int, c_int, Handle, Handle) -> Code;
-        fn ncclRecv(*mut c_void, usize, c_int, c_int, Handle, Handle) -> Code;
-        fn ncclGroupStart() -> Code;
-        fn ncclGroupEnd() -> Code;
-    }
-}
-
-/// ncclResult_t: what two ranks on one GPU get, and what is not yet known.
-pub const INVALID_USAGE: Code = 5;
-pub const IN_PROGRESS: Code = 7;
-
-/// ncclRedOp_t
-pub const SUM: c_int = 0;
-
-/// ncclDataType_t
-pub fn data_type(dtype: DType) -> c_int {
+pub fn data_type(dtype: DType) -> ncclDataType_t {
     match dtype {
-        DType::I32 => 2,
-        DType::I64 => 4,
-        DType::F32 => 7,
-        DType::F16 => 6,
-        DType::BF16 => 9,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
     }
 }

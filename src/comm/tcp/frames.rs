@@ -1,7 +1,7 @@
 //! Frames as bytes: a header of 40 bytes, then the data as it lies in memory (little-endian).
 
 use super::super::Op;
-use super::super::inbox::{Frame, Label, What};
+use super::super::inbox::{Frame, OpId, OpSignature};
 use super::super::memory::Pool;
 use crate::base::DType;
 use std::io::{self, Read, Write};
@@ -21,19 +21,19 @@ const OPS: [Op; 5] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::Send,
 const GOODBYE: u8 = 255;
 
 pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
-    let Frame { label, what, data } = frame;
+    let Frame { id, signature, data } = frame;
     let place = |found: Option<usize>| found.expect("in its list") as u8;
     let data = data.bytes();
     let mut bytes = Vec::with_capacity(HEADER + data.len().min(SMALL));
-    bytes.extend(label.group.to_le_bytes());
-    bytes.extend(label.sequence.to_le_bytes());
-    bytes.extend(what.numel.to_le_bytes());
+    bytes.extend(id.group.to_le_bytes());
+    bytes.extend(id.sequence.to_le_bytes());
+    bytes.extend(signature.numel.to_le_bytes());
     bytes.extend((data.len() as u64).to_le_bytes());
-    bytes.push(place(OPS.iter().position(|op| *op == what.op)));
-    bytes.push(place(DType::ALL.iter().position(|dtype| *dtype == what.dtype)));
-    bytes.push(label.message as u8);
+    bytes.push(place(OPS.iter().position(|op| *op == signature.op)));
+    bytes.push(place(DType::ALL.iter().position(|dtype| *dtype == signature.dtype)));
+    bytes.push(id.message as u8);
     bytes.resize(HEADER, 0);
-    // One packet for what fits in one; a copy less for what does not.
+    // One packet for signature fits in one; a copy less for signature does not.
     let (with, after) = data.split_at(if data.len() <= SMALL { data.len() } else { 0 });
     bytes.extend(with);
     to.write_all(&bytes)?;
@@ -63,6 +63,6 @@ pub fn read(from: &mut TcpStream, pool: &Pool) -> io::Result<Option<Frame>> {
     }
     let mut data = pool.take(length as usize);
     from.read_exact(data.bytes_mut())?;
-    let label = Label { group: word(0), message: header[34] != 0, sequence: word(8) };
-    Ok(Some(Frame { label, what: What { op, dtype, numel: word(16) }, data }))
+    let id = OpId { group: word(0), message: header[34] != 0, sequence: word(8) };
+    Ok(Some(Frame { id, signature: OpSignature { op, dtype, numel: word(16) }, data }))
 }

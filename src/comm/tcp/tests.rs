@@ -1,6 +1,6 @@
-//! TCP ranks as threads of the test: the same bits as `threads`, and who is let in.
+//! TCP ranks as threads of the test: the same bits as `threads`, and which peers are accepted.
 
-mod strangers;
+mod unauthenticated;
 
 use super::super::tests::exercise::check_ops;
 use super::*;
@@ -22,8 +22,8 @@ fn joins(world: usize) -> Vec<Join> {
         secret: b"secret".to_vec(),
         binary: 1,
         manifest: 2,
-        patience: Duration::from_secs(10),
-        watch: Watch::new(Duration::from_secs(10)),
+        start_timeout: Duration::from_secs(10),
+        watchdog: Watchdog::new(Duration::from_secs(10)),
     };
     (0..world).map(join).collect()
 }
@@ -54,7 +54,7 @@ fn every_op_gives_the_same_bits_as_among_threads() {
 #[test]
 fn a_missing_rank_is_named() {
     let mut joins = joins(4);
-    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(500));
+    joins.iter_mut().for_each(|join| join.start_timeout = Duration::from_millis(500));
     let address = joins[0].address.clone();
     joins.remove(2);
     let line = format!("rank 2 did not come to {address} in 0 s; 3 of 4 are there");
@@ -62,20 +62,20 @@ fn a_missing_rank_is_named() {
 }
 
 #[test]
-fn a_rank_that_comes_twice_is_told() {
+fn a_rank_that_comes_twice_is_rejected() {
     let mut joins = joins(3);
-    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(700));
+    joins.iter_mut().for_each(|join| join.start_timeout = Duration::from_millis(700));
     joins[2].rank = 1;
     let ends = run(joins, |_| ());
     let lines: Vec<&str> = ends.iter().map(|end| end.as_ref().unwrap_err().as_str()).collect();
     assert!(lines[0].starts_with("rank 2 did not come"), "{lines:?}");
     assert!(lines[0].ends_with("2 of 3 are there; rank 1 came twice"), "{lines:?}");
-    let told = "rank 1 is already here: two processes say they are it";
-    assert!(lines[1..].contains(&told) && lines[1..].contains(&lines[0]), "{lines:?}");
+    let rejected = "rank 1 is already here: two processes say they are it";
+    assert!(lines[1..].contains(&rejected) && lines[1..].contains(&lines[0]), "{lines:?}");
 }
 
 #[test]
-fn the_odd_one_out_is_named() {
+fn a_rank_that_differs_is_named() {
     type Change = fn(&mut Join);
     let cases: [(Change, &str); 3] = [
         (|join| join.binary = 7, "runs another program than the other 3: 0000000000000007, not "),
@@ -93,9 +93,9 @@ fn the_odd_one_out_is_named() {
 }
 
 #[test]
-fn another_job_and_another_secret_are_kept_out() {
+fn another_job_and_another_secret_are_rejected() {
     let mut joins = joins(4);
-    joins.iter_mut().for_each(|join| join.patience = Duration::from_millis(700));
+    joins.iter_mut().for_each(|join| join.start_timeout = Duration::from_millis(700));
     joins[2].job = "test 2".into();
     joins[3].secret = b"guess".to_vec();
     let address = joins[0].address.clone();
@@ -103,7 +103,7 @@ fn another_job_and_another_secret_are_kept_out() {
     let line = format!("ranks 2, 3 did not come to {address} in 1 s; 2 of 4 are there");
     assert_eq!(ends[..2], [Err(line.clone()), Err(line)]);
     for (rank, end) in ends.iter().enumerate().skip(2) {
-        let why = "another job is there, or one with another secret";
+        let why = "a rank of another job answers, or one with another secret";
         let what =
             format!("rank {rank} (node n{rank}) did not find rank 0 at {address} in 1 s: {why}");
         assert_eq!(end.as_ref().unwrap_err(), &what);

@@ -5,7 +5,7 @@ use super::on_threads;
 use crate::comm::{Failed, Group, World, catch, threads};
 use std::time::{Duration, Instant};
 
-/// What each rank of a failing world of three says. Rank 2 ends as `last` has it.
+/// The failure line of each of three ranks. Rank 2 ends as `last` does.
 fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
     let started = Instant::now();
     let ends = on_threads(threads::world(3), |world| {
@@ -73,7 +73,7 @@ fn a_rank_that_gives_up_says_why() {
 #[test]
 fn a_panic_of_a_rank_fails_the_others() {
     let lines = lines(|world, _| {
-        world.recorder().doing("forward");
+        world.recorder().set_phase("forward");
         Failed::new("a panic, silently").raise();
     });
     assert_eq!(lines[0], "rank 2 panicked, while: forward");

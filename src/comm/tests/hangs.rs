@@ -3,19 +3,20 @@
 use super::exercise::Numbers;
 use super::on_threads;
 use crate::base::DType;
-use crate::comm::{Collective, Dump, Event, GroupCount, Op, RankReport, Watch, World};
-use crate::comm::{catch, threads, verdict};
+use crate::comm::{Collective, Dump, Event, GroupCount, Op, RankReport, Watchdog, World};
+use crate::comm::{catch, diagnose, threads};
 use std::time::{Duration, Instant};
 
-/// What the ranks of a watched world say when they run `rank`, and the dump.
+/// The failure line of a watched world whose ranks run `rank`, and its dump.
 fn hang(size: usize, rank: fn(&World)) -> (String, Dump) {
     let folder = tempfile::tempdir().unwrap();
     let dumps = folder.path().join("dump");
-    let watch = Watch { dumps: Some(dumps.clone()), ..Watch::new(Duration::from_millis(200)) };
+    let watchdog =
+        Watchdog { dumps: Some(dumps.clone()), ..Watchdog::new(Duration::from_millis(200)) };
     let started = Instant::now();
-    let ends = on_threads(threads::watched(size, &watch), |world| {
+    let ends = on_threads(threads::watched(size, &watchdog), |world| {
         catch(move || {
-            world.recorder().place(&format!("DP{}", world.rank()));
+            world.recorder().set_coord(&format!("DP{}", world.rank()));
             rank(&world)
         })
     });
@@ -32,7 +33,7 @@ fn starts_and_ends(line: &str, start: &str, end: &str) {
     assert!(line.starts_with(start) && line.contains(end), "{line}\nis not\n{start} … {end}");
 }
 
-/// Sleeps until the others were told, so that the rank neither waits nor ends.
+/// Sleeps until the process group has failed, so that the rank neither waits nor ends.
 fn busy(world: &World) {
     for _ in 0..1000 {
         if world.failed().is_some() {
@@ -48,18 +49,18 @@ fn a_rank_that_reads_data_for_ever_is_named() {
         let group = world.group("dp", &[0, 1, 2, 3]);
         let x = Numbers::f32(vec![1.0; 10]);
         group.all_reduce(x.tensor());
-        world.recorder().doing("reading data");
+        world.recorder().set_phase("reading data");
         if world.rank() == 2 {
             return busy(world);
         }
-        world.recorder().doing("forward");
+        world.recorder().set_phase("forward");
         group.all_reduce(x.tensor());
     });
     let start = "rank 2 (DP2) never entered all_reduce #2 of group dp; last event: reading data; \
                  3 ranks waiting 0 s";
     assert_eq!(line, start);
-    assert_eq!(dump.verdict().as_ref(), Some(&line), "the dump gives the same verdict");
-    assert_eq!(dump.ranks[1].doing, "forward");
+    assert_eq!(dump.diagnose().as_ref(), Some(&line), "the dump gives the same diagnosis");
+    assert_eq!(dump.ranks[1].phase, "forward");
 }
 
 /// 0 waits for 1 in tp, 1 waits for 2 in dp, and 2 is at fault; 3 waits for 2 in tp.
@@ -79,7 +80,7 @@ fn the_chain_of_waiting_is_followed_to_its_end() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_are_a_circle() {
+fn ranks_that_wait_for_each_other_are_a_deadlock() {
     let (line, _) = hang(2, |world| {
         let (a, b) = (world.group("a", &[0, 1]), world.group("b", &[0, 1]));
         let x = Numbers::f32(vec![1.0; 10]);
@@ -88,7 +89,7 @@ fn ranks_that_wait_for_each_other_are_a_circle() {
         second.all_reduce(x.tensor());
     });
     let (one, other) = ("rank 0 in all_reduce #1 of group a", "rank 1 in all_reduce #1 of group b");
-    assert!(line.starts_with("the ranks wait in a circle: "), "{line}");
+    assert!(line.starts_with("deadlock: "), "{line}");
     assert!(line.contains(one) && line.contains(other) && line.ends_with("waiting 0 s"), "{line}");
 }
 
@@ -120,9 +121,9 @@ fn a_message_that_is_never_received_names_its_receiver() {
             RankReport { now: 9.0, groups: vec![other], ..RankReport::unknown(1) },
         ]
     };
-    let line = verdict(&sent(2), 5.0).unwrap();
+    let line = diagnose(&sent(2), 5.0).unwrap();
     starts_and_ends(&line, "rank 1 never received send #3 of group pp", "1 rank waiting 8 s");
-    let line = verdict(&sent(3), 5.0).unwrap();
+    let line = diagnose(&sent(3), 5.0).unwrap();
     assert!(line.starts_with("rank 0 waits for "), "both have entered it: {line}");
 }
 
@@ -149,8 +150,8 @@ fn a_stuck_queue_is_seen_through() {
 
 #[test]
 fn slow_is_not_stuck() {
-    let watch = Watch::new(Duration::from_millis(1000));
-    on_threads(threads::watched(2, &watch), |world| {
+    let watchdog = Watchdog::new(Duration::from_millis(1000));
+    on_threads(threads::watched(2, &watchdog), |world| {
         let group = world.group("dp", &[0, 1]);
         let x = Numbers::f32(vec![1.0; 10]);
         for _ in 0..3 {
@@ -184,8 +185,8 @@ fn the_line_reads_as_asked_for() {
         };
         RankReport {
             node: format!("n{}", rank / 3),
-            place: "TP1 PP3 DP0".into(),
-            doing: if rank == 37 { "reading data" } else { "backward" }.into(),
+            coord: "TP1 PP3 DP0".into(),
+            phase: if rank == 37 { "reading data" } else { "backward" }.into(),
             now: 100.0,
             groups: vec![GroupCount { collectives: entered, ..GroupCount::new("dp", &dp) }],
             events: if rank == 37 { Vec::new() } else { vec![event] },
@@ -195,10 +196,10 @@ fn the_line_reads_as_asked_for() {
     let mut reports: Vec<RankReport> = (0..384).map(report).collect();
     let line = "rank 37 (node n12, TP1 PP3 DP0) never entered all_reduce #12345 of group dp; \
                 last event: reading data; 383 ranks waiting 41 s";
-    assert_eq!(verdict(&reports, 41.0).as_deref(), Some(line));
-    assert_eq!(verdict(&reports, 42.0), None, "not yet");
+    assert_eq!(diagnose(&reports, 41.0).as_deref(), Some(line));
+    assert_eq!(diagnose(&reports, 42.0), None, "not yet");
     reports[37].silent = Some(44.0);
     let line = "rank 37 (node n12, TP1 PP3 DP0) is silent for 44 s: stopped, or cut off; \
                 last event: reading data; 383 ranks waiting 41 s";
-    assert_eq!(verdict(&reports, 42.0).as_deref(), Some(line));
+    assert_eq!(diagnose(&reports, 42.0).as_deref(), Some(line));
 }

@@ -1,13 +1,12 @@
 //! Work on a corpus by several threads: one reads, some work, and the caller gets the results in
 //! the corpus's order. A fixed number of chunks is under way at a time, so memory is bounded.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::sync_channel;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::{Chunk, Input, chunks};
+use crate::base;
 
 /// How a corpus is read.
 pub struct Reading<'a> {
@@ -27,9 +26,6 @@ pub struct Report {
     pub text: u64,
 }
 
-/// A chunk on its way to a worker, with its place in the order.
-type Job = (u64, Result<(Chunk, Report)>);
-
 /// Gives every chunk to `work` on some thread (each has a `state` of its own), and what comes back,
 /// in order, to `sink`. Stops at the first error in that order.
 pub fn in_order<S, T: Send>(
@@ -38,27 +34,21 @@ pub fn in_order<S, T: Send>(
     work: impl Fn(&mut S, Chunk) -> Result<T> + Sync,
     mut sink: impl FnMut(T, Report) -> Result<()>,
 ) -> Result<()> {
-    let under_way = 4 * reading.threads;
-    let (permit, permits) = channel();
-    (0..under_way).for_each(|_| permit.send(()).expect("the receiver is right here"));
-    let (send, jobs) = sync_channel(under_way);
-    let jobs = Mutex::new(jobs);
-    let (send_done, done) = channel();
+    // So many chunks wait for a thread, and so many are with one or wait for the sink.
+    let room = 2 * reading.threads;
+    let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {
-        scope.spawn(move || read(reading, &permits, |job| send.send(job).is_ok()));
-        for _ in 0..reading.threads {
-            let (jobs, state, work, done) = (&jobs, &state, &work, send_done.clone());
-            scope.spawn(move || worker(jobs, state(), work, &done));
-        }
-        drop(send_done);
-        let ended = collect(&done, &permit, &mut sink);
-        drop((done, permit)); // on an error the others find their channels closed, and end
-        ended
+        scope.spawn(move || read(reading, |chunk| send.send(chunk).is_ok()));
+        let work = |state: &mut S, chunk: Result<(Chunk, Report)>| {
+            chunk.and_then(|(chunk, report)| Ok((work(state, chunk)?, report)))
+        };
+        let sink =
+            |result: Result<(T, Report)>| result.and_then(|(item, report)| sink(item, report));
+        base::in_order(reading.threads, room, chunks, state, work, sink)
     })
 }
 
-fn read(reading: &Reading<'_>, permits: &Receiver<()>, mut send: impl FnMut(Job) -> bool) {
-    let mut number = 0;
+fn read(reading: &Reading<'_>, mut send: impl FnMut(Result<(Chunk, Report)>) -> bool) {
     let mut files = 0; // bytes of the files before the present one
     let mut text = 0;
     for input in reading.inputs {
@@ -66,12 +56,11 @@ fn read(reading: &Reading<'_>, permits: &Receiver<()>, mut send: impl FnMut(Job)
         let cut = chunks::cut(input, reading.whole_texts, |chunk| {
             text += chunk.bytes.len() as u64;
             let report = Report { read: files + chunk.read, text };
-            goes_on = permits.recv().is_ok() && send((number, Ok((chunk, report))));
-            number += 1;
+            goes_on = send(Ok((chunk, report)));
             goes_on
         });
         if let Err(error) = cut {
-            send((number, Err(error)));
+            send(Err(error));
             return;
         }
         if !goes_on {
@@ -79,39 +68,4 @@ fn read(reading: &Reading<'_>, permits: &Receiver<()>, mut send: impl FnMut(Job)
         }
         files += input.size;
     }
-}
-
-fn worker<S, T>(
-    jobs: &Mutex<Receiver<Job>>,
-    mut state: S,
-    work: impl Fn(&mut S, Chunk) -> Result<T>,
-    done: &Sender<(u64, Result<(T, Report)>)>,
-) {
-    loop {
-        let job = jobs.lock().map(|jobs| jobs.recv());
-        let Ok(Ok((number, job))) = job else { return };
-        let result = job.and_then(|(chunk, report)| Ok((work(&mut state, chunk)?, report)));
-        if done.send((number, result)).is_err() {
-            return;
-        }
-    }
-}
-
-fn collect<T>(
-    done: &Receiver<(u64, Result<(T, Report)>)>,
-    permit: &Sender<()>,
-    sink: &mut impl FnMut(T, Report) -> Result<()>,
-) -> Result<()> {
-    let mut waiting = BTreeMap::new();
-    let mut next = 0;
-    for (number, result) in done {
-        waiting.insert(number, result);
-        while let Some(result) = waiting.remove(&next) {
-            let (item, report) = result?;
-            sink(item, report)?;
-            permit.send(()).ok(); // the reader may have finished
-            next += 1;
-        }
-    }
-    waiting.is_empty().then_some(()).context("a worker thread died")
 }

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::super::indexed::{Access, Indexed, Mapped};
-use super::{Array, Extent, Order, Wish};
+use super::{Array, Extent, Order, OrderSpec};
 
 /// A folder of orders. Files in it may be removed at any time between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,17 +43,17 @@ impl Cache {
     /// others wait. Fails if the folder cannot be written.
     pub fn order(
         &self,
-        wish: &Wish,
+        spec: &OrderSpec,
         dataset: &Indexed,
         part: Range<usize>,
         place: &str,
     ) -> Result<Order> {
         let lengths = dataset.lengths();
-        let extent = Extent::new(wish, lengths, &part, place)?;
+        let extent = Extent::new(spec, lengths, &part, place)?;
         if extent.bytes() < self.from_bytes {
-            return Ok(Order::of_extent(&extent, wish, lengths, part));
+            return Ok(Order::of_extent(&extent, spec, lengths, part));
         }
-        let key = key(wish, &extent, dataset, &part);
+        let key = key(spec, &extent, dataset, &part);
         let name = format!("order-{:016x}", xxh3_64(bytemuck::cast_slice(&key)));
         let path = self.folder.join(&name);
         let failed = || {
@@ -65,32 +65,32 @@ impl Cache {
             )
         };
         fs::create_dir_all(&self.folder).with_context(failed)?;
-        if let Some(order) = read(&path, &key, wish, &extent)? {
+        if let Some(order) = read(&path, &key, spec, &extent)? {
             return Ok(order);
         }
         let lock = File::create(path.with_extension("lock")).with_context(failed)?;
         let locked = lock.lock().is_ok(); // not every network file system can
-        if let Some(order) = read(&path, &key, wish, &extent)?.filter(|_| locked) {
+        if let Some(order) = read(&path, &key, spec, &extent)?.filter(|_| locked) {
             return Ok(order);
         }
-        let order = Order::of_extent(&extent, wish, lengths, part);
+        let order = Order::of_extent(&extent, spec, lengths, part);
         if !locked {
             return Ok(order);
         }
         publish(&path, &key, &order).with_context(failed)?;
         drop(order); // from here on it is the file's, which needs no memory
-        read(&path, &key, wish, &extent)?.with_context(|| {
+        read(&path, &key, spec, &extent)?.with_context(|| {
             format!("{} does not hold what was just written to it", path.display())
         })
     }
 }
 
-fn key(wish: &Wish, extent: &Extent, dataset: &Indexed, part: &Range<usize>) -> Key {
+fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>) -> Key {
     [
         MAGIC,
-        wish.rule as u64,
-        wish.seq_len as u64,
-        wish.seed,
+        spec.rule as u64,
+        spec.seq_len as u64,
+        spec.seed,
         extent.epochs,
         extent.samples,
         extent.apart.map_or(0, |apart| apart + 1),
@@ -103,7 +103,7 @@ fn key(wish: &Wish, extent: &Extent, dataset: &Indexed, part: &Range<usize>) -> 
 }
 
 /// The order in a file; `None` if there is no file, or not this order, whole.
-fn read(path: &Path, key: &Key, wish: &Wish, extent: &Extent) -> Result<Option<Order>> {
+fn read(path: &Path, key: &Key, spec: &OrderSpec, extent: &Extent) -> Result<Option<Order>> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -124,7 +124,7 @@ fn read(path: &Path, key: &Key, wish: &Wish, extent: &Extent) -> Result<Option<O
     let (starts, sequences, shuffle) =
         (list(extent.samples + 1, 8), list(extent.entries, 4), list(extent.samples, 4));
     Ok(Some(Order {
-        seq_len: wish.seq_len,
+        seq_len: spec.seq_len,
         epochs: extent.epochs,
         sequences: mapped(sequences),
         starts: mapped(starts),

@@ -20,7 +20,7 @@ use crate::manifest::DataRule;
 
 /// What an order is made from, besides the sequences' lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct OrderSpec {
     pub rule: DataRule,
     pub seq_len: usize,
     /// At least this many samples, over as many epochs as it takes; `None` is one epoch.
@@ -45,7 +45,7 @@ pub struct Order {
 
 /// A stretch of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SequenceSlice {
     pub sequence: usize,
     pub offset: u32,
     pub count: usize,
@@ -64,15 +64,20 @@ struct Extent {
 impl Order {
     /// The order over `part` of a dataset whose sequences have these `lengths`. `place` names the
     /// dataset in errors: no tokens, or more samples than 2^32.
-    pub fn build(wish: &Wish, lengths: &[u32], part: Range<usize>, place: &str) -> Result<Order> {
-        let extent = Extent::new(wish, lengths, &part, place)?;
-        Ok(Order::of_extent(&extent, wish, lengths, part))
+    pub fn build(
+        spec: &OrderSpec,
+        lengths: &[u32],
+        part: Range<usize>,
+        place: &str,
+    ) -> Result<Order> {
+        let extent = Extent::new(spec, lengths, &part, place)?;
+        Ok(Order::of_extent(&extent, spec, lengths, part))
     }
 
-    fn of_extent(extent: &Extent, wish: &Wish, lengths: &[u32], part: Range<usize>) -> Order {
-        let mut random = RandomState::new(wish.seed as u32);
+    fn of_extent(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
+        let mut random = RandomState::new(spec.seed as u32);
         let sequences = sequences(extent, part, &mut random);
-        let starts = starts(wish.seq_len, extent.samples, &sequences, lengths);
+        let starts = starts(spec.seq_len, extent.samples, &sequences, lengths);
         let mut shuffle: Vec<u32> = (0..extent.samples as u32).collect();
         let (first, last) = shuffle.split_at_mut(extent.apart.unwrap_or(extent.samples) as usize);
         random.shuffle(first);
@@ -80,7 +85,7 @@ impl Order {
             random.shuffle(last);
         }
         let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
-        Order { seq_len: wish.seq_len, epochs: extent.epochs, sequences, starts, shuffle }
+        Order { seq_len: spec.seq_len, epochs: extent.epochs, sequences, starts, shuffle }
     }
 
     /// How many samples there are.
@@ -94,16 +99,16 @@ impl Order {
     }
 
     /// The stretches that make up the sample at position k, seq_len + 1 tokens in all.
-    pub fn pieces<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<Pieces<'a>> {
+    pub fn slices<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<SequenceSlices<'a>> {
         let sample = self.shuffle.at(k as usize)?;
         let [at, offset] = self.starts.at(sample as usize)?;
         let (sequences, left) = (&self.sequences, self.seq_len + 1);
-        Ok(Pieces { sequences, lengths, at: at as usize, offset, left })
+        Ok(SequenceSlices { sequences, lengths, at: at as usize, offset, left })
     }
 }
 
 /// The stretches of one sample that are still to come.
-pub struct Pieces<'a> {
+pub struct SequenceSlices<'a> {
     sequences: &'a Array<u32>,
     lengths: &'a [u32],
     at: usize,
@@ -111,20 +116,23 @@ pub struct Pieces<'a> {
     left: usize,
 }
 
-impl Pieces<'_> {
+impl SequenceSlices<'_> {
     /// The next stretch. Fails only where a cached order was changed while it was being read.
     #[expect(clippy::should_implement_trait, reason = "failing, it is no Iterator")]
-    pub fn next(&mut self) -> Result<Option<Piece>> {
+    pub fn next(&mut self) -> Result<Option<SequenceSlice>> {
         while self.left > 0 {
             let sequence = self.sequences.at(self.at)? as usize;
             let length = self.lengths.get(sequence);
             let rest = length.and_then(|length| length.checked_sub(self.offset));
             let rest = rest.context("the cached order of samples changed while it was read")?;
-            let piece =
-                Piece { sequence, offset: self.offset, count: self.left.min(rest as usize) };
-            (self.at, self.offset, self.left) = (self.at + 1, 0, self.left - piece.count);
-            if piece.count > 0 {
-                return Ok(Some(piece));
+            let slice = SequenceSlice {
+                sequence,
+                offset: self.offset,
+                count: self.left.min(rest as usize),
+            };
+            (self.at, self.offset, self.left) = (self.at + 1, 0, self.left - slice.count);
+            if slice.count > 0 {
+                return Ok(Some(slice));
             }
         }
         Ok(None)
@@ -136,9 +144,9 @@ impl Pieces<'_> {
 const MOST: u128 = u32::MAX as u128 - 1;
 
 impl Extent {
-    fn new(wish: &Wish, lengths: &[u32], part: &Range<usize>, place: &str) -> Result<Extent> {
+    fn new(spec: &OrderSpec, lengths: &[u32], part: &Range<usize>, place: &str) -> Result<Extent> {
         let tokens = lengths[part.clone()].iter().map(|length| *length as u64).sum();
-        extent(wish, tokens, part, place)
+        extent(spec, tokens, part, place)
     }
 
     /// Bytes of the order.
@@ -147,10 +155,10 @@ impl Extent {
     }
 }
 
-fn extent(wish: &Wish, tokens: u64, part: &Range<usize>, place: &str) -> Result<Extent> {
+fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Result<Extent> {
     let refuse = |what: String, remedy: &str| Err(Problems::one(place, what, remedy).into());
-    if wish.seed > u32::MAX as u64 {
-        let what = format!("the data seed {} is not below 2^32", wish.seed);
+    if spec.seed > u32::MAX as u64 {
+        let what = format!("the data seed {} is not below 2^32", spec.seed);
         return refuse(what, "choose a smaller data.seed");
     }
     if tokens == 0 {
@@ -160,9 +168,9 @@ fn extent(wish: &Wish, tokens: u64, part: &Range<usize>, place: &str) -> Result<
         );
         return refuse(what, "give this part of the split a larger share, or use a larger dataset");
     }
-    let seq_len = wish.seq_len as u128;
+    let seq_len = spec.seq_len as u128;
     let tokens = tokens as u128;
-    let wanted = wish.samples.map_or(0, |samples| samples as u128 * seq_len + 1);
+    let wanted = spec.samples.map_or(0, |samples| samples as u128 * seq_len + 1);
     let epochs = wanted.div_ceil(tokens).max(1);
     let samples = (epochs * tokens - 1) / seq_len;
     let entries = epochs * part.len() as u128;
@@ -177,9 +185,9 @@ fn extent(wish: &Wish, tokens: u64, part: &Range<usize>, place: &str) -> Result<
     let mut apart = None;
     if epochs > 1 {
         let before = ((epochs - 1) * tokens - 1) / seq_len;
-        let last = wish.samples.unwrap_or(0) as u128 - before;
+        let last = spec.samples.unwrap_or(0) as u128 - before;
         let per_epoch = (tokens - 1) / seq_len;
-        let share = match wish.rule {
+        let share = match spec.rule {
             DataRule::MegatronCore => 0.80,
             DataRule::MegatronDeepSpeed => 0.95,
         };

@@ -67,7 +67,7 @@ impl<'a> Encoder<'a> {
         self
     }
 
-    /// Appends the ids of `text` to `ids`. Byte-level BPE never fails; a foreign tokenizer may have
+    /// Appends the ids of `text` to `ids`. Byte-level BPE never fails; a Hugging Face tokenizer may have
     /// no token for a word.
     pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         match &self.tokenizer.rules {
@@ -82,7 +82,7 @@ impl<'a> Encoder<'a> {
     pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
-            Rules::Foreign(foreign) => return foreign.encode(text, self.parse_special, ids),
+            Rules::HuggingFace(hf) => return hf.encode(text, self.parse_special, ids),
         };
         let mut rest = text;
         while let Some((at, content, id)) = self.next_special(rest) {
@@ -108,7 +108,7 @@ impl<'a> Encoder<'a> {
     fn ordinary(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
         let mut at = 0;
         while at < text.len() {
-            let end = bpe.cut.end(text, at);
+            let end = bpe.pre_tokenizer.end(text, at);
             self.piece(bpe, text.as_bytes(), at, end, ids);
             at = end;
         }

@@ -7,10 +7,11 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::byte_alphabet::{Reading, spelled};
+use super::end_of_document::end_of_document;
 use super::merges::{Merge, Merges};
-use super::pieces::{self, Cut};
-use super::spelling::{Reading, spelled};
-use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, foreign};
+use super::pre_tokenizer::{self, PreTokenizer};
+use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, hugging_face};
 use crate::base::Problems;
 
 /// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
@@ -89,7 +90,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
         serde_json::from_str(&text).map_err(not_json)?
     };
     if let Some(why) = unsupported(&file) {
-        return foreign::load(&path, &why);
+        return hugging_face::load(&path, &why);
     }
     let mut tokenizer = build(file, &path)?;
     tokenizer.eod = end_of_document(&tokenizer, &path);
@@ -145,7 +146,8 @@ fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
 fn build(file: File, path: &Path) -> Result<Tokenizer> {
     let mut problems = Problems::default();
     let place = path.display().to_string();
-    let (cut, prefix_space) = cut(&file.pre_tokenizer).expect("checked by the caller");
+    let (pre_tokenizer, prefix_space) =
+        known_pattern(&file.pre_tokenizer).expect("checked by the caller");
     let bytes = bytes(&file, &place, &mut problems);
     let of_byte = of_byte(&bytes, &place, &mut problems);
     let merges = merges(&file.model, &place, &mut problems);
@@ -157,7 +159,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
         ids.filter_map(|(bytes, id)| Some((bytes.clone()?, id))).collect()
     });
     let (vocab, merges) = (bytes.len(), Merges::new(&merges));
-    let bpe = Bpe { bytes, of_byte, merges, cut, prefix_space, whole_pieces };
+    let bpe = Bpe { bytes, of_byte, merges, pre_tokenizer, prefix_space, whole_pieces };
     Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(Box::new(bpe)) })
 }
 
@@ -175,7 +177,7 @@ fn unsupported(file: &File) -> Option<String> {
     if !post.is_null() && post["type"] != "ByteLevel" {
         return Some(format!("it adds to texts by {}", post["type"]));
     }
-    if cut(&file.pre_tokenizer).is_none() {
+    if known_pattern(&file.pre_tokenizer).is_none() {
         return Some(format!("its pre_tokenizer is {}", file.pre_tokenizer));
     }
     let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
@@ -185,22 +187,22 @@ fn unsupported(file: &File) -> Option<String> {
 }
 
 /// How text is cut, and whether a space is put before it.
-fn cut(pre_tokenizer: &Value) -> Option<(Cut, bool)> {
+fn known_pattern(pre_tokenizer: &Value) -> Option<(PreTokenizer, bool)> {
     match pre_tokenizer["type"].as_str()? {
         "ByteLevel" => {
             let uses_regex = pre_tokenizer["use_regex"].as_bool().unwrap_or(true);
-            let cut = if uses_regex { Cut::Gpt2 } else { Cut::Whole };
+            let cut = if uses_regex { PreTokenizer::Gpt2 } else { PreTokenizer::Whole };
             Some((cut, pre_tokenizer["add_prefix_space"].as_bool().unwrap_or(true)))
         }
         "Sequence" => {
             let [split, byte_level] = &pre_tokenizer["pretokenizers"].as_array()?[..] else {
                 return None;
             };
-            let (Cut::Whole, false) = cut(byte_level)? else { return None };
+            let (PreTokenizer::Whole, false) = known_pattern(byte_level)? else { return None };
             let isolated = split["behavior"] == "Isolated" && split["invert"] != true;
             match split["pattern"]["Regex"].as_str()? {
-                pieces::BLOOM if isolated => Some((Cut::Bloom, false)),
-                pieces::GPT2 if isolated => Some((Cut::Gpt2, false)),
+                pre_tokenizer::BLOOM if isolated => Some((PreTokenizer::Bloom, false)),
+                pre_tokenizer::GPT2 if isolated => Some((PreTokenizer::Gpt2, false)),
                 _ => None,
             }
         }
@@ -273,19 +275,6 @@ fn merges(model: &Model, place: &str, problems: &mut Problems) -> Vec<Merge> {
         }
     }
     merges
-}
-
-/// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
-/// the names in use.
-pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
-    let config = std::fs::read_to_string(path.with_file_name("tokenizer_config.json")).ok();
-    let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
-    let named = config.and_then(|config| {
-        let name = &config["eos_token"];
-        name["content"].as_str().or(name.as_str()).and_then(|name| tokenizer.special(name))
-    });
-    let known = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<eod>"];
-    named.or_else(|| known.iter().find_map(|name| tokenizer.special(name)))
 }
 
 /// Writes a tokenizer.json of byte-level BPE with GPT-2's pattern. `tokens` in the order of their

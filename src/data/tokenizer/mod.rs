@@ -1,18 +1,19 @@
 //! Text to token ids and back: byte-level byte-pair encoding (GPT-2, BLOOM), read from a Hugging
 //! Face `tokenizer.json`, and trained here. Other tokenizers go through Hugging Face's crate.
 //!
-//! Text is first cut into pieces (`pieces`), the bytes of each piece are then merged pair by pair
+//! Text is first cut into pieces (`pre_tokenizer`), the bytes of each piece are then merged pair by pair
 //! in the order the merges were learned (`merges`). Most pieces have been seen before: an `Encoder`
 //! remembers them.
 //!
 //! Does not know datasets or files of text.
 
 mod encoder;
-mod foreign;
+mod end_of_document;
+mod hugging_face;
 mod json;
 mod merges;
-mod pieces;
-mod spelling;
+mod pre_tokenizer;
+mod byte_alphabet;
 mod train;
 
 pub use encoder::Encoder;
@@ -23,9 +24,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use foreign::Foreign;
+use hugging_face::HfTokenizer;
 use merges::Merges;
-use pieces::Cut;
+use pre_tokenizer::PreTokenizer;
 
 /// A vocabulary with its rules. Immutable; threads share one and each make their own `Encoder`.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ pub struct Tokenizer {
 enum Rules {
     Bpe(Box<Bpe>),
     /// Anything else, left to Hugging Face's own crate.
-    Foreign(Foreign),
+    HuggingFace(HfTokenizer),
 }
 
 /// Byte-level BPE.
@@ -53,7 +54,7 @@ struct Bpe {
     /// The id of each single byte.
     of_byte: [u32; 256],
     merges: Merges,
-    cut: Cut,
+    pre_tokenizer: PreTokenizer,
     /// A space is put before text that does not start with one.
     prefix_space: bool,
     /// A piece that is a token as a whole is not merged up but taken.
@@ -76,7 +77,7 @@ impl Tokenizer {
             bytes,
             of_byte: std::array::from_fn(|byte| byte as u32),
             merges: Merges::new(&[]),
-            cut: Cut::Whole,
+            pre_tokenizer: PreTokenizer::Whole,
             prefix_space: false,
             whole_pieces: None,
         }));
@@ -98,8 +99,8 @@ impl Tokenizer {
     /// and encoded in parts, with the same ids.
     pub fn cuts_at_lines(&self) -> bool {
         match &self.rules {
-            Rules::Bpe(bpe) => bpe.cut != Cut::Whole || bpe.merges.is_empty(),
-            Rules::Foreign(_) => false,
+            Rules::Bpe(bpe) => bpe.pre_tokenizer != PreTokenizer::Whole || bpe.merges.is_empty(),
+            Rules::HuggingFace(_) => false,
         }
     }
 
@@ -118,7 +119,7 @@ impl Tokenizer {
         &self.special
     }
 
-    /// The ids of a text. Special tokens spelled out in it are ordinary text. What a foreign
+    /// The ids of a text. Special tokens spelled out in it are ordinary text. What a Hugging Face
     /// tokenizer has no tokens for is left out.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
@@ -130,15 +131,15 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.rules {
             Rules::Bpe(_) => String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned(),
-            Rules::Foreign(foreign) => foreign.decode(ids),
+            Rules::HuggingFace(hf) => hf.decode(ids),
         }
     }
 
-    /// The exact bytes of some ids (of a foreign tokenizer: those of the decoded text).
+    /// The exact bytes of some ids (of a Hugging Face tokenizer: those of the decoded text).
     pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
         let bpe = match &self.rules {
             Rules::Bpe(bpe) => bpe,
-            Rules::Foreign(foreign) => return foreign.decode(ids).into_bytes(),
+            Rules::HuggingFace(hf) => return hf.decode(ids).into_bytes(),
         };
         let mut bytes = Vec::new();
         for id in ids {

@@ -4,9 +4,9 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
+use super::byte_alphabet::spell;
 use super::json;
-use super::pieces::Cut;
-use super::spelling::spell;
+use super::pre_tokenizer::PreTokenizer;
 use crate::base::Problems;
 
 /// What is to be learned.
@@ -36,7 +36,7 @@ impl Trainer {
     pub fn count(&mut self, text: &str) {
         let mut at = 0;
         while at < text.len() {
-            let end = Cut::Gpt2.end(text, at);
+            let end = PreTokenizer::Gpt2.end(text, at);
             let piece = &text.as_bytes()[at..end];
             match self.counts.get_mut(piece) {
                 Some(count) => *count += 1,

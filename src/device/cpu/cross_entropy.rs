@@ -1,4 +1,4 @@
-//! Cross-entropy over a vocabulary that may be shared out among ranks.
+//! Cross-entropy over a vocabulary that may be split over tensor-parallel ranks.
 
 use super::Cpu;
 use super::math::{exp_scaled, maximum, sum_exp};
@@ -41,8 +41,8 @@ pub(super) fn stats(
                 let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
                 sum += sum_exp(block, base) as f64;
             });
-            let place = place_of(targets, row, first, own);
-            let target = place.map_or(f32::NEG_INFINITY, |place| scalar(logits, at + place));
+            let column = column_of(targets, row, first, own);
+            let target = column.map_or(f32::NEG_INFINITY, |column| scalar(logits, at + column));
             store(&[largest, sum as f32, target], stats.to, 3 * row);
         }
     });
@@ -69,8 +69,8 @@ pub(super) fn losses(cpu: &Cpu, inputs: &Inputs, losses: Out, dlogits: Option<(T
             if let Some(scale) = scale {
                 let weight = scale * weight;
                 let factor = (weight as f64 / sum) as f32;
-                let place = place_of(targets, row, first, own);
-                slopes(logits, row, own, weight, [largest, factor], place);
+                let column = column_of(targets, row, first, own);
+                slopes(logits, row, own, weight, [largest, factor], column);
             }
         }
     });
@@ -96,7 +96,8 @@ fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
     (largest, sum, target)
 }
 
-/// Overwrites a row of logits by weight·(p − onehot), with p = exp(logit − largest)·factor / weight.
+/// Overwrites a row of logits by weight·(p − onehot), with p = exp(logit − largest)·factor /
+/// weight.
 fn slopes(
     logits: Tensor,
     row: usize,
@@ -132,7 +133,7 @@ fn each_block_of(x: Tensor, at: usize, len: usize, mut with: impl FnMut(&[f32]))
 }
 
 /// The column of a row's target, where this share has it.
-fn place_of(targets: Tensor, row: usize, first: usize, own: usize) -> Option<usize> {
+fn column_of(targets: Tensor, row: usize, first: usize, own: usize) -> Option<usize> {
     let target = usize::try_from(integer(targets, row)).ok()?;
-    target.checked_sub(first).filter(|place| *place < own)
+    target.checked_sub(first).filter(|column| *column < own)
 }

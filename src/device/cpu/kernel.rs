@@ -55,8 +55,8 @@ pub(super) const PANEL_ROWS: usize = 8;
 pub(super) const PANEL_COLS: usize = 48;
 
 /// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS]; of B's, each
-/// [whole, PANEL_COLS], the rows `first .. first + depth`, with `[whole, first, depth]` given. C has
-/// a row for each row of A, `width` apart, and at least as many columns as B.
+/// [whole, PANEL_COLS], the rows `first .. first + depth`, with `[whole, first, depth]` given. C
+/// has a row for each row of A, `width` apart, and at least as many columns as B.
 pub(super) fn panels(
     a: &[f32],
     b: &[f32],

@@ -8,7 +8,7 @@ use crate::base::DType;
 use crate::device::{Norm, Out, Tensor};
 
 pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let Norm { scale, shift, eps } = *norm;
+    let Norm::Layer { scale, shift, eps } = *norm;
     assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
     assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));

@@ -9,7 +9,10 @@ use crate::device::Gelu;
 /// Makes a function of slices whose loops are compiled for AVX-512, for AVX2 and for the baseline.
 /// What it calls must be inlined into it, or stays baseline code.
 macro_rules! vectorised {
-    ($($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $vis:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block
+    )*) => {
         $($(#[$doc])*
         $vis fn $name($($arg: $type),*) $(-> $out)? {
             #[inline(always)]
@@ -148,13 +151,13 @@ vectorised! {
     }
 
     /// 0 for the elements whose random word is below `bound`, else `kept`.
-    pub(super) fn dropout_factors(place: &Place, bound: u32, kept: f32, factors: &mut [f32]) {
+    pub(super) fn dropout_factors(index: &MaskIndex, bound: u32, kept: f32, factors: &mut [f32]) {
         let (quads, rest) = factors.as_chunks_mut::<4>();
         let whole = quads.len();
         for (i, quad) in quads.iter_mut().enumerate() {
-            *quad = place.words(0, i).map(|word| if word < bound { 0.0 } else { kept });
+            *quad = index.words(0, i).map(|word| if word < bound { 0.0 } else { kept });
         }
-        for (factor, word) in rest.iter_mut().zip(place.words(0, whole)) {
+        for (factor, word) in rest.iter_mut().zip(index.words(0, whole)) {
             *factor = if word < bound { 0.0 } else { kept };
         }
     }
@@ -170,8 +173,8 @@ vectorised! {
     }
 }
 
-/// Where in the whole run random words are drawn for.
-pub(super) struct Place {
+/// Index of the random words of dropout: row in the whole run, head and first column.
+pub(super) struct MaskIndex {
     pub key: u64,
     pub row: u64,
     pub head: usize,
@@ -179,7 +182,7 @@ pub(super) struct Place {
     pub col: usize,
 }
 
-impl Place {
+impl MaskIndex {
     /// The words of the `quad`-th four columns from here on, in the `row`-th row from here on.
     #[inline(always)]
     pub fn words(&self, row: usize, quad: usize) -> [u32; 4] {

@@ -128,6 +128,11 @@ pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
                 let from = std::slice::from_raw_parts(from, to.len());
                 to.iter_mut().zip(from).for_each(|(to, bits)| *to = *bits as u32);
             }
+            DType::U8 => {
+                let from = (from.addr() as *const u8).add(at);
+                let from = std::slice::from_raw_parts(from, to.len());
+                to.iter_mut().zip(from).for_each(|(to, byte)| *to = *byte as u32);
+            }
             other => panic!("{other} where a float is expected"),
         }
     }
@@ -160,18 +165,18 @@ pub(super) fn download(from: Tensor, to: &mut [u8]) {
     unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
 }
 
-/// Tensors on their way to the host. Here they are there at once.
+/// Downloads in flight, oldest first. On the CPU a tensor arrives at once.
 #[derive(Default)]
-pub(super) struct Mail(RefCell<VecDeque<(Vec<u8>, Instant)>>);
+pub(super) struct Downloads(RefCell<VecDeque<(Vec<u8>, Instant)>>);
 
-impl Mail {
-    pub fn send(&self, from: Tensor) {
+impl Downloads {
+    pub fn download_async(&self, from: Tensor) {
         let mut bytes = vec![0; from.bytes()];
         download(from, &mut bytes);
         self.0.borrow_mut().push_back((bytes, Instant::now()));
     }
 
-    pub fn receive(&self, to: &mut [u8]) -> Instant {
+    pub fn finish_download(&self, to: &mut [u8]) -> Instant {
         let (bytes, arrived) = self.0.borrow_mut().pop_front().expect("something was sent");
         to.copy_from_slice(&bytes);
         arrived
@@ -182,8 +187,8 @@ impl Mail {
 #[derive(Default)]
 pub(super) struct Regions {
     maps: RefCell<Vec<MmapMut>>,
-    /// What the machine had at the first reservation, less what was reserved since: pages are taken
-    /// only when touched, so what the machine has now says nothing of what was promised.
+    /// Bytes that were free at the first reservation, less the bytes reserved since: pages are
+    /// taken only when touched, so the bytes free now do not show what is already reserved.
     left: Cell<Option<u64>>,
 }
 
@@ -284,8 +289,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// # Safety
-    /// Nobody else may write these elements while the slice is held, nor read them if it is written.
+    /// # Safety Nobody else may write these elements while the slice is held, nor read them if it
+    /// is written.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn range(&self, start: usize, len: usize) -> &mut [f32] {
         assert!(start + len <= self.len);

@@ -7,6 +7,7 @@
 
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod elementwise;
 mod embed;
 mod gemm;
@@ -37,7 +38,7 @@ pub struct Cpu {
     workspace: Workspace,
     /// Of products too deep to be summed up at once, while `workspace` holds their operands.
     sums: Workspace,
-    mail: memory::Mail,
+    downloads: memory::Downloads,
 }
 
 impl Cpu {
@@ -50,16 +51,17 @@ impl Cpu {
             builder.thread_name(|i| format!("cpu-{i}")).build().expect("threads can be started")
         });
         let (workspace, sums) = (Workspace::default(), Workspace::default());
-        let (regions, mail) = (Regions::default(), memory::Mail::default());
-        Cpu { threads, pool, regions, workspace, sums, mail }
+        let (regions, downloads) = (Regions::default(), memory::Downloads::default());
+        Cpu { threads, pool, regions, workspace, sums, downloads }
     }
 
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays; beside
-    /// it an op takes no memory, but for the few bytes in which rayon queues a task for its pool.
+    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays;
+    /// beside it an op takes no memory, but for the few bytes in which rayon queues a task for its
+    /// pool.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.bytes() + self.sums.bytes()
     }
@@ -86,12 +88,12 @@ impl Backend for Cpu {
         memory::download(from, to);
     }
 
-    fn send(&self, from: Tensor) {
-        self.mail.send(from);
+    fn download_async(&self, from: Tensor) {
+        self.downloads.download_async(from);
     }
 
-    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
-        Ok(self.mail.receive(to))
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        Ok(self.downloads.finish_download(to))
     }
 
     fn zero(&self, x: Tensor) {
@@ -118,11 +120,11 @@ impl Backend for Cpu {
         elementwise::dropout(self, x, drop, y);
     }
 
-    fn residual(&self, x: Tensor, branch: Tensor, bias: Tensor, drop: &Dropout, y: Out) {
+    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out) {
         elementwise::residual(self, x, branch, bias, drop, y);
     }
 
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Out) {
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
 
@@ -205,20 +207,24 @@ impl Backend for Cpu {
         optimizer::clip(sums, scale, max_norm, out);
     }
 
-    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
-        optimizer::pace(rule, scaling, scaler, pace);
+    fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
+        optimizer::loss_scale_step(scaling, scaler, factor, status);
+    }
+
+    fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {
+        optimizer::adam_scalars(rule, updates, out);
     }
 
     fn adamw(
         &self,
         rule: &AdamW,
-        pace: Tensor,
+        scalars: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,
         v: Tensor,
         live: Tensor,
     ) {
-        optimizer::adamw(self, rule, pace, grad, [master, m, v], live);
+        optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
     }
 }

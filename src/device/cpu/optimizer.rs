@@ -83,15 +83,17 @@ pub(super) fn clip(sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
     store(&[norm, if norm.is_finite() { factor } else { f32::NAN }], out.to, 0);
 }
 
-pub(super) fn pace(rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
+pub(super) fn loss_scale_step(scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
     let mut counts = [0i64; 5];
     download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
     let [in_a_row, left, updates, skipped, stuck] = &mut counts;
-    let (factor, mut scale) = (scalar(pace, 0), scalar(scaler.scale, 0));
+    let mut scale = scalar(scaler.scale, 0);
+    let overflow = scalar(factor, 0).is_nan();
     if *stuck != 0 {
-        return store(&[f32::NAN, 0.0, 0.0, 2.0], pace, 0);
+        store(&[f32::NAN], factor, 0);
+        return store(&[2.0], status, 0);
     }
-    if factor.is_nan() {
+    if overflow {
         *in_a_row = 0;
         *left -= 1;
         *skipped += 1;
@@ -107,20 +109,26 @@ pub(super) fn pace(rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor
             scale *= scaling.growth;
         }
     }
-    let correction = |beta: f32| 1.0 - (beta as f64).powf(*updates as f64);
-    let step = (rule.lr as f64 / correction(rule.beta1)) as f32;
-    let rescale = (1.0 / correction(rule.beta2).sqrt()) as f32;
-    let outcome = i64::from(factor.is_nan()) + *stuck;
-    store(&[factor, step, rescale, outcome as f32], pace, 0);
+    store(&[(i64::from(overflow) + *stuck) as f32], status, 0);
     store(&[scale], scaler.scale, 0);
     upload(bytemuck::cast_slice(&counts), scaler.counts);
+}
+
+pub(super) fn adam_scalars(rule: &AdamW, updates: Tensor, out: Out) {
+    assert_eq!((out.to.numel(), out.add), (2, false), "AdamW's step scalars");
+    let mut t = [0i64];
+    download(updates, bytemuck::cast_slice_mut(&mut t));
+    let correction = |beta: f32| 1.0 - (beta as f64).powf(t[0] as f64);
+    let step = (rule.lr as f64 / correction(rule.beta1)) as f32;
+    let rescale = (1.0 / correction(rule.beta2).sqrt()) as f32;
+    store(&[step, rescale], out.to, 0);
 }
 
 /// `state` is master, m and v.
 pub(super) fn adamw(
     cpu: &Cpu,
     rule: &AdamW,
-    pace: Tensor,
+    scalars: Tensor,
     grad: Tensor,
     state: [Tensor; 3],
     live: Tensor,
@@ -130,7 +138,7 @@ pub(super) fn adamw(
         assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
     }
     assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
-    let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(pace, i));
+    let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
     if factor.is_nan() {
         return;
     }

@@ -13,7 +13,8 @@ const TASK: usize = 1 << 15;
 const PARTIALS: usize = 32;
 
 impl Cpu {
-    /// Runs `task(i, slot)` for all i below `tasks`; two running at once have different slots, below
+    /// Runs `task(i, slot)` for all i below `tasks`; two running at once have different slots,
+    /// below
     /// `threads`.
     pub(super) fn each_slot(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.pool {

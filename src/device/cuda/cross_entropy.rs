@@ -1,9 +1,11 @@
 //! Cross-entropy over a vocabulary that may be shared out among ranks.
 
 use super::Cuda;
+use super::args;
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
 use crate::device::{Out, Tensor};
+use std::ptr::{null, null_mut};
 
 pub(super) struct Inputs {
     pub logits: Tensor,
@@ -12,23 +14,6 @@ pub(super) struct Inputs {
     pub stats: Tensor,
     pub first: usize,
     pub vocab: usize,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct CrossEntropy {
-    logits: u64,
-    targets: u64,
-    weights: u64,
-    stats: u64,
-    losses: u64,
-    scale: u64,
-    first: i64,
-    rows: u64,
-    cols: u32,
-    own: u32,
-    shares: u32,
-    vector: u32,
 }
 
 pub(super) fn stats(
@@ -54,25 +39,25 @@ pub(super) fn losses(cuda: &Cuda, inputs: &Inputs, losses: Out, dlogits: Option<
     assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
     assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits && !d.add), "in place");
     let (common, grid) = prepare(inputs);
-    let arguments = CrossEntropy {
-        losses: losses.to.addr() as u64,
-        scale: dlogits.map_or(0, |(scale, _)| scale.addr() as u64),
+    let arguments = args::CrossEntropy {
+        losses: losses.to.addr() as _,
+        scale: dlogits.map_or(null(), |(scale, _)| scale.addr() as _),
         ..common
     };
     cuda.launch(typed!("cross_entropy", logits.dtype), grid, arguments);
 }
 
-fn prepare(i: &Inputs) -> (CrossEntropy, Grid) {
+fn prepare(i: &Inputs) -> (args::CrossEntropy, Grid) {
     let (rows, cols) = (i.logits.rows, i.logits.cols);
     let vector = vector(cols, i.logits.dtype, &[i.logits.addr()]);
     let pieces = cols.div_ceil(if vector { wide(i.logits.dtype) } else { 1 });
-    let arguments = CrossEntropy {
-        logits: i.logits.addr() as u64,
-        targets: i.targets.addr() as u64,
-        weights: i.weights.addr() as u64,
-        stats: i.stats.addr() as u64,
-        losses: 0,
-        scale: 0,
+    let arguments = args::CrossEntropy {
+        logits: i.logits.addr() as _,
+        targets: i.targets.addr() as _,
+        weights: i.weights.addr() as _,
+        stats: i.stats.addr() as _,
+        losses: null_mut(),
+        scale: null(),
         first: i.first as i64,
         rows: rows as u64,
         cols: cols as u32,

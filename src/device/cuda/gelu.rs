@@ -1,18 +1,9 @@
 //! GELU where it does not ride on a matrix product.
 
 use super::Cuda;
+use super::args;
 use super::launch::{Grid, typed, vector, wide};
 use crate::device::{Gelu, Out, Tensor};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Arguments {
-    x: u64,
-    y: u64,
-    numel: u64,
-    add: u32,
-    vector: u32,
-}
 
 pub(super) fn gelu(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Out) {
     launch(
@@ -43,9 +34,9 @@ fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
     assert_eq!((x.numel(), x.dtype), (y.to.numel(), y.to.dtype), "x and y");
     let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);
     let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
-    let arguments = Arguments {
-        x: x.addr() as u64,
-        y: y.to.addr() as u64,
+    let arguments = args::Gelu {
+        x: x.addr() as _,
+        y: y.to.addr() as _,
         numel: x.numel() as u64,
         add: y.add.into(),
         vector: vector.into(),

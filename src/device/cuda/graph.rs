@@ -1,143 +1,143 @@
-//! Work that repeats, as one launch.
+//! CUDA graphs: a pass that repeats, as one launch.
 //!
-//! The first time it is done op by op: functions, plans and algorithms are found then, which may
-//! wait and allocate. The second time the driver captures what is asked into a graph instead of doing
-//! it, and from then on the host asks for the graph alone: the same kernels with the same arguments,
-//! so the same bits. What a collective does on the stream beside is captured too, as long as it is
-//! finished within the same work.
+//! The first run enqueues op by op: functions, plans and algorithms are found then, which may wait
+//! and allocate. The second run captures the ops into a graph, and from then on the host launches
+//! that graph alone: the same kernels with the same arguments, so the same bits. Collectives on the
+//! comm stream are captured too, as long as the same pass also waits for them.
 //!
-//! A GPU that does not capture goes on op by op, and says so once. In a group it fails instead: NCCL
-//! wants a collective to be captured on all ranks or on none.
+//! Where the driver refuses to capture, one GPU goes on op by op and says so once. In a group it
+//! fails instead: NCCL wants a collective captured on all ranks or on none.
 
-use super::driver::{Code, Device, Handle, Launch};
-use super::preflight::GRAPHS;
-use crate::device::Repeat;
-use std::ffi::c_uint;
+use super::device::Device;
+use super::library::call;
+use super::observer::GraphLaunch;
+use crate::device::Graph;
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Other threads may call the driver as they like meanwhile.
-const THREAD_LOCAL: c_uint = 1;
+/// The variable that turns graphs off.
+pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
-/// One piece of work.
-pub struct Graph {
+/// One pass, and how far it is on its way to a graph.
+pub struct CudaGraph {
     device: Arc<Device>,
-    with_others: bool,
-    known: Known,
+    in_group: bool,
+    state: State,
 }
 
-enum Known {
-    Nothing,
-    DoneOnce,
-    ByHeart(Learned),
+enum State {
+    New,
+    /// Enqueued op by op once.
+    Warm,
+    Captured(Captured),
 }
 
-/// A graph, and how its launch is made known.
-struct Learned {
-    graph: Handle,
-    tell: Option<Launch>,
+/// An executable graph, and the observer's wrapper around each launch of it.
+struct Captured {
+    graph: CUgraphExec,
+    observed: Option<GraphLaunch>,
 }
 
-impl Graph {
-    pub fn new(device: &Arc<Device>, with_others: bool) -> Graph {
-        Graph { device: device.clone(), with_others, known: Known::Nothing }
+impl CudaGraph {
+    pub fn new(device: &Arc<Device>, in_group: bool) -> CudaGraph {
+        CudaGraph { device: device.clone(), in_group, state: State::New }
     }
 
-    /// Learns the work and does it.
-    fn learn(&mut self, ask: &mut dyn FnMut()) {
-        let graph = capture(&self.device, ask).and_then(|graph| instantiate(&self.device, graph));
-        let tell = self.device.witness().map(|witness| witness.captured());
+    /// Captures the ops of `enqueue` and launches the graph.
+    fn capture_and_run(&mut self, enqueue: &mut dyn FnMut()) {
+        let graph = capture(&self.device, enqueue);
+        let graph = graph.and_then(|graph| instantiate(&self.device, graph));
+        let observed = self.device.observed.take_captured();
         match graph {
             Ok(graph) => {
-                let learned = Learned { graph, tell };
-                self.launch(&learned);
-                self.known = Known::ByHeart(learned);
+                let captured = Captured { graph, observed };
+                self.launch(&captured);
+                self.state = State::Captured(captured);
             }
-            Err(why) if self.with_others => {
+            Err(why) if self.in_group => {
                 self.device.fail(format!("no CUDA graph: {why}; set {GRAPHS}=0"));
             }
             Err(why) => {
                 self.device.graphs.store(false, Relaxed);
-                self.device.note(format!("the GPU goes on without CUDA graphs: {why}"));
-                ask();
+                tracing::warn!("the GPU goes on without CUDA graphs: {why}");
+                enqueue();
             }
         }
     }
 
-    fn launch(&self, learned: &Learned) {
-        let (device, graph) = (&self.device, learned.graph);
+    fn launch(&self, captured: &Captured) {
+        let (device, graph) = (&self.device, captured.graph);
         let launch = || {
-            device.call("a graph", |api| unsafe { (api.cuGraphLaunch)(graph, device.stream) });
-            device.count_graph();
+            device
+                .call("a graph", |api| unsafe { call!(api, cuGraphLaunch(graph, device.stream)) });
+            device.launched[1].fetch_add(1, Relaxed);
         };
-        match &learned.tell {
-            Some(tell) => tell(&launch),
+        match &captured.observed {
+            Some(observed) => observed(&launch),
             None => launch(),
         }
     }
 }
 
-impl Repeat for Graph {
-    fn again(&mut self, ask: &mut dyn FnMut()) -> bool {
-        let learns = self.device.graphs.load(Relaxed) && !self.device.failed();
-        match &self.known {
-            Known::ByHeart(learned) => {
-                self.launch(learned);
+impl Graph for CudaGraph {
+    fn run(&mut self, enqueue: &mut dyn FnMut()) -> bool {
+        let captures = self.device.graphs.load(Relaxed) && !self.device.failed();
+        match &self.state {
+            State::Captured(captured) => {
+                self.launch(captured);
                 return false;
             }
-            Known::DoneOnce if learns => self.learn(ask),
+            State::Warm if captures => self.capture_and_run(enqueue),
             _ => {
-                ask();
-                self.known = Known::DoneOnce;
+                enqueue();
+                self.state = State::Warm;
             }
         }
         true
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if let Known::ByHeart(Learned { graph, .. }) = self.known {
+        if let State::Captured(Captured { graph, .. }) = self.state {
             let device = &self.device;
-            // After an error, or in a panic, it may wait for others who never come.
+            // After an error, or in a panic, the graph may wait for ranks that never come.
             let over = device.failed() || std::thread::panicking();
             device.try_call(|api| unsafe {
                 if !over {
-                    (api.cuStreamSynchronize)(device.stream);
+                    call!(api, cuStreamSynchronize(device.stream));
                 }
-                (api.cuGraphExecDestroy)(graph)
+                call!(api, cuGraphExecDestroy(graph))
             });
         }
     }
 }
 
-/// What `ask` asks for, or why the driver does not capture it.
-fn capture(device: &Device, ask: &mut dyn FnMut()) -> Result<Handle, String> {
+/// The graph of the ops that `enqueue` enqueues, or why the driver does not capture them.
+fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String> {
     let stream = device.stream;
-    let code =
-        device.try_call(|api| unsafe { (api.cuStreamBeginCapture_v2)(stream, THREAD_LOCAL) });
-    done(device, "capturing", code)?;
+    // Calls of other threads do not disturb the capture.
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let code = device.try_call(|api| unsafe { call!(api, cuStreamBeginCapture_v2(stream, mode)) });
+    device.check("capturing", code)?;
     device.capturing.store(true, Relaxed);
-    ask();
+    enqueue();
     device.capturing.store(false, Relaxed);
     let mut graph = null_mut();
-    let code = device.try_call(|api| unsafe { (api.cuStreamEndCapture)(stream, &mut graph) });
-    let refused = device.forgive().map_or(Ok(()), Err);
-    refused.and_then(|()| done(device, "capturing", code)).map(|()| graph)
+    let code = device.try_call(|api| unsafe { call!(api, cuStreamEndCapture(stream, &mut graph)) });
+    let refused = device.take_failure().map_or(Ok(()), Err);
+    refused.and_then(|()| device.check("capturing", code)).map(|()| graph)
 }
 
-/// The graph, ready to be launched.
-fn instantiate(device: &Device, graph: Handle) -> Result<Handle, String> {
+/// The executable graph.
+fn instantiate(device: &Device, graph: CUgraph) -> Result<CUgraphExec, String> {
     let mut ready = null_mut();
     let code = device.try_call(|api| unsafe {
-        let code = (api.cuGraphInstantiateWithFlags)(&mut ready, graph, 0);
-        (api.cuGraphDestroy)(graph);
+        let code = call!(api, cuGraphInstantiateWithFlags(&mut ready, graph, 0));
+        call!(api, cuGraphDestroy(graph));
         code
     });
-    done(device, "making a graph", code).map(|()| ready)
-}
-
-fn done(device: &Device, doing: &str, code: Code) -> Result<(), String> {
-    if code == 0 { Ok(()) } else { Err(format!("{doing}: {}", device.error(code))) }
+    device.check("making a graph", code).map(|()| ready)
 }

@@ -1,17 +1,44 @@
 //! Kernels by name, and the shapes of grids.
 
-use super::driver::{Code, Device, Handle};
-use super::preflight::Kernels;
+use super::device::Device;
+use super::library::call;
 use crate::base::DType;
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// Compute capabilities, times ten: the least that kernels are always compiled for, and that of the
+/// optional ones.
+pub const AMPERE: i32 = 80;
+pub const VOLTA: i32 = 70;
+
+/// Compiled kernels.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    /// Version of the compiler, as the driver counts: 13000 is 13.0.
+    pub release: i32,
+    /// Name and image of each file of `kernels/`.
+    pub images: &'static [(&'static str, &'static [u8])],
+}
+
+impl Kernels {
+    /// Those in this binary, if it was built with a compiler for them.
+    pub fn embedded() -> Option<Kernels> {
+        EMBEDDED
+    }
+
+    /// Those for GPUs before Ampere, if it was built with them.
+    pub fn volta() -> Option<Kernels> {
+        EMBEDDED_VOLTA
+    }
+}
+
 /// Shared memory a block may ask for without being allowed more.
 const SHARED_AT_ONCE: usize = 48 << 10;
-/// The attribute that allows more.
-const MAX_DYNAMIC_SHARED: c_int = 8;
 
 /// Threads of a block in kernels that go element by element.
 const THREADS: usize = 256;
@@ -82,13 +109,13 @@ pub fn vector(cols: usize, dtype: DType, addresses: &[usize]) -> bool {
 
 /// The modules loaded, and the functions used so far.
 pub struct Functions {
-    modules: Vec<Handle>,
+    modules: Vec<CUmodule>,
     found: RefCell<HashMap<&'static str, Function>>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
-    handle: Handle,
+    handle: CUfunction,
     /// Bytes of its argument, where the driver can tell.
     bytes: Option<usize>,
     /// Dynamic shared memory allowed so far.
@@ -104,7 +131,7 @@ impl Functions {
             bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
             let mut module = null_mut();
             let code = device.try_call(|api| unsafe {
-                (api.cuModuleLoadData)(&mut module, words.as_ptr() as *const c_void)
+                call!(api, cuModuleLoadData(&mut module, words.as_ptr().cast()))
             });
             if code != 0 {
                 return Err(format!("the kernels of {name} do not load: {}", device.error(code)));
@@ -116,11 +143,11 @@ impl Functions {
 
     pub fn unload(&self, device: &Device) {
         for module in &self.modules {
-            device.try_call(|api| unsafe { (api.cuModuleUnload)(*module) });
+            device.try_call(|api| unsafe { call!(api, cuModuleUnload(*module)) });
         }
     }
 
-    /// Asks the device to run a kernel. `arguments` is the struct it takes.
+    /// Enqueues a kernel on the compute stream. `arguments` is the struct it takes, of `args`.
     pub fn launch<A: Copy>(&self, device: &Device, name: &'static str, grid: Grid, arguments: A) {
         if device.failed() {
             return;
@@ -137,7 +164,8 @@ impl Functions {
         device.call(name, |api| unsafe {
             let list = list.as_mut_ptr();
             let f = function.handle;
-            (api.cuLaunchKernel)(f, gx, gy, gz, bx, by, 1, shared, stream, list, null_mut())
+            let none = null_mut();
+            call!(api, cuLaunchKernel(f, gx, gy, gz, bx, by, 1, shared, stream, list, none))
         });
     }
 
@@ -147,7 +175,8 @@ impl Functions {
         if shared > function.shared {
             let handle = function.handle;
             device.call(name, |api| unsafe {
-                (api.cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED, shared as c_int)
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                call!(api, cuFuncSetAttribute(handle, most, shared as c_int))
             });
             function.shared = shared;
         }
@@ -158,11 +187,11 @@ impl Functions {
         let symbol = CString::new(name).expect("a name without NUL");
         for module in &self.modules {
             let mut handle = null_mut();
-            let find = |api: &super::driver::Api| -> Code {
-                // SAFETY: the module is loaded; the pointers are to live variables.
-                unsafe { (api.cuModuleGetFunction)(&mut handle, *module, symbol.as_ptr()) }
-            };
-            if device.try_call(find) == 0 {
+            // SAFETY: the module is loaded; the pointers are to live variables.
+            let code = device.try_call(|api| unsafe {
+                call!(api, cuModuleGetFunction(&mut handle, *module, symbol.as_ptr()))
+            });
+            if code == 0 {
                 let bytes = argument_bytes(device, handle);
                 return Function { handle, bytes, shared: SHARED_AT_ONCE };
             }
@@ -172,10 +201,10 @@ impl Functions {
 }
 
 /// Bytes of the one struct a kernel takes.
-fn argument_bytes(device: &Device, handle: Handle) -> Option<usize> {
+fn argument_bytes(device: &Device, handle: CUfunction) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
-    let ask = device.param_info?;
+    let info = device.param_info?;
     // SAFETY: the function is loaded; the pointers are to live variables.
-    let code = unsafe { ask(handle, 0, &mut offset, &mut bytes) };
+    let code = unsafe { call!(info => cuFuncGetParamInfo(handle, 0, &mut offset, &mut bytes)) };
     (code == 0).then_some(bytes)
 }

@@ -1,42 +1,29 @@
 //! Layer normalisation over each row.
 
 use super::Cuda;
-use super::elementwise::{Drop, add_parts};
+use super::args::{self, DropoutMask};
+use super::elementwise::{add_parts, bias_address};
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
 use crate::device::{Backend, Dropout, Norm, Out, Tensor};
+use std::ptr::null_mut;
 
 /// Rows in shared memory: of at most eight warps, in what every GPU gives at once.
 const SHARED: usize = 48 << 10;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LayerNorm {
-    x: u64,
-    scale: u64,
-    shift: u64,
-    y: u64,
-    stats: u64,
-    rows: u64,
-    cols: u32,
-    eps: f32,
-    add: u32,
-    vector: u32,
-}
-
 pub(super) fn forward(cuda: &Cuda, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let Norm { scale, shift, eps } = *norm;
+    let Norm::Layer { scale, shift, eps } = *norm;
     assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, y.to.cols, y.to.dtype), "x and y");
     assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
     assert_eq!((scale.dtype, shift.dtype), (x.dtype, x.dtype), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
     let addresses = [x.addr(), scale.addr(), shift.addr(), y.to.addr()];
-    let arguments = LayerNorm {
-        x: x.addr() as u64,
-        scale: scale.addr() as u64,
-        shift: shift.addr() as u64,
-        y: y.to.addr() as u64,
-        stats: stats.to.addr() as u64,
+    let arguments = args::LayerNorm {
+        x: x.addr() as _,
+        scale: scale.addr() as _,
+        shift: shift.addr() as _,
+        y: y.to.addr() as _,
+        stats: stats.to.addr() as _,
         rows: x.rows as u64,
         cols: x.cols as u32,
         eps,
@@ -54,75 +41,44 @@ fn row_by_warp(x: Tensor) -> Grid {
     Grid { blocks, threads: [32, warps], shared: warps * bytes }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ResidualNorm {
-    x: u64,
-    branch: u64,
-    bias: u64,
-    y: u64,
-    scale: u64,
-    shift: u64,
-    h: u64,
-    stats: u64,
-    rows: u64,
-    cols: u32,
-    eps: f32,
-    vector: u32,
-    drop: Drop,
-}
-
-/// `inputs` are x, branch and bias.
 pub(super) fn of_residual(
     cuda: &Cuda,
-    inputs: [Tensor; 3],
+    [x, branch]: [Tensor; 2],
+    bias: Option<Tensor>,
     drop: &Dropout,
     y: Out,
     norm: &Norm,
     [h, stats]: [Out; 2],
 ) {
-    let ([x, branch, bias], Norm { scale, shift, eps }) = (inputs, *norm);
+    let Norm::Layer { scale, shift, eps } = *norm;
     assert!(!y.add && !h.add && !stats.add, "residual and norm overwrite");
     for other in [branch, y.to, h.to] {
         assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
     }
-    for other in [bias, scale, shift] {
-        assert_eq!((other.numel(), other.dtype), (x.cols, x.dtype), "bias, scale and shift");
+    for other in [scale, shift] {
+        assert_eq!((other.numel(), other.dtype), (x.cols, x.dtype), "scale and shift");
     }
     assert_eq!((stats.to.numel(), stats.to.dtype), (2 * x.rows, DType::F32), "stats");
-    let addresses = [x, branch, bias, y.to, scale, shift, h.to].map(Tensor::addr);
-    let arguments = ResidualNorm {
-        x: x.addr() as u64,
-        branch: branch.addr() as u64,
-        bias: bias.addr() as u64,
-        y: y.to.addr() as u64,
-        scale: scale.addr() as u64,
-        shift: shift.addr() as u64,
-        h: h.to.addr() as u64,
-        stats: stats.to.addr() as u64,
+    let bias = bias_address(bias, x);
+    let [xa, branch, ya, scale, shift, ha] =
+        [x, branch, y.to, scale, shift, h.to].map(Tensor::addr);
+    let addresses = [xa, branch, bias, ya, scale, shift, ha];
+    let arguments = args::ResidualNorm {
+        x: xa as _,
+        branch: branch as _,
+        bias: bias as _,
+        y: ya as _,
+        scale: scale as _,
+        shift: shift as _,
+        h: ha as _,
+        stats: stats.to.addr() as _,
         rows: x.rows as u64,
         cols: x.cols as u32,
         eps,
         vector: vector(x.cols, x.dtype, &addresses).into(),
-        drop: Drop::new(drop),
+        drop: DropoutMask::new(drop),
     };
     cuda.launch(typed!("residual_norm", x.dtype), row_by_warp(x), arguments);
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LayerNormBackward {
-    dy: u64,
-    x: u64,
-    stats: u64,
-    scale: u64,
-    dx: u64,
-    parts: u64,
-    rows: u64,
-    cols: u32,
-    chunk: u32,
-    add: u32,
-    unused: u32,
 }
 
 /// Rows a block works on at least, and blocks to have work for a whole GPU.
@@ -140,15 +96,7 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, d
         Held::Any => typed!("layernorm_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
-    add_all(cuda, &arguments, grid, &[dscale, dshift]);
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormResidualBackward {
-    norm: LayerNormBackward,
-    dbranch: u64,
-    drop: Drop,
+    add_all(cuda, &arguments, grid, [Some(dscale), Some(dshift)]);
 }
 
 /// Bytes of sums that a block has place for on every GPU.
@@ -161,20 +109,21 @@ pub(super) fn of_residual_backward(
     [dx, dscale, dshift]: [Out; 3],
     drop: &Dropout,
     dbranch: Out,
-    dbias: Out,
+    dbias: Option<Out>,
 ) {
     let x = inputs[1];
     if 3 * x.cols * size_of::<f32>() > SUMS {
         backward(cuda, inputs, dx, dscale, dshift);
         return cuda.residual_backward(dx.to, drop, dbranch, dbias);
     }
-    assert!(dx.add && !dbranch.add && dbias.add, "dx and dbias accumulate, dbranch does not");
+    assert!(dx.add && !dbranch.add, "dx accumulates, dbranch does not");
+    assert!(dbias.is_none_or(|dbias| dbias.add), "dbias accumulates");
     let to = dbranch.to;
     assert_eq!((x.rows, x.cols, x.dtype), (to.rows, to.cols, to.dtype), "x and dbranch");
     let (norm, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 3);
     let same = drop.rate == 0.0 && to == dx.to;
-    let dbranch = if same { 0 } else { to.addr() as u64 };
-    let arguments = NormResidualBackward { norm, dbranch, drop: Drop::new(drop) };
+    let dbranch = if same { null_mut() } else { to.addr() as _ };
+    let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(drop) };
     let (held, threads) = width(&inputs, &[dx.to, to]);
     let kernel = match held {
         Held::Piece => typed!("norm_residual_backward_wide1", x.dtype),
@@ -182,17 +131,17 @@ pub(super) fn of_residual_backward(
         Held::Any => typed!("norm_residual_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
-    add_all(cuda, &norm, grid, &[dscale, dshift, dbias]);
+    add_all(cuda, &norm, grid, [Some(dscale), Some(dshift), dbias]);
 }
 
-/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale, `outs` dx, dscale
-/// and dshift; each block leaves `sums` rows of partial sums.
+/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale, `outs` dx,
+/// dscale and dshift; each block leaves `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
     inputs: [Tensor; 4],
     outs: [Out; 3],
     sums: usize,
-) -> (LayerNormBackward, Grid) {
+) -> (args::LayerNormBackward, Grid) {
     let ([dy, x, stats, scale], [dx, dscale, dshift]) = (inputs, outs);
     for other in [dy, dx.to] {
         assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
@@ -203,28 +152,34 @@ fn backward_arguments(
     let chunk = x.rows.div_ceil(blocks).max(1);
     let blocks = x.rows.div_ceil(chunk).max(1);
     let shared = sums * x.cols * size_of::<f32>();
-    let arguments = LayerNormBackward {
-        dy: dy.addr() as u64,
-        x: x.addr() as u64,
-        stats: stats.addr() as u64,
-        scale: scale.addr() as u64,
-        dx: dx.to.addr() as u64,
-        parts: cuda.scratch(blocks * shared) as u64,
+    let arguments = args::LayerNormBackward {
+        dy: dy.addr() as _,
+        x: x.addr() as _,
+        stats: stats.addr() as _,
+        scale: scale.addr() as _,
+        dx: dx.to.addr() as _,
+        parts: cuda.scratch(blocks * shared) as _,
         rows: x.rows as u64,
         cols: x.cols as u32,
         chunk: chunk as u32,
         add: dx.add.into(),
-        unused: 0,
     };
     (arguments, Grid::line(blocks, 0).with_shared(shared))
 }
 
-/// Adds the partial sums of all blocks to where they belong.
-fn add_all(cuda: &Cuda, from: &LayerNormBackward, grid: Grid, outs: &[Out]) {
+/// Adds the partial sums of all blocks to where they are wanted.
+fn add_all<const N: usize>(
+    cuda: &Cuda,
+    from: &args::LayerNormBackward,
+    grid: Grid,
+    outs: [Option<Out>; N],
+) {
     let cols = from.cols as usize;
-    for (i, out) in outs.iter().enumerate() {
-        let parts = from.parts as usize + i * cols * size_of::<f32>();
-        add_parts(cuda, parts, outs.len() * cols, grid.blocks[0], *out);
+    for (i, out) in outs.into_iter().enumerate() {
+        if let Some(out) = out {
+            let parts = from.parts as usize + i * cols * size_of::<f32>();
+            add_parts(cuda, parts, N * cols, grid.blocks[0], out);
+        }
     }
 }
 

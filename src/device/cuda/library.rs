@@ -1,9 +1,13 @@
 //! Shared libraries opened at run time, and the tables of what is called in them.
 //!
-//! A table is loaded whole: a function that is missing is an error at start that names it, never a
-//! surprise in the middle of a run.
+//! Types, constants and signatures are those of cudarc's `sys` modules, made from NVIDIA's headers.
+//! Loading is not: a table is loaded whole, so that a function that is missing is an error at the
+//! start that names it and not a panic at its first call; libraries are found where the user says
+//! and under the names that their packages have (`libnccl.so.2`); and results are integers, since a
+//! code that an enum of cudarc does not list must not become that enum.
 
-use std::ffi::{CStr, CString, c_void};
+use cudarc::{cublaslt, driver, nccl};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
 /// An open library; it stays open to the end of the process.
@@ -22,7 +26,8 @@ impl Library {
         let mut why = Vec::new();
         for name in inside.chain(names.iter().map(|name| name.to_string())) {
             let path = CString::new(name.as_str()).expect("a path without NUL");
-            // SAFETY: a valid string. The library's own start-up code is trusted as the user's choice.
+            // SAFETY: a valid string. The library's own start-up code is trusted as the user's
+            // choice.
             let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if !handle.is_null() {
                 return Ok(Library { handle, name });
@@ -30,27 +35,105 @@ impl Library {
             // SAFETY: dlerror returns a string or null, valid until the next call on this thread.
             let text = unsafe { libc::dlerror() };
             // SAFETY: as above.
-            let said = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
-            why.push(said.map_or(name, |said| said.to_string_lossy().into_owned()));
+            let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
+            why.push(text.map_or(name, |text| text.to_string_lossy().into_owned()));
         }
         Err(why.join("; "))
     }
 
-    /// Address of a function.
-    pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
+    /// A function of the library, if it has that one.
+    pub fn symbol(&self, name: &str) -> Option<Symbol> {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the handle is open, the name a valid string.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        (!found.is_null()).then_some(found)
+        // SAFETY: a null pointer is None, any other the address of a function.
+        unsafe { std::mem::transmute::<*mut c_void, Option<Symbol>>(found) }
     }
 }
 
-/// A struct of function pointers, named as the library's functions.
+/// Address of a function, of a type that only its header knows.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Symbol(unsafe extern "C" fn());
+
+impl Symbol {
+    /// # Safety
+    /// `F` is a pointer to a function of the type that the header declares.
+    pub unsafe fn of_type<F: Copy>(self) -> F {
+        assert_eq!(size_of::<F>(), size_of::<Symbol>(), "a pointer to a function");
+        // SAFETY: the caller's promise.
+        unsafe { std::mem::transmute_copy(&self.0) }
+    }
+}
+
+/// A result of a C function as it can be read whatever the library returns.
+pub trait Returned {
+    type Plain;
+}
+
+macro_rules! returned {
+    ($($type:ty = $plain:ty,)*) => { $(impl Returned for $type { type Plain = $plain; })* };
+}
+returned! {
+    driver::sys::CUresult = c_int,
+    cublaslt::sys::cublasStatus_t = c_int,
+    nccl::sys::ncclResult_t = c_int,
+    *const c_char = *const c_char,
+    usize = usize,
+}
+
+/// A function as cudarc declares it; `call!` takes its signature from there.
+pub trait Declared {
+    type Function;
+    /// # Safety
+    /// The symbol is the function that is declared.
+    unsafe fn at(self, symbol: Symbol) -> Self::Function;
+}
+
+macro_rules! declared {
+    ($($type:ident)*) => {
+        impl<R: Returned, $($type),*> Declared for unsafe fn($($type),*) -> R {
+            type Function = unsafe extern "C" fn($($type),*) -> R::Plain;
+
+            unsafe fn at(self, symbol: Symbol) -> Self::Function {
+                // SAFETY: the caller's promise; an enum of C is passed as an int is.
+                unsafe { symbol.of_type::<Self::Function>() }
+            }
+        }
+        declared!(@fewer $($type)*);
+    };
+    (@fewer $type:ident $($fewer:ident)*) => { declared!($($fewer)*); };
+    (@fewer) => {};
+}
+declared!(A B C D E F G H I J K L M N O P);
+
+/// Calls a function of a table, with the signature that `sys`, a module of cudarc in scope,
+/// declares.
+macro_rules! call {
+    ($api:expr, $name:ident($($argument:expr),* $(,)?)) => {
+        $crate::device::cuda::library::call!($api.$name => $name($($argument),*))
+    };
+    ($symbol:expr => $name:ident($($argument:expr),* $(,)?)) => {{
+        let declared: unsafe fn($($crate::device::cuda::library::any_type!($argument)),*) -> _ =
+            sys::$name;
+        $crate::device::cuda::library::Declared::at(declared, $symbol)($($argument),*)
+    }};
+}
+pub(crate) use call;
+
+macro_rules! any_type {
+    ($argument:expr) => {
+        _
+    };
+}
+pub(crate) use any_type;
+
+/// A struct of symbols, named as the library's functions.
 macro_rules! table {
-    ($(#[$doc:meta])* pub struct $table:ident { $(fn $name:ident($($type:ty),*) -> $out:ty;)* }) => {
+    ($(#[$doc:meta])* pub struct $table:ident { $($name:ident)* }) => {
         $(#[$doc])*
         #[allow(non_snake_case)]
-        pub struct $table { $(pub $name: unsafe extern "C" fn($($type),*) -> $out,)* }
+        pub struct $table { $(pub $name: $crate::device::cuda::library::Symbol,)* }
 
         impl $table {
             /// All functions, or the names of those that are missing.
@@ -58,25 +141,16 @@ macro_rules! table {
             pub fn load(
                 from: &$crate::device::cuda::library::Library,
             ) -> Result<$table, Vec<&'static str>> {
-                let mut missing = Vec::new();
-                $(
-                    let $name = from.symbol(stringify!($name));
-                    if $name.is_none() {
-                        missing.push(stringify!($name));
-                    }
-                )*
-                if !missing.is_empty() {
-                    return Err(missing);
+                let names = [$(stringify!($name)),*];
+                let symbols = names.map(|name| from.symbol(name));
+                let lacks = |at: &usize| symbols[*at].is_none();
+                let missing: Vec<_> =
+                    (0..names.len()).filter(lacks).map(|at| names[at]).collect();
+                let [$($name),*] = symbols;
+                match ($($name,)*) {
+                    ($(Some($name),)*) => Ok($table { $($name),* }),
+                    _ => Err(missing),
                 }
-                Ok($table { $(
-                    // SAFETY: a function of the library, of the type its header declares.
-                    $name: unsafe {
-                        std::mem::transmute::<
-                            *mut std::ffi::c_void,
-                            unsafe extern "C" fn($($type),*) -> $out,
-                        >($name.expect("none is missing"))
-                    },
-                )* })
             }
         }
     };

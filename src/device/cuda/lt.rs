@@ -1,99 +1,83 @@
-//! What is called in cuBLASLt, and the numbers of its header.
+//! cuBLASLt: the functions that are called in it, and its attributes.
 
-use super::driver::Handle;
 use super::library::table;
 use crate::base::DType;
-use std::ffi::{c_int, c_void};
+pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
+use cudarc::cublaslt::sys::{
+    cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,
+};
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
 
-/// 0 is success.
+/// A cublasStatus_t as an integer; 0 is success.
 pub type Status = c_int;
 
 table! {
     /// cublasLt.h
     pub struct Api {
-        fn cublasLtGetVersion() -> usize;
-        fn cublasLtCreate(*mut Handle) -> Status;
-        fn cublasLtDestroy(Handle) -> Status;
-        fn cublasLtMatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> Status;
-        fn cublasLtMatrixLayoutDestroy(Handle) -> Status;
-        fn cublasLtMatmulDescCreate(*mut Handle, c_int, c_int) -> Status;
-        fn cublasLtMatmulDescDestroy(Handle) -> Status;
-        fn cublasLtMatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> Status;
-        fn cublasLtMatmulPreferenceCreate(*mut Handle) -> Status;
-        fn cublasLtMatmulPreferenceDestroy(Handle) -> Status;
-        fn cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> Status;
-        fn cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle,
-            c_int, *mut Heuristic, *mut c_int) -> Status;
-        fn cublasLtMatmulAlgoCheck(Handle, Handle, Handle, Handle, Handle, Handle,
-            *const Algorithm, *mut Heuristic) -> Status;
-        fn cublasLtMatmulAlgoConfigGetAttribute(*const Algorithm, c_int, *mut c_void, usize,
-            *mut usize) -> Status;
-        fn cublasLtMatmul(Handle, Handle, *const f32, u64, Handle, u64, Handle, *const f32, u64,
-            Handle, u64, Handle, *const Algorithm, u64, usize, Handle) -> Status;
+        cublasLtGetVersion cublasLtCreate cublasLtDestroy
+        cublasLtMatrixLayoutCreate cublasLtMatrixLayoutDestroy
+        cublasLtMatmulDescCreate cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute
+        cublasLtMatmulPreferenceCreate cublasLtMatmulPreferenceDestroy
+        cublasLtMatmulPreferenceSetAttribute
+        cublasLtMatmulAlgoGetHeuristic cublasLtMatmulAlgoCheck
+        cublasLtMatmulAlgoConfigGetAttribute cublasLtMatmul
     }
 }
 
-/// How a product is computed; opaque.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Algorithm(pub [u64; 8]);
-
-/// An algorithm the library proposes.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
+/// What the library found out about an algorithm.
+#[derive(Clone, Copy)]
 pub struct Heuristic {
     pub algorithm: Algorithm,
+    /// Bytes of workspace that it needs.
     pub workspace: usize,
     pub status: Status,
-    pub waves: f32,
-    pub reserved: [c_int; 4],
 }
 
-/// cublasComputeType_t: f32 arithmetic on operands of any float dtype.
-pub const COMPUTE_F32: c_int = 68;
-/// The same on f32 operands rounded to TF32.
-pub const COMPUTE_TF32: c_int = 77;
+impl Heuristic {
+    /// Reads a result of the library, its status as an integer.
+    pub fn read(found: &MaybeUninit<Found>) -> Heuristic {
+        let found = found.as_ptr();
+        // SAFETY: made zeroed, written by the library or not; the status is not read as its enum.
+        unsafe {
+            Heuristic {
+                algorithm: (*found).algo,
+                workspace: (*found).workspaceSize,
+                status: (&raw const (*found).state).cast::<Status>().read(),
+            }
+        }
+    }
+}
 
-/// cublasLtMatmulDescAttributes_t
-pub const TRANS_A: c_int = 3;
-pub const TRANS_B: c_int = 4;
-pub const EPILOGUE: c_int = 7;
-pub const BIAS_POINTER: c_int = 8;
-pub const AUX_POINTER: c_int = 11;
-pub const AUX_LD: c_int = 12;
-
-/// cublasLtMatmulPreferenceAttributes_t; the alignments of A, B, C and D follow each other.
-pub const MAX_WORKSPACE: c_int = 1;
-pub const REDUCTIONS: c_int = 3;
-pub const ALIGNMENT_A: c_int = 5;
-
-/// cublasLtMatmulAlgoConfigAttributes_t
-pub const REDUCTION: c_int = 3;
-
-/// cublasLtReductionScheme_t: how parts of the depth are added up that were computed side by side.
-/// Not at all, or in f32 and in a step of its own. In C itself they would be rounded to its dtype.
-pub const REDUCE_NOT: u32 = 0;
-pub const REDUCE_IN_F32: u32 = 2;
-
-/// cublasLtEpilogue_t
+/// What the library does to a product before it stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(i32)]
 pub enum Epilogue {
-    Nothing = 1,
-    Bias = 4,
-    GeluAuxBias = 164,
-    GeluBackward = 192,
-    /// BGRADB: f32 where C is (cublasLtMatmul's table of dtypes). DGELU_BGRAD would round the sums
-    /// to bf16 as it does C.
-    BiasBackward = 512,
+    Nothing,
+    Bias,
+    GeluAuxBias,
+    GeluBackward,
+    BiasBackward,
 }
 
-/// cudaDataType_t
-pub fn data_type(dtype: DType) -> c_int {
+impl Epilogue {
+    pub fn attribute(self) -> cublasLtEpilogue_t {
+        match self {
+            Epilogue::Nothing => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::GeluAuxBias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Epilogue::GeluBackward => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+            // f32 where C is (cublasLtMatmul's table of dtypes). DGELU_BGRAD would round the sums
+            // to bf16 as it does C.
+            Epilogue::BiasBackward => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+}
+
+pub fn data_type(dtype: DType) -> cudaDataType_t {
     match dtype {
-        DType::F32 => 0,
-        DType::F16 => 2,
-        DType::BF16 => 14,
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        DType::F16 => cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => cudaDataType_t::CUDA_R_16BF,
         other => panic!("a matrix product of {other}"),
     }
 }

@@ -1,91 +1,127 @@
-//! Memory of the device, and the ways of bytes to it and back.
+//! Device memory, and copies between it and the host through page-locked staging buffers.
 
-use super::driver::{Address, Device, Handle, OUT_OF_MEMORY};
+use super::device::Device;
+use super::driver::{CUevent, OUT_OF_MEMORY};
+use super::library::call;
 use crate::base::Bytes;
 use crate::device::{OutOfMemory, Tensor};
+use cudarc::driver::sys::{self, CUdeviceptr};
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::ptr::null_mut;
 
-/// Pieces in which bytes travel, and how many may be under way. A micro-batch's inputs are a few
-/// pieces, so the host can be some micro-batches ahead.
-const PIECE: usize = 1 << 20;
-const PIECES: usize = 16;
-/// Pieces of device memory that host bytes land in, while earlier ones are being read.
-const LANDINGS: usize = 4;
-pub const LANDED: usize = LANDINGS * PIECE;
+/// Bytes of a staging buffer, and how many copies may be in flight. A micro-batch's inputs are a
+/// few buffers, so the host can be some micro-batches ahead.
+const STAGING_BYTES: usize = 1 << 20;
+const STAGING_BUFFERS: usize = 16;
+/// Staging buffers in device memory: `upload_async` fills one while ops still read the destination.
+const DEVICE_BUFFERS: usize = 4;
+pub const DEVICE_STAGING: usize = DEVICE_BUFFERS * STAGING_BYTES;
 
-/// Results that may be on their way to the host while more work is queued.
-const MAIL: usize = 2;
+/// Downloads that may be in flight.
+const MAX_DOWNLOADS: usize = 2;
 
-/// Host memory that the device reads and writes by itself.
-struct Piece {
+/// Page-locked host memory, which the device reads and writes by itself.
+struct StagingBuffer {
     memory: *mut u8,
-    /// Done when the last copy out of this piece, or into it, is.
-    event: Handle,
+    /// Recorded after the last copy into or out of this buffer.
+    event: CUevent,
 }
 
-impl Piece {
-    fn take(device: &Device) -> Piece {
-        let mut memory = std::ptr::null_mut();
+impl StagingBuffer {
+    fn take(device: &Device) -> StagingBuffer {
+        let mut memory = null_mut();
         device.call("page-locked host memory", |api| unsafe {
-            (api.cuMemHostAlloc)(&mut memory, PIECE, 0)
+            call!(api, cuMemHostAlloc(&mut memory, STAGING_BYTES, 0))
         });
-        Piece { memory, event: device.event() }
+        StagingBuffer { memory: memory.cast(), event: device.event() }
     }
 
-    /// Asks for a copy of at most `PIECE` bytes at an address into this piece, and marks its end.
+    /// Enqueues a copy of at most `STAGING_BYTES` bytes of device memory into this buffer.
     fn fill(&self, device: &Device, address: usize, bytes: usize) {
-        assert!(bytes <= PIECE, "{bytes} bytes in one piece");
+        assert!(bytes <= STAGING_BYTES, "{bytes} bytes in one buffer");
         device.call("download", |api| unsafe {
-            (api.cuMemcpyDtoHAsync_v2)(self.memory, address as Address, bytes, device.stream)
+            let (to, stream) = (self.memory.cast(), device.stream);
+            call!(api, cuMemcpyDtoHAsync_v2(to, address as CUdeviceptr, bytes, stream))
         });
         device.record(self.event, device.stream);
     }
 }
 
-/// Device memory of one piece.
-struct Landing {
+/// A staging buffer in device memory.
+struct DeviceBuffer {
     address: usize,
-    /// Done when its bytes have been taken out.
-    left: Handle,
+    /// Recorded after the last copy out of it.
+    free: CUevent,
+}
+
+impl Device {
+    /// Copies to host memory in order with the ops, and waits.
+    ///
+    /// # Safety
+    /// `to` has room for the bytes.
+    pub unsafe fn copy_to_host(&self, from: usize, to: *mut c_void, bytes: usize) {
+        let (from, stream) = (from as CUdeviceptr, self.stream);
+        self.call("staging", |api| unsafe {
+            match call!(api, cuMemcpyDtoHAsync_v2(to, from, bytes, stream)) {
+                0 => call!(api, cuStreamSynchronize(stream)),
+                code => code,
+            }
+        });
+    }
+
+    /// Copies from host memory in order with the ops, and waits.
+    ///
+    /// # Safety
+    /// `from` has the bytes.
+    pub unsafe fn copy_to_device(&self, from: *const c_void, to: usize, bytes: usize) {
+        let (to, stream) = (to as CUdeviceptr, self.stream);
+        self.call("staging", |api| unsafe {
+            match call!(api, cuMemcpyHtoDAsync_v2(to, from, bytes, stream)) {
+                0 => call!(api, cuStreamSynchronize(stream)),
+                code => code,
+            }
+        });
+    }
 }
 
 /// All memory of a backend.
 pub struct Memory {
-    regions: RefCell<Vec<Address>>,
-    pieces: Vec<Piece>,
+    regions: RefCell<Vec<CUdeviceptr>>,
+    buffers: Vec<StagingBuffer>,
     next: Cell<usize>,
-    /// Pieces of their own, and how many were sent and received: nothing else may use them between.
-    mail: Vec<Piece>,
-    sent: Cell<usize>,
-    received: Cell<usize>,
-    landings: Vec<Landing>,
-    next_landing: Cell<usize>,
-    /// Scratch of ops: work in one stream uses it in turn.
+    /// Buffers of `download_async` alone, and how many downloads were begun and finished.
+    downloads: Vec<StagingBuffer>,
+    begun: Cell<usize>,
+    finished: Cell<usize>,
+    device_buffers: Vec<DeviceBuffer>,
+    next_device_buffer: Cell<usize>,
+    /// Address of the ops' scratch: ops of one stream use it in turn.
     pub workspace: usize,
 }
 
 impl Memory {
-    /// Takes the scratch and the pieces.
+    /// Reserves the scratch and the staging buffers.
     pub fn new(device: &Device, workspace: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Memory {
             regions: RefCell::default(),
-            pieces: Vec::new(),
+            buffers: Vec::new(),
             next: Cell::new(0),
-            mail: Vec::new(),
-            sent: Cell::new(0),
-            received: Cell::new(0),
-            landings: Vec::new(),
-            next_landing: Cell::new(0),
+            downloads: Vec::new(),
+            begun: Cell::new(0),
+            finished: Cell::new(0),
+            device_buffers: Vec::new(),
+            next_device_buffer: Cell::new(0),
             workspace: 0,
         };
         memory.workspace = memory.reserve(device, workspace)?;
-        memory.pieces = (0..PIECES).map(|_| Piece::take(device)).collect();
-        memory.mail = (0..MAIL).map(|_| Piece::take(device)).collect();
-        for _ in 0..LANDINGS {
-            let address = memory.reserve(device, PIECE)?;
-            let left = device.event();
-            device.record(left, device.stream);
-            memory.landings.push(Landing { address, left });
+        memory.buffers = (0..STAGING_BUFFERS).map(|_| StagingBuffer::take(device)).collect();
+        memory.downloads = (0..MAX_DOWNLOADS).map(|_| StagingBuffer::take(device)).collect();
+        for _ in 0..DEVICE_BUFFERS {
+            let address = memory.reserve(device, STAGING_BYTES)?;
+            let free = device.event();
+            device.record(free, device.stream);
+            memory.device_buffers.push(DeviceBuffer { address, free });
         }
         Ok(memory)
     }
@@ -94,7 +130,7 @@ impl Memory {
     pub fn reserve(&self, device: &Device, bytes: usize) -> Result<usize, OutOfMemory> {
         let mut address = 0;
         let code =
-            device.try_call(|api| unsafe { (api.cuMemAlloc_v2)(&mut address, bytes.max(1)) });
+            device.try_call(|api| unsafe { call!(api, cuMemAlloc_v2(&mut address, bytes.max(1))) });
         if code == OUT_OF_MEMORY {
             let available = Some(Bytes(device.memory().0 as u64));
             return Err(OutOfMemory { asked: Bytes(bytes as u64), available });
@@ -111,113 +147,119 @@ impl Memory {
     pub fn clear(&self, device: &Device, address: usize, bytes: usize) {
         if bytes > 0 {
             device.call("zero", |api| unsafe {
-                (api.cuMemsetD8Async)(address as Address, 0, bytes, device.stream)
+                call!(api, cuMemsetD8Async(address as CUdeviceptr, 0, bytes, device.stream))
             });
         }
     }
 
-    /// Host to device, in order with all ops; returns once the bytes are taken.
+    /// Host to device, in order with all ops; returns once the bytes are in a staging buffer.
     pub fn upload(&self, device: &Device, from: &[u8], to: Tensor) {
         assert_eq!(from.len(), to.bytes(), "bytes uploaded");
-        for (i, bytes) in from.chunks(PIECE).enumerate() {
-            let Some(piece) = self.loaded(device, bytes) else { return };
-            let address = (to.addr() + i * PIECE) as Address;
+        for (i, bytes) in from.chunks(STAGING_BYTES).enumerate() {
+            let Some(buffer) = self.filled_buffer(device, bytes) else { return };
+            let address = (to.addr() + i * STAGING_BYTES) as CUdeviceptr;
             device.call("upload", |api| unsafe {
-                (api.cuMemcpyHtoDAsync_v2)(address, piece.memory, bytes.len(), device.stream)
+                let (from, stream) = (buffer.memory.cast(), device.stream);
+                call!(api, cuMemcpyHtoDAsync_v2(address, from, bytes.len(), stream))
             });
-            device.record(piece.event, device.stream);
+            device.record(buffer.event, device.stream);
         }
     }
 
-    /// Host to device, in order with all ops; returns once the bytes are taken. They cross the bus
-    /// while earlier ops still compute, and only the way from where they landed is in the ops' order:
-    /// whatever the ops read until then is left alone.
-    pub fn feed(&self, device: &Device, from: &[u8], to: Tensor) {
-        assert_eq!(from.len(), to.bytes(), "bytes fed");
-        for (i, bytes) in from.chunks(PIECE).enumerate() {
-            let Some(piece) = self.loaded(device, bytes) else { return };
-            let landing = &self.landings[self.next_landing.get()];
-            self.next_landing.set((self.next_landing.get() + 1) % LANDINGS);
-            let (landed, address) =
-                (landing.address as Address, (to.addr() + i * PIECE) as Address);
-            device.wait(device.feeding, landing.left);
-            device.call("feeding", |api| unsafe {
-                (api.cuMemcpyHtoDAsync_v2)(landed, piece.memory, bytes.len(), device.feeding)
+    /// Host to device, in order with all ops; returns once the bytes are in a staging buffer. They
+    /// cross the bus on the h2d stream while earlier ops still compute; only the copy from the
+    /// device's staging buffer to the destination is in the ops' stream, so earlier ops read the
+    /// old contents.
+    pub fn upload_async(&self, device: &Device, from: &[u8], to: Tensor) {
+        assert_eq!(from.len(), to.bytes(), "bytes uploaded");
+        for (i, bytes) in from.chunks(STAGING_BYTES).enumerate() {
+            let Some(buffer) = self.filled_buffer(device, bytes) else { return };
+            let staged = &self.device_buffers[self.next_device_buffer.get()];
+            self.next_device_buffer.set((self.next_device_buffer.get() + 1) % DEVICE_BUFFERS);
+            let (staged_at, address) =
+                (staged.address as CUdeviceptr, (to.addr() + i * STAGING_BYTES) as CUdeviceptr);
+            device.wait(device.h2d_stream, staged.free);
+            device.call("upload", |api| unsafe {
+                let (from, stream) = (buffer.memory.cast(), device.h2d_stream);
+                call!(api, cuMemcpyHtoDAsync_v2(staged_at, from, bytes.len(), stream))
             });
-            device.after(piece.event, device.feeding, device.stream);
-            device.call("feeding", |api| unsafe {
-                (api.cuMemcpyDtoDAsync_v2)(address, landed, bytes.len(), device.stream)
+            device.after(buffer.event, device.h2d_stream, device.stream);
+            device.call("upload", |api| unsafe {
+                call!(api, cuMemcpyDtoDAsync_v2(address, staged_at, bytes.len(), device.stream))
             });
-            device.record(landing.left, device.stream);
+            device.record(staged.free, device.stream);
         }
     }
 
-    /// Device to host, after everything asked so far.
+    /// Device to host, after everything enqueued so far; waits.
     pub fn download(&self, device: &Device, from: Tensor, to: &mut [u8]) {
         assert_eq!(to.len(), from.bytes(), "bytes downloaded");
-        let mut under_way = std::collections::VecDeque::new();
-        for (i, bytes) in to.chunks_mut(PIECE).enumerate() {
-            if under_way.len() == PIECES {
-                self.arrive(device, under_way.pop_front().expect("some are under way"));
+        let mut in_flight = std::collections::VecDeque::new();
+        for (i, bytes) in to.chunks_mut(STAGING_BYTES).enumerate() {
+            if in_flight.len() == STAGING_BUFFERS {
+                self.finish_copy(device, in_flight.pop_front().expect("some are in flight"));
             }
-            let Some(piece) = self.free_piece(device) else { return };
-            piece.fill(device, from.addr() + i * PIECE, bytes.len());
-            under_way.push_back((piece, bytes));
+            let Some(buffer) = self.free_buffer(device) else { return };
+            buffer.fill(device, from.addr() + i * STAGING_BYTES, bytes.len());
+            in_flight.push_back((buffer, bytes));
         }
-        for one in under_way {
-            self.arrive(device, one);
+        for one in in_flight {
+            self.finish_copy(device, one);
         }
     }
 
-    /// Device to host, for `receive` to take.
-    pub fn send(&self, device: &Device, from: Tensor) {
-        assert!(self.sent.get() - self.received.get() < MAIL, "more than {MAIL} are under way");
-        self.mail[self.sent.get() % MAIL].fill(device, from.addr(), from.bytes());
-        self.sent.set(self.sent.get() + 1);
+    /// Begins a copy to the host, which `finish_download` takes.
+    pub fn download_async(&self, device: &Device, from: Tensor) {
+        let begun = self.begun.get();
+        assert!(begun - self.finished.get() < MAX_DOWNLOADS, "more than {MAX_DOWNLOADS} downloads");
+        self.downloads[begun % MAX_DOWNLOADS].fill(device, from.addr(), from.bytes());
+        self.begun.set(begun + 1);
     }
 
-    /// Waits for the oldest tensor sent and takes it.
-    pub fn receive(&self, device: &Device, to: &mut [u8]) {
-        assert!(self.received.get() < self.sent.get(), "nothing was sent");
-        assert!(to.len() <= PIECE, "{} bytes in one piece", to.len());
-        self.arrive(device, (&self.mail[self.received.get() % MAIL], to));
-        self.received.set(self.received.get() + 1);
+    /// Waits for the oldest download in flight and takes its bytes.
+    pub fn finish_download(&self, device: &Device, to: &mut [u8]) {
+        let finished = self.finished.get();
+        assert!(finished < self.begun.get(), "no download was begun");
+        assert!(to.len() <= STAGING_BYTES, "{} bytes in one buffer", to.len());
+        self.finish_copy(device, (&self.downloads[finished % MAX_DOWNLOADS], to));
+        self.finished.set(finished + 1);
     }
 
-    fn arrive(&self, device: &Device, (piece, to): (&Piece, &mut [u8])) {
-        device.call("download", |api| unsafe { (api.cuEventSynchronize)(piece.event) });
+    fn finish_copy(&self, device: &Device, (buffer, to): (&StagingBuffer, &mut [u8])) {
+        device.wait_event("download", buffer.event);
         if !device.failed() {
-            // SAFETY: the copy into the piece has ended.
-            unsafe { std::ptr::copy_nonoverlapping(piece.memory, to.as_mut_ptr(), to.len()) };
+            // SAFETY: the copy into the buffer has ended.
+            unsafe { std::ptr::copy_nonoverlapping(buffer.memory, to.as_mut_ptr(), to.len()) };
         }
     }
 
-    /// A free piece with these bytes in it, at most `PIECE`; none if the device has failed.
-    fn loaded(&self, device: &Device, bytes: &[u8]) -> Option<&Piece> {
-        let piece = self.free_piece(device)?;
-        // SAFETY: the bytes are a chunk of `PIECE`, and no copy uses the piece any more.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), piece.memory, bytes.len()) };
-        Some(piece)
+    /// A free buffer with these bytes in it, at most `STAGING_BYTES`; none if the device has
+    /// failed.
+    fn filled_buffer(&self, device: &Device, bytes: &[u8]) -> Option<&StagingBuffer> {
+        let buffer = self.free_buffer(device)?;
+        // SAFETY: the bytes are a chunk of `STAGING_BYTES`, and no copy uses the buffer any more.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.memory, bytes.len()) };
+        Some(buffer)
     }
 
-    /// The piece used longest ago, once it is free; none if the device has failed.
-    fn free_piece(&self, device: &Device) -> Option<&Piece> {
-        let piece = &self.pieces[self.next.get()];
-        self.next.set((self.next.get() + 1) % PIECES);
-        device.call("waiting for a copy", |api| unsafe { (api.cuEventSynchronize)(piece.event) });
-        (!device.failed()).then_some(piece)
+    /// The buffer used longest ago, once it is free; none if the device has failed.
+    fn free_buffer(&self, device: &Device) -> Option<&StagingBuffer> {
+        let buffer = &self.buffers[self.next.get()];
+        self.next.set((self.next.get() + 1) % STAGING_BUFFERS);
+        device.wait_event("waiting for a copy", buffer.event);
+        (!device.failed()).then_some(buffer)
     }
 
     pub fn free(&self, device: &Device) {
-        for piece in self.pieces.iter().chain(&self.mail) {
-            device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(piece.event) });
-            device.try_call(|api| unsafe { (api.cuMemFreeHost)(piece.memory) });
+        for buffer in self.buffers.iter().chain(&self.downloads) {
+            device.destroy_event(buffer.event);
+            device.try_call(|api| unsafe { call!(api, cuMemFreeHost(buffer.memory.cast())) });
         }
-        for landing in &self.landings {
-            device.try_call(|api| unsafe { (api.cuEventDestroy_v2)(landing.left) });
+        for staged in &self.device_buffers {
+            device.destroy_event(staged.free);
         }
         for region in self.regions.borrow().iter() {
-            device.try_call(|api| unsafe { (api.cuMemFree_v2)(*region) });
+            device.try_call(|api| unsafe { call!(api, cuMemFree_v2(*region)) });
         }
     }
 }

@@ -1,55 +1,60 @@
 //! NVIDIA GPUs: matrix products by cuBLASLt, everything else by `kernels/`.
 //!
 //! Driver and cuBLASLt are opened at run time, so the same binary starts on machines without them.
-//! All ops go to one stream, in order; the host waits only in `sync` and `download`. Work that repeats
-//! becomes a graph (`graph`). The first thing that goes wrong is kept and surfaces at `sync`; nothing
-//! is asked of the device afterwards.
+//! All ops go to one stream, in order; the host waits only in `sync` and `download`. Work that
+//! repeats becomes a graph (`graph`). The first failure is kept and surfaces at `sync`; nothing is
+//! enqueued afterwards.
 
+mod args;
 mod attention;
 mod cross_entropy;
+pub(crate) mod device;
 pub(crate) mod driver;
 mod elementwise;
 mod embed;
+mod events;
 mod gelu;
 mod gemm;
 mod graph;
-mod hopper;
 mod launch;
 mod layernorm;
 pub(crate) mod library;
 mod lt;
 mod memory;
+pub(crate) mod observer;
 mod optimizer;
 mod preflight;
+mod timeline;
 
-pub use driver::{Identity, Launched};
-pub use preflight::{FOLDER, GRAPHS, Kernels, Options, Shown, shown};
+pub use device::{Identity, Launched};
+pub use graph::GRAPHS;
+pub use launch::Kernels;
+pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
-    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Repeat,
-    Scaler, Scaling, Tensor,
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Norm, Out, OutOfMemory,
+    Scaler, Scaling, Tensor, Timeline,
 };
 use crate::base::{Bytes, Problems};
-use crate::manifest::Precision;
 use launch::Grid;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Of a GPU's memory, beside what is reserved: scratch, and where batches land.
-pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::LANDED) as u64);
+/// Bytes of a GPU's memory that the backend takes for itself: scratch and staging buffers.
+pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
 /// Of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
 const SCRATCH: usize = 64 << 20;
 
 /// One GPU.
 pub struct Cuda {
-    device: Arc<driver::Device>,
+    device: Arc<device::Device>,
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
     /// Times ten.
     capability: i32,
     /// Where attention is to use what only Hopper has.
-    hopper: Option<hopper::Hopper>,
+    hopper: Option<attention::Hopper>,
     description: String,
     identity: Identity,
 }
@@ -69,9 +74,10 @@ impl Cuda {
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, SCRATCH)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let (folder, room) = (options.tuned.as_deref(), gemm::Room::of(memory.workspace, SCRATCH));
+        let (folder, room) =
+            (options.tuned.as_deref(), gemm::Workspace::of(memory.workspace, SCRATCH));
         let made_on = format!("{machine}, {} bytes of workspace", room.bytes);
-        let choices = folder.and_then(|folder| gemm::Choices::open(folder, made_on));
+        let choices = folder.and_then(|folder| gemm::AlgorithmCache::open(folder, made_on));
         let how = match (&choices, folder) {
             (Some(choices), _) => format!("algorithms timed once and kept in {choices}"),
             (None, Some(folder)) => {
@@ -81,8 +87,7 @@ impl Cuda {
         };
         let wgmma = if hopper.is_some() { "; attention by wgmma" } else { "" };
         let description = format!("{machine} ({lt_name}; {how}{wgmma})");
-        let tf32 = options.precision == Precision::Tf32;
-        let products = gemm::Products::new(lt, &device, room, choices, tf32)
+        let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
         let cuda =
@@ -108,18 +113,18 @@ impl Cuda {
         &self.identity
     }
 
-    /// Bytes of its memory that nobody has yet, and all of it.
+    /// Free bytes of its memory, and all of it.
     pub fn free_memory(&self) -> (Bytes, Bytes) {
         let (free, total) = self.device.memory();
         (Bytes(free as u64), Bytes(total as u64))
     }
 
     /// For groups of ranks, whose collectives are in order with the ops.
-    pub(crate) fn device(&self) -> &Arc<driver::Device> {
+    pub(crate) fn device(&self) -> &Arc<device::Device> {
         &self.device
     }
 
-    /// What the GPU was asked for so far.
+    /// Work enqueued so far.
     pub fn launched(&self) -> Launched {
         self.device.launched()
     }
@@ -162,8 +167,7 @@ impl Backend for Cuda {
     }
 
     fn sync(&self) -> anyhow::Result<()> {
-        let stream = self.device.stream;
-        self.device.call("waiting", |api| unsafe { (api.cuStreamSynchronize)(stream) });
+        self.device.wait_stream(self.device.stream);
         self.alive()
     }
 
@@ -171,28 +175,28 @@ impl Backend for Cuda {
         self.memory.upload(&self.device, from, to);
     }
 
-    fn feed(&self, from: &[u8], to: Tensor) {
-        self.memory.feed(&self.device, from, to);
+    fn upload_async(&self, from: &[u8], to: Tensor) {
+        self.memory.upload_async(&self.device, from, to);
     }
 
-    fn repeat(&self, with_others: bool) -> Box<dyn Repeat> {
-        Box::new(graph::Graph::new(&self.device, with_others))
+    fn graph(&self, in_group: bool) -> Box<dyn Graph> {
+        Box::new(graph::CudaGraph::new(&self.device, in_group))
     }
 
-    fn notes(&self) -> Vec<String> {
-        self.device.notes()
+    fn timeline(&self) -> Option<Arc<dyn Timeline>> {
+        Some(Arc::new(timeline::EventTimeline::start(&self.device)))
     }
 
     fn download(&self, from: Tensor, to: &mut [u8]) {
         self.memory.download(&self.device, from, to);
     }
 
-    fn send(&self, from: Tensor) {
-        self.memory.send(&self.device, from);
+    fn download_async(&self, from: Tensor) {
+        self.memory.download_async(&self.device, from);
     }
 
-    fn receive(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
-        self.memory.receive(&self.device, to);
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        self.memory.finish_download(&self.device, to);
         self.alive().map(|()| Instant::now())
     }
 
@@ -220,11 +224,11 @@ impl Backend for Cuda {
         elementwise::dropout(self, x, drop, y);
     }
 
-    fn residual(&self, x: Tensor, branch: Tensor, bias: Tensor, drop: &Dropout, y: Out) {
+    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out) {
         elementwise::residual(self, x, branch, bias, drop, y);
     }
 
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Out) {
+    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
 
@@ -253,14 +257,14 @@ impl Backend for Cuda {
         &self,
         x: Tensor,
         branch: Tensor,
-        bias: Tensor,
+        bias: Option<Tensor>,
         drop: &Dropout,
         y: Out,
         norm: &Norm,
         h: Out,
         stats: Out,
     ) {
-        layernorm::of_residual(self, [x, branch, bias], drop, y, norm, [h, stats]);
+        layernorm::of_residual(self, [x, branch], bias, drop, y, norm, [h, stats]);
     }
 
     fn norm_residual_backward(
@@ -269,7 +273,7 @@ impl Backend for Cuda {
         dnorm: [Out; 3],
         drop: &Dropout,
         dbranch: Out,
-        dbias: Out,
+        dbias: Option<Out>,
     ) {
         layernorm::of_residual_backward(self, norm, dnorm, drop, dbranch, dbias);
     }
@@ -332,20 +336,23 @@ impl Backend for Cuda {
         optimizer::clip(self, sums, scale, max_norm, out);
     }
 
-    fn pace(&self, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
-        optimizer::pace(self, rule, scaling, scaler, pace);
+    fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
+        optimizer::loss_scale_step(self, scaling, scaler, factor, status);
+    }
+    fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {
+        optimizer::adam_scalars(self, rule, updates, out);
     }
 
     fn adamw(
         &self,
         rule: &AdamW,
-        pace: Tensor,
+        scalars: Tensor,
         grad: Tensor,
         master: Tensor,
         m: Tensor,
         v: Tensor,
         live: Tensor,
     ) {
-        optimizer::adamw(self, rule, pace, grad, [master, m, v], live);
+        optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
     }
 }

@@ -1,34 +1,17 @@
 //! Sums of squares, clipping, AdamW.
 
 use super::Cuda;
+use super::args;
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
 use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
+use std::ptr::null_mut;
 
-/// Most partial sums of a tensor; as many f64 lie apart, and one for their number.
+/// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
 const PARTS: usize = 256;
 
 /// Blocks that digest a tensor, to have work for a whole GPU.
 const DIGEST_PARTS: usize = 1056;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumParts {
-    x: u64,
-    parts: u64,
-    numel: u64,
-    square: u32,
-    vector: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumFinish {
-    parts: u64,
-    out: u64,
-    add: u32,
-    unused: u32,
-}
 
 pub(super) fn sum(cuda: &Cuda, x: Tensor, y: Out) {
     totals(cuda, &[x], false, y);
@@ -48,34 +31,20 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
         let wide = if vector { wide(x.dtype) } else { 1 };
         // Each thread has at least four pieces.
         let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, PARTS);
-        let arguments = SumParts {
-            x: x.addr() as u64,
-            parts: (parts + i * apart) as u64,
+        let arguments = args::SumParts {
+            x: x.addr() as _,
+            parts: (parts + i * apart) as _,
             numel: x.numel() as u64,
             square: square.into(),
             vector: vector.into(),
         };
         cuda.launch(typed!("sum_parts", x.dtype), Grid::line(blocks, 256), arguments);
     }
-    let arguments = SumFinish {
-        parts: parts as u64,
-        out: out.to.addr() as u64,
-        add: out.add.into(),
-        unused: 0,
-    };
+    let arguments =
+        args::SumFinish { parts: parts as _, out: out.to.addr() as _, add: out.add.into() };
     if !xs.is_empty() {
         cuda.launch("sum_finish", Grid::line(xs.len(), PARTS), arguments);
     }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DigestParts {
-    x: u64,
-    parts: u64,
-    numel: u64,
-    vector: u32,
-    unused: u32,
 }
 
 pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
@@ -85,97 +54,63 @@ pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
         let vector = vector(x.numel(), x.dtype, &[x.addr()]);
         let wide = if vector { wide(x.dtype) } else { 1 };
         let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, DIGEST_PARTS);
-        let parts = cuda.scratch(blocks * size_of::<u64>()) as u64;
+        let parts = cuda.scratch(blocks * size_of::<u64>());
         let (numel, vector) = (x.numel() as u64, vector.into());
-        let arguments = DigestParts { x: x.addr() as u64, parts, numel, vector, unused: 0 };
+        let arguments = args::DigestParts { x: x.addr() as _, parts: parts as _, numel, vector };
         cuda.launch(typed!("digest_parts", x.dtype), Grid::line(blocks, 256), arguments);
-        let digest = (out.to.addr() + i * size_of::<u64>()) as u64;
-        let arguments = DigestFinish { parts, out: digest, count: blocks as u64 };
+        let digest = out.to.addr() + i * size_of::<u64>();
+        let arguments =
+            args::DigestFinish { parts: parts as _, out: digest as _, count: blocks as u64 };
         cuda.launch("digest_finish", Grid::line(1, 256), arguments);
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DigestFinish {
-    parts: u64,
-    out: u64,
-    count: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Clip {
-    sums: u64,
-    scale: u64,
-    out: u64,
-    count: u32,
-    max_norm: f32,
-}
-
 pub(super) fn clip(cuda: &Cuda, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
     assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
-    let (count, to) = (sums.numel() as u32, out.to.addr() as u64);
-    let (sums, scale) = (sums.addr() as u64, scale.addr() as u64);
-    cuda.launch("clip", Grid::line(1, 32), Clip { sums, scale, out: to, count, max_norm });
+    let arguments = args::Clip {
+        sums: sums.addr() as _,
+        scale: scale.addr() as _,
+        out: out.to.addr() as _,
+        count: sums.numel() as u32,
+        max_norm,
+    };
+    cuda.launch("clip", Grid::line(1, 32), arguments);
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Pace {
-    pace: u64,
-    scale: u64,
-    counts: u64,
-    window: i64,
-    hysteresis: i64,
-    growth: f32,
-    min: f32,
-    lr: f32,
-    beta1: f32,
-    beta2: f32,
-    unused: u32,
-}
-
-pub(super) fn pace(cuda: &Cuda, rule: &AdamW, scaling: &Scaling, scaler: Scaler, pace: Tensor) {
-    assert_eq!((pace.numel(), scaler.counts.numel()), (4, 5), "a pace, and a scaler's counts");
-    let arguments = Pace {
-        pace: pace.addr() as u64,
-        scale: scaler.scale.addr() as u64,
-        counts: scaler.counts.addr() as u64,
+pub(super) fn loss_scale_step(
+    cuda: &Cuda,
+    scaling: &Scaling,
+    scaler: Scaler,
+    factor: Tensor,
+    status: Tensor,
+) {
+    assert_eq!(scaler.counts.numel(), 5, "the loss scaler's counts");
+    let arguments = args::LossScaleStep {
+        factor: factor.addr() as _,
+        status: status.addr() as _,
+        scale: scaler.scale.addr() as _,
+        counts: scaler.counts.addr() as _,
         window: scaling.window as i64,
         hysteresis: scaling.hysteresis as i64,
         growth: scaling.growth,
         min: scaling.min,
-        lr: rule.lr,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        unused: 0,
     };
-    cuda.launch("pace", Grid::line(1, 1), arguments);
+    cuda.launch("loss_scale_step", Grid::line(1, 1), arguments);
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Update {
-    grad: u64,
-    master: u64,
-    m: u64,
-    v: u64,
-    live: u64,
-    pace: u64,
-    numel: u64,
-    keep: f32,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    vector: u32,
+pub(super) fn adam_scalars(cuda: &Cuda, rule: &AdamW, updates: Tensor, out: Out) {
+    assert_eq!((out.to.numel(), out.add), (2, false), "AdamW's step scalars");
+    let (updates, out) = (updates.addr() as _, out.to.addr() as _);
+    let AdamW { lr, beta1, beta2, .. } = *rule;
+    let arguments = args::AdamScalars { updates, out, lr, beta1, beta2 };
+    cuda.launch("adam_scalars", Grid::line(1, 1), arguments);
 }
 
 /// `state` is master, m and v.
 pub(super) fn adamw(
     cuda: &Cuda,
     rule: &AdamW,
-    pace: Tensor,
+    scalars: Tensor,
     grad: Tensor,
     state: [Tensor; 3],
     live: Tensor,
@@ -188,13 +123,13 @@ pub(super) fn adamw(
     let addresses = [grad.addr(), master.addr(), m.addr(), v.addr(), live.addr()];
     let vector = vector(grad.numel(), DType::BF16, &addresses);
     let wide = if vector { wide(grad.dtype).max(wide(live.dtype)) } else { 1 };
-    let arguments = Update {
-        grad: grad.addr() as u64,
-        master: master.addr() as u64,
-        m: m.addr() as u64,
-        v: v.addr() as u64,
-        live: if live == master { 0 } else { live.addr() as u64 },
-        pace: pace.addr() as u64,
+    let arguments = args::AdamW {
+        grad: grad.addr() as _,
+        master: master.addr() as _,
+        m: m.addr() as _,
+        v: v.addr() as _,
+        live: if live == master { null_mut() } else { live.addr() as _ },
+        scalars: scalars.addr() as _,
         numel: grad.numel() as u64,
         keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
         beta1: rule.beta1,

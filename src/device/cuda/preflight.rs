@@ -1,15 +1,16 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
-use super::driver::{self, Device, Identity};
-use super::hopper::{self, Hopper};
-use super::library::Library;
+use super::attention::{self, Hopper};
+use super::device::{Device, Identity};
+use super::driver;
+use super::graph::GRAPHS;
+use super::launch::{AMPERE, Kernels, VOLTA};
+use super::library::{Library, call};
 use super::lt;
-use crate::base::Problems;
-use crate::manifest::Precision;
+use crate::base::{DType, Problems};
+use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
-
-include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The variable that names a folder of libraries.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
@@ -20,34 +21,6 @@ const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
 /// The variable that names the folder of what is timed once; else gptrain/ in XDG_CACHE_HOME or in
 /// .cache of the home folder.
 const CACHE: &str = "GPTRAIN_CACHE";
-/// The variable that turns graphs off.
-pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
-
-/// Compute capabilities, times ten: what the kernels are always compiled for, and what they may be.
-pub(super) const AMPERE: i32 = 80;
-const VOLTA_7_0: i32 = 70;
-
-/// Compiled kernels.
-#[derive(Clone, Copy)]
-pub struct Kernels {
-    /// Version of the compiler, as the driver counts: 13000 is 13.0.
-    pub release: i32,
-    /// Name and image of each file of `kernels/`.
-    pub images: &'static [(&'static str, &'static [u8])],
-}
-
-impl Kernels {
-    /// Those in this binary, if it was built with a compiler for them.
-    pub fn embedded() -> Option<Kernels> {
-        EMBEDDED
-    }
-
-    /// Those for GPUs before Ampere, if it was built with them.
-    pub fn volta() -> Option<Kernels> {
-        VOLTA
-    }
-}
-
 /// Which GPU to open, and with what.
 #[derive(Clone)]
 pub struct Options {
@@ -62,8 +35,10 @@ pub struct Options {
     pub graphs: Option<String>,
     /// Those for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
-    /// Of the run: refused where the GPU lacks it. In TF32, products round operands in f32.
-    pub precision: Precision,
+    /// Of weights and activations: refused where the GPU lacks it.
+    pub dtype: DType,
+    /// Whether products round operands in f32 to TF32: refused where the GPU cannot.
+    pub tf32: bool,
     /// The instructions of attention's products: mma, or wgmma.
     pub attention: Option<String>,
 }
@@ -73,10 +48,10 @@ impl Options {
     pub fn of_machine(ordinal: usize) -> Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
         let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
-        let attention = std::env::var(hopper::CHOICE).ok();
-        let (kernels, volta, tuned) = (EMBEDDED, VOLTA, cache());
-        let precision = Precision::F32;
-        Options { ordinal, folder, kernels, volta, precision, tuned, graphs, attention }
+        let attention = std::env::var(attention::CHOICE).ok();
+        let (kernels, volta, tuned) = (Kernels::embedded(), Kernels::volta(), cache());
+        let (dtype, tf32) = (DType::F32, false);
+        Options { ordinal, folder, kernels, volta, dtype, tf32, tuned, graphs, attention }
     }
 }
 
@@ -106,26 +81,12 @@ pub struct Opened {
     pub lt_name: String,
 }
 
-/// GPUs that the driver shows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Shown {
-    pub count: usize,
-    /// Of NVIDIA's, not of the stand-in that tests use.
-    pub real: bool,
-}
-
-/// What the driver shows; nothing where there is none. Where it shows a GPU but something else is
-/// missing, `open` is to say so: training on the CPU by accident is worse than an error.
-pub fn shown(options: &Options) -> Shown {
-    let Ok(library) = Library::open(options.folder.as_deref(), &["libcuda.so.1"]) else {
-        return Shown::default();
-    };
-    let real = library.symbol("softgpu_push").is_none();
-    let Ok(api) = driver::Api::load(&library) else { return Shown { count: 0, real } };
-    let mut count = 0;
-    // SAFETY: the pointer is to a live variable.
-    let counted = unsafe { (api.cuInit)(0) == 0 && (api.cuDeviceGetCount)(&mut count) == 0 };
-    Shown { count: if counted { count as usize } else { 0 }, real }
+/// GPUs that the driver shows; 0 where there is no driver. Where it shows one but something else is
+/// missing, `open` says so: training on the CPU by accident is worse than an error.
+pub fn device_count(options: &Options) -> usize {
+    let library = Library::open(options.folder.as_deref(), &["libcuda.so.1"]);
+    let api = library.ok().and_then(|library| driver::Api::load(&library).ok());
+    api.map_or(0, |api| driver::device_count(&api))
 }
 
 /// Opens the libraries and the GPU.
@@ -147,7 +108,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability)?;
     // SAFETY: takes nothing, returns a number.
-    let lt_version = unsafe { (lt.cublasLtGetVersion)() };
+    let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
     let machine = format!(
         "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{}",
         point(capability),
@@ -183,8 +144,8 @@ fn kernels_for(
     }
     let name = format!("{name} has compute capability {}", point(capability));
     let lacks = |what, remedy| Problems::one("precision", format!("{name}: no {what}"), remedy);
-    match (options.precision, options.volta) {
-        _ if capability < VOLTA_7_0 => {
+    match (options.dtype, options.volta) {
+        _ if capability < VOLTA => {
             let remedy = "use a V100, an A100 or newer, or train on the CPU";
             Err(refuse(format!("{name}; kernels need 8.0, or 7.0 as an option"), remedy))
         }
@@ -192,8 +153,8 @@ fn kernels_for(
             let what = format!("{name}, and this gptrain was built without kernels for sm_70");
             Err(refuse(what, "build it with `make SM70=1 build`"))
         }
-        (Precision::Bf16, _) => Err(lacks("bf16", "--set precision=fp16")),
-        (Precision::Tf32, _) => Err(lacks("TF32", "--set precision=f32")),
+        (DType::BF16, _) => Err(lacks("bf16", "--set precision=fp16")),
+        _ if options.tf32 => Err(lacks("TF32", "--set precision=f32")),
         (_, Some(volta)) => Ok(volta),
     }
 }
@@ -227,18 +188,9 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
         refuse(what, "update the NVIDIA driver: 525 or newer")
     };
     let api = driver::Api::load(&library).map_err(missing)?;
-    let mut version = 0;
-    // SAFETY: the pointer is to a live variable.
-    let code = unsafe {
-        match (api.cuInit)(0) {
-            0 => (api.cuDriverGetVersion)(&mut version),
-            code => code,
-        }
-    };
-    if code != 0 {
-        let what = format!("the NVIDIA driver does not start: {}", driver::explain(&api, code));
-        return Err(refuse(what, "see what nvidia-smi says"));
-    }
+    let version = driver::version(&api).map_err(|why| {
+        refuse(format!("the NVIDIA driver does not start: {why}"), "see what nvidia-smi says")
+    })?;
     let device = Device::open(&library, api, options.ordinal)
         .map_err(|why| refuse(why, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES"))?;
     Ok((device, version))

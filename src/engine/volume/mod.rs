@@ -1,29 +1,31 @@
-//! What a rank sends in a step, foretold from what lies in its memory.
+//! Expected bytes that a rank sends in a step: the formulas of the literature on the layout of its
+//! memory. Tests compare them with what groups of threads send, and with what the dry run counts.
 
-#[cfg(test)]
+mod formulas;
 mod tests;
 
-use super::groups::{part, seat};
-use super::{Groups, context};
+pub use formulas::Volume;
+
+use super::groups::{Groups, context, model_shard, pipeline_rank};
 use crate::base::{DType, div_exact};
 use crate::device::Backend;
 use crate::manifest::{Manifest, Recompute};
-use crate::model::{Bucket, Layout, Place, Slot, Split, Weight};
-use crate::plan::volume::{self, Kind, Step, Volume};
+use crate::model::{Bucket, Layout, Module, Param, TpSplit};
+use formulas::{Kind, Step};
 
 /// Bytes this rank sends in a step of `global` samples, by group.
 pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) -> Volume {
     let cx = context(be, groups, m, true);
-    let layout = Layout::new(&m.model, part(groups, m));
-    let seat = seat(groups, m);
-    let stages: Vec<usize> = (0..seat.chunks).map(|chunk| seat.stage(chunk)).collect();
+    let layout = Layout::new(&m.model, model_shard(groups, m));
+    let pp = pipeline_rank(groups, m);
+    let stages: Vec<usize> = (0..pp.chunks).map(|chunk| pp.stage(chunk)).collect();
     let tokens = m.batch.micro * m.model.seq_len;
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
-    let both = m.model.tied_head && groups.ends.size() > 1;
-    let shared = layout.slots().find(|slot| both && slot.spec.weight == Weight::TokenEmbed);
-    volume::sent(&Step {
+    let both = groups.embedding.size() > 1;
+    let shared = layout.params().find(|param| both && param.spec.tied);
+    formulas::sent(&Step {
         tensor: groups.tensor.size(),
-        pipeline: seat.ranks,
+        pipeline: pp.ranks,
         data: groups.data.size(),
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
@@ -36,24 +38,24 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
             Recompute::Full => [2, 2],
         },
         before: stages.iter().filter(|stage| **stage > 0).count(),
-        after: stages.iter().filter(|stage| *stage + 1 < seat.stages()).count(),
+        after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
         buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype)).collect(),
-        tied: shared.map_or(0.0, |slot| bytes(slot.numel(), DType::F32)),
+        tied: shared.map_or(0.0, |param| bytes(param.numel(), DType::F32)),
     })
 }
 
-fn entry(bucket: &Bucket, live: DType) -> volume::Bucket {
+fn entry(bucket: &Bucket, live: DType) -> formulas::Bucket {
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
-    let unsplit = bucket.slots.iter().filter(|slot| slot.spec.split == Split::Whole);
-    volume::Bucket {
-        kind: match bucket.place {
-            Place::Embed => Kind::Embedding,
-            Place::Block => Kind::Block,
-            Place::Head => Kind::Head,
-            Place::TiedCopy => Kind::Copy,
+    let unsplit = bucket.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
+    formulas::Bucket {
+        kind: match bucket.module {
+            Module::Embed => Kind::Embedding,
+            Module::Block => Kind::Block,
+            Module::Head => Kind::Head,
+            Module::TiedCopy => Kind::Copy,
         },
         weights: bytes(bucket.range.len(), live),
         grads: bytes(bucket.range.len(), DType::F32),
-        unsplit: bytes(unsplit.map(Slot::numel).sum(), DType::F32),
+        unsplit: bytes(unsplit.map(Param::numel).sum(), DType::F32),
     }
 }

@@ -1,17 +1,21 @@
-//! Datasets, shares and masks.
+//! Datasets, their shares and blends, and masks.
 
+use super::super::choices::{ObjectiveName, PartName};
+use super::super::forms::{self, Blend, DatasetForm, Named, ObjectiveForm};
 use super::super::report::Report;
+use super::super::settings::{Written, raw};
 use super::super::{
-    Data, DataRule, DataStage, Dataset, Eod, Model, Objective, Part, ValidSet, raw,
+    Data, DataStage, Dataset, Eod, Model, Objective, Part, PrefixLm, ValidSet, tree,
 };
 use super::time::Length;
 use crate::base::Count;
 use std::path::{Component, Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";
-const PARTS: [&str; 3] = ["train", "valid", "test"];
+/// In the order of a split's numbers.
+const PARTS: [PartName; 3] = [PartName::Train, PartName::Valid, PartName::Test];
 
-/// What the data is checked against.
+/// What the checks of the data section need to know of the run.
 pub struct Run<'a> {
     pub model: &'a Model,
     pub samples: u64,
@@ -26,31 +30,15 @@ pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Da
     if let Some(split) = &raw.split {
         shares(split, "data.split", report);
     }
-    let mut blends = Blends { fallback, folder, report };
-    let train = blends.blend(raw.train, "data.train", 0);
-    let stages = blends.stages(raw.stages.unwrap_or_default(), run);
-    let valid = match raw.valid {
-        Some(sets) => blends.sets(sets),
-        None => derived(&train, blends.fallback.as_deref()),
-    };
-    let tokenizer = raw.tokenizer.map(|path| resolve(folder, path));
-    Data {
-        seed: raw.seed.unwrap_or(1234),
-        rule: match raw.rule.unwrap_or(raw::DataRule::MegatronCore) {
-            raw::DataRule::MegatronCore => DataRule::MegatronCore,
-            raw::DataRule::MegatronDeepSpeed => DataRule::MegatronDeepSpeed,
-        },
-        train,
-        stages,
-        valid,
-        cache: raw.cache.unwrap_or_else(|| run.folder.join("order")),
-        tokenizer,
-        eod: raw.eod.map(|raw| eod(raw, run.model, report)),
-        objective: objective(raw.objective),
+    let data = Data::read(raw, &mut Blends { fallback, folder, report }, run);
+    if let Some(eod) = &data.eod {
+        known_token(eod, run.model, report);
     }
+    data
 }
 
-struct Blends<'a, 'r> {
+/// Reads blends of datasets.
+pub struct Blends<'a, 'r> {
     /// The split of a dataset without one of its own; without this, the whole dataset.
     fallback: Option<String>,
     folder: &'a Path,
@@ -58,16 +46,16 @@ struct Blends<'a, 'r> {
 }
 
 impl Blends<'_, '_> {
-    fn blend(&mut self, blend: Option<raw::Blend>, path: &str, which: usize) -> Vec<Dataset> {
-        let only = |prefix| raw::Dataset { prefix: Some(prefix), ..Default::default() };
-        let list: Vec<(String, raw::Dataset)> = match blend {
+    pub fn blend(&mut self, blend: Option<Blend>, path: &str, which: usize) -> Vec<Dataset> {
+        let only = |prefix| forms::Dataset { prefix: Some(prefix), ..Default::default() };
+        let list: Vec<(String, forms::Dataset)> = match blend {
             None => return Vec::new(),
-            Some(raw::Blend::Prefix(prefix)) => vec![(path.to_string(), only(prefix))],
-            Some(raw::Blend::One(dataset)) => vec![(path.to_string(), dataset)],
-            Some(raw::Blend::Several(list)) => {
+            Some(Blend::Prefix(prefix)) => vec![(path.to_string(), only(prefix))],
+            Some(Blend::One(dataset)) => vec![(path.to_string(), dataset)],
+            Some(Blend::Several(list)) => {
                 let item = |(i, form)| match form {
-                    raw::DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
-                    raw::DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
+                    DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
+                    DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
                 };
                 list.into_iter().enumerate().map(item).collect()
             }
@@ -88,10 +76,10 @@ impl Blends<'_, '_> {
     }
 
     /// Each stage must begin after the one before, and before the run ends.
-    fn stages(&mut self, stages: Vec<raw::DataStage>, run: &Run) -> Vec<DataStage> {
+    pub fn stages(&mut self, stages: Option<Vec<forms::DataStage>>, run: &Run) -> Vec<DataStage> {
         let mut after = 0;
         let mut checked = Vec::new();
-        for (i, stage) in stages.into_iter().enumerate() {
+        for (i, stage) in stages.into_iter().flatten().enumerate() {
             let path = format!("data.stages.{i}");
             let train = self.blend(stage.train, &format!("{path}.train"), 0);
             let tokens = stage.from_tokens.is_some();
@@ -118,9 +106,11 @@ impl Blends<'_, '_> {
         checked
     }
 
-    fn sets(&mut self, sets: raw::Named) -> Vec<ValidSet> {
+    /// As written, or the valid share of what is trained on.
+    pub fn valid(&mut self, sets: Option<Named>, train: &[Dataset]) -> Vec<ValidSet> {
+        let Some(sets) = sets else { return derived(train, self.fallback.as_deref()) };
         let written: Vec<String> = match self.report.root().at("data.valid").map(|n| &n.value) {
-            Some(super::super::tree::Value::Map(entries)) => {
+            Some(tree::Value::Map(entries)) => {
                 entries.iter().map(|entry| entry.key.clone()).collect()
             }
             _ => Vec::new(),
@@ -139,7 +129,7 @@ impl Blends<'_, '_> {
         valid
     }
 
-    fn dataset(&mut self, raw: raw::Dataset, path: &str, which: usize) -> Dataset {
+    fn dataset(&mut self, raw: forms::Dataset, path: &str, which: usize) -> Dataset {
         let weight = raw.weight.unwrap_or(1.0);
         let prefix = raw.prefix.clone().unwrap_or_default();
         let ending = prefix.extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -155,15 +145,13 @@ impl Blends<'_, '_> {
                 "give the PREFIX of PREFIX.bin",
             );
         }
-        Dataset { prefix: resolve(self.folder, prefix), weight, part: self.part(raw, path, which) }
+        Dataset { prefix: self.resolve(prefix), weight, part: self.part(raw, path, which) }
     }
 
-    fn part(&mut self, raw: raw::Dataset, path: &str, which: usize) -> Part {
+    fn part(&mut self, raw: forms::Dataset, path: &str, which: usize) -> Part {
         let which = match raw.part {
             None => which,
-            Some(raw::PartName::Train) => 0,
-            Some(raw::PartName::Valid) => 1,
-            Some(raw::PartName::Test) => 2,
+            Some(part) => part as usize,
         };
         if let Some(text) = &raw.range {
             let other = [("split", raw.split.is_some()), ("part", raw.part.is_some())];
@@ -183,7 +171,7 @@ impl Blends<'_, '_> {
             false => numbers(&weights),
         };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
-            let part = PARTS[which];
+            let part = PARTS[which].name();
             let what = format!("{path}: the split {weights} leaves nothing to {part}");
             self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
         }
@@ -202,6 +190,25 @@ impl Blends<'_, '_> {
         let what = format!("{path} \"{text}\" is not a range within 0..1");
         self.report.add(path, what, "write FROM..TO, such as 0.95..1.0");
         Part::Range(0.0, 1.0)
+    }
+
+    /// `path` as seen from the folder, whose links are resolved, without leading `..`.
+    pub fn resolve(&self, path: PathBuf) -> PathBuf {
+        let mut whole = if path.is_absolute() { PathBuf::new() } else { self.folder.to_path_buf() };
+        let mut at_start = true;
+        for component in path.components() {
+            match component {
+                Component::CurDir => {}
+                Component::ParentDir if at_start && !path.is_absolute() => {
+                    whole.pop();
+                }
+                other => {
+                    at_start = false;
+                    whole.push(other);
+                }
+            }
+        }
+        whole
     }
 }
 
@@ -243,45 +250,72 @@ fn numbers(split: &str) -> Option<[f64; 3]> {
     (shares.iter().sum::<f64>() > 0.0).then_some(shares)
 }
 
-/// `path` as seen from `folder`, whose links are resolved, without leading `..`.
-fn resolve(folder: &Path, path: PathBuf) -> PathBuf {
-    let mut whole = if path.is_absolute() { PathBuf::new() } else { folder.to_path_buf() };
-    let mut at_start = true;
-    for component in path.components() {
-        match component {
-            Component::CurDir => {}
-            Component::ParentDir if at_start && !path.is_absolute() => {
-                whole.pop();
-            }
-            other => {
-                at_start = false;
-                whole.push(other);
-            }
-        }
-    }
-    whole
-}
-
-fn eod(raw: raw::Eod, model: &Model, report: &mut Report) -> Eod {
-    let token = raw.token.unwrap_or(0);
+fn known_token(eod: &Eod, model: &Model, report: &mut Report) {
+    let token = eod.token;
     if report.sound(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
         let what = format!("data.eod.token {token} is not below model.vocab {}", model.vocab);
         report.add("data.eod.token", what, "give the tokenizer's end-of-document id");
     }
-    Eod {
-        token,
-        mask_loss: raw.mask_loss.unwrap_or(false),
-        reset_positions: raw.reset_positions.unwrap_or(false),
-        reset_attention: raw.reset_attention.unwrap_or(false),
+}
+
+pub fn objective(form: Option<ObjectiveForm>) -> Objective {
+    let settings = match form {
+        None | Some(ObjectiveForm::Name(ObjectiveName::Causal)) => return Objective::Causal,
+        Some(ObjectiveForm::Name(ObjectiveName::PrefixLm)) => None,
+        Some(ObjectiveForm::Settings(objective)) => objective.prefix_lm,
+    };
+    Objective::PrefixLm(PrefixLm::read(settings.unwrap_or_default()))
+}
+
+impl Written for Objective {
+    type Raw = ObjectiveForm;
+
+    fn written(&self) -> Option<ObjectiveForm> {
+        Some(match self {
+            Objective::Causal => ObjectiveName::Causal.into(),
+            Objective::PrefixLm(settings) => {
+                forms::Objective { prefix_lm: settings.written() }.into()
+            }
+        })
     }
 }
 
-fn objective(form: Option<raw::ObjectiveForm>) -> Objective {
-    use raw::ObjectiveName::{Causal, PrefixLm};
-    let settings = match form {
-        None | Some(raw::ObjectiveForm::Name(Causal)) => return Objective::Causal,
-        Some(raw::ObjectiveForm::Name(PrefixLm)) => raw::PrefixLm::default(),
-        Some(raw::ObjectiveForm::Settings(objective)) => objective.prefix_lm.unwrap_or_default(),
-    };
-    Objective::PrefixLm { loss_on_targets_only: settings.loss_on_targets_only.unwrap_or(true) }
+impl Written for Vec<Dataset> {
+    type Raw = Blend;
+
+    fn written(&self) -> Option<Blend> {
+        let full = |dataset: &Dataset| {
+            let (split, part, range) = match &dataset.part {
+                Part::Split { weights, which } => {
+                    (Some(weights.clone()), Some(PARTS[*which]), None)
+                }
+                Part::Range(from, to) => (None, None, Some(format!("{from:?}..{to:?}"))),
+            };
+            let (prefix, weight) = (Some(dataset.prefix.clone()), Some(dataset.weight));
+            forms::Dataset { prefix, weight, split, part, range }.into()
+        };
+        Some(self.iter().map(full).collect::<Vec<DatasetForm>>().into())
+    }
+}
+
+impl Written for Vec<DataStage> {
+    type Raw = Vec<forms::DataStage>;
+
+    fn written(&self) -> Option<Vec<forms::DataStage>> {
+        let stage = |stage: &DataStage| forms::DataStage {
+            from_samples: Some(stage.from),
+            from_tokens: None,
+            train: stage.train.written(),
+        };
+        Some(self.iter().map(stage).collect())
+    }
+}
+
+impl Written for Vec<ValidSet> {
+    type Raw = Named;
+
+    fn written(&self) -> Option<Named> {
+        let set = |set: &ValidSet| Some((set.name.clone(), set.datasets.written()?));
+        Some(Named(self.iter().filter_map(set).collect()))
+    }
 }

@@ -1,62 +1,34 @@
 //! The network's shape, and how it is cut over ranks.
 
+use super::super::choices::LayerSplitName;
+use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, Rate};
 use super::super::report::Report;
-use super::super::{
-    Batch, Dropout, Gelu, LayerSplit, Model, Neighbours, Position, Recompute, Schedule, Topology,
-    raw,
-};
+use super::super::settings::{Written, raw};
+use super::super::{Batch, Dropout, LayerSplit, Model, Schedule, Topology};
 
-pub fn model(raw: raw::Model, topology: &raw::Topology, report: &mut Report) -> Model {
-    let (layers, hidden) = (raw.layers.unwrap_or(1), raw.hidden.unwrap_or(1));
-    let (heads, vocab) = (raw.heads.unwrap_or(1), raw.vocab.unwrap_or(2));
-    let vocab_multiple = raw.vocab_multiple.unwrap_or(128);
-    let tensor = topology.tensor.unwrap_or(1);
-    if report.sound(&["model.hidden", "model.heads"]) && !hidden.is_multiple_of(heads) {
-        let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
-        let hidden_fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
-        let remedy = format!(
-            "set model.hidden to {hidden_fits}, or model.heads to {}",
-            nearest_divisors(hidden, heads)
-        );
-        let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
-        report.between(&["model.hidden", "model.heads"], what, remedy);
-    }
-    let init = raw.init.unwrap_or_default();
-    let dropout = match raw.dropout {
+pub fn dropout(form: Option<DropoutForm>) -> Dropout {
+    Dropout::read(match form {
         None => raw::Dropout::default(),
-        Some(raw::DropoutForm::Each(each)) => each,
-        Some(raw::DropoutForm::Same(raw::Rate(rate))) => {
+        Some(DropoutForm::Each(each)) => each,
+        Some(DropoutForm::Same(Rate(rate))) => {
             raw::Dropout { embedding: Some(rate), attention: Some(rate), residual: Some(rate) }
         }
-    };
-    Model {
-        layers,
-        hidden,
-        heads,
-        ffn_hidden: raw.ffn_hidden.unwrap_or(4 * hidden),
-        vocab,
-        vocab_multiple,
-        vocab_padded: vocab.next_multiple_of(vocab_multiple * tensor),
-        seq_len: raw.seq_len.unwrap_or(1),
-        position: match raw.position.unwrap_or(raw::Position::Learned) {
-            raw::Position::Learned => Position::Learned,
-            raw::Position::Alibi => Position::Alibi,
-        },
-        embedding_layernorm: raw.embedding_layernorm.unwrap_or(false),
-        tied_head: raw.tied_head.unwrap_or(true),
-        gelu: match raw.gelu.unwrap_or(raw::Gelu::Tanh) {
-            raw::Gelu::Tanh => Gelu::Tanh,
-            raw::Gelu::Exact => Gelu::Exact,
-        },
-        layernorm_eps: raw.layernorm_eps.unwrap_or(1e-5),
-        dropout: Dropout {
-            embedding: dropout.embedding.unwrap_or(0.0),
-            attention: dropout.attention.unwrap_or(0.0),
-            residual: dropout.residual.unwrap_or(0.0),
-        },
-        init_std: init.std.unwrap_or(0.02),
-        init_scale_residual: init.scale_residual.unwrap_or(true),
+    })
+}
+
+pub fn heads(model: &Model, report: &mut Report) {
+    let (hidden, heads) = (model.hidden, model.heads);
+    if !report.sound(&["model.hidden", "model.heads"]) || hidden.is_multiple_of(heads) {
+        return;
     }
+    let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
+    let hidden_fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
+    let remedy = format!(
+        "set model.hidden to {hidden_fits}, or model.heads to {}",
+        nearest_divisors(hidden, heads)
+    );
+    let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
+    report.between(&["model.hidden", "model.heads"], what, remedy);
 }
 
 /// "90 or 100": the divisors of `n` on both sides of `near`.
@@ -67,52 +39,48 @@ fn nearest_divisors(n: usize, near: usize) -> String {
     both.join(" or ")
 }
 
-/// Also checks that the model and the batch can be cut so.
-pub fn topology(raw: raw::Topology, model: &Model, batch: &Batch, report: &mut Report) -> Topology {
-    let topology = Topology {
-        tensor: raw.tensor.unwrap_or(1),
-        pipeline: raw.pipeline.unwrap_or(1),
-        data: raw.data.unwrap_or(1),
-        zero: raw.zero.unwrap_or(0),
-        sequence_parallel: raw.sequence_parallel.unwrap_or(false),
-        schedule: match raw.schedule.unwrap_or(raw::Schedule::OneFOneB) {
-            raw::Schedule::OneFOneB => Schedule::OneFOneB,
-            raw::Schedule::Interleaved => Schedule::Interleaved { chunks: raw.chunks.unwrap_or(2) },
-            raw::Schedule::GPipe => Schedule::GPipe,
-        },
-        layer_split: layer_split(raw.layer_split),
-        neighbours: match raw.neighbours.unwrap_or(raw::Neighbours::Data) {
-            raw::Neighbours::Data => Neighbours::Data,
-            raw::Neighbours::Pipeline => Neighbours::Pipeline,
-        },
-        recompute: match raw.recompute.unwrap_or(raw::Recompute::None) {
-            raw::Recompute::None => Recompute::None,
-            raw::Recompute::Selective => Recompute::Selective,
-            raw::Recompute::Full => Recompute::Full,
-        },
-    };
-    if raw.chunks.is_some() && !matches!(topology.schedule, Schedule::Interleaved { .. }) {
+/// `chunks`: whether topology.chunks is given.
+pub fn topology(
+    topology: &Topology,
+    chunks: bool,
+    model: &Model,
+    batch: &Batch,
+    report: &mut Report,
+) {
+    if chunks && topology.schedule != Schedule::Interleaved {
         let what = "topology.chunks is only for schedule: interleaved";
         report.add("topology.chunks", what, "set topology.schedule to interleaved, or remove it");
     }
-    tensor_cut(&topology, model, report);
-    pipeline_cut(&topology, model, report);
-    interleaving(&topology, batch, report);
-    custody(&topology, report);
-    topology
+    tensor_cut(topology, model, report);
+    pipeline_cut(topology, model, report);
+    interleaving(topology, batch, report);
+    zero_in_pipeline(topology, report);
 }
 
-fn layer_split(form: Option<raw::LayerSplitForm>) -> LayerSplit {
-    use raw::LayerSplitName::{Balanced, TransformerAndEmbedding, Uniform};
+pub fn layer_split(form: Option<LayerSplitForm>) -> LayerSplit {
+    use LayerSplitName::{Balanced, TransformerAndEmbedding, Uniform};
     match form {
-        None | Some(raw::LayerSplitForm::Rule(Uniform)) => LayerSplit::Uniform,
-        Some(raw::LayerSplitForm::Rule(TransformerAndEmbedding)) => {
-            LayerSplit::TransformerAndEmbedding
-        }
-        Some(raw::LayerSplitForm::Rule(Balanced)) => LayerSplit::Balanced,
-        Some(raw::LayerSplitForm::Layers(stages)) => {
+        None | Some(LayerSplitForm::Rule(Uniform)) => LayerSplit::Uniform,
+        Some(LayerSplitForm::Rule(TransformerAndEmbedding)) => LayerSplit::TransformerAndEmbedding,
+        Some(LayerSplitForm::Rule(Balanced)) => LayerSplit::Balanced,
+        Some(LayerSplitForm::Layers(stages)) => {
             LayerSplit::Explicit(stages.into_iter().map(|stage| stage.0).collect())
         }
+    }
+}
+
+impl Written for LayerSplit {
+    type Raw = LayerSplitForm;
+
+    fn written(&self) -> Option<LayerSplitForm> {
+        Some(match self {
+            LayerSplit::Uniform => LayerSplitName::Uniform.into(),
+            LayerSplit::TransformerAndEmbedding => LayerSplitName::TransformerAndEmbedding.into(),
+            LayerSplit::Balanced => LayerSplitName::Balanced.into(),
+            LayerSplit::Explicit(stages) => {
+                stages.iter().copied().map(LayerCount).collect::<Vec<_>>().into()
+            }
+        })
     }
 }
 
@@ -138,7 +106,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     if !report.sound(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
         return;
     }
-    let chunks = topology.schedule.chunks();
+    let chunks = topology.chunks;
     let parts = stages * chunks;
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
     if parts > layers {
@@ -181,8 +149,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
 
 /// The interleaved order takes micro-batches in groups of one per stage (Narayanan et al. 2021).
 fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
-    let Schedule::Interleaved { .. } = topology.schedule else { return };
-    if !report.sound(&["topology", "batch"]) {
+    if topology.schedule != Schedule::Interleaved || !report.sound(&["topology", "batch"]) {
         return;
     }
     let stages = topology.pipeline;
@@ -207,14 +174,15 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     }
 }
 
-/// ZeRO-2 and 3 share what a pipeline's stage uses again for every micro-batch in flight.
-fn custody(topology: &Topology, report: &mut Report) {
+/// Rejects ZeRO ≥ 2 with pipeline > 1: each micro-batch would reduce its gradients (2) or gather
+/// the weights (3) anew.
+fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     let Topology { zero, pipeline, .. } = *topology;
     if zero >= 2 && pipeline > 1 && report.sound(&["topology.zero", "topology.pipeline"]) {
         let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
         let what = format!(
-            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} anew for \
-             each micro-batch, which costs more traffic than the memory is worth"
+            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} anew \
+             for each micro-batch, which costs more traffic than the memory is worth"
         );
         let remedy = "set topology.zero to 1, or topology.pipeline to 1";
         report.between(&["topology.zero", "topology.pipeline"], what, remedy);

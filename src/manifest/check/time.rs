@@ -1,16 +1,14 @@
-//! What goes by samples: batch, learning rate, length.
+//! Batch sizes, learning rate and length of the run, all counted in samples.
 
+use super::super::choices::DecayName;
+use super::super::forms::{self, DecayForm, RampUpForm};
 use super::super::report::Report;
-use super::super::{Batch, Decay, Lr, RampUp, raw};
+use super::super::settings::{Written, raw};
+use super::super::{Batch, Decay, Lr, RampUp};
 use crate::base::Count;
 
-pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> Batch {
-    let batch = Batch {
-        micro: raw.micro.unwrap_or(1),
-        global: raw.global.unwrap_or(1),
-        ramp_up: raw.ramp_up.and_then(|form| ramp_up(form, report)),
-    };
-    let data = topology.data.unwrap_or(1);
+/// `data` is topology.data.
+pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
     let sound = report.sound(&["batch.micro", "batch.global", "topology.data"]);
     if sound && !batch.global.is_multiple_of(at_once) {
@@ -25,9 +23,9 @@ pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> 
         let paths = ["batch.global", "batch.micro", "topology.data"];
         report.between(&paths, what, format!("set batch.global to {fits}"));
     }
-    let Some(ramp) = batch.ramp_up else { return batch };
+    let Some(ramp) = batch.ramp_up else { return };
     if !report.sound(&["batch", "topology.data"]) {
-        return batch;
+        return;
     }
     if ramp.start > batch.global {
         let what = format!("the ramp-up starts at {}, above batch.global", ramp.start);
@@ -43,9 +41,8 @@ pub fn batch(raw: raw::Batch, topology: &raw::Topology, report: &mut Report) -> 
         let remedy = format!("take an increment that divides {span}");
         report.between(&["batch.ramp_up", "batch.global"], what, remedy);
     } else {
-        stages(&batch, data, report);
+        stages(batch, data, report);
     }
-    batch
 }
 
 /// Every stage of the ramp-up must divide into micro-batches over all replicas.
@@ -79,33 +76,25 @@ fn product(micro: usize, data: usize) -> String {
     }
 }
 
-fn ramp_up(form: raw::RampUpForm, report: &mut Report) -> Option<RampUp> {
-    match form {
-        raw::RampUpForm::Keys(keys) => Some(RampUp {
-            start: keys.start.unwrap_or(1),
-            increment: keys.increment.unwrap_or(1),
-            samples: keys.samples.unwrap_or(1),
-        }),
-        raw::RampUpForm::Text(text) => {
-            let numbers: Option<Vec<u64>> = text
-                .split_whitespace()
-                .map(|word| word.replace('_', "").parse().ok().filter(|n| *n > 0))
-                .collect();
-            let small = |n: u64| usize::try_from(n).ok().filter(|n| *n <= 1 << 24);
-            match numbers.as_deref() {
-                Some([start, increment, samples]) if *samples <= 1_000_000_000_000_000 => {
-                    let (start, increment) = (small(*start), small(*increment));
-                    if let (Some(start), Some(increment)) = (start, increment) {
-                        return Some(RampUp { start, increment, samples: *samples });
-                    }
-                }
-                _ => {}
-            }
-            let what = format!("batch.ramp_up \"{text}\" is not START INCREMENT SAMPLES");
-            report.add("batch.ramp_up", what, "write three whole numbers, such as 16 16 9_765_625");
-            None
-        }
+pub fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> {
+    let text = match form? {
+        RampUpForm::Keys(keys) => return Some(RampUp::read(keys)),
+        RampUpForm::Text(text) => text,
+    };
+    let numbers: Option<Vec<u64>> = text
+        .split_whitespace()
+        .map(|word| word.replace('_', "").parse().ok().filter(|n| *n > 0))
+        .collect();
+    let small = |n: u64| usize::try_from(n).ok().filter(|n| *n <= 1 << 24);
+    if let Some([start, increment, samples]) = numbers.as_deref()
+        && let (Some(start), Some(increment)) = (small(*start), small(*increment))
+        && *samples <= 1_000_000_000_000_000
+    {
+        return Some(RampUp { start, increment, samples: *samples });
     }
+    let what = format!("batch.ramp_up \"{text}\" is not START INCREMENT SAMPLES");
+    report.add("batch.ramp_up", what, "write three whole numbers, such as 16 16 9_765_625");
+    None
 }
 
 /// The run's length in samples.
@@ -152,59 +141,68 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
     samples
 }
 
-pub fn lr(raw: raw::Lr, run: u64, seq_len: usize, report: &mut Report) -> Lr {
-    let (peak, min) = (raw.peak.unwrap_or(0.0), raw.min.unwrap_or(0.0));
+pub fn eval_interval(given: Option<u64>, has_valid: bool, report: &mut Report) -> Option<u64> {
+    let interval = given.unwrap_or(if has_valid { 1000 } else { 0 });
+    if interval > 0 && !has_valid && report.sound(&["data", "train.eval_interval"]) {
+        let what = format!("evaluation every {interval} steps, but no validation set");
+        let remedy = "add data.valid, or a split with a second share, or set it to 0";
+        report.add("train.eval_interval", what, remedy);
+    }
+    Some(interval).filter(|steps| *steps > 0)
+}
+
+pub fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
+    let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
+    warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
+}
+
+/// `tokens`: whether the warm-up is given in tokens.
+pub fn lr(lr: &Lr, tokens: bool, report: &mut Report) {
+    let Lr { peak, min, warmup_samples: warmup, decay } = *lr;
     if report.sound(&["lr.peak", "lr.min"]) && min > peak {
         let what = format!("lr.min {min} is above lr.peak {peak}");
         report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
     }
-    let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
-    let warmup = warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0);
-    // A run too short for its warm-up (a trial, say) just does not reach the decay.
-    let decay = decay(raw.decay, run.max(warmup + 1), warmup, seq_len, report);
     if decay == Decay::Constant && min > 0.0 && report.sound(&["lr.min", "lr.decay"]) {
         let what = format!("lr.min {min} is never reached: lr.decay is constant");
         report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
     }
-    let begins = match decay {
-        Decay::Constant => u64::MAX,
-        Decay::Linear { samples } | Decay::Cosine { samples } => samples - 1,
-        Decay::Wsd { decay_from, .. } => decay_from,
+    // The most samples the warm-up may take; what happens then, and at which sample.
+    let (begins, what, at) = match decay {
+        Decay::Constant => return,
+        Decay::Linear { samples } | Decay::Cosine { samples } => {
+            (samples - 1, "lr.decay ends", samples)
+        }
+        Decay::Wsd { decay_from, .. } => (decay_from, "the decay begins", decay_from),
     };
     if warmup > begins && report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
-        let what = match decay {
-            Decay::Wsd { .. } => "and the decay begins",
-            _ => "and lr.decay ends",
-        };
-        let at = if matches!(decay, Decay::Wsd { .. }) { begins } else { begins + 1 };
-        let what = format!("the warm-up takes {} samples, {what} at {}", Count(warmup), Count(at));
-        let path = match raw.warmup_tokens {
-            Some(_) => "lr.warmup_tokens",
-            None => "lr.warmup_samples",
-        };
+        let (warmup, at) = (Count(warmup), Count(at));
+        let what = format!("the warm-up takes {warmup} samples, and {what} at {at}");
+        let path = if tokens { "lr.warmup_tokens" } else { "lr.warmup_samples" };
         let remedy = "shorten the warm-up or lengthen lr.decay";
         report.between(&[path, "lr.decay"], what, remedy);
     }
-    Lr { peak, min, warmup_samples: warmup, decay }
 }
 
-/// `run` is where a decay ends that says nothing else.
-fn decay(
-    form: Option<raw::DecayForm>,
+/// In a run of `run` samples, where a decay ends that says nothing else.
+pub fn decay(
+    form: Option<DecayForm>,
     run: u64,
     warmup: u64,
     seq_len: usize,
     report: &mut Report,
 ) -> Decay {
-    use raw::DecayName::{Constant, Cosine, Linear, Wsd};
+    // A run too short for its warm-up (a trial, say) just does not reach the decay.
+    let run = run.max(warmup + 1);
+    use DecayName::{Constant, Cosine, Linear, Wsd};
     let lengths = match form {
-        None | Some(raw::DecayForm::Name(Cosine)) => return Decay::Cosine { samples: run },
-        Some(raw::DecayForm::Name(Constant)) => return Decay::Constant,
-        Some(raw::DecayForm::Name(Linear)) => return Decay::Linear { samples: run },
-        Some(raw::DecayForm::Name(Wsd)) => {
-            raw::Decay { wsd: Some(raw::Wsd::default()), ..Default::default() }
+        None | Some(DecayForm::Name(Cosine)) => return Decay::Cosine { samples: run },
+        Some(DecayForm::Name(Constant)) => return Decay::Constant,
+        Some(DecayForm::Name(Linear)) => return Decay::Linear { samples: run },
+        Some(DecayForm::Name(Wsd)) => {
+            forms::Decay { wsd: Some(forms::Wsd::default()), ..Default::default() }
         }
-        Some(raw::DecayForm::Lengths(lengths)) => lengths,
+        Some(DecayForm::Lengths(lengths)) => lengths,
     };
     let end = |samples, tokens, path: &str, report: &mut Report| {
         Length { samples, tokens }.resolve(path, "", seq_len, report).unwrap_or(run)
@@ -236,7 +234,7 @@ fn decay(
 
 /// The decay of warm-up, stable, decay, which ends at `samples`.
 fn last_part(
-    wsd: raw::Wsd,
+    wsd: forms::Wsd,
     samples: u64,
     warmup: u64,
     seq_len: usize,
@@ -254,6 +252,25 @@ fn last_part(
     Decay::Wsd { decay_from: samples.saturating_sub(decay), samples }
 }
 
+impl Written for Decay {
+    type Raw = DecayForm;
+
+    fn written(&self) -> Option<DecayForm> {
+        let span = |samples| Some(forms::Span { samples: Some(samples), tokens: None });
+        let mut decay = forms::Decay::default();
+        match *self {
+            Decay::Constant => return Some(DecayName::Constant.into()),
+            Decay::Linear { samples } => decay.linear = span(samples),
+            Decay::Cosine { samples } => decay.cosine = span(samples),
+            Decay::Wsd { decay_from, samples } => {
+                let (decay_samples, samples) = (Some(samples - decay_from), Some(samples));
+                decay.wsd = Some(forms::Wsd { decay_samples, samples, ..Default::default() });
+            }
+        }
+        Some(decay.into())
+    }
+}
+
 /// A length given in samples or in tokens.
 pub struct Length {
     pub samples: Option<u64>,
@@ -261,7 +278,7 @@ pub struct Length {
 }
 
 impl Length {
-    /// In samples; a sample that is begun counts.
+    /// The length in samples; tokens are rounded up to whole samples.
     pub fn resolve(
         self,
         section: &str,

@@ -18,15 +18,15 @@ pub struct Acts {
 
 impl Acts {
     /// `x` is the stream the first block reads.
-    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, stash: &Arena, scratch: &Arena) -> Acts {
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Acts {
         let sum = match cx.model.embedding_layernorm {
-            true => stash.matrix(x.rows, x.cols, x.dtype),
+            true => saved.matrix(x.rows, x.cols, x.dtype),
             false => x,
         };
         Acts {
             sum,
-            sum_in: cx.tp.inside(sum, inputs.rows(), scratch),
-            stats: stash.matrix(x.rows, 2, DType::F32),
+            sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),
+            stats: saved.matrix(x.rows, 2, DType::F32),
             x,
             drop: cx.dropout("embed", cx.model.dropout.embedding, inputs),
         }
@@ -36,7 +36,7 @@ impl Acts {
 pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
     let first = cx.tp.first(cx.model.vocab_padded);
     cx.be.embed(inputs.tokens, w[TokenEmbed], first, a.sum_in.set());
-    cx.tp.leave(a.sum_in, a.sum);
+    cx.tp.reduce_out(a.sum_in, a.sum);
     if cx.model.position == Position::Learned {
         cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
     }
@@ -69,7 +69,7 @@ pub fn backward(
     if cx.model.position == Position::Learned {
         cx.be.embed_backward(d, positions(cx, inputs), 0, g[PosEmbed].add());
     }
-    cx.tp.enter(d, d_in);
+    cx.tp.gather_seq(d, d_in);
     let first = cx.tp.first(cx.model.vocab_padded);
     cx.be.embed_backward(d_in, inputs.tokens, first, g[TokenEmbed].add());
 }

@@ -1,55 +1,49 @@
 //! Final norm, logits and cross-entropy over a vocabulary split by rows. The logits exist only for
 //! a chunk of tokens at a time: a vocabulary of 250k never needs a full [N, V] buffer.
 
+use super::{linear, norm};
 use crate::base::DType;
 use crate::device::{Arena, Epilogue, Out, Tensor};
 use crate::model::weights::Weight::*;
-use crate::model::{Cx, Inputs, Params, Work, layers::linear};
+use crate::model::{Cx, GradBuffers, Inputs, Params};
 
 /// Bytes of logits held at once; enough rows that the products stay efficient.
 const CHUNK_BYTES: usize = 64 << 20;
 
 #[rustfmt::skip]
 pub struct Acts {
-    x:      Tensor, // [n, H]   the last block's output
-    norm:   Tensor, // [n, 2]   mean and 1/std
-    h:      Tensor, // [n, H]   normed
-    h_in:   Tensor, // [N, H]   inside the split region
+    norm: norm::Acts, //       of the last block's output
     logits: Tensor, // [R, v]   of one chunk of R tokens; then their gradient
     stats:  Tensor, // [tp·R, 3]
     losses: Tensor, // [N, 1]   of each token, weighted
 }
 
 impl Acts {
-    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, scratch: &Arena) -> Acts {
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, workspace: &Arena) -> Acts {
         let (rows, share) = (inputs.rows(), cx.tp.share(cx.model.vocab_padded));
         let fit = CHUNK_BYTES / (share * cx.dtype.size());
         let chunk = fit.next_multiple_of(64).min(rows);
-        let h = scratch.matrix(x.rows, x.cols, x.dtype);
         Acts {
-            x,
-            norm: scratch.matrix(x.rows, 2, DType::F32),
-            h,
-            h_in: cx.tp.inside(h, rows, scratch),
-            logits: scratch.matrix(chunk, share, cx.dtype),
-            stats: scratch.matrix(cx.tp.group.size() * chunk, 3, DType::F32),
-            losses: scratch.matrix(rows, 1, DType::F32),
+            norm: norm::Acts::plan(cx, [LnfScale, LnfShift], x, rows, workspace, workspace),
+            logits: workspace.matrix(chunk, share, cx.dtype),
+            stats: workspace.matrix(cx.tp.group.size() * chunk, 3, DType::F32),
+            losses: workspace.matrix(rows, 1, DType::F32),
         }
     }
 
     /// Chunks of tokens: (first, rows).
     fn chunks(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (rows, chunk) = (self.h_in.rows, self.logits.rows);
+        let (rows, chunk) = (self.norm.h_in.rows, self.logits.rows);
         (0..rows).step_by(chunk).map(move |first| (first, chunk.min(rows - first)))
     }
 }
 
 /// Adds the micro-batch's weighted loss to `loss` [1, 1]. `table` [v, H] is the head's weight.
 pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, loss: Out) {
-    norm(cx, w, a);
+    norm::forward(cx, w, &a.norm);
     for (first, rows) in a.chunks() {
-        let logits = a.logits.row_range(0, rows);
-        linear::forward(cx, a.h_in.row_range(first, rows), table, Epilogue::Nothing, logits.set());
+        let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
+        linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
         cross_entropy(cx, inputs, a, first, logits, None);
     }
     cx.be.sum(a.losses, loss);
@@ -65,34 +59,28 @@ pub fn forward_backward(
     dtable: Tensor,
     inputs: &Inputs,
     a: &Acts,
-    d: &Work,
+    d: &GradBuffers,
     loss: Out,
 ) {
-    norm(cx, w, a);
+    norm::forward(cx, w, &a.norm);
     for (first, rows) in a.chunks() {
-        let (h, dh) = (a.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
+        let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
         linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
         cross_entropy(cx, inputs, a, first, logits, Some((d.scale, logits.set())));
         linear::backward(cx, logits, h, table, Epilogue::Nothing, dh.set(), dtable.add());
     }
     cx.be.sum(a.losses, loss);
-    cx.tp.leave(d.h_in, d.h);
-    let (dscale, dshift) = (g[LnfScale].add(), g[LnfShift].add());
-    cx.be.layernorm_backward(d.h, a.x, a.norm, w[LnfScale], d.stream.set(), dscale, dshift);
+    cx.tp.reduce_out(d.h_in, d.h);
+    norm::backward(cx, w, g, &a.norm, d.h, d.stream.set());
 }
 
 /// Logits of one token, f32 or the compute type [1, v].
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
-    norm(cx, w, a);
+    norm::forward(cx, w, &a.norm);
     let logits = a.logits.row_range(0, 1);
-    linear::forward(cx, a.h_in.row_range(row, 1), table, Epilogue::Nothing, logits.set());
+    linear::forward(cx, a.norm.h_in.row_range(row, 1), table, Epilogue::Nothing, logits.set());
     logits
-}
-
-fn norm(cx: &Cx, w: &Params, a: &Acts) {
-    cx.be.layernorm(a.x, &cx.norm(w[LnfScale], w[LnfShift]), a.h.set(), a.norm.set());
-    cx.tp.enter(a.h, a.h_in);
 }
 
 /// The losses of a chunk of tokens from `first` on, and the gradient of their logits, scaled.

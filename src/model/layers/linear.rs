@@ -14,8 +14,16 @@ pub fn backward(cx: &Cx, dy: Tensor, x: Tensor, w: Tensor, then: Epilogue, dx: O
     cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::Nothing);
 }
 
-/// dx = dy·w,  dw = dyᵀ·x,  db = Σ dy
-pub fn backward_biased(cx: &Cx, dy: Tensor, x: Tensor, w: Tensor, dx: Out, dw: Out, db: Out) {
+/// dx = dy·w,  dw = dyᵀ·x,  db = Σ dy if there is a bias
+pub fn backward_biased(
+    cx: &Cx,
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    dx: Out,
+    dw: Out,
+    db: Option<Out>,
+) {
     cx.be.gemm(Gemm::NN, dy, w, dx, Epilogue::Nothing);
-    cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::BiasBackward(db));
+    cx.be.gemm(Gemm::TN, dy, x, dw, db.map_or(Epilogue::Nothing, Epilogue::BiasBackward));
 }

@@ -1,5 +1,8 @@
 //! Layers: forward beside backward.
 
+pub mod attention;
 pub mod embedding;
+pub mod feed_forward;
 pub mod head;
 pub mod linear;
+pub mod norm;

@@ -1,49 +1,50 @@
-//! What a schedule costs in time: the ranks' own orders played through, with the waits between
-//! them. It times what the estimator searches, is drawn for the reader, and finds deadlocks.
+//! What a schedule costs in time: the ranks' orders simulated, with their waits for messages. The
+//! estimator's search ranks schedules by it, `draw` prints it, and it finds deadlocks.
 
 use super::schedule::{Action, Pass, leading_messages};
 use std::fmt;
 
-/// Seconds (or any other unit) of what ranks do.
+/// Durations of the ranks' actions, in seconds or any other unit.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    /// Of each virtual stage, for one micro-batch.
+    /// One micro-batch through each virtual stage.
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
-    /// Of one group of messages, once all its ranks have posted their sides.
+    /// One group of messages, once all its ranks have posted their sides.
     pub message: f64,
 }
 
-/// A forward or a backward, from when to when.
+/// When a forward or a backward begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct Interval {
     pub forward: bool,
     pub pass: Pass,
     pub start: f64,
     pub end: f64,
 }
 
-/// What each rank did, and when.
+/// The computations of each rank, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    pub ranks: Vec<Vec<Span>>,
+    pub ranks: Vec<Vec<Interval>>,
 }
 
 impl Timeline {
     /// When the last rank has finished.
     pub fn end(&self) -> f64 {
-        let ends = self.ranks.iter().filter_map(|spans| spans.last());
-        ends.map(|span| span.end).fold(0.0, f64::max)
+        let ends = self.ranks.iter().filter_map(|intervals| intervals.last());
+        ends.map(|interval| interval.end).fold(0.0, f64::max)
     }
 
     /// The share of all ranks' time in which they compute nothing.
     pub fn bubble(&self) -> f64 {
-        let busy: f64 = self.ranks.iter().flatten().map(|span| span.end - span.start).sum();
+        let busy: f64 =
+            self.ranks.iter().flatten().map(|interval| interval.end - interval.start).sum();
         1.0 - busy / (self.end() * self.ranks.len() as f64)
     }
 }
 
-/// Ranks that wait for each other for ever.
+/// The schedule cannot finish: ranks wait for messages that never come.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Deadlock {
     /// Each rank that has not finished, and the messages it waits at.
@@ -57,21 +58,21 @@ impl fmt::Display for Deadlock {
     }
 }
 
-/// Plays the orders of a pipeline's ranks, `schedule::with_messages` of each. A group of messages is
-/// over when every peer has posted its side, as NCCL has it; the nth message of one rank to another
-/// is the nth that the other receives from it.
+/// Simulates the orders of a pipeline's ranks, `schedule::with_messages` of each. A group of
+/// messages is over when every peer has posted its side, as NCCL has it; the nth message that one
+/// rank sends to another is the nth that the other receives from it.
 ///
 /// # Panics
 /// Where those two are not the same message: the wrong data would arrive.
 pub fn simulate(orders: &[Vec<Action>], costs: &Costs) -> Result<Timeline, Deadlock> {
-    let mut play = Play::new(orders, costs);
+    let mut simulation = Simulation::new(orders, costs);
     let ranks = orders.len();
-    // A rank that gets on may free its two neighbours, nobody else.
+    // A rank that advances can unblock only the ranks before and after it.
     let mut awake: Vec<usize> = (0..ranks).rev().collect();
     let mut is_awake = vec![true; ranks];
     while let Some(rank) = awake.pop() {
         is_awake[rank] = false;
-        if play.advance(rank) {
+        if simulation.advance(rank) {
             for near in [(rank + 1) % ranks, (rank + ranks - 1) % ranks] {
                 if !std::mem::replace(&mut is_awake[near], true) {
                     awake.push(near);
@@ -79,46 +80,46 @@ pub fn simulate(orders: &[Vec<Action>], costs: &Costs) -> Result<Timeline, Deadl
             }
         }
     }
-    play.finish()
+    simulation.finish()
 }
 
-/// One side of a message: whether it is an activation, the virtual stage before it, the micro-batch;
-/// and when it was posted.
+/// One side of a message (whether it is an activation, the virtual stage before it, the
+/// micro-batch), and when it was posted.
 type Posted = ((bool, usize, usize), f64);
 
 /// The messages from one rank to another, in order: as sent and as received.
 #[derive(Clone, Default)]
-struct Lane {
+struct Channel {
     sent: Vec<Posted>,
     received: Vec<Posted>,
 }
 
-struct Play<'a> {
+struct Simulation<'a> {
     orders: &'a [Vec<Action>],
     costs: &'a Costs,
     /// Of each rank: the next action and the clock.
     at: Vec<(usize, f64)>,
-    /// The messages each rank waits for: lane and number.
+    /// The messages each rank waits for: channel and number.
     posted: Vec<Vec<(usize, usize)>>,
-    /// Lane 2r goes from rank r to the one after it, lane 2r + 1 to the one before.
-    lanes: Vec<Lane>,
-    spans: Vec<Vec<Span>>,
+    /// Channel 2r goes from rank r to the one after it, channel 2r + 1 to the one before.
+    channels: Vec<Channel>,
+    intervals: Vec<Vec<Interval>>,
 }
 
-impl<'a> Play<'a> {
-    fn new(orders: &'a [Vec<Action>], costs: &'a Costs) -> Play<'a> {
+impl<'a> Simulation<'a> {
+    fn new(orders: &'a [Vec<Action>], costs: &'a Costs) -> Simulation<'a> {
         let room = |order: &Vec<Action>| Vec::with_capacity(order.len() / 2 + 1);
-        Play {
+        Simulation {
             orders,
             costs,
             at: vec![(0, 0.0); orders.len()],
             posted: vec![Vec::new(); orders.len()],
-            lanes: vec![Lane::default(); 2 * orders.len()],
-            spans: orders.iter().map(room).collect(),
+            channels: vec![Channel::default(); 2 * orders.len()],
+            intervals: orders.iter().map(room).collect(),
         }
     }
 
-    /// Goes on with a rank until it has to wait; whether it posted or got anything.
+    /// Advances a rank until it waits for messages; true if it did anything.
     fn advance(&mut self, rank: usize) -> bool {
         let mut moved = false;
         while let Some(action) = self.orders[rank].get(self.at[rank].0) {
@@ -148,39 +149,39 @@ impl<'a> Play<'a> {
 
     fn compute(&mut self, rank: usize, forward: bool, pass: Pass, cost: f64) -> (usize, f64) {
         let (next, start) = self.at[rank];
-        self.spans[rank].push(Span { forward, pass, start, end: start + cost });
+        self.intervals[rank].push(Interval { forward, pass, start, end: start + cost });
         (next + 1, start + cost)
     }
 
     fn post(&mut self, rank: usize, group: &[Action], clock: f64) {
         let ranks = self.orders.len();
         let (before, after) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
-        // Between two ranks there is one lane each way, whatever it carries.
+        // Between two ranks there is one channel each way, whatever it carries.
         let back = usize::from(ranks > 2);
         for action in group {
             let Pass { micro, chunk, .. } = action.pass();
             let stage = chunk * ranks + rank;
-            let (lane, sends, what) = match action {
+            let (channel, sends, what) = match action {
                 Action::SendY(_) => (2 * rank, true, (true, stage, micro)),
                 Action::RecvX(_) => (2 * before, false, (true, stage - 1, micro)),
                 Action::SendDx(_) => (2 * rank + back, true, (false, stage - 1, micro)),
                 _ => (2 * after + back, false, (false, stage, micro)),
             };
-            let Lane { sent, received } = &mut self.lanes[lane];
+            let Channel { sent, received } = &mut self.channels[channel];
             let (side, other) = if sends { (sent, received) } else { (received, sent) };
             let number = side.len();
             if let Some((there, _)) = other.get(number) {
                 assert_eq!(what, *there, "message {number} between two ranks");
             }
             side.push((what, clock));
-            self.posted[rank].push((lane, number));
+            self.posted[rank].push((channel, number));
         }
     }
 
     /// When the last peer posted its side of a rank's messages, if all have.
     fn over(&self, rank: usize) -> Option<f64> {
-        self.posted[rank].iter().try_fold(0.0f64, |latest, (lane, number)| {
-            let Lane { sent, received } = &self.lanes[*lane];
+        self.posted[rank].iter().try_fold(0.0f64, |latest, (channel, number)| {
+            let Channel { sent, received } = &self.channels[*channel];
             let (sent, received) = (sent.get(*number)?, received.get(*number)?);
             Some(latest.max(sent.1).max(received.1))
         })
@@ -193,7 +194,7 @@ impl<'a> Play<'a> {
         };
         let waiting: Vec<_> = self.at.iter().enumerate().filter_map(left).collect();
         match waiting.is_empty() {
-            true => Ok(Timeline { ranks: self.spans }),
+            true => Ok(Timeline { ranks: self.intervals }),
             false => Err(Deadlock { waiting }),
         }
     }
@@ -204,16 +205,17 @@ impl<'a> Play<'a> {
 /// chunk, where a rank has several.
 pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let scale = columns as f64 / timeline.end();
-    let chunks = timeline.ranks.iter().flatten().map(|span| span.pass.chunk + 1).max();
+    let chunks = timeline.ranks.iter().flatten().map(|interval| interval.pass.chunk + 1).max();
     let mut text = String::new();
-    for (rank, spans) in timeline.ranks.iter().enumerate() {
+    for (rank, intervals) in timeline.ranks.iter().enumerate() {
         let mut row: Vec<char> = Vec::new();
-        for span in spans {
-            let [from, to] = [span.start, span.end].map(|time| (time * scale).round() as usize);
+        for interval in intervals {
+            let [from, to] =
+                [interval.start, interval.end].map(|time| (time * scale).round() as usize);
             row.resize(from, '·');
-            let cell = cell(span, chunks.unwrap_or(1) > 1);
+            let cell = cell(interval, chunks.unwrap_or(1) > 1);
             row.extend(cell.chars().chain(std::iter::repeat(' ')).take(to - from));
-            if !span.forward && to > from + 1 {
+            if !interval.forward && to > from + 1 {
                 row[to - 1] = ']';
             }
         }
@@ -225,10 +227,10 @@ pub fn draw(timeline: &Timeline, columns: usize) -> String {
 }
 
 /// "3", "3b", "[3b".
-fn cell(span: &Span, chunked: bool) -> String {
-    let chunk = if chunked { char::from(b'a' + (span.pass.chunk % 26) as u8) } else { ' ' };
-    let open = if span.forward { "" } else { "[" };
-    format!("{open}{}{chunk}", span.pass.micro)
+fn cell(interval: &Interval, chunked: bool) -> String {
+    let chunk = if chunked { char::from(b'a' + (interval.pass.chunk % 26) as u8) } else { ' ' };
+    let open = if interval.forward { "" } else { "[" };
+    format!("{open}{}{chunk}", interval.pass.micro)
 }
 
 #[cfg(test)]

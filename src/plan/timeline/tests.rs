@@ -1,12 +1,16 @@
 use super::*;
 use crate::plan::schedule::{
-    Round, Seat, forwards, gpipe, interleaved, one_f_one_b, with_messages, with_slots,
+    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_messages, with_slots,
 };
 
 /// All ranks' orders, with messages.
-fn orders(ranks: usize, chunks: usize, order: impl Fn(Seat) -> Vec<Round>) -> Vec<Vec<Action>> {
-    let seats = (0..ranks).map(|rank| Seat { rank, ranks, chunks });
-    seats.map(|seat| with_slots(with_messages(seat, &order(seat)), chunks).0).collect()
+fn orders(
+    ranks: usize,
+    chunks: usize,
+    order: impl Fn(PipelineRank) -> Vec<Round>,
+) -> Vec<Vec<Action>> {
+    let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
+    pipeline.map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0).collect()
 }
 
 /// Backward twice as long as forward; a rank's share of a micro-batch takes 3.
@@ -15,7 +19,7 @@ fn costs(stages: usize, chunks: usize) -> Costs {
     Costs { forward: each(1.0), backward: each(2.0), message: 0.0 }
 }
 
-fn run(ranks: usize, chunks: usize, order: impl Fn(Seat) -> Vec<Round>) -> Timeline {
+fn run(ranks: usize, chunks: usize, order: impl Fn(PipelineRank) -> Vec<Round>) -> Timeline {
     let orders = orders(ranks, chunks, order);
     simulate(&orders, &costs(ranks * chunks, chunks)).unwrap_or_else(|stuck| panic!("{stuck}"))
 }
@@ -24,12 +28,12 @@ fn run(ranks: usize, chunks: usize, order: impl Fn(Seat) -> Vec<Round>) -> Timel
 fn no_schedule_deadlocks() {
     for ranks in 1..6 {
         for micros in 1..12 {
-            run(ranks, 1, |seat| one_f_one_b(seat, micros));
+            run(ranks, 1, |pp| one_f_one_b(pp, micros));
             run(ranks, 1, |_| gpipe(micros));
             for chunks in 1..4 {
-                run(ranks, chunks, |seat| forwards(seat, micros));
+                run(ranks, chunks, |pp| forwards(pp, micros));
                 if ranks > 1 {
-                    run(ranks, chunks, |seat| interleaved(seat, micros * ranks));
+                    run(ranks, chunks, |pp| interleaved(pp, micros * ranks));
                 }
             }
         }
@@ -38,16 +42,16 @@ fn no_schedule_deadlocks() {
 
 #[test]
 fn a_deadlock_is_found() {
-    let crossed = |seat: Seat| match seat.rank {
-        0 => one_f_one_b(Seat { rank: 1, ..seat }, 2),
+    let crossed = |pp: PipelineRank| match pp.rank {
+        0 => one_f_one_b(PipelineRank { rank: 1, ..pp }, 2),
         _ => gpipe(2),
     };
     let stuck = simulate(&orders(2, 1, crossed), &costs(2, 1)).unwrap_err();
     assert_eq!(stuck.waiting.len(), 2, "{stuck}");
 }
 
-/// Narayanan et al. 2021, § 2.2: of the time, (p − 1) / m is lost beside the work of m micro-batches
-/// on p ranks; v chunks divide that by v.
+/// Narayanan et al. 2021, § 2.2: of the time, (p − 1) / m is lost beside the work of m
+/// micro-batches on p ranks; v chunks divide that by v.
 #[test]
 fn bubbles_are_the_published_ones() {
     for (ranks, micros) in [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16), (8, 32)] {
@@ -56,10 +60,10 @@ fn bubbles_are_the_published_ones() {
             let expected = 3.0 * (m + (p - 1.0) / chunks);
             assert!((end - expected).abs() < 1e-9, "{what} {p} × {m}: {end}, not {expected}");
         };
-        close(run(ranks, 1, |seat| one_f_one_b(seat, micros)).end(), 1.0, "1f1b");
+        close(run(ranks, 1, |pp| one_f_one_b(pp, micros)).end(), 1.0, "1f1b");
         close(run(ranks, 1, |_| gpipe(micros)).end(), 1.0, "gpipe");
         for chunks in [2, 3] {
-            let end = run(ranks, chunks, |seat| interleaved(seat, micros)).end();
+            let end = run(ranks, chunks, |pp| interleaved(pp, micros)).end();
             close(end, chunks as f64, "interleaved");
         }
     }
@@ -67,7 +71,7 @@ fn bubbles_are_the_published_ones() {
 
 #[test]
 fn a_drawing_shows_all() {
-    let drawn = draw(&run(2, 1, |seat| one_f_one_b(seat, 3)), 48);
+    let drawn = draw(&run(2, 1, |pp| one_f_one_b(pp, 3)), 48);
     let expected = [
         "  0 │0   1   ········[0     ]2   [1     ]····[2     ]│",
         "  1 │····0   [0     ]1   [1     ]2   [2     ]········│",
@@ -79,7 +83,7 @@ fn a_drawing_shows_all() {
 /// A search over grids of hundreds of ranks plays thousands of these.
 #[test]
 fn a_long_play_has_all_its_spans() {
-    let timeline = run(16, 2, |seat| interleaved(seat, 256));
-    assert!(timeline.ranks.iter().all(|spans| spans.len() == 4 * 256));
-    assert!(timeline.ranks.iter().flatten().all(|span| span.end > span.start));
+    let timeline = run(16, 2, |pp| interleaved(pp, 256));
+    assert!(timeline.ranks.iter().all(|intervals| intervals.len() == 4 * 256));
+    assert!(timeline.ranks.iter().flatten().all(|interval| interval.end > interval.start));
 }

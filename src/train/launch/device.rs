@@ -1,49 +1,52 @@
-//! The device of a rank: which one, opened, and the groups that are carried from it to others.
+//! The device of a rank: which GPU or the CPU, and the process groups that communicate from it.
 
 use super::super::rank::Rank;
 use crate::base::{Bytes, Problems};
+use crate::comm::host_staged::HostStaged;
 use crate::comm::nccl::Nccl;
-use crate::comm::staged::Staged;
 use crate::comm::{Group, World};
 use crate::device::Backend;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::{self, Cuda, Identity, Options};
-use crate::engine::Groups;
+use crate::engine::{Groups, model_dtype};
 use crate::manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
-/// Where a rank is among those of its node.
+/// A rank's number among the ranks of its node.
 #[derive(Clone, Copy, Debug)]
-pub struct Seat {
+pub struct LocalRank {
     pub local_rank: usize,
     /// Ranks on its node.
     pub local_world: usize,
-    /// It is a process, to which its launcher may have given a GPU that it alone is shown.
+    /// The rank is a process, to which the launcher may show only its own GPU.
     pub process: bool,
 }
 
-impl Seat {
-    /// A rank without others.
-    pub const ALONE: Seat = Seat { local_rank: 0, local_world: 1, process: false };
+impl LocalRank {
+    /// A single rank.
+    pub const ONLY: LocalRank = LocalRank { local_rank: 0, local_world: 1, process: false };
 }
 
-/// What a rank computes on.
+/// The device that a rank computes on.
 pub enum Device {
     Cpu(Cpu),
     Gpu { cuda: Box<Cuda>, options: Options },
 }
 
 impl Device {
-    /// The device that the manifest asks for. `threads` is for the CPU.
-    pub fn open(m: &Manifest, seat: Seat, threads: Option<usize>) -> Result<Device, Problems> {
-        let shown = || cuda::shown(&Options::of_machine(0));
+    /// Opens the device that the manifest sets. `threads`: of the CPU backend.
+    pub fn open(
+        m: &Manifest,
+        local: LocalRank,
+        threads: Option<usize>,
+    ) -> Result<Device, Problems> {
+        let count = || cuda::device_count(&Options::of_machine(0));
         let ordinal = match m.train.device {
             DeviceChoice::Cpu => None,
-            DeviceChoice::Cuda => Some(ordinal(m, seat, shown().count)?),
+            DeviceChoice::Cuda => Some(ordinal(m, local, count())?),
             DeviceChoice::Auto => {
-                let shown = shown();
-                let usable = shown.real && enough(m, seat, shown.count);
-                usable.then(|| ordinal(m, seat, shown.count)).transpose()?
+                let count = count();
+                enough(m, local, count).then(|| ordinal(m, local, count)).transpose()?
             }
         };
         let Some(ordinal) = ordinal else {
@@ -53,7 +56,8 @@ impl Device {
             }
             return Ok(Device::Cpu(Cpu::new(threads)));
         };
-        let options = Options { precision: m.precision, ..Options::of_machine(ordinal) };
+        let (dtype, tf32) = (model_dtype(m.precision), m.precision == Precision::Tf32);
+        let options = Options { dtype, tf32, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 
@@ -80,7 +84,7 @@ impl Device {
         }
     }
 
-    /// Bytes of a GPU's own memory that are free, and all of it; None on the CPU.
+    /// Free and total bytes of the GPU's memory; None on the CPU.
     pub fn memory(&self) -> Option<(Bytes, Bytes)> {
         match self {
             Device::Cpu(_) => None,
@@ -88,7 +92,7 @@ impl Device {
         }
     }
 
-    /// The groups that the engine computes with. Every rank of the world calls this.
+    /// The process groups that the engine uses. A collective: every rank of the world calls this.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
         let Device::Gpu { cuda, options } = self else {
             return Ok(Groups::new(world, &m.topology));
@@ -104,15 +108,16 @@ impl Device {
             match &nccl {
                 Some(nccl) => nccl.group(world, name, ranks),
                 None if ranks.len() == 1 => world.group(name, ranks),
-                None => Box::new(Staged::new(cuda, world.group(name, ranks))),
+                None => Box::new(HostStaged::new(cuda, world.group(name, ranks))),
             }
         }))
     }
 }
 
-/// The GPU of a rank, of `count` that its driver shows. Where there is none, opening it says why.
-fn ordinal(m: &Manifest, seat: Seat, count: usize) -> Result<usize, Problems> {
-    let Seat { local_rank, local_world, process } = seat;
+/// The GPU of a rank, out of `count` visible ones. With none visible it is 0, and opening it fails
+/// with the reason.
+fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
+    let LocalRank { local_rank, local_world, process } = local;
     match m.comm.gpu_transport {
         _ if count == 0 => Ok(0),
         GpuTransport::Host => Ok(local_rank % count),
@@ -132,7 +137,7 @@ fn ordinal(m: &Manifest, seat: Seat, count: usize) -> Result<usize, Problems> {
     }
 }
 
-/// What helps where GPUs are few.
+/// The remedy where there are fewer GPUs than ranks.
 fn few(count: usize) -> String {
     let ranks = if count == 1 { "1 rank".to_string() } else { format!("{count} ranks") };
     format!(
@@ -142,16 +147,16 @@ fn few(count: usize) -> String {
     )
 }
 
-/// Whether `auto` takes GPUs: where each rank of the node can have what it needs.
-fn enough(m: &Manifest, seat: Seat, count: usize) -> bool {
-    let given = seat.process && count == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+/// Whether `auto` chooses GPUs: only if each rank of the node can have its own.
+fn enough(m: &Manifest, local: LocalRank, count: usize) -> bool {
+    let given = local.process && count == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
     match m.comm.gpu_transport {
         GpuTransport::Host => count > 0,
-        GpuTransport::Nccl => count >= seat.local_world || given,
+        GpuTransport::Nccl => count >= local.local_world || given,
     }
 }
 
-/// What is wrong with one rank of several, with its name.
+/// Adds the rank's name to the problems, if there are several ranks.
 pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     if rank.grid.size() > 1 {
         let (number, at) = (rank.number(), rank.at.name());
@@ -162,8 +167,8 @@ pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     problems
 }
 
-/// The ranks have found devices of one kind, and NCCL's a GPU each. All ranks call this.
-pub fn agree(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::Result<()> {
+/// An error unless all ranks have the same kind of device and, with NCCL, a GPU each. A collective.
+pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::Result<()> {
     let all: Vec<Found> = rank.gather(&(node.to_string(), device.gpu().cloned()))?;
     rank.first(|| {
         mixed(&all)?;
@@ -177,7 +182,7 @@ pub fn agree(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::
 /// A rank's node and GPU.
 type Found = (String, Option<Identity>);
 
-/// Names the ranks that are fewer.
+/// An error naming the minority, if some ranks have a GPU and others the CPU.
 fn mixed(all: &[Found]) -> Result<(), Problems> {
     let of = |gpu: bool| (0..all.len()).filter(move |rank| all[*rank].1.is_some() == gpu);
     let (gpus, cpus) = (of(true).count(), of(false).count());
@@ -185,12 +190,12 @@ fn mixed(all: &[Found]) -> Result<(), Problems> {
         return Ok(());
     }
     let fewer = gpus < cpus;
-    let odd: Vec<String> = of(fewer).map(|rank| named(all, rank)).collect();
+    let named_ranks: Vec<String> = of(fewer).map(|rank| named(all, rank)).collect();
     let (has, have) = match fewer {
         true => ("computes on a GPU", "on the CPU"),
         false => ("found no GPU for itself", "on GPUs"),
     };
-    let what = format!("{} {has}; the other ranks compute {have}", list(&odd));
+    let what = format!("{} {has}; the other ranks compute {have}", list(&named_ranks));
     let remedy = "--set train.device=cuda, which says what is missing there, or =cpu";
     Err(Problems::one("train.device: auto", what, remedy))
 }

@@ -1,7 +1,7 @@
 //! From a run's record to curves: smoothing, thinning, and which charts there are.
 
 use super::metrics::{Metrics, StepRow};
-use super::svg::{COLOURS, Chart, Curve, Scale, Stroke};
+use crate::base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
 /// More points than this are not seen on a chart a thousand pixels wide.
 const MOST_POINTS: usize = 1200;
@@ -107,8 +107,9 @@ fn chart(
     let every = tokens.len().div_ceil(MOST_POINTS).max(1);
     let mut known: Vec<_> = tokens.iter().copied().step_by(every).collect();
     known.extend(tokens.last());
-    let (title, first, legend) = (title.into(), 0.0, true);
-    Chart { title, width, height, first, scale, legend, curves, tokens: known }
+    let (title, names) = (title.into(), ["step", "tokens"]);
+    let (first, log, legend) = (0.0, false, true);
+    Chart { title, width, height, names, first, log, scale, legend, curves, second: known }
 }
 
 fn points(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Vec<(f64, f64)> {

@@ -1,20 +1,18 @@
-//! What a run tells people: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress
-//! bar while it runs, and afterwards a page with the curves.
+//! The report of a run: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress bar,
+//! and afterwards an HTML page with the curves.
 //!
-//! Does not know the model, the device or the checkpoint: it is given numbers and writes them down.
+//! Does not know the model, the device or the checkpoint: it is given numbers and writes them.
 
 mod line;
 pub mod metrics;
 mod screen;
 pub mod tensorboard;
 
-mod axis;
 mod curves;
 pub mod page;
-pub mod svg;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::path::Path;
 
@@ -22,10 +20,11 @@ use anyhow::Result;
 
 use line::Interval;
 use metrics::{EvalRow, MetricsFile, StepRow};
+pub use screen::Console;
 use screen::Screen;
 use tensorboard::Events;
 
-/// What stays the same through a run and is needed to turn seconds into rates.
+/// Constants of a run, for rates and totals.
 #[derive(Clone, Debug)]
 pub struct RunInfo {
     pub name: String,
@@ -35,11 +34,11 @@ pub struct RunInfo {
     pub total_samples: u64,
     /// Tokens per sample.
     pub seq_len: usize,
-    /// FLOPs that one token's forward and backward need; what MFU is made of.
+    /// FLOPs of one token's forward and backward, without recomputation; for MFU.
     pub model_flops_per_token: f64,
-    /// FLOPs really spent on one token, recomputation included; what `TFLOPs` in the log shows.
+    /// FLOPs of one token, recomputation included; for `TFLOPs` in the log.
     pub hardware_flops_per_token: f64,
-    /// FLOP/s of all devices together at their best, where known.
+    /// Peak FLOP/s of all devices together, if known.
     pub peak_flops: Option<f64>,
     /// Optimizer steps in the whole run.
     pub total_steps: u64,
@@ -77,7 +76,7 @@ pub struct StepLine {
     pub skipped: bool,
 }
 
-/// Writes down every step of a run, to its folder and to whoever is watching.
+/// Writes every step of a run to its folder and to the terminal.
 pub struct Report {
     info: RunInfo,
     every: u64,
@@ -89,22 +88,11 @@ pub struct Report {
 }
 
 impl Report {
-    /// Opens the files of a run in `folder`, which is made if missing. A log line is printed every
-    /// `every` steps. What `metrics.jsonl` and the event files hold of steps after `resume_step` is
-    /// dropped (everything, at 0), so that a resumed run's record reads like an uninterrupted one.
+    /// Opens the files of a run in `folder`, which is created if missing. A log line is printed
+    /// every `every` steps. Rows of steps after `resume_step` are dropped from `metrics.jsonl` and
+    /// the event files (all, at 0), so that a resumed run's record reads like an uninterrupted one.
     pub fn open(
-        folder: &Path,
-        info: RunInfo,
-        every: u64,
-        tensorboard: bool,
-        resume_step: u64,
-    ) -> Result<Report> {
-        let screen = Screen::standard(&info);
-        Report::open_on(screen, folder, info, every, tensorboard, resume_step)
-    }
-
-    fn open_on(
-        mut screen: Screen,
+        console: &Console,
         folder: &Path,
         info: RunInfo,
         every: u64,
@@ -113,21 +101,20 @@ impl Report {
     ) -> Result<Report> {
         assert!(every > 0, "a log interval of 0 steps");
         let (metrics, dropped) = MetricsFile::open(folder, resume_step)?;
+        let path = metrics.path().display();
         if !dropped.unreadable.is_empty() {
             let lines: Vec<_> = dropped.unreadable.iter().map(|n| n.to_string()).collect();
-            let (path, lines) = (metrics.path().display(), lines.join(", "));
-            screen.print(&format!("dropped from {path}: unreadable line {lines}"));
+            tracing::warn!("dropped from {path}: unreadable line {}", lines.join(", "));
         }
         if dropped.after_resume > 0 {
-            let n = dropped.after_resume;
-            let path = metrics.path().display();
-            screen.print(&format!("dropped from {path}: {n} lines after step {resume_step}"));
+            let lines = dropped.after_resume;
+            tracing::info!("dropped from {path}: {lines} lines after step {resume_step}");
         }
         let events = match tensorboard {
             true => Some(Events::open(&folder.join("tensorboard"), resume_step)?),
             false => None,
         };
-        let interval = Interval::default();
+        let (interval, screen) = (Interval::default(), Screen::new(console, &info));
         Ok(Report { info, every, last_step: resume_step, interval, metrics, events, screen })
     }
 
@@ -175,12 +162,7 @@ impl Report {
         Ok(())
     }
 
-    /// Prints a line that does not tear the progress bar, such as "saved checkpoint …".
-    pub fn note(&mut self, text: &str) {
-        self.screen.print(text);
-    }
-
-    /// Prints what the last interval left over, and takes the progress bar away.
+    /// Prints the last, incomplete interval and removes the progress bar.
     pub fn finish(&mut self) {
         self.print_interval();
         self.screen.finish();

@@ -6,10 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::axis::short;
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
-use super::svg::{Chart, STYLE, Scale, Stroke, escape};
+use crate::base::svg::{Chart, STYLE, Scale, Stroke, escape, short};
 use crate::base::{Count, Seconds};
 
 /// Steps that tell how a run is doing at its end.
@@ -38,7 +37,7 @@ impl Run {
 
     /// The loss curves alone, for a README.
     pub fn loss_svg(&self, scale: Scale) -> String {
-        curves::loss(&self.metrics, &format!("{}: loss", self.name), scale).file()
+        curves::loss(&self.metrics, &format!("{}: loss", self.name), scale).draw().file()
     }
 
     /// The whole page.
@@ -183,8 +182,8 @@ impl Run {
 
 /// A chart with its heading, a line for the values under the pointer, and the numbers for it.
 fn figure(title: &str, chart: &Chart, class: &str) -> String {
-    let axis = chart.x_axis();
-    let tokens: Vec<_> = chart.tokens.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
+    let [axis, _] = chart.axes();
+    let tokens: Vec<_> = chart.second.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
     let points = |points: &[(f64, f64)]| {
         let pairs: Vec<_> = points.iter().map(|(x, y)| format!("[{x},{}]", json(*y))).collect();
         format!("[{}]", pairs.join(","))
@@ -209,7 +208,7 @@ fn figure(title: &str, chart: &Chart, class: &str) -> String {
     format!(
         "<figure class=\"{class}\"><figcaption><h2>{title}</h2><output></output></figcaption>\n\
          {}<script type=\"application/json\">{data}</script></figure>\n",
-        chart.inline()
+        chart.draw().inline()
     )
 }
 

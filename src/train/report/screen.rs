@@ -1,18 +1,68 @@
-//! Where lines are printed, and the progress bar below them when a person is watching.
+//! The terminal: lines on standard output, and a progress bar below them.
 
+use parking_lot::Mutex;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
+use indicatif::{
+    ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle, WeakProgressBar,
+};
 
 use super::RunInfo;
-use super::axis::short;
 use super::metrics::StepRow;
+use crate::base::svg::short;
 use crate::base::{Count, Seconds};
 
-/// Lines go to `out`, the bar to stderr.
-pub(super) struct Screen {
+/// Prints whole lines, above the progress bar while there is one.
+#[derive(Clone)]
+pub struct Console {
+    output: Arc<Mutex<Output>>,
+}
+
+struct Output {
     out: Box<dyn Write + Send>,
+    bar: WeakProgressBar,
+}
+
+impl Console {
+    pub fn stdout() -> Console {
+        Console::new(Box::new(io::stdout()))
+    }
+
+    pub fn new(out: Box<dyn Write + Send>) -> Console {
+        Console { output: Arc::new(Mutex::new(Output { out, bar: WeakProgressBar::default() })) }
+    }
+
+    /// Prints a line.
+    pub fn print(&self, text: &str) {
+        self.above_bar(|out| writeln!(out, "{text}").and_then(|()| out.flush()));
+    }
+
+    /// Prints a line on standard error.
+    pub fn error(&self, text: &str) {
+        self.above_bar(|_| writeln!(io::stderr(), "{text}"));
+    }
+
+    fn above_bar(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+        let mut output = self.output.lock();
+        let Output { out, bar } = &mut *output;
+        // A closed pipe (`gptrain run | head`) is no reason to end a run: its record is on disk.
+        let _ = match bar.upgrade() {
+            Some(bar) => bar.suspend(|| print(out)),
+            None => print(out),
+        };
+    }
+
+    fn set_bar(&self, bar: &ProgressBar) {
+        let mut output = self.output.lock();
+        output.bar = bar.downgrade();
+    }
+}
+
+/// The progress bar of a run, on standard error.
+pub(super) struct Screen {
+    console: Console,
     bar: ProgressBar,
     total_steps: u64,
     /// Mean over the last steps, for the eye; none before the first step.
@@ -24,18 +74,10 @@ pub(super) struct Screen {
 const NEWEST: f64 = 0.2;
 
 impl Screen {
-    /// Lines to stdout; a bar on stderr if that is a terminal, else none. Colours follow
-    /// `NO_COLOR`.
-    pub(super) fn standard(info: &RunInfo) -> Screen {
-        Screen::new(Box::new(io::stdout()), ProgressDrawTarget::stderr_with_hz(10), info)
-    }
-
-    pub(super) fn new(
-        out: Box<dyn Write + Send>,
-        target: ProgressDrawTarget,
-        info: &RunInfo,
-    ) -> Screen {
-        // A run that ends in an error drops its bar unfinished: it must not stay in the way.
+    /// Draws a bar if standard error is a terminal. Colours follow `NO_COLOR`.
+    pub(super) fn new(console: &Console, info: &RunInfo) -> Screen {
+        let target = ProgressDrawTarget::stderr_with_hz(10);
+        // A run that ends in an error drops its bar unfinished, which clears it.
         let bar = ProgressBar::with_draw_target(Some(info.total_samples), target)
             .with_finish(ProgressFinish::AndClear);
         bar.set_style(style());
@@ -44,7 +86,9 @@ impl Screen {
             // Redrawn between steps too: a step may take a minute, and the clock shows life.
             bar.enable_steady_tick(Duration::from_millis(500));
         }
-        Screen { out, bar, total_steps: info.total_steps, rate: None, loss: None }
+        console.set_bar(&bar);
+        let console = console.clone();
+        Screen { console, bar, total_steps: info.total_steps, rate: None, loss: None }
     }
 
     /// Moves the bar to the end of a step. Its length is in samples: under a batch ramp-up, steps
@@ -73,14 +117,12 @@ impl Screen {
         ));
     }
 
-    /// Prints a whole line above the bar.
-    pub(super) fn print(&mut self, text: &str) {
-        let out = &mut self.out;
-        // Nobody reading (`gptrain run | head`) is no reason to lose a run: its record is on disk.
-        let _ = self.bar.suspend(|| writeln!(out, "{text}").and_then(|()| out.flush()));
+    /// Prints a line above the bar.
+    pub(super) fn print(&self, text: &str) {
+        self.console.print(text);
     }
 
-    pub(super) fn finish(&mut self) {
+    pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -1,15 +1,14 @@
+use parking_lot::Mutex;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use indicatif::ProgressDrawTarget;
 use regex_lite::Regex;
 
-use super::axis::{Axis, labels, short};
 use super::curves::{smoothed, thinned};
 use super::line::{Interval, validation};
-use super::svg::{Chart, Curve, Scale, Stroke};
 use super::tensorboard::crc32c;
 use super::*;
+use crate::base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
 
 fn info() -> RunInfo {
     RunInfo {
@@ -58,8 +57,8 @@ fn the_log_line_is_megatrons() {
     assert_eq!(interval.take(&info), None, "an interval starts empty");
 }
 
-/// In fp16, with NVIDIA's `loss scale` where Megatron has it: skipped steps count for everything but
-/// the loss.
+/// In fp16, with NVIDIA's `loss scale` where Megatron has it: skipped steps count for everything
+/// but the loss.
 #[test]
 fn skipped_steps_are_counted_in_the_line() {
     let mut interval = Interval::default();
@@ -121,11 +120,17 @@ fn the_validation_line_is_megatrons() {
 
 /// What was printed, for a test to read.
 #[derive(Clone, Default)]
-struct Printed(Arc<Mutex<Vec<u8>>>);
+pub struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl Printed {
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().clone()).unwrap()
+    }
+}
 
 impl Write for Printed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
+        self.0.lock().extend(bytes);
         Ok(bytes.len())
     }
 
@@ -139,16 +144,16 @@ impl Write for Printed {
 fn lines_come_at_intervals_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let printed = Printed::default();
-    let screen = Screen::new(Box::new(printed.clone()), ProgressDrawTarget::hidden(), &info());
-    let mut report = Report::open_on(screen, folder.path(), info(), 3, false, 0).unwrap();
+    let console = Console::new(Box::new(printed.clone()));
+    let mut report = Report::open(&console, folder.path(), info(), 3, false, 0).unwrap();
     for step in 1..=7 {
         report.step(&line(step, step as f64)).unwrap();
         if step == 4 {
-            report.note("saved checkpoint step-4");
+            console.print("saved checkpoint step-4");
         }
     }
     report.finish();
-    let text = String::from_utf8(printed.0.lock().unwrap().clone()).unwrap();
+    let text = printed.text();
     assert!(!text.contains('\x1b'), "no escape codes: {text}");
     let loss =
         |line: &str| line.split("lm loss: ").nth(1).map_or(line.into(), |l| l[..8].to_string());
@@ -194,8 +199,8 @@ fn labels_tell_ticks_apart() {
     assert_eq!(labels(&[0.0, 5000.0, 10_000.0], false), ["0", "5000", "10,000"]);
     assert_eq!(labels(&[0.0, 5e5, 1e6, 1.5e6], false), ["0", "500,000", "1M", "1.5M"]);
     assert_eq!(labels(&[0.5, 1.0, 200.0], true), ["0.5", "1", "200"]);
-    let said = [0.0, 999.0, 999.7, 1234.0, 38_300_000.0, 2e9, 3.5e12].map(short);
-    assert_eq!(said, ["0", "999", "1k", "1.23k", "38.3M", "2B", "3.5T"]);
+    let shown = [0.0, 999.0, 999.7, 1234.0, 38_300_000.0, 2e9, 3.5e12].map(short);
+    assert_eq!(shown, ["0", "999", "1k", "1.23k", "38.3M", "2B", "3.5T"]);
 }
 
 /// Each entry starts beyond the end of the one before it, or on a lower row; all above the curves.
@@ -211,13 +216,15 @@ fn the_legend_never_overlaps() {
         title: "t".into(),
         width: 560.0,
         height: 300.0,
+        names: ["step", "tokens"],
         first: 0.0,
+        log: false,
         scale: Scale::Linear,
         legend: true,
         curves: (0..7).map(curve).collect(),
-        tokens: vec![],
+        second: vec![],
     };
-    let svg = chart.file();
+    let svg = chart.draw().file();
     let entry = Regex::new(r#"<text class="legend" x="([\d.]+)" y="([\d.]+)">([^<]*)<"#).unwrap();
     let number = |text: &str| text.parse::<f64>().unwrap();
     let entries: Vec<_> = entry

@@ -1,20 +1,13 @@
-//! The thread of a rank that writes its part of checkpoints, and on the first rank publishes them.
+//! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
-use crate::base::Seconds;
+use crate::base::{Seconds, Worker};
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Keep, Part, Snapshot, State};
 use crate::manifest::Manifest;
-use anyhow::Context;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
-pub struct Writer {
-    jobs: Option<Sender<Job>>,
-    done: Receiver<Done>,
-    thread: Option<JoinHandle<()>>,
-}
+pub type Writer = Worker<Job, Done>;
 
 pub enum Job {
     /// This rank's part of a save, into the folder `fresh`.
@@ -26,77 +19,47 @@ pub enum Job {
     Publish(Publish),
 }
 
-/// A checkpoint of which all parts are written.
+/// A checkpoint whose parts are all written: its index is missing.
 pub struct Publish {
     pub fresh: PathBuf,
     /// By rank.
     pub parts: Vec<Part>,
     pub state: State,
     pub begun: Instant,
-    /// How long training stood still for it, in seconds.
+    /// Seconds for which training waited.
     pub stall: f64,
 }
 
 pub enum Done {
     Part(Snapshot, anyhow::Result<Part>),
-    /// What to tell, or what went wrong.
+    /// A message for the user, or the error.
     Published(anyhow::Result<String>),
 }
 
-impl Writer {
-    pub fn start(m: &Manifest, rank: usize) -> anyhow::Result<Writer> {
-        let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every };
-        let (jobs, queue) = channel();
-        let (tell, done) = channel();
-        let work = move || {
-            for job in queue {
-                let done = match job {
-                    Job::Part { snapshot, fresh, state } => {
-                        let (disk, shares) = (Disk::default(), snapshot.shares());
-                        let part = checkpoint::write_part(&disk, &fresh, rank, &shares, &state);
-                        drop(shares);
-                        Done::Part(snapshot, part)
-                    }
-                    Job::Publish(what) => Done::Published(what.run(keep)),
-                };
-                if tell.send(done).is_err() {
-                    return;
-                }
+/// A run that ends in an error still lets the save that has begun come to its end.
+pub fn start(m: &Manifest, rank: usize) -> anyhow::Result<Writer> {
+    let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every };
+    // Of each save in flight, a part and its publication.
+    let room = 2 * m.checkpoint.in_flight.max(1);
+    let of_rank = tracing::error_span!(parent: None, "rank", rank);
+    Worker::start("checkpoints", room, move |job| {
+        let _rank = of_rank.enter();
+        Some(match job {
+            Job::Part { snapshot, fresh, state } => {
+                let track = "save (writer)";
+                let _span = tracing::trace_span!("write checkpoint", track).entered();
+                let (disk, shares) = (Disk::default(), snapshot.shares());
+                let part = checkpoint::write_part(&disk, &fresh, rank, &shares, &state);
+                drop(shares);
+                Done::Part(snapshot, part)
             }
-        };
-        let thread = std::thread::Builder::new().name("checkpoints".into()).spawn(work);
-        let thread = thread.context("cannot start the thread that writes checkpoints")?;
-        Ok(Writer { jobs: Some(jobs), done, thread: Some(thread) })
-    }
-
-    pub fn give(&self, job: Job) -> anyhow::Result<()> {
-        let jobs = self.jobs.as_ref().expect("the queue is open until the writer is dropped");
-        jobs.send(job).ok().context("the thread that writes checkpoints has died")
-    }
-
-    /// What is done, if anything is.
-    pub fn done(&self) -> Option<Done> {
-        self.done.try_recv().ok()
-    }
-
-    /// What is done next.
-    pub fn wait(&self) -> anyhow::Result<Done> {
-        self.done.recv().context("the thread that writes checkpoints has died")
-    }
-}
-
-impl Drop for Writer {
-    /// A run that ends in an error still lets what is under way come to its end.
-    fn drop(&mut self) {
-        drop(self.jobs.take());
-        if let Some(thread) = self.thread.take() {
-            thread.join().ok();
-        }
-    }
+            Job::Publish(what) => Done::Published(what.run(keep)),
+        })
+    })
 }
 
 impl Publish {
-    /// Then removes what need not be kept.
+    /// Writes the index, names the folder, then removes checkpoints beyond those to keep.
     fn run(self, keep: Keep) -> anyhow::Result<String> {
         let Publish { fresh, parts, state, begun, stall } = self;
         let disk = Disk::default();

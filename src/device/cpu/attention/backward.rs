@@ -1,7 +1,8 @@
-//! dqkv.
+//! Backward pass of attention: dqkv.
 
 use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
-use super::{Head, Heads, Which, cut};
+use super::{Attention, Head, cut};
+use crate::base::Qkv;
 use crate::device::cpu::Cpu;
 use crate::device::cpu::kernel::Product;
 use crate::device::cpu::math::dot;
@@ -12,25 +13,25 @@ use std::ops::Range;
 /// `inputs` are dy, qkv, y and lse.
 pub(in crate::device::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
     let [dy, qkv, y, lse] = inputs;
-    let heads = Heads::new(qkv, how, y, lse);
+    let all = Attention::new(qkv, how, y, lse);
     assert_eq!((dy.rows, dy.cols), (y.rows, y.cols), "dy and y");
     assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
-    let len = Buffers::len(how.seq, heads.d, heads.wide);
+    let len = Buffers::len(how.seq, all.d, all.wide);
     cpu.workspace.with(cpu.threads, len, |scratch| {
-        cpu.each_slot(heads.samples * how.heads, |i, slot| {
-            let head = heads.head(i / how.heads, i % how.heads);
+        cpu.each_slot(all.samples * how.heads.query, |i, slot| {
+            let head = all.head(i / how.heads.query, i % how.heads.query);
             // SAFETY: the slot is this task's.
             let own = unsafe { scratch.part(slot) };
-            let mut own = Buffers::new(own, how.seq, heads.d, heads.wide);
-            head.load(qkv, 0..how.seq, Which::Key, own.k);
-            head.load(qkv, 0..how.seq, Which::Value, own.v);
+            let mut own = Buffers::new(own, how.seq, all.d, all.wide);
+            head.load(qkv, 0..how.seq, Qkv::Key, own.k);
+            head.load(qkv, 0..how.seq, Qkv::Value, own.v);
             own.dk.fill(0.0);
             own.dv.fill(0.0);
             for tile in 0..how.seq.div_ceil(QUERIES) {
                 tile_backward(&head, inputs, &head.tile(tile), &mut own, dqkv.to);
             }
-            save(&head, own.dk, 0..how.seq, Which::Key, dqkv.to);
-            save(&head, own.dv, 0..how.seq, Which::Value, dqkv.to);
+            save(&head, own.dk, 0..how.seq, Qkv::Key, dqkv.to);
+            save(&head, own.dv, 0..how.seq, Qkv::Value, dqkv.to);
         });
     });
 }
@@ -89,9 +90,9 @@ fn tile_backward(head: &Head, inputs: [Tensor; 4], tile: &Tile, own: &mut Buffer
     for (i, query) in tile.queries.clone().enumerate() {
         let row = i * wide..i * wide + d;
         along[i] = dot(&own.dy[row.clone()], &own.dq[row]);
-        logs[i] = scalar(lse, head.place(query));
+        logs[i] = scalar(lse, head.lse_at(query));
     }
-    head.load(qkv, tile.queries.clone(), Which::Query, own.q);
+    head.load(qkv, tile.queries.clone(), Qkv::Query, own.q);
     transpose(own.q, wide, count, own.q_turned);
     transpose(own.dy, wide, count, own.dy_turned);
     own.dq.fill(0.0);
@@ -132,11 +133,11 @@ fn tile_backward(head: &Head, inputs: [Tensor; 4], tile: &Tile, own: &mut Buffer
         }
         .run();
     }
-    save(head, own.dq, tile.queries.clone(), Which::Query, dqkv);
+    save(head, own.dq, tile.queries.clone(), Qkv::Query, dqkv);
 }
 
 /// Stores rows of a tile as rows of dqkv.
-fn save(head: &Head, from: &[f32], positions: Range<usize>, which: Which, dqkv: Tensor) {
+fn save(head: &Head, from: &[f32], positions: Range<usize>, which: Qkv, dqkv: Tensor) {
     for (position, from) in positions.zip(from.chunks_exact(head.all.wide)) {
         store(&from[..head.all.d], dqkv, head.at(position, which));
     }

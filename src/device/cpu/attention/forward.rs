@@ -1,7 +1,8 @@
-//! y and lse.
+//! Forward pass of attention: y and lse.
 
 use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
-use super::{Head, Heads, Which, cut};
+use super::{Attention, Head, cut};
+use crate::base::Qkv;
 use crate::device::cpu::Cpu;
 use crate::device::cpu::kernel::Product;
 use crate::device::cpu::memory::store;
@@ -9,13 +10,13 @@ use crate::device::{Attend, Out, Tensor};
 
 pub(in crate::device::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
     assert!(!y.add && !lse.add, "attention overwrites");
-    let heads = Heads::new(qkv, how, y.to, lse.to);
+    let all = Attention::new(qkv, how, y.to, lse.to);
     let tiles = how.seq.div_ceil(QUERIES);
-    cpu.workspace.with(cpu.threads, Buffers::len(heads.d, heads.wide), |scratch| {
-        cpu.each_slot(heads.samples * how.heads * tiles, |i, slot| {
-            let head = heads.head(i / tiles / how.heads, i / tiles % how.heads);
+    cpu.workspace.with(cpu.threads, Buffers::len(all.d, all.wide), |scratch| {
+        cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
+            let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
             // SAFETY: the slot is this task's.
-            let buffers = Buffers::new(unsafe { scratch.part(slot) }, heads.d, heads.wide);
+            let buffers = Buffers::new(unsafe { scratch.part(slot) }, all.d, all.wide);
             tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
         });
     });
@@ -55,13 +56,13 @@ impl<'a> Buffers<'a> {
 /// The queries of one tile.
 fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, lse: Tensor) {
     let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
-    head.load(qkv, tile.queries.clone(), Which::Query, own.y);
+    head.load(qkv, tile.queries.clone(), Qkv::Query, own.y);
     transpose(own.y, wide, count, own.q);
     own.y.fill(0.0);
     let mut state = Softmax::new();
     for keys in tile.key_tiles() {
-        head.load(qkv, keys.clone(), Which::Key, own.k);
-        head.load(qkv, keys.clone(), Which::Value, own.v);
+        head.load(qkv, keys.clone(), Qkv::Key, own.k);
+        head.load(qkv, keys.clone(), Qkv::Value, own.v);
         tile.scores(own.k, wide, keys.len(), own.q, d, own.p);
         let p = &mut own.p.as_chunks_mut::<QUERIES>().0[..keys.len()];
         let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
@@ -90,6 +91,6 @@ fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, 
         let row = &mut own.y[i * wide..i * wide + d];
         row.iter_mut().for_each(|y| *y *= factor);
         store(row, y, head.out(query));
-        store(&[log_sum], lse, head.place(query));
+        store(&[log_sum], lse, head.lse_at(query));
     }
 }

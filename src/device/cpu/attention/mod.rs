@@ -1,8 +1,8 @@
 //! Self-attention in tiles: no query's scores are ever held for more than `KEYS` keys.
 //!
-//! Forward is FlashAttention's online softmax (Dao et al. 2022), one task per `QUERIES` queries of a
-//! head; backward rebuilds the probabilities from lse, one task per head. Scores lie key by key, a
-//! query in each lane, so that a query's maximum and sum need no sum across lanes. Keys that no
+//! Forward is FlashAttention's online softmax (Dao et al. 2022), one task per `QUERIES` queries of
+//! a head; backward rebuilds the probabilities from lse, one task per head. Scores lie key by key,
+//! a query in each lane, so that a query's maximum and sum need no sum across lanes. Keys that no
 //! query of a tile sees cost nothing.
 
 mod backward;
@@ -11,18 +11,17 @@ mod tile;
 
 pub(super) use backward::backward;
 pub(super) use forward::forward;
-pub(super) use tile::{QUERIES, tile_factors};
 
-use super::elementwise::Mask;
+use super::dropout::Mask;
 use super::kernel::COLUMNS;
 use super::memory::{integer, load, scalar};
-use crate::base::{DType, div_exact};
+use crate::base::Qkv;
 use crate::device::{Attend, Tensor, Visible};
 use std::ops::Range;
-use tile::Tile;
+use tile::{QUERIES, Tile, dropout_tile};
 
-/// What is the same for all heads and samples.
-struct Heads<'a> {
+/// One call of the op: what all heads and samples share.
+struct Attention<'a> {
     how: &'a Attend,
     mask: Mask,
     samples: usize,
@@ -31,19 +30,11 @@ struct Heads<'a> {
     wide: usize,
 }
 
-impl<'a> Heads<'a> {
-    fn new(qkv: Tensor, how: &'a Attend, y: Tensor, lse: Tensor) -> Heads<'a> {
-        let d = div_exact(qkv.cols, 3 * how.heads);
-        assert_eq!((y.rows, y.cols), (qkv.rows, how.heads * d), "y");
-        assert_eq!((lse.rows, lse.cols, lse.dtype), (qkv.rows, how.heads, DType::F32), "lse");
-        if let Visible::Ranges(ranges) = how.visible {
-            assert_eq!((ranges.rows, ranges.cols), (qkv.rows, 2), "visible ranges");
-        }
-        if let Some(slopes) = how.slopes {
-            assert_eq!(slopes.numel(), how.heads, "slopes");
-        }
-        let samples = div_exact(qkv.rows, how.seq);
-        Heads { how, mask: Mask::new(&how.dropout), samples, d, wide: d.next_multiple_of(COLUMNS) }
+impl<'a> Attention<'a> {
+    fn new(qkv: Tensor, how: &'a Attend, y: Tensor, lse: Tensor) -> Attention<'a> {
+        let (samples, d) = (how.check(qkv, y, lse), how.heads.dim);
+        let (mask, wide) = (Mask::new(&how.dropout), d.next_multiple_of(COLUMNS));
+        Attention { how, mask, samples, d, wide }
     }
 
     fn head(&self, sample: usize, head: usize) -> Head<'_> {
@@ -54,19 +45,11 @@ impl<'a> Heads<'a> {
 
 /// One head of one sample.
 struct Head<'a> {
-    all: &'a Heads<'a>,
+    all: &'a Attention<'a>,
     sample: usize,
     head: usize,
     /// ALiBi's.
     slope: f32,
-}
-
-/// A head's query, key or value in a row of qkv.
-#[derive(Clone, Copy)]
-enum Which {
-    Query,
-    Key,
-    Value,
 }
 
 impl Head<'_> {
@@ -75,18 +58,19 @@ impl Head<'_> {
     }
 
     /// Element of qkv at which a position's query, key or value starts.
-    fn at(&self, position: usize, which: Which) -> usize {
-        ((self.row(position) * self.all.how.heads + self.head) * 3 + which as usize) * self.all.d
+    fn at(&self, position: usize, which: Qkv) -> usize {
+        let heads = self.all.how.heads;
+        self.row(position) * heads.qkv_width() + heads.column(self.head, which)
     }
 
     /// Element of y at which a position starts.
     fn out(&self, position: usize) -> usize {
-        (self.row(position) * self.all.how.heads + self.head) * self.all.d
+        self.lse_at(position) * self.all.d
     }
 
     /// Element of lse of a position.
-    fn place(&self, position: usize) -> usize {
-        self.row(position) * self.all.how.heads + self.head
+    fn lse_at(&self, position: usize) -> usize {
+        self.row(position) * self.all.how.heads.query + self.head
     }
 
     /// The keys a query sees.
@@ -110,7 +94,7 @@ impl Head<'_> {
     }
 
     /// Loads rows of qkv into rows of a tile.
-    fn load(&self, qkv: Tensor, positions: Range<usize>, which: Which, to: &mut [f32]) {
+    fn load(&self, qkv: Tensor, positions: Range<usize>, which: Qkv, to: &mut [f32]) {
         for (position, to) in positions.zip(to.chunks_exact_mut(self.all.wide)) {
             load(qkv, self.at(position, which), &mut to[..self.all.d]);
         }
@@ -134,7 +118,8 @@ impl Head<'_> {
             let head = self.all.how.first_head + self.head;
             let row = self.row(tile.queries.start);
             let whole = &mut factors[..keys.len().next_multiple_of(4)];
-            self.all.mask.tile(row, head, keys.start, whole);
+            let (index, bound, kept) = self.all.mask.tile(row, head, keys.start);
+            dropout_tile(&index, bound, kept, whole);
             &factors[..keys.len()]
         })
     }

@@ -1,11 +1,11 @@
 //! The arithmetic of a tile: scores of up to `KEYS` keys, one per row, and `QUERIES` queries.
 
 use crate::device::cpu::kernel::{COLUMNS, Product};
-use crate::device::cpu::math::{Place, exp, vectorised};
+use crate::device::cpu::math::{MaskIndex, exp, vectorised};
 use std::ops::Range;
 
 /// Queries in a tile: two AVX-512 registers. More would waste more at the causal edge.
-pub(in crate::device::cpu) const QUERIES: usize = 32;
+pub const QUERIES: usize = 32;
 
 /// Keys in a tile: its scores and the keys' rows stay in the first-level cache.
 pub(super) const KEYS: usize = 64;
@@ -189,13 +189,15 @@ vectorised! {
         }
     }
 
-    /// 0 for the pairs whose random word is below `bound`, else `kept`.
-    pub(in crate::device::cpu) fn tile_factors(
-        place: &Place, bound: u32, kept: f32, factors: &mut [Row]
+    /// Dropout's factors of a tile, with `QUERIES` rows from `index` on in its columns, and columns
+    /// in its rows: 0 where the random word is below `bound`, else `kept`.
+    pub(super) fn dropout_tile(
+        index: &MaskIndex, bound: u32, kept: f32, factors: &mut [Row]
     ) {
+        debug_assert!(factors.len().is_multiple_of(4));
         for (quad, rows) in factors.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for i in 0..QUERIES {
-                for (row, word) in rows.iter_mut().zip(place.words(i, quad)) {
+                for (row, word) in rows.iter_mut().zip(index.words(i, quad)) {
                     row[i] = if word < bound { 0.0 } else { kept };
                 }
             }

@@ -2,8 +2,8 @@
 //!
 //! After GotoBLAS (Goto & van de Geijn 2008): B is packed into panels all threads share, and a task
 //! packs some rows of A, multiplies them with every panel into sums that stay in its second-level
-//! cache, and puts the sums through the epilogue into C. Packing widens bf16 and f16. Each element is summed
-//! along the depth in order, so how C is cut into tasks does not show in its bits.
+//! cache, and puts the sums through the epilogue into C. Packing widens bf16 and f16. Each element
+//! is summed along the depth in order, so how C is cut into tasks does not show in its bits.
 
 mod pack;
 
@@ -146,8 +146,10 @@ fn finish(sums: &[f32], width: usize, [rows, cols]: [Range<usize>; 2], c: Out, t
                     math::add(other, x);
                 }
                 Epilogue::BiasGelu { bias, pre, gelu } => {
-                    load(bias, col, other);
-                    math::add(other, x);
+                    if let Some(bias) = bias {
+                        load(bias, col, other);
+                        math::add(other, x);
+                    }
                     store(x, pre, at);
                     // Of what was stored, so that `gelu` rebuilds the same bits.
                     load(pre, at, x);

@@ -29,8 +29,8 @@ impl Operand {
     }
 }
 
-/// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column. Rows that are missing in
-/// the last panel are 0.
+/// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column. Rows that are missing
+/// in the last panel are 0.
 pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
     let panels = to.chunks_exact_mut(PANEL_ROWS * depth.len());
     if !a.turned {
@@ -50,8 +50,8 @@ pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to:
     }
 }
 
-/// Columns of B, in panels of `PANEL_COLS`: a panel holds row after row. Columns that are missing in
-/// the last panel are 0. Tasks are cut so that each reads memory in long runs.
+/// Columns of B, in panels of `PANEL_COLS`: a panel holds row after row. Columns that are missing
+/// in the last panel are 0. Tasks are cut so that each reads memory in long runs.
 pub(super) fn pack_right(
     cpu: &Cpu,
     b: Operand,

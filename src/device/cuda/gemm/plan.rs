@@ -1,22 +1,27 @@
 //! Plans of products: descriptors and an algorithm, made once and kept.
 
-use super::choices::Choices;
+use super::cache::AlgorithmCache;
 use crate::base::DType;
 use crate::device::cuda::Cuda;
-use crate::device::cuda::driver::{Device, Handle};
+use crate::device::cuda::device::Device;
 use crate::device::cuda::elementwise::add_parts;
+use crate::device::cuda::library::call;
 use crate::device::cuda::lt::{self, Algorithm, Api};
 use crate::device::{Out, Tensor};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtHandle_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatrixLayout_t, cudaDataType_t,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr::null_mut;
 
 /// What a plan is for. Prints as the name under which its algorithm is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    pub turn: [bool; 2],
+    pub transpose: [bool; 2],
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -46,7 +51,7 @@ pub struct Operands {
 
 /// The scratch of products, and at its end that of gradients of biases.
 #[derive(Clone, Copy)]
-pub struct Room {
+pub struct Workspace {
     address: usize,
     pub bytes: usize,
 }
@@ -54,9 +59,9 @@ pub struct Room {
 /// Bytes for the gradient of a bias.
 const SUMS: usize = 1 << 20;
 
-impl Room {
-    pub fn of(address: usize, bytes: usize) -> Room {
-        Room { address, bytes: bytes - SUMS }
+impl Workspace {
+    pub fn of(address: usize, bytes: usize) -> Workspace {
+        Workspace { address, bytes: bytes - SUMS }
     }
 
     /// Where the gradient of a bias may be written, f32 [1, n], if there is place.
@@ -68,22 +73,22 @@ impl Room {
 
 #[derive(Clone, Copy)]
 pub struct Plan {
-    pub descriptor: Handle,
+    pub descriptor: cublasLtMatmulDesc_t,
     /// A, B and C.
-    pub layouts: [Handle; 3],
-    /// None: it is done apart.
+    pub layouts: [cublasLtMatrixLayout_t; 3],
+    /// None: it is done unfused.
     algorithm: Option<Algorithm>,
 }
 
 /// The library's handle and the plans so far.
 pub struct Products {
     pub(super) api: Api,
-    pub(super) handle: Handle,
-    pub(super) room: Room,
+    pub(super) handle: cublasLtHandle_t,
+    pub(super) workspace: Workspace,
     /// Whether products of f32 may round their operands to TF32.
     pub(super) tf32: bool,
     /// None: the first algorithm proposed is taken, and nothing is timed.
-    pub(super) choices: Option<Choices>,
+    pub(super) algorithms: Option<AlgorithmCache>,
     /// Products timed so far.
     pub(super) timed: Cell<usize>,
     plans: RefCell<HashMap<Shape, Plan>>,
@@ -91,8 +96,8 @@ pub struct Products {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let letter = |turn| if turn { "T" } else { "N" };
-        let [a, b] = self.turn.map(letter);
+        let letter = |transpose| if transpose { "T" } else { "N" };
+        let [a, b] = self.transpose.map(letter);
         let ([operands, result], Shape { m, n, k, epilogue, .. }) = (self.dtypes, self);
         let rounded = if self.tf32 { " tf32" } else { "" };
         let onto = if self.add { "+=" } else { "=" };
@@ -111,7 +116,7 @@ impl Operands {
     /// As the library's descriptors see them.
     pub fn shape(
         &self,
-        turn: [bool; 2],
+        transpose: [bool; 2],
         [m, n, k]: [usize; 3],
         epilogue: lt::Epilogue,
         tf32: bool,
@@ -121,7 +126,7 @@ impl Operands {
         let alignments = tensors.map(|x| x.map_or(0, alignment));
         let dtypes = [self.a.dtype, self.c.to.dtype];
         let tf32 = tf32 && self.a.dtype == DType::F32;
-        Shape { turn, m, n, k, dtypes, epilogue, tf32, add: self.c.add, alignments }
+        Shape { transpose, m, n, k, dtypes, epilogue, tf32, add: self.c.add, alignments }
     }
 }
 
@@ -129,73 +134,80 @@ impl Products {
     pub fn new(
         api: Api,
         device: &Device,
-        room: Room,
-        choices: Option<Choices>,
+        workspace: Workspace,
+        algorithms: Option<AlgorithmCache>,
         tf32: bool,
     ) -> Result<Products, String> {
         let mut handle = null_mut();
         // SAFETY: the pointer is to a live variable.
-        let code = device.try_call(|_| unsafe { (api.cublasLtCreate)(&mut handle) });
+        let code = device.try_call(|_| unsafe { call!(api, cublasLtCreate(&mut handle)) });
         if code != 0 {
             return Err(format!("cuBLASLt does not start: status {code}"));
         }
         let (plans, timed) = (RefCell::default(), Cell::new(0));
-        Ok(Products { api, handle, room, tf32, choices, timed, plans })
+        Ok(Products { api, handle, workspace, tf32, algorithms, timed, plans })
     }
 
     pub fn timed(&self) -> usize {
         self.timed.get()
     }
 
-    /// C (+)= A·B with its epilogue by the library; or `apart`, which does the same in several
+    /// C (+)= A·B with its epilogue by the library; or `unfused`, which does the same in several
     /// steps, where the library has no algorithm, or is slower.
-    pub fn run(&self, cuda: &Cuda, shape: Shape, on: &Operands, apart: Option<&dyn Fn()>) {
+    pub fn run(&self, cuda: &Cuda, shape: Shape, on: &Operands, unfused: Option<&dyn Fn()>) {
         let known = self.plans.borrow().get(&shape).copied();
-        let plan = known.unwrap_or_else(|| self.plan(cuda, shape, on, apart));
-        match (plan.algorithm, apart) {
+        let plan = known.unwrap_or_else(|| self.plan(cuda, shape, on, unfused));
+        match (plan.algorithm, unfused) {
             (Some(algorithm), _) => {
                 let status = self.multiply(cuda, &plan, &algorithm, on);
                 self.expect(&cuda.device, "a matrix product", status);
             }
-            (None, Some(apart)) => apart(),
+            (None, Some(unfused)) => unfused(),
             (None, None) => cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}")),
         }
     }
 
-    fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, apart: Option<&dyn Fn()>) -> Plan {
+    fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, unfused: Option<&dyn Fn()>) -> Plan {
         let device = &cuda.device;
-        let compute = if s.tf32 { lt::COMPUTE_TF32 } else { lt::COMPUTE_F32 };
+        // f32 arithmetic on operands of any dtype, or on f32 operands rounded to TF32.
+        let compute = match s.tf32 {
+            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => Compute::CUBLAS_COMPUTE_32F,
+        };
         let mut descriptor = null_mut();
         self.call(device, "describing a product", |api| unsafe {
-            (api.cublasLtMatmulDescCreate)(&mut descriptor, compute, 0)
+            let scale = cudaDataType_t::CUDA_R_32F;
+            call!(api, cublasLtMatmulDescCreate(&mut descriptor, compute, scale))
         });
-        let [turn_a, turn_b] = s.turn.map(c_int::from);
-        self.describe(device, descriptor, lt::TRANS_A, &turn_a);
-        self.describe(device, descriptor, lt::TRANS_B, &turn_b);
-        self.describe(device, descriptor, lt::EPILOGUE, &(s.epilogue as c_int));
+        let [trans_a, trans_b] = s.transpose.map(i32::from);
+        let set = |key, value: i32| self.set_attribute(device, descriptor, key, &value);
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, trans_a);
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, trans_b);
+        set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, s.epilogue.attribute() as i32);
         let layout = |dtype, rows: usize, cols: usize| {
             let mut layout = null_mut();
             let (rows, cols, kind) = (rows as u64, cols as u64, lt::data_type(dtype));
             self.call(device, "describing a matrix", |api| unsafe {
-                (api.cublasLtMatrixLayoutCreate)(&mut layout, kind, rows, cols, rows as i64)
+                let stride = rows as i64;
+                call!(api, cublasLtMatrixLayoutCreate(&mut layout, kind, rows, cols, stride))
             });
             layout
         };
         let [operands, result] = s.dtypes;
         let layouts = [
-            if s.turn[0] { layout(operands, s.k, s.n) } else { layout(operands, s.n, s.k) },
-            if s.turn[1] { layout(operands, s.m, s.k) } else { layout(operands, s.k, s.m) },
+            if s.transpose[0] { layout(operands, s.k, s.n) } else { layout(operands, s.n, s.k) },
+            if s.transpose[1] { layout(operands, s.m, s.k) } else { layout(operands, s.k, s.m) },
             layout(result, s.n, s.m),
         ];
         let mut plan = Plan { descriptor, layouts, algorithm: None };
         // The heuristic looks at how pointers are aligned.
-        self.point(device, &plan, on);
-        plan.algorithm = self.choose(cuda, &plan, &s, on, apart);
+        self.set_pointers(device, &plan, on);
+        plan.algorithm = self.choose(cuda, &plan, &s, on, unfused);
         self.plans.borrow_mut().insert(s, plan);
         plan
     }
 
-    /// Asks for the product; the library's status.
+    /// Enqueues the product; the library's status.
     pub(super) fn multiply(
         &self,
         cuda: &Cuda,
@@ -204,29 +216,32 @@ impl Products {
         on: &Operands,
     ) -> lt::Status {
         let device = &cuda.device;
-        self.point(device, plan, on);
+        self.set_pointers(device, plan, on);
         let (alpha, beta) = (1.0f32, if on.c.add { 1.0f32 } else { 0.0 });
-        let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as u64);
+        let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as *mut c_void);
         let [la, lb, lc] = plan.layouts;
         device.count_kernel();
-        let status = self.ask(device, |api| unsafe {
-            (api.cublasLtMatmul)(
-                self.handle,
-                plan.descriptor,
-                &alpha,
-                a,
-                la,
-                b,
-                lb,
-                &beta,
-                c,
-                lc,
-                c,
-                lc,
-                algorithm,
-                self.room.address as u64,
-                self.room.bytes,
-                device.stream,
+        let status = self.try_call(device, |api| unsafe {
+            call!(
+                api,
+                cublasLtMatmul(
+                    self.handle,
+                    plan.descriptor,
+                    (&raw const alpha).cast(),
+                    a,
+                    la,
+                    b,
+                    lb,
+                    (&raw const beta).cast(),
+                    c,
+                    lc,
+                    c,
+                    lc,
+                    algorithm,
+                    self.workspace.address as *mut c_void,
+                    self.workspace.bytes,
+                    device.stream.cast(),
+                )
             )
         });
         if let (Some(sums), Some(db), 0) = (on.bias, on.db, status) {
@@ -235,33 +250,43 @@ impl Products {
         status
     }
 
-    /// Tells the descriptor where bias and auxiliary matrix are.
-    fn point(&self, device: &Device, plan: &Plan, on: &Operands) {
-        let set = |key, value: u64| self.describe(device, plan.descriptor, key, &value);
+    /// Sets the descriptor's addresses of bias and auxiliary matrix.
+    fn set_pointers(&self, device: &Device, plan: &Plan, on: &Operands) {
+        let set = |key, value: u64| self.set_attribute(device, plan.descriptor, key, &value);
         if let Some(bias) = on.bias {
-            set(lt::BIAS_POINTER, bias.addr() as u64);
+            set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.addr() as u64);
         }
         if let Some(aux) = on.aux {
-            set(lt::AUX_POINTER, aux.addr() as u64);
-            set(lt::AUX_LD, aux.cols as u64);
+            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.addr() as u64);
+            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux.cols as u64);
         }
     }
 
-    fn describe<T>(&self, device: &Device, descriptor: Handle, key: c_int, value: &T) {
+    fn set_attribute<T>(
+        &self,
+        device: &Device,
+        descriptor: cublasLtMatmulDesc_t,
+        key: Attribute,
+        value: &T,
+    ) {
         self.call(device, "describing a product", |api| unsafe {
             let (value, bytes) = ((value as *const T).cast(), size_of::<T>());
-            (api.cublasLtMatmulDescSetAttribute)(descriptor, key, value, bytes)
+            call!(api, cublasLtMatmulDescSetAttribute(descriptor, key, value, bytes))
         });
     }
 
     /// Calls the library, unless something has gone wrong before; a status of its own is a failure.
     pub(super) fn call(&self, device: &Device, doing: &str, with: impl FnOnce(&Api) -> lt::Status) {
-        let status = self.ask(device, with);
+        let status = self.try_call(device, with);
         self.expect(device, doing, status);
     }
 
     /// As `call`, for a caller that handles the status.
-    pub(super) fn ask(&self, device: &Device, with: impl FnOnce(&Api) -> lt::Status) -> lt::Status {
+    pub(super) fn try_call(
+        &self,
+        device: &Device,
+        with: impl FnOnce(&Api) -> lt::Status,
+    ) -> lt::Status {
         let mut status = 0;
         device.call("cuBLASLt", |_| {
             status = with(&self.api);
@@ -279,11 +304,14 @@ impl Products {
     pub fn close(&self, device: &Device) {
         // SAFETY (here and below): each handle was made by the library and is used no more.
         for plan in self.plans.borrow().values() {
-            device.try_call(|_| unsafe { (self.api.cublasLtMatmulDescDestroy)(plan.descriptor) });
+            device.try_call(|_| unsafe {
+                call!(self.api, cublasLtMatmulDescDestroy(plan.descriptor))
+            });
             for layout in plan.layouts {
-                device.try_call(|_| unsafe { (self.api.cublasLtMatrixLayoutDestroy)(layout) });
+                device
+                    .try_call(|_| unsafe { call!(self.api, cublasLtMatrixLayoutDestroy(layout)) });
             }
         }
-        device.try_call(|_| unsafe { (self.api.cublasLtDestroy)(self.handle) });
+        device.try_call(|_| unsafe { call!(self.api, cublasLtDestroy(self.handle)) });
     }
 }

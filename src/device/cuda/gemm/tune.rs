@@ -1,51 +1,62 @@
 //! Which algorithm: of those the library proposes, the fastest on the operands themselves.
 //!
 //! Candidates give the same bits run after run: none that adds up parts of the depth in C, rounded
-//! to its dtype. Which of them is taken changes bits, so it is taken once (`choices`).
+//! to its dtype. Which of them is taken changes bits, so it is taken once (`cache`).
 
 use super::plan::{Operands, Plan, Products, Shape};
 use crate::device::cuda::Cuda;
-use crate::device::cuda::driver::Device;
-use crate::device::cuda::lt::{self, Algorithm, Heuristic};
+use crate::device::cuda::device::Device;
+use crate::device::cuda::library::call;
+use crate::device::cuda::lt::{Algorithm, Heuristic};
+use cudarc::cublaslt::sys::{
+    self, cublasLtMatmulAlgoConfigAttributes_t as Config,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtReductionScheme_t as Reduction,
+};
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// Proposals asked for, and times that each is run; but once if it then takes twice as long as the
-/// best so far.
+/// Proposals of the heuristic, and times that each is run; but once if it then takes twice as long
+/// as the best so far.
 const PROPOSALS: usize = 16;
 const RUNS: usize = 5;
 const HOPELESS: f32 = 2.0;
 
+/// How parts of the depth that were computed side by side may be added up: not at all, or in f32
+/// and in a step of its own. In C itself they would be rounded to its dtype.
+const REPEATABLE: [Reduction; 2] =
+    [Reduction::CUBLASLT_REDUCTION_SCHEME_NONE, Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE];
+
 impl Products {
-    /// None: apart. Leaves C as it was where it accumulates, and overwritten where it does not.
+    /// None: unfused. Leaves C as it was where it accumulates, and overwritten where it does not.
     pub(super) fn choose(
         &self,
         cuda: &Cuda,
         plan: &Plan,
         shape: &Shape,
         on: &Operands,
-        apart: Option<&dyn Fn()>,
+        unfused: Option<&dyn Fn()>,
     ) -> Option<Algorithm> {
         let valid = |way: &Option<Algorithm>| match way {
             Some(algorithm) => self.runs(&cuda.device, plan, algorithm),
-            None => apart.is_some(),
+            None => unfused.is_some(),
         };
-        let Some(choices) = &self.choices else {
+        let Some(algorithms) = &self.algorithms else {
             return self.proposals(&cuda.device, plan, shape).find(|one| valid(&Some(*one)));
         };
         let name = shape.to_string();
-        if let Some(way) = choices.of(&name).filter(valid) {
+        if let Some(way) = algorithms.of(&name).filter(valid) {
             return way;
         }
         let proposals = self.proposals(&cuda.device, plan, shape).map(Some);
-        let ways: Vec<_> = proposals.filter(valid).chain(apart.map(|_| None)).collect();
+        let ways: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
         match &ways[..] {
             [] => None,
             [only] => *only,
             _ => {
-                let fastest = self.fastest(cuda, plan, on, apart, &ways);
+                let fastest = self.fastest(cuda, plan, on, unfused, &ways);
                 // A device that fails meanwhile has timed nothing.
-                if cuda.device.failed() { fastest } else { choices.keep(&name, fastest, valid) }
+                if cuda.device.failed() { fastest } else { algorithms.keep(&name, fastest, valid) }
             }
         }
     }
@@ -56,7 +67,7 @@ impl Products {
         cuda: &Cuda,
         plan: &Plan,
         on: &Operands,
-        apart: Option<&dyn Fn()>,
+        unfused: Option<&dyn Fn()>,
         ways: &[Option<Algorithm>],
     ) -> Option<Algorithm> {
         let device = &cuda.device;
@@ -66,10 +77,10 @@ impl Products {
             (x, bytes)
         });
         let sums: Vec<_> = sums.collect();
-        let run = |way: &Option<Algorithm>| match (way, apart) {
+        let run = |way: &Option<Algorithm>| match (way, unfused) {
             (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
-            (None, Some(apart)) => {
-                apart();
+            (None, Some(unfused)) => {
+                unfused();
                 true
             }
             (None, None) => false,
@@ -98,26 +109,22 @@ impl Products {
 
     /// Whether the library can run an algorithm for this plan, with the same bits every time.
     fn runs(&self, device: &Device, plan: &Plan, algorithm: &Algorithm) -> bool {
-        let (mut found, mut reduction, mut written) = (Heuristic::default(), u32::MAX, 0);
+        let (mut found, mut reduction, mut written) = (MaybeUninit::zeroed(), u32::MAX, 0);
         let [a, b, c] = plan.layouts;
-        let checked = self.ask(device, |api| unsafe {
-            let to = &mut found;
-            let plan = plan.descriptor;
-            (api.cublasLtMatmulAlgoCheck)(self.handle, plan, a, b, c, c, algorithm, to)
+        let checked = self.try_call(device, |api| unsafe {
+            let (to, plan) = (found.as_mut_ptr(), plan.descriptor);
+            call!(api, cublasLtMatmulAlgoCheck(self.handle, plan, a, b, c, c, algorithm, to))
         });
-        let told = self.ask(device, |api| unsafe {
-            let to = (&raw mut reduction).cast::<c_void>();
-            let bytes = size_of::<u32>();
-            (api.cublasLtMatmulAlgoConfigGetAttribute)(
-                algorithm,
-                lt::REDUCTION,
-                to,
-                bytes,
-                &mut written,
+        let queried = self.try_call(device, |api| unsafe {
+            let key = Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
+            let (to, bytes) = ((&raw mut reduction).cast::<c_void>(), size_of::<u32>());
+            call!(
+                api,
+                cublasLtMatmulAlgoConfigGetAttribute(algorithm, key, to, bytes, &mut written)
             )
         });
-        let fits = checked == 0 && found.workspace <= self.room.bytes;
-        fits && told == 0 && [lt::REDUCE_NOT, lt::REDUCE_IN_F32].contains(&reduction)
+        let fits = checked == 0 && Heuristic::read(&found).workspace <= self.workspace.bytes;
+        fits && queried == 0 && REPEATABLE.map(|scheme| scheme as u32).contains(&reduction)
     }
 
     /// What the library's heuristic proposes, best first: the same in every run on the same GPU
@@ -131,42 +138,53 @@ impl Products {
         let doing = "choosing an algorithm";
         let mut preference = null_mut();
         self.call(device, doing, |api| unsafe {
-            (api.cublasLtMatmulPreferenceCreate)(&mut preference)
+            call!(api, cublasLtMatmulPreferenceCreate(&mut preference))
         });
         let prefer = |key, value: *const c_void, bytes| {
             self.call(device, doing, |api| unsafe {
-                (api.cublasLtMatmulPreferenceSetAttribute)(preference, key, value, bytes)
+                call!(api, cublasLtMatmulPreferenceSetAttribute(preference, key, value, bytes))
             })
         };
-        prefer(lt::MAX_WORKSPACE, (&raw const self.room.bytes).cast(), size_of::<usize>());
-        let reductions = lt::REDUCE_IN_F32;
-        prefer(lt::REDUCTIONS, (&raw const reductions).cast(), size_of::<u32>());
-        let [a, b, c, ..] = shape.alignments;
-        for (i, bytes) in [a, b, c, c].into_iter().enumerate() {
-            let bytes = bytes as u32;
-            prefer(lt::ALIGNMENT_A + i as c_int, (&raw const bytes).cast(), size_of::<u32>());
+        let room = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        prefer(room, (&raw const self.workspace.bytes).cast(), size_of::<usize>());
+        let [a, b, c, ..] = shape.alignments.map(|bytes| bytes as u32);
+        let mask = REPEATABLE.iter().fold(0, |mask, scheme| mask | *scheme as u32);
+        for (key, value) in [
+            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, mask),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+        ] {
+            prefer(key, (&raw const value).cast(), size_of::<u32>());
         }
-        let (mut found, mut count) = ([Heuristic::default(); PROPOSALS], 0);
+        let (mut found, mut count) = ([const { MaybeUninit::zeroed() }; PROPOSALS], 0);
         // A status of its own means that there is none.
-        self.ask(device, |api| unsafe {
+        self.try_call(device, |api| unsafe {
             let [a, b, c] = plan.layouts;
-            (api.cublasLtMatmulAlgoGetHeuristic)(
-                self.handle,
-                plan.descriptor,
-                a,
-                b,
-                c,
-                c,
-                preference,
-                PROPOSALS as c_int,
-                found.as_mut_ptr(),
-                &mut count,
+            let (plan, most) = (plan.descriptor, PROPOSALS as c_int);
+            let to = found.as_mut_ptr().cast();
+            call!(
+                api,
+                cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    plan,
+                    a,
+                    b,
+                    c,
+                    c,
+                    preference,
+                    most,
+                    to,
+                    &mut count,
+                )
             )
         });
         self.call(device, doing, |api| unsafe {
-            (api.cublasLtMatmulPreferenceDestroy)(preference)
+            call!(api, cublasLtMatmulPreferenceDestroy(preference))
         });
-        let proposed = found.into_iter().take(count.max(0) as usize);
+        let proposed = found.map(|one| Heuristic::read(&one)).into_iter();
+        let proposed = proposed.take(count.max(0) as usize);
         proposed.filter(|one| one.status == 0).map(|one| one.algorithm)
     }
 }

@@ -17,8 +17,8 @@ train: {steps: 1}
 /// The GPUs of the ranks of a node, up to the first that has none.
 fn ordinals(transport: &str, process: bool, local_world: usize, count: usize) -> Vec<usize> {
     let m = manifest(transport);
-    let seat = |local_rank| Seat { local_rank, local_world, process };
-    (0..local_world).map_while(|local_rank| ordinal(&m, seat(local_rank), count).ok()).collect()
+    let local = |local_rank| LocalRank { local_rank, local_world, process };
+    (0..local_world).map_while(|local_rank| ordinal(&m, local(local_rank), count).ok()).collect()
 }
 
 #[test]
@@ -33,23 +33,23 @@ fn a_rank_has_the_gpu_of_its_number_or_the_only_one_it_is_shown() {
 }
 
 #[test]
-fn the_odd_one_is_named() {
+fn the_ranks_that_differ_are_named() {
     let gpu = |uuid: &str| {
         let (name, bus, uuid) = ("H200".to_string(), "0000:3B:00.0".to_string(), uuid.to_string());
         Some(Identity { ordinal: 0, shown: 1, name, bus, uuid })
     };
     let on = |node: &str, gpu: Option<Identity>| (node.to_string(), gpu);
-    let said = |found: Result<(), Problems>| found.unwrap_err().to_string();
+    let message = |found: Result<(), Problems>| found.unwrap_err().to_string();
 
     let all = [on("n1", gpu("a")), on("n1", gpu("b")), on("n2", None)];
-    let one = said(mixed(&all));
+    let one = message(mixed(&all));
     assert!(one.contains("rank 2 (node n2) found no GPU for itself"), "{one}");
-    let other = said(mixed(&[on("n1", None), on("n1", gpu("a")), on("n2", None)]));
+    let other = message(mixed(&[on("n1", None), on("n1", gpu("a")), on("n2", None)]));
     assert!(other.contains("rank 1 (node n1) computes on a GPU"), "{other}");
     assert!(mixed(&all[..2]).is_ok() && mixed(&all[2..]).is_ok());
 
     let same = [on("n1", gpu("a")), on("n2", gpu("a")), on("n1", gpu("b")), on("n2", gpu("a"))];
-    let line = said(shared(&same));
+    let line = message(shared(&same));
     assert!(line.contains("rank 1 and rank 3 share one GPU of node n2, H200 GPU 0"), "{line}");
     assert!(line.contains("comm.gpu_transport=host"), "{line}");
     assert!(shared(&same[..3]).is_ok());

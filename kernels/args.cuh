@@ -1,0 +1,431 @@
+// Arguments of the kernels. Made from src/device/cuda/args.rs:
+//     UPDATE=1 cargo test --lib kernel_arguments
+#pragma once
+
+// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
+struct alignas(64) TensorMap {
+    uint64_t opaque[16];
+};
+
+#define AT(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
+
+// Which elements dropout drops, as `Dropout` of device/backend.rs defines it.
+struct DropoutMask {
+    uint64_t key;
+    const int64_t* first_sample;
+    uint64_t seq;
+    uint64_t first_row;
+    // A random word below this drops its element; at 0 nothing is dropped.
+    uint32_t bound;
+    // Factor of the elements that are kept.
+    float kept;
+};
+static_assert(AT(DropoutMask, key) == 0 && AT(DropoutMask, first_sample) == 8 &&
+              AT(DropoutMask, seq) == 16 && AT(DropoutMask, first_row) == 24 &&
+              AT(DropoutMask, bound) == 32 && AT(DropoutMask, kept) == 36 &&
+              sizeof(DropoutMask) == 40, "layout");
+
+struct Copy {
+    const void* x;
+    void* y;
+    uint64_t numel;
+    uint32_t add;
+    uint32_t vector;
+};
+static_assert(AT(Copy, x) == 0 && AT(Copy, y) == 8 && AT(Copy, numel) == 16 &&
+              AT(Copy, add) == 24 && AT(Copy, vector) == 28 &&
+              sizeof(Copy) == 32, "layout");
+
+struct Dropout {
+    const void* x;
+    void* y;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t add;
+    uint32_t vector;
+    DropoutMask drop;
+};
+static_assert(AT(Dropout, x) == 0 && AT(Dropout, y) == 8 && AT(Dropout, rows) == 16 &&
+              AT(Dropout, cols) == 24 && AT(Dropout, add) == 28 && AT(Dropout, vector) == 32 &&
+              AT(Dropout, drop) == 40 &&
+              sizeof(Dropout) == 80, "layout");
+
+struct Residual {
+    const void* x;
+    const void* branch;
+    // null: there is none
+    const void* bias;
+    void* y;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t vector;
+    DropoutMask drop;
+};
+static_assert(AT(Residual, x) == 0 && AT(Residual, branch) == 8 && AT(Residual, bias) == 16 &&
+              AT(Residual, y) == 24 && AT(Residual, rows) == 32 && AT(Residual, cols) == 40 &&
+              AT(Residual, vector) == 44 && AT(Residual, drop) == 48 &&
+              sizeof(Residual) == 88, "layout");
+
+struct ColumnParts {
+    const void* x;
+    // Where dropout(x) is stored, or null: then x itself is summed.
+    void* to;
+    // [chunks, cols]
+    float* parts;
+    uint64_t rows;
+    uint32_t cols;
+    // Rows of a block.
+    uint32_t chunk;
+    uint32_t vector;
+    DropoutMask drop;
+};
+static_assert(AT(ColumnParts, x) == 0 && AT(ColumnParts, to) == 8 &&
+              AT(ColumnParts, parts) == 16 && AT(ColumnParts, rows) == 24 &&
+              AT(ColumnParts, cols) == 32 && AT(ColumnParts, chunk) == 36 &&
+              AT(ColumnParts, vector) == 40 && AT(ColumnParts, drop) == 48 &&
+              sizeof(ColumnParts) == 88, "layout");
+
+struct ColumnSums {
+    const float* parts;
+    float* out;
+    // Elements from one partial sum to the next.
+    uint64_t stride;
+    uint32_t count;
+    uint32_t cols;
+    uint32_t add;
+};
+static_assert(AT(ColumnSums, parts) == 0 && AT(ColumnSums, out) == 8 &&
+              AT(ColumnSums, stride) == 16 && AT(ColumnSums, count) == 24 &&
+              AT(ColumnSums, cols) == 28 && AT(ColumnSums, add) == 32 &&
+              sizeof(ColumnSums) == 40, "layout");
+
+struct Gelu {
+    const void* x;
+    void* y;
+    uint64_t numel;
+    uint32_t add;
+    uint32_t vector;
+};
+static_assert(AT(Gelu, x) == 0 && AT(Gelu, y) == 8 && AT(Gelu, numel) == 16 &&
+              AT(Gelu, add) == 24 && AT(Gelu, vector) == 28 &&
+              sizeof(Gelu) == 32, "layout");
+
+struct BiasRows {
+    const void* bias;
+    void* x;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t vector;
+};
+static_assert(AT(BiasRows, bias) == 0 && AT(BiasRows, x) == 8 && AT(BiasRows, rows) == 16 &&
+              AT(BiasRows, cols) == 24 && AT(BiasRows, vector) == 28 &&
+              sizeof(BiasRows) == 32, "layout");
+
+struct LayerNorm {
+    const void* x;
+    const void* scale;
+    const void* shift;
+    void* y;
+    // [rows, 2]
+    float* stats;
+    uint64_t rows;
+    uint32_t cols;
+    float eps;
+    uint32_t add;
+    uint32_t vector;
+};
+static_assert(AT(LayerNorm, x) == 0 && AT(LayerNorm, scale) == 8 && AT(LayerNorm, shift) == 16 &&
+              AT(LayerNorm, y) == 24 && AT(LayerNorm, stats) == 32 && AT(LayerNorm, rows) == 40 &&
+              AT(LayerNorm, cols) == 48 && AT(LayerNorm, eps) == 52 && AT(LayerNorm, add) == 56 &&
+              AT(LayerNorm, vector) == 60 &&
+              sizeof(LayerNorm) == 64, "layout");
+
+struct ResidualNorm {
+    const void* x;
+    const void* branch;
+    // null: there is none
+    const void* bias;
+    void* y;
+    const void* scale;
+    const void* shift;
+    void* h;
+    // [rows, 2]
+    float* stats;
+    uint64_t rows;
+    uint32_t cols;
+    float eps;
+    uint32_t vector;
+    DropoutMask drop;
+};
+static_assert(AT(ResidualNorm, x) == 0 && AT(ResidualNorm, branch) == 8 &&
+              AT(ResidualNorm, bias) == 16 && AT(ResidualNorm, y) == 24 &&
+              AT(ResidualNorm, scale) == 32 && AT(ResidualNorm, shift) == 40 &&
+              AT(ResidualNorm, h) == 48 && AT(ResidualNorm, stats) == 56 &&
+              AT(ResidualNorm, rows) == 64 && AT(ResidualNorm, cols) == 72 &&
+              AT(ResidualNorm, eps) == 76 && AT(ResidualNorm, vector) == 80 &&
+              AT(ResidualNorm, drop) == 88 &&
+              sizeof(ResidualNorm) == 128, "layout");
+
+struct LayerNormBackward {
+    const void* dy;
+    const void* x;
+    const float* stats;
+    const void* scale;
+    void* dx;
+    // [blocks, 2 or 3, cols]: of dscale, of dshift and, with a residual, of dbias
+    float* parts;
+    uint64_t rows;
+    uint32_t cols;
+    // Rows of a block.
+    uint32_t chunk;
+    uint32_t add;
+};
+static_assert(AT(LayerNormBackward, dy) == 0 && AT(LayerNormBackward, x) == 8 &&
+              AT(LayerNormBackward, stats) == 16 && AT(LayerNormBackward, scale) == 24 &&
+              AT(LayerNormBackward, dx) == 32 && AT(LayerNormBackward, parts) == 40 &&
+              AT(LayerNormBackward, rows) == 48 && AT(LayerNormBackward, cols) == 56 &&
+              AT(LayerNormBackward, chunk) == 60 && AT(LayerNormBackward, add) == 64 &&
+              sizeof(LayerNormBackward) == 72, "layout");
+
+struct NormResidualBackward {
+    LayerNormBackward norm;
+    // Null where it is dx and nothing is dropped.
+    void* dbranch;
+    DropoutMask drop;
+};
+static_assert(AT(NormResidualBackward, norm) == 0 && AT(NormResidualBackward, dbranch) == 72 &&
+              AT(NormResidualBackward, drop) == 80 &&
+              sizeof(NormResidualBackward) == 120, "layout");
+
+struct Embed {
+    const int32_t* ids;
+    const void* table;
+    void* y;
+    uint64_t count;
+    // Entry of the vocabulary in the table's first row.
+    int64_t first;
+    int64_t table_rows;
+    uint32_t cols;
+    uint32_t add;
+    uint32_t vector;
+};
+static_assert(AT(Embed, ids) == 0 && AT(Embed, table) == 8 && AT(Embed, y) == 16 &&
+              AT(Embed, count) == 24 && AT(Embed, first) == 32 && AT(Embed, table_rows) == 40 &&
+              AT(Embed, cols) == 48 && AT(Embed, add) == 52 && AT(Embed, vector) == 56 &&
+              sizeof(Embed) == 64, "layout");
+
+struct EmbedChain {
+    const int32_t* ids;
+    // [count]: the next position with the same id, or -1
+    int32_t* next;
+    // [count]: 1 where no position before has the same id, else 0
+    int32_t* first;
+    uint32_t count;
+};
+static_assert(AT(EmbedChain, ids) == 0 && AT(EmbedChain, next) == 8 &&
+              AT(EmbedChain, first) == 16 && AT(EmbedChain, count) == 24 &&
+              sizeof(EmbedChain) == 32, "layout");
+
+struct EmbedBackward {
+    const void* dy;
+    const int32_t* ids;
+    // Of `EmbedChain`.
+    const int32_t* next;
+    const int32_t* first_position;
+    float* dtable;
+    uint64_t count;
+    // Entry of the vocabulary in the table's first row.
+    int64_t first;
+    int64_t table_rows;
+    uint32_t cols;
+    uint32_t vector;
+};
+static_assert(AT(EmbedBackward, dy) == 0 && AT(EmbedBackward, ids) == 8 &&
+              AT(EmbedBackward, next) == 16 && AT(EmbedBackward, first_position) == 24 &&
+              AT(EmbedBackward, dtable) == 32 && AT(EmbedBackward, count) == 40 &&
+              AT(EmbedBackward, first) == 48 && AT(EmbedBackward, table_rows) == 56 &&
+              AT(EmbedBackward, cols) == 64 && AT(EmbedBackward, vector) == 68 &&
+              sizeof(EmbedBackward) == 72, "layout");
+
+struct CrossEntropy {
+    void* logits;
+    const int32_t* targets;
+    // Not for the stats.
+    const float* weights;
+    // [shares·rows, 3]
+    float* stats;
+    // Null for the stats.
+    float* losses;
+    // Of the gradient; null where the logits are not overwritten by their gradient.
+    const float* scale;
+    // Entry of the vocabulary in the first column.
+    int64_t first;
+    uint64_t rows;
+    uint32_t cols;
+    // Columns that are entries of the vocabulary.
+    uint32_t own;
+    // Not for the stats.
+    uint32_t shares;
+    uint32_t vector;
+};
+static_assert(AT(CrossEntropy, logits) == 0 && AT(CrossEntropy, targets) == 8 &&
+              AT(CrossEntropy, weights) == 16 && AT(CrossEntropy, stats) == 24 &&
+              AT(CrossEntropy, losses) == 32 && AT(CrossEntropy, scale) == 40 &&
+              AT(CrossEntropy, first) == 48 && AT(CrossEntropy, rows) == 56 &&
+              AT(CrossEntropy, cols) == 64 && AT(CrossEntropy, own) == 68 &&
+              AT(CrossEntropy, shares) == 72 && AT(CrossEntropy, vector) == 76 &&
+              sizeof(CrossEntropy) == 80, "layout");
+
+struct SumParts {
+    const void* x;
+    // [1 + SUM_PARTS]: how many there are, then the partial sums
+    double* parts;
+    uint64_t numel;
+    uint32_t square;
+    uint32_t vector;
+};
+static_assert(AT(SumParts, x) == 0 && AT(SumParts, parts) == 8 && AT(SumParts, numel) == 16 &&
+              AT(SumParts, square) == 24 && AT(SumParts, vector) == 28 &&
+              sizeof(SumParts) == 32, "layout");
+
+struct SumFinish {
+    // [tensors, 1 + SUM_PARTS]
+    const double* parts;
+    float* out;
+    uint32_t add;
+};
+static_assert(AT(SumFinish, parts) == 0 && AT(SumFinish, out) == 8 && AT(SumFinish, add) == 16 &&
+              sizeof(SumFinish) == 24, "layout");
+
+struct DigestParts {
+    const void* x;
+    uint64_t* parts;
+    uint64_t numel;
+    uint32_t vector;
+};
+static_assert(AT(DigestParts, x) == 0 && AT(DigestParts, parts) == 8 &&
+              AT(DigestParts, numel) == 16 && AT(DigestParts, vector) == 24 &&
+              sizeof(DigestParts) == 32, "layout");
+
+struct DigestFinish {
+    const uint64_t* parts;
+    uint64_t* out;
+    uint64_t count;
+};
+static_assert(AT(DigestFinish, parts) == 0 && AT(DigestFinish, out) == 8 &&
+              AT(DigestFinish, count) == 16 &&
+              sizeof(DigestFinish) == 24, "layout");
+
+struct Clip {
+    const float* sums;
+    // Of the gradients that were squared.
+    const float* scale;
+    // [2]: norm, factor
+    float* out;
+    uint32_t count;
+    float max_norm;
+};
+static_assert(AT(Clip, sums) == 0 && AT(Clip, scale) == 8 && AT(Clip, out) == 16 &&
+              AT(Clip, count) == 24 && AT(Clip, max_norm) == 28 &&
+              sizeof(Clip) == 32, "layout");
+
+struct LossScaleStep {
+    // NaN after an overflow; made NaN where the scale is stuck.
+    float* factor;
+    // 0 updated, 1 skipped, 2 stuck
+    float* status;
+    float* scale;
+    // [5]: updates in a row, overflows left, updates, skipped, stuck
+    int64_t* counts;
+    int64_t window;
+    int64_t hysteresis;
+    float growth;
+    float min;
+};
+static_assert(AT(LossScaleStep, factor) == 0 && AT(LossScaleStep, status) == 8 &&
+              AT(LossScaleStep, scale) == 16 && AT(LossScaleStep, counts) == 24 &&
+              AT(LossScaleStep, window) == 32 && AT(LossScaleStep, hysteresis) == 40 &&
+              AT(LossScaleStep, growth) == 48 && AT(LossScaleStep, min) == 52 &&
+              sizeof(LossScaleStep) == 56, "layout");
+
+struct AdamScalars {
+    const int64_t* updates;
+    // [2]: lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)
+    float* out;
+    float lr;
+    float beta1;
+    float beta2;
+};
+static_assert(AT(AdamScalars, updates) == 0 && AT(AdamScalars, out) == 8 &&
+              AT(AdamScalars, lr) == 16 && AT(AdamScalars, beta1) == 20 &&
+              AT(AdamScalars, beta2) == 24 &&
+              sizeof(AdamScalars) == 32, "layout");
+
+struct AdamW {
+    const void* grad;
+    float* master;
+    float* m;
+    float* v;
+    // Null where it is the master.
+    void* live;
+    // [3]: factor, then the two of `AdamScalars`
+    const float* scalars;
+    uint64_t numel;
+    // 1 − lr·weight_decay
+    float keep;
+    float beta1;
+    float beta2;
+    float eps;
+    uint32_t vector;
+};
+static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 8 && AT(AdamW, m) == 16 &&
+              AT(AdamW, v) == 24 && AT(AdamW, live) == 32 && AT(AdamW, scalars) == 40 &&
+              AT(AdamW, numel) == 48 && AT(AdamW, keep) == 56 && AT(AdamW, beta1) == 60 &&
+              AT(AdamW, beta2) == 64 && AT(AdamW, eps) == 68 && AT(AdamW, vector) == 72 &&
+              sizeof(AdamW) == 80, "layout");
+
+struct Attention {
+    // [N, heads, 3, d]
+    const void* qkv;
+    // [N, heads, d]
+    void* y;
+    // [N, heads]
+    float* lse;
+    // [N, heads, d]
+    const void* dy;
+    // [N, heads]: Σ dy·y
+    float* delta;
+    // [N, heads, 3, d]
+    void* dqkv;
+    // [N, 2], or null: causal
+    const int32_t* ranges;
+    // [heads], or null
+    const float* slopes;
+    // N
+    uint64_t rows;
+    uint32_t seq;
+    uint32_t heads;
+    uint32_t first_head;
+    uint32_t d;
+    // 1/√d
+    float scale;
+    DropoutMask drop;
+};
+static_assert(AT(Attention, qkv) == 0 && AT(Attention, y) == 8 && AT(Attention, lse) == 16 &&
+              AT(Attention, dy) == 24 && AT(Attention, delta) == 32 && AT(Attention, dqkv) == 40 &&
+              AT(Attention, ranges) == 48 && AT(Attention, slopes) == 56 &&
+              AT(Attention, rows) == 64 && AT(Attention, seq) == 72 &&
+              AT(Attention, heads) == 76 && AT(Attention, first_head) == 80 &&
+              AT(Attention, d) == 84 && AT(Attention, scale) == 88 && AT(Attention, drop) == 96 &&
+              sizeof(Attention) == 136, "layout");
+
+struct AttentionHopper {
+    // [d, 3·heads, seq, samples] in boxes of 64 positions
+    TensorMap qkv;
+    // [d, heads, seq, samples] in boxes of 64 positions
+    TensorMap dy;
+    Attention attention;
+};
+static_assert(AT(AttentionHopper, qkv) == 0 && AT(AttentionHopper, dy) == 128 &&
+              AT(AttentionHopper, attention) == 256 &&
+              sizeof(AttentionHopper) == 448, "layout");

@@ -1,0 +1,44 @@
+//! Closed choices: the words a manifest writes them with, and what the program matches on.
+
+/// Closed choices: `Variant = "the word it is written with"`.
+macro_rules! choices {
+    ($($(#[$about:meta])* $name:ident {
+        $($(#[$doc:meta])* $variant:ident = $word:literal,)*
+    })*) => {$(
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema)]
+        $(#[$about])*
+        pub enum $name {$(
+            $(#[$doc])*
+            #[serde(rename = $word)]
+            $variant,
+        )*}
+
+        impl $name {
+            /// The word it is written with.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)*
+                }
+            }
+
+            /// The choice written with `word`.
+            pub fn by_name(word: &str) -> Option<Self> {
+                [$(Self::$variant),*].into_iter().find(|choice| choice.name() == word)
+            }
+        }
+    )*};
+}
+
+pub(crate) use choices;
+
+choices! {
+// Hendrycks & Gimpel 2016: x·Φ(x), exactly or by its tanh approximation.
+/// Formulas of the activation function.
+Gelu {
+    /// The approximation by tanh (GPT-2, Megatron, BLOOM).
+    Tanh = "tanh",
+    /// By the error function.
+    Exact = "exact",
+}
+}

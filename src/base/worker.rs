@@ -1,0 +1,179 @@
+//! Threads that work beside the one that asks: jobs in, results out.
+
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+/// One thread with a name: it works on jobs in their order, and its results wait to be taken.
+/// Dropping it lets the jobs already given end, and joins the thread.
+pub struct Worker<J, R> {
+    name: String,
+    // None once dropped: the thread's channels are closed before it is joined.
+    channels: Option<(SyncSender<J>, Receiver<R>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
+    /// At most `room` jobs wait, and at most `room` results: neither channel allocates later.
+    /// `work` returns None where a job has no result to be taken.
+    pub fn start(
+        name: &str,
+        room: usize,
+        mut work: impl FnMut(J) -> Option<R> + Send + 'static,
+    ) -> Result<Worker<J, R>> {
+        let (jobs, todo) = sync_channel::<J>(room);
+        let (done, results) = sync_channel(room);
+        let run = move || {
+            for job in todo {
+                if let Some(result) = work(job) {
+                    // Nobody takes results of a worker that is being dropped; its jobs still end.
+                    done.send(result).ok();
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_string()).spawn(run);
+        let thread = thread.with_context(|| format!("cannot start the thread \"{name}\""))?;
+        Ok(Worker { name: name.to_string(), channels: Some((jobs, results)), thread: Some(thread) })
+    }
+}
+
+impl<J, R> Worker<J, R> {
+    /// Fails if the thread has panicked.
+    pub fn send(&self, job: J) -> Result<()> {
+        self.channels().0.send(job).ok().with_context(|| self.died())
+    }
+
+    /// The next result, waiting for it. Fails if the thread has panicked.
+    pub fn wait(&self) -> Result<R> {
+        self.channels().1.recv().ok().with_context(|| self.died())
+    }
+
+    /// The next result, if there is one already.
+    pub fn poll(&self) -> Option<R> {
+        self.channels().1.try_recv().ok()
+    }
+
+    fn channels(&self) -> &(SyncSender<J>, Receiver<R>) {
+        self.channels.as_ref().expect("open until dropped")
+    }
+
+    fn died(&self) -> String {
+        format!("the thread \"{}\" died", self.name)
+    }
+}
+
+impl<J, R> Drop for Worker<J, R> {
+    fn drop(&mut self) {
+        drop(self.channels.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic has been printed where it happened, and `send` or `wait` has failed.
+            thread.join().ok();
+        }
+    }
+}
+
+/// Works on `jobs` by several threads, each with a `state` of its own; `sink` takes the results in
+/// the order of the jobs. Jobs are drawn and results taken on the caller's thread, with at most
+/// `room` jobs between the two. Ends at the first error of `sink`; a panic of `work` is passed on
+/// to the caller.
+pub fn in_order<J: Send, S, R: Send>(
+    threads: usize,
+    room: usize,
+    jobs: impl IntoIterator<Item = J>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, J) -> R + Sync,
+    mut sink: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
+    let (give, todo) = channel();
+    let todo = Mutex::new(todo);
+    std::thread::scope(|scope| {
+        let (done, results) = channel();
+        for _ in 0..threads {
+            let (done, todo, state, work) = (done.clone(), &todo, &state, &work);
+            scope.spawn(move || {
+                let mut state = state();
+                let next = || todo.lock().recv().ok();
+                while let Some((number, job)) = next() {
+                    let result = catch_unwind(AssertUnwindSafe(|| work(&mut state, job)));
+                    if done.send((number, result)).is_err() {
+                        return; // the sink has failed
+                    }
+                }
+            });
+        }
+        // Both ends close when this returns, and the threads end.
+        let (give, results) = (give, results);
+        let (mut jobs, mut waiting) = (jobs.into_iter().fuse(), BTreeMap::new());
+        let (mut given, mut taken) = (0, 0);
+        loop {
+            while given - taken < room
+                && let Some(job) = jobs.next()
+            {
+                give.send((given, job)).expect("the receiver is above");
+                given += 1;
+            }
+            if taken == given {
+                return Ok(());
+            }
+            while !waiting.contains_key(&taken) {
+                let (number, result) = results.recv().expect("every job is answered");
+                waiting.insert(number, result);
+            }
+            let result = waiting.remove(&taken).expect("it has just been found");
+            taken += 1;
+            sink(result.unwrap_or_else(|panic| resume_unwind(panic)))?;
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_jobs_and_the_first_error_ends_it() {
+        let mut taken = Vec::new();
+        let sum = |sum: &mut u64, job: u64| {
+            *sum += 1;
+            std::thread::yield_now();
+            (job, *sum)
+        };
+        let sink = |(job, sum): (u64, u64)| {
+            assert!((1..=1000).contains(&sum));
+            taken.push(job);
+            anyhow::ensure!(job < 900, "enough");
+            Ok(())
+        };
+        let ended = in_order(3, 10, 0..1000, || 0, sum, sink);
+        assert_eq!(ended.unwrap_err().to_string(), "enough");
+        assert_eq!(taken, (0..=900).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    #[should_panic(expected = "job 7")]
+    fn a_panic_is_the_callers() {
+        let work = |_: &mut (), job| assert!(job != 7, "job {job}");
+        in_order(2, 4, 0..100, || (), work, |()| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_worker_ends_its_jobs_and_says_that_it_died() {
+        let (send, ended) = channel();
+        let work = move |job: u32| {
+            assert!(job < 3, "too large");
+            send.send(job).unwrap();
+            job.is_multiple_of(2).then_some(10 * job)
+        };
+        let worker = Worker::start("counter", 8, work).unwrap();
+        (0..3).for_each(|job| worker.send(job).unwrap());
+        assert_eq!((worker.wait().unwrap(), worker.wait().unwrap()), (0, 20));
+        assert!(worker.poll().is_none());
+        worker.send(5).unwrap();
+        assert_eq!(worker.wait().unwrap_err().to_string(), "the thread \"counter\" died");
+        drop(worker);
+        assert_eq!(ended.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,97 @@
+//! What an index says, against what must hold of it: the model's table, the optimizer's groups.
+
+use super::index::{Group, Index};
+use crate::engine::{OptimizerRule, saved_shape};
+use crate::manifest::Model;
+use crate::model::{Layout, ModelShard};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The tensors are those of the model, each with the states that the optimizer's rule has for it.
+pub fn model(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
+    let mut damage = weights(index, model);
+    let layout = Layout::new(model, ModelShard::whole(model));
+    for param in layout.params() {
+        let Some(tensor) = index.tensor(&param.name) else { continue };
+        let mut found: BTreeMap<&str, _> = tensor.saved().collect();
+        for spec in rule.states(&param.spec).iter().filter(|spec| spec.saved) {
+            let (name, what) = (&param.name, spec.name);
+            match found.remove(what) {
+                None => damage.push(format!("{name} has no {what}: the optimizer needs it")),
+                Some(state) if (state.dtype, state.extent) != (spec.dtype, spec.extent) => damage
+                    .push(format!(
+                        "the {what} of {name} is {} {:?}, the optimizer's is {} {:?}",
+                        state.dtype, state.extent, spec.dtype, spec.extent
+                    )),
+                Some(_) => {}
+            }
+        }
+        let more = found.into_keys();
+        damage.extend(more.map(|what| format!("{} has a {what} of another optimizer", param.name)));
+    }
+    damage
+}
+
+/// The tensors are those of the model: none missing, none too many, shapes and decay as there.
+pub fn weights(index: &Index, model: &Model) -> Vec<String> {
+    let layout = Layout::new(model, ModelShard::whole(model));
+    let (mut damage, mut names) = (Vec::new(), BTreeSet::new());
+    for param in layout.params() {
+        let (name, shape) = (&param.name, saved_shape(param, model.vocab));
+        match index.tensor(name) {
+            None => damage.push(format!("{name} is missing: the manifest's model has it")),
+            Some(tensor) if tensor.shape != shape => damage
+                .push(format!("{name} is {:?}, the manifest's model has {shape:?}", tensor.shape)),
+            Some(tensor) if tensor.decay != param.spec.decay => damage.push(format!(
+                "{name} is in the group {} weight decay; norms and biases must not decay, \
+                 matrices must",
+                if tensor.decay { "with" } else { "without" }
+            )),
+            Some(_) => {}
+        }
+        names.insert(name);
+    }
+    let unexpected = index.tensors.iter().filter(|tensor| !names.contains(&tensor.name));
+    damage.extend(
+        unexpected.map(|tensor| {
+            format!("{} is unexpected: the manifest's model has it not", tensor.name)
+        }),
+    );
+    damage
+}
+
+/// Every tensor is in one optimizer group, the right one, and the groups have taken every step that
+/// was not skipped.
+pub fn groups(index: &Index) -> Vec<String> {
+    let mut damage = Vec::new();
+    let mut seen = BTreeMap::new();
+    let step = index.progress.step;
+    if let Some(scale) = index.loss_scale.filter(|s| s.updates.checked_add(s.skipped) != Some(step))
+    {
+        let (updates, skipped) = (scale.updates, scale.skipped);
+        damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));
+    }
+    for group in &index.optimizer.groups {
+        if group.step != index.updates() {
+            damage.push(format!(
+                "an optimizer group of {} tensors has taken {} steps, the run {}",
+                group.tensors.len(),
+                group.step,
+                index.updates()
+            ));
+        }
+        group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
+    }
+    for tensor in &index.tensors {
+        let times = seen.get(tensor.name.as_str()).copied().unwrap_or(0);
+        if times != 1 {
+            damage.push(format!("{} is in {times} optimizer groups", tensor.name));
+        }
+        let vector = tensor.shape.len() == 1;
+        let decays =
+            |group: &&Group| group.weight_decay > 0.0 && group.tensors.contains(&tensor.name);
+        if vector && (tensor.decay || index.optimizer.groups.iter().any(|g| decays(&g))) {
+            damage.push(format!("{} is a vector and decays", tensor.name));
+        }
+    }
+    damage
+}

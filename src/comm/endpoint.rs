@@ -1,0 +1,117 @@
+//! A rank's end of the transport, and what its groups share: counters and the communication queue.
+
+use super::inbox::{Inbox, Transport};
+use super::queue::Queue;
+use super::{Failed, Op, Recorder};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of tensors sent by one rank, by name of group and op. Over a group of n ranks they add up
+/// to the textbook volume of a ring: n times 2(n−1)/n of the tensor for `all_reduce`, (n−1)/n of
+/// the whole for the others; where n divides the tensor, each rank sends the same.
+pub type Traffic = BTreeMap<(Arc<str>, Op), u64>;
+
+/// A rank's end of the transport, shared with its communication queue.
+pub struct Endpoint {
+    pub rank: usize,
+    pub size: usize,
+    pub inbox: Arc<Inbox>,
+    pub transport: Box<dyn Transport>,
+    pub recorder: Arc<Recorder>,
+    traffic: Mutex<Traffic>,
+}
+
+impl Endpoint {
+    pub fn new(
+        (rank, size): (usize, usize),
+        inbox: Arc<Inbox>,
+        recorder: Arc<Recorder>,
+        transport: Box<dyn Transport>,
+    ) -> Endpoint {
+        Endpoint { rank, size, inbox, transport, recorder, traffic: Mutex::default() }
+    }
+
+    pub fn traffic(&self) -> MutexGuard<'_, Traffic> {
+        self.traffic.lock()
+    }
+
+    /// This rank's name in messages.
+    pub fn name(&self) -> String {
+        self.recorder.name(self.rank)
+    }
+
+    /// Fails every rank; returns the failure that this rank unwinds with.
+    pub fn fail(&self, failed: Failed) -> Failed {
+        let agreed = match self.inbox.failed() {
+            Some(known) => known,
+            None => self.transport.fail(failed),
+        };
+        self.inbox.fail(&agreed);
+        agreed
+    }
+}
+
+/// Communication queue and operation counters, shared by a rank and its groups.
+pub struct RankResources {
+    queue: Mutex<Option<Queue>>,
+    counters: Mutex<HashMap<u64, Arc<OpCounters>>>,
+    pub endpoint: Arc<Endpoint>,
+}
+
+/// How many operations of a group this rank has entered.
+pub struct OpCounters {
+    pub collectives: AtomicU64,
+    pub sent: Vec<AtomicU64>,
+    pub received: Vec<AtomicU64>,
+}
+
+impl RankResources {
+    pub fn new(endpoint: Endpoint) -> RankResources {
+        let (queue, counters) = (Mutex::default(), Mutex::default());
+        RankResources { queue, counters, endpoint: Arc::new(endpoint) }
+    }
+
+    /// The counters of a group. They outlive its handle: a group made again continues them.
+    pub fn counters(&self, group: u64, size: usize) -> Arc<OpCounters> {
+        let zeros = || (0..size).map(|_| AtomicU64::new(0)).collect();
+        let new = || {
+            Arc::new(OpCounters {
+                collectives: AtomicU64::new(0),
+                sent: zeros(),
+                received: zeros(),
+            })
+        };
+        self.counters.lock().entry(group).or_insert_with(new).clone()
+    }
+
+    /// The communication queue; its thread starts at the first use.
+    pub fn queue<T>(&self, use_it: impl FnOnce(&mut Queue) -> T) -> T {
+        use_it(self.queue.lock().get_or_insert_with(|| Queue::new(self.endpoint.rank)))
+    }
+}
+
+impl Drop for RankResources {
+    fn drop(&mut self) {
+        let endpoint = &self.endpoint;
+        if std::thread::panicking() {
+            let phase = endpoint.recorder.phase();
+            endpoint.fail(Failed::new(format!("rank {} panicked, while: {phase}", endpoint.rank)));
+        }
+        // Finish what was begun before the others learn that this rank has ended.
+        drop(self.queue.lock().take());
+        endpoint.transport.leave();
+    }
+}
+
+/// Identifies a group by name and ranks.
+pub fn group_hash(name: &str, ranks: &[usize]) -> u64 {
+    xxh3_64(format!("{name} {ranks:?}").as_bytes())
+}
+
+/// The next number of a count, from 1.
+pub fn next_number(count: &AtomicU64) -> u64 {
+    count.fetch_add(1, Ordering::Relaxed) + 1
+}

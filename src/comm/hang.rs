@@ -1,0 +1,148 @@
+//! Hang diagnosis: follows the chain of waiting ranks to the root cause, a rank that waits for none.
+
+use super::report::{End, RankReport};
+use super::{Event, Op};
+
+/// One line that names the rank at fault; None while no rank is dead, silent or blocked for longer
+/// than `timeout_s`. `reports` is indexed by rank.
+pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
+    let blame = |report: &RankReport, what: String| {
+        let rest = format!("last event: {}; {}", report.phase, waiting(reports, report.rank));
+        format!("{} {what}; {rest}", report.name())
+    };
+    for report in reports {
+        if let Some(End::Died(how)) = &report.ended {
+            let (name, phase) = (report.name(), &report.phase);
+            return Some(format!("{name} died: {how}; last event: {phase}"));
+        }
+    }
+    if let Some((report, silent)) = reports.iter().find_map(|r| Some((r, r.silent?))) {
+        let what = format!("is silent for {silent:.0} s: stopped, or cut off");
+        return Some(blame(report, what));
+    }
+    let held =
+        reports.iter().filter(|report| report.blocked_seconds().is_some_and(|s| s >= timeout_s));
+    let longest = |report: &&RankReport| report.blocked_seconds().unwrap_or(0.0);
+    let first = held.max_by(|a, b| longest(a).total_cmp(&longest(b)))?;
+    let mut chain = WaitChain { reports, path: Vec::new(), seen: vec![false; reports.len()] };
+    match chain.follow(first) {
+        Found::RootCause(rank, what) => Some(blame(&reports[rank], what)),
+        Found::Cycle(links) => {
+            Some(format!("deadlock: {}; {}", links, waiting(reports, usize::MAX)))
+        }
+        Found::Nothing => {
+            let event = first.blocking_ops().next()?;
+            let from = event.awaiting.map_or("others".to_string(), |r| reports[r].name());
+            let what =
+                format!("waits for data of {from} in {}, which all have entered", name(event));
+            Some(blame(first, what))
+        }
+    }
+}
+
+/// "383 ranks waiting 41 s", the root cause not counted.
+fn waiting(reports: &[RankReport], root_cause: usize) -> String {
+    let others =
+        reports.iter().filter(|report| report.rank != root_cause && report.ended.is_none());
+    let waits: Vec<f64> = others.filter_map(RankReport::blocked_seconds).collect();
+    let longest = waits.iter().copied().fold(0.0, f64::max);
+    let ranks = if waits.len() == 1 { "rank" } else { "ranks" };
+    format!("{} {ranks} waiting {longest:.0} s", waits.len())
+}
+
+/// "all_reduce #12345 of group dp".
+fn name(event: &Event) -> String {
+    let Event { op, sequence, group, .. } = event;
+    format!("{op} #{sequence} of group {group}")
+}
+
+enum Found {
+    /// (rank, what it failed to do): it waits for no other rank.
+    RootCause(usize, String),
+    /// "rank 0 in all_reduce #5 of group tp waits for rank 1, which …"
+    Cycle(String),
+    Nothing,
+}
+
+struct WaitChain<'a> {
+    reports: &'a [RankReport],
+    /// From the first blocked rank on: (rank, the operation it is in).
+    path: Vec<(usize, String)>,
+    seen: Vec<bool>,
+}
+
+impl<'a> WaitChain<'a> {
+    fn follow(&mut self, report: &'a RankReport) -> Found {
+        self.seen[report.rank] = true;
+        let mut best = Found::Nothing;
+        let events: Vec<&Event> = match report.blocking_ops().next() {
+            Some(_) => report.blocking_ops().collect(),
+            None => report.active_ops().collect(),
+        };
+        for event in events {
+            self.path.push((report.rank, name(event)));
+            for rank in self.blockers(report, event) {
+                let found = self.inspect(&self.reports[rank], event);
+                match (&found, &best) {
+                    (Found::RootCause(..), _) => return found,
+                    (Found::Cycle(_), Found::Nothing) => best = found,
+                    _ => {}
+                }
+            }
+            self.path.pop();
+        }
+        best
+    }
+
+    /// Why a rank has not entered `event`: its own fault, or it is blocked by another rank.
+    fn inspect(&mut self, report: &'a RankReport, event: &Event) -> Found {
+        let entered = |e: &&Event| e.group == event.group && e.sequence == event.sequence;
+        let queued = report.events.iter().find(entered).is_some_and(|e| e.started.is_none());
+        let held = report.blocking_ops().next().is_some()
+            || (queued && report.active_ops().next().is_some());
+        if report.ended.is_some() {
+            Found::RootCause(report.rank, format!("ended and never entered {}", name(event)))
+        } else if !held {
+            let what = match event.op {
+                Op::Recv => format!("never sent what {} waits for", name(event)),
+                Op::Send => format!("never received {}", name(event)),
+                _ => format!("never entered {}", name(event)),
+            };
+            Found::RootCause(report.rank, what)
+        } else if let Some(at) = self.path.iter().position(|(rank, _)| *rank == report.rank) {
+            let links = self.path[at..].iter().map(|(rank, what)| format!("rank {rank} in {what}"));
+            let links = links.collect::<Vec<_>>().join(" waits for ");
+            Found::Cycle(format!("{links} waits for rank {}", report.rank))
+        } else if self.seen[report.rank] {
+            Found::Nothing
+        } else {
+            self.follow(report)
+        }
+    }
+
+    /// The ranks that `event` of `report` waits for: members that have not entered it.
+    fn blockers(&self, report: &RankReport, event: &Event) -> Vec<usize> {
+        let Some(group) = report.group(&event.group) else { return Vec::new() };
+        let reports = self.reports;
+        let missing = |rank: &&usize| {
+            let Some(its) = reports[**rank].group(&event.group) else { return true };
+            let started = |e: &Event| e.started.is_some() || e.sequence != event.sequence;
+            let behind = |counts: &[u64]| {
+                let at = its.ranks.iter().position(|r| *r == report.rank);
+                let count = at.and_then(|at| counts.get(at)).copied().unwrap_or(0);
+                event.peer == Some(**rank) && count < event.sequence
+            };
+            match event.op {
+                Op::Recv => behind(&its.sent),
+                // TCP and threads buffer it; on a GPU a send blocks until it is received.
+                Op::Send => behind(&its.received),
+                _ => {
+                    let mut same = reports[**rank].events.iter();
+                    its.collectives < event.sequence
+                        || !same.all(|e| e.peer.is_some() || e.group != event.group || started(e))
+                }
+            }
+        };
+        group.ranks.iter().filter(|rank| **rank != report.rank).filter(missing).copied().collect()
+    }
+}

@@ -1,0 +1,109 @@
+//! Host-staged groups: tensors of the GPU are copied to host memory, where another group carries
+//! them. Several ranks may then share one GPU, which NCCL refuses, so that every grid can be tried
+//! on a single one. Slow: the host waits for each collective.
+
+use super::{Group, Message};
+use crate::device::Tensor;
+use crate::device::cuda::Cuda;
+use crate::device::cuda::device::Device;
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// A GPU, and the group of host ranks that carries its tensors.
+pub struct HostStaged {
+    device: Arc<Device>,
+    host: Box<dyn Group>,
+    /// Host memory of one collective, reused by the next.
+    memory: RefCell<Vec<u64>>,
+}
+
+impl HostStaged {
+    pub fn new(cuda: &Cuda, host: Box<dyn Group>) -> HostStaged {
+        HostStaged { device: cuda.device().clone(), host, memory: RefCell::default() }
+    }
+
+    /// Uninitialized host buffers, one like each tensor.
+    fn buffers(&self, tensors: &[Tensor]) -> Vec<Tensor> {
+        let words = |x: &Tensor| x.bytes().div_ceil(8);
+        let mut memory = self.memory.borrow_mut();
+        let needed = tensors.iter().map(words).sum();
+        if memory.len() < needed {
+            memory.resize(needed, 0);
+        }
+        let mut at = memory.as_mut_ptr() as usize;
+        let buffer = |x: &Tensor| {
+            let here = Tensor::at(at, x.rows, x.cols, x.dtype);
+            at += 8 * words(x);
+            here
+        };
+        tensors.iter().map(buffer).collect()
+    }
+
+    fn to_host(&self, from: Tensor, to: Tensor) {
+        // SAFETY: the buffer is as long as the tensor.
+        unsafe { self.device.copy_to_host(from.addr(), to.addr() as *mut c_void, to.bytes()) };
+    }
+
+    fn to_device(&self, from: Tensor, to: Tensor) {
+        // SAFETY: as above.
+        unsafe { self.device.copy_to_device(from.addr() as *const c_void, to.addr(), to.bytes()) };
+    }
+}
+
+impl Group for HostStaged {
+    fn size(&self) -> usize {
+        self.host.size()
+    }
+
+    fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    fn all_reduce(&self, x: Tensor) {
+        let here = self.buffers(&[x])[0];
+        self.to_host(x, here);
+        self.host.all_reduce(here);
+        self.to_device(here, x);
+    }
+
+    fn all_gather(&self, part: Tensor, whole: Tensor) {
+        let here = self.buffers(&[whole])[0];
+        let own = here.span(self.rank() * part.numel(), part.numel());
+        self.to_host(part, own);
+        self.host.all_gather(own, here);
+        self.to_device(here, whole);
+    }
+
+    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
+        let here = self.buffers(&[whole])[0];
+        let own = here.span(self.rank() * part.numel(), part.numel());
+        self.to_host(whole, here);
+        self.host.reduce_scatter(here, own);
+        self.to_device(own, part);
+    }
+
+    fn exchange(&self, messages: &[Message]) {
+        let tensor = |message: &Message| match *message {
+            Message::Send { x, .. } | Message::Recv { x, .. } => x,
+        };
+        let there: Vec<Tensor> = messages.iter().map(tensor).collect();
+        let here = self.buffers(&there);
+        let staged = |(message, x): (&Message, &Tensor)| match *message {
+            Message::Send { to, .. } => Message::Send { to, x: *x },
+            Message::Recv { from, .. } => Message::Recv { from, x: *x },
+        };
+        let staged: Vec<Message> = messages.iter().zip(&here).map(staged).collect();
+        for (message, here) in messages.iter().zip(&here) {
+            if let Message::Send { x, .. } = message {
+                self.to_host(*x, *here);
+            }
+        }
+        self.host.exchange(&staged);
+        for (message, here) in messages.iter().zip(&here) {
+            if let Message::Recv { x, .. } = message {
+                self.to_device(*here, *x);
+            }
+        }
+    }
+}

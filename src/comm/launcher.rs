@@ -1,0 +1,236 @@
+//! The environment variables of a launcher: a Slurm step, or torchrun.
+
+use super::hostlist;
+use crate::base::Problems;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// This process's rank, as the launcher assigned it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LauncherEnv {
+    pub rank: usize,
+    pub world: usize,
+    /// Index on its node.
+    pub local_rank: usize,
+    /// Ranks on its node.
+    pub local_world: usize,
+    /// Cores that the launcher gave this rank, if it says so.
+    pub cores: Option<usize>,
+    /// Name of its node; empty where the launcher does not say.
+    pub node: String,
+    /// Address at which rank 0 listens: "n01:23456".
+    pub address: String,
+    /// Unique name of this start of this job.
+    pub job: String,
+}
+
+/// The variable with a `host:port` that overrides the address derived from the job.
+pub const RENDEZVOUS: &str = "GPTRAIN_RENDEZVOUS";
+
+impl LauncherEnv {
+    /// From the environment, as a function so that tests bring their own; None where no launcher
+    /// started this process. torchrun's variables come before Slurm's, as torchrun runs inside.
+    pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherEnv>, Problems> {
+        let mut env = Env { variable, problems: Problems::default() };
+        let launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
+            env.torchrun()
+        } else if env.text("SLURM_PROCID").is_some() && env.text("SLURM_STEP_NUM_TASKS").is_some() {
+            env.slurm_step()
+        } else {
+            return Ok(None);
+        };
+        if launch.rank >= launch.world && env.problems.list.is_empty() {
+            let what = format!("rank {} of a world of {}", launch.rank, launch.world);
+            env.problem("the launcher's variables", what, "ranks count from 0");
+        }
+        if let Some(given) = env.text(RENDEZVOUS)
+            && given.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err())
+        {
+            env.problem(RENDEZVOUS, format!("{given:?} is not host:port"), "as in n01:29500");
+        }
+        env.problems.or(Some(launch))
+    }
+}
+
+struct Env<'a> {
+    variable: &'a dyn Fn(&str) -> Option<String>,
+    problems: Problems,
+}
+
+impl Env<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
+
+    fn problem(&mut self, place: &str, what: String, remedy: &str) {
+        self.problems.add(place, what, remedy);
+    }
+
+    fn number(&mut self, name: &str) -> usize {
+        match self.text(name) {
+            None => self.problem(name, "is not set".into(), "the launcher is to set it"),
+            Some(text) => match text.parse() {
+                Ok(number) => return number,
+                Err(_) => self.problem(name, format!("{text:?} is not a number"), ""),
+            },
+        }
+        0
+    }
+
+    fn torchrun(&mut self) -> LauncherEnv {
+        let (rank, world) = (self.number("RANK"), self.number("WORLD_SIZE"));
+        let local_rank = match self.text("LOCAL_RANK") {
+            Some(_) => self.number("LOCAL_RANK"),
+            None => 0,
+        };
+        let local_world = match self.text("LOCAL_WORLD_SIZE") {
+            Some(_) => self.number("LOCAL_WORLD_SIZE"),
+            None => 1,
+        };
+        let host = self.text("MASTER_ADDR").unwrap_or_else(|| {
+            self.problem("MASTER_ADDR", "is not set".into(), "the host on which rank 0 runs");
+            String::new()
+        });
+        // torchrun's agent itself listens on MASTER_PORT.
+        let agent = self.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v == "True");
+        let port = self.number("MASTER_PORT") + agent as usize;
+        if port > 65_535 {
+            self.problem("MASTER_PORT", format!("{port} is not a port"), "ports end at 65535");
+        }
+        let run = self.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
+        let restart = self.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+        let derived = format!("{host}:{port}");
+        let address = self.text(RENDEZVOUS).unwrap_or(derived.clone());
+        let job = format!("torchrun {derived} {run} {restart}");
+        let (node, cores) = (String::new(), None);
+        LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
+    }
+
+    fn slurm_step(&mut self) -> LauncherEnv {
+        let (rank, world) = (self.number("SLURM_PROCID"), self.number("SLURM_STEP_NUM_TASKS"));
+        let local_rank = self.number("SLURM_LOCALID");
+        let (job, step) = (self.number("SLURM_JOB_ID"), self.number("SLURM_STEP_ID"));
+        let restart = self.text("SLURM_RESTART_COUNT").unwrap_or("0".into());
+        let job = format!("slurm {job}.{step} start {restart}");
+        let (nodes, tasks) = self.nodes(world);
+        let number = self.number("SLURM_NODEID");
+        let local_world = tasks.get(number).copied().unwrap_or(1);
+        let cores = self.text("SLURM_CPUS_PER_TASK").map(|_| self.number("SLURM_CPUS_PER_TASK"));
+        let node = match self.text("SLURMD_NODENAME") {
+            Some(name) => name,
+            None => nodes.get(number).cloned().unwrap_or_default(),
+        };
+        let address = self.text(RENDEZVOUS).unwrap_or_else(|| match nodes.as_slice() {
+            [_] | [] => format!("127.0.0.1:{}", port(&job)),
+            [first, ..] => format!("{first}:{}", port(&job)),
+        });
+        LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
+    }
+
+    /// The step's hosts and the number of ranks on each. (SLURM_LAUNCH_NODE_IPADDR is the host of
+    /// srun, not of rank 0.)
+    fn nodes(&mut self, world: usize) -> (Vec<String>, Vec<usize>) {
+        const LIST: &str = "SLURM_STEP_NODELIST";
+        let nodes = match self.text(LIST).map(|list| hostlist::expand(&list)) {
+            Some(Ok(nodes)) => nodes,
+            Some(Err(what)) => {
+                self.problem(LIST, what, "it is to be a list such as n[01-03,7]");
+                Vec::new()
+            }
+            None => {
+                self.problem(LIST, "is not set".into(), "start the ranks with srun");
+                Vec::new()
+            }
+        };
+        const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
+        let tasks = self.text(TASKS).map(|list| hostlist::counts(&list));
+        match &tasks {
+            Some(Err(what)) => self.problem(TASKS, what.clone(), ""),
+            Some(Ok(counts)) if counts.iter().sum::<usize>() != world => {
+                let what = format!("{counts:?} tasks are not SLURM_STEP_NUM_TASKS = {world}");
+                self.problem(TASKS, what, "variables of another step leak in: start with srun");
+            }
+            _ => {}
+        }
+        (nodes, tasks.and_then(Result::ok).unwrap_or_default())
+    }
+}
+
+/// The port of a job: below those that the kernel gives to outgoing connections.
+fn port(job: &str) -> u64 {
+    10_000 + xxh3_64(job.as_bytes()) % 22_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &str) -> Result<Option<LauncherEnv>, Problems> {
+        let find = |name: &str| {
+            let pair =
+                |item: &str| item.split_once('=').map(|(n, v)| (n.to_string(), v.to_string()));
+            variables.split(' ').filter_map(pair).find(|(n, _)| n == name).map(|(_, value)| value)
+        };
+        LauncherEnv::of(&find)
+    }
+
+    /// As `srun -N 2 -n 4` of Slurm 22.05 sets them; SLURM_NTASKS leaks in from an outer sbatch.
+    const STEP: &str = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
+        SLURM_NODEID=1 SLURM_STEP_NODELIST=n[01-02] SLURM_STEP_TASKS_PER_NODE=3,1 \
+        SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.9";
+
+    #[test]
+    fn a_slurm_step_is_parsed() {
+        let found = launch(STEP).unwrap().unwrap();
+        assert_eq!((found.rank, found.world, found.local_rank), (3, 4, 0));
+        assert_eq!((found.node.as_str(), found.job.as_str()), ("n02", "slurm 77.0 start 0"));
+        let (host, port) = found.address.split_once(':').unwrap();
+        assert_eq!(host, "n01");
+        assert!((10_000..32_000).contains(&port.parse::<u32>().unwrap()));
+        let again = launch(&format!("{STEP} SLURM_RESTART_COUNT=1")).unwrap().unwrap();
+        assert_ne!(again.address, found.address, "a requeued job has another address");
+        let given = launch(&format!("{STEP} GPTRAIN_RENDEZVOUS=10.1.1.1:29500")).unwrap().unwrap();
+        assert_eq!(given.address, "10.1.1.1:29500");
+        let one = launch(&STEP.replace("n[01-02]", "n01").replace("=3,1", "=4")).unwrap().unwrap();
+        assert!(one.address.starts_with("127.0.0.1:"), "one node needs no name service");
+    }
+
+    #[test]
+    fn torchrun_is_parsed_inside_slurm_too() {
+        let torchrun = "RANK=2 WORLD_SIZE=4 LOCAL_RANK=2 MASTER_ADDR=host MASTER_PORT=29500";
+        let found = launch(&format!("{STEP} {torchrun}")).unwrap().unwrap();
+        assert_eq!((found.rank, found.world, found.local_rank), (2, 4, 2));
+        assert_eq!(found.address, "host:29500");
+        let agent = format!("{torchrun} TORCHELASTIC_USE_AGENT_STORE=True");
+        assert_eq!(launch(&agent).unwrap().unwrap().address, "host:29501");
+    }
+
+    #[test]
+    fn without_a_launcher_there_is_none() {
+        assert_eq!(launch(""), Ok(None));
+        assert_eq!(
+            launch("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=7"),
+            Ok(None),
+            "batch script"
+        );
+    }
+
+    #[test]
+    fn every_problem_is_reported() {
+        let complaints = |variables: &str| launch(variables).unwrap_err().to_string();
+        let reported = complaints("SLURM_PROCID=x SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=n[");
+        for part in [
+            "SLURM_PROCID: \"x\" is not",
+            "SLURM_JOB_ID: is not set",
+            "SLURM_STEP_NODELIST: n[: [ without ]",
+        ] {
+            assert!(reported.contains(part), "{reported}");
+        }
+        let leaked = STEP.replace("PER_NODE=3,1", "PER_NODE=2(x4)");
+        assert!(complaints(&leaked).contains("[2, 2, 2, 2] tasks are not"));
+        let outside = STEP.replace("PROCID=3", "PROCID=4");
+        assert!(complaints(&outside).contains("rank 4 of a world of 4"));
+        assert!(complaints(&format!("{STEP} {RENDEZVOUS}=here")).contains("is not host:port"));
+        let port = "RANK=0 WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=70000";
+        assert!(complaints(port).contains("70000 is not a port"));
+    }
+}

@@ -1,0 +1,234 @@
+//! One NCCL communicator as a group: collectives and messages are enqueued on a stream of the
+//! device.
+
+use super::api::{Code, data_type};
+use super::watchdog::{Comm, NcclWatchdog, Stream};
+use crate::comm::endpoint::{OpCounters, next_number};
+use crate::comm::{Collective, Event, Failed, Group, Message, Op, Pending};
+use crate::device::Tensor;
+use crate::device::cuda::driver::{CUevent, CUstream};
+use crate::device::cuda::library::call;
+use cudarc::nccl::sys::{self, ncclComm_t};
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// Collectives in flight before the wait for one of them also waits for later ones: their events
+/// are used again.
+const MAX_IN_FLIGHT: usize = 64;
+
+/// One communicator, as a group.
+pub struct NcclGroup {
+    comm: Arc<Comm>,
+    name: Arc<str>,
+    /// Ranks of the world.
+    ranks: Arc<[usize]>,
+    /// Index of this rank among them.
+    rank: usize,
+    counters: Arc<OpCounters>,
+    /// Two events for each collective in flight: before it and after it.
+    order: Vec<CUevent>,
+    begun: Cell<u64>,
+    /// Dropped after the communicator.
+    watchdog: Arc<NcclWatchdog>,
+}
+
+impl NcclGroup {
+    pub fn new(
+        comm: Arc<Comm>,
+        name: &str,
+        ranks: &[usize],
+        rank: usize,
+        counters: Arc<OpCounters>,
+        watchdog: Arc<NcclWatchdog>,
+    ) -> NcclGroup {
+        let device = &watchdog.shared.device;
+        let order = (0..2 * MAX_IN_FLIGHT).map(|_| device.event()).collect();
+        let (name, ranks, begun) = (name.into(), ranks.into(), Cell::new(0));
+        NcclGroup { comm, name, ranks, rank, counters, order, begun, watchdog }
+    }
+
+    fn collective(&self, what: Collective, stream: Stream) -> u64 {
+        let (op, whole) = what.whole(self.size());
+        let (name, counters) = (self.name.clone(), self.counters.clone());
+        let events = move || {
+            let event = Event::new(&name, op, next_number(&counters.collectives), whole, None);
+            vec![Event { queued: stream == Stream::Comm, ..event }]
+        };
+        self.enqueue(stream, events, &op.to_string(), |comm, stream| {
+            self.launch(what, comm, stream)
+        })
+    }
+
+    fn launch(&self, what: Collective, comm: ncclComm_t, stream: CUstream) -> Code {
+        let api = &self.watchdog.shared.api;
+        let to = |x: Tensor| x.addr() as *mut c_void;
+        let from = |x: Tensor| x.addr() as *const c_void;
+        let of = |x: Tensor| (x.numel(), data_type(x.dtype));
+        let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
+        // SAFETY: the tensors' memory lives as long as the backend.
+        unsafe {
+            match what {
+                Collective::AllReduce(x) => {
+                    let (count, kind) = of(x);
+                    call!(api, ncclAllReduce(from(x), to(x), count, kind, sum, comm, stream))
+                }
+                Collective::AllGather { part, whole } => {
+                    let (count, kind) = of(part);
+                    call!(api, ncclAllGather(from(part), to(whole), count, kind, comm, stream))
+                }
+                Collective::ReduceScatter { whole, part } => {
+                    let (count, kind) = of(part);
+                    let (from, to) = (from(whole), to(part));
+                    call!(api, ncclReduceScatter(from, to, count, kind, sum, comm, stream))
+                }
+            }
+        }
+    }
+
+    fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
+        let (api, stream) = (&self.watchdog.shared.api, stream.cast());
+        // SAFETY: as in `launch`.
+        unsafe {
+            match *message {
+                Message::Send { to, x } => {
+                    let (at, kind) = (x.addr() as *const c_void, data_type(x.dtype));
+                    call!(api, ncclSend(at, x.numel(), kind, to as c_int, comm, stream))
+                }
+                Message::Recv { from, x } => {
+                    let (at, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
+                    call!(api, ncclRecv(at, x.numel(), kind, from as c_int, comm, stream))
+                }
+            }
+        }
+    }
+
+    /// Launches an operation on a stream. Unwinds this rank if the process group has failed, or if
+    /// NCCL returns an error, which then fails the process group.
+    fn enqueue(
+        &self,
+        stream: Stream,
+        events: impl Fn() -> Vec<Event> + Send + Sync + 'static,
+        doing: &str,
+        call: impl FnOnce(ncclComm_t, CUstream) -> Code,
+    ) -> u64 {
+        let shared = &self.watchdog.shared;
+        shared.check_failed();
+        let mut code = 0;
+        let ticket = shared.track(stream, events, |stream| {
+            shared.device.call(doing, |_| {
+                code = self.comm.with(|comm| call(comm, stream)).unwrap_or(0);
+                0
+            });
+        });
+        if code != 0 {
+            let (name, group) = (shared.endpoint.name(), &self.name);
+            let line = format!(
+                "{name} failed: {doing} of group {group}: NCCL: {}",
+                shared.api.error(code)
+            );
+            shared.endpoint.fail(Failed::new(line)).raise();
+        }
+        ticket
+    }
+
+    fn order(&self, job: u64) -> [CUevent; 2] {
+        let at = 2 * (job as usize % MAX_IN_FLIGHT);
+        [self.order[at], self.order[at + 1]]
+    }
+}
+
+impl Group for NcclGroup {
+    fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// NCCL's calls are captured like kernels.
+    fn capturable(&self) -> bool {
+        true
+    }
+
+    fn all_reduce(&self, x: Tensor) {
+        self.collective(Collective::AllReduce(x), Stream::Compute);
+    }
+
+    fn all_gather(&self, part: Tensor, whole: Tensor) {
+        self.collective(Collective::AllGather { part, whole }, Stream::Compute);
+    }
+
+    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
+        self.collective(Collective::ReduceScatter { whole, part }, Stream::Compute);
+    }
+
+    fn exchange(&self, messages: &[Message]) {
+        let (name, counters, ranks) =
+            (self.name.clone(), self.counters.clone(), self.ranks.clone());
+        let event = move |message: &Message| {
+            let (op, x, with, counts) = match *message {
+                Message::Send { to, x } => (Op::Send, x, to, &counters.sent),
+                Message::Recv { from, x } => (Op::Recv, x, from, &counters.received),
+            };
+            Event::new(&name, op, next_number(&counts[with]), x, Some(ranks[with]))
+        };
+        let all = messages.to_vec();
+        let events = move || all.iter().map(&event).collect();
+        let api = &self.watchdog.shared.api;
+        self.enqueue(Stream::Compute, events, "messages", |comm, stream| {
+            // SAFETY: takes nothing.
+            let start = unsafe { call!(api, ncclGroupStart()) };
+            let post = |message| self.message(message, comm, stream);
+            let failed = messages.iter().map(post).find(|code| *code != 0);
+            // SAFETY: as above; a group that was started is ended.
+            let end = unsafe { call!(api, ncclGroupEnd()) };
+            [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
+        });
+    }
+
+    fn begin(&self, what: Collective) -> Pending {
+        let job = self.begun.get() + 1;
+        self.begun.set(job);
+        let device = &self.watchdog.shared.device;
+        let [before, after] = self.order(job);
+        device.after(before, device.stream, device.comm_stream);
+        let event = self.collective(what, Stream::Comm);
+        device.record(after, device.comm_stream);
+        Pending { job, event }
+    }
+
+    fn finish(&self, pending: Pending) {
+        self.watchdog.shared.mark_waited(pending.event);
+        let device = &self.watchdog.shared.device;
+        // An event that was recorded again since is of a later collective on the same stream.
+        let [_, after] = self.order(pending.job);
+        device.wait(device.stream, after);
+    }
+}
+
+impl Drop for NcclGroup {
+    fn drop(&mut self) {
+        let (api, device) = (&self.watchdog.shared.api, &self.watchdog.shared.device);
+        // After a failure, or in a panic, the other ranks may never come.
+        let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
+        if !failed && !std::thread::panicking() {
+            for stream in [device.stream, device.comm_stream] {
+                device.wait_stream(stream);
+            }
+        }
+        if let Some(comm) = self.comm.take() {
+            // SAFETY: this was its only owner.
+            device.try_call(|_| unsafe {
+                match failed || device.failed() || std::thread::panicking() {
+                    true => call!(api, ncclCommAbort(comm)),
+                    false => call!(api, ncclCommDestroy(comm)),
+                }
+            });
+        }
+        for event in &self.order {
+            device.destroy_event(*event);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! NCCL watchdog: one thread per rank polls CUDA events, records start and end of each collective,
+//! and aborts the communicators when any rank fails; otherwise a host blocked on the GPU would
+//! never return. The collectives of a CUDA graph all start and end with the graph.
+
+use super::api::{Api, Code, IN_PROGRESS};
+use crate::comm::endpoint::Endpoint;
+use crate::comm::{Event, Failed};
+use crate::device::cuda::device::Device;
+use crate::device::cuda::driver::{CUevent, CUstream};
+use crate::device::cuda::library::call;
+use crate::device::cuda::observer::{GraphLaunch, GraphObserver};
+use cudarc::nccl::sys::{self, ncclComm_t};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the events are polled: one costs about a microsecond.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// One communicator; None once it was aborted or destroyed. Every call of NCCL holds the lock.
+pub struct Comm(Mutex<Option<ncclComm_t>>);
+
+// SAFETY: NCCL's handles may be used from any thread, by one at a time.
+unsafe impl Send for Comm {}
+unsafe impl Sync for Comm {}
+
+/// The device's stream that a collective runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    Compute,
+    Comm,
+}
+
+/// The polling thread; it ends with the last communicator of the rank.
+pub struct NcclWatchdog {
+    pub shared: Arc<Shared>,
+    thread: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+/// State of the rank's own thread and the watchdog's.
+pub struct Shared {
+    pub api: Arc<Api>,
+    pub device: Arc<Device>,
+    pub endpoint: Arc<Endpoint>,
+    patience: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    comms: Vec<Arc<Comm>>,
+    /// Outstanding operations per stream, oldest first.
+    outstanding: [VecDeque<Tracked>; 2],
+    tickets: u64,
+    /// Pairs of CUDA events for reuse.
+    free: Vec<Pair>,
+    /// Operations of the graph that is being captured, recorded at each of its launches.
+    captured: Vec<Events>,
+    /// The communicator that is being created: since when, and its group's label.
+    setting_up: Option<(Instant, String)>,
+}
+
+/// Makes the recorder's events of an operation, anew for each launch.
+type Events = Box<dyn Fn() -> Vec<Event> + Send + Sync>;
+
+/// CUDA events recorded before and after an operation.
+#[derive(Clone, Copy)]
+struct Pair([CUevent; 2]);
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Pair {}
+
+/// An operation that is not known to have ended.
+struct Tracked {
+    ticket: u64,
+    events: Vec<Event>,
+    span: Pair,
+    /// Numbers of its events in the recorder, once the GPU has started it.
+    entered: Option<Vec<u64>>,
+}
+
+impl NcclWatchdog {
+    /// `patience`: how long creating a communicator may take.
+    pub fn start(
+        api: Arc<Api>,
+        device: Arc<Device>,
+        endpoint: Arc<Endpoint>,
+        patience: Duration,
+    ) -> NcclWatchdog {
+        let shared = Arc::new(Shared { api, device, endpoint, patience, state: Mutex::default() });
+        let observer: Arc<dyn GraphObserver> = shared.clone();
+        shared.device.observed.set(Arc::downgrade(&observer));
+        let (end, ended) = channel();
+        let polled = shared.clone();
+        let run = move || {
+            while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                polled.poll();
+            }
+        };
+        let name = format!("nccl of rank {}", shared.endpoint.rank);
+        let thread = std::thread::Builder::new().name(name).spawn(run).expect("a thread");
+        NcclWatchdog { shared, thread: Some((end, thread)) }
+    }
+}
+
+impl Drop for NcclWatchdog {
+    fn drop(&mut self) {
+        if let Some((end, thread)) = self.thread.take() {
+            drop(end);
+            let _ = thread.join(); // it returns nothing
+        }
+        let state = self.shared.state.lock();
+        let spans = state.outstanding.iter().flatten().map(|tracked| tracked.span);
+        for event in state.free.iter().copied().chain(spans).flat_map(|pair| pair.0) {
+            self.shared.device.destroy_event(event);
+        }
+    }
+}
+
+impl Comm {
+    /// Calls NCCL with the communicator; None if that was aborted.
+    pub fn with<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Option<T> {
+        let comm = self.0.lock();
+        comm.map(call)
+    }
+
+    /// Takes the communicator, to destroy or abort it.
+    pub fn take(&self) -> Option<ncclComm_t> {
+        self.0.lock().take()
+    }
+
+    /// As `take`; None while another thread is inside NCCL with it: only the end of the process
+    /// stops that one.
+    fn try_take(&self) -> Option<ncclComm_t> {
+        self.0.try_lock()?.take()
+    }
+}
+
+impl Shared {
+    /// Creates the communicator of the group called `label`.
+    pub fn create_comm(
+        &self,
+        label: String,
+        make: impl FnOnce(&mut ncclComm_t) -> Code,
+    ) -> Result<Arc<Comm>, String> {
+        self.state.lock().setting_up = Some((Instant::now(), label.clone()));
+        let (mut comm, mut code) = (null_mut(), 0);
+        self.device.call(&label, |_| {
+            code = make(&mut comm);
+            0
+        });
+        let mut state = self.state.lock();
+        state.setting_up = None;
+        if code != 0 || comm.is_null() {
+            return Err(format!("{label}: NCCL: {}", self.api.error(code)));
+        }
+        let comm = Arc::new(Comm(Mutex::new(Some(comm))));
+        state.comms.push(comm.clone());
+        Ok(comm)
+    }
+
+    /// Unwinds this rank if the process group has failed.
+    pub fn check_failed(&self) {
+        if let Some(failed) = self.endpoint.inbox.failed() {
+            failed.raise();
+        }
+    }
+
+    /// Runs `call`, which launches the operation of these events on a stream, and follows it; while
+    /// a graph is captured, each launch of the graph does. The ticket is for `mark_waited`.
+    pub fn track(
+        &self,
+        stream: Stream,
+        events: impl Fn() -> Vec<Event> + Send + Sync + 'static,
+        call: impl FnOnce(CUstream),
+    ) -> u64 {
+        if self.device.is_capturing() {
+            call(self.handle(stream));
+            self.state.lock().captured.push(Box::new(events));
+            return 0;
+        }
+        self.launch(stream, events(), call)
+    }
+
+    fn launch(&self, stream: Stream, events: Vec<Event>, call: impl FnOnce(CUstream)) -> u64 {
+        let handle = self.handle(stream);
+        let pair = || Pair([self.device.event(), self.device.event()]);
+        let free = self.state.lock().free.pop();
+        let span = free.unwrap_or_else(pair);
+        self.device.record(span.0[0], handle);
+        call(handle);
+        self.device.record(span.0[1], handle);
+        let mut state = self.state.lock();
+        state.tickets += 1;
+        let ticket = state.tickets;
+        let tracked = Tracked { ticket, events, span, entered: None };
+        state.outstanding[stream as usize].push_back(tracked);
+        ticket
+    }
+
+    /// The rank waits for this operation from now on. A captured one is always waited for.
+    pub fn mark_waited(&self, ticket: u64) {
+        let mut state = self.state.lock();
+        let mut outstanding = state.outstanding.iter_mut().flatten();
+        let Some(tracked) = outstanding.find(|one| one.ticket == ticket) else { return };
+        tracked.events.iter_mut().for_each(|event| event.queued = false);
+        let entered = tracked.entered.iter().flatten();
+        entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
+    }
+
+    fn handle(&self, stream: Stream) -> CUstream {
+        match stream {
+            Stream::Compute => self.device.stream,
+            Stream::Comm => self.device.comm_stream,
+        }
+    }
+
+    fn poll(&self) {
+        self.update_recorder();
+        let comms = self.state.lock().comms.clone();
+        if let Some(failed) = self.endpoint.inbox.failed() {
+            // Before the abort, so that the operations it cuts short do not count as done.
+            self.device.fail(failed.line);
+            for comm in comms.iter().filter_map(|comm| comm.try_take()) {
+                // SAFETY: it was taken from its only owner.
+                self.device.try_call(|_| unsafe { call!(self.api, ncclCommAbort(comm)) });
+            }
+        } else if let Some(what) = self.find_fault(&comms) {
+            self.endpoint.fail(Failed::new(format!("{} failed: {what}", self.endpoint.name())));
+        }
+    }
+
+    /// Records the operations that the GPU has started and finished since the last poll.
+    fn update_recorder(&self) {
+        let recorder = &self.endpoint.recorder;
+        let State { outstanding, free, .. } = &mut *self.state.lock();
+        for stream in outstanding {
+            while let Some(first) = stream.front_mut() {
+                let Pair([before, after]) = first.span;
+                if first.entered.is_none() && self.device.event_done(before) {
+                    let enter = |event: &Event| {
+                        let number = recorder.enqueue(event.clone());
+                        recorder.start(number);
+                        number
+                    };
+                    first.entered = Some(first.events.iter().map(enter).collect());
+                }
+                let Some(entered) = &first.entered else { break };
+                if !self.device.event_done(after) {
+                    break;
+                }
+                entered.iter().for_each(|number| recorder.finish(*number));
+                free.push(first.span);
+                stream.pop_front();
+            }
+        }
+    }
+
+    /// An asynchronous error of NCCL, or a communicator that takes too long to create.
+    fn find_fault(&self, comms: &[Arc<Comm>]) -> Option<String> {
+        if let Some((since, label)) = &self.state.lock().setting_up
+            && since.elapsed() > self.patience
+        {
+            let seconds = self.patience.as_secs_f64();
+            return Some(format!(
+                "NCCL has not made {label} in {seconds:.0} s; NCCL_DEBUG=INFO has it say why"
+            ));
+        }
+        let broken = |comm: &Arc<Comm>| {
+            let mut code: Code = 0;
+            // A thread inside NCCL holds the lock; its call returns the error.
+            let comm = comm.0.try_lock()?;
+            // SAFETY: the lock keeps the communicator alive.
+            unsafe { call!(self.api, ncclCommGetAsyncError((*comm)?, (&raw mut code).cast())) };
+            (code != 0 && code != IN_PROGRESS).then_some(code)
+        };
+        let code = comms.iter().find_map(broken)?;
+        Some(format!("NCCL: {}", self.api.error(code)))
+    }
+}
+
+impl GraphObserver for Shared {
+    fn take_captured(self: Arc<Self>) -> GraphLaunch {
+        let captured = std::mem::take(&mut self.state.lock().captured);
+        Box::new(move |launch| {
+            self.check_failed();
+            let events = captured.iter().flat_map(|events| events());
+            let events: Vec<Event> = events.map(|e| Event { queued: false, ..e }).collect();
+            match events.is_empty() {
+                true => launch(),
+                false => drop(self.launch(Stream::Compute, events, |_| launch())),
+            }
+        })
+    }
+}

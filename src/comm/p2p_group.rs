@@ -1,0 +1,322 @@
+//! Collectives built from point-to-point frames between the ranks of a group.
+//!
+//! Each rank owns a slice of the tensor. Reduce: every rank sends each owner its slice, and the
+//! owner sums them in rank order: rounded once, the same bits every run, and no more bytes than a
+//! ring. Gather: every owner sends its slice to all. Slices are sent in chunks, which bounds the
+//! bytes buffered at a rank: no rank is more than one chunk ahead of the others.
+
+use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
+use super::inbox::{Frame, OpId, OpSignature};
+use super::memory::{self, Buffer};
+use super::{Collective, Event, Failed, Group, Message, Op, Pending};
+use crate::device::Tensor;
+use std::sync::Arc;
+use tracing::span::EnteredSpan;
+
+/// Bytes a rank sends before it waits for the others. Divided by the group's size: one chunk.
+const MAX_IN_FLIGHT_BYTES: usize = 4 << 20;
+
+pub struct P2pGroup {
+    resources: Arc<RankResources>,
+    members: GroupMembers,
+    counters: Arc<OpCounters>,
+}
+
+impl P2pGroup {
+    pub fn new(resources: Arc<RankResources>, name: &str, ranks: &[usize], me: usize) -> P2pGroup {
+        let key = endpoint::group_hash(name, ranks);
+        let counters = resources.counters(key, ranks.len());
+        resources.endpoint.recorder.join_group(name, ranks);
+        let (endpoint, name, ranks) = (resources.endpoint.clone(), name.into(), ranks.into());
+        P2pGroup { resources, members: GroupMembers { endpoint, name, ranks, me, key }, counters }
+    }
+
+    fn start(&self, collective: Collective, mode: Mode) -> Call {
+        let (op, whole) = collective.whole(self.size());
+        self.members.record(op, whole, next_number(&self.counters.collectives), mode)
+    }
+
+    fn run_blocking(&self, collective: Collective) {
+        let call = self.start(collective, Mode::Blocking);
+        self.raise_on_error(self.members.run_collective(call, collective));
+    }
+
+    fn raise_on_error(&self, outcome: Result<(), Failed>) {
+        if let Err(failed) = outcome {
+            self.resources.endpoint.fail(failed).raise();
+        }
+    }
+}
+
+impl Group for P2pGroup {
+    fn size(&self) -> usize {
+        self.members.ranks.len()
+    }
+
+    fn rank(&self) -> usize {
+        self.members.me
+    }
+
+    fn all_reduce(&self, x: Tensor) {
+        self.run_blocking(Collective::AllReduce(x));
+    }
+
+    fn all_gather(&self, part: Tensor, whole: Tensor) {
+        self.run_blocking(Collective::AllGather { part, whole });
+    }
+
+    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
+        self.run_blocking(Collective::ReduceScatter { whole, part });
+    }
+
+    fn exchange(&self, messages: &[Message]) {
+        let number = |message: &Message| match *message {
+            Message::Send { to, x } => self.members.record(
+                Op::Send,
+                x,
+                next_number(&self.counters.sent[to]),
+                Mode::Message(to),
+            ),
+            Message::Recv { from, x } => self.members.record(
+                Op::Recv,
+                x,
+                next_number(&self.counters.received[from]),
+                Mode::Message(from),
+            ),
+        };
+        let calls: Vec<Call> = messages.iter().map(number).collect();
+        for (message, call) in messages.iter().zip(&calls) {
+            if let Message::Send { to, x } = *message {
+                self.raise_on_error(self.members.send(*call, to, x));
+            }
+        }
+        for (message, call) in messages.iter().zip(&calls) {
+            if let Message::Recv { from, x } = *message {
+                self.raise_on_error(self.members.receive(*call, from, x));
+            }
+        }
+    }
+
+    fn begin(&self, collective: Collective) -> Pending {
+        let (call, members) = (self.start(collective, Mode::Queued), self.members.clone());
+        let job = move || {
+            members.run_collective(call, collective).map_err(|failed| members.endpoint.fail(failed))
+        };
+        let job = self.resources.queue(|queue| queue.begin(Box::new(job)));
+        Pending { job, event: call.event }
+    }
+
+    fn finish(&self, pending: Pending) {
+        self.members.endpoint.recorder.mark_waited(pending.event);
+        let done = self.resources.queue(|queue| queue.done());
+        self.raise_on_error(done.wait(pending.job));
+    }
+}
+
+/// How an operation is run.
+#[derive(Clone, Copy)]
+enum Mode {
+    Blocking,
+    Queued,
+    /// A message, to or from this rank of the group.
+    Message(usize),
+}
+
+/// One operation that this rank has entered.
+#[derive(Clone, Copy)]
+struct Call {
+    id: OpId,
+    signature: OpSignature,
+    event: u64,
+    /// Runs on the communication queue.
+    queued: bool,
+}
+
+/// The members of a group, shared by a rank's thread and its communication queue.
+#[derive(Clone)]
+struct GroupMembers {
+    endpoint: Arc<Endpoint>,
+    name: Arc<str>,
+    /// World ranks, in the order of the group.
+    ranks: Arc<[usize]>,
+    /// Index of this rank in `ranks`.
+    me: usize,
+    key: u64,
+}
+
+impl GroupMembers {
+    fn record(&self, op: Op, x: Tensor, sequence: u64, mode: Mode) -> Call {
+        let peer = if let Mode::Message(peer) = mode { Some(peer) } else { None };
+        let queued = matches!(mode, Mode::Queued);
+        let with = peer.map(|peer| self.ranks[peer]);
+        let event = Event { queued, ..Event::new(&self.name, op, sequence, x, with) };
+        let event = self.endpoint.recorder.enqueue(event);
+        let id = OpId { group: self.key, message: peer.is_some(), sequence };
+        let signature = OpSignature { op, dtype: x.dtype, numel: x.numel() as u64 };
+        Call { id, signature, event, queued }
+    }
+
+    /// The operation starts: in the flight recorder, and as a span until the value is dropped.
+    fn start(&self, call: &Call) -> EnteredSpan {
+        self.endpoint.recorder.start(call.event);
+        let OpSignature { op, dtype, numel } = call.signature;
+        let (group, queued, sequence) = (&*self.name, call.queued, call.id.sequence);
+        let (op, bytes) = (op.name(), numel * dtype.size() as u64);
+        tracing::trace_span!("collective", op, group, queued, sequence, bytes).entered()
+    }
+
+    fn run_collective(&self, call: Call, collective: Collective) -> Result<(), Failed> {
+        let _span = self.start(&call);
+        match collective {
+            Collective::AllReduce(x) => {
+                let mine = self.slice(x, self.me);
+                self.reduce(call, x, mine)?;
+                self.gather(call, x)?;
+            }
+            Collective::AllGather { part, whole } => {
+                memory::copy(part, self.slice(whole, self.me));
+                self.gather(call, whole)?;
+            }
+            Collective::ReduceScatter { whole, part } => {
+                memory::copy(self.slice(whole, self.me), part);
+                self.reduce(call, whole, part)?;
+            }
+        }
+        self.endpoint.recorder.finish(call.event);
+        Ok(())
+    }
+
+    /// Sums this rank's slice over all ranks into `mine`, which starts as its own contribution.
+    fn reduce(&self, call: Call, whole: Tensor, mine: Tensor) -> Result<(), Failed> {
+        for chunk in 0..self.chunks(whole) {
+            for to in self.others() {
+                self.send_chunk(call, to, self.chunk(self.slice(whole, to), chunk))?;
+            }
+            let into = self.chunk(mine, chunk);
+            let parts: Result<Vec<Option<Buffer>>, Failed> = (0..self.ranks.len())
+                .map(|rank| {
+                    if rank == self.me {
+                        Ok(None)
+                    } else {
+                        self.receive_chunk(call, rank).map(Some)
+                    }
+                })
+                .collect();
+            let parts = parts?;
+            memory::sum(&parts, into);
+            parts.into_iter().flatten().for_each(|part| self.endpoint.inbox.pool.give(part));
+        }
+        Ok(())
+    }
+
+    /// Replaces every slice of `whole` by its owner's.
+    fn gather(&self, call: Call, whole: Tensor) -> Result<(), Failed> {
+        for chunk in 0..self.chunks(whole) {
+            let mine = self.chunk(self.slice(whole, self.me), chunk);
+            for to in self.others() {
+                self.send_chunk(call, to, mine)?;
+            }
+            for from in self.others() {
+                self.receive_into(call, from, self.chunk(self.slice(whole, from), chunk))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, call: Call, to: usize, x: Tensor) -> Result<(), Failed> {
+        let _span = self.start(&call);
+        for chunk in 0..self.count(x.numel(), x) {
+            self.send_chunk(call, to, self.chunk(x, chunk))?;
+        }
+        self.endpoint.recorder.finish(call.event);
+        Ok(())
+    }
+
+    fn receive(&self, call: Call, from: usize, x: Tensor) -> Result<(), Failed> {
+        let _span = self.start(&call);
+        for chunk in 0..self.count(x.numel(), x) {
+            self.receive_into(call, from, self.chunk(x, chunk))?;
+        }
+        self.endpoint.recorder.finish(call.event);
+        Ok(())
+    }
+
+    /// The other members, starting after this rank, so that not all send to the first at once.
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let (size, me) = (self.ranks.len(), self.me);
+        (1..size).map(move |ahead| (me + ahead) % size)
+    }
+
+    /// The slice of a tensor that a rank owns; sizes differ by one element at most.
+    fn slice(&self, whole: Tensor, rank: usize) -> Tensor {
+        let (len, size) = (whole.numel(), self.ranks.len());
+        let (first, end) = (len * rank / size, len * (rank + 1) / size);
+        whole.span(first, end - first)
+    }
+
+    fn chunk_len(&self, x: Tensor) -> usize {
+        (MAX_IN_FLIGHT_BYTES / self.ranks.len() / x.dtype.size()).max(1)
+    }
+
+    /// Chunks of the longest slice; an empty tensor has one too, so that the ranks synchronise.
+    fn chunks(&self, whole: Tensor) -> usize {
+        self.count(whole.numel().div_ceil(self.ranks.len()), whole)
+    }
+
+    fn count(&self, numel: usize, of: Tensor) -> usize {
+        numel.div_ceil(self.chunk_len(of)).max(1)
+    }
+
+    fn chunk(&self, slice: Tensor, number: usize) -> Tensor {
+        let len = self.chunk_len(slice);
+        let first = (number * len).min(slice.numel());
+        slice.span(first, len.min(slice.numel() - first))
+    }
+
+    fn send_chunk(&self, call: Call, to: usize, x: Tensor) -> Result<(), Failed> {
+        let mut data = self.endpoint.inbox.pool.take(x.bytes());
+        memory::read(x, &mut data);
+        let key = (self.name.clone(), call.signature.op);
+        *self.endpoint.traffic().entry(key).or_default() += x.bytes() as u64;
+        let frame = Frame { id: call.id, signature: call.signature, data };
+        self.endpoint.transport.send(self.ranks[to], frame)
+    }
+
+    fn receive_into(&self, call: Call, from: usize, to: Tensor) -> Result<(), Failed> {
+        let data = self.receive_chunk(call, from)?;
+        memory::write(&data, to);
+        self.endpoint.inbox.pool.give(data);
+        Ok(())
+    }
+
+    fn receive_chunk(&self, call: Call, from: usize) -> Result<Buffer, Failed> {
+        let (here, there, group) = (self.endpoint.rank, self.ranks[from], &self.name);
+        let (what, number) = (call.signature, call.id.sequence);
+        let gone = || {
+            Failed::new(format!(
+                "rank {there} has ended; \
+                 rank {here} waits for it in {what} (#{number} of group {group})"
+            ))
+        };
+        self.endpoint.recorder.waits_for(call.event, there);
+        let frame = self.endpoint.inbox.take(there, call.id, gone)?;
+        let fits = match what.op {
+            Op::Recv => OpSignature { op: Op::Send, ..what },
+            _ => what,
+        };
+        if frame.signature != fits {
+            return Err(different(number, group, [(here, what), (there, frame.signature)]));
+        }
+        Ok(frame.data)
+    }
+}
+
+/// Two ranks entered different operations under one number; both ranks give the same line.
+fn different(number: u64, group: &str, mut pair: [(usize, OpSignature); 2]) -> Failed {
+    pair.sort_by_key(|(rank, _)| *rank);
+    let [(low, its), (high, other)] = pair;
+    Failed::new(format!(
+        "#{number} of group {group} is {its} on rank {low} but {other} on rank {high}: \
+         the ranks are out of step"
+    ))
+}

@@ -1,0 +1,67 @@
+//! Messages on the control connections between rank 0 and the others: length-limited JSON.
+
+use super::super::report::RankReport;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+/// The table of 10,000 ranks is 1 MB.
+const LONGEST: u32 = 16 << 20;
+
+/// A rank's first message to rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JoinRequest {
+    pub rank: usize,
+    pub world: usize,
+    pub node: String,
+    /// Port at which it listens for data connections.
+    pub port: u16,
+    /// Hash of its program.
+    pub binary: u64,
+    /// Hash of its manifest and options.
+    pub manifest: u64,
+}
+
+/// Address at which a rank listens for data; without an IP it is rank 0's node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Peer {
+    pub ip: Option<std::net::IpAddr>,
+    pub port: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ControlMessage {
+    /// To a rank: all have joined; addresses indexed by rank.
+    Accepted(Vec<Peer>),
+    /// To a rank: why it cannot join.
+    Rejected(String),
+    /// From a rank: its state.
+    Heartbeat(Box<RankReport>),
+    /// To a rank: rank 0 is alive.
+    Alive,
+    /// From a rank: its failure.
+    RankFailed(String),
+    /// To a rank: the agreed failure, and whether the rank prints it.
+    GroupFailed { line: String, print: bool },
+    /// The sender ends successfully.
+    Goodbye,
+}
+
+pub fn write(to: &mut TcpStream, message: &ControlMessage) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(body);
+    to.write_all(&bytes)
+}
+
+pub fn read(from: &mut TcpStream) -> io::Result<ControlMessage> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > LONGEST {
+        return Err(io::Error::other(format!("a message of {length} bytes")));
+    }
+    let mut body = vec![0; length as usize];
+    from.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}

@@ -1,0 +1,164 @@
+//! Rank 0's side of the control connections: receives every rank's heartbeats, diagnoses hangs and
+//! broadcasts the failure.
+
+use super::super::{End, Failed, RankReport, diagnose};
+use super::control::{self, ControlMessage, Peer};
+use super::process::{ControlChannel, ProcessState, describe};
+use super::rendezvous::Arrived;
+use parking_lot::Mutex;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A rank's failure is broadcast after this delay: its root cause may arrive meanwhile, as when a
+/// rank dies and others first report their broken connections to it.
+const ROOT_CAUSE_DELAY: Duration = Duration::from_millis(500);
+
+pub struct Coordinator {
+    process: Arc<ProcessState>,
+    /// To each rank; None for rank 0 itself.
+    writers: Vec<Option<Mutex<TcpStream>>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    reports: Vec<RankReport>,
+    heard: Vec<Instant>,
+    /// The first failure a rank reported.
+    reported: Option<(Instant, String)>,
+}
+
+/// Tells all ranks that all have joined, and starts to listen to them.
+pub fn start(
+    process: Arc<ProcessState>,
+    all: Vec<Arrived>,
+    peers: &[Peer],
+) -> Result<Arc<Coordinator>, Failed> {
+    let unknown = |(rank, one): (usize, &Arrived)| RankReport {
+        node: one.request.node.clone(),
+        ..RankReport::unknown(rank)
+    };
+    let reports = all.iter().enumerate().map(unknown).collect();
+    let heard = vec![Instant::now(); all.len()];
+    let (mut writers, mut readers) = (Vec::new(), Vec::new());
+    for (rank, one) in all.into_iter().enumerate() {
+        let Some(mut control) = one.control else {
+            writers.push(None);
+            continue;
+        };
+        let prepared = control.set_write_timeout(Some(Duration::from_secs(2)));
+        let clone = prepared.and_then(|()| control.try_clone());
+        let clone = clone.map_err(|error| Failed::new(format!("rank {rank}: {error}")))?;
+        // A rank that is gone already is noticed by its reader.
+        let _ = control::write(&mut control, &ControlMessage::Accepted(peers.to_vec()));
+        readers.push((rank, clone));
+        writers.push(Some(Mutex::new(control)));
+    }
+    let state = Mutex::new(State { reports, heard, reported: None });
+    let coordinator = Arc::new(Coordinator { process, writers, state });
+    for (rank, reader) in readers {
+        let coordinator = coordinator.clone();
+        std::thread::spawn(move || coordinator.listen(rank, reader));
+    }
+    let monitor = coordinator.clone();
+    std::thread::spawn(move || monitor.monitor());
+    Ok(coordinator)
+}
+
+impl Coordinator {
+    fn listen(&self, rank: usize, mut from: TcpStream) {
+        loop {
+            let message = control::read(&mut from);
+            let mut state = self.state.lock();
+            state.heard[rank] = Instant::now();
+            match message {
+                Ok(ControlMessage::Heartbeat(report)) if report.rank == rank => {
+                    state.reports[rank] = *report
+                }
+                Ok(ControlMessage::RankFailed(line)) => {
+                    state.reported.get_or_insert((Instant::now(), line));
+                }
+                Ok(ControlMessage::Goodbye) => {
+                    state.reports[rank].ended = Some(End::Left);
+                    return;
+                }
+                Ok(other) => {
+                    state.reports[rank].ended = Some(End::Died(format!("it says {other:?}")));
+                    return;
+                }
+                Err(error) => {
+                    state.reports[rank].ended = Some(End::Died(describe(&error)));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn monitor(&self) {
+        let period = self.process.watchdog.period().min(Duration::from_millis(100));
+        let mut last_alive = Instant::now();
+        while self.process.sleep(period) {
+            if let Some(line) = self.find_failure() {
+                self.broadcast_failure(line);
+                return;
+            }
+            if last_alive.elapsed() >= self.process.watchdog.period() {
+                last_alive = Instant::now();
+                self.broadcast(&ControlMessage::Alive);
+            }
+        }
+    }
+
+    /// The failure of a rank or a hang, if there is one.
+    fn find_failure(&self) -> Option<String> {
+        let timeout = self.process.watchdog.timeout;
+        let mut state = self.state.lock();
+        state.reports[0] =
+            RankReport { ended: state.reports[0].ended.take(), ..self.process.report(8) };
+        let State { reports, heard, reported } = &mut *state;
+        for (report, heard) in reports.iter_mut().zip(heard).skip(1) {
+            let age = heard.elapsed();
+            let silent = report.ended.is_none() && age > timeout;
+            report.silent = silent.then_some(age.as_secs_f64());
+        }
+        let due = reported.as_ref().filter(|(at, _)| at.elapsed() >= ROOT_CAUSE_DELAY);
+        let died = |r: &RankReport| matches!(r.ended, Some(End::Died(_)));
+        match due {
+            Some((_, line)) if !reports.iter().any(died) => Some(line.clone()),
+            _ => diagnose(reports, timeout.as_secs_f64()),
+        }
+    }
+
+    fn broadcast_failure(&self, line: String) {
+        let reports = self.state.lock().reports.clone();
+        let cannot_dump = |r: &&RankReport| r.ended.is_some() || r.silent.is_some();
+        let dumped: Vec<RankReport> = reports.iter().filter(cannot_dump).cloned().collect();
+        let failed = self.process.watchdog.claim(line.clone());
+        self.process.watchdog.dump(&dumped);
+        self.broadcast(&ControlMessage::GroupFailed { line, print: false });
+        self.process.fail(failed);
+    }
+
+    /// To all ranks; one whose connection is broken is noticed by its reader.
+    fn broadcast(&self, message: &ControlMessage) {
+        for writer in self.writers.iter().flatten() {
+            let mut writer = writer.lock();
+            let _ = control::write(&mut writer, message);
+        }
+    }
+}
+
+impl ControlChannel for Coordinator {
+    fn failure(&self, failed: Failed) -> Failed {
+        self.state.lock().reported.get_or_insert((Instant::now(), failed.line.clone()));
+        let agreed = self.process.wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
+        agreed.unwrap_or_else(|| self.process.fail(failed))
+    }
+
+    fn leave(&self) {
+        self.state.lock().reports[0].ended = Some(End::Left);
+        let all_left = || self.state.lock().reports.iter().all(|report| report.ended.is_some());
+        while !all_left() && self.process.sleep(Duration::from_millis(5)) {}
+        self.broadcast(&ControlMessage::Goodbye);
+    }
+}

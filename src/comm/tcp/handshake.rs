@@ -1,0 +1,206 @@
+//! Mutual authentication of a connection: each side proves that it knows the job's key by an HMAC over
+//! fresh nonces of both, so that a recorded handshake cannot be replayed.
+//!
+//! ```text
+//! server → client   magic 16, nonce 32
+//! client → server   nonce 32, length 2, body, HMAC(key, "client" purpose nonces body) 32
+//! server → client   HMAC(key, "server" purpose nonces) 32
+//! ```
+//! It keeps other programs and jobs out; later data is neither encrypted nor signed.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const MAGIC: &[u8; 16] = b"gptrain ranks 1\n";
+
+/// Concurrent handshakes, beyond one for each rank.
+const MAX_HANDSHAKES: usize = 64;
+
+/// Longest accepted body.
+const LONGEST: usize = 2048;
+
+/// Time limit of a whole handshake, however slowly the peer sends.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Shared by the ranks of one start of one job.
+#[derive(Clone)]
+pub struct Key([u8; 32]);
+
+impl Key {
+    pub fn new(secret: &[u8], job: &str) -> Key {
+        Key(tag(secret, &[b"job", job.as_bytes()]))
+    }
+}
+
+fn tag(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    mac(key, parts).finalize().into_bytes().into()
+}
+
+/// Each part is preceded by its length, so that different lists give different input.
+fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length is a key");
+    for part in parts {
+        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update(part);
+    }
+    mac
+}
+
+/// Why authentication failed.
+#[derive(Debug)]
+pub enum AuthError {
+    /// The peer is not a gptrain rank.
+    UnknownProtocol(String),
+    /// The peer does not know this job's key.
+    WrongKey,
+    Io(io::Error),
+}
+
+impl fmt::Display for AuthError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AuthError::UnknownProtocol(what) => write!(f, "another program answers: {what}"),
+            AuthError::WrongKey => {
+                f.write_str("a rank of another job answers, or one with another secret")
+            }
+            AuthError::Io(error) => write!(f, "the connection broke: {error}"),
+        }
+    }
+}
+
+impl From<io::Error> for AuthError {
+    fn from(error: io::Error) -> AuthError {
+        AuthError::Io(error)
+    }
+}
+
+/// Accepts connections until `stop`, checked at each. One whose peer proves the key goes to
+/// `accepted` with the peer's body, on a thread of its own.
+pub fn accept_all(
+    listener: &TcpListener,
+    key: &Key,
+    purpose: &'static str,
+    world: usize,
+    stop: impl Fn() -> bool,
+    accepted: impl Fn(Vec<u8>, TcpStream) + Clone + Send + 'static,
+) {
+    let busy = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        if stop() {
+            return;
+        }
+        let Ok(mut stream) = stream else {
+            // Out of file descriptors: let some handshakes time out.
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        if busy.fetch_add(1, Ordering::Relaxed) >= MAX_HANDSHAKES + world {
+            busy.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (key, accepted, busy) = (key.clone(), accepted.clone(), busy.clone());
+        std::thread::spawn(move || {
+            if let Ok(body) = accept(&mut stream, &key, purpose) {
+                accepted(body, stream);
+            }
+            busy.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+/// The listening side: returns the peer's body once the peer is authenticated.
+pub fn accept(stream: &mut TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
+    let end = Instant::now() + TIMEOUT;
+    let mine = nonce()?;
+    let mut greeting = MAGIC.to_vec();
+    greeting.extend(mine);
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.write_all(&greeting)?;
+    let (mut its, mut length) = ([0; 32], [0; 2]);
+    read(stream, &mut its, end)?;
+    read(stream, &mut length, end)?;
+    let length = u16::from_le_bytes(length) as usize;
+    if length > LONGEST {
+        return Err(AuthError::UnknownProtocol(format!("a handshake of {length} bytes")));
+    }
+    let (mut body, mut proof) = (vec![0; length], [0; 32]);
+    read(stream, &mut body, end)?;
+    read(stream, &mut proof, end)?;
+    let expected = mac(&key.0, &[b"client", purpose.as_bytes(), &mine, &its, &body]);
+    expected.verify_slice(&proof).map_err(|_| AuthError::WrongKey)?;
+    stream.write_all(&tag(&key.0, &[b"server", purpose.as_bytes(), &mine, &its]))?;
+    clear_timeouts(stream)?;
+    Ok(body)
+}
+
+/// The connecting side: sends `body` with its proof.
+pub fn authenticate(
+    stream: &mut TcpStream,
+    key: &Key,
+    purpose: &str,
+    body: &[u8],
+) -> Result<(), AuthError> {
+    let end = Instant::now() + TIMEOUT;
+    let mut greeting = [0; 48];
+    read(stream, &mut greeting, end)?;
+    let (magic, its) = greeting.split_at(16);
+    if magic != MAGIC {
+        let shown = String::from_utf8_lossy(magic).escape_debug().to_string();
+        return Err(AuthError::UnknownProtocol(format!("it sends \"{shown}\"")));
+    }
+    assert!(body.len() <= LONGEST, "a handshake of {} bytes", body.len());
+    let mine = nonce()?;
+    let mut reply = mine.to_vec();
+    reply.extend((body.len() as u16).to_le_bytes());
+    reply.extend(body);
+    reply.extend(tag(&key.0, &[b"client", purpose.as_bytes(), its, &mine, body]));
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.write_all(&reply)?;
+    let mut proof = [0; 32];
+    // A listener that rejects the proof hangs up.
+    read(stream, &mut proof, end).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => AuthError::WrongKey,
+        _ => AuthError::Io(error),
+    })?;
+    let expected = mac(&key.0, &[b"server", purpose.as_bytes(), its, &mine]);
+    expected.verify_slice(&proof).map_err(|_| AuthError::WrongKey)?;
+    Ok(clear_timeouts(stream)?)
+}
+
+fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    stream.set_nodelay(true)
+}
+
+/// Fills `to` before `end`; a slow sender does not extend the limit.
+fn read(stream: &mut TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < to.len() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut to[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// 32 random bytes.
+pub fn nonce() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

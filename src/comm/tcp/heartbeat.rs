@@ -1,0 +1,101 @@
+//! The control connection of every rank but 0: sends heartbeats, receives the failure.
+
+use super::super::Failed;
+use super::control::{self, ControlMessage};
+use super::process::{ControlChannel, ProcessState, describe};
+use parking_lot::Mutex;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a rank that reported a failure waits for the agreed one.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// At most 20 heartbeats a second from a rank and 1,000 at rank 0. The report of a dead rank is as
+/// old as this period.
+const MIN_PERIOD: Duration = Duration::from_millis(50);
+const PERIOD_PER_RANK: Duration = Duration::from_millis(1);
+
+pub struct HeartbeatClient {
+    process: Arc<ProcessState>,
+    writer: Mutex<TcpStream>,
+    /// When rank 0 was last heard; None after its goodbye.
+    heard: Mutex<Option<Instant>>,
+}
+
+pub fn start(process: Arc<ProcessState>, control: TcpStream) -> Arc<HeartbeatClient> {
+    let reader = control.try_clone().expect("a file descriptor");
+    let _ = control.set_write_timeout(Some(process.watchdog.timeout));
+    let heard = Mutex::new(Some(Instant::now()));
+    let client = Arc::new(HeartbeatClient { process, writer: Mutex::new(control), heard });
+    let (listener, sender) = (client.clone(), client.clone());
+    std::thread::spawn(move || listener.listen(reader));
+    std::thread::spawn(move || sender.send_heartbeats());
+    client
+}
+
+impl HeartbeatClient {
+    fn listen(&self, mut from: TcpStream) {
+        loop {
+            match control::read(&mut from) {
+                Ok(ControlMessage::Alive) => *self.heard.lock() = Some(Instant::now()),
+                Ok(ControlMessage::GroupFailed { line, print }) => {
+                    self.process.fail(Failed { line, print });
+                    return;
+                }
+                Ok(ControlMessage::Goodbye) => {
+                    *self.heard.lock() = None;
+                    return;
+                }
+                Ok(other) => return self.coordinator_lost(format!("says {other:?}")),
+                Err(_) if self.process.left() => return,
+                Err(error) => return self.coordinator_lost(format!("died: {}", describe(&error))),
+            }
+        }
+    }
+
+    /// Rank 0 is gone: this rank diagnoses by itself.
+    fn coordinator_lost(&self, what: String) {
+        let phase = self.process.recorder.phase();
+        let rank = self.process.report(0).name();
+        let line = format!("rank 0 {what}; {rank} was in: {phase}");
+        self.process.fail(self.process.watchdog.claim(line));
+    }
+
+    fn send_heartbeats(&self) {
+        let watchdog = &self.process.watchdog;
+        let period =
+            watchdog.period().min(MIN_PERIOD.max(self.process.size as u32 * PERIOD_PER_RANK));
+        loop {
+            // A connection that breaks is noticed by the listener.
+            let _ = self.send(&ControlMessage::Heartbeat(Box::new(self.process.report(8))));
+            if !self.process.sleep(period) {
+                return;
+            }
+            let silent = self.heard.lock().map_or(Duration::ZERO, |heard| heard.elapsed());
+            // Later than rank 0 itself, whose diagnosis knows all ranks.
+            if silent > watchdog.timeout + 2 * watchdog.period() {
+                let seconds = silent.as_secs_f64();
+                self.coordinator_lost(format!("is silent for {seconds:.0} s: stopped, or cut off"));
+            }
+        }
+    }
+
+    fn send(&self, message: &ControlMessage) -> std::io::Result<()> {
+        control::write(&mut self.writer.lock(), message)
+    }
+}
+
+impl ControlChannel for HeartbeatClient {
+    fn failure(&self, failed: Failed) -> Failed {
+        let _ = self.send(&ControlMessage::RankFailed(failed.line.clone()));
+        self.process.wait_failed(ANSWER_TIMEOUT).unwrap_or_else(|| self.process.fail(failed))
+    }
+
+    fn leave(&self) {
+        let _ = self.send(&ControlMessage::Goodbye);
+        while self.heard.lock().is_some() && self.process.sleep(Duration::from_millis(5)) {}
+        self.process.leave();
+        let _ = self.writer.lock().shutdown(Shutdown::Both);
+    }
+}

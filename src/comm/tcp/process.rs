@@ -1,0 +1,138 @@
+//! State shared by the threads of one rank's process: whether the process group has failed, and
+//! whether this rank has left it.
+
+use super::super::inbox::Inbox;
+use super::super::watchdog::{Watchdog, end_process};
+use super::super::{Failed, RankReport, Recorder};
+use super::Join;
+use parking_lot::{Condvar, Mutex};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub struct ProcessState {
+    pub rank: usize,
+    pub size: usize,
+    pub node: String,
+    pub inbox: Arc<Inbox>,
+    pub recorder: Arc<Recorder>,
+    pub watchdog: Watchdog,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    failed: Option<Failed>,
+    left: bool,
+    /// Connections that are shut down when the process group fails, to wake blocked threads.
+    sockets: Vec<TcpStream>,
+}
+
+/// A rank's connection to the coordinator; on rank 0, the coordinator itself.
+pub trait ControlChannel: Send + Sync {
+    /// Reports that this rank failed; returns the failure that all ranks agree on.
+    fn failure(&self, failed: Failed) -> Failed;
+    /// This rank has ended successfully: returns when all have.
+    fn leave(&self);
+}
+
+impl ProcessState {
+    pub fn new(join: &Join, recorder: Arc<Recorder>) -> ProcessState {
+        recorder.set_node(&join.node);
+        ProcessState {
+            rank: join.rank,
+            size: join.world,
+            node: join.node.clone(),
+            inbox: Arc::default(),
+            recorder,
+            watchdog: join.watchdog.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn report(&self, events: usize) -> RankReport {
+        self.recorder.report(self.rank, &self.node, events)
+    }
+
+    pub fn failed(&self) -> Option<Failed> {
+        self.state.lock().failed.clone()
+    }
+
+    pub fn left(&self) -> bool {
+        self.state.lock().left
+    }
+
+    /// `socket` is shut down when the process group fails.
+    pub fn close_on_failure(&self, socket: &TcpStream) {
+        let mut state = self.state.lock();
+        match (&state.failed, socket.try_clone()) {
+            (None, Ok(clone)) => state.sockets.push(clone),
+            _ => drop(socket.shutdown(Shutdown::Both)),
+        }
+    }
+
+    /// Fails the process group with the agreed failure. The first call writes the dump, wakes
+    /// blocked threads, and ends the process if the rank does not unwind.
+    pub fn fail(self: &Arc<ProcessState>, failed: Failed) -> Failed {
+        let mut state = self.state.lock();
+        if let Some(failed) = &state.failed {
+            return failed.clone();
+        }
+        state.failed = Some(failed.clone());
+        let sockets = std::mem::take(&mut state.sockets);
+        drop(state);
+        self.watchdog.dump(&[self.report(usize::MAX)]);
+        self.inbox.fail(&failed);
+        for socket in sockets {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        self.changed.notify_all();
+        let (process, last) = (self.clone(), failed.clone());
+        std::thread::spawn(move || {
+            if !process.wait(process.watchdog.grace, |state| state.left) {
+                end_process(&last);
+            }
+        });
+        failed
+    }
+
+    /// Waits for the agreed failure.
+    pub fn wait_failed(&self, timeout: Duration) -> Option<Failed> {
+        self.wait(timeout, |state| state.failed.is_some());
+        self.failed()
+    }
+
+    /// Sleeps; false if this rank left or the process group failed meanwhile.
+    pub fn sleep(&self, time: Duration) -> bool {
+        !self.wait(time, |state| state.left || state.failed.is_some())
+    }
+
+    pub fn leave(&self) {
+        self.state.lock().left = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> bool {
+        let end = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        while !until(&state) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        true
+    }
+}
+
+/// Why a connection ended.
+pub fn describe(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => "connection closed".into(),
+        std::io::ErrorKind::ConnectionReset => "connection reset".into(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,176 @@
+//! The rendezvous server on rank 0: accepts the job's ranks until all have joined. Unauthenticated
+//! peers cost one thread for five seconds each, up to a limit.
+
+use super::super::Failed;
+use super::control::{self, ControlMessage, JoinRequest, Peer};
+use super::handshake::{self, Key};
+use super::{Join, LOOPBACK, failed, loopback};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// A rank that has joined. Rank 0 itself has no connection.
+pub struct Arrived {
+    pub request: JoinRequest,
+    pub peer: Peer,
+    pub control: Option<TcpStream>,
+}
+
+/// All ranks of the world, in order.
+pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrived>, Failed> {
+    let listener = bind(join)?;
+    let (joined, arrivals) = channel();
+    let (key, world) = (key.clone(), join.world);
+    let accepted = move |body: Vec<u8>, stream: TcpStream| {
+        if let Ok(request) = serde_json::from_slice(&body)
+            && let Ok(address) = stream.peer_addr()
+        {
+            let _ = joined.send((request, address.ip(), stream));
+        }
+    };
+    std::thread::spawn(move || {
+        handshake::accept_all(&listener, &key, "join", world, || false, accepted)
+    });
+    let mut present = BTreeMap::new();
+    present.insert(0, own_entry(join, data_port));
+    let duplicates = wait_for_ranks(join, &arrivals, &mut present);
+    let problem = missing(join, &present, &duplicates).or_else(|| mismatch(&present));
+    std::thread::spawn(move || reject_late(&arrivals));
+    match problem {
+        None => Ok(present.into_values().collect()),
+        Some(line) => {
+            for one in present.into_values() {
+                let message = ControlMessage::GroupFailed { line: line.clone(), print: false };
+                one.control.map(|mut control| control::write(&mut control, &message));
+            }
+            Err(Failed::new(line))
+        }
+    }
+}
+
+fn own_entry(join: &Join, port: u16) -> Arrived {
+    let Join { rank, world, node, binary, manifest, .. } = join.clone();
+    let request = JoinRequest { rank, world, node, port, binary, manifest };
+    Arrived { request, peer: Peer { ip: None, port }, control: None }
+}
+
+/// On the address's port, on every interface unless the address is this machine's own.
+fn bind(join: &Join) -> Result<TcpListener, Failed> {
+    let port = join.address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    let Some(port) = port else {
+        return Err(failed(join, format!("cannot listen: {:?} is not host:port", join.address)));
+    };
+    let ip = if loopback(&join.address) { LOOPBACK } else { IpAddr::from([0, 0, 0, 0]) };
+    let end = Instant::now() + Duration::from_secs(2);
+    loop {
+        match TcpListener::bind(SocketAddr::new(ip, port)) {
+            Ok(listener) => return Ok(listener),
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(100)),
+            Err(error) => {
+                let remedy = "another job or program has it; set GPTRAIN_RENDEZVOUS=host:port";
+                let what = format!("cannot listen on port {port}: {error} ({remedy})");
+                return Err(failed(join, what));
+            }
+        }
+    }
+}
+
+type Joined = (JoinRequest, IpAddr, TcpStream);
+
+/// Waits for all ranks; returns those that came more than once.
+fn wait_for_ranks(
+    join: &Join,
+    arrivals: &Receiver<Joined>,
+    present: &mut BTreeMap<usize, Arrived>,
+) -> Vec<usize> {
+    let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
+    while present.len() < join.world {
+        let left = end.saturating_duration_since(Instant::now());
+        let Ok((request, ip, control)) = arrivals.recv_timeout(left) else { break };
+        let (rank, world) = (request.rank, join.world);
+        if rank >= world {
+            reject(
+                control,
+                &format!("rank {rank} came to a world of {world}, which has no such rank"),
+            );
+        } else if let Entry::Vacant(place) = present.entry(rank) {
+            let peer = Peer { ip: Some(ip).filter(|ip| !ip.is_loopback()), port: request.port };
+            place.insert(Arrived { request, peer, control: Some(control) });
+        } else {
+            duplicates.push(rank);
+            reject(control, &format!("rank {rank} is already here: two processes say they are it"));
+        }
+    }
+    duplicates
+}
+
+/// Rejects ranks that come after the others have joined.
+fn reject_late(arrivals: &Receiver<Joined>) {
+    for (request, _, control) in arrivals {
+        reject(control, &format!("rank {} comes too late: the ranks have met", request.rank));
+    }
+}
+
+fn reject(mut control: TcpStream, why: &str) {
+    let _ = control.set_write_timeout(Some(Duration::from_secs(1)));
+    let _ = control::write(&mut control, &ControlMessage::Rejected(why.to_string()));
+}
+
+/// "ranks 3, 5 did not come in 60 s; rank 2 came twice".
+fn missing(
+    join: &Join,
+    present: &BTreeMap<usize, Arrived>,
+    duplicates: &[usize],
+) -> Option<String> {
+    let absent: Vec<usize> = (0..join.world).filter(|rank| !present.contains_key(rank)).collect();
+    if absent.is_empty() {
+        return None;
+    }
+    let (seconds, address) = (join.start_timeout.as_secs_f64(), &join.address);
+    let mut line = format!("{} did not come to {address} in {seconds:.0} s", ranks(&absent));
+    line += &format!("; {} of {} are there", present.len(), join.world);
+    if !duplicates.is_empty() {
+        line += &format!("; {} came twice", ranks(duplicates));
+    }
+    Some(line)
+}
+
+fn ranks(list: &[usize]) -> String {
+    let shown: Vec<String> = list.iter().take(8).map(usize::to_string).collect();
+    let more = if list.len() > 8 { format!(" and {} more", list.len() - 8) } else { String::new() };
+    format!("rank{} {}{more}", if list.len() == 1 { "" } else { "s" }, shown.join(", "))
+}
+
+/// Ranks that differ from the majority.
+fn mismatch(present: &BTreeMap<usize, Arrived>) -> Option<String> {
+    let requests: Vec<&JoinRequest> = present.values().map(|one| &one.request).collect();
+    outliers(&requests, "runs another program", |request| request.binary)
+        .or_else(|| outliers(&requests, "has another manifest", |request| request.manifest))
+        .or_else(|| {
+            outliers(&requests, "counts another number of ranks", |request| request.world as u64)
+        })
+}
+
+/// Ranks whose value differs from the majority's; without a majority, from rank 0's.
+fn outliers(
+    requests: &[&JoinRequest],
+    what: &str,
+    value: impl Fn(&JoinRequest) -> u64,
+) -> Option<String> {
+    let count = |of: u64| requests.iter().filter(|request| value(request) == of).count();
+    let majority =
+        requests.iter().rev().map(|request| value(request)).max_by_key(|of| count(*of))?;
+    let outliers: Vec<&&JoinRequest> =
+        requests.iter().filter(|request| value(request) != majority).collect();
+    let first = outliers.first()?;
+    let list: Vec<usize> = outliers.iter().map(|request| request.rank).collect();
+    let node = match first.node.is_empty() || list.len() > 1 {
+        true => String::new(),
+        false => format!(" (node {})", first.node),
+    };
+    let (its, others) = (value(first), count(majority));
+    let line = format!("{}{node} {what} than the other {others}", ranks(&list));
+    Some(format!("{line}: {its:016x}, not {majority:016x}"))
+}

@@ -1,0 +1,154 @@
+//! Peers without the job's key at a rank's port: none is accepted, none disturbs the ranks.
+
+use super::{free_address, joins, run};
+use crate::comm::tcp::handshake::{AuthError, Key, accept, authenticate};
+use crate::comm::tcp::{connect, control, frames};
+use crate::comm::tests::exercise::check_ops;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Connects as soon as the address listens.
+fn connect_soon(address: &str) -> TcpStream {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match connect(address) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(Instant::now() < end, "{address}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Noise, an endless handshake, silence, a guessed key.
+fn send_garbage(address: &str) -> Vec<TcpStream> {
+    let mut noise = connect_soon(address);
+    let _ = noise.write_all(&[0x5a; 10_000]);
+    let mut endless = connect_soon(address);
+    let _ = endless.write_all(&[0xff; 34]);
+    let mut http = connect_soon(address);
+    let _ = http.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+    let guess =
+        authenticate(&mut connect_soon(address), &Key::new(b"guess", "test 1"), "join", b"{}");
+    assert!(matches!(guess, Err(AuthError::WrongKey)), "{guess:?}");
+    drop(connect_soon(address));
+    let silent = (0..20).map(|_| connect_soon(address));
+    silent.chain([noise, endless, http]).collect()
+}
+
+#[test]
+fn unauthenticated_peers_do_not_disturb_the_ranks() {
+    let joins = joins(3);
+    let address = joins[0].address.clone();
+    let ends = std::thread::scope(|scope| {
+        let first = scope.spawn(|| send_garbage(&address));
+        let ends = run(joins, |world| {
+            check_ops(&world, &[7]);
+            if world.rank() == 1 {
+                send_garbage(&address);
+            }
+            check_ops(&world, &[7]);
+        });
+        first.join().unwrap();
+        ends
+    });
+    assert_eq!(ends, vec![Ok(()); 3]);
+}
+
+#[test]
+fn another_program_is_told_from_another_job() {
+    let mut join = joins(2).remove(1);
+    join.start_timeout = Duration::from_millis(300);
+    let listener = TcpListener::bind(&join.address).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(&[b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n".as_slice(); 3].concat());
+        }
+    });
+    let line = run(vec![join], |_| ())[0].clone().unwrap_err();
+    assert!(line.contains("another program answers: it sends \"SSH-2.0-OpenSSH_\""), "{line}");
+}
+
+/// A recorded handshake, sent again, is rejected.
+#[test]
+fn a_replayed_handshake_is_rejected() {
+    let key = Key::new(b"secret", "job");
+    let server = TcpListener::bind(free_address()).unwrap();
+    let address = server.local_addr().unwrap();
+    let between = TcpListener::bind("127.0.0.1:0").unwrap();
+    let meeting = between.local_addr().unwrap();
+    let heard = std::thread::scope(|scope| {
+        let listening = scope.spawn(|| {
+            let (mut one, _) = server.accept().unwrap();
+            let first = accept(&mut one, &key, "join").map_err(|why| why.to_string());
+            let (mut two, _) = server.accept().unwrap();
+            (first, accept(&mut two, &key, "join"))
+        });
+        let client =
+            scope.spawn(|| authenticate(&mut connect(meeting).unwrap(), &key, "join", b"me"));
+        let recorded = relay(between.accept().unwrap().0, TcpStream::connect(address).unwrap());
+        assert!(client.join().unwrap().is_ok(), "the client is authenticated through the relay");
+        let mut again = TcpStream::connect(address).unwrap();
+        again.write_all(&recorded).unwrap();
+        listening.join().unwrap()
+    });
+    assert_eq!(heard.0, Ok(b"me".to_vec()));
+    assert!(matches!(heard.1, Err(AuthError::WrongKey)), "{:?}", heard.1);
+}
+
+/// Relays a handshake; returns the client's bytes.
+fn relay(mut client: TcpStream, mut server: TcpStream) -> Vec<u8> {
+    let pass = |from: &mut TcpStream, to: &mut TcpStream, length: usize| {
+        let mut bytes = vec![0; length];
+        from.read_exact(&mut bytes).unwrap();
+        to.write_all(&bytes).unwrap();
+        bytes
+    };
+    pass(&mut server, &mut client, 48);
+    let said = pass(&mut client, &mut server, 32 + 2 + 2 + 32);
+    pass(&mut server, &mut client, 32);
+    said
+}
+
+#[test]
+fn a_slow_peer_is_dropped_in_time() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let (started, key) = (Instant::now(), Key::new(b"secret", "job"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut slow = TcpStream::connect(address).unwrap();
+            while slow.write_all(b"x").is_ok() && started.elapsed() < Duration::from_secs(15) {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        let (mut stream, _) = server.accept().unwrap();
+        assert!(matches!(accept(&mut stream, &key, "join"), Err(AuthError::Io(_))));
+        let waited = started.elapsed();
+        assert!(waited < Duration::from_secs(8), "{waited:?}");
+    });
+}
+
+/// Impossible lengths are rejected before memory is allocated.
+#[test]
+fn damaged_frames_and_messages_are_rejected() {
+    let send = |bytes: Vec<u8>| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut to = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        to.write_all(&bytes).unwrap();
+        listener.accept().unwrap().0
+    };
+    assert!(control::read(&mut send(vec![0xff; 100])).is_err());
+    assert!(control::read(&mut send(b"\x05\0\0\0hello".to_vec())).is_err());
+    let header = |at: usize, value: u8| {
+        let mut header = vec![0; 40];
+        header[at] = value;
+        header
+    };
+    let read = |bytes| frames::read(&mut send(bytes), &Default::default());
+    for damaged in [header(31, 1), header(27, 1), header(32, 9), header(33, 9), vec![0; 39]] {
+        assert!(read(damaged.clone()).is_err(), "{damaged:?}");
+    }
+    assert!(read(header(0, 0)).unwrap().is_some(), "an empty frame is none");
+    assert!(read(header(32, 255)).unwrap().is_none(), "a goodbye");
+}

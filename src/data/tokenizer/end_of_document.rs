@@ -1,0 +1,18 @@
+//! Which token of a tokenizer ends documents.
+
+use super::{END_OF_TEXT, Tokenizer};
+use serde_json::Value;
+use std::path::Path;
+
+/// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
+/// the names in use.
+pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
+    let config = std::fs::read_to_string(path.with_file_name("tokenizer_config.json")).ok();
+    let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
+    let named = config.and_then(|config| {
+        let name = &config["eos_token"];
+        name["content"].as_str().or(name.as_str()).and_then(|name| tokenizer.special(name))
+    });
+    let known = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<eod>"];
+    named.or_else(|| known.iter().find_map(|name| tokenizer.special(name)))
+}

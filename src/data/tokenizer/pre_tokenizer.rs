@@ -1,0 +1,169 @@
+//! Cutting text into the pieces that are encoded one by one, by hand-written equivalents of the
+//! regular expressions tokenizers are defined by.
+
+use std::sync::LazyLock;
+
+use regex_syntax::hir::{Class, HirKind};
+
+/// How text is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreTokenizer {
+    /// Not at all.
+    Whole,
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+    Gpt2,
+    /// ` ?[^(\s|[.,!?…。，、।۔،])]+`, and what lies between its matches.
+    Bloom,
+}
+
+/// BLOOM's pattern as its tokenizer.json has it.
+pub const BLOOM: &str = " ?[^(\\s|[.,!?…。，、।۔،])]+";
+/// GPT-2's, for tokenizers that spell it out instead of naming ByteLevel.
+pub const GPT2: &str =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+impl PreTokenizer {
+    /// The end of the piece that starts at `at`, which is a character boundary before the end.
+    #[inline]
+    pub fn end(self, text: &str, at: usize) -> usize {
+        match self {
+            PreTokenizer::Whole => text.len(),
+            PreTokenizer::Gpt2 => gpt2(text, at),
+            PreTokenizer::Bloom => bloom(text, at),
+        }
+    }
+}
+
+/// What the patterns distinguish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Other,
+    Letter,
+    Number,
+    Space,
+}
+
+/// The kind of every character, a megabyte once per process.
+static KINDS: LazyLock<Box<[Kind]>> = LazyLock::new(|| {
+    let mut kinds = vec![Kind::Other; char::MAX as usize + 1];
+    for (pattern, kind) in
+        [("\\p{L}", Kind::Letter), ("\\p{N}", Kind::Number), ("\\p{White_Space}", Kind::Space)]
+    {
+        let hir = regex_syntax::parse(pattern).expect("a fixed pattern");
+        let HirKind::Class(Class::Unicode(class)) = hir.kind() else { unreachable!("a class") };
+        for range in class.ranges() {
+            kinds[range.start() as usize..=range.end() as usize].fill(kind);
+        }
+    }
+    kinds.into()
+});
+
+/// The kinds of ASCII, without the detour through `KINDS`.
+static ASCII: [Kind; 128] = {
+    let mut kinds = [Kind::Other; 128];
+    let mut byte = 0;
+    while byte < 128 {
+        kinds[byte] = match byte as u8 {
+            b'a'..=b'z' | b'A'..=b'Z' => Kind::Letter,
+            b'0'..=b'9' => Kind::Number,
+            b' ' | b'\t'..=b'\r' => Kind::Space,
+            _ => Kind::Other,
+        };
+        byte += 1;
+    }
+    kinds
+};
+
+/// The kind and the width of the character at `at`.
+#[inline(always)]
+fn kind(text: &str, at: usize) -> (Kind, usize) {
+    let byte = text.as_bytes()[at];
+    if byte < 128 { (ASCII[byte as usize], 1) } else { wide(text, at) }
+}
+
+#[cold]
+#[inline(never)]
+fn wide(text: &str, at: usize) -> (Kind, usize) {
+    let c = text[at..].chars().next().expect("a boundary before the end");
+    (KINDS[c as usize], c.len_utf8())
+}
+
+/// The end of the run of one kind that goes on at `at`.
+#[inline(always)]
+fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
+    while at < text.len() {
+        let (kind, width) = kind(text, at);
+        if kind != wanted {
+            break;
+        }
+        at += width;
+    }
+    at
+}
+
+#[inline(always)]
+fn gpt2(text: &str, at: usize) -> usize {
+    let bytes = text.as_bytes();
+    let (first, width) = kind(text, at);
+    if first != Kind::Space {
+        if bytes[at] == b'\'' {
+            match bytes[at + 1..] {
+                [b's' | b't' | b'm' | b'd', ..] => return at + 2,
+                [b'r', b'e', ..] | [b'v', b'e', ..] | [b'l', b'l', ..] => return at + 3,
+                _ => {}
+            }
+        }
+        return run(text, at + width, first);
+    }
+    if bytes[at] == b' ' && at + 1 < text.len() {
+        let (second, width) = kind(text, at + 1);
+        if second != Kind::Space {
+            return run(text, at + 1 + width, second);
+        }
+    }
+    spaces(text, at, width)
+}
+
+/// Spaces up to the end of the text, or all but the last before something else.
+fn spaces(text: &str, at: usize, width: usize) -> usize {
+    let (mut last, mut end) = (at, at + width);
+    while end < text.len() {
+        let (kind, width) = kind(text, end);
+        if kind != Kind::Space {
+            return if last > at { last } else { end };
+        }
+        (last, end) = (end, end + width);
+    }
+    end
+}
+
+fn bloom(text: &str, at: usize) -> usize {
+    let bytes = text.as_bytes();
+    let next = |at: usize| text[at..].chars().next();
+    let word = |at: usize| next(at).is_some_and(|c| !breaks(c));
+    let starts = |at: usize| word(at) || (bytes[at] == b' ' && word(at + 1));
+    let mut end = at;
+    if starts(at) {
+        end += (bytes[at] == b' ') as usize;
+        while let Some(c) = next(end).filter(|c| !breaks(*c)) {
+            end += c.len_utf8();
+        }
+    } else {
+        while let Some(c) = next(end) {
+            if starts(end) {
+                break;
+            }
+            end += c.len_utf8();
+        }
+    }
+    end
+}
+
+fn breaks(c: char) -> bool {
+    let punctuation = "(|.,!?…。，、।۔،)";
+    if c.is_ascii() {
+        return ASCII[c as usize] == Kind::Space || punctuation.as_bytes().contains(&(c as u8));
+    }
+    KINDS[c as usize] == Kind::Space || punctuation.contains(c)
+}

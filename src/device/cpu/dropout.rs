@@ -1,0 +1,55 @@
+//! Dropout's factors, a function of (key, row, head, column): 0 or 1 / (1 - rate).
+
+use super::math::{self, MaskIndex};
+use super::memory::{BLOCK, Block, long};
+use crate::device::Dropout;
+
+/// What dropout multiplies elements with.
+pub(super) struct Mask {
+    key: u64,
+    /// Row of the whole run at which the tensor starts.
+    first: u64,
+    /// A word below this drops its element.
+    bound: u32,
+    kept: f32,
+}
+
+impl Mask {
+    pub fn new(drop: &Dropout) -> Mask {
+        assert!((0.0..1.0).contains(&drop.rate), "dropout rate {}", drop.rate);
+        let nothing = Mask { key: drop.key, first: 0, bound: 0, kept: 1.0 };
+        if drop.rate == 0.0 {
+            return nothing;
+        }
+        let first = long(drop.first_sample) as u64 * drop.seq as u64 + drop.first_row as u64;
+        let bound = (drop.rate as f64 * 4_294_967_296.0).ceil() as u32;
+        Mask { first, bound, kept: 1.0 / (1.0 - drop.rate), ..nothing }
+    }
+
+    /// Whether there is anything to drop.
+    pub fn any(&self) -> bool {
+        self.bound > 0
+    }
+
+    /// Drops from a block that starts at column `col`, a multiple of 4, of a row.
+    pub fn apply(&self, row: usize, col: usize, x: &mut [f32]) {
+        if self.any() {
+            debug_assert!(col.is_multiple_of(4));
+            let index = MaskIndex { key: self.key, row: self.first + row as u64, head: 0, col };
+            let mut factors: Block = [0.0; BLOCK];
+            let factors = &mut factors[..x.len()];
+            math::dropout_factors(&index, self.bound, self.kept, factors);
+            math::multiply(factors, x);
+        }
+    }
+
+    /// The factors of a tile of attention, see `dropout_tile`: its first row and column, and head.
+    pub fn tile(&self, row: usize, head: usize, col: usize) -> (MaskIndex, u32, f32) {
+        debug_assert!(col.is_multiple_of(4));
+        (
+            MaskIndex { key: self.key, row: self.first + row as u64, head, col },
+            self.bound,
+            self.kept,
+        )
+    }
+}

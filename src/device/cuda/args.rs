@@ -1,0 +1,398 @@
+//! Arguments of the kernels: one struct for each, passed by value.
+//!
+//! This table is their only definition. `kernels/args.cuh` is made from it, with the offset of
+//! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
+//! it).
+
+use crate::device::Dropout as DropoutRule;
+pub use cudarc::driver::sys::CUtensorMap as TensorMap;
+use std::ffi::c_void;
+use std::ptr::null;
+
+/// The structs for the host, and their description for the header. A field's type is its type in
+/// the kernel: pointers are addresses in device memory.
+macro_rules! kernel_args {
+    ($($(#[doc = $doc:literal])* struct $name:ident {
+        $($(#[doc = $about:literal])* $field:ident: $type:ty,)*
+    })*) => {
+        $(
+            $(#[doc = $doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name { $($(#[doc = $about])* pub $field: $type,)* }
+        )*
+
+        #[cfg(test)]
+        mod described {
+            use super::*;
+            use super::tests::{CType, Field, Struct};
+            use std::mem::offset_of;
+
+            $(impl CType for $name {
+                fn name() -> String {
+                    stringify!($name).to_string()
+                }
+            })*
+
+            /// All of the table, in its order.
+            pub fn structs() -> Vec<Struct> {
+                vec![$(Struct {
+                    name: stringify!($name),
+                    docs: &[$($doc),*],
+                    bytes: size_of::<$name>(),
+                    fields: vec![$(Field {
+                        name: stringify!($field),
+                        docs: &[$($about),*],
+                        type_name: <$type as CType>::name(),
+                        offset: offset_of!($name, $field),
+                    }),*],
+                }),*]
+            }
+        }
+    };
+}
+
+kernel_args! {
+    /// Which elements dropout drops, as `Dropout` of device/backend.rs defines it.
+    struct DropoutMask {
+        key: u64, first_sample: *const i64, seq: u64, first_row: u64,
+        /// A random word below this drops its element; at 0 nothing is dropped.
+        bound: u32,
+        /// Factor of the elements that are kept.
+        kept: f32,
+    }
+
+    struct Copy {
+        x: *const c_void, y: *mut c_void, numel: u64, add: u32, vector: u32,
+    }
+
+    struct Dropout {
+        x: *const c_void, y: *mut c_void, rows: u64, cols: u32, add: u32, vector: u32,
+        drop: DropoutMask,
+    }
+
+    struct Residual {
+        x: *const c_void, branch: *const c_void,
+        /// null: there is none
+        bias: *const c_void,
+        y: *mut c_void, rows: u64, cols: u32, vector: u32, drop: DropoutMask,
+    }
+
+    struct ColumnParts {
+        x: *const c_void,
+        /// Where dropout(x) is stored, or null: then x itself is summed.
+        to: *mut c_void,
+        /// [chunks, cols]
+        parts: *mut f32,
+        rows: u64, cols: u32,
+        /// Rows of a block.
+        chunk: u32,
+        vector: u32, drop: DropoutMask,
+    }
+
+    struct ColumnSums {
+        parts: *const f32, out: *mut f32,
+        /// Elements from one partial sum to the next.
+        stride: u64,
+        count: u32, cols: u32, add: u32,
+    }
+
+    struct Gelu {
+        x: *const c_void, y: *mut c_void, numel: u64, add: u32, vector: u32,
+    }
+
+    struct BiasRows {
+        bias: *const c_void, x: *mut c_void, rows: u64, cols: u32, vector: u32,
+    }
+
+    struct LayerNorm {
+        x: *const c_void, scale: *const c_void, shift: *const c_void, y: *mut c_void,
+        /// [rows, 2]
+        stats: *mut f32,
+        rows: u64, cols: u32, eps: f32, add: u32, vector: u32,
+    }
+
+    struct ResidualNorm {
+        x: *const c_void, branch: *const c_void,
+        /// null: there is none
+        bias: *const c_void,
+        y: *mut c_void, scale: *const c_void, shift: *const c_void, h: *mut c_void,
+        /// [rows, 2]
+        stats: *mut f32,
+        rows: u64, cols: u32, eps: f32, vector: u32, drop: DropoutMask,
+    }
+
+    struct LayerNormBackward {
+        dy: *const c_void, x: *const c_void, stats: *const f32, scale: *const c_void,
+        dx: *mut c_void,
+        /// [blocks, 2 or 3, cols]: of dscale, of dshift and, with a residual, of dbias
+        parts: *mut f32,
+        rows: u64, cols: u32,
+        /// Rows of a block.
+        chunk: u32,
+        add: u32,
+    }
+
+    struct NormResidualBackward {
+        norm: LayerNormBackward,
+        /// Null where it is dx and nothing is dropped.
+        dbranch: *mut c_void,
+        drop: DropoutMask,
+    }
+
+    struct Embed {
+        ids: *const i32, table: *const c_void, y: *mut c_void, count: u64,
+        /// Entry of the vocabulary in the table's first row.
+        first: i64,
+        table_rows: i64, cols: u32, add: u32, vector: u32,
+    }
+
+    struct EmbedChain {
+        ids: *const i32,
+        /// [count]: the next position with the same id, or -1
+        next: *mut i32,
+        /// [count]: 1 where no position before has the same id, else 0
+        first: *mut i32,
+        count: u32,
+    }
+
+    struct EmbedBackward {
+        dy: *const c_void, ids: *const i32,
+        /// Of `EmbedChain`.
+        next: *const i32,
+        first_position: *const i32, dtable: *mut f32, count: u64,
+        /// Entry of the vocabulary in the table's first row.
+        first: i64,
+        table_rows: i64, cols: u32, vector: u32,
+    }
+
+    struct CrossEntropy {
+        logits: *mut c_void, targets: *const i32,
+        /// Not for the stats.
+        weights: *const f32,
+        /// [shares·rows, 3]
+        stats: *mut f32,
+        /// Null for the stats.
+        losses: *mut f32,
+        /// Of the gradient; null where the logits are not overwritten by their gradient.
+        scale: *const f32,
+        /// Entry of the vocabulary in the first column.
+        first: i64,
+        rows: u64, cols: u32,
+        /// Columns that are entries of the vocabulary.
+        own: u32,
+        /// Not for the stats.
+        shares: u32,
+        vector: u32,
+    }
+
+    struct SumParts {
+        x: *const c_void,
+        /// [1 + SUM_PARTS]: how many there are, then the partial sums
+        parts: *mut f64,
+        numel: u64, square: u32, vector: u32,
+    }
+
+    struct SumFinish {
+        /// [tensors, 1 + SUM_PARTS]
+        parts: *const f64,
+        out: *mut f32, add: u32,
+    }
+
+    struct DigestParts {
+        x: *const c_void, parts: *mut u64, numel: u64, vector: u32,
+    }
+
+    struct DigestFinish {
+        parts: *const u64, out: *mut u64, count: u64,
+    }
+
+    struct Clip {
+        sums: *const f32,
+        /// Of the gradients that were squared.
+        scale: *const f32,
+        /// [2]: norm, factor
+        out: *mut f32,
+        count: u32, max_norm: f32,
+    }
+
+    struct LossScaleStep {
+        /// NaN after an overflow; made NaN where the scale is stuck.
+        factor: *mut f32,
+        /// 0 updated, 1 skipped, 2 stuck
+        status: *mut f32,
+        scale: *mut f32,
+        /// [5]: updates in a row, overflows left, updates, skipped, stuck
+        counts: *mut i64,
+        window: i64, hysteresis: i64, growth: f32, min: f32,
+    }
+
+    struct AdamScalars {
+        updates: *const i64,
+        /// [2]: lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)
+        out: *mut f32,
+        lr: f32, beta1: f32, beta2: f32,
+    }
+
+    struct AdamW {
+        grad: *const c_void, master: *mut f32, m: *mut f32, v: *mut f32,
+        /// Null where it is the master.
+        live: *mut c_void,
+        /// [3]: factor, then the two of `AdamScalars`
+        scalars: *const f32,
+        numel: u64,
+        /// 1 − lr·weight_decay
+        keep: f32,
+        beta1: f32, beta2: f32, eps: f32, vector: u32,
+    }
+
+    struct Attention {
+        /// [N, heads, 3, d]
+        qkv: *const c_void,
+        /// [N, heads, d]
+        y: *mut c_void,
+        /// [N, heads]
+        lse: *mut f32,
+        /// [N, heads, d]
+        dy: *const c_void,
+        /// [N, heads]: Σ dy·y
+        delta: *mut f32,
+        /// [N, heads, 3, d]
+        dqkv: *mut c_void,
+        /// [N, 2], or null: causal
+        ranges: *const i32,
+        /// [heads], or null
+        slopes: *const f32,
+        /// N
+        rows: u64,
+        seq: u32, heads: u32, first_head: u32, d: u32,
+        /// 1/√d
+        scale: f32,
+        drop: DropoutMask,
+    }
+
+    struct AttentionHopper {
+        /// [d, 3·heads, seq, samples] in boxes of 64 positions
+        qkv: TensorMap,
+        /// [d, heads, seq, samples] in boxes of 64 positions
+        dy: TensorMap,
+        attention: Attention,
+    }
+}
+
+impl DropoutMask {
+    pub fn new(drop: &DropoutRule) -> DropoutMask {
+        assert!((0.0..1.0).contains(&drop.rate), "dropout rate {}", drop.rate);
+        DropoutMask {
+            key: drop.key,
+            first_sample: drop.first_sample.addr() as _,
+            seq: drop.seq as u64,
+            first_row: drop.first_row as u64,
+            bound: (drop.rate as f64 * 4_294_967_296.0).ceil() as u32,
+            kept: 1.0 / (1.0 - drop.rate),
+        }
+    }
+
+    /// Drops nothing.
+    pub fn none() -> DropoutMask {
+        DropoutMask { key: 0, first_sample: null(), seq: 0, first_row: 0, bound: 0, kept: 1.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    /// A type of a field, as the header writes it.
+    pub trait CType {
+        fn name() -> String;
+    }
+
+    pub struct Struct {
+        pub name: &'static str,
+        pub docs: &'static [&'static str],
+        pub bytes: usize,
+        pub fields: Vec<Field>,
+    }
+
+    pub struct Field {
+        pub name: &'static str,
+        pub docs: &'static [&'static str],
+        pub type_name: String,
+        pub offset: usize,
+    }
+
+    macro_rules! c_types {
+        ($($rust:ty = $c:literal)*) => {
+            $(impl CType for $rust {
+                fn name() -> String {
+                    $c.to_string()
+                }
+            })*
+        };
+    }
+    c_types! { c_void = "void" i32 = "int32_t" i64 = "int64_t" u32 = "uint32_t" u64 = "uint64_t"
+    f32 = "float" f64 = "double" TensorMap = "TensorMap" }
+
+    impl<T: CType> CType for *const T {
+        fn name() -> String {
+            format!("const {}*", T::name())
+        }
+    }
+
+    impl<T: CType> CType for *mut T {
+        fn name() -> String {
+            format!("{}*", T::name())
+        }
+    }
+
+    /// Text of `kernels/args.cuh`.
+    fn header() -> String {
+        let mut text = "\
+// Arguments of the kernels. Made from src/device/cuda/args.rs:
+//     UPDATE=1 cargo test --lib kernel_arguments
+#pragma once
+
+// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
+struct alignas(64) TensorMap {
+    uint64_t opaque[16];
+};
+
+#define AT(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
+"
+        .to_string();
+        let comment = |indent: &str, docs: &[&str]| -> String {
+            docs.iter().map(|line| format!("{indent}//{line}\n")).collect()
+        };
+        for Struct { name, docs, bytes, fields } in described::structs() {
+            let _ = write!(text, "\n{}struct {name} {{\n", comment("", docs));
+            for Field { name, docs, type_name, .. } in &fields {
+                let _ = writeln!(text, "{}    {type_name} {name};", comment("    ", docs));
+            }
+            text += "};\n";
+            let mut line = "static_assert(".to_string();
+            for field in &fields {
+                let offset = format!("AT({name}, {}) == {} && ", field.name, field.offset);
+                if line.len() + offset.len() > 100 {
+                    let _ = writeln!(text, "{}", line.trim_end());
+                    line = " ".repeat(14);
+                }
+                line += &offset;
+            }
+            let _ = writeln!(text, "{}", line.trim_end());
+            let _ = writeln!(text, "              sizeof({name}) == {bytes}, \"layout\");");
+        }
+        text
+    }
+
+    #[test]
+    fn the_header_of_kernel_arguments_is_made_from_this_table() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/args.cuh");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(file, header()).unwrap();
+        }
+        let remedy = "stale: UPDATE=1 cargo test --lib kernel_arguments";
+        assert!(std::fs::read_to_string(file).unwrap() == header(), "kernels/args.cuh is {remedy}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Attention on Hopper alone: kernels that multiply by `wgmma` (`kernels/attention_hopper.cu`), and
+//! the tensor maps through which the tensor memory accelerator copies tiles for them.
+//!
+//! No real GPU has run these kernels yet, so attention uses them only where the user sets it.
+
+use super::kernels::{Kernel, Kernels};
+use crate::base::Problems;
+use crate::device::cuda::args::{self, TensorMap};
+use crate::device::cuda::device::Device;
+use crate::device::cuda::library::{Symbol, call};
+use cudarc::driver::sys;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+/// The variable that picks the instructions of attention's products: mma (without it), or wgmma.
+pub const CHOICE: &str = "GPTRAIN_ATTENTION";
+
+/// Compute capability of Hopper, times ten.
+const CAPABILITY: i32 = 90;
+
+/// Of a tensor that a kernel does not read.
+const NO_MAP: TensorMap = TensorMap { opaque: [0; 16] };
+
+/// Rows that a copy brings, as in the kernels' source.
+const BOX: u32 = 64;
+
+/// A tensor as a tensor map sees it: heads of `d` columns, `parts` of them in a row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Extents {
+    addr: u64,
+    d: u64,
+    parts: u64,
+    seq: u64,
+    samples: u64,
+}
+
+/// Maps made so far: the same tensors come back every step.
+pub struct Hopper {
+    encode_tiled: Symbol,
+    maps: RefCell<HashMap<Extents, TensorMap>>,
+}
+
+impl Hopper {
+    /// If the user chose wgmma; an error where the GPU or its driver lacks what it takes.
+    pub fn chosen(
+        choice: Option<&str>,
+        device: &Device,
+        capability: i32,
+    ) -> Result<Option<Hopper>, Problems> {
+        let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
+        match (choice, device.encode_tiled) {
+            (None | Some("mma"), _) => Ok(None),
+            (Some("wgmma"), _) if capability != CAPABILITY => {
+                refuse("wgmma needs a GPU of compute capability 9.0 (H100, H200)", "leave it out")
+            }
+            (Some("wgmma"), None) => {
+                refuse("the driver lacks cuTensorMapEncodeTiled", "update the NVIDIA driver")
+            }
+            (Some("wgmma"), Some(encode_tiled)) => {
+                Ok(Some(Hopper { encode_tiled, maps: RefCell::default() }))
+            }
+            (Some(other), _) => refuse(&format!("it is {other}"), "set it to mma or wgmma"),
+        }
+    }
+
+    /// What a kernel takes, with maps of the tensors in it.
+    pub fn mapped(&self, device: &Device, attention: &args::Attention) -> args::AttentionHopper {
+        let heads = |addr: u64, each: u64| Extents {
+            addr,
+            d: attention.d.into(),
+            parts: each * u64::from(attention.heads),
+            seq: attention.seq.into(),
+            samples: attention.rows / u64::from(attention.seq),
+        };
+        let map = |heads: Extents| match heads.addr {
+            0 => NO_MAP,
+            _ => *self.maps.borrow_mut().entry(heads).or_insert_with(|| self.encode(device, heads)),
+        };
+        let (qkv, dy) = (map(heads(attention.qkv as u64, 3)), map(heads(attention.dy as u64, 1)));
+        args::AttentionHopper { qkv, dy, attention: *attention }
+    }
+
+    /// A map in bf16: boxes of some columns of a head, of one part, some positions, one sample;
+    /// zeros outside.
+    fn encode(&self, device: &Device, heads: Extents) -> TensorMap {
+        let Extents { addr, d, parts, seq, samples } = heads;
+        let piece = piece(d as usize);
+        let sizes = [d, parts, seq, samples];
+        let strides = [2 * d, 2 * d * parts, 2 * d * parts * seq];
+        let boxes = [piece as u32, 1, BOX, 1];
+        // A row of a box.
+        let swizzle = match piece {
+            64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        };
+        let (mut map, steps) = (NO_MAP, [1u32; 4]);
+        // SAFETY: the arrays have the rank's numbers, strides one fewer (cuda.h).
+        device.call("making a tensor map", |_| unsafe {
+            call!(self.encode_tiled => cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4,
+                addr as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ))
+        });
+        map
+    }
+}
+
+/// Columns of a head that lie together in shared memory, as in the kernels' source.
+fn piece(d: usize) -> usize {
+    if d.is_multiple_of(64) { 64 } else { 32 }
+}
+
+/// Kernels for heads of that width, where there are any in place of others.
+pub fn kernels(d: usize, others: Kernels) -> Kernels {
+    macro_rules! names {
+        ($what:literal: $($d:literal)*) => {
+            match d {
+                $($d => Some(concat!("attention", $what, "_wgmma_", $d)),)*
+                _ => None,
+            }
+        };
+    }
+    // As in the kernels' source: two warpgroups of 64 rows, tiles of their own and those that pass
+    // by, what else there is of queries, barriers, and what aligning the tiles may take.
+    let own = 128;
+    let row = 2 * d.next_multiple_of(piece(d));
+    let kernel = |name: Option<&'static str>, rows: usize, other: usize, otherwise| match name {
+        Some(name) => {
+            let shared = rows * row + other + 128 + 1024;
+            Kernel { name, tile: own, threads: 384, shared, mapped: true }
+        }
+        None => otherwise,
+    };
+    let keys = if d <= 128 { 128 } else { 64 };
+    Kernels {
+        // Queries, and two tiles of keys and values.
+        forward: kernel(names!("": 64 80 96 128 160), own + 4 * keys, 8 * own, others.forward),
+        // Keys and values, or queries and dy; of what passes by two tiles of both.
+        kv: kernel(names!("_kv": 64 80 96 128), 2 * own + 4 * 64, 2 * 16 * 65, others.kv),
+        q: kernel(names!("_q": 64 80 96 128), 2 * own + 4 * 64, 8 * own, others.q),
+    }
+}

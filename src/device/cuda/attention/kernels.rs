@@ -1,0 +1,87 @@
+//! Kernels of attention by dtype and width of a head: on tensor cores where these allow it, else on
+//! ordinary cores.
+
+use crate::base::DType;
+use crate::device::cuda::launch::typed;
+
+/// One kernel: what it is called, the positions a block has, its threads and shared memory.
+pub struct Kernel {
+    pub name: &'static str,
+    pub tile: usize,
+    pub threads: usize,
+    pub shared: usize,
+    /// Whether it takes tensor maps of what it reads.
+    pub mapped: bool,
+}
+
+/// The kernels for one dtype and width of a head.
+pub struct Kernels {
+    pub forward: Kernel,
+    pub kv: Kernel,
+    pub q: Kernel,
+}
+
+/// Kernels of `attention_mma.cu`, which copy rows in pieces of 16 bytes.
+pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
+    if !head.is_multiple_of(8) {
+        return None;
+    }
+    macro_rules! at_least {
+        ($($d:literal)*) => {
+            match head {
+                $(..=$d => ($d, [
+                    typed!("attention_mma_" $d, dtype),
+                    typed!("attention_kv_mma_" $d, dtype),
+                    typed!("attention_q_mma_" $d, dtype),
+                ]),)*
+                _ => return None,
+            }
+        };
+    }
+    let (d, [forward, kv, q]) = at_least!(32 64 80 96 128 160);
+    // As in the kernels' source: a block's rows, those that pass by at once, and what is kept of
+    // each.
+    let row = 2 * (d + 8);
+    let kernel = |name, own: usize, passing: usize, shared: usize| {
+        let shared = (own + passing) * row + shared + 16;
+        Kernel { name, tile: own, threads: 128, shared, mapped: false }
+    };
+    let (forward_own, own) = (if d <= 128 { 128 } else { 64 }, if d <= 64 { 128 } else { 64 });
+    let forward_keys = if d <= 80 { 64 } else { 32 };
+    let kv_queries = if d == 64 { 16 } else { 32 };
+    let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };
+    Some(Kernels {
+        forward: kernel(forward, forward_own, 2 * forward_keys, 8 * forward_own),
+        // Keys and values, or queries and dy, are two; what passes by is two of each.
+        kv: kernel(kv, own, own + 4 * kv_queries, 24 * kv_queries),
+        q: kernel(q, own, own + 4 * q_keys, 8 * own),
+    })
+}
+
+/// Kernels of `attention.cu`.
+pub fn any_width(d: usize, dtype: DType) -> Kernels {
+    let [forward, kv, q] = match d {
+        ..=64 => [
+            typed!("attention_4", dtype),
+            typed!("attention_kv_4", dtype),
+            typed!("attention_q_4", dtype),
+        ],
+        65..=128 => [
+            typed!("attention_8", dtype),
+            typed!("attention_kv_8", dtype),
+            typed!("attention_q_8", dtype),
+        ],
+        129..=256 => [
+            typed!("attention_16", dtype),
+            typed!("attention_kv_16", dtype),
+            typed!("attention_q_16", dtype),
+        ],
+        _ => panic!("a head of {d} is wider than 256"),
+    };
+    // As `Small` in the kernels' source, and tiles of f32.
+    let small = 4 * (2 * 32 * 33 + 3 * 32) + 8 * 32 + 16;
+    let tiles = |count: usize| count * 4 * 32 * (d + 1) + small;
+    let kernel =
+        |name, count| Kernel { name, tile: 32, threads: 256, shared: tiles(count), mapped: false };
+    Kernels { forward: kernel(forward, 3), kv: kernel(kv, 4), q: kernel(q, 4) }
+}

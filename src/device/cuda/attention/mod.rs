@@ -1,0 +1,93 @@
+//! Self-attention: on tensor cores where dtype and width of a head allow it, else on the others.
+
+mod hopper;
+mod kernels;
+
+pub use hopper::{CHOICE, Hopper};
+
+use super::Cuda;
+use super::args::{self, DropoutMask};
+use super::launch::{AMPERE, Grid, typed};
+use crate::base::DType;
+use crate::device::{Attend, Out, Tensor, Visible};
+use kernels::{Kernel, Kernels};
+use std::ptr::{null, null_mut};
+
+pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+    assert!(!y.add && !lse.add, "attention overwrites");
+    let (arguments, kernels) = prepare(cuda, qkv, how, y.to, lse.to);
+    launch(cuda, &kernels.forward, &arguments);
+}
+
+/// `inputs` are dy, qkv, y and lse.
+pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
+    let [dy, qkv, y, lse] = inputs;
+    assert_eq!((dy.rows, dy.cols, dy.dtype), (y.rows, y.cols, y.dtype), "dy and y");
+    assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
+    let (common, kernels) = prepare(cuda, qkv, how, y, lse);
+    let arguments = args::Attention {
+        dy: dy.addr() as _,
+        delta: cuda.scratch(lse.bytes()) as _,
+        dqkv: dqkv.to.addr() as _,
+        ..common
+    };
+    let grid = Grid::line(lse.numel().div_ceil(8), 256);
+    cuda.launch(typed!("attention_delta", dy.dtype), grid, arguments);
+    launch(cuda, &kernels.kv, &arguments);
+    launch(cuda, &kernels.q, &arguments);
+}
+
+fn launch(cuda: &Cuda, kernel: &Kernel, arguments: &args::Attention) {
+    let (seq, heads) = (arguments.seq as usize, arguments.heads as usize);
+    let samples = arguments.rows as usize / seq;
+    assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
+    let blocks = [seq.div_ceil(kernel.tile), heads, samples];
+    let grid = Grid { blocks, threads: [kernel.threads, 1], shared: kernel.shared };
+    match &cuda.hopper {
+        Some(hopper) if kernel.mapped => {
+            cuda.launch(kernel.name, grid, hopper.mapped(&cuda.device, arguments));
+        }
+        _ => cuda.launch(kernel.name, grid, *arguments),
+    }
+}
+
+fn prepare(
+    cuda: &Cuda,
+    qkv: Tensor,
+    how: &Attend,
+    y: Tensor,
+    lse: Tensor,
+) -> (args::Attention, Kernels) {
+    how.check(qkv, y, lse);
+    let d = how.heads.dim;
+    let ranges = match how.visible {
+        Visible::Causal => null(),
+        Visible::Ranges(ranges) => ranges.addr() as _,
+    };
+    let slopes = how.slopes.map_or(null(), |slopes| slopes.addr() as _);
+    let arguments = args::Attention {
+        qkv: qkv.addr() as _,
+        y: y.addr() as _,
+        lse: lse.addr() as _,
+        dy: null(),
+        delta: null_mut(),
+        dqkv: null_mut(),
+        ranges,
+        slopes,
+        rows: qkv.rows as u64,
+        seq: how.seq as u32,
+        heads: how.heads.query as u32,
+        first_head: how.first_head as u32,
+        d: d as u32,
+        scale: 1.0 / (d as f32).sqrt(),
+        drop: DropoutMask::new(&how.dropout),
+    };
+    let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
+    let ampere = cuda.capability >= AMPERE;
+    let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
+    let chosen = chosen.map(|kernels| match cuda.hopper {
+        Some(_) if qkv.dtype == DType::BF16 => hopper::kernels(d, kernels),
+        _ => kernels,
+    });
+    (arguments, chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype)))
+}

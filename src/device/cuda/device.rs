@@ -1,0 +1,263 @@
+//! One GPU: its context, its streams, and the latch of its first failure.
+
+use super::driver::{Api, CONTEXT_LOST, CUstream, Code, explain};
+use super::library::{Library, Symbol, call};
+use super::observer::Observed;
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Work enqueued on a GPU so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launched {
+    /// Kernels and matrix products, outside of graphs.
+    pub kernels: u64,
+    /// Graphs, each a whole pass.
+    pub graphs: u64,
+}
+
+/// Which GPU it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its number among the GPUs that the driver shows to this process.
+    pub ordinal: usize,
+    /// How many the driver shows.
+    pub shown: usize,
+    pub name: String,
+    /// "0000:3B:00.0".
+    pub bus: String,
+    /// In hexadecimal, as nvidia-smi has it.
+    pub uuid: String,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {} (PCI {}, {})", self.ordinal, self.bus, self.uuid)
+    }
+}
+
+/// One GPU, its context and its streams.
+pub struct Device {
+    pub api: Api,
+    /// `cuFuncGetParamInfo`, which drivers have since CUDA 12.4.
+    pub param_info: Option<Symbol>,
+    /// `cuTensorMapEncodeTiled`, which drivers have since CUDA 12.0.
+    pub encode_tiled: Option<Symbol>,
+    id: CUdevice,
+    context: CUcontext,
+    /// Of all ops and of blocking collectives.
+    pub stream: CUstream,
+    /// Of asynchronous collectives.
+    pub comm_stream: CUstream,
+    /// Of host-to-device copies that overlap with ops.
+    pub h2d_stream: CUstream,
+    /// Whether passes that repeat become CUDA graphs; off after the first capture that fails.
+    pub graphs: AtomicBool,
+    /// Whether `stream` is being captured: what is enqueued becomes part of a graph and does not
+    /// run.
+    pub(super) capturing: AtomicBool,
+    pub(super) launched: [AtomicU64; 2],
+    /// Observer of each launch of a graph with collectives.
+    pub observed: Observed,
+    /// The first failure; nothing is enqueued afterwards.
+    failure: Mutex<Option<String>>,
+}
+
+// SAFETY: the driver may be called from any thread that binds the context first, as `call` does.
+unsafe impl Send for Device {}
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The GPU of that number, with its streams.
+    pub fn open(library: &Library, api: Api, ordinal: usize) -> Result<Device, String> {
+        let mut device = Device {
+            api,
+            param_info: library.symbol("cuFuncGetParamInfo"),
+            encode_tiled: library.symbol("cuTensorMapEncodeTiled"),
+            id: 0,
+            context: null_mut(),
+            stream: null_mut(),
+            comm_stream: null_mut(),
+            h2d_stream: null_mut(),
+            graphs: AtomicBool::new(true),
+            capturing: AtomicBool::new(false),
+            launched: Default::default(),
+            observed: Observed::default(),
+            failure: Mutex::default(),
+        };
+        let count = device.count()?;
+        if ordinal >= count {
+            return Err(format!("GPU {ordinal} is asked for, the machine has {count}"));
+        }
+        let mut id = 0;
+        // SAFETY: every pointer is to a live variable.
+        unsafe {
+            device
+                .check("finding the GPU", call!(device.api, cuDeviceGet(&mut id, ordinal as _)))?;
+            device.id = id;
+            let mut context = null_mut();
+            let code = call!(device.api, cuDevicePrimaryCtxRetain(&mut context, id));
+            device.check("opening the GPU", code)?;
+            device.context = context;
+            device.check("opening the GPU", call!(device.api, cuCtxSetCurrent(context)))?;
+        }
+        device.stream = device.new_stream()?;
+        device.comm_stream = device.new_stream()?;
+        device.h2d_stream = device.new_stream()?;
+        Ok(device)
+    }
+
+    /// GPUs that the driver shows to this process.
+    fn count(&self) -> Result<usize, String> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live variable.
+        let code = unsafe { call!(self.api, cuDeviceGetCount(&mut count)) };
+        self.check("counting GPUs", code).map(|()| count as usize)
+    }
+
+    pub fn identity(&self) -> Result<Identity, String> {
+        let (mut name, mut bus) = ([0 as c_char; 128], [0 as c_char; 32]);
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the buffers have the lengths given, the pointers are to live variables.
+        unsafe {
+            let code = call!(self.api, cuDeviceGetName(name.as_mut_ptr(), 128, self.id));
+            self.check("naming the GPU", code)?;
+            let code = call!(self.api, cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, self.id));
+            self.check("finding the GPU's slot", code)?;
+            let code = call!(self.api, cuDeviceGetUuid_v2(&mut uuid, self.id));
+            self.check("telling the GPU from others", code)?;
+        }
+        // SAFETY: on success each holds a string that ends within its buffer.
+        let text = |of: &[c_char]| unsafe { CStr::from_ptr(of.as_ptr()) };
+        let text = |of: &[c_char]| text(of).to_string_lossy().into_owned();
+        let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
+        let hex = |part: std::ops::Range<usize>| {
+            uuid.bytes[part].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
+        Ok(Identity {
+            ordinal: self.id as usize,
+            shown: self.count()?,
+            name: text(&name),
+            bus: text(&bus),
+            uuid: format!("GPU-{}", parts.map(hex).join("-")),
+        })
+    }
+
+    /// Its compute capability times ten.
+    pub fn capability(&self) -> Result<i32, String> {
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the pointer is to a live variable.
+            let code = unsafe { call!(self.api, cuDeviceGetAttribute(&mut value, which, self.id)) };
+            self.check("its compute capability", code).map(|()| value)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(10 * major + minor)
+    }
+
+    /// Free and total bytes of memory.
+    pub fn memory(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        self.call("asking for free memory", |api| unsafe {
+            call!(api, cuMemGetInfo_v2(&mut free, &mut total))
+        });
+        (free, total)
+    }
+
+    /// Calls the driver, on whatever thread, unless the device has failed; an error is a failure.
+    pub fn call(&self, doing: &str, with: impl FnOnce(&Api) -> Code) {
+        if self.failed() {
+            return;
+        }
+        let code = self.try_call(with);
+        if code != 0 {
+            self.fail_with(doing, code);
+        }
+    }
+
+    /// As `call`, for a caller that handles the code.
+    pub fn try_call(&self, with: impl FnOnce(&Api) -> Code) -> Code {
+        // SAFETY: the context lives as long as self.
+        match unsafe { call!(self.api, cuCtxSetCurrent(self.context)) } {
+            0 => with(&self.api),
+            code => code,
+        }
+    }
+
+    /// Whether what is enqueued becomes part of a graph.
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.load(Relaxed)
+    }
+
+    /// Counts a kernel or a product that was launched by itself.
+    pub fn count_kernel(&self) {
+        if !self.is_capturing() {
+            self.launched[0].fetch_add(1, Relaxed);
+        }
+    }
+
+    pub fn launched(&self) -> Launched {
+        let [kernels, graphs] = self.launched.each_ref().map(|count| count.load(Relaxed));
+        Launched { kernels, graphs }
+    }
+
+    /// Latches a failure; the first one stays.
+    pub fn fail(&self, what: String) {
+        self.failing().get_or_insert(what);
+    }
+
+    pub(super) fn fail_with(&self, doing: &str, code: Code) {
+        let more = match CONTEXT_LOST.contains(&code) {
+            true => "; `dmesg` on the node may have an NVRM: Xid that says why",
+            false => "",
+        };
+        self.fail(format!("{doing}: {}{more}", self.error(code)));
+    }
+
+    pub fn failed(&self) -> bool {
+        self.failing().is_some()
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.failing().clone()
+    }
+
+    /// Takes a failure in a capture: nothing of it ran, so the device works on without it.
+    pub fn take_failure(&self) -> Option<String> {
+        self.failing().take()
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock()
+    }
+
+    pub(super) fn check(&self, doing: &str, code: Code) -> Result<(), String> {
+        if code == 0 { Ok(()) } else { Err(format!("{doing}: {}", self.error(code))) }
+    }
+
+    /// What a code means, in the driver's words.
+    pub fn error(&self, code: Code) -> String {
+        explain(&self.api, code)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: made in `open`, and this is their only owner.
+        unsafe {
+            call!(self.api, cuCtxSetCurrent(self.context));
+            let streams = [self.stream, self.comm_stream, self.h2d_stream];
+            for stream in streams.into_iter().filter(|s| !s.is_null()) {
+                call!(self.api, cuStreamDestroy_v2(stream));
+            }
+            if !self.context.is_null() {
+                call!(self.api, cuDevicePrimaryCtxRelease_v2(self.id));
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Streams and events: the order of work on the GPU, how far it has come, and how long it took.
+
+use super::device::Device;
+use super::driver::{CUevent, CUstream, NOT_READY};
+use super::library::call;
+use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
+use std::ptr::null_mut;
+
+impl Device {
+    /// A stream that does not wait for the default one.
+    pub(super) fn new_stream(&self) -> Result<CUstream, String> {
+        let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
+        // SAFETY: the pointer is to a live variable; the context is bound.
+        let code = unsafe { call!(self.api, cuStreamCreate(&mut stream, flags)) };
+        self.check("making a stream", code).map(|()| stream)
+    }
+
+    /// An event that orders work and keeps no time.
+    pub fn event(&self) -> CUevent {
+        self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that keeps time.
+    pub fn timing_event(&self) -> CUevent {
+        self.new_event(CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn new_event(&self, flags: CUevent_flags) -> CUevent {
+        let mut event = null_mut();
+        self.call("making an event", |api| unsafe {
+            call!(api, cuEventCreate(&mut event, flags as u32))
+        });
+        event
+    }
+
+    pub fn destroy_event(&self, event: CUevent) {
+        if !event.is_null() {
+            self.try_call(|api| unsafe { call!(api, cuEventDestroy_v2(event)) });
+        }
+    }
+
+    /// Work enqueued on `later` from now on runs after what `earlier` has so far.
+    pub fn after(&self, event: CUevent, earlier: CUstream, later: CUstream) {
+        self.record(event, earlier);
+        self.wait(later, event);
+    }
+
+    /// The event is done when all work enqueued on `stream` so far is.
+    pub fn record(&self, event: CUevent, stream: CUstream) {
+        self.call("ordering streams", |api| unsafe { call!(api, cuEventRecord(event, stream)) });
+    }
+
+    /// Work enqueued on `stream` from now on runs after the event, if that was ever recorded.
+    pub fn wait(&self, stream: CUstream, event: CUevent) {
+        self.call("ordering streams", |api| unsafe {
+            call!(api, cuStreamWaitEvent(stream, event, 0))
+        });
+    }
+
+    /// Whether an event is done; of a device that failed none is.
+    pub fn event_done(&self, event: CUevent) -> bool {
+        if self.failed() {
+            return false;
+        }
+        match self.try_call(|api| unsafe { call!(api, cuEventQuery(event)) }) {
+            0 => true,
+            NOT_READY => false,
+            code => {
+                self.fail_with("computing", code);
+                false
+            }
+        }
+    }
+
+    /// The host waits for an event.
+    pub fn wait_event(&self, doing: &str, event: CUevent) {
+        self.call(doing, |api| unsafe { call!(api, cuEventSynchronize(event)) });
+    }
+
+    /// The host waits for all work on a stream.
+    pub fn wait_stream(&self, stream: CUstream) {
+        self.call("waiting", |api| unsafe { call!(api, cuStreamSynchronize(stream)) });
+    }
+
+    /// Milliseconds between two timing events that are done; infinite if the device fails.
+    pub fn elapsed_ms(&self, from: CUevent, to: CUevent) -> f32 {
+        let mut elapsed = f32::INFINITY;
+        self.call("timing", |api| unsafe {
+            call!(api, cuEventElapsedTime(&mut elapsed, from, to))
+        });
+        elapsed
+    }
+
+    /// Milliseconds of each of `times` runs of what `run` enqueues on the compute stream. Waits for
+    /// them.
+    pub fn time(&self, times: usize, run: impl Fn()) -> Vec<f32> {
+        let pairs: Vec<[CUevent; 2]> =
+            (0..times).map(|_| [self.timing_event(), self.timing_event()]).collect();
+        for [before, after] in &pairs {
+            self.record(*before, self.stream);
+            run();
+            self.record(*after, self.stream);
+        }
+        let elapsed = |[before, after]: &[CUevent; 2]| {
+            self.wait_event("timing", *after);
+            self.elapsed_ms(*before, *after)
+        };
+        let taken = pairs.iter().map(elapsed).collect();
+        pairs.into_iter().flatten().for_each(|event| self.destroy_event(event));
+        taken
+    }
+}

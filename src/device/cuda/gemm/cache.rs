@@ -1,0 +1,123 @@
+//! Algorithms chosen, remembered on disk.
+//!
+//! A file for each GPU, driver and library; a line for each product: its name, its algorithm, and a
+//! digest of both and of the machine. A line whose digest is wrong is as if it were not there. What
+//! the file says is what is used, from the moment it is first written: of several ranks that timed
+//! the same product at once, all take what the first one wrote. So a run repeats its bits as long
+//! as the file is kept.
+
+use crate::device::cuda::lt::Algorithm;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// By name of the product; None: its epilogue is done unfused.
+type Known = BTreeMap<String, Option<Algorithm>>;
+
+/// The choices of one machine.
+pub struct AlgorithmCache {
+    path: PathBuf,
+    machine: String,
+    known: RefCell<Known>,
+}
+
+/// Stands for an epilogue done unfused.
+const APART: &str = "apart";
+
+impl fmt::Display for AlgorithmCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.display().fmt(f)
+    }
+}
+
+impl AlgorithmCache {
+    /// Those kept in a folder; None if nothing can be kept there.
+    pub fn open(folder: &Path, machine: String) -> Option<AlgorithmCache> {
+        fs::create_dir_all(folder).ok()?;
+        let path = folder.join(format!("products-{:016x}.txt", xxh3_64(machine.as_bytes())));
+        lock(&path).ok()?;
+        let known = RefCell::new(read(&path, &machine));
+        Some(AlgorithmCache { path, machine, known })
+    }
+
+    /// What was chosen for a product.
+    pub fn of(&self, product: &str) -> Option<Option<Algorithm>> {
+        self.known.borrow().get(product).copied()
+    }
+
+    /// Remembers a choice, unless somebody else has made a valid one meanwhile; the one that
+    /// counts.
+    pub fn keep(
+        &self,
+        product: &str,
+        way: Option<Algorithm>,
+        valid: impl Fn(&Option<Algorithm>) -> bool,
+    ) -> Option<Algorithm> {
+        // Not every network file system can lock; then a choice may get lost, and is made again.
+        let lock = lock(&self.path);
+        let mut known = read(&self.path, &self.machine);
+        let way = known.get(product).copied().filter(valid).unwrap_or(way);
+        if known.insert(product.to_string(), way) != Some(way) {
+            // A full disk is no reason to stop: the choice is made again in the next run.
+            let _ = publish(&self.path, &self.text(&known));
+        }
+        self.known.replace(known);
+        drop(lock);
+        way
+    }
+
+    fn text(&self, known: &Known) -> String {
+        let mut text = format!("# algorithms of matrix products, timed on {}\n", self.machine);
+        for (product, way) in known {
+            let algorithm = way.map_or(APART.to_string(), |way| {
+                way.data.iter().map(|word| format!("{word:016x}")).collect()
+            });
+            let choice = format!("{product}: {algorithm}");
+            let digest = digest(&self.machine, &choice);
+            let _ = writeln!(text, "{choice} {digest:016x}");
+        }
+        text
+    }
+}
+
+fn digest(machine: &str, choice: &str) -> u64 {
+    xxh3_64(format!("{machine}\n{choice}").as_bytes())
+}
+
+/// The lines of a file that are whole and of this machine.
+fn read(path: &Path, machine: &str) -> Known {
+    let text = fs::read(path).unwrap_or_default();
+    let choice = |line: &str| {
+        let (choice, seal) = line.rsplit_once(' ')?;
+        let sound = u64::from_str_radix(seal, 16) == Ok(digest(machine, choice));
+        let (product, algorithm) = choice.rsplit_once(": ").filter(|_| sound)?;
+        if algorithm == APART {
+            return Some((product.to_string(), None));
+        }
+        let word = |i: usize| u64::from_str_radix(algorithm.get(16 * i..16 * i + 16)?, 16).ok();
+        let words: Option<Vec<u64>> = (0..8).map(word).collect();
+        Some((product.to_string(), Some(Algorithm { data: words?.try_into().ok()? })))
+    };
+    String::from_utf8_lossy(&text).lines().filter_map(choice).collect()
+}
+
+/// Waits for the lock of the file's writers; it is held until the file is dropped.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = File::create(path.with_extension("lock"))?;
+    let _ = file.lock();
+    Ok(file)
+}
+
+/// Gives the file its name when it is whole.
+fn publish(path: &Path, text: &str) -> io::Result<()> {
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}

@@ -1,0 +1,57 @@
+//! When work on the GPU began and ended, for traces: points on the compute stream, by timing
+//! events.
+
+use super::device::Device;
+use super::driver::CUevent;
+use crate::device::Timeline;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The points marked on one GPU since it was made.
+pub struct EventTimeline {
+    device: Arc<Device>,
+    /// The first is the start, which the host waited for.
+    events: Mutex<Vec<CUevent>>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for EventTimeline {}
+unsafe impl Sync for EventTimeline {}
+
+impl EventTimeline {
+    pub fn start(device: &Arc<Device>) -> EventTimeline {
+        let start = device.timing_event();
+        device.record(start, device.stream);
+        device.wait_event("timing", start);
+        EventTimeline { device: device.clone(), events: Mutex::new(vec![start]) }
+    }
+}
+
+impl Timeline for EventTimeline {
+    fn mark(&self) -> Option<usize> {
+        if self.device.is_capturing() {
+            return None;
+        }
+        let event = self.device.timing_event();
+        self.device.record(event, self.device.stream);
+        let mut events = self.events.lock();
+        events.push(event);
+        Some(events.len() - 1)
+    }
+
+    fn read(&self) -> Vec<i64> {
+        self.device.wait_stream(self.device.stream);
+        let events = self.events.lock();
+        let nanoseconds = |event: &CUevent| {
+            let ms = self.device.elapsed_ms(events[0], *event);
+            if ms.is_finite() { (ms as f64 * 1e6) as i64 } else { 0 }
+        };
+        events.iter().map(nanoseconds).collect()
+    }
+}
+
+impl Drop for EventTimeline {
+    fn drop(&mut self) {
+        self.events.lock().drain(..).for_each(|event| self.device.destroy_event(event));
+    }
+}

@@ -1,0 +1,78 @@
+//! The regions of a rank's device memory, and their sizes.
+
+use crate::base::Bytes;
+use crate::device::{Arena, Backend, OutOfMemory};
+use std::fmt;
+
+/// One region for each purpose.
+pub struct Arenas {
+    pub weights: Arena,
+    pub grads: Arena,
+    pub optimizer: Arena,
+    pub saved: Arena,
+    pub workspace: Arena,
+    pub inputs: Arena,
+}
+
+impl Arenas {
+    pub fn measuring() -> Arenas {
+        Arenas {
+            weights: Arena::measuring(),
+            grads: Arena::measuring(),
+            optimizer: Arena::measuring(),
+            saved: Arena::measuring(),
+            workspace: Arena::measuring(),
+            inputs: Arena::measuring(),
+        }
+    }
+
+    /// Arenas with memory for what was laid out in these.
+    pub fn reserve(&self, be: &dyn Backend) -> Result<Arenas, OutOfMemory> {
+        Ok(Arenas {
+            weights: Arena::new(be, self.weights.peak())?,
+            grads: Arena::new(be, self.grads.peak())?,
+            optimizer: Arena::new(be, self.optimizer.peak())?,
+            saved: Arena::new(be, self.saved.peak())?,
+            workspace: Arena::new(be, self.workspace.peak())?,
+            inputs: Arena::new(be, self.inputs.peak())?,
+        })
+    }
+
+    /// With the memory that the device's ops hold.
+    pub fn memory_plan(&self, workspace: Bytes) -> MemoryPlan {
+        let bytes = |arena: &Arena| Bytes(arena.peak() as u64);
+        let mut rows = vec![
+            ("weights", bytes(&self.weights)),
+            ("gradients", bytes(&self.grads)),
+            ("optimizer", bytes(&self.optimizer)),
+            ("stash", bytes(&self.saved)),
+            ("scratch", bytes(&self.workspace)),
+            ("inputs", bytes(&self.inputs)),
+        ];
+        if workspace.0 > 0 {
+            rows.push(("workspace", workspace));
+        }
+        MemoryPlan { rows }
+    }
+}
+
+/// What a rank reserves, by purpose; prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub rows: Vec<(&'static str, Bytes)>,
+}
+
+impl MemoryPlan {
+    pub fn total(&self) -> Bytes {
+        Bytes(self.rows.iter().map(|(_, bytes)| bytes.0).sum())
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, bytes) in &self.rows {
+            write!(f, "{name} {bytes} · ")?;
+        }
+        write!(f, "total {}", self.total())
+    }
+}

@@ -1,0 +1,358 @@
+//! What a rank keeps of the model's parameters, shared among data-parallel ranks (ZeRO: Rajbhandari
+//! et al. 2020; `plan` has the levels), and the collectives that bring weights and gradients to where
+//! they are needed.
+//!
+//! All of these are begun and run during the computation: a block of ZeRO 2 and 3 has until the block
+//! after the next one needs its buffer.
+
+mod plan;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+pub use plan::{BucketState, buckets, states};
+pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
+
+use super::groups::{Groups, model_dtype};
+use super::states::{Initial, MASTER, MODEL, ParamStates};
+use crate::base::DType;
+use crate::comm::{Collective, Pending};
+use crate::device::{Backend, Tensor};
+use crate::manifest::{Manifest, Model};
+use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, TpSplit, Weight};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Weights, gradients and states of one rank, on its device and in its groups.
+pub struct ShardedParams<'a> {
+    be: &'a dyn Backend,
+    groups: Groups,
+    layout: Layout,
+    model: Model,
+    model_dtype: DType,
+    /// Of ZeRO; 0 where there is no other data-parallel rank.
+    level: u8,
+    /// Sequence parallelism: gradients of parameters that are not split are partial sums.
+    sequence: bool,
+    /// Whether another stage holds a copy of the embedding (or this one the copy).
+    tied: bool,
+    buckets: Vec<BucketState>,
+    params: Vec<ParamStates>,
+    in_flight: RefCell<InFlight>,
+}
+
+/// Collectives that were begun and not yet waited for.
+#[derive(Default)]
+struct InFlight {
+    /// By bucket.
+    gathers: Vec<Option<Pending>>,
+    reductions: Vec<Pending>,
+    /// Sums of gradients over tensor-parallel ranks.
+    tp_sums: Vec<Pending>,
+    /// ZeRO 2 and 3: the block whose gradients are being reduced in each of the two buffers.
+    scattering: [Option<(usize, Pending)>; 2],
+    gathered: GatherState,
+}
+
+/// ZeRO-3's gather state between passes: which blocks are whole in the two buffers, and the one used
+/// last. Part of the key of a captured graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GatherState {
+    whole: [Option<usize>; 2],
+    last: usize,
+}
+
+impl<'a> ShardedParams<'a> {
+    /// Of what was laid out.
+    pub fn new(
+        be: &'a dyn Backend,
+        groups: Groups,
+        m: &Manifest,
+        layout: Layout,
+        buckets: Vec<BucketState>,
+        params: Vec<ParamStates>,
+    ) -> ShardedParams<'a> {
+        let gathers = buckets.iter().map(|_| None).collect();
+        ShardedParams {
+            be,
+            level: zero_level(&groups, m),
+            sequence: m.topology.sequence_parallel,
+            tied: m.model.tied_head && groups.pipeline.size() > 1,
+            model: m.model.clone(),
+            model_dtype: model_dtype(m.precision),
+            groups,
+            layout,
+            buckets,
+            params,
+            in_flight: RefCell::new(InFlight { gathers, ..InFlight::default() }),
+        }
+    }
+
+    pub fn backend(&self) -> &'a dyn Backend {
+        self.be
+    }
+
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The model, of which this rank may hold a part.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The dtype of the weights that forward and backward read.
+    pub fn model_dtype(&self) -> DType {
+        self.model_dtype
+    }
+
+    /// Whether each data-parallel rank updates a shard only.
+    pub fn is_sharded(&self) -> bool {
+        self.level > 0
+    }
+
+    /// What is kept of each parameter.
+    pub fn states(&self) -> &[ParamStates] {
+        &self.params
+    }
+
+    /// Sets every state to its initial value.
+    pub fn init(&self, seed: u64) {
+        let mut values = Vec::new();
+        for kept in &self.params {
+            for (state, range, at) in kept.states() {
+                match state.init {
+                    Initial::CastOf(_) => {}
+                    Initial::Zero => self.be.zero(at),
+                    Initial::Parameter => {
+                        values.resize(kept.param.numel(), 0.0);
+                        self.layout.init(&kept.param, &self.model, seed, &mut values);
+                        self.be.upload(bytemuck::cast_slice(&values[range]), at);
+                    }
+                }
+            }
+        }
+        self.cast_master_to_model();
+    }
+
+    /// Rounds the master weights into the model weights, on every rank.
+    pub fn cast_master_to_model(&self) {
+        for kept in &self.params {
+            let (master, model) = (kept.get(MASTER), kept.get(MODEL));
+            if master.addr() != model.addr() && master.numel() > 0 {
+                self.be.copy(master, model.set());
+            }
+        }
+        self.begin_all_gather();
+        self.wait_gathers();
+    }
+
+    /// x = Σ x over all ranks that update something else.
+    pub fn sum_over_owners(&self, x: Tensor) {
+        self.groups.tensor.all_reduce(x);
+        self.groups.pipeline.all_reduce(x);
+        if self.level > 0 {
+            self.groups.data.all_reduce(x);
+        }
+    }
+
+    /// Zeroes the gradients, at the beginning of a step.
+    pub fn zero_grads(&self) {
+        // The buffers that blocks share are zero whenever a block begins to use them.
+        for bucket in &self.buckets {
+            self.be.zero(if self.scatters(bucket) { bucket.own_grads } else { bucket.grads });
+        }
+    }
+
+    /// The gradient of a parameter that this rank updates whole, f32.
+    pub fn grad(&self, param: &Param) -> Tensor {
+        let bucket = &self.buckets[param.bucket];
+        bucket.own_grads.span(param.offset - bucket.own.start, param.numel())
+    }
+
+    /// Whether a bucket's gradients are reduced after every micro-batch.
+    fn scatters(&self, bucket: &BucketState) -> bool {
+        self.level >= 2 && bucket.module == Module::Block
+    }
+
+    /// Whether a bucket's weights are whole only while they are used.
+    fn gathers_for_use(&self, bucket: &BucketState) -> bool {
+        self.level == 3 && bucket.module == Module::Block
+    }
+
+    /// Which of a bucket's model weights are there between two steps, and where.
+    pub fn present_weights(&self, kept: &BucketState, bucket: &Bucket) -> (Range<usize>, Tensor) {
+        match self.gathers_for_use(kept) {
+            true => (kept.own.clone(), kept.own_weights),
+            false => (bucket.range.clone(), kept.weights),
+        }
+    }
+
+    /// The model weights of each parameter that are there, flat, if the whole bucket is.
+    pub fn whole_weights(&self) -> impl Iterator<Item = (&Param, Tensor)> {
+        let buckets = self.layout.buckets.iter().zip(&self.buckets);
+        let whole = buckets.filter(|(_, kept)| !self.gathers_for_use(kept));
+        whole.flat_map(|(bucket, kept)| {
+            let flat =
+                |param: &Param| kept.weights.span(param.offset - bucket.range.start, param.numel());
+            bucket.params.iter().map(move |param| (param, flat(param)))
+        })
+    }
+
+    /// Begins to gather the weights that ranks have updated.
+    pub fn begin_all_gather(&self) {
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        in_flight.gathered.whole = [None; 2];
+        for (bucket, gather) in self.buckets.iter().zip(&mut in_flight.gathers) {
+            if self.level > 0 && !self.gathers_for_use(bucket) {
+                *gather = Some(self.groups.data.begin(bucket.gather()));
+            }
+        }
+    }
+
+    /// Waits for every gather, so that weights can be read.
+    pub fn wait_gathers(&self) {
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        let gathers = in_flight.gathers.iter_mut().filter_map(Option::take);
+        gathers.for_each(|pending| self.groups.data.finish(pending));
+    }
+
+    /// The gather state, unless a collective is in flight.
+    pub fn gather_state(&self) -> Option<GatherState> {
+        let in_flight = &*self.in_flight.borrow();
+        let gathers = in_flight.gathers.iter().all(Option::is_none);
+        let sums = in_flight.reductions.is_empty() && in_flight.tp_sums.is_empty();
+        let scattering = in_flight.scattering.iter().all(Option::is_none);
+        (gathers && sums && scattering).then_some(in_flight.gathered)
+    }
+
+    /// Sets the gather state to what a pass left that is replayed.
+    pub fn set_gather_state(&self, state: GatherState) {
+        self.in_flight.borrow_mut().gathered = state;
+    }
+
+    /// After the last micro-batch: sums the tied embedding's gradients over the first and the last
+    /// stage, and waits for all reductions.
+    pub fn finish_grads(&self) {
+        if self.tied {
+            for (number, bucket) in self.buckets.iter().enumerate() {
+                if matches!(bucket.module, Module::Embed | Module::TiedCopy) {
+                    self.groups.embedding.all_reduce(bucket.grads_by_name[Weight::TokenEmbed]);
+                    self.begin_reduction(number);
+                }
+            }
+        }
+        self.wait_reductions();
+    }
+
+    /// Waits for all reductions.
+    pub fn wait_reductions(&self) {
+        (0..2).for_each(|buffer| self.accumulate_shard(buffer));
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        let Groups { tp_async, data, .. } = &self.groups;
+        in_flight.tp_sums.drain(..).for_each(|pending| tp_async.finish(pending));
+        in_flight.reductions.drain(..).for_each(|pending| data.finish(pending));
+    }
+
+    /// Begins to sum a bucket's gradients over the ranks. What is begun runs in order, so the sums
+    /// over tensor-parallel ranks are there before the replicas'.
+    fn begin_reduction(&self, number: usize) {
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
+        let Groups { tp_async, data, .. } = &self.groups;
+        if self.sequence {
+            let partial = layout.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
+            let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
+            in_flight.tp_sums.extend(partial.map(|param| tp_async.begin(sum(param))));
+        }
+        let part = bucket.scattered_grads(layout.range.start);
+        let pending = data.begin(match self.level {
+            0 => Collective::AllReduce(bucket.grads),
+            _ => Collective::ReduceScatter { whole: bucket.grads, part },
+        });
+        match self.scatters(bucket) {
+            true => in_flight.scattering[number % 2] = Some((number, pending)),
+            false => in_flight.reductions.push(pending),
+        }
+    }
+
+    /// ZeRO 2 and 3: adds up what was reduced in one of the two buffers, and clears it for the next
+    /// block.
+    fn accumulate_shard(&self, buffer: usize) {
+        let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
+        if let Some((number, pending)) = reduced {
+            self.groups.data.finish(pending);
+            let bucket = &self.buckets[number];
+            let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
+            self.be.copy(part, bucket.own_grads.add());
+            self.be.zero(bucket.grads);
+        }
+    }
+
+    /// ZeRO 3: makes a block whole, and begins to gather the one after it in the direction of travel.
+    fn gather_block(&self, block: usize) {
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        let InFlight { gathers, gathered: GatherState { whole, last }, .. } = in_flight;
+        let data = &*self.groups.data;
+        if whole[block % 2] != Some(block) {
+            gathers[block] = Some(data.begin(self.buckets[block].gather()));
+            whole[block % 2] = Some(block);
+        }
+        if let Some(pending) = gathers[block].take() {
+            data.finish(pending);
+        }
+        let next = if block < *last { block.checked_sub(1) } else { Some(block + 1) };
+        *last = block;
+        let is_block =
+            |b: &usize| self.buckets.get(*b).is_some_and(|bucket| self.gathers_for_use(bucket));
+        if let Some(next) = next.filter(is_block)
+            && whole[next % 2] != Some(next)
+        {
+            // A prefetch into this buffer may still be running: it must end before it is overwritten.
+            if let Some(late) = whole[next % 2].and_then(|b| gathers[b].take()) {
+                data.finish(late);
+            }
+            gathers[next] = Some(data.begin(self.buckets[next].gather()));
+            whole[next % 2] = Some(next);
+        }
+    }
+}
+
+/// ZeRO's level: 0 where there is no other data-parallel rank.
+pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
+    let level = if groups.data.size() == 1 { 0 } else { m.topology.zero };
+    assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
+    level
+}
+
+impl ParamStore for ShardedParams<'_> {
+    fn weights(&self, number: usize) -> &Params {
+        let bucket = &self.buckets[number];
+        if self.gathers_for_use(bucket) {
+            self.gather_block(number);
+        } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
+            self.groups.data.finish(pending);
+        }
+        &bucket.weights_by_name
+    }
+
+    fn grads(&self, number: usize) -> &Params {
+        let bucket = &self.buckets[number];
+        if self.scatters(bucket) {
+            self.accumulate_shard(number % 2);
+        }
+        &bucket.grads_by_name
+    }
+
+    fn grads_done(&self, number: usize, last_micro: bool) {
+        let bucket = &self.buckets[number];
+        let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
+        if (last_micro || self.scatters(bucket)) && !later {
+            self.begin_reduction(number);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Where a rank's weights, gradients and states lie.
+//!
+//! | ZeRO | weights | gradients | states |
+//! |---|---|---|---|
+//! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
+//! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own shard |
+//! | 2 | as 1 | blocks: own shard, reduce-scattered after each micro-batch | own shard |
+//! | 3 | own shard; a block's are gathered one ahead | as 2 | own shard |
+//!
+//! A bucket is divided in equal shards. The embedding and the head stay whole through a step.
+
+use crate::base::DType;
+use crate::comm::Collective;
+use crate::device::{Arena, Tensor};
+use crate::engine::arenas::Arenas;
+use crate::engine::rule::OptimizerRule;
+use crate::engine::states::{MODEL, ParamStates};
+use crate::model::{Bucket, Layout, Module, Params};
+use std::ops::Range;
+
+/// Where a bucket's weights and gradients lie: whole (for forward and backward, perhaps for a
+/// while), and this rank's own shard (all of it, at ZeRO 0).
+pub struct BucketState {
+    pub module: Module,
+    /// What this rank updates, in elements of the layout.
+    pub own: Range<usize>,
+    pub weights: Tensor,
+    pub own_weights: Tensor,
+    pub grads: Tensor,
+    pub own_grads: Tensor,
+    pub weights_by_name: Params,
+    pub grads_by_name: Params,
+}
+
+impl BucketState {
+    pub fn gather(&self) -> Collective {
+        Collective::AllGather { part: self.own_weights, whole: self.weights }
+    }
+
+    /// Where this rank's shard of a reduce-scatter comes to lie, in a bucket that starts at `start`.
+    pub fn scattered_grads(&self, start: usize) -> Tensor {
+        self.grads.span(self.own.start - start, self.own.len())
+    }
+}
+
+/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks.
+pub fn buckets(
+    level: u8,
+    dp_rank: usize,
+    layout: &Layout,
+    model: DType,
+    at: &Arenas,
+) -> Vec<BucketState> {
+    let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
+    let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
+    let gathered = (level == 3).then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
+    let reduced = || [buffer(&at.grads, DType::F32), buffer(&at.grads, DType::F32)];
+    let reduced = (level >= 2).then(reduced);
+    let lay = |(i, bucket): (usize, &Bucket)| {
+        let len = bucket.range.len();
+        let block = bucket.module == Module::Block;
+        let own = match level {
+            0 => bucket.range.clone(),
+            _ => bucket.shard(layout.shard.dp, dp_rank),
+        };
+        let (offset, shard) = (own.start - bucket.range.start, own.len());
+        let weights = match &gathered {
+            Some(buffers) if block => buffers[i % 2].span(0, len),
+            _ => at.weights.matrix(1, len, model),
+        };
+        let grads = match &reduced {
+            Some(buffers) if block => buffers[i % 2].span(0, len),
+            _ => at.grads.matrix(1, len, DType::F32),
+        };
+        let own_weights = match level == 3 {
+            true => at.weights.matrix(1, shard, model),
+            false => weights.span(offset, shard),
+        };
+        let own_grads = match level >= 2 && block {
+            true => at.grads.matrix(1, shard, DType::F32),
+            false => grads.span(offset, shard),
+        };
+        BucketState {
+            module: bucket.module,
+            own,
+            weights,
+            own_weights,
+            grads,
+            own_grads,
+            weights_by_name: Params::new(bucket, weights),
+            grads_by_name: Params::new(bucket, grads),
+        }
+    };
+    layout.buckets.iter().enumerate().map(lay).collect()
+}
+
+/// Lays out the states of every parameter that this rank keeps something of.
+pub fn states(
+    layout: &Layout,
+    buckets: &[BucketState],
+    rule: &dyn OptimizerRule,
+    arena: &Arena,
+) -> Vec<ParamStates> {
+    let mut all = Vec::new();
+    for (bucket, kept) in layout.buckets.iter().zip(buckets) {
+        for param in &bucket.params {
+            let start = param.offset.clamp(kept.own.start, kept.own.end);
+            let end = param.range().end.clamp(start, kept.own.end);
+            let cut = |flat: Tensor| flat.span(start - kept.own.start, end - start);
+            let part = match start < end {
+                true => start - param.offset..end - param.offset,
+                false => 0..0,
+            };
+            let specs = rule.states(&param.spec);
+            assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
+            let place = |len, dtype| arena.matrix(1, len, dtype);
+            let tensors = [cut(kept.own_weights), cut(kept.own_grads)];
+            all.extend(ParamStates::plan(param, part, tensors, &specs, place));
+        }
+    }
+    all
+}

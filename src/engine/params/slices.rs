@@ -1,0 +1,230 @@
+//! What a rank keeps of the whole model, as rectangles of whole states, and access to their values.
+//!
+//! Tensor parallelism cuts a parameter by rows or columns; ZeRO cuts a bucket of such shares into flat
+//! ranges. What a rank has of a state is then part of a row, whole rows, and part of a row: up to
+//! three rectangles, each one run of memory. Rows that only pad the vocabulary are in none.
+
+use super::ShardedParams;
+use crate::device::Tensor;
+use crate::engine::states::{Extent, StateSpec, TensorSlice};
+use crate::manifest::Model;
+use crate::model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+
+/// A rectangle of one state of a parameter, in one run of this rank's memory.
+#[derive(Clone, Debug)]
+pub struct StateSlice {
+    pub param: Param,
+    /// The parameter's number in the whole model.
+    pub number: usize,
+    pub state: StateSpec,
+    /// Of the whole state: rows and columns.
+    pub shape: [usize; 2],
+    pub slice: TensorSlice,
+    pub replica: Replica,
+    at: Tensor,
+}
+
+/// Which of the equal copies of a state: ranks that hold parts of the same one agree. Each number
+/// is 0 where there is one copy, or none was made in that direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Replica {
+    /// The last stage's copy of a tied embedding.
+    pub tied: bool,
+    pub data: usize,
+    pub tensor: usize,
+}
+
+impl Replica {
+    /// Whether it is the one that goes into a checkpoint.
+    pub fn is_first(&self) -> bool {
+        *self == Replica::default()
+    }
+}
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TP{} DP{}", self.tensor, self.data)?;
+        if self.tied { write!(f, ", tied") } else { Ok(()) }
+    }
+}
+
+impl StateSlice {
+    pub fn numel(&self) -> usize {
+        self.slice.numel()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.at.bytes()
+    }
+
+    /// Where the values lie: two states that share their memory have one address.
+    pub fn addr(&self) -> usize {
+        self.at.addr()
+    }
+
+    /// Where some of its rows lie.
+    pub fn rows(&self, rows: Range<usize>) -> Tensor {
+        let cols = self.slice.size[1];
+        self.at.span(rows.start * cols, rows.len() * cols)
+    }
+
+    /// From row `first` on, as many rows as there are values.
+    pub fn rows_of(&self, first: usize, bytes: &[u8]) -> Tensor {
+        let row = self.slice.size[1] * self.state.dtype.size();
+        self.rows(first..first + bytes.len() / row)
+    }
+}
+
+/// The whole parameter's rows as checkpoints have them: those that only pad the vocabulary are left
+/// out. They depend on the topology, and no loss depends on them.
+fn saved_rows(spec: &ParamSpec, vocab: usize) -> usize {
+    if spec.vocab { vocab } else { spec.rows }
+}
+
+/// The whole parameter's shape, as checkpoints have it: norms and biases are vectors.
+pub fn saved_shape(param: &Param, vocab: usize) -> Vec<usize> {
+    match param.spec {
+        ParamSpec { vocab: false, rows: 1, cols, .. } => vec![cols],
+        spec => vec![saved_rows(&spec, vocab), spec.cols],
+    }
+}
+
+/// Rows of a rank's share that do not only pad the vocabulary.
+fn real_rows(layout: &Layout, param: &Param, vocab: usize) -> usize {
+    let [first, _] = layout.tp_offset(param);
+    if param.spec.vocab { vocab.saturating_sub(first).min(param.rows) } else { param.rows }
+}
+
+/// A range of a rank's share of a state, in elements, where it lies, and which data-parallel copy.
+pub struct Held<'a> {
+    pub param: &'a Param,
+    pub state: StateSpec,
+    pub range: Range<usize>,
+    pub at: Tensor,
+    pub data: usize,
+}
+
+/// States cut into rectangles of the whole model's.
+pub fn cut<'a>(
+    layout: &Layout,
+    model: &Model,
+    all: impl Iterator<Item = Held<'a>>,
+) -> Vec<StateSlice> {
+    let whole = Layout::new(model, ModelShard::whole(model));
+    let numbers: HashMap<&str, usize> =
+        whole.params().enumerate().map(|(i, param)| (param.name.as_str(), i)).collect();
+    let mut slices = Vec::new();
+    for Held { param, state, range, at, data } in all {
+        let extent = state.extent;
+        let tensor = if is_whole(param, extent) { layout.shard.tp_rank } else { 0 };
+        let replica = Replica { tied: param.tied_copy, data, tensor };
+        let real = TensorSlice {
+            at: layout.tp_offset(param),
+            size: [real_rows(layout, param, model.vocab), param.cols],
+        };
+        let real = extent.of(real);
+        for run in runs(real.size[1], range.start..range.end.min(real.numel())) {
+            let cols = real.size[1];
+            let width = run.len().min(cols);
+            let first = [real.at[0] + run.start / cols, real.at[1] + run.start % cols];
+            slices.push(StateSlice {
+                param: param.clone(),
+                number: numbers[param.name.as_str()],
+                state,
+                shape: extent.shape([saved_rows(&param.spec, model.vocab), param.spec.cols]),
+                slice: TensorSlice { at: first, size: [run.len() / width, width] },
+                replica,
+                at: at.span(run.start - range.start, run.len()),
+            });
+        }
+    }
+    slices
+}
+
+/// Whether every tensor-parallel rank has all of the state.
+pub fn is_whole(param: &Param, extent: Extent) -> bool {
+    match param.spec.split {
+        TpSplit::Whole => true,
+        TpSplit::Rows => extent == Extent::Cols,
+        TpSplit::Cols => extent == Extent::Rows,
+    }
+}
+
+/// A range of the elements of a matrix, as the end of a row, whole rows, and the beginning of a row.
+fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
+    let Range { mut start, end } = range;
+    let mut runs = Vec::new();
+    while start < end {
+        let into = start % cols;
+        let to = match end - start {
+            left if into > 0 => start + left.min(cols - into),
+            left if left < cols => end,
+            left => start + left / cols * cols,
+        };
+        runs.push(start..to);
+        start = to;
+    }
+    runs
+}
+
+impl ShardedParams<'_> {
+    /// What this rank keeps of every state: of the model weights the part that it updates.
+    pub fn slices(&self) -> Vec<StateSlice> {
+        let replica = self.groups.data.rank();
+        let held = self.params.iter().flat_map(|kept| {
+            kept.states().map(move |(state, range, at)| {
+                let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
+                Held { param: &kept.param, state: *state, range, at, data }
+            })
+        });
+        cut(&self.layout, &self.model, held)
+    }
+
+    /// All that this rank has of the model weights.
+    pub fn model_slices(&self) -> Vec<StateSlice> {
+        let state = StateSpec::model(self.model_dtype);
+        let buckets = self.layout.buckets.iter().zip(&self.buckets);
+        let held = buckets.flat_map(|(bucket, kept)| {
+            let (range, weights) = self.present_weights(kept, bucket);
+            let whole = range.len() == bucket.range.len();
+            let data = if whole { self.groups.data.rank() } else { 0 };
+            bucket.overlaps(range.clone()).map(move |(param, part)| Held {
+                param,
+                state,
+                at: weights.span(part.start - range.start, part.len()),
+                range: part.start - param.offset..part.end - param.offset,
+                data,
+            })
+        });
+        cut(&self.layout, &self.model, held)
+    }
+
+    /// Copies rows of a slice to the host, as they lie in memory. Model weights after `wait_gathers`.
+    pub fn read(&self, slice: &StateSlice, rows: Range<usize>, out: &mut [u8]) {
+        self.be.download(slice.rows(rows), out);
+    }
+
+    /// Writes rows of a slice from row `first` on. After the last master weight:
+    /// `cast_master_to_model`.
+    pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
+        self.be.upload(bytes, slice.rows_of(first, bytes));
+    }
+
+    /// Zeroes all states of the rows that only pad the vocabulary: no checkpoint has them.
+    pub fn clear_padding(&self) {
+        for kept in &self.params {
+            let rows = real_rows(&self.layout, &kept.param, self.model.vocab);
+            for (state, range, at) in kept.states() {
+                let real = state.extent.shape([rows, kept.param.cols]).iter().product();
+                let start = range.end.min(range.start.max(real));
+                if start < range.end {
+                    self.be.zero(at.span(start - range.start, range.end - start));
+                }
+            }
+        }
+    }
+}

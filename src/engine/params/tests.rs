@@ -1,0 +1,125 @@
+use super::*;
+use crate::comm::{Group, Message, Solo};
+use crate::device::cpu::Cpu;
+use crate::engine::arenas::Arenas;
+use crate::engine::states::{Extent, TensorSlice};
+use crate::manifest;
+use crate::model::ModelShard;
+use std::rc::Rc;
+
+/// A group of two ranks, of which the other is missing: records what is begun and finished.
+#[derive(Clone, Default)]
+struct Log(Rc<RefCell<Vec<String>>>);
+
+impl Log {
+    fn write(&self, what: &str) {
+        self.0.borrow_mut().push(what.to_string());
+    }
+}
+
+impl Group for Log {
+    fn size(&self) -> usize {
+        2
+    }
+    fn rank(&self) -> usize {
+        0
+    }
+    fn all_reduce(&self, _: Tensor) {
+        self.write("waits");
+    }
+    fn all_gather(&self, _: Tensor, _: Tensor) {
+        self.write("waits");
+    }
+    fn reduce_scatter(&self, _: Tensor, _: Tensor) {
+        self.write("waits");
+    }
+    fn exchange(&self, _: &[Message]) {
+        self.write("waits");
+    }
+    fn begin(&self, what: Collective) -> Pending {
+        self.write(match what {
+            Collective::AllReduce(_) => "begin all_reduce",
+            Collective::AllGather { .. } => "begin all_gather",
+            Collective::ReduceScatter { .. } => "begin reduce_scatter",
+        });
+        Solo.begin(Collective::AllReduce(Tensor::at(256, 1, 1, DType::F32)))
+    }
+    fn finish(&self, _: Pending) {
+        self.write("finish");
+    }
+}
+
+/// The records of one backward pass through the blocks of a four-layer model.
+fn backwards(level: u8) -> String {
+    let text = "
+model: {layers: 4, hidden: 16, heads: 2, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 2, global: 16}
+lr: {peak: 1e-3}
+train: {samples: 800}
+";
+    let sets = [format!("topology={{data: 2, zero: {level}}}"), "precision=bf16".to_string()];
+    let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
+    let m = loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+    let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
+    let (cpu, log) = (Cpu::new(Some(1)), Log::default());
+    let measured = Arenas::measuring();
+    buckets(level, 0, &layout, DType::BF16, &measured);
+    let arenas = measured.reserve(&cpu).unwrap();
+    let buckets = buckets(level, 0, &layout, DType::BF16, &arenas);
+    let groups = Groups { data: Box::new(log.clone()), ..Groups::solo() };
+    let params = ShardedParams::new(&cpu, groups, &m, layout, buckets, Vec::new());
+    for block in (1..=4).rev() {
+        params.weights(block);
+        params.grads(block);
+        log.write(&format!("block {block}"));
+        params.grads_done(block, true);
+    }
+    log.write("end");
+    params.finish_grads();
+    log.0.take().join(", ")
+}
+
+/// A block's gradients are on their way while the next block computes, and (where two buffers take
+/// turns) until the one after that needs the buffer.
+#[test]
+fn gradients_travel_while_the_next_block_computes() {
+    let finish = ", finish".repeat(4);
+    let scattered = |kind: &str| {
+        let blocks = [4, 3, 2, 1].map(|block| format!("block {block}, begin {kind}"));
+        format!("{}, end{finish}", blocks.join(", "))
+    };
+    assert_eq!(backwards(0), scattered("all_reduce"));
+    assert_eq!(backwards(1), scattered("reduce_scatter"));
+    assert_eq!(
+        backwards(2),
+        "block 4, begin reduce_scatter, block 3, begin reduce_scatter, \
+         finish, block 2, begin reduce_scatter, finish, block 1, begin reduce_scatter, \
+         end, finish, finish"
+    );
+}
+
+/// Stage 3 gathers the block below while a block computes.
+#[test]
+fn weights_arrive_while_the_block_before_computes() {
+    let log = backwards(3);
+    let gathers: Vec<&str> =
+        log.split(", ").filter(|what| !what.contains("reduce_scatter")).collect();
+    assert!(!gathers.contains(&"waits"), "{log}");
+    assert_eq!(gathers[..3], ["begin all_gather", "finish", "block 4"], "{log}");
+    let below = gathers.iter().position(|what| *what == "block 3").unwrap();
+    assert!(gathers[..below].iter().filter(|what| **what == "begin all_gather").count() > 2);
+}
+
+/// Every extent of a state follows a slice of its parameter.
+#[test]
+fn the_shape_of_a_state_follows_from_its_extent() {
+    let slice = TensorSlice { at: [2, 128], size: [3, 192] };
+    let of = |extent: Extent| extent.of(slice);
+    assert_eq!(of(Extent::Like), slice);
+    assert_eq!(of(Extent::Rows), TensorSlice { at: [2, 0], size: [3, 1] });
+    assert_eq!(of(Extent::Cols), TensorSlice { at: [0, 128], size: [1, 192] });
+    assert_eq!(of(Extent::ColBlocks(64)), TensorSlice { at: [2, 2], size: [3, 3] });
+    assert!(Extent::ColBlocks(64).fits([1, 128]) && !Extent::ColBlocks(64).fits([1, 96]));
+    assert!(!Extent::ColBlocks(0).fits([1, 96]));
+}

@@ -1,0 +1,177 @@
+//! Weights that must be equal on several ranks, compared bit by bit: what tensor parallelism does
+//! not split, what replicas repeat, and a tied embedding with its copy. A flipped bit or a missed
+//! reduction would make them diverge in silence.
+
+#[cfg(test)]
+mod tests;
+
+use super::groups::Groups;
+use super::params::{ShardedParams, is_whole};
+use super::states::{MODEL, ParamStates, StateSpec};
+use crate::base::DType;
+use crate::comm::Group;
+use crate::device::{Arena, Tensor};
+use crate::plan::grid::{Coord, Grid};
+use std::fmt;
+
+/// A weight that is not the same on all ranks that must have it alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// "block.3.attn.qkv.weight", or "block.3.attn.qkv.weight (first moment)".
+    pub tensor: String,
+    /// Ranks of the world that agree with most, and those that do not (of two, the second).
+    pub majority: Vec<usize>,
+    pub diverged: Vec<usize>,
+    grid: Grid,
+}
+
+/// An audit failed, on this rank's groups or elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicasDiverged {
+    /// What this rank saw: empty where only others did.
+    pub found: Vec<Divergence>,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |rank: &usize| format!("{rank} ({})", self.grid.coord(*rank).name());
+        let list = |ranks: &[usize]| ranks.iter().map(name).collect::<Vec<_>>().join(", ");
+        let (diverged, majority) = (list(&self.diverged), list(&self.majority));
+        write!(f, "{} on rank {diverged} is not the same as on rank {majority}", self.tensor)
+    }
+}
+
+impl fmt::Display for ReplicasDiverged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.found[..] {
+            [] => write!(f, "weights that must be equal differ on other ranks"),
+            [drift] => write!(f, "{drift}"),
+            [drift, more @ ..] => write!(f, "{drift}; and {} more weights differ", more.len()),
+        }
+    }
+}
+
+impl std::error::Error for ReplicasDiverged {}
+
+/// Room for the digests of the largest group.
+pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Arena) -> Tensor {
+    let ranks = groups.tensor.size().max(groups.data.size()).max(groups.embedding.size());
+    let states: usize = states.iter().map(|kept| kept.states().count()).sum();
+    arena.matrix(ranks, states.max(params), DType::I64)
+}
+
+/// Part of a state that is to be equal among the ranks of a group.
+struct View {
+    name: String,
+    at: Tensor,
+}
+
+/// Compares every state among the ranks that must have it alike. All ranks call this after the same
+/// step; either all give `Ok` or none. Costs a pass over the states on the device, and messages of 8
+/// bytes a state. `flag`, f32 [1, 1], is scratch.
+pub fn check(
+    params: &ShardedParams,
+    digests: Tensor,
+    flag: Tensor,
+) -> Result<(), ReplicasDiverged> {
+    params.wait_gathers();
+    let Groups { tensor, data, embedding, grid, at, .. } = params.groups();
+    let check = Check { params, digests };
+    let repeated = states(params, |kept, state| is_whole(&kept.param, state.extent));
+    let mut found = check.compare(&**tensor, repeated, |i| Coord { tensor: i, ..*at });
+    let copies = match params.is_sharded() {
+        false => states(params, |_, _| true),
+        true => {
+            let mut copies = states(params, |_, state| !state.extent.is_sharded());
+            copies.extend(params.whole_weights().map(|(param, at)| view(&param.name, MODEL, at)));
+            copies
+        }
+    };
+    found.extend(check.compare(&**data, copies, |i| Coord { data: i, ..*at }));
+    let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
+    let tied = tied.map(|(param, at)| view(&param.name, MODEL, at)).collect();
+    let stage = |i| Coord { pipeline: i * (grid.pipeline - 1), ..*at };
+    found.extend(check.compare(&**embedding, tied, stage));
+    agree(params, found, flag)
+}
+
+/// The states that this rank keeps, as far as they are asked for; what shares its memory once.
+fn states(params: &ShardedParams, of: impl Fn(&ParamStates, &StateSpec) -> bool) -> Vec<View> {
+    let mut views = Vec::new();
+    for kept in params.states() {
+        let model = kept.get(MODEL);
+        for (state, _, at) in kept.states().filter(|(state, ..)| of(kept, state)) {
+            if state.name == MODEL || at != model {
+                views.push(view(&kept.param.name, state.name, at));
+            }
+        }
+    }
+    views
+}
+
+fn view(param: &str, state: &str, at: Tensor) -> View {
+    let name = match state {
+        MODEL => param.to_string(),
+        state => format!("{param} ({})", state.replace('_', " ")),
+    };
+    View { name, at }
+}
+
+struct Check<'a> {
+    params: &'a ShardedParams<'a>,
+    digests: Tensor,
+}
+
+impl Check<'_> {
+    /// The views that are not the same on all ranks of a group; `place` is a member's in the grid.
+    fn compare(
+        &self,
+        group: &dyn Group,
+        views: Vec<View>,
+        place: impl Fn(usize) -> Coord,
+    ) -> Vec<Divergence> {
+        let mut found = Vec::new();
+        if group.size() == 1 || views.is_empty() {
+            return found;
+        }
+        let (size, count, be) = (group.size(), views.len(), self.params.backend());
+        let grid = self.params.groups().grid;
+        let tensors: Vec<Tensor> = views.iter().map(|view| view.at).collect();
+        let all = self.digests.span(0, size * count);
+        let part = all.span(group.rank() * count, count);
+        be.digests(&tensors, part.set());
+        group.all_gather(part, all);
+        let mut digests = vec![0u64; size * count];
+        be.download(all, bytemuck::cast_slice_mut(&mut digests));
+        for (i, view) in views.into_iter().enumerate() {
+            let of: Vec<u64> = (0..size).map(|member| digests[member * count + i]).collect();
+            let votes = |digest: &u64| of.iter().filter(|other| *other == digest).count();
+            let most = of.iter().rev().max_by_key(|digest| votes(digest)).expect("a member");
+            let (majority, diverged): (Vec<usize>, Vec<usize>) =
+                (0..size).partition(|member| of[*member] == *most);
+            if !diverged.is_empty() {
+                let ranks = |members: Vec<usize>| {
+                    members.into_iter().map(|member| grid.rank(place(member))).collect()
+                };
+                let (majority, diverged) = (ranks(majority), ranks(diverged));
+                found.push(Divergence { tensor: view.name, majority, diverged, grid });
+            }
+        }
+        found
+    }
+}
+
+/// All ranks learn whether any of them found something.
+fn agree(
+    params: &ShardedParams,
+    found: Vec<Divergence>,
+    flag: Tensor,
+) -> Result<(), ReplicasDiverged> {
+    let (be, groups) = (params.backend(), params.groups());
+    let mut any = if found.is_empty() { 0.0f32 } else { 1.0 };
+    be.upload(bytemuck::bytes_of(&any), flag);
+    groups.tensor.all_reduce(flag);
+    groups.sum_over_stages_and_replicas(flag);
+    be.download(flag, bytemuck::bytes_of_mut(&mut any));
+    if any == 0.0 { Ok(()) } else { Err(ReplicasDiverged { found }) }
+}

@@ -1,0 +1,71 @@
+//! The small results of a step, in device memory, and what the host reads of them.
+
+use super::scaler;
+use crate::base::DType;
+use crate::device::{Arena, Scaler, Tensor};
+
+/// The result of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    pub loss: f64,
+    /// Global norm of the gradient, before clipping.
+    pub grad_norm: f64,
+    /// The gradient was not finite: nothing was updated.
+    pub skipped: bool,
+    /// Skipped, and no later step will update: the loss scale cannot be lowered any more.
+    pub stuck: bool,
+    /// What the next step multiplies its loss by.
+    pub loss_scale: f64,
+}
+
+impl Outcome {
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
+/// Small results of a step. Those that the host reads lie together: one message a step.
+pub struct Scalars {
+    pub outcome: Tensor, // f32 [1, 64 + n]  all of these up to the sums
+    pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
+    pub loss: Tensor,    // f32 [1, 1]
+    pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
+    pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
+    pub status: Tensor,  // f32 [1, 1]  whether the step was skipped, or the loss scale is stuck
+    pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
+    pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
+    pub digests: Tensor, // i64 [ranks, weights]  of a replica check, by rank of a group
+}
+
+impl Scalars {
+    /// Floats of an outcome before the sums: those begin on a line of 256 bytes.
+    pub const BEFORE_SUMS: usize = 64;
+
+    /// With room for the sums of so many gradients, and for the digests of a replica check.
+    pub fn plan(sums: usize, digests: Tensor, arena: &Arena) -> Scalars {
+        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums, DType::F32);
+        Scalars {
+            outcome,
+            norm: outcome.span(0, 1),
+            loss: outcome.span(1, 1),
+            clip: outcome.span(2, 2),
+            rule: outcome.span(3, 3),
+            status: outcome.span(6, 1),
+            scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
+            sums: outcome.span(Scalars::BEFORE_SUMS, sums),
+            digests,
+        }
+    }
+
+    /// What an outcome says, by the places above.
+    pub fn read(outcome: &[f32]) -> Outcome {
+        let [loss, grad_norm, fate, loss_scale] = [1, 2, 6, 7].map(|place| outcome[place]);
+        Outcome {
+            loss: loss.into(),
+            grad_norm: grad_norm.into(),
+            skipped: fate > 0.0,
+            stuck: fate > 1.0,
+            loss_scale: loss_scale.into(),
+        }
+    }
+}

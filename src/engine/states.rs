@@ -1,0 +1,201 @@
+//! What is kept of a parameter, as a table: its model weight, its master weight, the optimizer's
+//! moments. The memory plan, the update, ZeRO, the replica check, checkpoints and the estimator are
+//! read off these rows.
+
+use crate::base::{DType, div_exact};
+use crate::device::Tensor;
+use crate::model::Param;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// The state that forward and backward compute with. Every parameter has one.
+pub const MODEL: &str = "model";
+/// The f32 weight that is updated. Every parameter has one.
+pub const MASTER: &str = "master";
+
+/// A row of the table: one thing that is kept of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Names it in checkpoints and messages.
+    pub name: &'static str,
+    pub dtype: DType,
+    pub extent: Extent,
+    /// Whether a checkpoint holds its values; of other states it holds digests.
+    pub saved: bool,
+    pub init: Initial,
+}
+
+/// What a state begins as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    /// The parameter's initial value.
+    Parameter,
+    Zero,
+    /// Another state, rounded; if both have one dtype they share their memory.
+    CastOf(&'static str),
+}
+
+impl StateSpec {
+    /// The weight that forward and backward read.
+    pub const fn model(dtype: DType) -> StateSpec {
+        let init = Initial::CastOf(MASTER);
+        StateSpec { name: MODEL, dtype, extent: Extent::Like, saved: false, init }
+    }
+
+    /// The weight that is updated.
+    pub const fn master() -> StateSpec {
+        StateSpec { init: Initial::Parameter, ..StateSpec::moment(MASTER) }
+    }
+
+    /// An f32 number for each of the parameter's, 0 at first.
+    pub const fn moment(name: &'static str) -> StateSpec {
+        let (dtype, extent) = (DType::F32, Extent::Like);
+        StateSpec { name, dtype, extent, saved: true, init: Initial::Zero }
+    }
+}
+
+/// The shape of a state of a parameter [rows, cols].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extent {
+    /// [rows, cols].
+    #[default]
+    Like,
+    /// [rows, 1]: one for each row.
+    Rows,
+    /// [1, cols]: one for each column.
+    Cols,
+    /// [rows, cols / n]: one for each n columns of a row. n divides 64, so that no block crosses the
+    /// shards of ZeRO.
+    ColBlocks(usize),
+}
+
+impl Extent {
+    /// The part of the state that belongs to a rectangle of the parameter.
+    pub fn of(self, of: TensorSlice) -> TensorSlice {
+        let TensorSlice { at: [row, col], size: [rows, cols] } = of;
+        match self {
+            Extent::Like => of,
+            Extent::Rows => TensorSlice { at: [row, 0], size: [rows, 1] },
+            Extent::Cols => TensorSlice { at: [0, col], size: [1, cols] },
+            Extent::ColBlocks(n) => {
+                let (col, cols) = (div_exact(col, n), div_exact(cols, n));
+                TensorSlice { at: [row, col], size: [rows, cols] }
+            }
+        }
+    }
+
+    pub fn shape(self, size: [usize; 2]) -> [usize; 2] {
+        self.of(TensorSlice { at: [0, 0], size }).size
+    }
+
+    /// Whether the shape follows from a parameter of this size.
+    pub fn fits(self, [_, cols]: [usize; 2]) -> bool {
+        !matches!(self, Extent::ColBlocks(n) if n == 0 || !cols.is_multiple_of(n))
+    }
+
+    /// The part of the state, in elements, that belongs to a range of the parameter's elements where
+    /// ZeRO cuts it: a share of what it cuts too, all of what every replica keeps whole.
+    fn shard(self, param: &Param, part: &Range<usize>) -> Range<usize> {
+        match self {
+            Extent::Like => part.clone(),
+            Extent::ColBlocks(n) => div_exact(part.start, n)..div_exact(part.end, n),
+            Extent::Rows | Extent::Cols => 0..self.shape([param.rows, param.cols]).iter().product(),
+        }
+    }
+
+    /// Whether replicas that share a parameter (ZeRO) share the state too, or each keep it whole.
+    pub fn is_sharded(self) -> bool {
+        matches!(self, Extent::Like | Extent::ColBlocks(_))
+    }
+
+    pub fn is_like(&self) -> bool {
+        *self == Extent::Like
+    }
+}
+
+/// A rectangle of a whole matrix, in memory or on disk; a vector is a matrix of one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSlice {
+    /// First row and column.
+    pub at: [usize; 2],
+    /// Rows and columns.
+    pub size: [usize; 2],
+}
+
+impl TensorSlice {
+    pub fn numel(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
+
+    pub fn rows(&self) -> Range<usize> {
+        self.at[0]..self.at[0] + self.size[0]
+    }
+
+    pub fn cols(&self) -> Range<usize> {
+        self.at[1]..self.at[1] + self.size[1]
+    }
+
+    /// The number in it of a value of the whole matrix.
+    pub fn element(&self, row: usize, col: usize) -> usize {
+        (row - self.at[0]) * self.size[1] + col - self.at[1]
+    }
+
+    /// What both have.
+    pub fn overlap(&self, rows: &Range<usize>, cols: &Range<usize>) -> [Range<usize>; 2] {
+        let both = |a: Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
+        [both(self.rows(), rows), both(self.cols(), cols)]
+    }
+}
+
+/// What a rank keeps of one parameter.
+#[derive(Clone, Debug)]
+pub struct ParamStates {
+    pub param: Param,
+    /// The parameter's elements that this rank updates: all, or ZeRO's share.
+    pub part: Range<usize>,
+    /// The gradient of those, f32.
+    pub grad: Tensor,
+    states: Vec<(StateSpec, Tensor)>,
+}
+
+impl ParamStates {
+    /// Lays the states out, given where the part's model weight lies. None where there is none.
+    pub fn plan(
+        param: &Param,
+        part: Range<usize>,
+        [model, grad]: [Tensor; 2],
+        specs: &[StateSpec],
+        mut place: impl FnMut(usize, DType) -> Tensor,
+    ) -> Option<ParamStates> {
+        let shared = |spec: &StateSpec| {
+            let cast = Initial::CastOf(spec.name);
+            specs.iter().any(|other| other.init == cast && other.dtype == spec.dtype)
+        };
+        let mut states = Vec::new();
+        for spec in specs {
+            let len = spec.extent.shard(param, &part).len();
+            let at = match spec.name == MODEL || shared(spec) {
+                true => model,
+                false if len > 0 => place(len, spec.dtype),
+                false => model.span(0, 0),
+            };
+            states.push((*spec, at));
+        }
+        let kept = states.iter().any(|(_, at)| at.numel() > 0);
+        kept.then(|| ParamStates { param: param.clone(), part, grad, states })
+    }
+
+    /// The states of which something is here, each with the range of its elements, and where they lie.
+    pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
+        let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
+        let all = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
+        all.filter(|(.., at)| at.numel() > 0)
+    }
+
+    /// Where the state of a name lies; empty where nothing of it is here.
+    pub fn get(&self, name: &str) -> Tensor {
+        let found = self.states.iter().find(|(spec, _)| spec.name == name);
+        found.unwrap_or_else(|| panic!("{} has no {name}", self.param.name)).1
+    }
+}

@@ -1,0 +1,155 @@
+//! Bytes a rank sends in an optimizer step, by the formulas of the literature. What all ranks of a
+//! group send adds up to exactly this; where the group's size divides the tensors, so does what each
+//! rank sends.
+
+/// Of a tensor that n ranks sum up for all (a ring's, and the lower bound: Patarasuk & Yuan 2009).
+pub fn all_reduce(ranks: usize, bytes: f64) -> f64 {
+    2.0 * all_gather(ranks, bytes)
+}
+
+/// Of a tensor of which each of n ranks has a part, for all.
+pub fn all_gather(ranks: usize, whole: f64) -> f64 {
+    (ranks - 1) as f64 / ranks as f64 * whole
+}
+
+/// Of a tensor that n ranks sum up, each for its part.
+pub fn reduce_scatter(ranks: usize, whole: f64) -> f64 {
+    all_gather(ranks, whole)
+}
+
+/// What decides how much a rank sends: sizes of its groups, its layers, and what lies in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub tensor: usize,
+    pub pipeline: usize,
+    pub data: usize,
+    /// Sequence parallelism.
+    pub sequence: bool,
+    /// ZeRO stage.
+    pub zero: u8,
+    /// Micro-batches of this rank.
+    pub micros: usize,
+    /// Tokens of one, N.
+    pub tokens: usize,
+    /// Bytes of one's residual stream, [N, H].
+    pub stream: f64,
+    /// Times that recompute enters and leaves a split region again, for each block.
+    pub again: [usize; 2],
+    /// Of this rank's chunks, how many have a virtual stage before them, and after.
+    pub before: usize,
+    pub after: usize,
+    pub buckets: Vec<Bucket>,
+    /// Bytes of the f32 gradient of a tied embedding that another stage has too, or 0.
+    pub tied: f64,
+}
+
+/// Weights that are gathered and reduced together, as they lie in memory, padding and all.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bucket {
+    pub kind: Kind,
+    /// Bytes of its live weights, of its f32 gradients, and of those of weights that tensor
+    /// parallelism does not split.
+    pub weights: f64,
+    pub grads: f64,
+    pub unsplit: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Embedding,
+    Block,
+    Head,
+    /// The last stage's copy of the embedding.
+    Copy,
+}
+
+/// Bytes a rank sends in a step, by group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Volume {
+    /// Activations among tensor-parallel ranks, and (`tp_async`) gradients of unsplit weights.
+    pub tensor: f64,
+    pub tp_async: f64,
+    pub pipeline: f64,
+    pub data: f64,
+    /// The tied embedding's gradient between the first and the last stage.
+    pub embedding: f64,
+}
+
+impl Volume {
+    pub fn total(&self) -> f64 {
+        self.tensor + self.tp_async + self.pipeline + self.data + self.embedding
+    }
+}
+
+/// One f32 that all ranks of a group sum up: the loss, the gradient's norm.
+const NUMBER: f64 = 4.0;
+
+/// What a rank sends in a step.
+pub fn sent(step: &Step) -> Volume {
+    let Step { pipeline, sequence, tied, .. } = *step;
+    let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
+    let share = if sequence { step.stream / step.tensor as f64 } else { step.stream };
+    let messages = step.micros * (step.before + step.after);
+    let tp_async =
+        |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
+    Volume {
+        tensor: step.micros as f64 * activations(step) + all_reduce(step.tensor, NUMBER),
+        tp_async: if sequence { step.buckets.iter().map(tp_async).sum() } else { 0.0 },
+        pipeline: messages as f64 * share + 2.0 * all_reduce(pipeline, NUMBER),
+        data: replicas(step, blocks.count()),
+        embedding: if tied > 0.0 { all_reduce(2, tied) } else { 0.0 },
+    }
+}
+
+/// Tensor parallelism, one micro-batch: a block is entered twice forward and twice backward, and
+/// left as often. Without sequence parallelism entering is free and leaving an all-reduce (four a
+/// block: Shoeybi et al. 2019); with it they are an all-gather and a reduce-scatter, the same bytes
+/// (Korthikanti et al. 2022).
+fn activations(step: &Step) -> f64 {
+    let ranks = step.tensor;
+    let (enter, leave) = match step.sequence {
+        true => (all_gather(ranks, step.stream), reduce_scatter(ranks, step.stream)),
+        false => (0.0, all_reduce(ranks, step.stream)),
+    };
+    // Maximum, sum and the target's logit of each token, f32, from each rank.
+    let statistics = all_gather(ranks, (ranks * step.tokens * 3 * 4) as f64);
+    let [entered, left] = step.again.map(|times| (4 + times) as f64);
+    let of = |bucket: &Bucket| match bucket.kind {
+        Kind::Block => entered * enter + left * leave,
+        Kind::Embedding => enter + leave,
+        Kind::Head => enter + leave + statistics,
+        Kind::Copy => 0.0,
+    };
+    step.buckets.iter().map(of).sum()
+}
+
+/// Data parallelism (Rajbhandari et al. 2020): without ZeRO an all-reduce of the gradients; with it
+/// a reduce-scatter, and an all-gather of the updated weights: no more where weights are narrower.
+fn replicas(step: &Step, blocks: usize) -> f64 {
+    let ranks = step.data;
+    let of = |bucket: &Bucket| match step.zero {
+        0 => all_reduce(ranks, bucket.grads),
+        _ => {
+            let gathers = match bucket.kind {
+                Kind::Block if step.zero == 3 => gathers(blocks, step.micros) / blocks as f64,
+                _ => 1.0,
+            };
+            let reduced = reduce_scatter(ranks, bucket.grads) * reductions(step, bucket);
+            reduced + gathers * all_gather(ranks, bucket.weights)
+        }
+    };
+    let numbers = if step.zero > 0 { 2.0 } else { 1.0 };
+    step.buckets.iter().map(of).sum::<f64>() + numbers * all_reduce(ranks, NUMBER)
+}
+
+/// How often a bucket's gradients are reduced in a step.
+fn reductions(step: &Step, bucket: &Bucket) -> f64 {
+    if step.zero >= 2 && bucket.kind == Kind::Block { step.micros as f64 } else { 1.0 }
+}
+
+/// ZeRO-3: how many blocks are gathered in a step, forward and backward. Two are held at a time, so
+/// at each turn of the direction of travel the last two are still there.
+fn gathers(blocks: usize, micros: usize) -> f64 {
+    let held = blocks.min(2);
+    (2 * micros * (blocks - held) + held) as f64
+}

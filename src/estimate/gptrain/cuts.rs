@@ -1,0 +1,105 @@
+//! The cuts of a model that gptrain can train: the manifest's rules of topology and batch.
+
+use crate::engine::cuts;
+use crate::estimate::setup::Setup;
+use crate::manifest::{Batch, LayerSplit, Manifest, Schedule, Topology};
+use crate::plan::ramp::Ramp;
+
+/// Samples of a micro-batch that are tried, beside the manifest's own.
+const MICROS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+
+/// The manifest with a setup's model, cut and batch.
+pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
+    Manifest {
+        model: s.model.clone(),
+        topology: s.topology.clone(),
+        batch: Batch { micro: s.micro, global: s.global, ..m.batch },
+        ..m.clone()
+    }
+}
+
+/// Every cut over exactly `devices`, in which all batches of the ramp-up divide.
+pub fn all(base: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
+    let mut micros: Vec<usize> = MICROS.into_iter().chain([base.micro]).collect();
+    micros.sort_unstable();
+    micros.dedup();
+    let mut all = Vec::new();
+    for (tensor, pipeline, data) in base.grids(devices) {
+        let base = base.clone().cut(|t| (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data));
+        if !base.model.ffn_hidden.is_multiple_of(tensor) {
+            continue;
+        }
+        for (chunks, layer_split) in pipelines(&base) {
+            // Interleaving takes micro-batches in groups of one a stage.
+            let group = if chunks > 1 { pipeline } else { 1 };
+            let divide = |micro: &&usize| {
+                ramp.sizes().all(|size| size.is_multiple_of(**micro * data * group))
+            };
+            for micro in micros.iter().filter(divide) {
+                let mut setup = Setup { micro: *micro, ..base.clone() };
+                let t = &mut setup.topology;
+                t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+                (t.chunks, t.layer_split) = (chunks, layer_split.clone());
+                all.extend(memory_savings(&setup));
+            }
+        }
+    }
+    all
+}
+
+/// Chunks of layers a stage, and the rules by which layers can be dealt to them.
+fn pipelines(s: &Setup) -> Vec<(usize, LayerSplit)> {
+    let (layers, stages) = (s.model.layers, s.topology.pipeline);
+    let chunks = [1].iter().chain(s.program.chunks()).filter(|chunks| **chunks == 1 || stages > 1);
+    let rules = |chunks: &usize| {
+        let chunks = *chunks;
+        rules(layers, stages * chunks).into_iter().map(move |rule| (chunks, rule))
+    };
+    chunks.flat_map(rules).collect()
+}
+
+/// The rules that can deal layers to so many parts.
+fn rules(layers: usize, parts: usize) -> Vec<LayerSplit> {
+    let rules = [
+        (LayerSplit::Uniform, layers.is_multiple_of(parts)),
+        (LayerSplit::TransformerAndEmbedding, (layers + 2).is_multiple_of(parts)),
+        (LayerSplit::Balanced, true),
+    ];
+    let possible = rules.into_iter().filter(|(_, divides)| *divides && parts <= layers);
+    possible.map(|(rule, _)| rule).collect()
+}
+
+/// Whether an earlier rule gives the same stages.
+fn is_repeated(s: &Setup) -> bool {
+    let t = &s.topology;
+    let by = |layer_split| cuts(&s.model, &Topology { layer_split, ..t.clone() });
+    let all = rules(s.model.layers, t.pipeline * t.chunks);
+    let earlier = all.into_iter().take_while(|rule| *rule != t.layer_split);
+    let own = cuts(&s.model, t);
+    earlier.into_iter().any(|rule| by(rule) == own)
+}
+
+/// Sequence parallelism, ZeRO levels and recomputation.
+fn memory_savings(s: &Setup) -> Vec<Setup> {
+    let t = &s.topology;
+    let sequence: &[bool] = match t.tensor > 1 && s.model.seq_len.is_multiple_of(t.tensor) {
+        true => &[false, true],
+        false => &[false],
+    };
+    let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
+    let mut all = Vec::new();
+    for sequence_parallel in sequence {
+        for zero in zeros {
+            for recompute in s.program.recomputes() {
+                let mut setup = s.clone();
+                let t = &mut setup.topology;
+                (t.sequence_parallel, t.zero) = (*sequence_parallel, *zero);
+                t.recompute = *recompute;
+                if !is_repeated(&setup) {
+                    all.push(setup);
+                }
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,46 @@
+//! Predicted against actual, once a run has made its first real steps.
+
+use super::dry_run;
+use crate::base::{Bytes, Seconds};
+use crate::estimate::hardware;
+use crate::estimate::setup::{Program, Setup};
+use crate::manifest::{DeviceChoice, Manifest};
+
+/// From so far off on, time or memory is worth a warning.
+const FAR: f64 = 1.5;
+
+/// One line: what the plan said of memory and of a step's time, what was seen, and a warning where
+/// they are far apart. `reserved` is the engine's memory plan on stage `stage`, `seconds` the median of a few
+/// steps of `global` samples. None where the planner cannot plan this run.
+pub fn line(
+    m: &Manifest,
+    stage: usize,
+    reserved: Bytes,
+    (global, seconds): (usize, f64),
+) -> Option<String> {
+    let named = m.plan.hardware.as_deref();
+    let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { "cpu" };
+    let hw = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
+    let stages = dry_run::stages(m);
+    let mut setup = Setup::of(m, Program::Gptrain, hw);
+    setup.global = global;
+    let planned = dry_run::seconds(&stages, &setup);
+    let memory_plan = stages.get(stage)?.memory_plan.total();
+    let mut line = format!(
+        "plan: memory {memory_plan}, here {reserved}; a step {} on {}, here {}",
+        Seconds(planned),
+        hw.name,
+        Seconds(seconds)
+    );
+    let off = seconds / planned;
+    // One row stands for every CPU: being far from it means nothing, unless it was asked for.
+    let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
+    if known && !(1.0 / FAR..FAR).contains(&off) {
+        let word = if off > 1.0 { "slower" } else { "faster" };
+        line += &format!(" — {:.1} times {word} than {} should be", off.max(1.0 / off), hw.name);
+    }
+    if memory_plan != reserved {
+        line += " — the plan is not what was reserved: please report this as a bug";
+    }
+    Some(line)
+}

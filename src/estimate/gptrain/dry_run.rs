@@ -1,0 +1,292 @@
+//! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
+//! the allocator's own plan, so it is what `run` reserves, byte for byte.
+
+use crate::base::Bytes;
+use crate::comm::{Op, Solo, dry};
+use crate::device::{self, Tally};
+use crate::engine::{self, Engine, Groups, MemoryPlan};
+use crate::estimate::hardware::Hardware;
+use crate::estimate::setup::Setup;
+use crate::manifest::{Batch, DeviceChoice, Manifest};
+use crate::plan::grid::Coord;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// What the first rank of a pipeline stage needs and does.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub layers: usize,
+    pub memory_plan: MemoryPlan,
+    /// Parameters of the model that this rank holds.
+    pub parameters: u64,
+    pub work: Work,
+}
+
+/// What a rank does in a step.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// A micro-batch's forward and backward.
+    pub micro: Workload,
+    /// What is done once: sums of gradients, optimizer, gathers of weights.
+    pub step: Workload,
+}
+
+/// Ops by kind, and bytes by group and collective.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    pub ops: Tally,
+    pub messages: dry::Volume,
+}
+
+impl Workload {
+    fn minus(mut self, other: &Workload) -> Workload {
+        for (name, work) in &other.ops {
+            let ours = self.ops.entry(name).or_default();
+            ours.calls -= work.calls;
+            ours.flops -= work.flops;
+            ours.bytes -= work.bytes;
+        }
+        for (key, bytes) in &other.messages {
+            *self.messages.entry(*key).or_default() -= bytes;
+        }
+        self
+    }
+
+    fn share(mut self, of: f64) -> Workload {
+        for work in self.ops.values_mut() {
+            work.calls *= of;
+            work.flops *= of;
+            work.bytes *= of;
+        }
+        self.messages.values_mut().for_each(|bytes| *bytes *= of);
+        self
+    }
+
+    /// Bytes sent to the members of some groups.
+    fn sent(&self, groups: &[&str]) -> f64 {
+        let sends = self.messages.iter().filter(|((_, op), _)| *op != Op::Recv);
+        let bytes = sends.filter(|((group, _), _)| groups.contains(group)).map(|(_, bytes)| bytes);
+        bytes.fold(0.0, |sum, bytes| sum + bytes)
+    }
+}
+
+/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
+/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
+pub const TRAFFIC: [(&str, &[&str]); 4] = [
+    ("tensor", &["tensor", "tp_async"]),
+    ("pipeline", &["pipeline"]),
+    ("data", &["data"]),
+    ("tied", &["embedding"]),
+];
+
+impl Stage {
+    /// Bytes sent in a step of so many micro-batches, by the rows of `TRAFFIC`.
+    pub fn sends(&self, micros: usize) -> [f64; TRAFFIC.len()] {
+        TRAFFIC.map(|(_, to)| micros as f64 * self.work.micro.sent(to) + self.work.step.sent(to))
+    }
+}
+
+/// The first rank of every stage.
+pub fn stages(m: &Manifest) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for (stage, first) in first_alike(m).into_iter().enumerate() {
+        let work = stages.get(first).map(|alike| alike.work.clone());
+        stages.push(reserved(m, stage).with(work.unwrap_or_else(|| work_of(m, stage))));
+    }
+    stages
+}
+
+/// As `stages`, where no rank reserves more than `room`. Stages that do the same work are all taken
+/// to reserve what the first of them does, which holds the most micro-batches.
+pub fn stages_within(m: &Manifest, room: Bytes) -> Option<Vec<Stage>> {
+    let alike = first_alike(m);
+    let distinct = reserved_within(m, &alike, room)?;
+    let with_work = |(stage, needs): (usize, Reserved)| (stage, needs.with(work_of(m, stage)));
+    let distinct: BTreeMap<usize, Stage> = distinct.into_iter().map(with_work).collect();
+    Some(alike.iter().map(|first| distinct[first].clone()).collect())
+}
+
+/// Whether no rank reserves more than `room`.
+pub fn fits(m: &Manifest, room: Bytes) -> bool {
+    reserved_within(m, &first_alike(m), room).is_some()
+}
+
+fn reserved_within(
+    m: &Manifest,
+    alike: &[usize],
+    room: Bytes,
+) -> Option<BTreeMap<usize, Reserved>> {
+    let distinct = alike.iter().enumerate().filter(|(stage, first)| stage == *first);
+    let needs = distinct.map(|(stage, _)| Some((stage, reserved(m, stage))));
+    needs.map(|each| each.filter(|(_, needs)| needs.memory_plan.total().0 <= room.0)).collect()
+}
+
+/// Of each stage, the first that has as many layers and the same ends: both do the same work, and
+/// the earlier holds at least as many micro-batches.
+fn first_alike(m: &Manifest) -> Vec<usize> {
+    let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
+    let chunk = |stage: usize| (cuts[stage].len(), stage == 0, stage + 1 == cuts.len());
+    let kind = |rank: usize| (rank..cuts.len()).step_by(ranks).map(chunk).collect::<Vec<_>>();
+    let kinds: Vec<_> = (0..ranks).map(kind).collect();
+    let first = |kind| kinds.iter().position(|other| other == kind).expect("itself at least");
+    kinds.iter().map(first).collect()
+}
+
+/// A stage before its work is counted.
+struct Reserved {
+    layers: usize,
+    memory_plan: MemoryPlan,
+    parameters: u64,
+}
+
+impl Reserved {
+    fn with(self, work: Work) -> Stage {
+        let Reserved { layers, memory_plan, parameters } = self;
+        Stage { layers, memory_plan, parameters, work }
+    }
+}
+
+fn device(m: &Manifest) -> device::Dry {
+    match m.train.device {
+        DeviceChoice::Cuda => device::Dry::with_workspace(device::cuda::WORKSPACE),
+        DeviceChoice::Cpu | DeviceChoice::Auto => device::Dry::default(),
+    }
+}
+
+fn reserved(m: &Manifest, stage: usize) -> Reserved {
+    let groups = groups(m, stage, &Messages::default());
+    let (memory_plan, layout) = Engine::plan(&device(m), &groups, m, m.data.causal());
+    let here = layout.params().filter(|param| !param.tied_copy);
+    let parameters = here.map(|param| param.numel() as u64).sum();
+    let layers = layout.shard.chunks.iter().map(|chunk| chunk.layers.len()).sum();
+    Reserved { layers, memory_plan, parameters }
+}
+
+/// Counted in steps of one and two micro-batches, or as few more as the schedule allows: what the
+/// second has more is the micro-batches' work, the rest is done once.
+fn work_of(m: &Manifest, stage: usize) -> Work {
+    let fewest = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
+    let global = 2 * fewest * m.batch.micro * m.topology.data;
+    let m = &Manifest { batch: Batch { global, ramp_up: None, ..m.batch }, ..m.clone() };
+    let (device, messages) = (device(m), Messages::default());
+    let engine = Engine::new(&device, groups(m, stage, &messages), m, m.data.causal());
+    let engine = engine.expect("a dry device is never full");
+    let count = |micros: usize| {
+        drop((device.take(), messages.take()));
+        engine.step(&mut |_: &_| Ok(()), micros, 0.0).expect("loading nothing does not fail");
+        Workload { ops: device.take(), messages: messages.take() }
+    };
+    let once = count(fewest);
+    let micros = count(2 * fewest).minus(&once);
+    let known = |group| TRAFFIC.iter().any(|(_, groups)| groups.contains(group));
+    assert!(micros.messages.keys().chain(once.messages.keys()).all(|(group, _)| known(group)));
+    Work { step: once.minus(&micros), micro: micros.share(1.0 / fewest as f64) }
+}
+
+/// Bytes, added up by the groups of a rank.
+type Messages = Rc<RefCell<dry::Volume>>;
+
+/// The groups of a stage's first rank.
+fn groups(m: &Manifest, stage: usize, sent: &Messages) -> Groups {
+    let grid = m.topology.grid();
+    let rank = grid.rank(Coord { tensor: 0, pipeline: stage, data: 0 });
+    Groups::of(rank, &m.topology, |name, ranks| {
+        let at = ranks.iter().position(|member| *member == rank).expect("a member");
+        match ranks.len() {
+            1 => Box::new(Solo),
+            size => Box::new(dry::Dry::new(name, at, size, sent)),
+        }
+    })
+}
+
+/// Seconds of a micro-batch's forward and backward on each stage.
+pub fn stage_seconds(stages: &[Stage], s: &Setup) -> Vec<f64> {
+    stages.iter().map(|stage| total(&seconds_of(&stage.work.micro, s))).collect()
+}
+
+/// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
+/// shorten the pipeline's bubble (Narayanan et al. 2021).
+pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
+    let micros = s.micros() as f64;
+    let each = stage_seconds(stages, s);
+    let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
+    let slowest = (0..each.len()).max_by(slower).expect("a pipeline has a stage");
+    let chunks = s.topology.chunks as f64;
+    let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks;
+    let work = &stages[slowest].work;
+    let mut parts: Vec<(&'static str, f64)> =
+        seconds_of(&work.micro, s).iter().map(|(name, t)| (*name, t * micros)).collect();
+    let step = seconds_of(&work.step, s);
+    let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
+    parts.push(("pipeline bubble", bubble));
+    parts.push(("once a step: sums", sums));
+    parts.push(("once a step: optimizer", total(&step) - sums));
+    parts
+}
+
+/// Seconds of an iteration.
+pub fn seconds(stages: &[Stage], s: &Setup) -> f64 {
+    total(&parts(stages, s))
+}
+
+fn total(parts: &[(&'static str, f64)]) -> f64 {
+    parts.iter().map(|(_, seconds)| seconds).sum()
+}
+
+/// Seconds of a workload on the setup's device and links, by purpose.
+fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
+    let hw = s.hardware;
+    let rate = hw.peak_tflops * 1e12 * hw.product_share;
+    let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share;
+    let each = |w: &device::Work| {
+        (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6
+    };
+    let compute = |of: &dyn Fn(&str) -> bool| {
+        work.ops.iter().filter(|(name, _)| of(name)).map(|(_, work)| each(work)).sum::<f64>()
+    };
+    // Over `ranks` neighbouring ranks, which may be on one node.
+    let messages = |groups: &[&str], ranks: usize| {
+        let link = match ranks <= s.per_node {
+            true => hw.bus_gb_s,
+            false => hw.network_gb_s / s.per_node as f64,
+        };
+        let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
+        of.map(|(_, bytes)| bytes / (link * 1e9 * LINK_SHARE)).sum::<f64>()
+    };
+    let products = |name: &str| name == "gemm";
+    let attention = |name: &str| name.starts_with("attention");
+    let t = &s.topology;
+    let [tensor, pipeline, data, tied] = TRAFFIC.map(|(_, groups)| groups);
+    vec![
+        ("matrix products", compute(&products)),
+        ("attention", compute(&attention)),
+        ("element-wise", compute(&|name| !products(name) && !attention(name))),
+        ("tensor parallel", messages(tensor, t.tensor)),
+        ("pipeline sends", messages(pipeline, t.ranks()) + messages(tied, t.ranks())),
+        ("data parallel", messages(data, t.tensor * t.data)),
+    ]
+}
+
+/// The share of a link's bandwidth that messages reach.
+const LINK_SHARE: f64 = 0.7;
+
+/// What a rank may reserve on a device, beside what a process has there anyway.
+pub fn room(hw: &Hardware) -> Bytes {
+    Bytes((hw.memory_gib * 1073741824.0 - hw.context_mib * 1048576.0).max(0.0) as u64)
+}
+
+/// The share of its prediction that a step's time is within, nine times in ten.
+pub fn error(hw: &Hardware) -> f64 {
+    2.0 * hw.scatter.max(0.1)
+}
+
+/// The stage whose first rank reserves most.
+pub fn peak(stages: &[Stage]) -> (usize, Bytes) {
+    let total = |i: &usize| stages[*i].memory_plan.total().0;
+    let at = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
+    (at, stages[at].memory_plan.total())
+}
+
+#[cfg(test)]
+mod tests;

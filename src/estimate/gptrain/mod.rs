@@ -1,0 +1,6 @@
+//! The plan of gptrain itself: its own engine on a device and groups that only count.
+
+pub mod dry_run;
+pub mod cuts;
+pub mod remedies;
+pub mod drift;

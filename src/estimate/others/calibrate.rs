@@ -1,0 +1,56 @@
+//! Constants fitted to somebody's own runs.
+
+use super::predict::Predictor;
+use super::rows::{self, Row, logs};
+use crate::base::Problems;
+use crate::estimate::setup::{Program, Setup};
+
+/// What was learned, and the rows that contradict themselves (id and why), which were left out.
+pub struct Calibrated {
+    pub predictor: Predictor,
+    pub odd: Vec<(String, String)>,
+}
+
+/// From a csv of runs, or from a log of the run that `setup` plans. `name` is the file's.
+pub fn calibrate(text: &str, name: &str, setup: Option<&Setup>) -> anyhow::Result<Calibrated> {
+    if setup.is_some_and(|setup| setup.program == Program::Gptrain) {
+        let what = "gptrain's own plan is counted by its engine: there are no constants to fit";
+        let remedy = "name the program whose runs these are with --as";
+        return Err(Problems::one("--calibrate", what, remedy).into());
+    }
+    let is_log = text.contains("elapsed time per iteration") || !name.ends_with(".csv");
+    let (mut rows, odd) = match (is_log, setup) {
+        (true, None) => {
+            let what = "a log says times, not what was run";
+            return Err(Problems::one(name, what, "give the run's manifest, or a csv").into());
+        }
+        (true, Some(setup)) => {
+            let rows = logs::read(text, name, setup)?;
+            let odd = logs::odd(&rows);
+            (rows, odd)
+        }
+        (false, _) => {
+            let rows = rows::read(text, name)?;
+            let named = |row: &Row| -> Vec<(String, String)> {
+                row.odd().into_iter().map(|what| (row.id.clone(), what)).collect()
+            };
+            let odd = rows.iter().flat_map(named).collect();
+            (rows, odd)
+        }
+    };
+    rows.retain(|row| odd.iter().all(|(id, _)| *id != row.id));
+    Ok(Calibrated { predictor: Predictor::calibrated(&rows), odd })
+}
+
+impl Calibrated {
+    /// How many times and memories there were in the file of that name.
+    pub fn learned(&self, name: &str) -> Result<(usize, usize), Problems> {
+        match self.predictor.learned {
+            (0, 0) => {
+                let what = "no row can be learned from";
+                Err(Problems::one(name, what, "give runs with sec_per_iter or mem_gb"))
+            }
+            learned => Ok(learned),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Peak memory of a device, stage by stage, in GB of 1000 MiB as logs print it.
+//! Activations: Korthikanti et al. 2022; states: Rajbhandari et al. 2020.
+
+use super::constants::M;
+use crate::estimate::setup::{Framework, Numbers, Setup};
+use crate::manifest::{Recompute, Schedule};
+
+const GB: f64 = 1000.0 * 1048576.0;
+/// Near the limit PyTorch's cache gives memory back: from this share of the device on, half of what
+/// is needed more is reserved more; and this much more than there is can be squeezed in.
+const FULL: f64 = 0.85;
+const SQUEEZE: f64 = 0.5;
+const OVER: f64 = 1.06;
+
+/// What each stage needs, by purpose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory {
+    pub stages: Vec<Vec<(&'static str, f64)>>,
+    pub capacity: f64,
+}
+
+impl Memory {
+    pub fn stage(&self, stage: usize) -> f64 {
+        self.stages[stage].iter().map(|(_, gb)| gb).sum()
+    }
+
+    /// The stage that needs most.
+    pub fn peak(&self) -> usize {
+        let more = |a: &usize, b: &usize| self.stage(*a).total_cmp(&self.stage(*b)).then(b.cmp(a));
+        (0..self.stages.len()).max_by(more).expect("a pipeline has a stage")
+    }
+
+    pub fn needed(&self) -> f64 {
+        self.stage(self.peak())
+    }
+
+    /// What is seen from outside.
+    pub fn reserved(&self) -> f64 {
+        let (needed, full) = (self.needed(), FULL * self.capacity);
+        if needed > full { full + SQUEEZE * (needed - full) } else { needed }
+    }
+
+    pub fn fits(&self) -> bool {
+        self.needed() <= OVER * self.capacity
+    }
+}
+
+pub fn memory(s: &Setup, k: &[f64]) -> Memory {
+    let counts = &s.counts;
+    let cuts = s.stages();
+    let each = |(stage, cut): (usize, &std::ops::Range<usize>)| {
+        let parameters = counts.stage(&s.model, cut.len(), stage == 0, stage + 1 == cuts.len());
+        let [weights, gradients, optimizer] = states(s, parameters, k);
+        let [saved, working, logits] = activations(s, stage, cut.len(), k);
+        vec![
+            ("weights", weights / GB),
+            ("gradients", gradients / GB),
+            ("optimizer", optimizer / GB),
+            ("saved", saved / GB),
+            ("working set", working / GB),
+            ("logits", logits / GB),
+            ("fixed", s.hardware.context_mib / 1000.0 + k[M::Fixed as usize]),
+        ]
+    };
+    let stages = cuts.iter().enumerate().map(each).collect();
+    Memory { stages, capacity: s.hardware.memory_gib * 1.024 }
+}
+
+/// Bytes of weights, gradients and optimizer of a rank with so many parameters.
+fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
+    let zero = s.topology.zero;
+    let share = |level: u8| if zero >= level { s.topology.data as f64 } else { 1.0 };
+    let live = if s.numbers == Numbers::F32 { 4.0 } else { 2.0 };
+    // DeepSpeed takes fp32 gradients for the step: of the shard, or twice the whole without ZeRO.
+    let master = if s.numbers == Numbers::F32 { 0.0 } else { 4.0 };
+    let step = match (s.framework(), s.numbers) {
+        (Framework::Ddp, _) | (_, Numbers::F32) => 0.0,
+        (Framework::MegatronLm | Framework::Fsdp, _) => 2.0,
+        _ if zero == 0 => 8.0,
+        _ => 4.0,
+    };
+    let accumulated = if s.numbers == Numbers::Bf16Fp32Grad { 4.0 * parameters } else { 0.0 };
+    // ZeRO-3 holds the layer at work and the next.
+    let gathered =
+        if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
+    let here = |away: bool| if away { 0.0 } else { 1.0 };
+    // DeepSpeed's flat copies are padded and doubled; the others' buffers are what they are counted.
+    let of = |constant: M| match s.framework() {
+        Framework::MegatronLm | Framework::DeepSpeedZero => 1.0,
+        _ => k[constant as usize],
+    };
+    let replicated = of(M::Replicated);
+    [
+        replicated * (live * parameters / share(3) * here(s.offload.weights) + gathered),
+        replicated * live * parameters / share(2) * here(s.offload.weights)
+            + k[M::Fp32Grad as usize] * accumulated / share(2),
+        of(M::Sharded) * (master + s.moments.bytes() + step) * parameters / share(1)
+            * here(s.offload.optimizer),
+    ]
+}
+
+/// Bytes of what is kept between forward and backward, of one layer at work, and of the logits.
+fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
+    let (m, t) = (&s.model, s.topology.tensor as f64);
+    let sbh = (m.seq_len * s.micro * m.hidden) as f64;
+    let wide = if s.numbers == Numbers::F32 { 2.0 } else { 1.0 };
+    let whole = if s.topology.sequence_parallel { t } else { 1.0 };
+    // Megatron-DeepSpeed's ZeRO scripts keep the checkpoints in the host's memory.
+    let kept = if s.framework() == Framework::DeepSpeedZero { 0.0 } else { 1.0 };
+    // Per score: softmax, its dropped-out copy and the mask; op by op there are more copies.
+    let per_score = if s.framework().eager() { 8.0 } else { 5.0 };
+    let scores = (m.seq_len * m.seq_len * s.micro * m.heads) as f64 / t;
+    let cheap = sbh * (10.0 / whole + 24.0 / t);
+    let all = cheap + per_score * scores;
+    let stages = s.topology.pipeline;
+    let held = match s.topology.schedule {
+        Schedule::GPipe => s.micros() as f64,
+        Schedule::Interleaved => {
+            let more = 1.0 + (stages - 1) as f64 / (stages * s.topology.chunks) as f64;
+            (s.micros().min(stages - stage) as f64 * more).min(s.micros() as f64)
+        }
+        _ => s.micros().min(stages - stage) as f64,
+    };
+    let layers = layers as f64;
+    // DeepSpeed's pipe also keeps each micro-batch's input and output of the stage.
+    let ends = if s.framework() == Framework::MegatronLm || stages == 1 { 1.0 } else { 2.0 };
+    let (saved, working) = match s.topology.recompute {
+        Recompute::Full => (kept * 2.0 * sbh / whole * (layers + ends), all),
+        Recompute::Selective => (layers * cheap, per_score * scores),
+        Recompute::None => (layers * all, 0.0),
+    };
+    let last = stage + 1 == stages;
+    let logits = if last { (m.seq_len * s.micro * m.vocab_padded) as f64 / t * 10.0 } else { 0.0 };
+    [
+        k[M::Stash as usize] * wide * held * saved,
+        k[M::Working as usize] * wide * working,
+        k[M::Logits as usize] * logits,
+    ]
+}

@@ -1,0 +1,10 @@
+//! The needs of other trainers: cost formulas (`cost`), their constants fitted to measured runs
+//! (`learn`, `rows`), and predictions with error bars (`predict`, `score`).
+
+pub mod predict;
+pub mod calibrate;
+pub mod score;
+pub mod rows;
+pub mod shape_lint;
+pub mod cost;
+mod learn;

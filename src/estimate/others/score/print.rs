@@ -1,0 +1,165 @@
+//! Scores as text and as JSON.
+
+use super::{
+    Errors, Scored, all, fits, formulas_alone, left_out, memory_errors, period_left_out, printed,
+    regrets, steady, time_errors,
+};
+use crate::estimate::others::cost::constants::{MEMORY, Prior, TIME};
+use crate::estimate::others::predict::Predictor;
+use crate::estimate::others::rows::{self, Row};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The figures that are summed up, by name.
+fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
+    let eager = |row: &Row| row.setup.as_ref().is_ok_and(|s| s.framework().eager());
+    vec![
+        ("time, seconds printed", time_errors(scored, &printed)),
+        ("time, op-by-op PyTorch", time_errors(scored, &|row| steady(row) && eager(row))),
+        ("time, all of A100", time_errors(scored, &steady)),
+        ("time, other machines", time_errors(scored, &|row| !steady(row))),
+        ("memory, A100", memory_errors(scored, &steady)),
+        ("memory, other machines", memory_errors(scored, &|row| !steady(row))),
+    ]
+}
+
+fn table(scored: &[Scored]) -> String {
+    let mut text = format!(
+        "  {:24}{:>6}{:>9}{:>9}{:>9}{:>9}{:>15}\n",
+        "", "rows", "mean", "median", "p90", "worst", "within its bar"
+    );
+    for (name, e) in summary(scored).iter().filter(|(_, e)| e.rows > 0) {
+        let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+        let [mean, median, p90, worst] = [e.mean, e.median, e.p90, e.worst].map(percent);
+        let inside = percent(e.within_bar);
+        let _ = writeln!(
+            text,
+            "  {name:24}{:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>15}",
+            e.rows
+        );
+    }
+    for (name, of) in [("fits, A100", true), ("fits, other machines", false)] {
+        let (right, known) = fits(scored, &|row| steady(row) == of);
+        if known > 0 {
+            let share = 100.0 * right as f64 / known as f64;
+            let _ = writeln!(text, "  {name:24}{known:>6}  right for {right}: {share:.1} %");
+        }
+    }
+    text
+}
+
+/// Replays the shipped rows.
+pub fn selftest() -> (String, Value) {
+    let rows = rows::read(rows::SHIPPED, "shipped").expect("the shipped rows are well-formed");
+    let shipped = Predictor::shipped();
+    let out = left_out(&rows);
+    let mut text =
+        String::from("Rows the fit has not seen (whole configuration groups left out):\n");
+    text += &table(&out);
+    text += "\nThe same by the formulas alone, without neighbouring runs' corrections:\n";
+    let alone = formulas_alone(left_out(&rows));
+    text += &table(&alone);
+    text += "\nRows of periods (machines, network, software) of which no row was seen:\n";
+    let periods = period_left_out(&rows);
+    text += &table(&periods);
+    text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
+    let prior = all(&Predictor::prior(), &rows);
+    text += &table(&prior);
+    text += "\nThe rows it was fitted to (flattering):\n";
+    text += &table(&all(shipped, &rows));
+    text += "\nThe way to cut a model that it picks, left out, against the best measured:\n";
+    for (name, ways, regret) in regrets(&out) {
+        let _ = writeln!(text, "  {name:48}{ways:>3} ways  {:+.1} %", 100.0 * regret);
+    }
+    let constants = &shipped.constants;
+    for (kind, table, values) in
+        [("time", TIME, &constants.time), ("memory", MEMORY, &constants.memory)]
+    {
+        let _ = writeln!(text, "\nConstants of {kind}: {:>29}{:>9}", "before", "fitted");
+        for (Prior { name, value, about, .. }, fitted) in table.iter().zip(values) {
+            let _ = writeln!(text, "  {name:14}{value:>28.3}{fitted:>9.3}  {about}");
+        }
+    }
+    let json = json!({ "left_out": summary_json(&out), "formulas_alone": summary_json(&alone),
+        "periods_left_out": summary_json(&periods), "uncalibrated": summary_json(&prior) });
+    (text, json)
+}
+
+/// A file of runs against a predictor.
+pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
+    let scored = all(predictor, rows);
+    let mut text = format!(
+        "{:12}{:>12}{:>12}{:>9}{:>10}{:>10}  fits\n",
+        "row", "s predicted", "measured", "±", "GB pred.", "measured"
+    );
+    let dash = |x: Option<f64>| x.map_or("–".to_string(), |x| format!("{x:.2}"));
+    for s in &scored {
+        if let Some(p) = &s.prediction {
+            let _ = writeln!(
+                text,
+                "{:12}{:>12.2}{:>12}{:>8.1}%{:>10.1}{:>10}  {}",
+                s.row.id,
+                p.seconds,
+                dash(s.row.seconds),
+                100.0 * p.seconds_error,
+                p.gigabytes,
+                dash(s.row.memory_gb),
+                if p.fits { "yes" } else { "no" }
+            );
+        }
+        for odd in s.row.odd() {
+            let _ = writeln!(text, "{:12}  odd: {odd}", s.row.id);
+        }
+    }
+    text += "\n";
+    text += &table(&scored);
+    let rows: Vec<Value> = scored.iter().map(row_json).collect();
+    (text, json!({ "rows": rows, "summary": summary_json(&scored) }))
+}
+
+fn row_json(s: &Scored) -> Value {
+    let mut row = json!({
+        "id": s.row.id,
+        "line": s.row.line,
+        "measured_sec_per_iter": s.row.seconds,
+        "measured_mem_gb": s.row.memory_gb,
+        "measured_fits": s.row.fits,
+        "odd": s.row.odd(),
+    });
+    let predicted = match (&s.prediction, &s.row.setup) {
+        (Some(p), Ok(setup)) => json!({
+            "sec_per_iter": p.seconds,
+            "sec_error": p.seconds_error,
+            "mem_gb": p.gigabytes,
+            "mem_error": p.gigabytes_error,
+            "mem_needed_gb": p.memory.needed(),
+            "fits": p.fits,
+            "tflops": setup.flops().1 / (p.seconds * setup.ranks() as f64 * 1e12),
+            "tflops_simple": setup.simple_tflops(p.seconds),
+        }),
+        _ => json!({ "sec_per_iter": null, "mem_gb": null, "fits": null }),
+    };
+    if let (Value::Object(row), Value::Object(predicted)) = (&mut row, predicted) {
+        row.extend(predicted);
+    }
+    row
+}
+
+fn summary_json(scored: &[Scored]) -> Value {
+    let errors = |e: &Errors| {
+        json!({
+            "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
+            "within_bar": e.within_bar,
+        })
+    };
+    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), errors(&e)));
+    let mut all: serde_json::Map<String, Value> = named.collect();
+    let (right, known) = fits(scored, &steady);
+    all.insert("fits, A100".to_string(), json!({ "rows": known, "right": right }));
+    let sweeps = regrets(scored).into_iter();
+    let sweeps: Vec<Value> = sweeps
+        .map(|(name, ways, regret)| json!({ "sweep": name, "ways": ways, "regret": regret }))
+        .collect();
+    all.insert("sweeps".to_string(), json!(sweeps));
+    Value::Object(all)
+}

@@ -1,0 +1,62 @@
+//! What is awkward about a shape.
+
+use super::cost::wasted;
+use crate::estimate::setup::Setup;
+
+/// Every awkwardness, in words.
+pub fn lint(s: &Setup) -> Vec<String> {
+    let (m, t) = (&s.model, &s.topology);
+    let mut found = Vec::new();
+    let mut note = |is: bool, what: String| {
+        if is {
+            found.push(what);
+        }
+    };
+    let head_dim = m.heads().dim;
+    note(
+        s.odd_heads(),
+        format!(
+            "head_dim {head_dim} is not a multiple of 8: attention runs at a tenth of its speed"
+        ),
+    );
+    for (name, size) in [
+        ("hidden", m.hidden),
+        ("hidden / TP", m.hidden / t.tensor),
+        ("ffn_hidden / TP", m.ffn_hidden / t.tensor),
+        ("padded vocabulary / TP", m.vocab_padded / t.tensor),
+    ] {
+        note(
+            !size.is_multiple_of(64),
+            format!("{name} = {size} is not a multiple of 64: half-filled tiles"),
+        );
+    }
+    let lost = wasted(s);
+    note(
+        lost > 0.05,
+        format!("{:.0} % of the products' time is half-empty tiles and waves", 100.0 * lost),
+    );
+    let cuts = s.stages();
+    let sizes: Vec<usize> = cuts.iter().map(|cut| cut.len()).collect();
+    let (most, least) = (sizes.iter().max().unwrap_or(&0), sizes.iter().min().unwrap_or(&0));
+    let ends = s.topology.layer_split == crate::manifest::LayerSplit::TransformerAndEmbedding;
+    note(
+        most - least > usize::from(ends) || (!ends && most != least),
+        format!("stages hold {least} to {most} layers: the others wait for the longest"),
+    );
+    let fused = m.heads / t.tensor * s.micro;
+    note(
+        !fused.is_multiple_of(4),
+        format!(
+            "heads / TP × micro-batch = {fused} is not a multiple of 4, as fused softmax needs"
+        ),
+    );
+    note(
+        s.micros() < t.pipeline,
+        format!("{} micro-batches do not fill {} stages", s.micros(), t.pipeline),
+    );
+    note(
+        t.tensor > s.per_node,
+        format!("TP {} reaches over nodes of {}: its sums cross the network", t.tensor, s.per_node),
+    );
+    found
+}

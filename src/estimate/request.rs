@@ -1,0 +1,99 @@
+//! What is to be estimated: a manifest, and the flags that stand in place of its settings.
+
+use super::hardware;
+use super::others::predict::{Prediction, Predictor};
+use super::search::{Planner, Search};
+use super::setup::{Program, Setup};
+use super::view::{self, Terms, View};
+use crate::base::Problems;
+use crate::manifest::Manifest;
+use serde_json::json;
+
+/// Settings beside the manifest's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flags<'a> {
+    /// Name of a program.
+    pub program: Option<&'a str>,
+    /// A row of the hardware table.
+    pub hardware: Option<&'a str>,
+    pub tokens: Option<f64>,
+    /// Of a device and hour.
+    pub price: Option<f64>,
+    pub budget: Option<f64>,
+    /// Share of the calendar in which the run makes progress.
+    pub availability: Option<f64>,
+    /// Kernel launches do not wait.
+    pub async_launches: bool,
+}
+
+/// A manifest as some program would train it on some hardware.
+pub struct Request {
+    pub manifest: Manifest,
+    pub setup: Setup,
+    pub terms: Terms,
+}
+
+impl Request {
+    pub fn new(manifest: Manifest, flags: &Flags) -> Result<Request, Problems> {
+        let m = &manifest;
+        let program = program(m, flags)?;
+        let place = if flags.hardware.is_some() { "--hardware" } else { "plan.hardware" };
+        let small = program == Program::Gptrain && m.topology.ranks() <= 8;
+        let default = if small { "cpu" } else { "a100-80g" };
+        let named = flags.hardware.or(m.plan.hardware.as_deref());
+        let hw = hardware::find(named.unwrap_or(default), place)?;
+        let mut setup = Setup::of(m, program, hw);
+        setup.blocking &= !flags.async_launches;
+        let samples = match flags.tokens {
+            Some(tokens) => (tokens / m.model.seq_len as f64) as u64,
+            None => m.train.samples,
+        };
+        if m.batch.ramp().steps(samples) == 0 {
+            let what = format!("{} tokens are less than one step", flags.tokens.unwrap_or(0.0));
+            return Err(Problems::one("--tokens", what, "give more, such as 366e9"));
+        }
+        let terms = Terms {
+            price: flags.price.or(m.plan.price).unwrap_or(hw.price),
+            availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
+            budget: flags.budget.or(m.plan.budget),
+            samples,
+        };
+        if !(terms.availability > 0.0 && terms.availability <= 1.0) {
+            let what = format!("availability {} is no share", terms.availability);
+            return Err(Problems::one("--availability", what, "give a number above 0, up to 1"));
+        }
+        Ok(Request { manifest, setup, terms })
+    }
+
+    /// For the best cuts of its model.
+    pub fn search<'a>(&'a self, predictor: &'a Predictor) -> Search<'a> {
+        let Request { manifest, setup, terms } = self;
+        let planner = Planner::new(manifest, setup, predictor);
+        Search { planner, setup, ramp: manifest.batch.ramp(), samples: terms.samples }
+    }
+
+    /// The estimate, with the prediction that it is made of where another program trains.
+    pub fn view(&self, predictor: &Predictor) -> (View, Option<Prediction>) {
+        let Request { manifest, setup, terms } = self;
+        match setup.program {
+            Program::Gptrain => (view::of_gptrain(manifest, setup.clone(), terms), None),
+            Program::Other(_) => {
+                let (view, prediction) = view::of_other(manifest, setup.clone(), predictor, terms);
+                (view, Some(prediction))
+            }
+        }
+    }
+}
+
+/// `--as`, or what the manifest names, or gptrain itself.
+fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
+    let Some(name) = flags.program else {
+        return Ok(m.plan.framework.map_or(Program::Gptrain, Program::of));
+    };
+    serde_json::from_value(json!(name)).map(Program::of).map_err(|_| {
+        let known = "gptrain, megatron-deepspeed, megatron-lm, deepspeed-zero3, hf-deepspeed, ddp, \
+                     fsdp";
+        let what = format!("unknown program `{name}`");
+        Problems::one("--as", what, format!("take one of {known}"))
+    })
+}

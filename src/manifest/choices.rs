@@ -1,0 +1,160 @@
+//! Closed choices: the words that may be written, and what the program matches on.
+
+use crate::base::choices;
+
+choices! {
+/// Element types.
+Precision {
+    /// 32-bit floats.
+    F32 = "f32",
+    /// 32-bit floats, of which matrix products on a GPU read 10 bits of fraction.
+    Tf32 = "tf32",
+    /// bfloat16 weights and activations, 32-bit master weights and gradient accumulation.
+    Bf16 = "bf16",
+    /// The same in half precision, with a loss scale.
+    Fp16 = "fp16",
+    /// 8-bit floats: not in this version.
+    Fp8 = "fp8",
+}
+
+/// Families of models: each has its defaults, and its names in Hugging Face's folders.
+Family {
+    /// GPT-2: learned positions.
+    Gpt2 = "gpt2",
+    /// BLOOM: ALiBi, and a layernorm after the embedding.
+    Bloom = "bloom",
+}
+
+/// Positions.
+Position {
+    /// A table of seq_len learned vectors (GPT-2).
+    Learned = "learned",
+    /// Attention with linear biases, no table (BLOOM).
+    Alibi = "alibi",
+}
+
+/// Sample orders.
+DataRule {
+    /// NVIDIA Megatron-Core.
+    MegatronCore = "mcore",
+    /// BigScience's Megatron-DeepSpeed.
+    MegatronDeepSpeed = "megatron-deepspeed",
+}
+
+/// Shares of a split.
+PartName {
+    /// The first number.
+    Train = "train",
+    /// The second number.
+    Valid = "valid",
+    /// The third number.
+    Test = "test",
+}
+
+/// What is learned.
+ObjectiveName {
+    /// The next token from all before it.
+    Causal = "causal",
+    /// A random prefix of each sample sees itself whole; the loss is on the rest.
+    PrefixLm = "prefix_lm",
+}
+
+/// Shapes after the warm-up.
+DecayName {
+    /// Stays at the peak.
+    Constant = "constant",
+    /// A straight line to the minimum, over the run.
+    Linear = "linear",
+    /// Half a cosine wave to the minimum, over the run.
+    Cosine = "cosine",
+    /// Flat, and a straight line to the minimum in the last tenth of the run.
+    Wsd = "wsd",
+}
+
+/// Update rules.
+OptimizerName {
+    /// Adam with decoupled weight decay.
+    Adamw = "adamw",
+    /// Not in this version.
+    Adam8bit = "adam8bit",
+    /// Not in this version.
+    Adafactor = "adafactor",
+}
+
+/// Orders of the pipeline.
+Schedule {
+    /// One forward, one backward.
+    OneFOneB = "1f1b",
+    /// Several chunks of layers per stage, for a smaller bubble.
+    Interleaved = "interleaved",
+    /// All forwards, then all backwards.
+    GPipe = "gpipe",
+}
+
+/// Cuts into stages.
+LayerSplitName {
+    /// The same number of layers everywhere.
+    Uniform = "uniform",
+    /// Embedding and head count as a layer each (Megatron-DeepSpeed's
+    /// --pp-partition-method type:transformer|embedding).
+    TransformerAndEmbedding = "transformer_and_embedding",
+    /// As equal in cost as whole layers allow.
+    Balanced = "balanced",
+}
+
+/// Which parallel groups are laid side by side, next after the tensor-parallel ranks.
+#[schemars(rename = "Neighbours")]
+RankOrder {
+    /// Replicas (Megatron's order: tensor, data, pipeline).
+    Data = "data",
+    /// Pipeline stages.
+    Pipeline = "pipeline",
+}
+
+/// How much is computed twice.
+Recompute {
+    /// Nothing.
+    None = "none",
+    /// What is cheap to rebuild: norms and the activation function.
+    Selective = "selective",
+    /// Everything but each block's input (--checkpoint-activations).
+    Full = "full",
+}
+
+/// Programs whose needs are known.
+Framework {
+    /// This one.
+    Gptrain = "gptrain",
+    /// Megatron-DeepSpeed's 3D parallelism, with ZeRO-1.
+    MegatronDeepSpeed = "megatron-deepspeed",
+    /// NVIDIA Megatron-LM.
+    MegatronLm = "megatron-lm",
+    /// Megatron-DeepSpeed with ZeRO-3 and tensor parallelism.
+    DeepSpeedZero3 = "deepspeed-zero3",
+    /// Hugging Face's trainer with DeepSpeed.
+    HfDeepSpeed = "hf-deepspeed",
+    /// PyTorch's DistributedDataParallel.
+    Ddp = "ddp",
+    /// PyTorch's FullyShardedDataParallel.
+    Fsdp = "fsdp",
+}
+
+/// What carries tensors between ranks that compute on GPUs.
+GpuTransport {
+    /// NVIDIA's library, from GPU to GPU: each rank has one of its own.
+    Nccl = "nccl",
+    /// The memory of the hosts and TCP: slow, but several ranks may share a GPU.
+    Host = "host",
+}
+
+/// Where it is computed.
+#[schemars(rename = "Device")]
+DeviceChoice {
+    /// A GPU for each rank if all nodes have so many, else the processor.
+    Auto = "auto",
+    /// The processor.
+    Cpu = "cpu",
+    /// An NVIDIA GPU.
+    Cuda = "cuda",
+}
+}

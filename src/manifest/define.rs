@@ -1,0 +1,175 @@
+//! The macros that make types of the tables in `forms` and `settings`.
+
+/// Values with a short and a long form. Each variant is another kind of YAML node, so that it is
+/// always plain which one is meant.
+macro_rules! forms {
+    ($($(#[$about:meta])* $name:ident {
+        $($(#[$doc:meta])* $variant:ident($inner:ty),)*
+    })*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+        #[serde(untagged)]
+        pub enum $name { $($(#[$doc])* $variant($inner),)* }
+
+        $(impl From<$inner> for $name {
+            fn from(inner: $inner) -> $name {
+                $name::$variant(inner)
+            }
+        })*
+    )*};
+}
+
+/// Sections as they are written: every key may be left out. The doc comments are what an editor
+/// shows, and the ranges what a value is checked against.
+macro_rules! sections {
+    ($($(#[$about:meta])* $name:ident {$(
+        $(#[$doc:meta])*
+        $key:ident: $written:ty
+        $(, required in $least:literal..=$most:literal)?
+        $(, in $min:literal..=$max:literal)?;
+    )*})*) => {$(
+        #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+        #[serde(deny_unknown_fields)]
+        $(#[$about])*
+        pub struct $name {$(
+            $(#[$doc])*
+            $(#[schemars(required, range(min = $least, max = $most))])?
+            $(#[schemars(range(min = $min, max = $max))])?
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub $key: Option<$written>,
+        )*}
+    )*};
+}
+
+/// Sections as they are written (in the module `raw`), the same checked, and both ways between
+/// them. A row is one setting, `key: type`, in the order of the effective manifest:
+///
+/// * `key: T = default` is a `T`; the default may use the keys above it;
+/// * `key: T, required in 1..=9` is a `T`; where it is missing, which is reported, the least;
+/// * `key: T` is an `Option<T>`;
+/// * `key: T => C = conversion` is written as a `T` and a `C` once checked: the conversion reads
+///   `raw.key`, what was written (an `Option<T>`). It is written back by `Written`, or by
+///   `, written expression`;
+/// * `, in 0..=9` are the limits of what may be written.
+///
+/// After the rows stand in brackets those that only the written section has (other ways to give
+/// one of the keys), and in parentheses those that only the checked one has.
+/// The section's arguments are what its defaults and conversions need to know.
+macro_rules! settings {
+    ($($(#[$about:meta])* $name:ident($raw:ident $(, $arg:ident: $argty:ty)*) {$(
+        $(#[doc = $doc:literal])*
+        $(#[schemars $schema:tt])?
+        $key:ident: $written:ty
+        $(= $default:expr)?
+        $(=> $checked:ty = $conversion:expr)?
+        $(, required in $least:literal..=$most:literal)?
+        $(, in $min:literal..=$max:literal)?
+        $(, written $back:expr)?;
+    )*}
+    $([$(
+        $(#[$only_doc:meta])*
+        $only:ident: $only_written:ty $(, in $only_min:literal..=$only_max:literal)?;
+    )*])?
+    $(($(
+        $(#[$derived_doc:meta])*
+        $derived:ident: $derived_ty:ty = $value:expr;
+    )*))?
+    )*) => {
+        pub mod raw {
+            use super::*;
+
+            sections! {$(
+                $(#[$about])*
+                $name {
+                    $(
+                        $(#[doc = $doc])*
+                        $(#[schemars $schema])?
+                        $key: $written
+                        $(, required in $least..=$most)?
+                        $(, in $min..=$max)?;
+                    )*
+                    $($(
+                        $(#[$only_doc])*
+                        $only: $only_written $(, in $only_min..=$only_max)?;
+                    )*)?
+                }
+            )*}
+        }
+        $(
+            $(#[$about])*
+            #[derive(Clone, Debug, PartialEq)]
+            pub struct $name {
+                $(
+                    $(#[doc = $doc])*
+                    pub $key: checked!(
+                        $written $(= $default)? $(=> $checked)? $(, required $least)?
+                    ),
+                )*
+                $($($(#[$derived_doc])* pub $derived: $derived_ty,)*)?
+            }
+
+            impl $name {
+                /// What is written, with the defaults filled in.
+                pub(super) fn read($raw: raw::$name $(, $arg: $argty)*) -> $name {
+                    $(let $key = read!(
+                        $raw.$key $(= $default)? $(=> $conversion)? $(, required $least)?
+                    );)*
+                    $($(let $derived = $value;)*)?
+                    $name { $($key,)* $($($derived,)*)? }
+                }
+            }
+
+            impl Written for $name {
+                type Raw = raw::$name;
+
+                fn written(&self) -> Option<raw::$name> {
+                    $(let $key = written!(
+                        self.$key
+                        $(= $default)? $(=> $conversion)? $(, required $least)?
+                        $(, written $key = $back)?
+                    );)*
+                    Some(raw::$name { $($key,)* $($($only: None,)*)? })
+                }
+            }
+        )*
+    };
+}
+
+macro_rules! checked {
+    ($written:ty) => { Option<$written> };
+    ($written:ty => $checked:ty) => { $checked };
+    ($written:ty $(= $default:expr)? $(, required $least:literal)?) => { $written };
+}
+
+macro_rules! read {
+    ($raw:ident.$key:ident) => {
+        $raw.$key
+    };
+    ($raw:ident.$key:ident = $default:expr) => {
+        $raw.$key.unwrap_or_else(|| $default)
+    };
+    ($raw:ident.$key:ident => $conversion:expr) => {
+        $conversion
+    };
+    ($raw:ident.$key:ident, required $least:literal) => {
+        $raw.$key.unwrap_or($least)
+    };
+}
+
+macro_rules! written {
+    ($checked:ident.$key:ident) => {
+        $checked.$key.clone()
+    };
+    ($checked:ident.$key:ident => $conversion:expr) => {
+        $checked.$key.written().map(Into::into)
+    };
+    ($checked:ident.$key:ident => $conversion:expr, written $name:ident = $back:expr) => {{
+        let $name = &$checked.$key;
+        $back
+    }};
+    ($checked:ident.$key:ident $(= $default:expr)? $(, required $least:literal)?) => {
+        Some($checked.$key.clone())
+    };
+}
+
+pub(super) use {checked, forms, read, sections, settings, written};

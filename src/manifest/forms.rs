@@ -1,0 +1,247 @@
+//! What a manifest may say in more than one way: values with a short and a long form, and the
+//! sections that stand for one value once checked (`check` turns them into each other).
+
+use super::choices::*;
+use super::define::{forms, sections};
+use super::settings::raw::{self, AdamW, Dropout, PrefixLm, RampUp};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+sections! {
+/// A gptrain manifest: one whole experiment.
+#[schemars(title = "gptrain manifest")]
+Raw {
+    /// The experiment's name. Default: the file's name without its ending.
+    name: String;
+    /// The network's shape.
+    #[schemars(required)]
+    model: raw::Model;
+    /// Element type of weights and activations. Default: f32.
+    precision: Precision;
+    /// What fp16's loss is multiplied by so that small gradients do not vanish: a number that stays
+    /// (--loss-scale), or settings. Default: dynamic, from 2^32 on.
+    loss_scale: LossScaleForm;
+    /// What is read, in which order, and how it is masked.
+    #[schemars(required)]
+    data: raw::Data;
+    /// How many samples make a step.
+    #[schemars(required)]
+    batch: raw::Batch;
+    /// The update rule. Default: adamw.
+    optimizer: OptimizerForm;
+    /// The learning rate over the run.
+    #[schemars(required)]
+    lr: raw::Lr;
+    /// How the work is divided over ranks. Default: one rank.
+    topology: raw::Topology;
+    /// How ranks find each other, and how long they wait for each other.
+    comm: raw::Comm;
+    /// When the run's state is saved.
+    checkpoint: raw::Checkpoint;
+    /// What is reported, and where.
+    log: raw::Log;
+    /// What `gptrain estimate` plans for, where its flags say nothing else.
+    plan: raw::Plan;
+    /// How long (samples, tokens or steps), on what, and from which seed.
+    #[schemars(required)]
+    train: raw::Train;
+}
+
+/// A scale that doubles after updates in a row and halves after overflows, whose steps are skipped;
+/// or one that stays.
+LossScale {
+    /// One that stays, instead of initial and min (--loss-scale).
+    constant: f64, in 1e-9..=1e18;
+    /// The first (--initial-loss-scale). Default: 4_294_967_296.
+    initial: f64, in 1e-9..=1e18;
+    /// The lowest; a run that overflows even there ends (--min-loss-scale). Default: 1.
+    min: f64, in 1e-9..=1e18;
+    /// Updates in a row after which it doubles (--loss-scale-window). Default: 1000.
+    window: u64, in 1..=1_000_000_000_000u64;
+    /// Overflows before it halves, and then at each, until it doubles again (--hysteresis).
+    /// Default: 2.
+    hysteresis: u64, in 1..=1_000_000;
+}
+
+/// What is trained on from a point of the run on, in place of what was before.
+DataStage {
+    /// Its first sample, counted from the start of the run.
+    from_samples: u64, in 1..=1_000_000_000_000_000u64;
+    /// The same in tokens, instead of from_samples.
+    from_tokens: u64, in 1..=1_000_000_000_000_000u64;
+    /// A prefix, or a list of datasets with weights, as data.train.
+    #[schemars(required)]
+    train: Blend;
+}
+
+/// One dataset of a blend.
+Dataset {
+    /// PREFIX of PREFIX.bin and PREFIX.idx.
+    #[schemars(required)]
+    prefix: PathBuf;
+    /// Its share of the samples, relative to the other weights. Default: 1.
+    weight: f64, in 0.0..=1e12;
+    /// Its own shares of train, valid and test, instead of data.split.
+    split: String;
+    /// Which share of the split is read. Default: train below data.train, valid below data.valid.
+    part: PartName;
+    /// A range of its sequences instead of a split: `0.95..1.0` reads the last twentieth.
+    range: String;
+}
+
+/// What is learned, with its settings.
+Objective {
+    /// Prefix language modelling.
+    #[schemars(required)]
+    prefix_lm: PrefixLm;
+}
+
+/// The update rule: one of these. Default: adamw.
+Optimizer {
+    /// Adam with decoupled weight decay.
+    adamw: AdamW;
+    /// 8-bit Adam: not in this version.
+    adam8bit: Later;
+    /// Adafactor: not in this version.
+    adafactor: Later;
+    /// Another name of lr.peak.
+    lr: f64, in 0.0..=1000.0;
+}
+
+/// The shape after the warm-up, with its lengths: one of these.
+Decay {
+    /// A straight line to the minimum.
+    linear: Span;
+    /// Half a cosine wave to the minimum.
+    cosine: Span;
+    /// Warm-up, stable, decay: flat, then a straight line to the minimum at the end.
+    wsd: Wsd;
+}
+
+/// How far a decay reaches, counted from the start of the run (--lr-decay-samples). Default: the
+/// run's length.
+Span {
+    /// In samples.
+    samples: u64, in 1..=1_000_000_000_000_000u64;
+    /// In tokens.
+    tokens: u64, in 1..=1_000_000_000_000_000u64;
+}
+
+/// Lengths of warm-up, stable, decay.
+Wsd {
+    /// Length of the decay at the end, in samples (--lr-wsd-decay-samples). Default: a tenth.
+    decay_samples: u64, in 1..=1_000_000_000_000_000u64;
+    /// Length of the decay at the end, in tokens.
+    decay_tokens: u64, in 1..=1_000_000_000_000_000u64;
+    /// Where the decay ends, in samples from the start of the run. Default: the run's length.
+    samples: u64, in 1..=1_000_000_000_000_000u64;
+    /// Where the decay ends, in tokens.
+    tokens: u64, in 1..=1_000_000_000_000_000u64;
+}
+
+/// Settings of something this version does not have yet.
+Later {}
+
+}
+
+forms! {
+    /// One rate for all three places, or one each.
+    DropoutForm {
+        /// One rate for all.
+        Same(Rate),
+        /// One each.
+        Each(Dropout),
+    }
+    /// A number that stays, or settings.
+    LossScaleForm {
+        /// One that stays.
+        Constant(Factor),
+        /// Settings.
+        Settings(LossScale),
+    }
+    /// One dataset or several.
+    Blend {
+        /// PREFIX of PREFIX.bin and PREFIX.idx.
+        Prefix(PathBuf),
+        /// One dataset.
+        One(Dataset),
+        /// Several, each with a weight.
+        Several(Vec<DatasetForm>),
+    }
+    /// A dataset, or only its prefix.
+    DatasetForm {
+        /// PREFIX of PREFIX.bin and PREFIX.idx.
+        Prefix(PathBuf),
+        /// With a weight, a split or a range.
+        Full(Dataset),
+    }
+    /// What is learned, by name or with settings.
+    ObjectiveForm {
+        /// By name.
+        Name(ObjectiveName),
+        /// With settings.
+        Settings(Objective),
+    }
+    /// The ramp-up, by keys or as Megatron writes it.
+    RampUpForm {
+        /// Megatron's `START INCREMENT SAMPLES`, such as `16 16 9_765_625`.
+        Text(String),
+        /// By keys.
+        Keys(RampUp),
+    }
+    /// The update rule, by name or with settings.
+    OptimizerForm {
+        /// By name, with its defaults.
+        Name(OptimizerName),
+        /// With settings.
+        Settings(Optimizer),
+    }
+    /// The shape after the warm-up, by name or with lengths.
+    DecayForm {
+        /// By name, over the run.
+        Name(DecayName),
+        /// With lengths.
+        Lengths(Decay),
+    }
+    /// A rule, or the layers of each stage.
+    LayerSplitForm {
+        /// By a rule.
+        Rule(LayerSplitName),
+        /// Layers of each stage, first to last.
+        Layers(Vec<LayerCount>),
+    }
+}
+
+/// A drop rate.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Rate(#[schemars(range(min = 0.0, max = 0.999))] pub f32);
+
+/// A loss scale.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f64);
+
+/// Layers of one stage.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct LayerCount(#[schemars(range(min = 1, max = 10_000))] pub usize);
+
+/// Validation sets by name, in the order written.
+#[derive(Clone, Debug, Default)]
+pub struct Named(pub Vec<(String, Blend)>);
+
+impl Serialize for Named {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, blend)| (name, blend)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Named, D::Error> {
+        let sorted = BTreeMap::<String, Blend>::deserialize(deserializer)?;
+        Ok(Named(sorted.into_iter().collect()))
+    }
+}

@@ -1,0 +1,312 @@
+//! The table of settings: what may be written, its limits and its default, and what it is once
+//! checked. Reading, "did you mean", the JSON Schema for editors and the effective YAML come from
+//! it; rules between settings are in `check`.
+
+use super::check::data::{self, Blends, Run};
+use super::check::{shape, time};
+use super::choices::*;
+use super::define::{checked, read, sections, settings, written};
+use super::forms::{self, *};
+use super::report::Report;
+use super::{DataStage, Dataset, Decay, LayerSplit, Objective, ValidSet};
+use crate::base::Gelu;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What is checked, as it is written.
+pub trait Written {
+    type Raw;
+    fn written(&self) -> Option<Self::Raw>;
+}
+
+impl<T: Written> Written for Option<T> {
+    type Raw = T::Raw;
+
+    fn written(&self) -> Option<T::Raw> {
+        self.as_ref().and_then(T::written)
+    }
+}
+
+settings! {
+/// The architecture: a GPT with pre-layernorm blocks and biases.
+Model(raw, tensor: usize) {
+    /// Whose defaults of position and embedding_layernorm are taken, and whose names the weights
+    /// have in Hugging Face's folders. Default: bloom where position is alibi, else gpt2.
+    family: Family = Family::of_position(raw.position);
+    /// Transformer blocks (Megatron's --num-layers).
+    layers: usize, required in 1..=10_000;
+    /// Width of the residual stream (--hidden-size); a multiple of `heads`.
+    hidden: usize, required in 1..=1_048_576;
+    /// Attention heads (--num-attention-heads).
+    heads: usize, required in 1..=65_536;
+    /// Width inside the MLP (--ffn-hidden-size). Default: 4 × hidden.
+    ffn_hidden: usize = 4 * hidden, in 1..=8_388_608;
+    /// Number of tokens the tokenizer knows: every token id is below it.
+    vocab: usize, required in 2..=2_147_483_647;
+    /// Rows of the embedding are rounded up to a multiple of this × topology.tensor
+    /// (--make-vocab-size-divisible-by). Default: 128.
+    vocab_multiple: usize = 128, in 1..=1_048_576;
+    /// Tokens per sample (--seq-length).
+    seq_len: usize, required in 1..=16_777_216;
+    /// How tokens know their place. Default: learned; of family bloom, alibi.
+    position: Position = family.position();
+    /// A layernorm after the embedding (--embed-layernorm). Default: false, unless family is set
+    /// to bloom.
+    embedding_layernorm: bool = raw.family == Some(Family::Bloom);
+    /// Whether the output layer is the embedding itself. Default: true. False is Megatron's
+    /// --untie-embeddings-and-output-weights.
+    tied_head: bool = true;
+    /// Which formula of the activation function. Default: tanh, as GPT-2, Megatron and BLOOM.
+    gelu: Gelu = Gelu::Tanh;
+    /// Added to the variance in every layernorm (--layernorm-epsilon). Default: 1e-5.
+    layernorm_eps: f32 = 1e-5, in 1e-12..=1.0;
+    /// Drop rates: one number for all, or one each. Default: 0 (Megatron's default is 0.1).
+    dropout: DropoutForm => Dropout = shape::dropout(raw.dropout);
+    /// Initial weights.
+    init: Init => Init = Init::read(raw.init.unwrap_or_default());
+} (
+    /// Rows of the embedding: `vocab`, rounded up to divide by tensor parallelism and tiles.
+    vocab_padded: usize = vocab.next_multiple_of(vocab_multiple * tensor);
+)
+
+#[derive(Copy)]
+/// Drop rates at the three places; each defaults to 0.
+Dropout(raw) {
+    /// After the embedding.
+    embedding: f32 = 0.0, in 0.0..=0.999;
+    /// On the attention's weights (--attention-dropout).
+    attention: f32 = 0.0, in 0.0..=0.999;
+    /// On what each block adds to the residual stream (--hidden-dropout).
+    residual: f32 = 0.0, in 0.0..=0.999;
+}
+
+/// How weights begin; biases begin at 0 and norms at 1.
+Init(raw) {
+    /// Standard deviation of the normal distribution (--init-method-std). Default: 0.02.
+    std: f32 = 0.02, in 0.0..=10.0;
+    /// Projections into the residual stream start smaller by 1/sqrt(2·layers). Default: true.
+    scale_residual: bool = true;
+}
+
+/// Datasets in Megatron's format (PREFIX.bin and PREFIX.idx), sample order and masks.
+Data(raw, blends: &mut Blends, run: &Run) {
+    /// Seed of the sample order. Default: 1234, as Megatron's.
+    seed: u64 = 1234, in 0..=4_294_967_295u64;
+    /// Whose sample order and split rule is followed. Default: mcore.
+    rule: DataRule = DataRule::MegatronCore;
+    /// What is trained on: a prefix, or a list of datasets with weights. Relative prefixes start
+    /// at the manifest's folder.
+    #[schemars(required)]
+    train: Blend => Vec<Dataset> = blends.blend(raw.train, "data.train", 0);
+    /// Other training datasets or weights from later points of the run on. Each dataset goes on
+    /// where it was left: no sample is repeated or skipped. Default: none.
+    stages: Vec<forms::DataStage> => Vec<DataStage> = blends.stages(raw.stages, run);
+    /// Named validation sets: name → a prefix, or a list of datasets with weights. Default: one
+    /// set named `valid`, the valid share of the training datasets (if their split has one).
+    #[schemars(with = "Option<BTreeMap<String, Blend>>")]
+    valid: Named => Vec<ValidSet> = blends.valid(raw.valid, &train);
+    /// Folder for the order of samples where it takes more than a second to build, from where
+    /// gptrain is started (--data-cache-path). Default: `order` in the run's folder.
+    cache: PathBuf = run.folder.join("order");
+    /// The tokenizer.json, for showing text. Default: none.
+    tokenizer: PathBuf => Option<PathBuf> = raw.tokenizer.map(|path| blends.resolve(path)),
+        written tokenizer.clone();
+    /// What an end-of-document token changes. Default: nothing.
+    eod: Eod => Option<Eod> = raw.eod.map(Eod::read);
+    /// What is learned. Default: causal.
+    objective: ObjectiveForm => Objective = data::objective(raw.objective);
+} [
+    /// Shares of train, valid and test, such as `969,30,1` (--split), for every dataset that has
+    /// no `split` or `range` of its own. Default: `969,30,1` where `valid` is left out, else the
+    /// whole of every dataset.
+    split: String;
+]
+
+#[derive(Copy)]
+/// What an end-of-document token changes.
+Eod(raw) {
+    /// Its id.
+    token: u32, required in 0..=2_147_483_647;
+    /// No loss where the input is the EOD token (--eod-mask-loss). Default: false.
+    mask_loss: bool = false;
+    /// Positions start again after it (--reset-position-ids). Default: false.
+    reset_positions: bool = false;
+    /// Tokens see only their own document (--reset-attention-mask). Default: false.
+    reset_attention: bool = false;
+}
+
+#[derive(Copy)]
+/// Prefix language modelling: a random prefix of each sample sees itself whole.
+PrefixLm(raw) {
+    /// No loss inside the prefix (--loss-on-targets-only). Default: true.
+    loss_on_targets_only: bool = true;
+}
+
+/// Batch sizes, in samples.
+Batch(raw, report: &mut Report) {
+    /// Samples a rank computes at once (--micro-batch-size).
+    micro: usize, required in 1..=1_048_576;
+    /// Samples per optimizer step, over all ranks (--global-batch-size); a multiple of
+    /// micro × topology.data.
+    global: usize, required in 1..=16_777_216;
+    /// A smaller global batch at the start. Default: none.
+    ramp_up: RampUpForm => Option<RampUp> = time::ramp_up(raw.ramp_up, report);
+}
+
+#[derive(Copy)]
+/// Growth of the global batch, as Megatron's --rampup-batch-size.
+RampUp(raw) {
+    /// The first global batch.
+    start: usize, required in 1..=16_777_216;
+    /// What is added each time; divides global − start.
+    increment: usize, required in 1..=16_777_216;
+    /// Samples over which the batch grows from start to global.
+    samples: u64, required in 1..=1_000_000_000_000_000u64;
+}
+
+/// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
+AdamW(raw) {
+    /// Decay of the first moment. Default: 0.9.
+    beta1: f32 = 0.9, in 0.0..=0.999_999;
+    /// Decay of the second moment. Default: 0.95 (PyTorch's and Megatron's default is 0.999).
+    beta2: f32 = 0.95, in 0.0..=0.999_999;
+    /// Added to the root of the second moment. Default: 1e-8.
+    eps: f32 = 1e-8, in 1e-20..=1.0;
+    /// Weight decay of matrices; norms and biases have none. Default: 0.1.
+    weight_decay: f32 = 0.1, in 0.0..=100.0;
+    /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
+    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
+        in 0.0..=1e9, written clip.or(Some(0.0));
+}
+
+/// The learning rate: warm-up from 0 to the peak, then a decay to the minimum.
+Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
+    /// The highest learning rate (--lr).
+    peak: f64, required in 0.0..=1000.0;
+    /// The lowest after the decay (--min-lr). Default: 0.
+    min: f64 = 0.0, in 0.0..=1000.0;
+    /// Length of the linear warm-up in samples (--lr-warmup-samples). Default: 0.
+    warmup_samples: u64 => u64 = time::warmup(&raw, seq_len, report),
+        in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
+    /// The shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the
+    /// run.
+    decay: DecayForm => Decay = time::decay(raw.decay, run, warmup_samples, seq_len, report);
+} [
+    /// Length of the warm-up in tokens, instead of warmup_samples.
+    warmup_tokens: u64, in 0..=1_000_000_000_000_000u64;
+]
+
+/// How the work is divided: tensor × pipeline × data ranks.
+Topology(raw) {
+    /// Ranks that share each matrix (--tensor-model-parallel-size). Default: 1.
+    tensor: usize = 1, in 1..=65_536;
+    /// Stages the layers are cut into (--pipeline-model-parallel-size). Default: 1.
+    pipeline: usize = 1, in 1..=65_536;
+    /// Replicas that share the batch. Default: 1.
+    data: usize = 1, in 1..=1_048_576;
+    /// What replicas keep only a share of: 0 nothing, 1 optimizer states, 2 gradients too,
+    /// 3 weights too (--zero-stage); in a pipeline at most 1. Default: 0.
+    zero: u8 = 0, in 0..=3;
+    /// Tensor-parallel ranks share norms and dropout along the sequence (--sequence-parallel).
+    /// Default: false.
+    sequence_parallel: bool = false;
+    /// The order of forwards and backwards in the pipeline. Default: 1f1b.
+    schedule: Schedule = Schedule::OneFOneB;
+    /// Chunks of layers per stage, for schedule: interleaved. Default: 2.
+    chunks: usize
+        => usize = if schedule == Schedule::Interleaved { raw.chunks.unwrap_or(2) } else { 1 },
+        in 2..=1024, written Some(*chunks).filter(|chunks| *chunks > 1);
+    /// How layers are cut into stages: a rule, or a list of layers per stage; with schedule:
+    /// interleaved, per chunk in the model's order. Default: uniform.
+    layer_split: LayerSplitForm => LayerSplit = shape::layer_split(raw.layer_split);
+    /// Which ranks are neighbours; tensor-parallel ranks always are. Default: data.
+    neighbours: RankOrder = RankOrder::Data;
+    /// What is thrown away in forward and computed again in backward. Default: none.
+    recompute: Recompute = Recompute::None;
+}
+
+/// Ranks among each other.
+Comm(raw) {
+    /// Seconds that a rank may wait for others in one operation; then the run ends, and one line
+    /// says who was at fault. Default: 300.
+    timeout_s: f64 = 300.0, in 0.1..=1e6;
+    /// Seconds that ranks wait for each other at the start. Default: 120.
+    start_timeout_s: f64 = 120.0, in 0.1..=1e6;
+    /// host:port at which rank 0 is found, instead of what the launcher's variables give; the
+    /// variable GPTRAIN_RENDEZVOUS comes before it. Default: from the job.
+    rendezvous: String;
+    /// What carries tensors between GPUs. Default: nccl.
+    gpu_transport: GpuTransport = GpuTransport::Nccl;
+}
+
+/// Saving.
+Checkpoint(raw) {
+    /// Steps between saves (--save-interval); the last step is always saved. Default: 1000.
+    interval: u64 = 1000, in 1..=1_000_000_000_000_000u64;
+    /// How many of the newest checkpoints are kept. Default: all.
+    keep_last: usize, in 1..=1_000_000_000;
+    /// With keep_last: checkpoints whose step is a multiple of this are kept too. Default: none.
+    keep_every: u64, in 1..=1_000_000_000_000_000u64;
+    /// Saves that may be written at once while training goes on, each with a copy of the run's
+    /// state in host memory; with 0, training waits for every save (--async-save). Default: 1.
+    in_flight: usize = 1, in 0..=8;
+}
+
+/// Reporting.
+Log(raw, name: &str) {
+    /// The run's folder, from where gptrain is started. Default: runs/NAME.
+    folder: PathBuf = PathBuf::from("runs").join(name);
+    /// Steps between log lines (--log-interval). Default: 1.
+    interval: u64 = 1, in 1..=1_000_000_000_000_000u64;
+    /// Whether TensorBoard event files are written. Default: true.
+    tensorboard: bool = true;
+    /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU.
+    /// Default: unknown.
+    peak_tflops: f64, in 1e-6..=1e9;
+}
+
+/// What `gptrain estimate` plans for.
+Plan(raw) {
+    /// A row of the hardware table, such as a100-80g (`gptrain estimate --list-hardware`).
+    hardware: String;
+    /// Whose memory and time are predicted. Default: gptrain.
+    framework: Framework;
+    /// Of one device and hour. Default: the hardware table's.
+    price: f64, in 0.0..=1e6;
+    /// Money for the whole run, in the price's currency.
+    budget: f64, in 0.0..=1e15;
+    /// Share of the calendar in which the run makes progress. Default: 1.
+    availability: f64, in 0.01..=1.0;
+}
+
+/// Length, evaluation, seed, machine.
+Train(raw, length: u64, has_valid: bool, batch: &Batch, report: &mut Report) {
+    /// Length of the run in samples (--train-samples). One of samples, tokens and steps is given.
+    samples: u64 => u64 = length, in 1..=1_000_000_000_000_000u64,
+        written Some(*samples);
+    /// Steps between evaluations (--eval-interval); 0 is never. Default: 1000 where there are
+    /// validation sets.
+    eval_interval: u64 => Option<u64> = time::eval_interval(raw.eval_interval, has_valid, report),
+        in 0..=1_000_000_000_000_000u64, written eval_interval.or(Some(0));
+    /// Samples read from each validation set at an evaluation. Default: 10 × batch.global.
+    eval_samples: u64 = 10 * batch.global as u64, in 1..=1_000_000_000_000u64;
+    /// Steps between audits: weights that must be equal on several ranks are compared bit by bit;
+    /// 0 is never. Default: 100.
+    audit_interval: u64
+        => Option<u64> = Some(raw.audit_interval.unwrap_or(100)).filter(|steps| *steps > 0),
+        in 0..=1_000_000_000_000_000u64, written audit_interval.or(Some(0));
+    /// Seed of initial weights and dropout. Default: 1234.
+    seed: u64 = 1234, in 0..=18_446_744_073_709_551_615u64;
+    /// CPU threads of each rank. Default: all there are, shared among the ranks of a machine.
+    threads: usize, in 1..=65_536;
+    /// The machine: cpu, cuda, or what there is. Default: auto.
+    device: DeviceChoice = DeviceChoice::Auto;
+} [
+    /// Length of the run in tokens.
+    tokens: u64, in 1..=1_000_000_000_000_000u64;
+    /// Length of the run in optimizer steps (--train-iters).
+    steps: u64, in 1..=1_000_000_000_000u64;
+]
+}

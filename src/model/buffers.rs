@@ -1,0 +1,49 @@
+//! Buffers that layers share.
+
+use super::Cx;
+use crate::device::{Arena, Tensor};
+/// Where a block's buffers are laid. Recompute is nothing but this choice.
+pub struct BlockArenas<'a> {
+    /// Of results of products and attention: kept until backward, but under full recompute.
+    pub costly: &'a Arena,
+    /// Of norms and activation functions: kept only without recompute.
+    pub cheap: &'a Arena,
+}
+
+/// Backward's buffers, shared by all layers.
+#[rustfmt::skip]
+pub struct GradBuffers {
+    pub stream:    Tensor, // [n, H]   gradient of the residual stream: dy in, dx out
+    pub stream_in: Tensor, // [N, H]
+    pub branch:    Tensor, // [n, H]   gradient of a branch: the stream's own, but for dropout
+    pub branch_in: Tensor, // [N, H]
+    pub h:         Tensor, // [n, H]   gradient of a normed input
+    pub h_in:      Tensor, // [N, H]
+    pub fc:        Tensor, // [N, f]
+    pub ctx:       Tensor, // [N, q]
+    pub qkv:       Tensor, // [N, qkv]
+    pub scale:     Tensor, // f32 [1, 1]  of all gradients: what the loss is multiplied by
+}
+
+impl GradBuffers {
+    pub fn plan(cx: &Cx, all: usize, scale: Tensor, arena: &Arena) -> GradBuffers {
+        let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
+        let (stream, h) = (outside(), outside());
+        let stream_in = cx.tp.gathered(stream, all, arena);
+        let own = cx.training && cx.model.dropout.residual > 0.0;
+        let branch = if own { outside() } else { stream };
+        let branch_in = if own { cx.tp.gathered(branch, all, arena) } else { stream_in };
+        GradBuffers {
+            stream,
+            stream_in,
+            branch,
+            branch_in,
+            h,
+            h_in: cx.tp.gathered(h, all, arena),
+            fc: arena.matrix(all, cx.tp.share(cx.model.ffn_hidden), cx.dtype),
+            ctx: arena.matrix(all, cx.heads().query_width(), cx.dtype),
+            qkv: arena.matrix(all, cx.heads().qkv_width(), cx.dtype),
+            scale,
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The exit code of the program, and what it prints last: decided here, for every command and rank.
+
+use crate::base::Problems;
+use crate::comm::Failed;
+use std::fmt;
+
+/// The outcome of `gptrain estimate` for a plan that needs more memory than there is; it is printed
+/// with the plan.
+#[derive(Debug)]
+pub struct DoesNotFit;
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the plan does not fit")
+    }
+}
+
+impl std::error::Error for DoesNotFit {}
+
+/// Another process prints why the run ends; this one only exits with the same code.
+#[derive(Debug)]
+pub struct PeerExit {
+    pub code: u8,
+}
+
+impl fmt::Display for PeerExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("another rank prints why the run ends")
+    }
+}
+
+impl std::error::Error for PeerExit {}
+
+/// The exit code for an error, and the line to print on standard error; None where it was printed
+/// already, or by another process.
+pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
+    if let Some(problems) = error.downcast_ref::<Problems>() {
+        (2, Some(problems.to_string()))
+    } else if let Some(failed) = error.downcast_ref::<Failed>() {
+        (Failed::EXIT_CODE, failed.print.then(|| format!("gptrain: {failed}")))
+    } else if let Some(PeerExit { code }) = error.downcast_ref() {
+        (*code, None)
+    } else if error.is::<DoesNotFit>() {
+        (4, None)
+    } else {
+        (1, Some(format!("gptrain: {error:#}")))
+    }
+}

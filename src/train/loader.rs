@@ -1,0 +1,110 @@
+//! Micro-batches from the reader thread to the device.
+
+use super::rank::Rank;
+use crate::data::{Reader, Request, Source};
+use crate::device::Backend;
+use crate::manifest::Manifest;
+use crate::model::Inputs;
+use crate::plan::ramp::Ramp;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Micro-batches that the reader thread prepares in advance.
+const PREFETCH: usize = 4;
+
+/// The samples of one data-parallel replica: of every `micro * replicas` consecutive samples, the
+/// `replica`th `micro`.
+#[derive(Clone, Copy, Debug)]
+pub struct DataShard {
+    pub micro: usize,
+    pub replicas: usize,
+    pub replica: usize,
+}
+
+impl DataShard {
+    pub fn of(rank: &Rank, m: &Manifest) -> DataShard {
+        DataShard { micro: m.batch.micro, replicas: rank.grid.data, replica: rank.at.data }
+    }
+
+    /// All samples, for a single replica.
+    pub fn whole(m: &Manifest) -> DataShard {
+        DataShard { micro: m.batch.micro, replicas: 1, replica: 0 }
+    }
+
+    /// Micro-batches of each replica that together cover `samples`.
+    pub fn rounds(&self, samples: u64) -> u64 {
+        samples.div_ceil((self.micro * self.replicas) as u64)
+    }
+
+    fn requests(self, from: u64, to: u64) -> impl Iterator<Item = Request> + Send + 'static {
+        Request::of_rank(from, to, self.micro, self.replicas, self.replica)
+    }
+}
+
+/// Reads one dataset's samples in the order in which a run consumes them.
+pub struct Loader {
+    reader: Reader,
+    /// Samples from this number on have a loss weight of 0.
+    until: u64,
+    /// Micro-batches left whose samples have a loss weight.
+    counting: u64,
+}
+
+impl Loader {
+    /// Micro-batches of one replica, for every step from `consumed` samples to the end of the run.
+    pub fn training(
+        source: &Arc<Source>,
+        ramp: Ramp,
+        shard: DataShard,
+        consumed: u64,
+        end: u64,
+    ) -> anyhow::Result<Loader> {
+        let mut first = consumed;
+        let steps = std::iter::from_fn(move || {
+            let step = first..first + ramp.batch_at(first) as u64;
+            first = step.end;
+            (step.end <= end).then_some(step)
+        });
+        let requests = steps.flat_map(move |step| shard.requests(step.start, step.end));
+        let reader = Reader::start(source.clone(), requests, PREFETCH)?;
+        Ok(Loader { reader, until: u64::MAX, counting: u64::MAX })
+    }
+
+    /// Micro-batches of one replica, for the first `samples` of a validation set. The last round is
+    /// filled up with samples whose loss weight is 0.
+    pub fn evaluation(
+        source: &Arc<Source>,
+        shard: DataShard,
+        samples: u64,
+    ) -> anyhow::Result<Loader> {
+        let whole = shard.rounds(samples) * (shard.micro * shard.replicas) as u64;
+        let counting = shard.requests(0, whole).filter(|r| r.first_sample < samples).count() as u64;
+        let fill = move |request: Request| match request.first_sample < samples {
+            true => request,
+            false => Request { first_sample: 0, ..request },
+        };
+        let requests = shard.requests(0, whole).map(fill);
+        let reader = Reader::start(source.clone(), requests, PREFETCH)?;
+        Ok(Loader { reader, until: samples, counting })
+    }
+
+    /// Uploads the next micro-batch; each sample has a weight of 1 / `of` in the loss.
+    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, of: u64) -> anyhow::Result<()> {
+        let mut batch = self.reader.next()?;
+        let until = if self.counting == 0 { 0 } else { self.until };
+        self.counting = self.counting.saturating_sub(1);
+        let first = batch.first_sample();
+        for (number, sample) in (first..).zip(batch.samples_mut()) {
+            let share = if number < until { 1.0 / of as f32 } else { 0.0 };
+            sample.weights.iter_mut().for_each(|w| *w *= share);
+        }
+        inputs.upload(be, &batch);
+        self.reader.recycle(batch);
+        Ok(())
+    }
+
+    /// Total time spent waiting for the reader thread.
+    pub fn wait(&self) -> Duration {
+        self.reader.wait()
+    }
+}

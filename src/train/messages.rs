@@ -1,0 +1,185 @@
+//! Messages to a person: `tracing` events. Rank 0's are printed, above the progress bar; every
+//! rank's are kept in its flight recorder, which is written to disk when the ranks fail.
+//!
+//! The thread of a rank runs inside the span `rank`, a step inside the span `step`. An event takes
+//! its rank and step from these spans.
+
+use super::report::Console;
+use super::trace::SpanRecorder;
+use crate::comm::Recorder;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, EnteredSpan, Id};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The layer that prints and records events, and a handle on it.
+#[derive(Clone)]
+pub struct Messages {
+    console: Console,
+    /// Recorders of the ranks of this process, with the rank's number.
+    recorders: Arc<Mutex<Recorders>>,
+    spans: SpanRecorder,
+}
+
+type Recorders = Vec<(u64, Arc<Recorder>)>;
+
+impl Messages {
+    /// Prints to standard output, errors to standard error.
+    pub fn standard() -> Messages {
+        Messages {
+            console: Console::stdout(),
+            recorders: Arc::default(),
+            spans: SpanRecorder::default(),
+        }
+    }
+
+    /// From now on all events of the process as severe as `level` are messages. `traces`: spans can
+    /// be recorded.
+    pub fn install(&self, level: LevelFilter, traces: bool) {
+        let spans =
+            traces.then(|| self.spans.clone().with_filter(filter_fn(|meta| meta.is_span())));
+        let layers =
+            tracing_subscriber::registry().with(self.clone().with_filter(level)).with(spans);
+        tracing::subscriber::set_global_default(layers).expect("installed once, at the start");
+    }
+
+    /// From now on events of this thread are messages of a rank.
+    pub fn enter_rank(&self, rank: usize, recorder: &Arc<Recorder>) -> EnteredSpan {
+        let mut recorders = self.recorders.lock();
+        recorders.push((rank as u64, recorder.clone()));
+        // Spans have the highest severity, so that no level hides them.
+        tracing::error_span!("rank", rank).entered()
+    }
+
+    pub fn spans(&self) -> &SpanRecorder {
+        &self.spans
+    }
+
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+}
+
+/// The fields of spans and events that are of use here.
+#[derive(Clone, Default)]
+struct Fields {
+    rank: Option<u64>,
+    step: Option<u64>,
+    message: String,
+}
+
+impl Visit for Fields {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "rank" => self.rank = Some(value),
+            "step" => self.step = Some(value),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        }
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Messages {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(of_span) = span.extensions().get::<Fields>() {
+                fields.rank = fields.rank.or(of_span.rank);
+                fields.step = fields.step.or(of_span.step);
+            }
+        }
+        let Fields { rank, step, message } = fields;
+        let level = *event.metadata().level();
+        if let Some(recorder) = rank.and_then(|rank| self.recorder(rank)) {
+            recorder.log(level.as_str(), step, &message);
+        }
+        // An event outside of all ranks concerns the whole process.
+        if rank.is_none_or(|rank| rank == 0) {
+            self.print(level, &message);
+        }
+    }
+}
+
+impl Messages {
+    fn recorder(&self, rank: u64) -> Option<Arc<Recorder>> {
+        let recorders = self.recorders.lock();
+        recorders.iter().find(|(number, _)| *number == rank).map(|(_, recorder)| recorder.clone())
+    }
+
+    fn print(&self, level: Level, message: &str) {
+        match level {
+            Level::ERROR => self.console.error(&format!("gptrain: {message}")),
+            Level::WARN => self.console.print(&format!("note: {message}")),
+            Level::INFO => self.console.print(message),
+            Level::DEBUG => self.console.print(&format!("debug: {message}")),
+            Level::TRACE => self.console.print(&format!("trace: {message}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::LogLine;
+    use crate::train::report::tests::Printed;
+
+    /// What two ranks print and record of the same events, at a level.
+    fn logged(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {
+        let printed = Printed::default();
+        let console = Console::new(Box::new(printed.clone()));
+        let messages = Messages { console, ..Messages::standard() };
+        let layers = tracing_subscriber::registry().with(messages.clone().with_filter(level));
+        let recorders = [(); 2].map(|()| Arc::new(Recorder::default()));
+        tracing::subscriber::with_default(layers, || {
+            tracing::info!("of the process");
+            for (rank, recorder) in recorders.iter().enumerate() {
+                let _rank = messages.enter_rank(rank, recorder);
+                tracing::debug!("opening data");
+                let _step = tracing::error_span!("step", step = 7u64).entered();
+                tracing::warn!("of rank {rank}");
+            }
+        });
+        let lines = recorders.map(|recorder| recorder.report(0, "", usize::MAX).log);
+        (printed.text(), lines.into())
+    }
+
+    #[test]
+    fn rank_0_prints_and_every_rank_records() {
+        let (printed, lines) = logged(LevelFilter::INFO);
+        assert_eq!(printed, "of the process\nnote: of rank 0\n");
+        for (rank, lines) in lines.iter().enumerate() {
+            let [line] = &lines[..] else { panic!("{lines:?}") };
+            assert_eq!((line.level.as_str(), line.step), ("WARN", Some(7)));
+            assert_eq!(line.text, format!("of rank {rank}"));
+        }
+    }
+
+    #[test]
+    fn a_level_hides_what_is_less_severe() {
+        let (printed, lines) = logged(LevelFilter::DEBUG);
+        assert_eq!(printed, "of the process\ndebug: opening data\nnote: of rank 0\n");
+        assert!(lines.iter().all(|lines| lines.len() == 2), "{lines:?}");
+        let (printed, lines) = logged(LevelFilter::ERROR);
+        assert!(printed.is_empty() && lines.iter().all(Vec::is_empty), "{printed} {lines:?}");
+    }
+}

@@ -1,0 +1,272 @@
+//! The training loop of one rank: step, replica check, evaluation, checkpoint.
+
+use super::guard::{self, Signals};
+use super::loader::{DataShard, Loader};
+use super::rank::{CollectiveError, Rank};
+use super::report::{Report, StepLine};
+use super::saving::Saver;
+use super::trace::Trace;
+use crate::checkpoint::{Past, Progress};
+use crate::data::Source;
+use crate::device::Backend;
+use crate::engine::{Engine, lr};
+use crate::estimate::gptrain::drift;
+use crate::manifest::Manifest;
+use crate::plan::ramp::Ramp;
+use anyhow::Context;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::subscriber::NoSubscriber;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Complete,
+    /// By a signal, after saving.
+    Stopped,
+}
+
+/// Number of first steps whose median time is compared with the estimate.
+const COMPARED_STEPS: usize = 5;
+
+/// The state of one rank while it trains.
+pub struct Run<'a> {
+    pub manifest: &'a Manifest,
+    pub rank: &'a Rank<'a>,
+    pub shard: DataShard,
+    pub ramp: Ramp,
+    pub engine: Engine<'a>,
+    pub be: &'a dyn Backend,
+    pub valid: Vec<(String, Arc<Source>)>,
+    pub loader: Loader,
+    /// On rank 0 only.
+    pub report: Option<Report>,
+    /// Step and samples after the last step that was queued on the device.
+    pub progress: Progress,
+    /// That step, until its outcome has arrived.
+    pub pending: Option<PendingStep>,
+    /// When the outcome of the step before it arrived.
+    pub last_ended: Instant,
+    pub saver: Saver,
+    pub signals: &'a Signals,
+    pub trace: Option<&'a Trace>,
+    /// Seconds of the first steps, for the comparison with the estimate.
+    pub first_steps: Vec<f64>,
+}
+
+/// A step that is queued on the device. Its outcome is read after the next step has been queued, so
+/// that the device never waits for the host; and before the weights are used for anything else.
+pub struct PendingStep {
+    step: u64,
+    samples: Range<u64>,
+    lr: f64,
+    started: Instant,
+    data_wait: Duration,
+}
+
+impl Run<'_> {
+    pub fn train(&mut self) -> anyhow::Result<Ended> {
+        let (m, rank) = (self.manifest, self.rank);
+        loop {
+            let global = self.ramp.batch_at(self.progress.consumed_samples);
+            let complete = self.progress.consumed_samples + global as u64 > m.train.samples;
+            let stop = self.poll_requests()?;
+            if complete || stop {
+                self.save()?;
+                self.saver.finish(rank)?;
+                self.trace.map_or(Ok(()), |trace| trace.finish(rank))?;
+                return Ok(if complete { Ended::Complete } else { Ended::Stopped });
+            }
+            let step = self.progress.step + 1;
+            if let Some(trace) = self.trace {
+                trace.before(rank, step, self.engine.backend());
+            }
+            self.step_and_after(step, global)?;
+            if let Some(trace) = self.trace.filter(|trace| trace.ends_with(step)) {
+                trace.finish(rank)?;
+            }
+        }
+    }
+
+    /// A step, and what is due after it.
+    fn step_and_after(&mut self, step: u64, global: usize) -> anyhow::Result<()> {
+        let _step = tracing::error_span!("step", step).entered();
+        self.step(global)?;
+        let m = self.manifest;
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        let last = self.progress.consumed_samples + global as u64 > m.train.samples;
+        if m.train.audit_interval.is_some_and(|every| last || due(every)) {
+            self.audit()?;
+        }
+        if m.train.eval_interval.is_some_and(|every| last || due(every)) {
+            self.evaluate()?;
+        }
+        if due(m.checkpoint.interval) {
+            self.save()?;
+        }
+        match self.trace.is_some_and(|trace| trace.ends_with(step)) {
+            true => self.drain(),
+            false => Ok(()),
+        }
+    }
+
+    /// Between two steps, all ranks learn of signals and finished writes of any rank, and act on
+    /// them at the same step. True: stop.
+    fn poll_requests(&mut self) -> anyhow::Result<bool> {
+        let (rank, signals) = (self.rank, self.signals);
+        rank.set_phase("between two steps");
+        let written = self.saver.oldest_is_written()?;
+        let [stop, save, written] = rank.count([signals.stop(), signals.save(), written]);
+        if written == rank.grid.size() {
+            self.saver.publish_oldest(rank)?;
+        }
+        if save > 0 {
+            self.save()?;
+        }
+        Ok(stop > 0)
+    }
+
+    /// Queues one step on the device, and finishes the step before it meanwhile.
+    fn step(&mut self, global: usize) -> anyhow::Result<()> {
+        let (started, waited) = (Instant::now(), self.loader.wait());
+        let (m, rank) = (self.manifest, self.rank);
+        let first = self.progress.consumed_samples;
+        let (step, consumed) = (self.progress.step + 1, first + global as u64);
+        let lr = lr::at(&m.lr, consumed);
+        let (loader, be) = (&mut self.loader, self.be);
+        let computing = format!("computing step {step}");
+        self.engine.queue(
+            &mut |inputs| {
+                rank.set_phase("reading data");
+                let _span = tracing::trace_span!("read data", track = "data").entered();
+                let loaded = loader.load(be, inputs, global as u64);
+                rank.set_phase(&computing);
+                loaded
+            },
+            self.shard.rounds(global as u64) as usize,
+            lr,
+        )?;
+        self.progress = Progress { step, consumed_samples: consumed };
+        let data_wait = self.loader.wait() - waited;
+        let now = PendingStep { step, samples: first..consumed, lr, started, data_wait };
+        let before = self.pending.replace(now);
+        before.map_or(Ok(()), |before| self.finish_step(before))
+    }
+
+    /// Waits for the pending step: afterwards the device is idle and the weights are checked.
+    fn drain(&mut self) -> anyhow::Result<()> {
+        self.pending.take().map_or(Ok(()), |last| self.finish_step(last))
+    }
+
+    /// Waits for the outcome of a step and records it; an error if it is not finite.
+    fn finish_step(&mut self, done: PendingStep) -> anyhow::Result<()> {
+        let PendingStep { step, samples, lr, started, data_wait } = done;
+        self.rank.set_phase(&format!("computing step {step}"));
+        let waiting = tracing::trace_span!("wait for outcome").entered();
+        let (outcome, ended) = self.engine.outcome()?;
+        drop(waiting);
+        guard::check(self.rank, &outcome, &self.engine, step, samples.clone())?;
+        self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, lr);
+        let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
+        self.last_ended = ended;
+        let global = (samples.end - samples.start) as usize;
+        let scaled = self.manifest.loss_scale.is_some();
+        let Some(report) = &mut self.report else { return Ok(()) };
+        report.step(&StepLine {
+            step,
+            consumed_samples: samples.end,
+            lm_loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            lr,
+            global_batch: global,
+            seconds,
+            data_wait_seconds: data_wait.as_secs_f64(),
+            loss_scale: scaled.then_some(outcome.loss_scale),
+            skipped: outcome.skipped,
+        })?;
+        if self.first_steps.len() < COMPARED_STEPS {
+            self.first_steps.push(seconds);
+            self.compare_with_plan(global);
+        }
+        Ok(())
+    }
+
+    /// After the first steps: estimated against measured memory and time.
+    fn compare_with_plan(&mut self, global: usize) {
+        if self.first_steps.len() < COMPARED_STEPS {
+            return;
+        }
+        let mut seconds = self.first_steps.clone();
+        seconds.sort_by(f64::total_cmp);
+        let (reserved, median) = (self.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let stage = self.rank.at.pipeline;
+        let estimate = || drift::line(self.manifest, stage, reserved, (global, median));
+        // The spans of the dry engine that it runs are none of this rank's.
+        if let Some(line) = tracing::subscriber::with_default(NoSubscriber::new(), estimate) {
+            tracing::info!("{line}");
+        }
+    }
+
+    /// An error if weights that must be equal on several ranks are not (replica check).
+    fn audit(&mut self) -> anyhow::Result<()> {
+        self.drain()?;
+        let _span = tracing::trace_span!("replica check").entered();
+        let step = self.progress.step;
+        self.rank.set_phase("comparing weights");
+        let Err(drifted) = self.engine.check_replicas() else { return Ok(()) };
+        let found = if drifted.found.is_empty() { Ok(()) } else { Err(drifted) };
+        self.rank.all(found.with_context(|| {
+            format!(
+                "audit after step {step}: a rank has computed or stored something wrong; look at \
+                 its hardware, and go on from a checkpoint before the last audit that passed"
+            )
+        }))
+    }
+
+    fn evaluate(&mut self) -> anyhow::Result<()> {
+        self.drain()?;
+        let _span = tracing::trace_span!("evaluate").entered();
+        let (m, be) = (self.manifest, self.be);
+        let samples = m.train.eval_samples;
+        let Progress { step, consumed_samples } = self.progress;
+        for (name, source) in &self.valid {
+            self.rank.set_phase(&format!("evaluating {name}"));
+            let mut loader = Loader::evaluation(source, self.shard, samples)?;
+            let load = &mut |inputs: &_| loader.load(be, inputs, samples);
+            let loss = self.engine.evaluate(load, self.shard.rounds(samples))?;
+            if let Some(report) = &mut self.report {
+                report.eval(step, consumed_samples, name, loss)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a checkpoint. It holds one copy of each weight, so the replicas are compared first.
+    fn save(&mut self) -> anyhow::Result<()> {
+        self.drain()?;
+        if self.manifest.train.audit_interval.is_some() {
+            self.audit()?;
+        }
+        let next_batch = self.ramp.batch_at(self.progress.consumed_samples) as u64;
+        let seq_len = self.manifest.model.seq_len;
+        self.signals.saved();
+        let _span = tracing::trace_span!("save", track = "save").entered();
+        self.saver.save(self.rank, &self.engine, self.progress, next_batch, seq_len)
+    }
+
+    /// Waits for pending checkpoints if the ranks still communicate, then closes the report.
+    pub fn end(&mut self, ended: &anyhow::Result<Ended>) {
+        let doing = self.rank.current_phase();
+        let agreed =
+            |error: &anyhow::Error| error.is::<CollectiveError>() || self.rank.grid.size() == 1;
+        if ended.as_ref().err().is_some_and(agreed) {
+            // A second error would hide the one that ends the run.
+            let _ = self.saver.finish(self.rank);
+            self.rank.set_phase(&doing); // what it did when it failed
+        }
+        if let Some(report) = &mut self.report {
+            report.finish();
+        }
+    }
+}

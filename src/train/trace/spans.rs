@@ -1,0 +1,217 @@
+//! Collects spans in memory: a layer of `tracing` with one buffer per rank of this process.
+
+use crate::comm::{ClockOffset, now_ns};
+use crate::device::Timeline;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use tracing::Subscriber;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Spans kept per rank (8 MiB). Later ones are counted, not kept.
+const CAPACITY: usize = 1 << 17;
+
+/// The track of a span that names none.
+const COMPUTE: &str = "compute";
+/// The track of when the GPU executed what a span enqueued.
+const GPU: &str = "GPU";
+
+/// The layer, and a handle on it.
+#[derive(Clone, Default)]
+pub struct SpanRecorder {
+    ranks: Arc<Mutex<BTreeMap<usize, Buffer>>>,
+}
+
+/// The buffer of one rank; in the extensions of its span `rank` too.
+type Buffer = Arc<Mutex<RankSpans>>;
+
+/// The recorded spans of one rank.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct RankSpans {
+    pub rank: usize,
+    /// Ranks of the run.
+    pub ranks: usize,
+    /// "rank 3 (node n1, TP1 PP1 DP0)".
+    pub label: String,
+    /// The device is a GPU, whose work these spans only enqueue.
+    pub host_enqueue: bool,
+    /// Nanoseconds added to `Span::start` for rank 0's clock, and their largest error.
+    pub clock: (i64, i64),
+    pub spans: Vec<Span>,
+    /// Spans that the buffer had no room for.
+    pub dropped: u64,
+    pub recording: bool,
+    #[serde(skip)]
+    pub gpu: Option<GpuSpans>,
+}
+
+/// Spans by the GPU's clock, until it has come to their ends.
+#[derive(Clone)]
+pub struct GpuSpans {
+    timeline: Arc<dyn Timeline>,
+    /// Nanoseconds, by this rank's clock, of the timeline's start.
+    start: i64,
+    /// Each with the numbers of its first and last point.
+    spans: Vec<(Span, [usize; 2])>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Span {
+    pub name: Cow<'static, str>,
+    pub track: Cow<'static, str>,
+    /// Nanoseconds, by this rank's clock.
+    pub start: i64,
+    pub duration: i64,
+    /// Numbers such as bytes, by name.
+    pub args: Vec<(Cow<'static, str>, u64)>,
+}
+
+impl SpanRecorder {
+    /// Sets what identifies a rank.
+    pub fn prepare(&self, of_rank: RankSpans) {
+        let buffer = self.buffer(of_rank.rank);
+        *buffer.lock() = of_rank;
+    }
+
+    /// Records the spans of a rank from now on. `timeline`: of its GPU, started just now.
+    pub fn start(&self, rank: usize, clock: ClockOffset, timeline: Option<Arc<dyn Timeline>>) {
+        let buffer = self.buffer(rank);
+        let mut of_rank = buffer.lock();
+        let of_gpu = |timeline| GpuSpans { timeline, start: now_ns(), spans: Vec::new() };
+        of_rank.gpu = timeline.map(of_gpu);
+        of_rank.clock = (clock.ns, clock.error_ns);
+        of_rank.spans.reserve_exact(CAPACITY);
+        of_rank.recording = true;
+    }
+
+    /// Stops recording a rank; its spans, if it was recorded.
+    pub fn stop(&self, rank: usize) -> Option<RankSpans> {
+        let mut spans = std::mem::take(&mut *self.buffer(rank).lock());
+        if let Some(gpu) = spans.gpu.take() {
+            spans.spans.extend(gpu.executed());
+        }
+        spans.recording.then_some(spans)
+    }
+
+    /// Stops recording; the spans of all ranks of this process.
+    pub fn stop_all(&self) -> Vec<RankSpans> {
+        let ranks: Vec<usize> = self.ranks.lock().keys().copied().collect();
+        // A GPU whose rank has failed is not waited for.
+        ranks.iter().for_each(|rank| self.buffer(*rank).lock().gpu = None);
+        ranks.into_iter().filter_map(|rank| self.stop(rank)).collect()
+    }
+
+    fn buffer(&self, rank: usize) -> Buffer {
+        self.ranks.lock().entry(rank).or_default().clone()
+    }
+}
+
+impl RankSpans {
+    /// Marks where the GPU is, if there is one and it is not captured.
+    fn mark(&self) -> Option<usize> {
+        self.gpu.as_ref().and_then(|gpu| gpu.timeline.mark())
+    }
+}
+
+impl GpuSpans {
+    /// When the GPU executed them. Waits for it.
+    fn executed(self) -> impl Iterator<Item = Span> {
+        let (points, start) = (self.timeline.read(), self.start);
+        self.spans.into_iter().map(move |(span, [from, to])| {
+            let (start, duration) = (start + points[from], points[to] - points[from]);
+            Span { track: Cow::Borrowed(GPU), start, duration, ..span }
+        })
+    }
+}
+
+/// A span that is open.
+struct Open {
+    buffer: Buffer,
+    span: Span,
+    /// Point of the GPU's timeline, of a span that enqueues work for it.
+    mark: Option<usize>,
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if span.name() == "rank" {
+            let rank = fields.args.first().map_or(0, |(_, rank)| *rank as usize);
+            span.extensions_mut().insert(self.buffer(rank));
+            return;
+        }
+        let outer = span.scope().find_map(|outer| outer.extensions().get::<Buffer>().cloned());
+        let Some(buffer) = outer.filter(|buffer| buffer.lock().recording) else { return };
+        let track = fields.track();
+        let name = fields.op.map_or(Cow::Borrowed(span.name()), Cow::Owned);
+        let open = Span { name, track, start: now_ns(), duration: 0, args: fields.args };
+        let mark = fields.gpu.then(|| buffer.lock().mark()).flatten();
+        span.extensions_mut().insert(Open { buffer, span: open, mark });
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let open = context.span(&id).and_then(|span| span.extensions_mut().remove::<Open>());
+        let Some(Open { buffer, mut span, mark }) = open else { return };
+        span.duration = now_ns() - span.start;
+        let mut of_rank = buffer.lock();
+        let marks = mark.zip(of_rank.mark());
+        if let (Some((from, to)), Some(gpu)) = (marks, of_rank.gpu.as_mut()) {
+            gpu.spans.push((span.clone(), [from, to]));
+        }
+        match of_rank.recording && of_rank.spans.len() < CAPACITY {
+            true => of_rank.spans.push(span),
+            false => of_rank.dropped += u64::from(of_rank.recording),
+        }
+    }
+}
+
+/// The fields of a span: what names its track, a name that overrides the static one, numbers.
+#[derive(Default)]
+struct Fields {
+    track: Option<String>,
+    op: Option<String>,
+    group: Option<String>,
+    queued: bool,
+    /// It enqueues work for the GPU.
+    gpu: bool,
+    args: Vec<(Cow<'static, str>, u64)>,
+}
+
+impl Fields {
+    /// Blocking collectives of a group and those on the communication queue overlap in time.
+    fn track(&mut self) -> Cow<'static, str> {
+        let queue = if self.queued { " (queue)" } else { "" };
+        let comm = self.group.take().map(|group| format!("comm {group}{queue}"));
+        comm.or(self.track.take()).map_or(Cow::Borrowed(COMPUTE), Cow::Owned)
+    }
+}
+
+impl Visit for Fields {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.args.push((Cow::Borrowed(field.name()), value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "track" => self.track = Some(value.to_string()),
+            "op" => self.op = Some(value.to_string()),
+            "group" => self.group = Some(value.to_string()),
+            _ => {}
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.queued |= field.name() == "queued" && value;
+        self.gpu |= field.name() == "gpu" && value;
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
+}

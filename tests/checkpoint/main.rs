@@ -1,0 +1,26 @@
+//! Checkpoints: saved whole, read by any grid, resumed bit for bit, and damage is always noticed.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `resume` | a run that was stopped, killed or asked to save, through the real binary |
+//! | `grids` | what any grid saved, any grid loads |
+//! | `rules` | states of every shape and type, of an optimizer made up for it |
+//! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
+//! | `faults` | saves that fail at every system call |
+//! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
+//! | `format1` | checkpoints of format 1 are read, and gone on from bit for bit |
+//! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
+//! | `hf` | folders of Hugging Face's transformers, in and out |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod damage;
+mod faults;
+mod format1;
+mod grids;
+mod hf;
+mod inspect;
+mod resume;
+mod rules;
+mod slices;

@@ -1,0 +1,16 @@
+//! The commands as a user meets them, on one rank.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
+//! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
+//! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
+//! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod estimate;
+mod estimate_cli;
+mod report;
+mod run;

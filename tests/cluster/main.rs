@@ -1,0 +1,20 @@
+//! Several ranks: as threads, as processes, under Slurm, on GPUs; and what can happen to them.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `ranks` | `gptrain run` on several ranks equals one rank, and resumes on another grid |
+//! | `rank_faults` | ranks of a run killed, stopped, slow, out of memory, with a flipped bit or a cut cable |
+//! | `comm_faults` | groups of processes over TCP: killed, stopped, out of step |
+//! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
+//! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
+//! | `slurm` | `srun gptrain run` under a real Slurm on this machine |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod comm_faults;
+mod rank_faults;
+mod ranks;
+mod run_cuda;
+mod slurm;
+mod trace;

@@ -1,0 +1,307 @@
+//! What befalls a rank of a real `gptrain run`: killed in any phase, out of memory, slow, a bit of its
+//! memory flipped, its cable cut, another dataset on its node. The others end by themselves with one
+//! line for the job, or go on; the run goes on from its last checkpoint with the same bits.
+
+use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict, within};
+use crate::common::hosts::Hosts;
+use gptrain::base::rng;
+use rustix::process::{Pid, Signal};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::Duration;
+
+const FOUR: [&str; 3] = ["topology.tensor=2", "topology.data=2", "topology.zero=1"];
+
+/// To run until something happens.
+const LONG: [&str; 2] = ["train.steps=1000000", "log.interval=100000"];
+
+fn with<'a>(sets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [sets, more].concat()
+}
+
+/// What a job said, all ranks together.
+fn said(ended: &[Done]) -> Vec<&str> {
+    ended.iter().flat_map(|done| done.err.lines()).collect()
+}
+
+/// Connections to a port of this machine.
+fn connections(port: u16) -> usize {
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let to = format!(":{port:04X} 01");
+    table.lines().filter(|line| line.contains(&to)).count()
+}
+
+#[test]
+fn rank_0_killed_while_the_ranks_meet() {
+    let (lab, port) = (Lab::new(), free_port());
+    let sets = with(&FOUR, &["comm.start_timeout_s=20"]);
+    let start = |rank| lab.rank(rank, 4, port, &sets).spawn().unwrap();
+    let ranks = Ranks { children: (0..3).map(start).collect() };
+    until("two ranks have come to rank 0", || connections(port) == 2);
+    std::thread::sleep(Duration::from_millis(300)); // and were let in; else they look for it again
+    ranks.signal(0, Signal::KILL);
+    let ended = ranks.end([1, 2]);
+    assert!(ended.iter().all(|done| done.code == Some(3)), "{:?}", said(&ended));
+    for line in said(&ended) {
+        let known = ["died: connection closed; the ranks were meeting", "did not find rank 0"];
+        assert!(line.contains("rank 0") && known.iter().any(|k| line.contains(k)), "{line}");
+    }
+}
+
+#[test]
+fn rank_0_killed_while_it_saves() {
+    let lab = Lab::new();
+    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["checkpoint.interval=1"])));
+    let checkpoints = lab.path("runs/a/checkpoints");
+    until("a save is under way", || {
+        let entries = fs::read_dir(&checkpoints).into_iter().flatten().filter_map(Result::ok);
+        entries.into_iter().any(|entry| entry.file_name().to_string_lossy().contains(".tmp-"))
+    });
+    ranks.signal(0, Signal::KILL);
+    let line = verdict(&ranks.end(1..4));
+    assert!(line.contains("rank 0 died: connection "), "{line}");
+}
+
+#[test]
+fn rank_0_killed_as_the_run_ends() {
+    let lab = Lab::new();
+    let ranks = lab.ranks(4, &FOUR);
+    lab.wait_for_steps("runs/a", 12);
+    ranks.signal(0, Signal::KILL);
+    let ended = ranks.end(1..4);
+    // Some may have ended well before.
+    let failed = ended.iter().filter(|done| done.code == Some(3)).count();
+    assert!(ended.iter().all(|done| matches!(done.code, Some(0 | 3))));
+    assert_eq!(said(&ended).len(), failed.min(1), "{:?}", said(&ended));
+}
+
+#[test]
+fn a_rank_killed_at_any_instant_costs_at_most_what_was_not_saved() {
+    let lab = Lab::new();
+    let sets = ["train.steps=30", "checkpoint.interval=1", "comm.start_timeout_s=5"];
+    let sets = with(&FOUR, &sets);
+    lab.run(&with(&sets, &["log.folder=runs/whole"])).expect(0, &[]);
+    for kill in 0..6 {
+        let folder = format!("log.folder=runs/{kill}");
+        let sets = with(&sets, &[&folder]);
+        let (ranks, victim) = (lab.ranks(4, &sets), [0, 2][kill % 2]);
+        let wait = rng::below(rng::key(5, "kills"), kill as u64, 1_200_000);
+        std::thread::sleep(Duration::from_micros(wait));
+        ranks.signal(victim, Signal::KILL);
+        let ended = ranks.end((0..4).filter(|rank| *rank != victim));
+        let lines = said(&ended);
+        assert!(ended.iter().all(|done| matches!(done.code, Some(0 | 3))), "{lines:#?}");
+        let before_they_met = lines.iter().any(|line| line.contains("did not find rank 0"));
+        assert!(before_they_met || lines.len() <= 1, "{lines:#?}");
+        let named = |line: &&str| line.contains(&format!("rank {victim}"));
+        assert!(lines.iter().all(named), "after {wait} µs: {lines:#?}");
+        lab.run(&sets).expect(0, &[]);
+        assert_eq!(lab.losses(&format!("runs/{kill}")), lab.losses("runs/whole"), "{wait} µs");
+    }
+}
+
+#[test]
+fn a_rank_that_crashes_is_named() {
+    for signal in [Signal::SEGV, Signal::ABORT] {
+        let lab = Lab::new();
+        let ranks = lab.ranks(4, &with(&FOUR, &LONG));
+        lab.wait_for_steps("runs/a", 3);
+        // Rust's handler of faults lets the first SIGSEGV pass, as no address was at fault.
+        until("the rank has crashed", || {
+            ranks.signal(2, signal);
+            ranks.ended(2)
+        });
+        let line = verdict(&ranks.end([0, 1, 3]));
+        assert!(line.contains("rank 2 (node") && line.contains("died: connection "), "{line}");
+    }
+}
+
+#[test]
+fn a_rank_without_memory_is_named() {
+    let lab = Lab::new();
+    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["train.eval_interval=1"])));
+    lab.wait_for_steps("runs/a", 3);
+    let pid = ranks.pid(2).as_raw_nonzero().to_string();
+    let limited = Command::new("prlimit").args(["--pid", &pid, "--as=1000000"]).status();
+    assert!(limited.unwrap().success());
+    let ended = ranks.end([0, 1, 3]);
+    let lines = said(&ended);
+    assert!(ended.iter().all(|done| matches!(done.code, Some(1 | 3))), "{lines:#?}");
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    assert!(lines[0].contains("rank 2 "), "{lines:#?}");
+}
+
+/// Stopped for longer than the limit in all, never at once.
+#[test]
+fn a_slow_rank_ends_nobody() {
+    let lab = Lab::new();
+    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["comm.timeout_s=4"])));
+    lab.wait_for_steps("runs/a", 3);
+    for _ in 0..10 {
+        ranks.signal(3, Signal::STOP);
+        std::thread::sleep(Duration::from_millis(500));
+        ranks.signal(3, Signal::CONT);
+        lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
+    }
+    ranks.signal(0, Signal::TERM);
+    ranks.end(0..4).iter().for_each(Done::well);
+}
+
+/// The first row of the position embedding, of which each rank holds a copy.
+fn position_row(lab: &Lab) -> Vec<u8> {
+    lab.gptrain(&["export", "runs/a", "--hf", "hf"]).expect(0, &[]);
+    let file = fs::read(lab.path("hf/model.safetensors")).unwrap();
+    let (length, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let tensors = header.as_object().unwrap();
+    let wpe = tensors.iter().find(|(name, _)| name.ends_with("wpe.weight")).unwrap().1;
+    let first = wpe["data_offsets"][0].as_u64().unwrap() as usize;
+    data[first..first + 128].to_vec()
+}
+
+/// Flips the lowest bit of a row of numbers wherever a process has it, as a cosmic ray would.
+fn flip_in_memory(pid: Pid, row: &[u8]) -> usize {
+    let folder = format!("/proc/{}", pid.as_raw_nonzero());
+    let maps = fs::read_to_string(format!("{folder}/maps")).unwrap();
+    let memory = OpenOptions::new().read(true).write(true).open(format!("{folder}/mem")).unwrap();
+    let of = |range: (u64, u64)| flip_between(&memory, range, row);
+    maps.lines().filter(|line| line.contains(" rw-p ")).map(|line| of(ends(line))).sum()
+}
+
+/// "7f00-7fff rw-p …"
+fn ends(line: &str) -> (u64, u64) {
+    let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+    let number = |hex| u64::from_str_radix(hex, 16).unwrap();
+    (number(from), number(to))
+}
+
+fn flip_between(memory: &File, (from, to): (u64, u64), row: &[u8]) -> usize {
+    let mut bytes = vec![0; (to - from) as usize];
+    if memory.read_exact_at(&mut bytes, from).is_err() {
+        return 0; // a guard page
+    }
+    let at = (0..bytes.len().saturating_sub(row.len())).step_by(4);
+    let found: Vec<usize> = at.filter(|at| bytes[*at..].starts_with(row)).collect();
+    for at in &found {
+        memory.write_all_at(&[row[0] ^ 1], from + *at as u64).unwrap();
+    }
+    found.len()
+}
+
+#[test]
+fn a_bit_that_flips_in_one_rank_ends_the_run_and_names_it() {
+    for (grid, place) in [("topology.data=2", "TP0 PP0 DP1"), ("topology.tensor=2", "TP1 PP0 DP0")]
+    {
+        let lab = Lab::new();
+        // A learning rate that leaves the weights as they are: they are found in memory by value.
+        let still = ["lr={peak: 1e-30, decay: constant}", "train.audit_interval=2", grid];
+        let ranks = lab.ranks(2, &with(&LONG, &still));
+        until("there is a checkpoint", || lab.path("runs/a/checkpoints/latest").exists());
+        let row = position_row(&lab);
+        ranks.signal(1, Signal::STOP);
+        assert!(flip_in_memory(ranks.pid(1), &row) > 0, "the weight is not found");
+        ranks.signal(1, Signal::CONT);
+        let ended = ranks.end(0..2);
+        assert!(ended.iter().all(|done| done.code == Some(1)), "{:?}", said(&ended));
+        let lines = said(&ended);
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+        let expected = format!("on rank 1 ({place}) is not the same as on rank 0 (TP0 PP0 DP0)");
+        assert!(lines[0].contains("audit after step "), "{lines:#?}");
+        assert!(lines[0].contains("position") && lines[0].contains(&expected), "{lines:#?}");
+    }
+}
+
+#[test]
+fn starts_that_lead_nowhere_come_to_an_end() {
+    let lab = Lab::new();
+    let sets = with(&LONG, &["checkpoint.interval=100000"]);
+    let starts = lab.path("runs/a/starts.json");
+    for start in 1..=8 {
+        let mut child = lab.start(&sets);
+        let counted = format!("\"starts\":{start}}}");
+        until("the start is counted", || {
+            fs::read_to_string(&starts).unwrap_or_default().contains(&counted)
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let words = ["runs/a", "8 starts from step 0", "starts.json", "checkpoint.interval"];
+    lab.run(&sets).expect(2, &words);
+    lab.run(&sets).expect(2, &words);
+    fs::remove_file(&starts).unwrap();
+    lab.run(&[]).expect(0, &[]);
+    assert!(!starts.exists(), "a run that ended well");
+}
+
+#[test]
+fn ranks_that_fit_alone_but_not_together_do_not_start() {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:")).unwrap();
+    let free: u64 = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024;
+    // Weights, gradients and two moments in f32: two thirds of it for each of two ranks.
+    let vocab = format!("model.vocab={}", free * 2 / 3 / 16 / 1024);
+    let lab = Lab::new();
+    let wide = ["model.hidden=1024", "model.layers=1", "batch={micro: 1, global: 2}", &vocab];
+    let done = lab.run(&with(&wide, &["topology.data=2", "data.cache=order"]));
+    done.expect(2, &["its 2 ranks need", " between them, and ", " is free", "topology.zero"]);
+}
+
+#[test]
+fn another_dataset_on_another_node_is_told() {
+    if !Command::new("unshare").args(["--mount", "--uts", "true"]).status().unwrap().success() {
+        eprintln!("not tested: this user may not make mount namespaces");
+        return;
+    }
+    let (lab, other, port) = (Lab::new(), Lab::with_documents(39), free_port());
+    let bind = |end: &str| {
+        let (from, to) = (other.path(&format!("corpus.{end}")), lab.path(&format!("corpus.{end}")));
+        format!("mount --bind {} {} && ", from.display(), to.display())
+    };
+    let script = format!("hostname n2 && {}{}exec \"$@\"", bind("idx"), bind("bin"));
+    let start = |rank: usize| {
+        let command = lab.rank(rank, 4, port, &FOUR);
+        let outer = ["unshare", "--mount", "--uts", "sh", "-c", &script, "sh"];
+        if rank >= 2 { within(&outer, &command) } else { command }.spawn().unwrap()
+    };
+    let ended = Ranks { children: (0..4).map(start).collect() }.end(0..4);
+    ended[0].expect(2, &["corpus", "rank 2 (node n2, TP0 PP0 DP1) has another dataset there"]);
+    assert!(ended[1..].iter().all(|done| (done.code, done.err.as_str()) == (Some(2), "")));
+}
+
+/// Four ranks, of which two are on the second host.
+fn on_hosts(lab: &Lab, hosts: &Hosts, sets: &[&str]) -> Ranks {
+    let start = |rank: usize| {
+        let mut command = within(&hosts.on(rank / 2), &lab.rank(rank, 4, 23456, sets));
+        command.env("MASTER_ADDR", Hosts::FIRST).spawn().unwrap()
+    };
+    Ranks { children: (0..4).map(start).collect() }
+}
+
+#[test]
+fn a_cut_cable_ends_a_run_with_one_line() {
+    let Some(hosts) = Hosts::new("run-cut") else { return };
+    let lab = Lab::new();
+    let ranks = on_hosts(&lab, &hosts, &with(&FOUR, &with(&LONG, &["comm.timeout_s=3"])));
+    lab.wait_for_steps("runs/a", 3);
+    hosts.cable("down");
+    let line = verdict(&ranks.end(0..4));
+    assert!(line.contains("is silent for ") && line.contains("stopped, or cut off"), "{line}");
+    assert!(line.contains("rank 2 (") || line.contains("rank 3 ("), "{line}");
+}
+
+#[test]
+fn a_cable_that_heals_in_time_is_survived() {
+    let Some(hosts) = Hosts::new("run-heal") else { return };
+    let lab = Lab::new();
+    let ranks = on_hosts(&lab, &hosts, &with(&FOUR, &with(&LONG, &["comm.timeout_s=30"])));
+    lab.wait_for_steps("runs/a", 3);
+    hosts.cable("down");
+    std::thread::sleep(Duration::from_secs(1));
+    let stood = lab.metrics("runs/a").len();
+    hosts.cable("up");
+    lab.wait_for_steps("runs/a", stood + 3);
+    ranks.signal(3, Signal::TERM);
+    ranks.end(0..4).iter().for_each(Done::well);
+}

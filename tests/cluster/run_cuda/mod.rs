@@ -1,0 +1,194 @@
+//! `gptrain run` on the software stand-in for a GPU: trains as the CPU does, resumes bit for bit,
+//! and says what is missing; on several, as threads and as processes; and what befalls them.
+
+mod failures;
+mod ranks;
+
+use crate::common::binary::{Done, Lab, run_args};
+use crate::common::softgpu;
+use gptrain::device::cuda::{FOLDER, GRAPHS, Kernels};
+use std::path::Path;
+
+/// `run` with train.device cuda, with libraries from `folder` and other variables.
+fn run_on(lab: &Lab, folder: &Path, variable: (&str, &str), sets: &[&str]) -> Done {
+    let sets = [&["train.device=cuda"], sets].concat();
+    let variable = (variable.0, Path::new(variable.1));
+    lab.run_with(&[(FOLDER, folder), variable], &sets)
+}
+
+/// `run` on the stand-in.
+fn run(lab: &Lab, sets: &[&str]) -> Done {
+    run_on(lab, &softgpu::folder(), ("SOFTGPU_SEED", "1"), sets)
+}
+
+/// Whether this build can use a GPU; if not, that it says so.
+fn built_for_gpus(lab: &Lab) -> bool {
+    let built = Kernels::embedded().is_some();
+    if !built {
+        run(lab, &[]).expect(2, &["train.device: cuda", "without CUDA kernels", "`make`"]);
+    }
+    built
+}
+
+#[test]
+fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    // One head of 32: bf16 goes through tensor cores.
+    let model = ["model.dropout=0.1", "model.heads=1", "checkpoint.interval=4"];
+    for (precision, on_cpu, tolerance) in [
+        ("f32", "f32", 2e-5),
+        ("tf32", "f32", 2e-3),
+        ("bf16", "bf16", 1e-2),
+        ("fp16", "fp16", 2e-3),
+    ] {
+        let precise = format!("precision={precision}");
+        let scaled: &[&str] = if precision == "fp16" { &["loss_scale=1024"] } else { &[] };
+        let model = [&model[..], scaled].concat();
+        let set = [&model[..], &[&precise]].concat();
+        let done = run(&lab, &[&set[..], &["log.folder=gpu"]].concat());
+        done.expect(0, &[]);
+        assert!(done.out.contains("device: software stand-in (no GPU)"), "{}", done.out);
+        assert!(done.out.contains("algorithms timed once and kept in"), "{}", done.out);
+        let precise = format!("precision={on_cpu}");
+        lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat()).expect(0, &[]);
+        let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));
+        assert_eq!((gpu.len(), cpu.len()), (12, 12));
+        for (gpu, cpu) in gpu.iter().zip(&cpu) {
+            for key in ["lm_loss", "grad_norm"] {
+                let (x, y) = (gpu[key].as_f64().unwrap(), cpu[key].as_f64().unwrap());
+                assert!((x / y - 1.0).abs() < tolerance, "{precision} {key}: {x} for {y}");
+            }
+        }
+        // A step again, from a checkpoint: the recorded loss, to the last bit.
+        let folder = softgpu::folder();
+        let replay = ["inspect-ckpt", "gpu/checkpoints/step-00000004", "--replay", "1"];
+        let again = lab.gptrain_with(&[(FOLDER, &folder)], &replay);
+        again.expect(0, &["as recorded, to the last bit"]);
+        for run in ["gpu", "cpu"] {
+            std::fs::remove_dir_all(lab.path(run)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let with = |variable, value, folder: &str| {
+        let set = [format!("log.folder={folder}"), "model.dropout=0.1".into()];
+        let done =
+            run_on(&lab, &softgpu::folder(), (variable, value), &set.each_ref().map(|s| &**s));
+        (done, folder.to_string())
+    };
+    let losses = |(done, folder): &(Done, String)| {
+        done.expect(0, &[]);
+        lab.losses(folder)
+    };
+    let heart = with(GRAPHS, "1", "heart");
+    let off = with(GRAPHS, "0", "off");
+    let missing = with("SOFTGPU_GRAPHS", "0", "missing");
+    assert_eq!(losses(&off), losses(&heart));
+    assert_eq!(losses(&missing), losses(&heart));
+    let note = "the GPU goes on without CUDA graphs: capturing: CUDA_ERROR_NOT_SUPPORTED";
+    let noted = [&heart, &off, &missing].map(|(done, _)| done.out.matches(note).count());
+    assert_eq!(noted, [0, 0, 1], "{}", missing.0.out);
+    with(GRAPHS, "no", "no").0.expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0 or 1"]);
+}
+
+#[test]
+fn what_a_gpu_lacks_is_said_in_one_line() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let folder = softgpu::folder();
+    let with = |variable, value| run_on(&lab, &folder, (variable, value), &[]);
+    with("SOFTGPU_DRIVER", "12080").expect(2, &["driver is for CUDA 12.8", "update the driver"]);
+    with("SOFTGPU_DEVICES", "0").expect(2, &["the machine has 0", "CUDA_VISIBLE_DEVICES"]);
+    let old = ["capability 7.0", "without kernels for sm_70", "make SM70=1 build"];
+    if Kernels::volta().is_none() {
+        with("SOFTGPU_CAPABILITY", "70").expect(2, &old);
+    }
+    with("SOFTGPU_CAPABILITY", "61").expect(2, &["capability 6.1; kernels need 8.0"]);
+    with("SOFTGPU_MEMORY", "1000000").expect(2, &["64.0 MiB asked for", "976.6 KiB available"]);
+
+    let half = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.join("libcuda.so.1"), half.path().join("libcuda.so.1")).unwrap();
+    let lacks = run_on(&lab, half.path(), ("SOFTGPU_SEED", "0"), &[]);
+    lacks.expect(2, &["cuBLASLt is missing", "libcublasLt.so.13", FOLDER]);
+    let empty = tempfile::tempdir().unwrap();
+    let lacks = run_on(&lab, empty.path(), ("SOFTGPU_SEED", "0"), &[]);
+    lacks.expect(2, &["there is no NVIDIA driver", "libcuda.so.1", FOLDER]);
+}
+
+#[test]
+fn attention_by_wgmma_is_refused_where_it_cannot_be() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let folder = softgpu::folder();
+    let with = |attention, capability| {
+        let variables = [
+            (FOLDER, folder.as_path()),
+            ("GPTRAIN_ATTENTION", Path::new(attention)),
+            ("SOFTGPU_CAPABILITY", Path::new(capability)),
+        ];
+        lab.run_with(&variables, &["train.device=cuda", "train.steps=1"])
+    };
+    with("wgmma", "80").expect(2, &["GPTRAIN_ATTENTION", "compute capability 9.0"]);
+    with("wgmma", "100").expect(2, &["GPTRAIN_ATTENTION", "compute capability 9.0"]);
+    with("tensor", "90").expect(2, &["GPTRAIN_ATTENTION", "it is tensor", "mma or wgmma"]);
+    let done = with("wgmma", "90");
+    done.expect(0, &[]);
+    assert!(done.out.contains("attention by wgmma"), "{}", done.out);
+}
+
+/// Every pass has a span on the GPU's own clock, one after the other, with graphs too.
+#[test]
+fn a_trace_shows_when_the_gpu_executed_each_pass() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let trace = ["--trace", "trace.json", "--trace-steps", "2..4"];
+    let args = [&run_args(&["train.device=cuda", "train.steps=4"])[..], &trace].concat();
+    lab.gptrain_with(&[(FOLDER, &softgpu::folder())], &args).expect(0, &[]);
+    let text = std::fs::read_to_string(lab.path("trace.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let gpu = events.iter().find(|event| event["args"]["name"] == "GPU").expect("a track");
+    let spans = |on_gpu: bool, name: &str| -> Vec<(f64, f64)> {
+        let of = events.iter().filter(|event| event["ph"] == "X" && event["name"] == name);
+        let of = of.filter(|event| (event["tid"] == gpu["tid"]) == on_gpu);
+        let number = |value: &serde_json::Value| value.as_f64().unwrap();
+        of.map(|event| (number(&event["ts"]), number(&event["dur"]))).collect()
+    };
+    for name in ["forward", "backward", "optimizer"] {
+        let executed = spans(true, name);
+        assert_eq!(executed.len(), spans(false, name).len(), "{name}");
+        assert!(executed.len() >= 3 && executed.is_sorted(), "{name}: {executed:?}");
+        assert!(executed.iter().all(|(_, duration)| *duration > 0.0), "{name}: {executed:?}");
+    }
+}
+
+#[test]
+fn an_automatic_device_is_the_gpu_that_the_driver_shows() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let folder = softgpu::folder();
+    let done = lab.run_with(&[(FOLDER, &folder)], &["train.device=auto", "train.steps=1"]);
+    done.expect(0, &[]);
+    assert!(done.out.contains("device: software stand-in"), "{}", done.out);
+    let hidden = [(FOLDER, folder.as_path()), ("SOFTGPU_DEVICES", Path::new("0"))];
+    let sets = ["train.device=auto", "precision=tf32", "log.folder=other"];
+    let refused = lab.run_with(&hidden, &sets);
+    refused.expect(2, &["the device is the CPU", "--set precision=f32"]);
+}

@@ -1,0 +1,312 @@
+//! Real Slurm on this machine: four nodes of it, `srun -n 8 gptrain run`. What a cluster does to a
+//! job: kill -9, SIGSTOP, scancel, a time limit, a requeue. Waits for progress, never for a time.
+//!
+//! Without Slurm (`apt-get install slurm-wlm munge`, as root) the test says that it is skipped.
+
+mod cluster;
+
+use crate::common::binary;
+use crate::common::binary::{Lab, free_port, until};
+use crate::common::softgpu;
+use cluster::Cluster;
+use gptrain::device::cuda::{FOLDER, Kernels};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Two of everything.
+const GRID: [&str; 4] =
+    ["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"];
+
+/// A job that is to run until something happens to it.
+const LONG: [&str; 5] = [
+    "train.steps=1000000",
+    "train.eval_interval=0",
+    "log.interval=100000",
+    "checkpoint.interval=5",
+    "comm.timeout_s=5",
+];
+
+#[test]
+fn slurm_starts_ends_and_requeues_runs() {
+    let Some(cluster) = Cluster::start() else { return };
+    // Slurm's limits are minutes, late by up to half of one: this one runs beside the others.
+    let limited = time_limit(&cluster);
+    // Two jobs at a time, on the same nodes.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let lab = Lab::new();
+            scancel_saves_and_the_next_job_goes_on(&cluster, &lab);
+            a_requeued_job_resumes(&cluster, &lab);
+        });
+        eight_tasks_equal_one_rank(&cluster, &Lab::new());
+        tasks_with_gpus_equal_one_rank(&cluster, &Lab::new());
+        as_many_tasks_as_fit_on_each_node(&cluster);
+        a_killed_task_ends_all(&cluster);
+        a_stopped_task_is_named(&cluster);
+    });
+    a_dead_daemon_ends_nobody_and_a_dead_node_is_named(&cluster);
+    limited();
+}
+
+/// One job of a run.
+struct Job<'a> {
+    cluster: &'a Cluster,
+    lab: &'a Lab,
+    /// Only this job's ranks have it.
+    rendezvous: String,
+    run: &'static str,
+    sets: Vec<String>,
+}
+
+impl<'a> Job<'a> {
+    fn new(cluster: &'a Cluster, lab: &'a Lab, run: &'static str, sets: &[&[&str]]) -> Job<'a> {
+        // The names of the four nodes do not resolve.
+        let rendezvous = format!("127.0.0.1:{}", free_port());
+        let folder = format!("log.folder={run}");
+        let sets = sets.concat().iter().map(|set| set.to_string()).chain([folder]).collect();
+        Job { cluster, lab, rendezvous, run, sets }
+    }
+
+    fn steps(&self) -> usize {
+        self.lab.metrics(self.run).len()
+    }
+
+    fn run_args(&self) -> Vec<&str> {
+        let sets: Vec<&str> = self.sets.iter().map(String::as_str).collect();
+        binary::run_args(&sets)
+    }
+
+    /// `srun -N 4 -n 8 OPTIONS gptrain run …`
+    fn srun(&self, options: &[&str]) -> Command {
+        self.srun_as(&[&["-N", "4", "-n", "8", "--ntasks-per-node=2"], options].concat())
+    }
+
+    /// `srun OPTIONS gptrain run …`
+    fn srun_as(&self, options: &[&str]) -> Command {
+        let mut srun = self.cluster.command("srun");
+        srun.args(options);
+        srun.arg(env!("CARGO_BIN_EXE_gptrain")).args(self.run_args());
+        srun.current_dir(self.lab.path("")).env("GPTRAIN_RENDEZVOUS", &self.rendezvous);
+        srun.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        srun
+    }
+
+    /// The process of a rank.
+    fn task(&self, rank: usize) -> Option<Pid> {
+        let ours = format!("GPTRAIN_RENDEZVOUS={}", self.rendezvous);
+        let rank = format!("SLURM_PROCID={rank}");
+        fs::read_dir("/proc").unwrap().filter_map(Result::ok).find_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let exe = fs::read_link(entry.path().join("exe")).ok()?;
+            let environ = fs::read(entry.path().join("environ")).ok()?;
+            let has = |what: &str| environ.split(|b| *b == 0).any(|v| v == what.as_bytes());
+            let found = exe.ends_with("gptrain") && has(&ours) && has(&rank);
+            if found { Pid::from_raw(pid) } else { None }
+        })
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill_process(self.task(rank).expect("the rank runs"), signal).unwrap();
+    }
+
+    fn all_ended(&self) {
+        until("every rank has ended", || (0..8).all(|rank| self.task(rank).is_none()));
+    }
+
+    /// Runs it until it has ended with `happening` after some steps.
+    fn during(&self, options: &[&str], happening: impl FnOnce()) -> Output {
+        let child = self.srun(options).spawn().unwrap();
+        until("the ranks take steps", || self.steps() >= 8);
+        happening();
+        child.wait_with_output().unwrap()
+    }
+
+    /// A batch script that runs it; told USR1, it has itself queued again, as the README says.
+    fn script(&self, tasks: &str) -> String {
+        let words = self.run_args().into_iter().map(|word| format!("'{word}'"));
+        let (gptrain, words) = (env!("CARGO_BIN_EXE_gptrain"), words.collect::<Vec<_>>().join(" "));
+        let place = format!("export GPTRAIN_RENDEZVOUS={}", self.rendezvous);
+        let again = "trap 'scontrol requeue $SLURM_JOB_ID' USR1";
+        format!("#!/bin/sh\n{place}\n{again}\nsrun {tasks} {gptrain} {words} &\nwait\n")
+    }
+
+    /// Submits the script; the job's number.
+    fn submit(&self, options: &[&str], script: &str) -> String {
+        let path = self.lab.path("job.sh");
+        fs::write(&path, script).unwrap();
+        let mut sbatch = self.cluster.command("sbatch");
+        sbatch.args(["--parsable", "--output=job.out", "--open-mode=append"]).args(options);
+        let output = sbatch.arg(&path).current_dir(self.lab.path("")).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_string()
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.lab.path("job.out")).unwrap_or_default()
+    }
+}
+
+/// What gptrain itself said, without srun's remarks.
+fn verdict(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("gptrain: ")).collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    lines[0].to_string()
+}
+
+/// The quick start, a little of it.
+fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let quickstart = fs::read_to_string(root.join("manifests/quickstart.yaml")).unwrap();
+    let datasets = root.join("datasets").display().to_string();
+    fs::write(lab.path("run.yaml"), quickstart.replace("../datasets", &datasets)).unwrap();
+    let few = ["train.steps=6", "train.eval_interval=3", "train.eval_samples=10"];
+    let small = [&few[..], &["batch={micro: 2, global: 8}", "log.interval=1"]].concat();
+    lab.run(&[&small[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
+    let output = Job::new(cluster, lab, "runs/a", &[&small, &GRID]).srun(&[]).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("8 ranks (processes"), "{out}");
+    assert!(out.contains("n4: 6 TP0 PP1 DP1 · 7 TP1 PP1 DP1"), "{out}");
+    let (ours, one) = (lab.losses("runs/a"), lab.losses("runs/one"));
+    assert_eq!((ours.len(), one.len()), (6, 6));
+    for (a, b) in ours.iter().zip(&one) {
+        let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
+        assert!((a[1] - b[1]).abs() <= 2e-6 * b[1], "{a:?} and {b:?}");
+    }
+}
+
+/// Two nodes of two stand-in GPUs: each task takes that of its number on the node.
+fn tasks_with_gpus_equal_one_rank(cluster: &Cluster, lab: &Lab) {
+    if Kernels::embedded().is_none() {
+        return; // as `make` says where it builds no kernels
+    }
+    let few = ["train.steps=4", "train.eval_interval=0"];
+    lab.run(&[&few[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
+    let grid = ["train.device=cuda", "topology.tensor=2", "topology.data=2", "topology.zero=1"];
+    let job = Job::new(cluster, lab, "runs/gpus", &[&few, &grid]);
+    let mut srun = job.srun_as(&["-N", "2", "-n", "4", "--ntasks-per-node=2"]);
+    srun.env(FOLDER, softgpu::folder()).env("TMPDIR", lab.path("")).env("SOFTGPU_DEVICES", "2");
+    let output = srun.output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("2 TP0 PP0 DP1 GPU 0 · 3 TP1 PP0 DP1 GPU 1"), "{out}");
+    let (ours, one) = (lab.losses("runs/gpus"), lab.losses("runs/one"));
+    assert_eq!((ours.len(), one.len()), (4, 4));
+    for (a, b) in ours.iter().zip(&one) {
+        let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
+        assert!((a[1] - b[1]).abs() <= 1e-5 * b[1], "{a:?} and {b:?}");
+    }
+}
+
+/// Three on one node, one on the other.
+fn as_many_tasks_as_fit_on_each_node(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(
+        cluster,
+        &lab,
+        "runs/a",
+        &[&["topology.data=4", "batch.global=8", "train.steps=4"]],
+    );
+    fs::write(lab.path("hosts"), "n1\nn1\nn1\nn2\n").unwrap();
+    let mut uneven = job.srun_as(&["-n", "4", "--distribution=arbitrary"]);
+    let output = uneven.env("SLURM_HOSTFILE", lab.path("hosts")).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("n1: 0 TP0 PP0 DP0 · 1 TP0 PP0 DP1 · 2 TP0 PP0 DP2"), "{out}");
+    assert!(out.contains("n2: 3 TP0 PP0 DP3"), "{out}");
+    assert_eq!(job.steps(), 4);
+}
+
+/// Slurm leaves the other tasks of a step alone.
+fn a_killed_task_ends_all(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG]);
+    let output = job.during(&[], || job.signal(5, Signal::KILL));
+    let line = verdict(&output);
+    assert!(line.contains("rank 5 (node n3, TP1 PP1 DP0) died"), "{line}");
+    assert_ne!(output.status.code(), Some(0));
+    job.all_ended();
+}
+
+/// Slurm does not notice a stopped task, but with `--kill-on-bad-exit` ends it with the others.
+fn a_stopped_task_is_named(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG]);
+    let output = job.during(&["--kill-on-bad-exit=1"], || job.signal(2, Signal::STOP));
+    let line = verdict(&output);
+    assert!(line.contains("rank 2 (node n2, TP0 PP0 DP1)"), "{line}");
+    job.all_ended();
+}
+
+/// A node's tasks do not need its slurmd; when they die too, the others end.
+fn a_dead_daemon_ends_nobody_and_a_dead_node_is_named(cluster: &Cluster) {
+    let lab = Lab::new();
+    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG]);
+    let output = job.during(&[], || {
+        cluster.kill_daemon("n4");
+        let steps = job.steps();
+        until("the ranks go on", || job.steps() >= steps + 4);
+        [6, 7].iter().for_each(|rank| job.signal(*rank, Signal::KILL));
+    });
+    let line = verdict(&output);
+    assert!(line.contains("(node n4, TP") && line.contains(" died"), "{line}");
+    job.all_ended();
+}
+
+/// What the two below are compared with.
+const RUN: [&str; 4] =
+    ["train.steps=150", "train.eval_interval=50", "log.interval=50", "checkpoint.interval=40"];
+
+fn scancel_saves_and_the_next_job_goes_on(cluster: &Cluster, lab: &Lab) {
+    let whole = Job::new(cluster, lab, "runs/whole", &[&GRID, &RUN]);
+    assert!(whole.srun(&[]).output().unwrap().status.success());
+    let job = Job::new(cluster, lab, "runs/cancelled", &[&GRID, &RUN]);
+    job.during(&["--job-name=cancelled"], || cluster.ok("scancel", &["--name=cancelled"]));
+    job.all_ended();
+    let saved = job.steps();
+    assert!(saved < 150, "it was cancelled before its end");
+    assert!(lab.path(&format!("runs/cancelled/checkpoints/step-{saved:08}")).exists());
+    assert!(job.srun(&[]).output().unwrap().status.success());
+    assert_eq!(lab.losses("runs/cancelled"), lab.losses("runs/whole"));
+}
+
+fn a_requeued_job_resumes(cluster: &Cluster, lab: &Lab) {
+    let job = Job::new(cluster, lab, "runs/requeued", &[&GRID, &RUN]);
+    let tasks = "-N 4 -n 8 --ntasks-per-node=2";
+    let id = job.submit(&["--requeue", "-N4", "-n8"], &job.script(tasks));
+    until("the job takes steps", || job.steps() >= 8);
+    cluster.ok("scancel", &["--batch", "--signal=USR1", &id]);
+    job.all_ended();
+    let saved = job.steps();
+    assert!(saved < 150, "it was requeued before its end");
+    // Slurm itself would wait for two minutes.
+    until("it starts again", || {
+        cluster.run("scontrol", &["update", &format!("JobId={id}"), "StartTime=now"]);
+        job.said().contains("resuming from")
+    });
+    until("it is complete", || job.said().contains("complete: runs/requeued"));
+    assert!(job.said().contains(&format!("(step {saved}, ")), "{}", job.said());
+    assert_eq!(lab.losses("runs/requeued"), lab.losses("runs/whole"));
+}
+
+/// Submits a job that is longer than it may be; what is returned waits for its end.
+fn time_limit(cluster: &Cluster) -> impl FnOnce() {
+    let lab = Lab::new();
+    let sets = ["topology.data=2", "checkpoint.interval=1000000", "comm.timeout_s=60"];
+    let job = Job::new(cluster, &lab, "runs/a", &[&LONG, &sets]);
+    let id = job.submit(&["--time=1", "-n2"], &job.script("-n 2 nice -n 19"));
+    let rendezvous = job.rendezvous.clone();
+    move || {
+        let job = Job { cluster, lab: &lab, rendezvous, run: "runs/a", sets: Vec::new() };
+        until("the time limit ends the job", || {
+            let listed = cluster.run("squeue", &["-h", "-j", &id, "-t", "RUNNING,COMPLETING"]);
+            listed.stdout.is_empty()
+        });
+        job.all_ended();
+        assert!(job.said().contains("stopped and saved"), "{}", job.said());
+        lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    }
+}

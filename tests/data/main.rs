@@ -1,0 +1,24 @@
+//! Tokens: datasets, sample orders, mixtures, tokenizers.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `megatron` | datasets written by Megatron: the same bytes, the same samples in the same order |
+//! | `order` | sample orders on disk: kept, damaged, as large as they may be |
+//! | `source` | what training sees: mixtures, batches, the reader thread, errors |
+//! | `stages` | a run whose mixture changes on the way |
+//! | `build` | datasets made from text |
+//! | `tokenizer` | the same ids as Hugging Face's tokenizers |
+//! | `cli` | `gptrain data …` as a user runs it |
+//! | `fuzz` | damaged files by the thousand: an error or a readable dataset, never a panic |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod build;
+mod cli;
+mod fuzz;
+mod megatron;
+mod order;
+mod source;
+mod stages;
+mod tokenizer;

@@ -1,0 +1,325 @@
+//! Any grid equals one rank: losses and gradients of several steps, with a ramp-up among them.
+
+use crate::common;
+use gptrain::comm::{World, threads};
+use gptrain::data::Batch;
+use gptrain::device::cpu::Cpu;
+use gptrain::engine::{Engine, Groups, Outcome};
+use gptrain::manifest::Manifest;
+use gptrain::model::{Inputs, Param, TpSplit};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Samples of each step: the batch grows on the way.
+const GLOBAL: [usize; 5] = [8, 8, 16, 16, 16];
+
+macro_rules! grid {
+    ($name:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check(&[$($set),+], &GLOBAL);
+        }
+    };
+}
+
+grid!(tensor_2: "topology.tensor=2");
+grid!(tensor_4_recompute: "topology.tensor=4", "topology.recompute=full");
+grid!(sequence_2: "topology.tensor=2", "topology.sequence_parallel=true");
+grid!(sequence_4_selective: "topology.tensor=4", "topology.sequence_parallel=true",
+    "topology.recompute=selective");
+grid!(data_2: "topology.data=2");
+grid!(data_4: "topology.data=4");
+grid!(zero_1: "topology.data=2", "topology.zero=1");
+grid!(zero_1_by_4: "topology.data=4", "topology.zero=1");
+grid!(zero_2: "topology.data=2", "topology.zero=2");
+grid!(zero_2_by_4: "topology.data=4", "topology.zero=2");
+grid!(zero_2_of_one_layer: "model.layers=1", "topology.data=2", "topology.zero=2");
+grid!(zero_3: "topology.data=2", "topology.zero=3");
+grid!(zero_3_by_4_recompute: "topology.data=4", "topology.zero=3", "topology.recompute=full");
+grid!(pipeline_2: "topology.pipeline=2");
+grid!(pipeline_of_one_layer_stages: "topology.pipeline=4");
+grid!(pipeline_4_gpipe: "topology.pipeline=4", "topology.schedule=gpipe");
+grid!(pipeline_uneven: "topology.pipeline=2", "topology.layer_split=[3, 1]");
+grid!(pipeline_balanced: "model.layers=5", "topology.pipeline=2", "topology.layer_split=balanced");
+grid!(pipeline_3_with_ends: "topology.pipeline=3",
+    "topology.layer_split=transformer_and_embedding");
+grid!(pipeline_untied: "topology.pipeline=2", "model.tied_head=false");
+grid!(interleaved_2: "topology.pipeline=2", "topology.schedule=interleaved");
+grid!(interleaved_4_by_2: "model.layers=8", "topology.pipeline=4",
+    "topology.schedule=interleaved");
+grid!(interleaved_2_by_3: "model.layers=6", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.chunks=3");
+grid!(interleaved_untied: "topology.pipeline=2", "topology.schedule=interleaved",
+    "model.tied_head=false");
+grid!(interleaved_uneven: "model.layers=6", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.layer_split=[1, 2, 2, 1]");
+grid!(interleaved_balanced_recompute: "model.layers=7", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.layer_split=balanced", "topology.recompute=full");
+grid!(tensor_pipeline: "topology.tensor=2", "topology.pipeline=2");
+grid!(pipeline_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1");
+grid!(interleaved_data: "topology.pipeline=2", "topology.data=2",
+    "topology.schedule=interleaved");
+grid!(interleaved_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1",
+    "topology.schedule=interleaved");
+grid!(all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1");
+grid!(all_three_gpipe: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.schedule=gpipe", "topology.sequence_parallel=true");
+grid!(all_three_sequence: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.sequence_parallel=true", "topology.neighbours=pipeline");
+grid!(all_three_interleaved: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.sequence_parallel=true", "topology.schedule=interleaved",
+    "topology.recompute=selective");
+grid!(tensor_zero_1: "topology.tensor=2", "topology.data=2", "topology.zero=1",
+    "topology.sequence_parallel=true");
+grid!(tensor_zero_2: "topology.tensor=2", "topology.data=2", "topology.zero=2");
+grid!(sequence_zero_2: "topology.tensor=2", "topology.data=2", "topology.zero=2",
+    "topology.sequence_parallel=true");
+grid!(tensor_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3",
+    "topology.sequence_parallel=true");
+
+macro_rules! fp16 {
+    ($name:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check_overflows(&[$($set),+]);
+        }
+    };
+}
+
+fp16!(fp16_tensor_2: "topology.tensor=2");
+fp16!(fp16_sequence_2: "topology.tensor=2", "topology.sequence_parallel=true");
+fp16!(fp16_pipeline_2: "topology.pipeline=2");
+fp16!(fp16_data_2: "topology.data=2");
+fp16!(fp16_zero_1: "topology.data=2", "topology.zero=1");
+fp16!(fp16_zero_3: "topology.data=2", "topology.zero=3");
+fp16!(fp16_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1");
+
+/// A scale under which the first two steps overflow: every rank skips them as one rank does.
+fn check_overflows(topology: &[&str]) {
+    let fp16 = ["precision=fp16", "loss_scale={initial: 16777216, hysteresis: 1, window: 3}"];
+    let first = train(&[&fp16, topology].concat(), &GLOBAL);
+    let one = serial(&fp16, &GLOBAL);
+    let fate = |past: &Past| -> Vec<_> {
+        past.outcomes.iter().map(|outcome| (outcome.skipped, outcome.loss_scale)).collect()
+    };
+    assert_eq!(fate(&first), fate(&one));
+    let skipped: Vec<bool> = one.outcomes.iter().map(|outcome| outcome.skipped).collect();
+    assert_eq!(skipped, [true, true, false, false, false, false]);
+    close(&first, &one, (1e-3, 0.0), &fp16);
+    assert!(first == train(&[&fp16, topology].concat(), &GLOBAL), "the same grid twice");
+}
+
+/// Steps of every size in any order run in what was reserved for the largest.
+#[test]
+fn the_batch_may_change_at_every_step() {
+    let interleaved = ["topology.pipeline=2", "topology.schedule=interleaved"];
+    let globals = [4, 12, 8, 16, 4, 16];
+    check(&interleaved, &globals);
+    check(
+        &[&interleaved[..], &["topology.data=2", "topology.zero=1"]].concat(),
+        &[8, 16, 8, 16, 16],
+    );
+    check(&["topology.pipeline=4"], &globals);
+    check(&["topology.pipeline=2", "topology.schedule=gpipe"], &globals);
+}
+
+/// What is computed again is the same to the last bit.
+#[test]
+fn recompute_changes_no_bit() {
+    let grids: [&[&str]; 3] = [
+        &[],
+        &["topology.tensor=2", "topology.sequence_parallel=true"],
+        &["topology.pipeline=2", "topology.schedule=interleaved", "precision=bf16"],
+    ];
+    for grid in grids {
+        for family in FAMILIES {
+            let at = |level| train(&[family, grid, &[level]].concat(), &GLOBAL);
+            let none = at("topology.recompute=none");
+            assert!(none == at("topology.recompute=selective"), "{grid:?} {family:?}");
+            assert!(none == at("topology.recompute=full"), "{grid:?} {family:?}");
+        }
+    }
+}
+
+/// Both model families, dropout on and off.
+const FAMILIES: [&[&str]; 3] = [
+    &[],
+    &["model.dropout=0.1", "model.gelu=exact"],
+    &["model.position=alibi", "model.embedding_layernorm=true", "model.dropout=0.1"],
+];
+
+/// For both model families and precisions, dropout on and off: as one rank, and twice the same bits.
+fn check(topology: &[&str], globals: &[usize]) {
+    let alone: Vec<&str> =
+        topology.iter().copied().filter(|set| !set.starts_with("topology.")).collect();
+    for family in FAMILIES {
+        let one = serial(&[family, &alone].concat(), globals);
+        close(&train(&[family, topology].concat(), globals), &one, (1e-6, 1e-6), family);
+    }
+    let bf16: &[&str] = &["precision=bf16"];
+    let first = train(&[bf16, topology].concat(), globals);
+    close(&first, &serial(&[bf16, &alone].concat(), globals), (2e-3, 2e-2), bf16);
+    assert!(first == train(&[bf16, topology].concat(), globals), "the same grid twice");
+}
+
+/// What training gave: each step, then an evaluation; and the first step's gradients of all ranks,
+/// where these have them whole.
+#[derive(Clone, Debug, Default)]
+struct Past {
+    outcomes: Vec<Outcome>,
+    gradients: Vec<Gradient>,
+}
+
+impl PartialEq for Past {
+    fn eq(&self, other: &Past) -> bool {
+        shown(&self.outcomes) == shown(&other.outcomes) && self.gradients == other.gradients
+    }
+}
+
+/// To the last bit, where a NaN is a NaN.
+fn shown(outcomes: &[Outcome]) -> String {
+    format!("{outcomes:?}")
+}
+
+/// A rank's share of a weight's gradient, and where in the whole weight it begins.
+#[derive(Clone, Debug, PartialEq)]
+struct Gradient {
+    name: String,
+    row: usize,
+    col: usize,
+    cols: usize,
+    values: Vec<f32>,
+}
+
+/// One rank's, computed once for all tests that compare with it.
+fn serial(sets: &[&str], globals: &[usize]) -> Arc<Past> {
+    static KNOWN: Mutex<Option<HashMap<String, Arc<Past>>>> = Mutex::new(None);
+    let key = format!("{sets:?} {globals:?}");
+    let known = KNOWN.lock().unwrap().get_or_insert_default().get(&key).cloned();
+    known.unwrap_or_else(|| {
+        let past = Arc::new(train(sets, globals));
+        KNOWN.lock().unwrap().get_or_insert_default().insert(key, past.clone());
+        past
+    })
+}
+
+/// Steps, then an evaluation, on every rank of a manifest's grid; all ranks must agree.
+fn train(sets: &[&str], globals: &[usize]) -> Past {
+    let small = ["model.layers=4", "batch.micro=2", "batch.global=16", "optimizer.adamw.clip=0.3"];
+    let manifest = common::manifest(&[&small[..], sets].concat());
+    let worlds = threads::world(manifest.topology.ranks());
+    let all: Vec<Past> = std::thread::scope(|scope| {
+        let run = |world: World| scope.spawn(|| rank(world, &manifest, globals));
+        let ranks: Vec<_> = worlds.into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    let outcomes = all[0].outcomes.clone();
+    for past in &all {
+        assert!(
+            shown(&past.outcomes) == shown(&outcomes),
+            "ranks disagree: {:?}, {outcomes:?}",
+            past.outcomes
+        );
+    }
+    let gradients = all.into_iter().flat_map(|past| past.gradients).collect();
+    Past { outcomes, gradients }
+}
+
+fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
+    let cpu = Cpu::new(Some(1));
+    let groups = Groups::new(&world, &manifest.topology);
+    let (dp, replicas) = (groups.data.rank(), groups.data.size());
+    let share = groups.tensor.rank();
+    let engine = Engine::new(&cpu, groups, manifest, true).unwrap();
+    engine.init();
+    let micro = manifest.batch.micro;
+    let mut consumed = 0;
+    let mut past = Past::default();
+    for (step, global) in globals.iter().enumerate() {
+        let mut next = consumed + dp * micro;
+        let mut load = |inputs: &Inputs| {
+            inputs.upload(&cpu, &batch(next, micro, *global));
+            next += replicas * micro;
+            Ok(())
+        };
+        let micros = global / micro / replicas;
+        past.outcomes.push(engine.step(&mut load, micros, 3e-3).unwrap());
+        consumed += global;
+        if step == 0 && manifest.topology.zero == 0 && !past.outcomes[0].skipped {
+            past.gradients = engine.params().map(|param| gradient(&engine, param, share)).collect();
+        }
+    }
+    let mut first = dp;
+    let mut eval = |inputs: &Inputs| {
+        inputs.upload(&cpu, &batch(first * micro, micro, 8));
+        first += replicas;
+        Ok(())
+    };
+    let loss = engine.evaluate(&mut eval, 4 / replicas as u64).unwrap();
+    past.outcomes.push(Outcome { loss, grad_norm: 1.0, ..past.outcomes[0] });
+    let last = past.outcomes.last_mut().expect("an evaluation");
+    (last.skipped, last.loss_scale) = (false, 1.0);
+    assert_eq!(engine.check_replicas(), Ok(()));
+    past
+}
+
+/// This rank's share of a weight's gradient.
+fn gradient(engine: &Engine, param: &Param, share: usize) -> Gradient {
+    let mut values = vec![0.0; param.numel()];
+    engine.read_grad(param, &mut values);
+    let (row, col) = match param.spec.split {
+        TpSplit::Rows => (share * param.rows, 0),
+        TpSplit::Cols => (0, share * param.cols),
+        TpSplit::Whole => (0, 0),
+    };
+    Gradient { name: param.name.clone(), row, col, cols: param.cols, values }
+}
+
+/// Samples `first ..`, each counting 1 / `of` in the loss.
+fn batch(first: usize, samples: usize, of: usize) -> Batch {
+    let seq = 24;
+    let tokens: Vec<i32> =
+        (first..first + samples).flat_map(|s| common::tokens(1, seq, 128, s as u64)).collect();
+    Batch::causal(&tokens, samples, first as u64, 1.0 / (of * seq) as f32)
+}
+
+/// `tolerance` relative: of losses and norms, and of each weight's gradient.
+fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
+    for (step, (a, b)) in ours.outcomes.iter().zip(&serial.outcomes).enumerate() {
+        let off = |a: f64, b: f64| match a.is_finite() || b.is_finite() {
+            true => (a - b).abs() / b,
+            false => 0.0,
+        };
+        let (loss, norm) = (off(a.loss, b.loss), off(a.grad_norm, b.grad_norm));
+        let place = format!("step {step} of {what:?}: {a:?}, one rank {b:?}");
+        assert!(loss <= tolerance.0, "{place}: loss off by {loss:.1e}");
+        // Rounding in the gradients goes through AdamW's quotient into the next step's weights.
+        let grown = if step == 0 { 1.0 } else { 20.0 };
+        assert!(norm <= grown * tolerance.0, "{place}: norm off by {norm:.1e}");
+    }
+    for gradient in &ours.gradients {
+        let off = gradient.off(serial);
+        let place = format!("{} of {what:?}", gradient.name);
+        assert!(off <= tolerance.1, "gradient of {place} off by {off:.1e}");
+    }
+    let [first, .., last, _] = &serial.outcomes[..] else { panic!("steps") };
+    assert!(last.loss < first.loss, "it learns: {serial:?}");
+}
+
+impl Gradient {
+    /// ‖ours − theirs‖ / ‖theirs‖ of the whole weight's gradient, in this share of it. Rows that
+    /// one rank does not have only pad the vocabulary.
+    fn off(&self, serial: &Past) -> f64 {
+        let theirs = serial.gradients.iter().find(|other| other.name == self.name).unwrap();
+        let rows = theirs.values.len() / theirs.cols;
+        let mut difference = 0.0;
+        for (i, ours) in self.values.iter().enumerate() {
+            let (row, col) = (self.row + i / self.cols, self.col + i % self.cols);
+            let theirs = if row < rows { theirs.values[row * theirs.cols + col] } else { 0.0 };
+            difference += (*ours as f64 - theirs as f64).powi(2);
+        }
+        let norm: f64 = theirs.values.iter().map(|v| (*v as f64).powi(2)).sum();
+        (difference / norm).sqrt()
+    }
+}

@@ -1,0 +1,219 @@
+//! Grids of GPUs equal one CPU: ranks are threads, each with its own software stand-in, joined by the
+//! stand-in for NCCL; or all with one, joined through host memory, as a single real GPU can be tried
+//! (`make test-gpu`).
+
+use crate::common;
+use crate::common::softgpu;
+use gptrain::comm::host_staged::HostStaged;
+use gptrain::comm::nccl::Nccl;
+use gptrain::comm::{Group, Solo, World, threads};
+use gptrain::data::Batch;
+use gptrain::device::Backend;
+use gptrain::device::cpu::Cpu;
+use gptrain::device::cuda::{Cuda, Launched, Options};
+use gptrain::engine::{Engine, Groups, Outcome};
+use gptrain::manifest::Manifest;
+use gptrain::model::Inputs;
+
+macro_rules! grid {
+    ($name:ident, $how:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check(&[$($set),+], How::$how);
+        }
+    };
+}
+
+grid!(nccl_tensor_2_sequence, Nccl: "topology.tensor=2", "topology.sequence_parallel=true");
+grid!(nccl_data_2_zero_2, Nccl: "topology.data=2", "topology.zero=2");
+grid!(nccl_data_2_zero_3, Nccl: "topology.data=2", "topology.zero=3");
+grid!(nccl_pipeline_2, Nccl: "topology.pipeline=2");
+grid!(nccl_all_three, Nccl: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1");
+grid!(staged_tensor_data, Staged: "topology.tensor=2", "topology.data=2", "topology.zero=2");
+grid!(staged_tensor_pipeline, Staged: "topology.tensor=2", "topology.pipeline=2",
+    "topology.sequence_parallel=true");
+
+#[derive(Clone, Copy)]
+enum How {
+    Nccl,
+    Staged,
+}
+
+/// As one rank on the CPU but for the order of sums, and twice the same bits.
+fn check(topology: &[&str], how: How) {
+    let fp16 = ["precision=fp16", "loss_scale=1024"];
+    let precisions: [(&[&str], f64); 3] =
+        [(&["precision=f32"], 1e-5), (&["precision=bf16"], 4e-3), (&fp16, 5e-4)];
+    for (precision, tolerance) in precisions {
+        let model = [&["model.dropout=0.1", "batch.micro=2", "batch.global=8"], precision].concat();
+        let manifest = common::manifest(&[&model[..], topology].concat());
+        let ours = outcomes(&manifest, how);
+        let cpu = Cpu::new(Some(1));
+        let one = train(&cpu, Groups::solo(), &common::manifest(&model), 2, |_| ());
+        for (a, b) in ours.iter().zip(&one) {
+            let off = |a: f64, b: f64| (a - b).abs() / b;
+            assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
+            assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
+        }
+        if precision == ["precision=bf16"] {
+            assert_eq!(ours, outcomes(&manifest, how), "the same grid twice");
+        }
+    }
+}
+
+/// Of two steps.
+fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
+    on_gpus(manifest, how, 2, None).outcomes
+}
+
+/// What training gave, on every rank, and what the first rank's GPU was asked for in each step.
+struct Past {
+    outcomes: Vec<Outcome>,
+    launched: Vec<Launched>,
+}
+
+fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) -> Past {
+    let worlds = threads::world(manifest.topology.ranks());
+    let all: Vec<Past> = std::thread::scope(|scope| {
+        let run = |world: World| {
+            scope.spawn(move || {
+                let options = Options {
+                    graphs: graphs.map(str::to_string),
+                    ..softgpu::gpu(match how {
+                        How::Nccl => world.rank(),
+                        How::Staged => 0,
+                    })
+                };
+                let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+                let nccl = Nccl::open(&cuda, &options);
+                let make = |name: &str, ranks: &[usize]| -> Box<dyn Group> {
+                    match how {
+                        _ if ranks.len() == 1 => Box::new(Solo),
+                        How::Nccl => nccl.as_ref().unwrap().group(&world, name, ranks),
+                        How::Staged => Box::new(HostStaged::new(&cuda, world.group(name, ranks))),
+                    }
+                };
+                let groups = Groups::of(world.rank(), &manifest.topology, make);
+                let (mut launched, mut before) = (Vec::new(), Launched::default());
+                let outcomes = train(&cuda, groups, manifest, steps, |_| {
+                    let now = cuda.launched();
+                    let (kernels, graphs) =
+                        (now.kernels - before.kernels, now.graphs - before.graphs);
+                    launched.push(Launched { kernels, graphs });
+                    before = now;
+                });
+                Past { outcomes, launched }
+            })
+        };
+        let ranks: Vec<_> = worlds.into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    for past in &all {
+        assert_eq!(past.outcomes, all[0].outcomes, "ranks disagree");
+    }
+    all.into_iter().next().unwrap()
+}
+
+/// Steps, each followed by `stepped`; then an evaluation.
+fn train(
+    be: &dyn Backend,
+    groups: Groups,
+    manifest: &Manifest,
+    steps: usize,
+    mut stepped: impl FnMut(usize),
+) -> Vec<Outcome> {
+    let (global, micro) = (manifest.batch.global, manifest.batch.micro);
+    let (dp, replicas) = (groups.data.rank(), groups.data.size());
+    let engine = Engine::new(be, groups, manifest, true).unwrap();
+    engine.init();
+    let micros = global / micro / replicas;
+    let load = |first: usize| {
+        let mut next = first + dp * micro;
+        move |inputs: &Inputs| {
+            inputs.upload(be, &batch(next, micro, global, manifest.model.seq_len));
+            next += replicas * micro;
+            Ok(())
+        }
+    };
+    let step = |step: usize| {
+        let outcome = engine.step(&mut load(step * global), micros, 3e-3);
+        stepped(step);
+        outcome.unwrap()
+    };
+    let mut outcomes: Vec<Outcome> = (0..steps).map(step).collect();
+    let loss = engine.evaluate(&mut load(0), micros as u64).unwrap();
+    outcomes.push(Outcome { loss, ..outcomes[0] });
+    outcomes
+}
+
+/// Samples `first ..`, each counting 1 / `of` in the loss.
+fn batch(first: usize, samples: usize, of: usize, seq: usize) -> Batch {
+    let tokens: Vec<i32> =
+        (first..first + samples).flat_map(|s| common::tokens(1, seq, 128, s as u64)).collect();
+    Batch::causal(&tokens, samples, first as u64, 1.0 / (of * seq) as f32)
+}
+
+const LEARNED: [&str; 4] =
+    ["model.dropout=0.1", "model.layers=4", "model.seq_len=8", "batch.micro=1"];
+
+/// From the third pass of a kind on, a GPU is asked for graphs, and for nothing else but the update.
+#[test]
+fn a_gpu_learns_its_passes_by_heart() {
+    for sets in [
+        &["precision=f32", "topology.recompute=full"][..],
+        &["precision=bf16", "model.embedding_layernorm=true"],
+    ] {
+        let manifest = |global: &str| common::manifest(&[&LEARNED[..], &[global], sets].concat());
+        let on = |global, graphs| on_gpus(&manifest(global), How::Nccl, 3, Some(graphs));
+        let (four, eight) = (on("batch.global=4", "0"), on("batch.global=8", "0"));
+        let [of_four, of_eight] = [&four, &eight].map(|past| past.launched[2].kernels);
+        let update = 2 * of_four - of_eight;
+        let heart = on("batch.global=4", "1");
+        assert_eq!(heart.outcomes, four.outcomes, "{sets:?}");
+        assert!(four.launched.iter().all(|step| step.graphs == 0));
+        assert_eq!(heart.launched[2], Launched { kernels: update, graphs: 8 }, "{sets:?}");
+        assert!(update < of_four / 4, "{update} kernels of {of_four}");
+    }
+}
+
+/// Ranks give the bits they give without graphs; so many graphs are launched by the first rank in the
+/// third step, of eight micro-batches.
+fn learned(graphs: u64, topology: &[&str]) {
+    let manifest = common::manifest(&[&LEARNED[..], &["batch.global=8"], topology].concat());
+    let eagerly = on_gpus(&manifest, How::Nccl, 3, Some("0"));
+    let heart = on_gpus(&manifest, How::Nccl, 3, Some("1"));
+    assert_eq!(heart.outcomes, eagerly.outcomes, "{topology:?}");
+    assert_eq!(heart.launched[2].graphs, graphs, "{topology:?}");
+}
+
+#[test]
+fn ranks_learn_their_passes_by_heart() {
+    learned(16, &["topology.tensor=2", "topology.sequence_parallel=true"]);
+    learned(8, &["topology.data=2"]);
+    learned(16, &["topology.pipeline=2"]);
+}
+
+/// The first micro-batch's passes finish the gathers of the weights.
+#[test]
+fn ranks_that_share_the_update_learn_the_passes_after_the_first() {
+    learned(6, &["topology.data=2", "topology.zero=1"]);
+    learned(6, &["topology.data=2", "topology.zero=2", "precision=bf16"]);
+    learned(6, &["topology.data=2", "topology.zero=3"]);
+}
+
+/// The last micro-batch's reductions go on beside the pipeline's messages.
+#[test]
+fn a_pipeline_of_replicas_learns_the_passes_before_the_last() {
+    learned(7, &["topology.data=2", "topology.pipeline=2"]);
+    learned(
+        10,
+        &[
+            "topology.data=2",
+            "topology.pipeline=2",
+            "topology.schedule=interleaved",
+            "topology.zero=1",
+            "model.layers=4",
+        ],
+    );
+}

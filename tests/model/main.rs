@@ -1,0 +1,16 @@
+//! The network and the step: losses and gradients are right, on every grid, device and precision.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `pytorch` | losses, gradients and twenty AdamW steps equal PyTorch's in float64 |
+//! | `grids` | every grid of ranks equals one rank, in three families of settings |
+//! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
+//! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fp16;
+mod grids;
+mod grids_cuda;
+mod pytorch;

@@ -1,0 +1,55 @@
+//! The README and `docs/` are true where a test can tell.
+
+use crate::source::files;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let readme = fs::read_to_string("README.md").unwrap();
+    let cargo = fs::read_to_string("Cargo.toml").unwrap();
+    let section = cargo.split("[dependencies]").nth(1).unwrap();
+    let section = section.split("\n[").next().unwrap();
+    let names = section.lines().filter_map(|line| Some(line.split_once(" = ")?.0));
+    for name in names.filter(|name| !name.starts_with('#')) {
+        assert!(readme.contains(&format!("| {name} |")), "README says no reason for {name}");
+    }
+}
+
+/// Paths in backticks and in links, of this repository.
+#[test]
+fn every_file_that_the_docs_name_exists() {
+    const FOLDERS: [&str; 9] =
+        ["src", "tests", "kernels", "manifests", "benches", "docs", "datasets", "fuzz", ".ci"];
+    let mut named = 0;
+    for (file, text) in pages() {
+        let quoted = text.split('`').skip(1).step_by(2).map(|word| (word, PathBuf::from(word)));
+        let linked = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        let linked = linked.filter(|link| !link.contains("://") && !link.starts_with('#'));
+        let linked = linked.map(|link| (link, file.parent().unwrap().join(link)));
+        for (word, path) in quoted.chain(linked.filter(|(link, _)| !link.is_empty())) {
+            let ours = path.components().next().and_then(|part| part.as_os_str().to_str());
+            let ours = ours.is_some_and(|part| FOLDERS.contains(&part) && word.contains('/'));
+            if ours && !word.contains([' ', '{', '*'])
+                || path.extension().is_some_and(|e| e == "md")
+            {
+                assert!(path.exists(), "{}: there is no {word}", file.display());
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 20, "{named} paths were found");
+}
+
+#[test]
+fn the_readme_is_one_page() {
+    let lines = fs::read_to_string("README.md").unwrap().lines().count();
+    assert!(lines <= 150, "{lines} lines: details belong in docs/");
+}
+
+fn pages() -> Vec<(PathBuf, String)> {
+    let mut pages = files("docs", "md");
+    let readme = Path::new("README.md");
+    pages.push((readme.into(), fs::read_to_string(readme).unwrap()));
+    pages
+}

@@ -1,0 +1,135 @@
+//! The house rules, as tests. They read the source as text.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `main` | rooms import downwards; files and functions fit; `unsafe` and clocks in few places |
+//! | `circles` | no files import each other in a circle |
+//! | `ops` | every op of a backend has a case |
+//! | `words` | private words that do not come back |
+//! | `docs` | README and `docs/`: dependencies, files that are named, length |
+
+mod circles;
+mod docs;
+mod ops;
+mod source;
+mod words;
+
+use source::{files, in_room};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Rooms, ground floor first. A room may import only itself and rooms listed before it.
+const FLOORS: &[&str] = &[
+    "base",
+    "plan",
+    "manifest",
+    "data",
+    "device",
+    "comm",
+    "model",
+    "engine",
+    "checkpoint",
+    "estimate",
+    "train",
+    "cli",
+];
+
+/// Where raw memory may be touched: devices, groups of ranks, and the one file that maps datasets.
+const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/indexed/map.rs"];
+
+#[test]
+fn imports_point_down() {
+    for (file, text) in files("src", "rs") {
+        let Some(floor) = FLOORS.iter().position(|room| in_room(&file, room)) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            for target in line.split("crate::").skip(1).filter_map(|rest| {
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                FLOORS.iter().position(|room| *room == &rest[..end.unwrap_or(rest.len())])
+            }) {
+                let (from, to) = (FLOORS[floor], FLOORS[target]);
+                let place = format!("{}:{}", file.display(), number + 1);
+                assert!(target <= floor, "{place}: {from} may not import {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rooms_are_listed_in_their_order() {
+    let lib = fs::read_to_string("src/lib.rs").unwrap();
+    let listed: Vec<&str> = lib.lines().filter_map(|l| l.strip_prefix("pub mod ")).collect();
+    let listed: Vec<&str> = listed.iter().map(|l| l.trim_end_matches(';')).collect();
+    assert_eq!(listed, FLOORS);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    for (file, text) in files("src", "rs").into_iter().chain(files("tests", "rs")) {
+        let entry = file == Path::new("src/main.rs") || file.ends_with("tests.rs");
+        let said = text.lines().take(3).any(|line| line.starts_with("//!"));
+        assert!(entry || said, "{} begins without `//!`", file.display());
+    }
+}
+
+#[test]
+fn files_and_functions_fit() {
+    for (file, text) in files("src", "rs") {
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() <= 500, "{}: {} lines", file.display(), lines.len());
+        for (number, line) in lines.iter().enumerate() {
+            let place = format!("{}:{}", file.display(), number + 1);
+            let table = line.trim_start().starts_with("//") || line.contains("rustfmt::skip");
+            assert!(table || line.chars().count() <= 110, "{place}: {} columns", line.len());
+        }
+        for (first, length) in functions(&lines) {
+            assert!(length <= 70, "{}:{}: {length} lines", file.display(), first + 1);
+        }
+    }
+}
+
+#[test]
+fn raw_memory_is_touched_in_few_places() {
+    for (file, text) in files("src", "rs") {
+        if UNSAFE.iter().any(|place| file.starts_with(place)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap();
+            let place = format!("{}:{}", file.display(), number + 1);
+            assert!(!code.contains("unsafe "), "{place}: unsafe outside {UNSAFE:?}");
+        }
+    }
+}
+
+/// A clock that jumps, by an administrator or NTP, changes no limit and no order: only stamps and
+/// names read the time of day.
+#[test]
+fn nothing_waits_by_the_time_of_day() {
+    const STAMPS: [&str; 2] = ["src/train/report/tensorboard.rs", "src/checkpoint/disk.rs"];
+    let reads = |(_, text): &(PathBuf, String)| text.contains("SystemTime");
+    let mut found: Vec<PathBuf> =
+        files("src", "rs").into_iter().filter(reads).map(|f| f.0).collect();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    assert_eq!(found, STAMPS.map(PathBuf::from));
+}
+
+/// First line and length of each function.
+fn functions(lines: &[&str]) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut open: Option<(usize, usize)> = None;
+    for (number, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let head = line.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+        let head = head.trim_start_matches("unsafe ").trim_start_matches("const ");
+        if open.is_none() && head.starts_with("fn ") && !line.ends_with([';', '}']) {
+            open = Some((number, indent));
+        }
+        if let Some((first, depth)) = open
+            && line.trim_end() == format!("{}}}", " ".repeat(depth))
+        {
+            found.push((first, number - first + 1));
+            open = None;
+        }
+    }
+    found
+}

@@ -1,0 +1,93 @@
+//! Rust source as text: files, code without comments and strings, paths that are named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every file below a folder whose name ends in `.EXT`, with its text.
+pub fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == ext) {
+                let text = fs::read_to_string(&path).unwrap();
+                files.push((path, text));
+            }
+        }
+    }
+    assert!(!files.is_empty(), "{folder}");
+    files.sort();
+    files
+}
+
+/// A file's code: comments, strings and character literals are blanked, lines stay where they are.
+pub fn code(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let skipped = comment(rest).or_else(|| literal(rest, code.chars().last()));
+        match skipped {
+            Some(length) => {
+                code.push(' ');
+                code.extend(rest[..length].chars().filter(|c| *c == '\n'));
+                rest = &rest[length..];
+            }
+            None => {
+                code.push(c);
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+    code
+}
+
+/// Bytes of the comment that `text` begins with.
+fn comment(text: &str) -> Option<usize> {
+    if text.starts_with("//") {
+        return Some(text.find('\n').unwrap_or(text.len()));
+    }
+    text.starts_with("/*").then(|| text.find("*/").map_or(text.len(), |end| end + 2))
+}
+
+/// Bytes of the string or character that `text` begins with.
+fn literal(text: &str, before: Option<char>) -> Option<usize> {
+    let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    if text.starts_with("r\"") || text.starts_with("r#") && !in_word {
+        let hashes = text[1..].chars().take_while(|c| *c == '#').count();
+        let end = format!("\"{}", "#".repeat(hashes));
+        let body = text[1 + hashes..].strip_prefix('"').filter(|_| !in_word)?;
+        return Some(hashes + 2 + body.find(&end)? + end.len());
+    }
+    if text.starts_with('"') {
+        return quoted(text, '"');
+    }
+    // 'x' and '\n', but not the lifetime 'x.
+    let mut chars = text.strip_prefix('\'')?.chars();
+    match (chars.next()?, chars.next()?) {
+        ('\\', _) => quoted(text, '\''),
+        (c, '\'') => Some(2 + c.len_utf8()),
+        _ => None,
+    }
+}
+
+fn quoted(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    text.char_indices().skip(1).find_map(|(at, c)| {
+        let end = c == quote && !escaped;
+        escaped = c == '\\' && !escaped;
+        end.then_some(at + 1)
+    })
+}
+
+/// The words of some code: identifiers and keywords.
+pub fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// Whether a file belongs to a room.
+pub fn in_room(file: &Path, room: &str) -> bool {
+    file.starts_with(format!("src/{room}")) || file == Path::new(&format!("src/{room}.rs"))
+}
