@@ -174,7 +174,7 @@ fn state(m: &Manifest) -> State {
         lr: 1e-3,
         loss_scale: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
-        optimizer: Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups },
+        optimizer: Optimizer { rule, numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),
         imported: None,

@@ -9,6 +9,7 @@ use crate::engine::{Extent, MASTER, MODEL, Replica, Scale, TensorSlice};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -72,10 +73,24 @@ pub struct Rng {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     pub rule: String,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub eps: f32,
+    /// Its numbers by name, such as `beta1`.
+    #[serde(flatten)]
+    pub numbers: BTreeMap<String, f32>,
     pub groups: Vec<Group>,
+}
+
+/// "adamw, beta1 0.9, beta2 0.95, eps 1e-8".
+impl fmt::Display for Optimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.rule)?;
+        for (name, number) in &self.numbers {
+            match *number {
+                tiny if (0.0..1e-3).contains(&tiny.abs()) => write!(f, ", {name} {tiny:e}")?,
+                number => write!(f, ", {name} {number}")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Weights that are updated alike.

@@ -6,7 +6,7 @@ use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
 use crate::device::{Scaling, Tensor};
-use crate::manifest::{self, Manifest};
+use crate::manifest::Manifest;
 use crate::model::TpSplit;
 
 /// What every rule's update begins with.
@@ -23,7 +23,6 @@ pub struct Update {
 impl Update {
     /// Of what a tensor-parallel rank keeps.
     pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest) -> Update {
-        let manifest::Optimizer::AdamW(rule) = &m.optimizer;
         let elsewhere = |kept: &&ParamStates| {
             let repeated = kept.param.spec.split == TpSplit::Whole && tp_rank > 0;
             repeated || kept.param.tied_copy
@@ -36,7 +35,7 @@ impl Update {
             names: all().map(|kept| kept.param.name.clone()).collect(),
             counted: counted.len(),
             scaling: scaler::scaling(m),
-            max_norm: rule.clip.unwrap_or(f32::INFINITY),
+            max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
         }
     }
 

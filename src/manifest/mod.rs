@@ -32,6 +32,8 @@ pub use settings::{
 use crate::base::{Heads, Problems};
 use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
+use choices::OptimizerName;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One experiment, checked.
@@ -173,9 +175,42 @@ impl Batch {
     }
 }
 
+/// The update rule, with its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
     AdamW(AdamW),
+}
+
+impl Optimizer {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Optimizer::AdamW(_) => OptimizerName::Adamw.name(),
+        }
+    }
+
+    /// Of matrices.
+    pub fn weight_decay(&self) -> f32 {
+        match self {
+            Optimizer::AdamW(rule) => rule.weight_decay,
+        }
+    }
+
+    /// The global norm that gradients are scaled down to.
+    pub fn clip(&self) -> Option<f32> {
+        match self {
+            Optimizer::AdamW(rule) => rule.clip,
+        }
+    }
+
+    /// The numbers of the update, as checkpoints tell them.
+    pub fn numbers(&self) -> BTreeMap<String, f32> {
+        let all: &[(&str, f32)] = match self {
+            Optimizer::AdamW(rule) => {
+                &[("beta1", rule.beta1), ("beta2", rule.beta2), ("eps", rule.eps)]
+            }
+        };
+        all.iter().map(|(name, number)| (name.to_string(), *number)).collect()
+    }
 }
 
 /// The learning rate's decay after the warm-up: it ends at `samples` and stays at `min` afterwards.

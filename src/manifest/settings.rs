@@ -166,6 +166,7 @@ RampUp(raw) {
     samples: u64, required in 1..=1_000_000_000_000_000u64;
 }
 
+#[derive(Copy)]
 /// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 AdamW(raw) {
     /// Decay of the first moment. Default: 0.9.

@@ -13,7 +13,7 @@ use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
 use crate::data::MixturePlan;
 use crate::engine::Engine;
-use crate::manifest::{AdamW, Loaded, Manifest, Optimizer};
+use crate::manifest::{Loaded, Manifest};
 use crate::model::{Layout, ModelShard, Param};
 use anyhow::Context;
 use std::collections::VecDeque;
@@ -205,11 +205,10 @@ pub fn folder(m: &Manifest) -> PathBuf {
 pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
     let m = &loaded.manifest;
     let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
-    let Optimizer::AdamW(AdamW { beta1, beta2, eps, weight_decay, .. }) = m.optimizer;
     let params: Vec<&Param> = whole.params().collect();
     let names = |decay| params.iter().filter(move |param| param.spec.decay == decay);
     let group = |decay: bool| Group {
-        weight_decay: if decay { weight_decay } else { 0.0 },
+        weight_decay: if decay { m.optimizer.weight_decay() } else { 0.0 },
         step: 0,
         tensors: names(decay).map(|param| param.name.clone()).collect(),
     };
@@ -226,10 +225,8 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
             data_seed: m.data.seed,
         },
         optimizer: checkpoint::Optimizer {
-            rule: "adamw".to_string(),
-            beta1,
-            beta2,
-            eps,
+            rule: m.optimizer.name().to_string(),
+            numbers: m.optimizer.numbers(),
             groups: vec![group(true), group(false)],
         },
         history: Vec::new(),

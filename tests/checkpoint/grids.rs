@@ -360,7 +360,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         lr: 3e-3,
         loss_scale: None,
         rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7 },
-        optimizer: Optimizer { rule: "adamw".into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, groups },
+        optimizer: Optimizer { rule: "adamw".into(), numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),
         mixture: data::MixturePlan { stages: Vec::new() },

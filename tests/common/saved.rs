@@ -43,7 +43,7 @@ impl Saved {
         let progress = Progress { step, consumed_samples: 4 * step };
         let rng = Rng { generator: "philox4x32-10".into(), seed: 1, data_seed: 2 };
         let (rule, groups) = ("adamw".to_string(), Vec::new());
-        let optimizer = Optimizer { rule, beta1: 0.9, beta2: 0.95, eps: 1e-8, groups };
+        let optimizer = Optimizer { rule, numbers: Default::default(), groups };
         let state = State {
             mixture: gptrain::data::MixturePlan { stages: Vec::new() },
             run: "a test".into(),

@@ -129,10 +129,7 @@ fn states(a: &Index, b: &Index) -> Vec<Change> {
         let ids = index.data.iter().map(|id| format!("{} {}", id.prefix, id.index_digest));
         ids.collect::<Vec<_>>().join(" · ")
     };
-    let rule = |i: &Index| {
-        let o = &i.optimizer;
-        format!("{} β {} {} ε {}", o.rule, o.beta1, o.beta2, o.eps)
-    };
+    let rule = |i: &Index| i.optimizer.to_string();
     let loss =
         |i: &Index| i.history.last().map_or("none".to_string(), |past| past.loss.to_string());
     let mut changes = Vec::new();

@@ -44,11 +44,7 @@ impl fmt::Display for Inspection {
             )?;
         }
         let rule = &o.optimizer;
-        writeln!(
-            f,
-            "  optimizer  {}, β {} and {}, ε {:e}",
-            rule.rule, rule.beta1, rule.beta2, rule.eps
-        )?;
+        writeln!(f, "  optimizer  {rule}")?;
         for group in &rule.groups {
             let (n, decay, step) = (group.tensors.len(), group.weight_decay, group.step);
             writeln!(f, "             {n} tensors with weight decay {decay}, {step} updates")?;

@@ -157,37 +157,48 @@ impl Written for LossScale {
 }
 
 fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
-    use OptimizerName::{Adafactor, Adam8bit, Adamw};
-    let (names, adamw) = match form {
-        None => (vec![Adamw], None),
-        Some(OptimizerForm::Name(name)) => (vec![name], None),
-        Some(OptimizerForm::Settings(all)) => {
-            let given = [
-                all.adamw.is_some().then_some(Adamw),
-                all.adam8bit.is_some().then_some(Adam8bit),
-                all.adafactor.is_some().then_some(Adafactor),
-            ];
-            (given.into_iter().flatten().collect(), all.adamw)
-        }
+    let all = match form {
+        None => forms::Optimizer::default(),
+        Some(OptimizerForm::Settings(all)) => all,
+        Some(OptimizerForm::Name(name)) => match name {
+            OptimizerName::Adamw => forms::Optimizer::default(),
+            OptimizerName::Adam8bit => {
+                forms::Optimizer { adam8bit: Some(forms::Later::default()), ..Default::default() }
+            }
+            OptimizerName::Adafactor => {
+                forms::Optimizer { adafactor: Some(forms::Later::default()), ..Default::default() }
+            }
+        },
     };
-    for name in [Adam8bit, Adafactor].map(OptimizerName::name) {
-        if names.iter().any(|given| given.name() == name) {
-            let path = format!("optimizer.{name}");
-            report.add(&path, format!("optimizer {name} is not in this version"), "take adamw");
-        }
+    let later = [
+        (OptimizerName::Adam8bit, all.adam8bit.is_some()),
+        (OptimizerName::Adafactor, all.adafactor.is_some()),
+    ];
+    let later = later.iter().filter(|(_, given)| *given).map(|(name, _)| name.name());
+    let mut kinds = later.clone().count();
+    for name in later {
+        let path = format!("optimizer.{name}");
+        report.add(&path, format!("optimizer {name} is not in this version"), "take adamw");
     }
-    if names.len() > 1 && report.sound(&["optimizer"]) {
+    let given = [all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw)))];
+    let given: Vec<Optimizer> = given.into_iter().flatten().collect();
+    kinds += given.len();
+    if kinds > 1 && report.sound(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
-    Optimizer::AdamW(AdamW::read(adamw.unwrap_or_default()))
+    let default = || Optimizer::AdamW(AdamW::read(Default::default()));
+    given.into_iter().next().unwrap_or_else(default)
 }
 
 impl Written for Optimizer {
     type Raw = OptimizerForm;
 
     fn written(&self) -> Option<OptimizerForm> {
-        let Optimizer::AdamW(adamw) = self;
-        Some(forms::Optimizer { adamw: adamw.written(), ..Default::default() }.into())
+        let mut form = forms::Optimizer::default();
+        match self {
+            Optimizer::AdamW(rule) => form.adamw = rule.written(),
+        }
+        Some(form.into())
     }
 }
 
