@@ -13,7 +13,7 @@ use gptrain::data::mixture::{Member, Mixture, MixtureStage};
 use gptrain::data::order::{Cache, Order, OrderSpec};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
 use gptrain::data::{Batch, Datasets, Request};
-use gptrain::manifest::{Data, DataRule, Dataset, Objective, Part};
+use gptrain::manifest::{Data, DataRule, Dataset, Objective, Sequences};
 
 /// Documents of a large dataset, and their mean length.
 const DOCUMENTS: usize = 10_000_000;
@@ -161,7 +161,7 @@ fn samples(prefix: &Path) {
 
 /// What training gets: tokens, targets, weights, positions and masks, 8 samples at a time.
 fn batches(prefix: &Path) {
-    let part = Part::Range(0.0, 0.1);
+    let part = Sequences::Range(0.0, 0.1);
     let train = vec![Dataset { prefix: prefix.into(), weight: 1.0, part }];
     let data = Data {
         seed: 1234,

@@ -40,5 +40,5 @@ pub use index::{
 pub use load::{load, load_weights, read_into};
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
-pub use save::{Part, Share, abandon, begin, publish, save, saved_bytes, write_part};
+pub use save::{Share, WrittenPart, abandon, begin, publish, save, saved_bytes, write_part};
 pub use snapshot::Snapshot;

@@ -37,7 +37,7 @@ pub struct Share<'a> {
 
 /// What one rank wrote: plain data, which any rank can publish.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct WrittenPart {
     pub shards: Vec<Shard>,
     /// By their number in the model.
     pub tensors: BTreeMap<usize, Tensor>,
@@ -123,8 +123,8 @@ pub fn write_part(
     rank: usize,
     shares: &[Share],
     state: &State,
-) -> anyhow::Result<Part> {
-    let mut part = Part::default();
+) -> anyhow::Result<WrittenPart> {
+    let mut part = WrittenPart::default();
     let (first, copies): (Vec<Share>, Vec<Share>) =
         shares.iter().partition(|share| share.replica.is_first());
     for share in &copies {
@@ -246,10 +246,10 @@ fn piece_shape(share: &Share) -> Vec<usize> {
 pub fn publish(
     disk: &Disk,
     fresh: &Path,
-    parts: Vec<Part>,
+    parts: Vec<WrittenPart>,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    let Part { shards, tensors, .. } = join(parts);
+    let WrittenPart { shards, tensors, .. } = join(parts);
     let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
     index.check().context("what the ranks wrote does not fit together")?;
     disk.write_file(&fresh.join(index::NAME), index.text()?.as_bytes())?;
@@ -268,8 +268,8 @@ pub fn publish(
 }
 
 /// The parts of all ranks as one.
-fn join(parts: Vec<Part>) -> Part {
-    let mut whole = Part::default();
+fn join(parts: Vec<WrittenPart>) -> WrittenPart {
+    let mut whole = WrittenPart::default();
     for part in parts {
         let first = whole.shards.len();
         whole.shards.extend(part.shards);

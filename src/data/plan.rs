@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{Data, Dataset, Part};
+use crate::manifest::{Data, Dataset, Sequences};
 
 /// The history and the intention of a run's mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct Share {
     pub part: SharePart,
 }
 
-/// The manifest's `Part`, as the checkpoint writes it.
+/// The manifest's `Sequences`, as the checkpoint writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharePart {
@@ -102,8 +102,8 @@ impl PlannedStage {
 impl From<&Dataset> for Share {
     fn from(dataset: &Dataset) -> Share {
         let part = match &dataset.part {
-            Part::Split { weights, which } => SharePart::Split(weights.clone(), *which),
-            Part::Range(from, to) => SharePart::Range(*from, *to),
+            Sequences::Split { weights, which } => SharePart::Split(weights.clone(), *which),
+            Sequences::Range(from, to) => SharePart::Range(*from, *to),
         };
         Share { prefix: dataset.prefix.clone(), weight: dataset.weight, part }
     }

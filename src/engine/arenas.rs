@@ -45,12 +45,12 @@ impl Arenas {
             ("weights", bytes(&self.weights)),
             ("gradients", bytes(&self.grads)),
             ("optimizer", bytes(&self.optimizer)),
-            ("stash", bytes(&self.saved)),
-            ("scratch", bytes(&self.workspace)),
+            ("activations", bytes(&self.saved)),
+            ("workspace", bytes(&self.workspace)),
             ("inputs", bytes(&self.inputs)),
         ];
         if workspace.0 > 0 {
-            rows.push(("workspace", workspace));
+            rows.push(("library workspace", workspace));
         }
         MemoryPlan { rows }
     }

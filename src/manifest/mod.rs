@@ -139,12 +139,12 @@ pub struct Dataset {
     /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`; a relative one starts at the manifest's folder.
     pub prefix: PathBuf,
     pub weight: f64,
-    pub part: Part,
+    pub part: Sequences,
 }
 
 /// Which sequences of a dataset.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum Sequences {
     /// One part (0 train, 1 valid, 2 test) of a split string such as `969,30,1`.
     Split { weights: String, which: usize },
     /// From one fraction of the sequences to another, `0.95..1.0`.

@@ -127,7 +127,7 @@ pub fn check(
         _ => (String::new(), ""),
     };
     let lower = if remedy.is_empty() { "Lower" } else { "lower" };
-    rank.all(match rank.is_first() {
+    rank.agree(match rank.is_first() {
         false => Ok(()),
         true => Err(anyhow::anyhow!(
             "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \

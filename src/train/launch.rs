@@ -140,7 +140,7 @@ impl LocalRanks {
             let me = Rank::new(world, &m.topology);
             let device = Device::open(m, local, Some(self.threads));
             let device = device.map_err(|problems| device::of_rank(&me, &self.node, problems));
-            let device = me.all(device.map_err(anyhow::Error::from))?;
+            let device = me.agree(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
             tracing::info!("device: {}", device.description());

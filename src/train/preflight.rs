@@ -16,14 +16,14 @@ use std::collections::BTreeMap;
 /// index digests and lengths, as a resume does.
 pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> anyhow::Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
-    let node_leaders: Vec<usize> = rank.first(|| {
+    let node_leaders: Vec<usize> = rank.on_first(|| {
         let first = |node: &String| nodes.iter().position(|other| other == node);
         Ok((0..nodes.len()).filter(|rank| first(&nodes[*rank]) == Some(*rank)).collect())
     })?;
     let leads = !rank.is_first() && node_leaders.contains(&rank.number());
-    let here = rank.all(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
+    let here = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
     let all = rank.gather(&here)?;
-    rank.first(|| {
+    rank.on_first(|| {
         let differs = |(number, theirs): (usize, &Vec<DataId>)| {
             let two = ids.iter().zip(theirs).find(|(ours, theirs)| ours != theirs);
             two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
@@ -59,7 +59,7 @@ pub fn enough_memory(
 ) -> anyhow::Result<()> {
     let mine = (node.to_string(), reserved.0, be.shared_memory().map(|bytes| bytes.0));
     let all = rank.gather(&mine)?;
-    rank.first(|| {
+    rank.on_first(|| {
         let mut nodes: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
         for (node, reserved, left) in &all {
             let of = nodes.entry(node).or_insert((0, 0, u64::MAX));
@@ -98,7 +98,7 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Op
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
     // After the gather, all ranks have opened their device.
     let memory = device.memory();
-    let sharing: Vec<usize> = rank.first(|| {
+    let sharing: Vec<usize> = rank.on_first(|| {
         let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();
         Ok(keys.iter().map(like).collect())
     })?;

@@ -95,7 +95,7 @@ impl<'a> Rank<'a> {
         work: impl FnOnce() -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         self.enter_phase(name);
-        self.all(work())
+        self.agree(work())
     }
 
     /// A phase that rank 0 executes for all of them: they receive its result.
@@ -105,7 +105,7 @@ impl<'a> Rank<'a> {
         work: impl FnOnce() -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         self.enter_phase(name);
-        self.first(work)
+        self.on_first(work)
     }
 
     fn enter_phase(&self, name: &str) {
@@ -115,7 +115,7 @@ impl<'a> Rank<'a> {
 
     /// This rank's result if all ranks succeeded. Otherwise an error on all of them, printed by the
     /// lowest rank that failed.
-    pub fn all<T>(&self, mine: anyhow::Result<T>) -> anyhow::Result<T> {
+    pub fn agree<T>(&self, mine: anyhow::Result<T>) -> anyhow::Result<T> {
         match self.count([mine.is_err()]) {
             [0] => mine,
             _ => Err(self.collective_error(mine.err())),
@@ -150,13 +150,13 @@ impl<'a> Rank<'a> {
     }
 
     /// Runs `what` on rank 0 and broadcasts its result.
-    pub fn first<T, F>(&self, what: F) -> anyhow::Result<T>
+    pub fn on_first<T, F>(&self, what: F) -> anyhow::Result<T>
     where
         T: Serialize + DeserializeOwned,
         F: FnOnce() -> anyhow::Result<T>,
     {
         let done = if self.is_first() { what().map(Some) } else { Ok(None) };
-        let done = self.all(done)?;
+        let done = self.agree(done)?;
         let sent = done.map(|value| serde_json::to_vec(&value).expect("plain data"));
         let received = self.host.broadcast(&sent.unwrap_or_default());
         Ok(serde_json::from_slice(&received)?)

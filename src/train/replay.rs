@@ -57,7 +57,7 @@ pub fn verify(
     train: &Arc<Source>,
 ) -> anyhow::Result<String> {
     let m = &loaded.manifest;
-    let (found, recorded) = rank.first(|| {
+    let (found, recorded) = rank.on_first(|| {
         let recorded = recorded(&Metrics::read(&m.log.folder)?);
         let has = |step: u64| recorded.iter().any(|past| past.step == step);
         let published = checkpoint::published(&saving::folder(m))?.into_iter().rev();

@@ -119,7 +119,7 @@ pub fn resume(
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
-    rank.all(arrived.map_err(|error| with_older(error, found)))?;
+    rank.agree(arrived.map_err(|error| with_older(error, found)))?;
     let state = checkpoint.index.state.clone();
     let Progress { step, consumed_samples } = state.progress;
     tracing::info!(
@@ -128,7 +128,7 @@ pub fn resume(
     );
     let checkpoints = saving::folder(&loaded.manifest);
     let aside = |()| checkpoint::set_aside(&checkpoints, step);
-    for name in rank.first(|| asked.then_some(()).map_or(Ok(Vec::new()), aside))? {
+    for name in rank.on_first(|| asked.then_some(()).map_or(Ok(Vec::new()), aside))? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
     Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })

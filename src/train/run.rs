@@ -216,7 +216,7 @@ impl Run<'_> {
         self.rank.set_phase("comparing weights");
         let Err(drifted) = self.engine.check_replicas() else { return Ok(()) };
         let found = if drifted.found.is_empty() { Ok(()) } else { Err(drifted) };
-        self.rank.all(found.with_context(|| {
+        self.rank.agree(found.with_context(|| {
             format!(
                 "audit after step {step}: a rank has computed or stored something wrong; look at \
                  its hardware, and go on from a checkpoint before the last audit that passed"

@@ -53,7 +53,7 @@ struct PendingSave {
     /// Seconds for which training waited.
     stall: f64,
     /// This rank's part once it is written, or the error.
-    part: Option<anyhow::Result<checkpoint::Part>>,
+    part: Option<anyhow::Result<checkpoint::WrittenPart>>,
 }
 
 impl Saver {
@@ -109,7 +109,7 @@ impl Saver {
             self.publish_oldest(rank)?;
         }
         let (disk, step, bytes) = (Disk::default(), progress.step, self.saved_bytes);
-        let fresh = rank.first(|| checkpoint::begin(&disk, &self.checkpoints, step, bytes))?;
+        let fresh = rank.on_first(|| checkpoint::begin(&disk, &self.checkpoints, step, bytes))?;
         let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
@@ -148,7 +148,7 @@ impl Saver {
             let intact = self.checkpoints.display();
             format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
         });
-        let part = rank.all(part).inspect_err(|_| {
+        let part = rank.agree(part).inspect_err(|_| {
             if rank.is_first() {
                 let _ = disk.remove_folder(&fresh); // an incomplete save must not fill the disk
             }
@@ -167,7 +167,7 @@ impl Saver {
         while !self.in_flight.is_empty() {
             self.publish_oldest(rank)?;
         }
-        rank.all(self.wait_published())
+        rank.agree(self.wait_published())
     }
 
     fn wait_published(&mut self) -> anyhow::Result<()> {

@@ -93,7 +93,7 @@ impl<'a> Process<'a> {
 
 /// The lock of the run's folder, on rank 0.
 pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
-    rank.all(match rank.is_first() {
+    rank.agree(match rank.is_first() {
         true => FolderLock::take(&m.log.folder).map(Some),
         false => Ok(None),
     })
@@ -115,12 +115,12 @@ pub fn open<'a>(
         let total = m.batch.ramp().steps(m.train.samples);
         trace.open(rank, device.gpu().is_some(), (from, total))?;
     }
-    rank.first(|| crash_loop::count_start(&m.log.folder, from))?;
+    rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
     let engine = reserve(process, rank, device)?;
     announce(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
-        let message = rank.all(verified)?;
+        let message = rank.agree(verified)?;
         tracing::info!("{message}");
     }
     let mut state: State = match &origin.found {
@@ -190,11 +190,11 @@ fn open_data(
     let m = &process.loaded.manifest;
     let open = || process.data(origin.mixture.clone());
     // Rank 0 builds the sample order, which may take long; the others find it in the cache.
-    rank.first(|| open().map(drop))?;
+    rank.on_first(|| open().map(drop))?;
     let data = rank.phase("opening data", open)?;
     let ids = match &origin.ids {
         Some(ids) => ids.clone(),
-        None => rank.first(|| resume::data_ids(m))?,
+        None => rank.on_first(|| resume::data_ids(m))?,
     };
     preflight::same_data(rank, m, &process.node, &ids)?;
     Ok((data, ids))
@@ -221,7 +221,7 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
 fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
     rank.set_phase("setting initial weights");
     engine.init();
-    rank.first(|| Ok(saving::initial_state(loaded, ids)))
+    rank.on_first(|| Ok(saving::initial_state(loaded, ids)))
 }
 
 /// Writes the effective manifest and opens the report.

@@ -3,7 +3,9 @@
 
 use crate::common;
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{self, Checkpoint, Group, Optimizer, Part, Progress, ReplicaDigest, Rng};
+use gptrain::checkpoint::{
+    self, Checkpoint, Group, Optimizer, Progress, ReplicaDigest, Rng, WrittenPart,
+};
 use gptrain::checkpoint::{Snapshot, State, inspect};
 use gptrain::comm::{World, threads};
 use gptrain::data::{self, Batch};
@@ -289,12 +291,12 @@ impl Done {
         &self,
         loaded: &Loaded,
         checkpoints: &Path,
-        change: impl Fn(&mut Vec<Part>),
+        change: impl Fn(&mut Vec<WrittenPart>),
     ) -> anyhow::Result<PathBuf> {
         let (disk, state) = (Disk::default(), state(loaded, self.step));
         let bytes = checkpoint::saved_bytes(&loaded.manifest);
         let fresh = checkpoint::begin(&disk, checkpoints, self.step as u64, bytes).unwrap();
-        let mut parts: Vec<Part> = std::thread::scope(|scope| {
+        let mut parts: Vec<WrittenPart> = std::thread::scope(|scope| {
             let (disk, fresh, state) = (&disk, &fresh, &state);
             let ranks = self.ranks.iter().enumerate();
             let write = |(rank, snapshot): (usize, &Snapshot)| {

@@ -4,7 +4,9 @@
 use crate::common::saved::{STATES, Saved, SavedTensor};
 use gptrain::base::rng;
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{Buffer, Checkpoint, Part, Share, Tensor, publish, save, write_part};
+use gptrain::checkpoint::{
+    Buffer, Checkpoint, Share, Tensor, WrittenPart, publish, save, write_part,
+};
 use gptrain::engine::{MODEL, TensorSlice};
 use std::fs;
 use std::ops::Range;
@@ -38,7 +40,7 @@ fn write(
     let _ = fs::remove_dir_all(&fresh);
     fs::create_dir_all(&fresh)?;
     let disk = Disk::default();
-    let parts: anyhow::Result<Vec<Part>> = ranks
+    let parts: anyhow::Result<Vec<WrittenPart>> = ranks
         .iter()
         .enumerate()
         .map(|(rank, cuts)| {

@@ -358,7 +358,7 @@ fn the_bill_of_a_gpu_is_the_engines() {
     let engine = Engine::new(&cuda, Groups::solo(), &m, true).unwrap();
     assert_eq!(*engine.memory_plan(), dry_run::stages(&m)[0].memory_plan);
     assert!(
-        engine.memory_plan().rows.contains(&("workspace", WORKSPACE)),
+        engine.memory_plan().rows.contains(&("library workspace", WORKSPACE)),
         "{}",
         engine.memory_plan()
     );

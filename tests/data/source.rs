@@ -8,7 +8,7 @@ use gptrain::data::Column::{self, Positions, Targets, Tokens, Visible, Weights};
 use gptrain::data::indexed::{Indexed, TokenType, Writer};
 use gptrain::data::{Batch, Datasets, MixturePlan, Reader, Request, Source};
 use gptrain::manifest::{
-    Data, DataRule, DataStage, Dataset, Eod, Objective, Part, PrefixLm, ValidSet,
+    Data, DataRule, DataStage, Dataset, Eod, Objective, PrefixLm, Sequences, ValidSet,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -26,7 +26,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn dataset(name: &str, weight: f64, split: &str, which: usize) -> Dataset {
-    let part = Part::Split { weights: split.into(), which };
+    let part = Sequences::Split { weights: split.into(), which };
     Dataset { prefix: fixture("datasets").join(name), weight, part }
 }
 
@@ -235,7 +235,7 @@ fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
         writer.end_document();
     }
     writer.finish().unwrap();
-    let part = Part::Range(0.0, 1.0);
+    let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
     let source: Arc<Source> = Datasets::open(&wishes, 256, 100, 255, 0).unwrap().train;
     let requests = (0..255).map(|first_sample| Request { first_sample, samples: 1 });
@@ -255,7 +255,7 @@ fn a_token_file_that_is_replaced_while_mapped_is_still_read() {
         let from = fixture("datasets/u16_b").with_extension(ending);
         std::fs::copy(from, prefix.with_extension(ending)).unwrap();
     }
-    let part = Part::Range(0.0, 1.0);
+    let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
     let opened = Datasets::open(&wishes, 32, 50257, 70, 0).unwrap();
     let before = tokens(&opened, 0..70);
@@ -270,7 +270,7 @@ fn a_token_file_that_is_replaced_while_mapped_is_still_read() {
 fn a_dataset_without_sequences_is_refused() {
     let prefix = folder("empty").join("d");
     Writer::create(&prefix, TokenType::U16).unwrap().finish().unwrap();
-    let part = Part::Range(0.0, 1.0);
+    let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix, weight: 1.0, part }]);
     let error = problems(Datasets::open(&wishes, 32, 50257, 70, 0));
     assert!(error.contains("holds 0 of 0 sequences, 0 tokens; one sample takes 33"), "{error}");

@@ -2,8 +2,8 @@
 
 use crate::{GOOD, complaints, read, with};
 use gptrain::manifest::{
-    AdamW, Decay, DeviceChoice, Family, Gelu, LayerSplit, LossScale, Objective, Optimizer, Part,
-    Position, Precision, PrefixLm, RampUp, RankOrder, Recompute, Schedule,
+    AdamW, Decay, DeviceChoice, Family, Gelu, LayerSplit, LossScale, Objective, Optimizer,
+    Position, Precision, PrefixLm, RampUp, RankOrder, Recompute, Schedule, Sequences,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn defaults_are_what_a_megatron_user_expects() {
     assert_eq!((m.data.seed, m.train.seed, m.data.eod), (1234, 1234, None));
     assert_eq!(m.data.train[0].prefix, Path::new("/home/me/corpus/a"));
     assert_eq!(m.data.valid[0].name, "valid");
-    let split = |which| Part::Split { weights: "969,30,1".to_string(), which };
+    let split = |which| Sequences::Split { weights: "969,30,1".to_string(), which };
     assert_eq!((&m.data.train[0].part, &m.data.valid[0].datasets[0].part), (&split(0), &split(1)));
     let adamw = |beta2| {
         let clip = Some(1.0);
@@ -127,7 +127,7 @@ fn stages_begin_at_samples_or_tokens() {
     let loaded = with(&[stages]);
     let stages = &loaded.manifest.data.stages;
     assert_eq!(stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [100, 201]);
-    assert_eq!(stages[1].train[0].part, Part::Split { weights: "969,30,1".into(), which: 0 });
+    assert_eq!(stages[1].train[0].part, Sequences::Split { weights: "969,30,1".into(), which: 0 });
     let prefixes = loaded.manifest.data.train_prefixes();
     assert_eq!(prefixes.len(), 4, "{prefixes:?}");
     assert_eq!(read(&loaded.effective, &[]).manifest, loaded.manifest);
@@ -140,12 +140,12 @@ fn stages_begin_at_samples_or_tokens() {
 #[test]
 fn parts_of_datasets() {
     let part = |sets: &[&str]| with(sets).manifest.data.train[0].part.clone();
-    let split = |weights: &str| Part::Split { weights: weights.to_string(), which: 0 };
-    let whole = Part::Range(0.0, 1.0);
+    let split = |weights: &str| Sequences::Split { weights: weights.to_string(), which: 0 };
+    let whole = Sequences::Range(0.0, 1.0);
     // With validation sets of their own, datasets are whole; an explicit split still counts.
     assert_eq!(part(&["data.valid={web: b}"]), whole);
     assert_eq!(part(&["data.valid={web: b}", "data.split=9,1"]), split("9,1"));
-    assert_eq!(part(&["data.train={prefix: a, range: 0:0.9}"]), Part::Range(0.0, 0.9));
+    assert_eq!(part(&["data.train={prefix: a, range: 0:0.9}"]), Sequences::Range(0.0, 0.9));
     assert_eq!(part(&["data.train={prefix: a, split: 8/2}"]), split("8/2"));
     let valid = with(&["data.valid={web: [b, c], news: {prefix: d, range: 0.5..1}, alpha: e}"]);
     let names: Vec<String> = valid.manifest.data.valid.iter().map(|set| set.name.clone()).collect();

@@ -5,7 +5,7 @@ use super::super::forms::{self, Blend, DatasetForm, Named, ObjectiveForm};
 use super::super::report::Report;
 use super::super::settings::{Written, raw};
 use super::super::{
-    Data, DataStage, Dataset, Eod, Model, Objective, Part, PrefixLm, ValidSet, tree,
+    Data, DataStage, Dataset, Eod, Model, Objective, PrefixLm, Sequences, ValidSet, tree,
 };
 use super::time::Length;
 use crate::base::Count;
@@ -148,7 +148,7 @@ impl Blends<'_, '_> {
         Dataset { prefix: self.resolve(prefix), weight, part: self.part(raw, path, which) }
     }
 
-    fn part(&mut self, raw: forms::Dataset, path: &str, which: usize) -> Part {
+    fn part(&mut self, raw: forms::Dataset, path: &str, which: usize) -> Sequences {
         let which = match raw.part {
             None => which,
             Some(part) => part as usize,
@@ -163,7 +163,7 @@ impl Blends<'_, '_> {
         }
         let own = raw.split.is_some();
         let Some(weights) = raw.split.or(self.fallback.clone()) else {
-            return Part::Range(0.0, 1.0);
+            return Sequences::Range(0.0, 1.0);
         };
         let place = if own { format!("{path}.split") } else { path.to_string() };
         let shares = match own {
@@ -175,21 +175,21 @@ impl Blends<'_, '_> {
             let what = format!("{path}: the split {weights} leaves nothing to {part}");
             self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
         }
-        Part::Split { weights, which }
+        Sequences::Split { weights, which }
     }
 
-    fn range(&mut self, text: &str, path: &str) -> Part {
+    fn range(&mut self, text: &str, path: &str) -> Sequences {
         let ends = text.split_once("..").or(text.split_once(':'));
         let number = |text: &str| text.trim().parse::<f64>().ok().filter(|x| x.is_finite());
         if let Some((Some(from), Some(to))) = ends.map(|(from, to)| (number(from), number(to)))
             && (0.0..to).contains(&from)
             && to <= 1.0
         {
-            return Part::Range(from, to);
+            return Sequences::Range(from, to);
         }
         let what = format!("{path} \"{text}\" is not a range within 0..1");
         self.report.add(path, what, "write FROM..TO, such as 0.95..1.0");
-        Part::Range(0.0, 1.0)
+        Sequences::Range(0.0, 1.0)
     }
 
     /// `path` as seen from the folder, whose links are resolved, without leading `..`.
@@ -215,8 +215,8 @@ impl Blends<'_, '_> {
 /// The valid share of the training datasets, where their splits have one.
 fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
     let of = |dataset: &Dataset| match &dataset.part {
-        Part::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
-            let part = Part::Split { weights: weights.clone(), which: 1 };
+        Sequences::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
+            let part = Sequences::Split { weights: weights.clone(), which: 1 };
             Some(Dataset { part, ..dataset.clone() })
         }
         _ => None,
@@ -286,10 +286,10 @@ impl Written for Vec<Dataset> {
     fn written(&self) -> Option<Blend> {
         let full = |dataset: &Dataset| {
             let (split, part, range) = match &dataset.part {
-                Part::Split { weights, which } => {
+                Sequences::Split { weights, which } => {
                     (Some(weights.clone()), Some(PARTS[*which]), None)
                 }
-                Part::Range(from, to) => (None, None, Some(format!("{from:?}..{to:?}"))),
+                Sequences::Range(from, to) => (None, None, Some(format!("{from:?}..{to:?}"))),
             };
             let (prefix, weight) = (Some(dataset.prefix.clone()), Some(dataset.weight));
             forms::Dataset { prefix, weight, split, part, range }.into()

@@ -170,7 +170,7 @@ pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
 /// An error unless all ranks have the same kind of device and, with NCCL, a GPU each. A collective.
 pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::Result<()> {
     let all: Vec<Found> = rank.gather(&(node.to_string(), device.gpu().cloned()))?;
-    rank.first(|| {
+    rank.on_first(|| {
         mixed(&all)?;
         match m.comm.gpu_transport {
             GpuTransport::Nccl => Ok(shared(&all)?),

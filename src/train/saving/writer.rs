@@ -2,7 +2,7 @@
 
 use crate::base::{Seconds, Worker};
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Keep, Part, Snapshot, State};
+use crate::checkpoint::{self, Keep, Snapshot, State, WrittenPart};
 use crate::manifest::Manifest;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub enum Job {
 pub struct Publish {
     pub fresh: PathBuf,
     /// By rank.
-    pub parts: Vec<Part>,
+    pub parts: Vec<WrittenPart>,
     pub state: State,
     pub begun: Instant,
     /// Seconds for which training waited.
@@ -31,7 +31,7 @@ pub struct Publish {
 }
 
 pub enum Done {
-    Part(Snapshot, anyhow::Result<Part>),
+    Part(Snapshot, anyhow::Result<WrittenPart>),
     /// A message for the user, or the error.
     Published(anyhow::Result<String>),
 }

@@ -70,7 +70,7 @@ impl Trace {
         (from, total): (u64, u64),
     ) -> anyhow::Result<()> {
         let (TraceOptions { file, steps }, number) = (&self.options, rank.number());
-        rank.first(|| {
+        rank.on_first(|| {
             let reject = |what: String, remedy: String| {
                 let place = format!("--trace-steps {steps}");
                 Err(Problems::one(place, what, remedy).into())
