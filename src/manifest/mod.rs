@@ -33,6 +33,7 @@ use crate::base::{Heads, Problems};
 use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
 use choices::OptimizerName;
+use settings::raw;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -163,6 +164,33 @@ pub enum Objective {
     /// A random prefix of each sample (of each document under `reset_attention`) sees itself whole;
     /// the loss is on the rest.
     PrefixLm(PrefixLm),
+}
+
+/// The sizes of a model, which have no defaults.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub vocab: usize,
+    pub seq_len: usize,
+}
+
+impl Model {
+    /// A family's model of these sizes over `tensor` ranks; all else as the settings' defaults.
+    pub fn with_defaults(family: Family, sizes: Sizes, tensor: usize) -> Model {
+        let Sizes { layers, hidden, heads, vocab, seq_len } = sizes;
+        let written = raw::Model {
+            family: Some(family),
+            layers: Some(layers),
+            hidden: Some(hidden),
+            heads: Some(heads),
+            vocab: Some(vocab),
+            seq_len: Some(seq_len),
+            ..raw::Model::default()
+        };
+        Model::read(written, tensor)
+    }
 }
 
 impl Batch {

@@ -168,45 +168,19 @@ fn forward_flops(m: &Model, module: Module) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Dropout, Family, Gelu, Init};
+    use crate::manifest::{Family, Sizes};
 
     fn gpt2() -> Model {
-        Model {
-            family: Family::Gpt2,
-            layers: 12,
-            hidden: 768,
-            heads: 12,
-            ffn_hidden: 3072,
-            vocab: 50257,
-            vocab_multiple: 1,
-            vocab_padded: 50257,
-            seq_len: 1024,
-            position: Position::Learned,
-            embedding_layernorm: false,
-            tied_head: true,
-            gelu: Gelu::Tanh,
-            layernorm_eps: 1e-5,
-            dropout: Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 },
-            init: Init { std: 0.02, scale_residual: true },
-        }
+        let sizes = Sizes { layers: 12, hidden: 768, heads: 12, vocab: 50257, seq_len: 1024 };
+        let model = Model::with_defaults(Family::Gpt2, sizes, 1);
+        Model { vocab_padded: 50257, ..model }
     }
 
     #[test]
     fn parameters_of_gpt2_and_bloom_are_the_published_ones() {
         assert_eq!(parameters(&gpt2()), 124_439_808);
-        let bloom = Model {
-            family: Family::Bloom,
-            layers: 70,
-            hidden: 14336,
-            heads: 112,
-            ffn_hidden: 4 * 14336,
-            vocab: 250880,
-            vocab_padded: 250880,
-            seq_len: 2048,
-            position: Position::Alibi,
-            embedding_layernorm: true,
-            ..gpt2()
-        };
+        let sizes = Sizes { layers: 70, hidden: 14336, heads: 112, vocab: 250880, seq_len: 2048 };
+        let bloom = Model::with_defaults(Family::Bloom, sizes, 1);
         assert_eq!(parameters(&bloom), 176_247_271_424);
     }
 

@@ -1,7 +1,7 @@
 //! config.json: written from a manifest's model, and read as one.
 
 use crate::base::Problems;
-use crate::manifest::{Dropout, Family, Gelu, Init, Model};
+use crate::manifest::{Family, Gelu, Model, Sizes};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -144,16 +144,11 @@ impl Reader<'_> {
                 Gelu::Tanh
             }
         };
-        let dropout = Dropout { embedding: 0.0, attention: 0.0, residual: 0.0 };
-        Model {
-            family,
+        let sizes = Sizes {
             layers: self.size("n_layer"),
             hidden,
             heads: self.size("n_head"),
-            ffn_hidden: if bloom { 4 * hidden } else { ffn.unwrap_or(4 * hidden) },
             vocab,
-            vocab_multiple: like.map_or(128, |m| m.vocab_multiple),
-            vocab_padded: like.map_or(vocab.next_multiple_of(128), |m| m.vocab_padded),
             seq_len: match (bloom, seq_len) {
                 (false, _) => self.size("n_positions"),
                 (true, Some(seq_len)) => seq_len,
@@ -161,19 +156,22 @@ impl Reader<'_> {
                     self.config.get("seq_length").and_then(Value::as_u64).unwrap_or(2048) as usize
                 }
             },
-            position: family.position(),
-            embedding_layernorm: bloom,
+        };
+        let plain = Model::with_defaults(family, sizes, 1);
+        let like = like.unwrap_or(&plain);
+        Model {
+            ffn_hidden: ffn.filter(|_| !bloom).unwrap_or(4 * hidden),
+            vocab_multiple: like.vocab_multiple,
+            vocab_padded: like.vocab_padded,
             tied_head: self.config.get("tie_word_embeddings").is_none_or(|v| v != false),
             gelu,
             layernorm_eps: match self.config.get("layer_norm_epsilon") {
-                None => 1e-5,
+                None => plain.layernorm_eps,
                 Some(eps) => eps.as_f64().unwrap_or(1e-5) as f32,
             },
-            dropout: like.map_or(dropout, |m| m.dropout),
-            init: Init {
-                std: like.map_or(0.02, |m| m.init.std),
-                scale_residual: like.is_none_or(|m| m.init.scale_residual),
-            },
+            dropout: like.dropout,
+            init: like.init.clone(),
+            ..plain
         }
     }
 

@@ -9,7 +9,7 @@ use crate::estimate::counts::Counts;
 use crate::estimate::hardware;
 use crate::estimate::setup::{Framework, Moments, Numbers, Offload, Program, Setup};
 use crate::manifest::{
-    Dropout, Family, Gelu, Init, LayerSplit, Model, RankOrder, Recompute, Schedule, Topology,
+    Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Sizes, Topology,
 };
 
 /// The runs the shipped constants are fitted to.
@@ -222,22 +222,16 @@ fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
     let hidden = f.count("hidden")?;
     let vocab = f.count("vocab")?;
     let family = Family::by_name(f.text("family")).unwrap_or(Family::Gpt2);
-    Ok(Model {
-        family,
+    let sizes = Sizes {
         layers: f.count("n_layers")?,
         hidden,
         heads: f.count("n_heads")?,
-        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
         vocab,
-        vocab_multiple: 128,
-        vocab_padded: vocab.next_multiple_of(128 * tensor),
         seq_len: f.count("seq_len")?,
-        position: family.position(),
-        embedding_layernorm: family == Family::Bloom,
-        tied_head: true,
-        gelu: Gelu::Tanh,
-        layernorm_eps: 1e-5,
+    };
+    Ok(Model {
+        ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
         dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
-        init: Init { std: 0.02, scale_residual: true },
+        ..Model::with_defaults(family, sizes, tensor)
     })
 }
