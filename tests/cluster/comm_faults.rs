@@ -133,6 +133,7 @@ fn one_rank() {
         manifest: 0,
         start_timeout: Duration::from_secs(20),
         watchdog: Watchdog { dumps, grace, ..Watchdog::new(TIMEOUT) },
+        send_limit: None,
     };
     let world = tcp::join(&join).unwrap_or_else(|failed| end(&failed));
     let done = catch(move || act(&world, &text("TEST_SCENARIO")));

@@ -7,6 +7,7 @@ use super::connect;
 use super::frames;
 use super::handshake::{self, Key};
 use super::process::{ControlChannel, ProcessState, describe};
+use super::throttle::Throttle;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,6 +22,7 @@ pub struct Mesh {
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
+    throttle: Option<Throttle>,
 }
 
 struct Connection {
@@ -36,11 +38,13 @@ impl Mesh {
         listener: TcpListener,
         addresses: Vec<SocketAddr>,
         control: Arc<dyn ControlChannel>,
+        throttle: Option<Throttle>,
     ) -> World {
         let (connections, changed) = (Mutex::default(), Condvar::new());
         let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
         let identity = (process.rank, process.size);
-        let mesh = Arc::new(Mesh { process, key, addresses, control, connections, changed });
+        let mesh =
+            Arc::new(Mesh { process, key, addresses, control, connections, changed, throttle });
         let listening = mesh.clone();
         std::thread::spawn(move || listening.accept_loop(&listener));
         World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh))))
@@ -179,6 +183,9 @@ impl Transport for TcpTransport {
     }
 
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed> {
+        if let Some(throttle) = &self.0.throttle {
+            throttle.wait_for(frame.data.bytes().len());
+        }
         let writer = self.0.writer(to).expect("the group is connected");
         let mut stream = writer.lock();
         let written = frames::write(&mut stream, &frame);

@@ -1,7 +1,7 @@
 //! Ranks as processes, over TCP. Rank 0 listens at the rendezvous address (`rendezvous`). Once all
 //! ranks have joined, each keeps a control connection to rank 0 for heartbeats and failures
-//! (`coordinator`, `heartbeat`), and the ranks of a group connect to each other for data (`mesh`).
-//! Threads and blocking sockets, no async runtime.
+//! (`coordinator`, `heartbeat`), and the ranks of a group connect to each other for data (`mesh`),
+//! which tests can slow down (`throttle`). Threads and blocking sockets, no async runtime.
 
 mod frames;
 mod rendezvous;
@@ -11,6 +11,7 @@ mod coordinator;
 mod heartbeat;
 mod mesh;
 mod control;
+mod throttle;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub use throttle::SEND_LIMIT;
+use throttle::Throttle;
 
 /// What a process needs to join as a rank.
 #[derive(Clone, Debug)]
@@ -46,6 +49,8 @@ pub struct Join {
     /// How long the ranks wait for each other at the start.
     pub start_timeout: Duration,
     pub watchdog: Watchdog,
+    /// Bytes that it sends per second at most; for tests.
+    pub send_limit: Option<f64>,
 }
 
 impl Join {
@@ -68,6 +73,7 @@ impl Join {
             manifest,
             start_timeout: Duration::from_secs(120),
             watchdog,
+            send_limit: throttle::given()?,
         })
     }
 }
@@ -93,7 +99,8 @@ fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
     let coordinator = coordinator::start(process.clone(), arrived, &peers)?;
     let addresses = peers.iter().map(|p| (p.ip.unwrap_or(LOOPBACK), p.port).into()).collect();
-    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, coordinator))
+    let limit = join.send_limit.map(Throttle::new);
+    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, coordinator, limit))
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -127,7 +134,8 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     control.set_read_timeout(None).map_err(lost)?;
     let addresses = peers.iter().map(|p| (p.ip.unwrap_or(host), p.port).into()).collect();
     let client = heartbeat::start(process.clone(), control);
-    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, client))
+    let limit = join.send_limit.map(Throttle::new);
+    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, client, limit))
 }
 
 /// Retries until rank 0 answers and proves the job's key.

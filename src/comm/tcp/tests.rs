@@ -4,7 +4,9 @@ mod unauthenticated;
 
 use super::super::tests::exercise::check_ops;
 use super::*;
-use crate::comm::catch;
+use crate::base::DType;
+use crate::comm::{Message, catch};
+use crate::device::Tensor;
 
 pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -24,6 +26,7 @@ fn joins(world: usize) -> Vec<Join> {
         manifest: 2,
         start_timeout: Duration::from_secs(10),
         watchdog: Watchdog::new(Duration::from_secs(10)),
+        send_limit: None,
     };
     (0..world).map(join).collect()
 }
@@ -49,6 +52,29 @@ fn every_op_gives_the_same_bits_as_among_threads() {
         let ends = run(joins(size), |world| check_ops(&world, &[1, 7, 1001]));
         assert_eq!(ends, vec![Ok(()); size]);
     }
+}
+
+/// Two messages of a quarter of a second each; the other rank's way is free.
+#[test]
+fn a_rank_with_a_send_limit_sends_slowly() {
+    let mut joins = joins(2);
+    joins[1].send_limit = Some(4e6);
+    let ends = run(joins, |world| {
+        let (group, peer) = (world.group("pair", &[0, 1]), 1 - world.rank());
+        let mut words = vec![0u64; 2 * 125_000];
+        let at = words.as_mut_ptr() as usize;
+        let [out, into] =
+            [0, 1].map(|half| Tensor::at(at + half * 1_000_000, 1, 125_000, DType::I64));
+        let start = Instant::now();
+        for _ in 0..2 {
+            group.exchange(&[
+                Message::Send { to: peer, x: out },
+                Message::Recv { from: peer, x: into },
+            ]);
+        }
+        assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
+    });
+    assert_eq!(ends, vec![Ok(()); 2]);
 }
 
 #[test]

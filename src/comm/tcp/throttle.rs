@@ -1,0 +1,63 @@
+//! A slow adapter, for tests: a limit on the bytes that a process sends per second.
+
+use crate::base::Problems;
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// The variable with the limit of this process, in bytes per second: "1e6". Without it there is none.
+pub const SEND_LIMIT: &str = "GPTRAIN_TEST_SEND_LIMIT";
+
+/// The limit in the environment.
+pub fn given() -> Result<Option<f64>, Problems> {
+    let Ok(text) = std::env::var(SEND_LIMIT) else { return Ok(None) };
+    match text.parse::<f64>() {
+        Ok(limit) if limit >= 1.0 && limit.is_finite() => Ok(Some(limit)),
+        _ => {
+            let what = format!("{text:?} is not a number of bytes per second");
+            Err(Problems::one(SEND_LIMIT, what, "give one such as 1e6, or unset it"))
+        }
+    }
+}
+
+/// A token bucket that holds no tokens in reserve: n bytes take n/limit seconds, to all peers
+/// together, however long nothing was sent before.
+pub struct Throttle {
+    bytes_per_s: f64,
+    /// When the last bytes so far are through.
+    free_at: Mutex<Instant>,
+}
+
+impl Throttle {
+    pub fn new(bytes_per_s: f64) -> Throttle {
+        Throttle { bytes_per_s, free_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Returns when so many bytes would have been sent.
+    pub fn wait_for(&self, bytes: usize) {
+        let until = self.reserve(bytes, Instant::now());
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// When bytes that come `now` are through, behind those that came before.
+    fn reserve(&self, bytes: usize, now: Instant) -> Instant {
+        let mut free_at = self.free_at.lock();
+        *free_at = now.max(*free_at) + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
+        *free_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_queue_behind_each_other_and_idle_time_is_not_saved_up() {
+        let throttle = Throttle::new(1e6);
+        let start = Instant::now() + Duration::from_secs(1);
+        let ms = |n| Duration::from_millis(n);
+        assert_eq!(throttle.reserve(500_000, start), start + ms(500));
+        assert_eq!(throttle.reserve(250_000, start + ms(100)), start + ms(750));
+        assert_eq!(throttle.reserve(0, start + ms(200)), start + ms(750));
+        assert_eq!(throttle.reserve(100_000, start + ms(5000)), start + ms(5100));
+    }
+}
