@@ -75,7 +75,7 @@ DecayName {
 OptimizerName {
     /// Adam with decoupled weight decay.
     Adamw = "adamw",
-    /// Not in this version.
+    /// The same with the moments of the blocks' matrices in 8 bits.
     Adam8bit = "adam8bit",
     /// Not in this version.
     Adafactor = "adafactor",

@@ -3,7 +3,7 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{self, AdamW, Dropout, PrefixLm, RampUp};
+use super::settings::raw::{self, Adam8bit, AdamW, Dropout, PrefixLm, RampUp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -102,8 +102,8 @@ Objective {
 Optimizer {
     /// Adam with decoupled weight decay.
     adamw: AdamW;
-    /// 8-bit Adam: not in this version.
-    adam8bit: Later;
+    /// The same with 8-bit moments.
+    adam8bit: Adam8bit;
     /// Adafactor: not in this version.
     adafactor: Later;
     /// Another name of lr.peak.

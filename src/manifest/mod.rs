@@ -25,8 +25,8 @@ pub use choices::{
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 pub use settings::{
-    AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model, Plan, PrefixLm,
-    RampUp, Topology, Train,
+    Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model, Plan,
+    PrefixLm, RampUp, Topology, Train,
 };
 
 use crate::base::{Heads, Problems};
@@ -207,12 +207,14 @@ impl Batch {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
     AdamW(AdamW),
+    Adam8bit(Adam8bit),
 }
 
 impl Optimizer {
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::AdamW(_) => OptimizerName::Adamw.name(),
+            Optimizer::Adam8bit(_) => OptimizerName::Adam8bit.name(),
         }
     }
 
@@ -220,6 +222,7 @@ impl Optimizer {
     pub fn weight_decay(&self) -> f32 {
         match self {
             Optimizer::AdamW(rule) => rule.weight_decay,
+            Optimizer::Adam8bit(rule) => rule.weight_decay,
         }
     }
 
@@ -227,6 +230,7 @@ impl Optimizer {
     pub fn clip(&self) -> Option<f32> {
         match self {
             Optimizer::AdamW(rule) => rule.clip,
+            Optimizer::Adam8bit(rule) => rule.clip,
         }
     }
 
@@ -236,6 +240,12 @@ impl Optimizer {
             Optimizer::AdamW(rule) => {
                 &[("beta1", rule.beta1), ("beta2", rule.beta2), ("eps", rule.eps)]
             }
+            Optimizer::Adam8bit(rule) => &[
+                ("beta1", rule.beta1),
+                ("beta2", rule.beta2),
+                ("eps", rule.eps),
+                ("block", rule.block as f32),
+            ],
         };
         all.iter().map(|(name, number)| (name.to_string(), *number)).collect()
     }

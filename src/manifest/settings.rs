@@ -182,6 +182,25 @@ AdamW(raw) {
         in 0.0..=1e9, written clip.or(Some(0.0));
 }
 
+#[derive(Copy)]
+/// AdamW with the moments of the blocks' matrices in 8 bits (Dettmers et al. 2022).
+Adam8bit(raw) {
+    /// Decay of the first moment. Default: 0.9.
+    beta1: f32 = 0.9, in 0.0..=0.999_999;
+    /// Decay of the second moment. Default: 0.95.
+    beta2: f32 = 0.95, in 0.0..=0.999_999;
+    /// Added to the root of the second moment. Default: 1e-8.
+    eps: f32 = 1e-8, in 1e-20..=1.0;
+    /// Weight decay of matrices; norms and biases have none. Default: 0.1.
+    weight_decay: f32 = 0.1, in 0.0..=100.0;
+    /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
+    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
+        in 0.0..=1e9, written clip.or(Some(0.0));
+    /// Columns of a row that share a scale: 16, 32 or 64. A matrix whose columns are not whole
+    /// blocks keeps its moments in 32 bits. Default: 64.
+    block: usize = 64, in 16..=64;
+}
+
 /// The learning rate: warm-up from 0 to the peak, then a decay to the minimum.
 Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
     /// The highest learning rate (--lr).

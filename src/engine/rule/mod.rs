@@ -38,5 +38,6 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
+        Optimizer::Adam8bit(_) => unreachable!("refused by the manifest"),
     }
 }

@@ -11,7 +11,7 @@ use super::forms::{self, LossScaleForm, OptimizerForm, Raw};
 use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
-    AdamW, Batch, Checkpoint, Comm, Log, LossScale, Lr, Manifest, Model, Optimizer, Plan,
+    Adam8bit, AdamW, Batch, Checkpoint, Comm, Log, LossScale, Lr, Manifest, Model, Optimizer, Plan,
     Precision, Topology, Train,
 };
 use std::path::Path;
@@ -163,7 +163,7 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
         Some(OptimizerForm::Name(name)) => match name {
             OptimizerName::Adamw => forms::Optimizer::default(),
             OptimizerName::Adam8bit => {
-                forms::Optimizer { adam8bit: Some(forms::Later::default()), ..Default::default() }
+                forms::Optimizer { adam8bit: Some(Default::default()), ..Default::default() }
             }
             OptimizerName::Adafactor => {
                 forms::Optimizer { adafactor: Some(forms::Later::default()), ..Default::default() }
@@ -180,9 +180,12 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
         let path = format!("optimizer.{name}");
         report.add(&path, format!("optimizer {name} is not in this version"), "take adamw");
     }
-    let given = [all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw)))];
+    let given = [
+        all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw))),
+        all.adam8bit.map(|raw| Optimizer::Adam8bit(Adam8bit::read(raw))),
+    ];
     let given: Vec<Optimizer> = given.into_iter().flatten().collect();
-    kinds += given.len();
+    kinds += given.iter().filter(|rule| matches!(rule, Optimizer::AdamW(_))).count();
     if kinds > 1 && report.sound(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
@@ -197,6 +200,7 @@ impl Written for Optimizer {
         let mut form = forms::Optimizer::default();
         match self {
             Optimizer::AdamW(rule) => form.adamw = rule.written(),
+            Optimizer::Adam8bit(rule) => form.adam8bit = rule.written(),
         }
         Some(form.into())
     }
