@@ -138,7 +138,8 @@ template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, floa
         load(a.v + at, v);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            g[i] *= factor;
+            // Rounded before the subtraction, as the host does it: the compiler must not fuse them.
+            g[i] = __fmul_rn(g[i], factor);
             m[i] = fmaf(g[i] - m[i], 1.0f - a.beta1, m[i]);
             v[i] = fmaf(g[i] * g[i], 1.0f - a.beta2, a.beta2 * v[i]);
             w[i] = fmaf(-step, m[i] / fmaf(sqrtf(v[i]), rescale, a.eps), w[i] * a.keep);

@@ -1,6 +1,7 @@
 //! Units that print.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// A number of bytes; prints in binary units: `601.2 MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +14,46 @@ pub struct Count(pub u64);
 /// A span of time; prints as a person says it: `340 ms`, `12.3 s`, `4 m 05 s`, `3 d 4 h`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Seconds(pub f64);
+
+impl Bytes {
+    /// What `from_str` reads as the same number: `2GiB`, `1536MiB`, `17B`.
+    pub fn exact(self) -> String {
+        let fits = |(_, size): &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(*size);
+        let (unit, size) = UNITS[5..].iter().rev().find(fits).unwrap_or(&UNITS[0]);
+        format!("{}{unit}", self.0 / size)
+    }
+}
+
+/// Decimal units, then binary ones.
+const UNITS: [(&str, u64); 9] = [
+    ("B", 1),
+    ("KB", 1000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+impl FromStr for Bytes {
+    type Err = &'static str;
+
+    /// A number and its unit: `2GiB`, `1.5 TB`.
+    fn from_str(text: &str) -> Result<Bytes, &'static str> {
+        let text = text.trim();
+        let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+        let number: Result<f64, _> = text[..end].trim().parse();
+        let unit = UNITS.iter().find(|(name, _)| *name == &text[end..]);
+        match (number, unit) {
+            (Ok(number), Some((_, size))) if (0.0..1e18).contains(&number) => {
+                Ok(Bytes((number * *size as f64) as u64))
+            }
+            _ => Err("a number of bytes is written as in 2GiB, 512MiB or 1.5TB"),
+        }
+    }
+}
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,5 +111,18 @@ mod tests {
         assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
         assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");
         assert_eq!(format!("{:>8}", Bytes(17)), "    17 B");
+    }
+
+    #[test]
+    fn bytes_are_read_as_they_are_written() {
+        for (text, bytes) in [("2GiB", 2 << 30), ("1536MiB", 1536 << 20), ("17B", 17), ("0B", 0)] {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)));
+            assert_eq!(Bytes(bytes).exact(), text);
+        }
+        assert_eq!(" 1.5 TB ".parse(), Ok(Bytes(1_500_000_000_000)));
+        assert_eq!(Bytes((1 << 40) + 3).exact().parse(), Ok(Bytes((1 << 40) + 3)));
+        for wrong in ["", "GiB", "2", "2gib", "-1GiB", "1e30GiB", "nanGiB"] {
+            assert!(wrong.parse::<Bytes>().is_err(), "{wrong}");
+        }
     }
 }

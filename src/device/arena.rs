@@ -1,6 +1,6 @@
 //! Bump allocation out of regions reserved at start-up. Nothing is freed before the run ends.
 
-use super::{Backend, OutOfMemory, Tensor};
+use super::{Backend, Home, OutOfMemory, Tensor};
 use crate::base::DType;
 use std::cell::Cell;
 
@@ -8,8 +8,9 @@ use std::cell::Cell;
 /// tile.
 const ALIGN: usize = 256;
 
-/// A region of device memory handed out from the bottom up.
+/// A region of device memory, or of the host's, handed out from the bottom up.
 pub struct Arena {
+    home: Home,
     base: usize,
     capacity: usize,
     top: Cell<usize>,
@@ -17,15 +18,24 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Reserves `capacity` bytes.
+    /// Reserves `capacity` bytes of the device's memory.
     pub fn new(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
-        let base = backend.reserve(capacity)?;
-        Ok(Arena { base, capacity, top: Cell::new(0), peak: Cell::new(0) })
+        Ok(Arena::at(Home::Device, backend.reserve(capacity)?, capacity))
+    }
+
+    /// Reserves `capacity` bytes of the host's memory; nothing for an arena of 0 bytes.
+    pub fn on_host(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
+        let base = if capacity == 0 { ALIGN } else { backend.reserve_host(capacity)? };
+        Ok(Arena::at(Home::Host, base, capacity))
     }
 
     /// An arena without memory: a layout in it shows by `peak` how much to reserve.
     pub fn measuring() -> Arena {
-        Arena { base: ALIGN, capacity: usize::MAX / 2, top: Cell::new(0), peak: Cell::new(0) }
+        Arena::at(Home::Device, ALIGN, usize::MAX / 2)
+    }
+
+    fn at(home: Home, base: usize, capacity: usize) -> Arena {
+        Arena { home, base, capacity, top: Cell::new(0), peak: Cell::new(0) }
     }
 
     /// A matrix of uninitialised elements.
@@ -35,7 +45,7 @@ impl Arena {
         assert!(end <= self.capacity, "arena is full: {end} > {}", self.capacity);
         self.top.set(end);
         self.peak.set(self.peak.get().max(end));
-        Tensor::at(self.base + addr, rows, cols, dtype)
+        Tensor::at(self.base + addr, rows, cols, dtype).in_memory(self.home)
     }
 
     /// Runs `lay`, and frees what it laid out: the next layout overlaps the same bytes.

@@ -1,6 +1,6 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
-use super::{Out, Tensor};
+use super::{Home, Out, Tensor};
 use crate::base::{Bytes, DType, Gelu, Heads, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
@@ -141,16 +141,18 @@ pub struct Scaler {
     pub counts: Tensor,
 }
 
-/// A reservation that is larger than the free memory of the device.
+/// A reservation that is larger than the free memory of the device, or of its host.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
+    pub home: Home,
     pub asked: Bytes,
     pub available: Option<Bytes>,
 }
 
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "out of memory: {} asked for", self.asked)?;
+        let of = if self.home == Home::Host { "host memory" } else { "memory" };
+        write!(f, "out of {of}: {} asked for", self.asked)?;
         match self.available {
             Some(available) => write!(f, ", {available} available"),
             None => Ok(()),
@@ -204,14 +206,32 @@ impl std::fmt::Display for Dead {
 
 impl std::error::Error for Dead {}
 
+/// A copy between the device and its host that was begun and is not yet waited for.
+#[must_use]
+#[derive(Debug)]
+pub struct Transfer(pub(super) usize);
+
 /// A device. Inputs first, outputs last; every op is asynchronous and in order. A wrong shape or
 /// dtype is a bug and panics; a dead device surfaces at `sync`. An output may be the same tensor as
 /// an input only where the op says "in place". Activations, weights and their gradients in flight
 /// are f32, bf16 or f16 (all alike in one op); arithmetic inside an op is f32 or better. For equal
 /// inputs an op gives equal bits, whatever the number of threads.
+///
+/// Tensors lie on the device. `upload`, `download`, `zero` and `digests` also take tensors at home
+/// on the host; the ops of `host` take only those.
 pub trait Backend {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
+    /// As `reserve`, of the host's memory, page-locked where the device copies to and from it.
+    fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory>;
+    /// The processor of the host as a device, for what lies in its memory. A CPU is its own host.
+    fn host(&self) -> &dyn Backend;
+    /// Begins to copy the bytes of a tensor to one as large in the other memory: to the host as the
+    /// tensor is after everything enqueued so far; to the device for everything enqueued from now
+    /// on. Nothing may write either tensor until `finish_transfer`.
+    fn transfer(&self, from: Tensor, to: Tensor) -> Transfer;
+    /// Waits until a copy is done.
+    fn finish_transfer(&self, transfer: Transfer);
     /// Bytes that all processes of this machine may still touch; None where memory is taken when it
     /// is reserved, or the system does not report it.
     fn shared_memory(&self) -> Option<Bytes> {

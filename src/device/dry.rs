@@ -3,10 +3,10 @@
 
 use super::{
     AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
-    Tensor, Visible,
+    Tensor, Transfer, Visible,
 };
 use crate::base::Bytes;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -36,6 +36,7 @@ pub struct Dry {
     workspace: u64,
     reserved: Cell<usize>,
     tally: RefCell<Tally>,
+    host: OnceCell<Box<Dry>>,
 }
 
 /// Where addresses begin: no tensor lies at 0.
@@ -55,6 +56,11 @@ impl Dry {
     /// The work of all ops since the last `take`.
     pub fn take(&self) -> Tally {
         self.tally.take()
+    }
+
+    /// The device that counts what the host does and reserves.
+    pub fn host_device(&self) -> &Dry {
+        self.host.get_or_init(Box::default)
     }
 
     fn note(&self, name: &'static str, flops: usize, tensors: &[Tensor]) {
@@ -90,6 +96,18 @@ impl Backend for Dry {
         self.reserved.set(self.reserved.get() + bytes);
         Ok(at)
     }
+    fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        self.host_device().reserve(bytes)
+    }
+    fn host(&self) -> &dyn Backend {
+        self.host_device()
+    }
+    /// Counted as work of the host: the device computes meanwhile.
+    fn transfer(&self, from: Tensor, _: Tensor) -> Transfer {
+        self.host_device().note("transfer", 0, &[from]);
+        Transfer(0)
+    }
+    fn finish_transfer(&self, _: Transfer) {}
     fn workspace(&self) -> Bytes {
         Bytes(self.workspace)
     }

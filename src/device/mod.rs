@@ -13,7 +13,7 @@ pub use crate::base::Gelu;
 pub use arena::Arena;
 pub use backend::{
     AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
-    Scaling, Timeline, Visible, digest_term,
+    Scaling, Timeline, Transfer, Visible, digest_term,
 };
 pub use dry::{Dry, Tally, Work};
-pub use tensor::{Element, Out, Tensor};
+pub use tensor::{Element, Home, Out, Tensor};

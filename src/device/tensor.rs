@@ -3,10 +3,22 @@
 use crate::base::DType;
 use half::{bf16, f16};
 
-/// A row-major matrix somewhere in a device's memory. An address, not an owner: arenas own.
+/// Which memory a tensor lies in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Home {
+    /// The device's.
+    #[default]
+    Device,
+    /// Its host's: for what the device has no room for.
+    Host,
+}
+
+/// A row-major matrix somewhere in a device's memory, or its host's. An address, not an owner:
+/// arenas own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     addr: usize,
+    home: Home,
     pub rows: usize,
     pub cols: usize,
     pub dtype: DType,
@@ -20,9 +32,18 @@ pub struct Out {
 }
 
 impl Tensor {
-    /// The matrix at an address. Only layouts (arena, parameters) know addresses.
+    /// The matrix at an address of the device. Only layouts (arena, parameters) know addresses.
     pub fn at(addr: usize, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        Tensor { addr, rows, cols, dtype }
+        Tensor { addr, home: Home::Device, rows, cols, dtype }
+    }
+
+    /// The same address in a memory.
+    pub fn in_memory(self, home: Home) -> Tensor {
+        Tensor { home, ..self }
+    }
+
+    pub fn home(self) -> Home {
+        self.home
     }
 
     pub fn addr(self) -> usize {

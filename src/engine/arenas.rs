@@ -1,4 +1,4 @@
-//! The regions of a rank's device memory, and their sizes.
+//! The regions of a rank's memory, on the device and on its host, and their sizes.
 
 use crate::base::Bytes;
 use crate::device::{Arena, Backend, OutOfMemory};
@@ -12,6 +12,9 @@ pub struct Arenas {
     pub saved: Arena,
     pub workspace: Arena,
     pub inputs: Arena,
+    /// On the host: states, and what is on its way to and from the device.
+    pub host_states: Arena,
+    pub staging: Arena,
 }
 
 impl Arenas {
@@ -23,6 +26,8 @@ impl Arenas {
             saved: Arena::measuring(),
             workspace: Arena::measuring(),
             inputs: Arena::measuring(),
+            host_states: Arena::measuring(),
+            staging: Arena::measuring(),
         }
     }
 
@@ -35,6 +40,8 @@ impl Arenas {
             saved: Arena::new(be, self.saved.peak())?,
             workspace: Arena::new(be, self.workspace.peak())?,
             inputs: Arena::new(be, self.inputs.peak())?,
+            host_states: Arena::on_host(be, self.host_states.peak())?,
+            staging: Arena::on_host(be, self.staging.peak())?,
         })
     }
 
@@ -52,7 +59,10 @@ impl Arenas {
         if workspace.0 > 0 {
             rows.push(("library workspace", workspace));
         }
-        MemoryPlan { rows }
+        let on_host = [("optimizer", &self.host_states), ("copies", &self.staging)];
+        let host = on_host.map(|(name, arena)| (name, bytes(arena)));
+        let host = host.into_iter().filter(|(_, bytes)| bytes.0 > 0).collect();
+        MemoryPlan { rows, host }
     }
 }
 
@@ -60,12 +70,23 @@ impl Arenas {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub rows: Vec<(&'static str, Bytes)>,
+    /// In the memory of the device's host.
+    pub host: Vec<(&'static str, Bytes)>,
 }
 
 impl MemoryPlan {
+    /// On the device.
     pub fn total(&self) -> Bytes {
-        Bytes(self.rows.iter().map(|(_, bytes)| bytes.0).sum())
+        sum(&self.rows)
     }
+
+    pub fn host_total(&self) -> Bytes {
+        sum(&self.host)
+    }
+}
+
+fn sum(rows: &[(&'static str, Bytes)]) -> Bytes {
+    Bytes(rows.iter().map(|(_, bytes)| bytes.0).sum())
 }
 
 impl fmt::Display for MemoryPlan {
@@ -73,6 +94,14 @@ impl fmt::Display for MemoryPlan {
         for (name, bytes) in &self.rows {
             write!(f, "{name} {bytes} · ")?;
         }
-        write!(f, "total {}", self.total())
+        write!(f, "total {}", self.total())?;
+        if self.host.is_empty() {
+            return Ok(());
+        }
+        write!(f, "; on the host ")?;
+        for (name, bytes) in &self.host {
+            write!(f, "{name} {bytes} · ")?;
+        }
+        write!(f, "total {}", self.host_total())
     }
 }

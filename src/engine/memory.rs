@@ -2,6 +2,7 @@
 
 use super::arenas::Arenas;
 use super::groups::{Groups, context, model_shard, pipeline_rank, slots};
+use super::offload::{Offload, PIECE};
 use super::params::{self, BucketState};
 use super::replica_check;
 use super::rule::OptimizerRule;
@@ -10,7 +11,7 @@ use super::states::ParamStates;
 use super::update::Update;
 use crate::base::DType;
 use crate::device::{Arena, Backend, Tensor};
-use crate::manifest::{Manifest, Position};
+use crate::manifest::{Manifest, OffloadWhat, Position};
 use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, alibi_slopes};
 use crate::plan::schedule;
 
@@ -19,6 +20,7 @@ pub struct Laid {
     pub layout: Layout,
     pub buckets: Vec<BucketState>,
     pub states: Vec<ParamStates>,
+    pub offload: Option<Offload>,
     pub update: Update,
     pub slopes: Option<Tensor>,
     pub slots: Vec<Vec<Activations>>,
@@ -41,7 +43,10 @@ pub fn lay(
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let (level, dp_rank) = (params::zero_level(groups, m), groups.data.rank());
     let buckets = params::buckets(level, dp_rank, &layout, train.dtype, at);
-    let states = params::states(&layout, &buckets, rule, &at.optimizer);
+    let offloads = m.topology.offload.what != OffloadWhat::None;
+    let states = params::states(&layout, &buckets, rule, offloads, at);
+    let offload =
+        offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));
     let update = Update::new(&states, layout.shard.tp_rank, m);
     let slopes = slopes(&train, m, &at.inputs);
     let params = layout.params().count();
@@ -71,7 +76,7 @@ pub fn lay(
         let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, workspace, workspace));
         slots.collect()
     });
-    Laid { layout, buckets, states, update, slopes, slots, work, arrived, eval, scalars }
+    Laid { layout, buckets, states, offload, update, slopes, slots, work, arrived, eval, scalars }
 }
 
 /// Where this rank's ALiBi slopes lie.

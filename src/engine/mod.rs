@@ -10,6 +10,7 @@ mod groups;
 mod graph_cache;
 mod arenas;
 mod memory;
+mod offload;
 mod scalars;
 mod replica_check;
 mod sampler;
@@ -28,7 +29,7 @@ pub use scaler::Scale;
 pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
 
 use crate::comm::Message;
-use crate::device::{Backend, OutOfMemory, Tensor};
+use crate::device::{Backend, Home, OutOfMemory, Tensor};
 use crate::manifest::Manifest;
 use crate::model::{Activations, GradBuffers, Inputs, Layout, Param, Stage};
 use crate::plan::schedule::{self, Action, Pass, PipelineRank};
@@ -67,7 +68,8 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Reserves everything, for the manifest's optimizer. The weights are zero until `init`, or until
+    /// Reserves everything, for the manifest's optimizer, but no more of the device's memory than
+    /// the manifest allows. The weights are zero until `init`, or until
     /// every slice of the `store` is written and the master weights are cast. `causal` promises that
     /// no batch has a mask of its own.
     pub fn new(
@@ -89,6 +91,13 @@ impl<'a> Engine<'a> {
     ) -> Result<Engine<'a>, OutOfMemory> {
         let measured = Arenas::measuring();
         memory::lay(be, &groups, manifest, &*rule, causal, &measured);
+        let (home, asked) = (Home::Device, measured.memory_plan(be.workspace()).total());
+        match manifest.train.device_memory {
+            Some(most) if asked > most => {
+                return Err(OutOfMemory { home, asked, available: Some(most) });
+            }
+            _ => {}
+        }
         let arenas = measured.reserve(be)?;
         let laid = memory::lay(be, &groups, manifest, &*rule, causal, &arenas);
         memory::upload_slopes(be, &groups, manifest, laid.slopes);
@@ -102,7 +111,8 @@ impl<'a> Engine<'a> {
                 laid.layout,
                 laid.buckets,
                 laid.states,
-            ),
+            )
+            .offloaded(laid.offload),
             rule,
             update: laid.update,
             manifest: manifest.clone(),

@@ -3,7 +3,7 @@
 //! read off these rows.
 
 use crate::base::{DType, div_exact};
-use crate::device::Tensor;
+use crate::device::{Backend, Tensor};
 use crate::model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -22,6 +22,8 @@ pub struct StateSpec {
     pub extent: Extent,
     /// Whether a checkpoint holds its values; of other states it holds digests.
     pub saved: bool,
+    /// Whether it lies on the host under `topology.offload`, where the rule then updates.
+    pub offloads: bool,
     pub init: Initial,
 }
 
@@ -39,7 +41,8 @@ impl StateSpec {
     /// The weight that forward and backward read.
     pub const fn model(dtype: DType) -> StateSpec {
         let init = Initial::CastOf(MASTER);
-        StateSpec { name: MODEL, dtype, extent: Extent::Like, saved: false, init }
+        let (extent, saved, offloads) = (Extent::Like, false, false);
+        StateSpec { name: MODEL, dtype, extent, saved, offloads, init }
     }
 
     /// The weight that is updated.
@@ -49,8 +52,8 @@ impl StateSpec {
 
     /// An f32 number for each of the parameter's, 0 at first.
     pub const fn moment(name: &'static str) -> StateSpec {
-        let (dtype, extent) = (DType::F32, Extent::Like);
-        StateSpec { name, dtype, extent, saved: true, init: Initial::Zero }
+        let (dtype, extent, init) = (DType::F32, Extent::Like, Initial::Zero);
+        StateSpec { name, dtype, extent, saved: true, offloads: true, init }
     }
 }
 
@@ -160,24 +163,27 @@ pub struct ParamStates {
 }
 
 impl ParamStates {
-    /// Lays the states out, given where the part's model weight lies. None where there is none.
+    /// Lays the states out, given where the part's model weight lies; those of `elsewhere` share no
+    /// memory with it. None where there is none.
     pub fn plan(
         param: &Param,
         part: Range<usize>,
         [model, grad]: [Tensor; 2],
         specs: &[StateSpec],
-        mut place: impl FnMut(usize, DType) -> Tensor,
+        elsewhere: impl Fn(&StateSpec) -> bool,
+        mut place: impl FnMut(&StateSpec, usize) -> Tensor,
     ) -> Option<ParamStates> {
         let shared = |spec: &StateSpec| {
             let cast = Initial::CastOf(spec.name);
-            specs.iter().any(|other| other.init == cast && other.dtype == spec.dtype)
+            let is_cast = |other: &StateSpec| other.init == cast && other.dtype == spec.dtype;
+            !elsewhere(spec) && specs.iter().any(is_cast)
         };
         let mut states = Vec::new();
         for spec in specs {
             let len = spec.extent.shard(param, &part).len();
             let at = match spec.name == MODEL || shared(spec) {
                 true => model,
-                false if len > 0 => place(len, spec.dtype),
+                false if len > 0 => place(spec, len),
                 false => model.span(0, 0),
             };
             states.push((*spec, at));
@@ -186,11 +192,36 @@ impl ParamStates {
         kept.then(|| ParamStates { param: param.clone(), part, grad, states })
     }
 
+    /// The same for a part of the part that is here, with its model weight and gradient elsewhere. A
+    /// state that ZeRO does not cut (`Extent::is_sharded`) stays whole.
+    pub fn piece(&self, part: Range<usize>, [model, grad]: [Tensor; 2]) -> ParamStates {
+        let cut = |(spec, at): &(StateSpec, Tensor)| {
+            let shard = |part| spec.extent.shard(&self.param, part);
+            let (whole, piece) = (shard(&self.part), shard(&part));
+            let at = match spec.name {
+                MODEL => model,
+                _ if at.numel() == 0 => *at,
+                _ => at.span(piece.start - whole.start, piece.len()),
+            };
+            (*spec, at)
+        };
+        let states = self.states.iter().map(cut).collect();
+        ParamStates { param: self.param.clone(), part, grad, states }
+    }
+
     /// The states of which something is here, each with the range of its elements, and where they lie.
     pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
         let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
         let all = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
         all.filter(|(.., at)| at.numel() > 0)
+    }
+
+    /// Rounds the master weight into the model weight.
+    pub fn cast(&self, be: &dyn Backend) {
+        let (master, model) = (self.get(MASTER), self.get(MODEL));
+        if master.addr() != model.addr() && master.numel() > 0 {
+            be.copy(master, model.set());
+        }
     }
 
     /// Where the state of a name lies; empty where nothing of it is here.

@@ -60,6 +60,10 @@ impl Update {
         be.loss_scale_step(&self.scaling, s.scaler, s.rule.span(0, 1), s.status);
         let (groups, updates) = (params.groups(), s.scaler.counts.span(2, 1));
         let step = Step { be, groups, lr: lr as f32, scalars: s.rule, updates };
-        rule.update(&step, params.states());
+        rule.begin(&step);
+        match params.offload() {
+            None => rule.update(&step, params.states()),
+            Some(offload) => offload.update(&step, rule),
+        }
     }
 }

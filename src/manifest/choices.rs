@@ -121,6 +121,26 @@ Recompute {
     Full = "full",
 }
 
+/// What lies on the host.
+OffloadWhat {
+    /// Nothing.
+    None = "none",
+    /// Master weights and optimizer states, which the host's processor updates.
+    Optimizer = "optimizer",
+    /// Weights too: not in this version.
+    Full = "full",
+}
+
+/// Memories in which gradients can wait for the update.
+GradientHome {
+    /// The device's where they fit, else the host's.
+    Auto = "auto",
+    /// The device's.
+    Device = "device",
+    /// The host's: not in this version.
+    Host = "host",
+}
+
 /// Programs whose needs are known.
 Framework {
     /// This one.

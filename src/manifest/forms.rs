@@ -205,6 +205,13 @@ forms! {
         /// With lengths.
         Lengths(Decay),
     }
+    /// What lies on the host, by name or with settings.
+    OffloadForm {
+        /// By name, with its defaults.
+        Name(OffloadWhat),
+        /// With settings.
+        Settings(raw::Offload),
+    }
     /// A rule, or the layers of each stage.
     LayerSplitForm {
         /// By a rule.

@@ -19,14 +19,14 @@ mod tree;
 
 pub use crate::base::Gelu;
 pub use choices::{
-    DataRule, DeviceChoice, Family, Framework, GpuTransport, Position, Precision, RankOrder,
-    Recompute, Schedule,
+    DataRule, DeviceChoice, Family, Framework, GpuTransport, GradientHome, OffloadWhat, Position,
+    Precision, RankOrder, Recompute, Schedule,
 };
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 pub use settings::{
-    Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model, Plan,
-    PrefixLm, RampUp, Topology, Train,
+    Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model, Offload,
+    Plan, PrefixLm, RampUp, Topology, Train,
 };
 
 use crate::base::{Heads, Problems};
@@ -298,6 +298,16 @@ impl Topology {
             ..*self
         }
     }
+}
+
+impl Offload {
+    /// Nothing lies on the host.
+    pub const NONE: Offload = Offload {
+        what: OffloadWhat::None,
+        gradients: GradientHome::Auto,
+        delay: 0,
+        delay_after: 40,
+    };
 }
 
 /// How layers are cut into pipeline stages.

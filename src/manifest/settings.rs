@@ -9,7 +9,7 @@ use super::define::{checked, read, sections, settings, written};
 use super::forms::{self, *};
 use super::report::Report;
 use super::{DataStage, Dataset, Decay, LayerSplit, Objective, ValidSet};
-use crate::base::Gelu;
+use crate::base::{Bytes, Gelu};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -245,6 +245,23 @@ Topology(raw) {
     neighbours: RankOrder = RankOrder::Data;
     /// What is thrown away in forward and computed again in backward. Default: none.
     recompute: Recompute = Recompute::None;
+    /// What lies in the memory of the host in place of the device's: none, optimizer, or settings.
+    /// Changes no number. Default: none.
+    offload: OffloadForm => Offload = shape::offload(raw.offload);
+}
+
+#[derive(Copy)]
+/// What lies in the memory of the host (ZeRO-Offload: Ren et al. 2021).
+Offload(raw) {
+    /// Default: none.
+    what: OffloadWhat = OffloadWhat::None;
+    /// Where gradients wait for the update. Default: auto.
+    gradients: GradientHome = GradientHome::Auto;
+    /// Steps by which updates come late, while the next step computes: 0. 1 is not in this
+    /// version. Default: 0.
+    delay: u8 = 0, in 0..=1;
+    /// Steps at the start of a run without delay. Default: 40.
+    delay_after: u64 = 40, in 0..=1_000_000_000_000u64;
 }
 
 /// Ranks among each other.
@@ -323,6 +340,10 @@ Train(raw, length: u64, has_valid: bool, batch: &Batch, report: &mut Report) {
     threads: usize, in 1..=65_536;
     /// The machine: cpu, cuda, or what there is. Default: auto.
     device: DeviceChoice = DeviceChoice::Auto;
+    /// The most of a device's memory that a rank reserves, such as 30GiB: a rank that needs more
+    /// does not start. Default: what is free.
+    device_memory: String => Option<Bytes> = time::device_memory(raw.device_memory, report),
+        written device_memory.map(Bytes::exact);
 } [
     /// Length of the run in tokens.
     tokens: u64, in 1..=1_000_000_000_000_000u64;

@@ -6,11 +6,14 @@ use super::resume;
 use crate::base::{Bytes, Problems};
 use crate::checkpoint::DataId;
 use crate::device::cuda::Identity;
-use crate::device::{Backend, OutOfMemory};
+use crate::device::{Backend, Home, OutOfMemory};
+use crate::engine::MemoryPlan;
 use crate::estimate::gptrain::{dry_run, remedies};
 use crate::estimate::hardware;
 use crate::manifest::{Loaded, Manifest};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::{fmt, fs};
 
 /// An error unless every node's datasets are `ids`, those of rank 0: one rank per node compares
 /// index digests and lengths, as a resume does.
@@ -49,37 +52,60 @@ fn other_data(rank: &Rank, number: usize, node: &str, ours: &DataId, theirs: &Da
     Problems::one(ours.prefix.as_str(), what, remedy)
 }
 
-/// An error unless each node has physical memory for all that its ranks have reserved. None of it
-/// has been touched yet.
+/// What a rank is to reserve in the memory of its node, and what of that is free there.
+#[derive(Clone, Serialize, Deserialize)]
+struct Need {
+    node: String,
+    /// For a device whose memory is the node's, and for what a device's host is to hold.
+    device: u64,
+    host: u64,
+    free: Option<u64>,
+}
+
+/// An error unless each node has memory for all that its ranks are to reserve there: what is free of
+/// the machine's and of the container's, whichever is less. Before anything is reserved, since who
+/// takes more is killed without a word.
 pub fn enough_memory(
     rank: &Rank,
     be: &dyn Backend,
     node: &str,
-    reserved: Bytes,
+    needed: &MemoryPlan,
 ) -> anyhow::Result<()> {
-    let mine = (node.to_string(), reserved.0, be.shared_memory().map(|bytes| bytes.0));
-    let all = rank.gather(&mine)?;
-    rank.on_first(|| {
-        let mut nodes: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
-        for (node, reserved, left) in &all {
-            let of = nodes.entry(node).or_insert((0, 0, u64::MAX));
-            *of = (of.0 + 1, of.1 + reserved, of.2.min(left.unwrap_or(u64::MAX)));
-        }
-        match nodes.iter().find(|(_, (_, asked, left))| asked > left) {
-            None => Ok(()),
-            Some((node, (ranks, asked, left))) => Err(Problems::one(
-                format!("node {node}"),
-                format!(
-                    "its {ranks} ranks need {} between them, and {} is free",
-                    Bytes(*asked),
-                    Bytes(*left)
-                ),
-                "start fewer ranks on it, or split the model further: topology.zero=1 or more, \
-                 topology.tensor, batch.micro, topology.recompute",
-            )
-            .into()),
-        }
-    })
+    let (shared, host) = (be.shared_memory(), needed.host_total().0);
+    let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
+    let device = if shared.is_some() { needed.total().0 } else { 0 };
+    let free = free.map(|bytes| bytes.0);
+    let all = rank.gather(&Need { node: node.to_string(), device, host, free })?;
+    rank.on_first(|| too_little_memory(&all).map_or(Ok(()), |problem| Err(problem.into())))
+}
+
+/// The first node, by name, whose ranks need more than is free.
+fn too_little_memory(all: &[Need]) -> Option<Problems> {
+    let mut nodes: BTreeMap<&str, (usize, u64, u64, u64)> = BTreeMap::new();
+    for Need { node, device, host, free } in all {
+        let (ranks, asked, on_host, left) = nodes.entry(node).or_insert((0, 0, 0, u64::MAX));
+        (*ranks, *asked, *on_host) = (*ranks + 1, *asked + device + host, *on_host + host);
+        *left = (*left).min(free.unwrap_or(u64::MAX));
+    }
+    let (node, (ranks, asked, host, left)) =
+        nodes.into_iter().find(|(_, (_, asked, _, left))| asked > left)?;
+    let ranks =
+        if ranks == 1 { "its rank needs".into() } else { format!("its {ranks} ranks need") };
+    let between = if ranks.starts_with("its rank") { "" } else { " between them" };
+    let (offloaded, remedy) = match host {
+        0 => (String::new(), ""),
+        _ => (
+            format!(" ({} of it by topology.offload)", Bytes(host)),
+            "let more replicas share the states (topology.zero=1 or more, topology.data), turn \
+             topology.offload off, ",
+        ),
+    };
+    let what = format!("{ranks} {}{offloaded}{between}, and {} is free", Bytes(asked), Bytes(left));
+    let remedy = format!(
+        "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
+         topology.tensor, batch.micro, topology.recompute"
+    );
+    Some(Problems::one(format!("node {node}"), what, remedy))
 }
 
 /// The memory of a GPU before any rank has reserved its arenas.
@@ -119,24 +145,75 @@ pub fn out_of_memory(
     error: OutOfMemory,
 ) -> anyhow::Error {
     let m = &loaded.manifest;
-    let stages = dry_run::stages(m);
-    let (Some(memory), Some(stage)) = (memory, stages.get(rank.at.pipeline)) else {
-        return error.into();
-    };
-    let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
-    let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
-    let share = Bytes(memory.free.0 / memory.sharing as u64);
     let place = match rank.grid.size() {
         1 => m.name.clone(),
         _ => format!("rank {} (node {node}, {})", rank.number(), rank.at.name()),
     };
-    let others = match memory.sharing {
-        1 => String::new(),
-        ranks => format!(" for its {ranks} ranks between them"),
+    if error.home == Home::Host {
+        return not_locked(place, &error).into();
+    }
+    let stages = dry_run::stages(m);
+    let Some(stage) = stages.get(rank.at.pipeline) else { return error.into() };
+    let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
+    let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
+    let (share, present) = match (m.train.device_memory, memory) {
+        (Some(most), _) if stage.memory_plan.total() > most => {
+            (most, format!("train.device_memory is {most}"))
+        }
+        (_, Some(memory)) => (Bytes(memory.free.0 / memory.sharing as u64), memory.to_string()),
+        (_, None) => return error.into(),
     };
-    let what = format!(
-        "out of memory: {} has {} of its {}{others}; this rank needs {}",
-        memory.gpu, memory.free, memory.all, stage.memory_plan
-    );
+    let what = format!("out of memory: {present}; this rank needs {}", stage.memory_plan);
     Problems::one(place, what, remedies::advice(loaded, share, hw)).into()
+}
+
+impl fmt::Display for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has {} of its {}", self.gpu, self.free, self.all)?;
+        match self.sharing {
+            1 => Ok(()),
+            ranks => write!(f, " for its {ranks} ranks between them"),
+        }
+    }
+}
+
+/// The error for memory that the host has and does not give.
+fn not_locked(place: String, error: &OutOfMemory) -> Problems {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+    let limit = line.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
+    let limit = limit.parse().map_or(limit.to_string(), |bytes| Bytes(bytes).to_string());
+    let what = format!("{error}, page-locked for topology.offload; ulimit -l is {limit}");
+    let remedy = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLOCK, docker: --ulimit \
+                  memlock=-1), start fewer ranks on the node, or set topology.offload to none";
+    Problems::one(place, what, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ranks to a node, of which each needs 2 + 3 GiB.
+    fn verdict(free: [u64; 2]) -> Option<String> {
+        let need = |i: usize| Need {
+            node: format!("n{}", i / 2),
+            device: 2 << 30,
+            host: 3 << 30,
+            free: Some(free[i / 2]),
+        };
+        let all: Vec<Need> = (0..4).map(need).collect();
+        too_little_memory(&all).map(|problems| problems.to_string())
+    }
+
+    #[test]
+    fn a_node_has_memory_for_all_its_ranks_or_is_named() {
+        assert_eq!(verdict([10 << 30, 10 << 30]), None);
+        let refused = verdict([11 << 30, (10 << 30) - 1]).unwrap();
+        let says = [
+            "node n1: its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) between them, \
+             and 10.0 GiB is free",
+            "topology.zero=1 or more, topology.data",
+        ];
+        assert!(says.iter().all(|part| refused.contains(part)), "{refused}");
+    }
 }

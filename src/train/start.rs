@@ -209,12 +209,12 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
         let groups = device.groups(rank.world(), m);
         Ok(groups.map_err(|problems| launch::of_rank(rank, node, problems))?)
     })?;
-    let engine = rank.phase("reserving memory", || {
+    let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
+    preflight::enough_memory(rank, be, node, &needed)?;
+    rank.phase("reserving memory", || {
         let engine = Engine::new(be, groups, m, m.data.causal());
         engine.map_err(|error| preflight::out_of_memory(rank, loaded, node, memory, error))
-    })?;
-    preflight::enough_memory(rank, be, node, engine.memory_plan().total())?;
-    Ok(engine)
+    })
 }
 
 /// The state of a new run: initial weights.

@@ -79,6 +79,37 @@ fn there_and_back(from: &[&str], to: &[&str]) {
     }
 }
 
+/// States on the host or on the device: nothing that is computed or saved knows.
+#[test]
+fn a_run_moves_between_device_and_host() {
+    let grids: [&[&str]; 4] =
+        [&[], &["data=2", "zero=1"], &["data=2", "zero=3"], &["tensor=2", "pipeline=2"]];
+    for (i, grid) in grids.iter().enumerate() {
+        let manifest = |grid: &[&str], more: &[&str]| {
+            let topology = grid.iter().chain(more).map(|set| format!("topology.{set}"));
+            loaded(&topology.chain(["precision=bf16".to_string()]).collect::<Vec<_>>())
+        };
+        let offload = ["offload=optimizer"];
+        let (device, host) = (manifest(grid, &[]), manifest(grid, &offload));
+        let whole = run(&device, None, 0..GLOBAL.len()).outcomes;
+        let folder = tempfile::tempdir().unwrap();
+        for (from, to, name) in [(&device, &host, "out"), (&host, &device, "in")] {
+            let place = |name: String| folder.path().join(name);
+            let saved = run(from, None, 0..SAVED).save(from, &place(name.to_string()));
+            sound(&saved, from);
+            let after = run(to, Some(&saved), SAVED..GLOBAL.len());
+            assert_eq!(after.outcomes, whole[SAVED..], "{name}, {grid:?}");
+            let other = manifest(grids[(i + 1) % grids.len()], &offload);
+            for (again, to) in [("same", to), ("other", &other)] {
+                let moved = run(to, Some(&saved), SAVED..SAVED);
+                let moved = moved.save(to, &place(format!("{name} {again}")));
+                let diff = inspect::diff(&saved, &moved).unwrap();
+                assert!(diff.equal(), "{name}, {grid:?}: {diff}");
+            }
+        }
+    }
+}
+
 /// A weight of one rank is changed by one bit; every loss stays what it is for now.
 fn flip(engine: &Engine, name: &str) {
     let store = engine.store();

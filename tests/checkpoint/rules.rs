@@ -117,7 +117,12 @@ fn train(m: &Loaded, from: Option<&Path>, steps: Range<usize>, to: &Path) -> Pat
 #[test]
 fn states_of_every_extent_are_read_by_any_grid() {
     let folder = tempfile::tempdir().unwrap();
-    let grids: [&[&str]; 3] = [&[], &["tensor=2", "pipeline=2"], &["tensor=2", "data=2", "zero=3"]];
+    let grids: [&[&str]; 4] = [
+        &[],
+        &["tensor=2", "pipeline=2"],
+        &["tensor=2", "data=2", "zero=3", "offload=optimizer"],
+        &["tensor=2", "data=2", "zero=3"],
+    ];
     let grids = grids.map(manifest);
     let place = |name: String| folder.path().join(name);
     let saved: Vec<PathBuf> =

@@ -45,5 +45,6 @@ pub fn options() -> Options {
         tuned: None,
         graphs: None,
         attention: None,
+        threads: Some(1),
     }
 }

@@ -1,9 +1,11 @@
 //! What is accepted, what it means, and that the effective manifest means it again.
 
 use crate::{GOOD, complaints, read, with};
+use gptrain::base::Bytes;
 use gptrain::manifest::{
-    AdamW, Decay, DeviceChoice, Family, Gelu, LayerSplit, LossScale, Objective, Optimizer,
-    Position, Precision, PrefixLm, RampUp, RankOrder, Recompute, Schedule, Sequences,
+    AdamW, Decay, DeviceChoice, Family, Gelu, GradientHome, LayerSplit, LossScale, Objective,
+    Offload, OffloadWhat, Optimizer, Position, Precision, PrefixLm, RampUp, RankOrder, Recompute,
+    Schedule, Sequences,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -51,6 +53,20 @@ fn defaults_are_what_a_megatron_user_expects() {
     assert_eq!(m.train.audit_interval, Some(100));
     assert_eq!((m.checkpoint.interval, m.checkpoint.keep_last), (1000, None));
     assert!(m.runnable().is_ok());
+}
+
+#[test]
+fn offload_is_a_word_or_settings() {
+    let of = |sets: &[&str]| with(sets).manifest;
+    assert_eq!(of(&[]).topology.offload, Offload::NONE);
+    let optimizer = Offload { what: OffloadWhat::Optimizer, ..Offload::NONE };
+    assert_eq!(of(&["topology.offload=optimizer"]).topology.offload, optimizer);
+    let settings = "topology.offload={what: optimizer, gradients: device}";
+    let device = Offload { gradients: GradientHome::Device, ..optimizer };
+    assert_eq!(of(&[settings]).topology.offload, device);
+    assert_eq!(of(&["train.device_memory=1.5GiB"]).train.device_memory, Some(Bytes(3 << 29)));
+    let sets = [settings, "train.device_memory=1536MiB"];
+    assert!(with(&sets).effective.contains("device_memory: 1536MiB"));
 }
 
 #[test]

@@ -60,7 +60,8 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
     check_added(
         "topology: 4",
         "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
-         data, layer_split, neighbours, pipeline, recompute, schedule, sequence_parallel, tensor, zero",
+         data, layer_split, neighbours, offload, pipeline, recompute, schedule, sequence_parallel, \
+         tensor, zero",
     );
 }
 
@@ -413,6 +414,30 @@ fn what_is_known_but_not_here_is_refused_by_name() {
         "optimizer: {adam8bit: }",
         "m.yaml:17: optimizer adam8bit is not in this version → \
          take adamw",
+    );
+}
+
+#[test]
+fn offload_that_is_not_there_yet_is_refused_by_name() {
+    for (set, remedy) in [
+        ("topology.offload=full", "topology.offload to optimizer"),
+        ("topology.offload.gradients=host", "topology.offload.gradients to device"),
+        ("topology.offload.delay=1", "topology.offload.delay to 0"),
+    ] {
+        let all = complaints(GOOD, &["topology.offload.what=optimizer", set]);
+        let (key, value) = set.split_once('=').unwrap();
+        assert!(all.contains(&format!("{key} {value} is not in this version")), "{all}");
+        assert!(all.contains(remedy), "{all}");
+    }
+    check_set(
+        "topology.offload.delay_after=3",
+        "--set topology.offload.delay_after: topology.offload has settings and does not say what \
+         lies on the host → set topology.offload.what to optimizer",
+    );
+    check_set(
+        "train.device_memory=2gb",
+        "--set train.device_memory: train.device_memory \"2gb\" is no size → a number of bytes is \
+         written as in 2GiB, 512MiB or 1.5TB",
     );
 }
 

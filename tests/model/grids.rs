@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Samples of each step: the batch grows on the way.
-const GLOBAL: [usize; 5] = [8, 8, 16, 16, 16];
+pub const GLOBAL: [usize; 5] = [8, 8, 16, 16, 16];
 
 macro_rules! grid {
     ($name:ident: $($set:literal),+) => {
@@ -166,7 +166,7 @@ fn check(topology: &[&str], globals: &[usize]) {
 /// What training gave: each step, then an evaluation; and the first step's gradients of all ranks,
 /// where these have them whole.
 #[derive(Clone, Debug, Default)]
-struct Past {
+pub struct Past {
     outcomes: Vec<Outcome>,
     gradients: Vec<Gradient>,
 }
@@ -205,7 +205,7 @@ fn serial(sets: &[&str], globals: &[usize]) -> Arc<Past> {
 }
 
 /// Steps, then an evaluation, on every rank of a manifest's grid; all ranks must agree.
-fn train(sets: &[&str], globals: &[usize]) -> Past {
+pub fn train(sets: &[&str], globals: &[usize]) -> Past {
     let small = ["model.layers=4", "batch.micro=2", "batch.global=16", "optimizer.adamw.clip=0.3"];
     let manifest = common::manifest(&[&small[..], sets].concat());
     let worlds = threads::world(manifest.topology.ranks());

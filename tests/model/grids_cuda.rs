@@ -35,7 +35,7 @@ grid!(staged_tensor_pipeline, Staged: "topology.tensor=2", "topology.pipeline=2"
     "topology.sequence_parallel=true");
 
 #[derive(Clone, Copy)]
-enum How {
+pub enum How {
     Nccl,
     Staged,
 }
@@ -63,7 +63,7 @@ fn check(topology: &[&str], how: How) {
 }
 
 /// Of two steps.
-fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
+pub fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
     on_gpus(manifest, how, 2, None).outcomes
 }
 

@@ -5,6 +5,7 @@
 //! | `pytorch` | losses, gradients and twenty AdamW steps equal PyTorch's in float64 |
 //! | `grids` | every grid of ranks equals one rank, in three families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
+//! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 
 #[path = "../common/mod.rs"]
@@ -13,4 +14,5 @@ mod common;
 mod fp16;
 mod grids;
 mod grids_cuda;
+mod offload;
 mod pytorch;

@@ -6,6 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
+//! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
@@ -15,6 +16,7 @@ mod attention;
 mod bench;
 mod cuda;
 mod elementwise;
+mod host;
 mod loss;
 mod normalise;
 mod product;
@@ -48,6 +50,7 @@ fn table() -> Vec<Case> {
         attention::table(),
         loss::table(),
         update::table(),
+        host::table(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -159,6 +159,7 @@ inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half_rn(x), __float2half_rn(y)};
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
+inline float __fmul_rn(float x, float y) { return x * y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 // d += a·b on fragments of m16n8k16, laid out among the lanes as PTX ISA has it.

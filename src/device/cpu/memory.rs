@@ -3,9 +3,10 @@
 //! No reference to a tensor's memory outlives a call in here, so an output may lie on its input;
 //! an op owes that tasks running at once write disjoint elements.
 
+use super::Cpu;
 use super::math::{narrow, widen};
 use crate::base::{Bytes, DType};
-use crate::device::{Out, OutOfMemory, Tensor};
+use crate::device::{Home, Out, OutOfMemory, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
@@ -165,6 +166,18 @@ pub(super) fn download(from: Tensor, to: &mut [u8]) {
     unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
 }
 
+/// Copies a tensor of any type to one as large, in pieces that a thread takes each.
+pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
+    const PIECE: usize = 1 << 20;
+    assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
+    cpu.each(from.bytes().div_ceil(PIECE), |i| {
+        let (at, len) = (i * PIECE, PIECE.min(from.bytes() - i * PIECE));
+        let (from, to) = (from.addr() as *const u8, to.addr() as *mut u8);
+        // SAFETY: inside both tensors, whose memory their arenas keep; the piece is this task's.
+        unsafe { std::ptr::copy(from.add(at), to.add(at), len) }
+    });
+}
+
 /// Downloads in flight, oldest first. On the CPU a tensor arrives at once.
 #[derive(Default)]
 pub(super) struct Downloads(RefCell<VecDeque<(Vec<u8>, Instant)>>);
@@ -193,14 +206,17 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+    pub fn reserve(&self, bytes: usize, home: Home) -> Result<usize, OutOfMemory> {
         let left = self.left.get().or_else(available);
         let asked = Bytes(bytes as u64);
         if left.is_some_and(|left| left < asked.0) {
-            return Err(OutOfMemory { asked, available: left.map(Bytes) });
+            return Err(OutOfMemory { home, asked, available: left.map(Bytes) });
         }
-        let mut map = MmapMut::map_anon(bytes.max(1))
-            .map_err(|_| OutOfMemory { asked, available: left.map(Bytes) })?;
+        let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|_| OutOfMemory {
+            home,
+            asked,
+            available: left.map(Bytes),
+        })?;
         // Fewer page faults and TLB misses; a kernel without huge pages only says no.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);

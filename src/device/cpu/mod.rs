@@ -22,9 +22,10 @@ mod tests;
 
 use super::{
     AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
-    Tensor,
+    Tensor, Transfer,
 };
 use crate::base::Bytes;
+use crate::device::Home;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
 use std::time::Instant;
@@ -59,6 +60,11 @@ impl Cpu {
         self.threads
     }
 
+    /// As `Backend::digests`, of one tensor.
+    pub fn digest(&self, x: Tensor) -> u64 {
+        optimizer::digest(self, x)
+    }
+
     /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays;
     /// beside it an op takes no memory, but for the few bytes in which rayon queues a task for its
     /// pool.
@@ -73,8 +79,23 @@ impl Backend for Cpu {
     }
 
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
-        self.regions.reserve(bytes)
+        self.regions.reserve(bytes, Home::Device)
     }
+
+    fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        self.regions.reserve(bytes, Home::Host)
+    }
+
+    fn host(&self) -> &dyn Backend {
+        self
+    }
+
+    fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
+        memory::copy_bytes(self, from, to);
+        Transfer(0)
+    }
+
+    fn finish_transfer(&self, _: Transfer) {}
 
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())

@@ -28,18 +28,22 @@ pub(super) fn digests(cpu: &Cpu, xs: &[Tensor], out: Out) {
     assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
     assert!(!out.add, "digests overwrite");
     for (i, x) in xs.iter().enumerate() {
-        let chunks = x.numel().div_ceil(CHUNK);
-        let sum = AtomicU64::new(0);
-        cpu.each(chunks, |i| {
-            let mut buffer = [0u32; BLOCK];
-            for block in blocks(i * CHUNK..x.numel().min((i + 1) * CHUNK)) {
-                let buffer = &mut buffer[..block.len()];
-                load_bits(*x, block.start, buffer);
-                sum.fetch_add(digest_terms(block.start as u64, buffer), Ordering::Relaxed);
-            }
-        });
-        store_long(sum.into_inner() as i64, out.to, i);
+        store_long(digest(cpu, *x) as i64, out.to, i);
     }
+}
+
+pub(super) fn digest(cpu: &Cpu, x: Tensor) -> u64 {
+    let chunks = x.numel().div_ceil(CHUNK);
+    let sum = AtomicU64::new(0);
+    cpu.each(chunks, |i| {
+        let mut buffer = [0u32; BLOCK];
+        for block in blocks(i * CHUNK..x.numel().min((i + 1) * CHUNK)) {
+            let buffer = &mut buffer[..block.len()];
+            load_bits(x, block.start, buffer);
+            sum.fetch_add(digest_terms(block.start as u64, buffer), Ordering::Relaxed);
+        }
+    });
+    sum.into_inner()
 }
 
 vectorised! {

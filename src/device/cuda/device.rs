@@ -53,8 +53,9 @@ pub struct Device {
     pub stream: CUstream,
     /// Of asynchronous collectives.
     pub comm_stream: CUstream,
-    /// Of host-to-device copies that overlap with ops.
+    /// Of host-to-device copies that overlap with ops, and of copies to the host that do.
     pub h2d_stream: CUstream,
+    pub d2h_stream: CUstream,
     /// Whether passes that repeat become CUDA graphs; off after the first capture that fails.
     pub graphs: AtomicBool,
     /// Whether `stream` is being captured: what is enqueued becomes part of a graph and does not
@@ -83,6 +84,7 @@ impl Device {
             stream: null_mut(),
             comm_stream: null_mut(),
             h2d_stream: null_mut(),
+            d2h_stream: null_mut(),
             graphs: AtomicBool::new(true),
             capturing: AtomicBool::new(false),
             launched: Default::default(),
@@ -108,6 +110,7 @@ impl Device {
         device.stream = device.new_stream()?;
         device.comm_stream = device.new_stream()?;
         device.h2d_stream = device.new_stream()?;
+        device.d2h_stream = device.new_stream()?;
         Ok(device)
     }
 
@@ -251,7 +254,7 @@ impl Drop for Device {
         // SAFETY: made in `open`, and this is their only owner.
         unsafe {
             call!(self.api, cuCtxSetCurrent(self.context));
-            let streams = [self.stream, self.comm_stream, self.h2d_stream];
+            let streams = [self.stream, self.comm_stream, self.h2d_stream, self.d2h_stream];
             for stream in streams.into_iter().filter(|s| !s.is_null()) {
                 call!(self.api, cuStreamDestroy_v2(stream));
             }

@@ -4,7 +4,7 @@ use super::device::Device;
 use super::driver::{CUevent, OUT_OF_MEMORY};
 use super::library::call;
 use crate::base::Bytes;
-use crate::device::{OutOfMemory, Tensor};
+use crate::device::{Home, OutOfMemory, Tensor, Transfer};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -88,6 +88,10 @@ impl Device {
 /// All memory of a backend.
 pub struct Memory {
     regions: RefCell<Vec<CUdeviceptr>>,
+    /// Page-locked regions of the host.
+    host_regions: RefCell<Vec<*mut c_void>>,
+    /// Events of transfers: all that were made, and those that none in flight uses.
+    transfers: RefCell<[Vec<CUevent>; 2]>,
     buffers: Vec<StagingBuffer>,
     next: Cell<usize>,
     /// Buffers of `download_async` alone, and how many downloads were begun and finished.
@@ -105,6 +109,8 @@ impl Memory {
     pub fn new(device: &Device, workspace: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Memory {
             regions: RefCell::default(),
+            host_regions: RefCell::default(),
+            transfers: RefCell::default(),
             buffers: Vec::new(),
             next: Cell::new(0),
             downloads: Vec::new(),
@@ -133,7 +139,8 @@ impl Memory {
             device.try_call(|api| unsafe { call!(api, cuMemAlloc_v2(&mut address, bytes.max(1))) });
         if code == OUT_OF_MEMORY {
             let available = Some(Bytes(device.memory().0 as u64));
-            return Err(OutOfMemory { asked: Bytes(bytes as u64), available });
+            let (home, asked) = (Home::Device, Bytes(bytes as u64));
+            return Err(OutOfMemory { home, asked, available });
         }
         device.call("reserving memory", |_| code);
         if code == 0 {
@@ -141,6 +148,61 @@ impl Memory {
         }
         self.clear(device, address as usize, bytes);
         Ok(address as usize)
+    }
+
+    /// A fresh page-locked region of the host, of any content; None if the driver refuses it.
+    pub fn reserve_host(&self, device: &Device, bytes: usize) -> Option<usize> {
+        let mut memory = null_mut();
+        let code = device
+            .try_call(|api| unsafe { call!(api, cuMemHostAlloc(&mut memory, bytes.max(1), 0)) });
+        if code != 0 {
+            return None;
+        }
+        self.host_regions.borrow_mut().push(memory);
+        Some(memory as usize)
+    }
+
+    /// Begins a copy between the device and page-locked memory, on a stream of its direction.
+    pub fn transfer(&self, device: &Device, from: Tensor, to: Tensor) -> Transfer {
+        assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
+        assert_ne!(from.home(), to.home(), "a transfer is between two memories");
+        let event = self.free_event(device);
+        let (to_host, bytes) = (to.home() == Home::Host, from.bytes());
+        let stream = if to_host { device.d2h_stream } else { device.h2d_stream };
+        device.after(event, device.stream, stream);
+        device.call("copying to and from the host", |api| unsafe {
+            let (from, to) = (from.addr(), to.addr());
+            match to_host {
+                true => {
+                    call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
+                }
+                false => {
+                    call!(
+                        api,
+                        cuMemcpyHtoDAsync_v2(to as u64, from as *const c_void, bytes, stream)
+                    )
+                }
+            }
+        });
+        match to_host {
+            true => device.record(event, stream),
+            false => device.after(event, stream, device.stream),
+        }
+        Transfer(event as usize)
+    }
+
+    pub fn finish_transfer(&self, device: &Device, transfer: Transfer) {
+        let event = transfer.0 as CUevent;
+        device.wait_event("copying to and from the host", event);
+        self.transfers.borrow_mut()[1].push(event);
+    }
+
+    fn free_event(&self, device: &Device) -> CUevent {
+        let [all, free] = &mut *self.transfers.borrow_mut();
+        free.pop().unwrap_or_else(|| {
+            all.push(device.event());
+            all[all.len() - 1]
+        })
     }
 
     /// Zero bytes.
@@ -257,6 +319,12 @@ impl Memory {
         }
         for staged in &self.device_buffers {
             device.destroy_event(staged.free);
+        }
+        for event in &self.transfers.borrow()[0] {
+            device.destroy_event(*event);
+        }
+        for region in self.host_regions.borrow().iter() {
+            device.try_call(|api| unsafe { call!(api, cuMemFreeHost(*region)) });
         }
         for region in self.regions.borrow().iter() {
             device.try_call(|api| unsafe { call!(api, cuMemFree_v2(*region)) });

@@ -32,11 +32,13 @@ pub use launch::Kernels;
 pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
-    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Norm, Out, OutOfMemory,
-    Scaler, Scaling, Tensor, Timeline,
+    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Norm, Out,
+    OutOfMemory, Scaler, Scaling, Tensor, Timeline, Transfer,
 };
-use crate::base::{Bytes, Problems};
+use crate::base::{Bytes, DType, Problems};
+use crate::device::cpu::Cpu;
 use launch::Grid;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,6 +59,9 @@ pub struct Cuda {
     hopper: Option<attention::Hopper>,
     description: String,
     identity: Identity,
+    /// Of the host; made when something first lies there.
+    host: OnceCell<Cpu>,
+    threads: Option<usize>,
 }
 
 // SAFETY: the handles may be used from any thread that binds the context first, as `Device::call`
@@ -90,8 +95,19 @@ impl Cuda {
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
-        let cuda =
-            Cuda { device, functions, memory, products, capability, hopper, description, identity };
+        let (host, threads) = (OnceCell::new(), options.threads);
+        let cuda = Cuda {
+            device,
+            functions,
+            memory,
+            products,
+            capability,
+            hopper,
+            description,
+            identity,
+            host,
+            threads,
+        };
         match cuda.device.failure() {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
@@ -133,6 +149,10 @@ impl Cuda {
         self.functions.launch(&self.device, kernel, grid, arguments);
     }
 
+    fn cpu(&self) -> &Cpu {
+        self.host.get_or_init(|| Cpu::new(self.threads))
+    }
+
     /// What went wrong first, if anything has.
     fn alive(&self) -> anyhow::Result<()> {
         match self.device.failure() {
@@ -162,6 +182,28 @@ impl Backend for Cuda {
         self.memory.reserve(&self.device, bytes)
     }
 
+    fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
+        let (home, asked) = (Home::Host, Bytes(bytes as u64));
+        let host = self.host();
+        let address = self.memory.reserve_host(&self.device, bytes);
+        let available = host.shared_memory();
+        let address = address.ok_or(OutOfMemory { home, asked, available })?;
+        host.zero(Tensor::at(address, 1, bytes, DType::U8).in_memory(home));
+        Ok(address)
+    }
+
+    fn host(&self) -> &dyn Backend {
+        self.cpu()
+    }
+
+    fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
+        self.memory.transfer(&self.device, from, to)
+    }
+
+    fn finish_transfer(&self, transfer: Transfer) {
+        self.memory.finish_transfer(&self.device, transfer);
+    }
+
     fn workspace(&self) -> Bytes {
         WORKSPACE
     }
@@ -172,7 +214,10 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, from: &[u8], to: Tensor) {
-        self.memory.upload(&self.device, from, to);
+        match to.home() {
+            Home::Device => self.memory.upload(&self.device, from, to),
+            Home::Host => self.host().upload(from, to),
+        }
     }
 
     fn upload_async(&self, from: &[u8], to: Tensor) {
@@ -188,7 +233,10 @@ impl Backend for Cuda {
     }
 
     fn download(&self, from: Tensor, to: &mut [u8]) {
-        self.memory.download(&self.device, from, to);
+        match from.home() {
+            Home::Device => self.memory.download(&self.device, from, to),
+            Home::Host => self.host().download(from, to),
+        }
     }
 
     fn download_async(&self, from: Tensor) {
@@ -201,7 +249,10 @@ impl Backend for Cuda {
     }
 
     fn zero(&self, x: Tensor) {
-        self.memory.clear(&self.device, x.addr(), x.bytes());
+        match x.home() {
+            Home::Device => self.memory.clear(&self.device, x.addr(), x.bytes()),
+            Home::Host => self.host().zero(x),
+        }
     }
 
     fn copy(&self, x: Tensor, y: Out) {

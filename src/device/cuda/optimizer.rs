@@ -4,7 +4,7 @@ use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
-use crate::device::{AdamW, Out, Scaler, Scaling, Tensor};
+use crate::device::{AdamW, Backend, Home, Out, Scaler, Scaling, Tensor};
 use std::ptr::null_mut;
 
 /// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
@@ -51,6 +51,11 @@ pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
     assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
     assert!(!out.add, "digests overwrite");
     for (i, x) in xs.iter().enumerate() {
+        if x.home() == Home::Host {
+            let digest = cuda.cpu().digest(*x).to_ne_bytes();
+            cuda.upload(&digest, out.to.span(i, 1));
+            continue;
+        }
         let vector = vector(x.numel(), x.dtype, &[x.addr()]);
         let wide = if vector { wide(x.dtype) } else { 1 };
         let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, DIGEST_PARTS);

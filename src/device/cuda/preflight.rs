@@ -41,6 +41,8 @@ pub struct Options {
     pub tf32: bool,
     /// The instructions of attention's products: mma, or wgmma.
     pub attention: Option<String>,
+    /// CPU threads, for what lies in the host's memory. Default: all there are.
+    pub threads: Option<usize>,
 }
 
 impl Options {
@@ -49,9 +51,18 @@ impl Options {
         let folder = std::env::var_os(FOLDER).map(PathBuf::from);
         let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
         let attention = std::env::var(attention::CHOICE).ok();
-        let (kernels, volta, tuned) = (Kernels::embedded(), Kernels::volta(), cache());
-        let (dtype, tf32) = (DType::F32, false);
-        Options { ordinal, folder, kernels, volta, dtype, tf32, tuned, graphs, attention }
+        Options {
+            ordinal,
+            folder,
+            kernels: Kernels::embedded(),
+            tuned: cache(),
+            graphs,
+            volta: Kernels::volta(),
+            dtype: DType::F32,
+            tf32: false,
+            attention,
+            threads: None,
+        }
     }
 }
 

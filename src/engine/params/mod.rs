@@ -14,7 +14,8 @@ pub use plan::{BucketState, buckets, states};
 pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};
-use super::states::{Initial, MASTER, MODEL, ParamStates};
+use super::offload::Offload;
+use super::states::{Initial, ParamStates};
 use crate::base::DType;
 use crate::comm::{Collective, Pending};
 use crate::device::{Backend, Tensor};
@@ -38,6 +39,8 @@ pub struct ShardedParams<'a> {
     tied: bool,
     buckets: Vec<BucketState>,
     params: Vec<ParamStates>,
+    /// Where states lie on the host.
+    offload: Option<Offload>,
     in_flight: RefCell<InFlight>,
 }
 
@@ -84,8 +87,18 @@ impl<'a> ShardedParams<'a> {
             layout,
             buckets,
             params,
+            offload: None,
             in_flight: RefCell::new(InFlight { gathers, ..InFlight::default() }),
         }
+    }
+
+    /// With states on the host.
+    pub fn offloaded(self, offload: Option<Offload>) -> ShardedParams<'a> {
+        ShardedParams { offload, ..self }
+    }
+
+    pub fn offload(&self) -> Option<&Offload> {
+        self.offload.as_ref()
     }
 
     pub fn backend(&self) -> &'a dyn Backend {
@@ -141,11 +154,9 @@ impl<'a> ShardedParams<'a> {
 
     /// Rounds the master weights into the model weights, on every rank.
     pub fn cast_master_to_model(&self) {
-        for kept in &self.params {
-            let (master, model) = (kept.get(MASTER), kept.get(MODEL));
-            if master.addr() != model.addr() && master.numel() > 0 {
-                self.be.copy(master, model.set());
-            }
+        match &self.offload {
+            Some(offload) => offload.cast(self.be),
+            None => self.params.iter().for_each(|kept| kept.cast(self.be)),
         }
         self.begin_all_gather();
         self.wait_gathers();

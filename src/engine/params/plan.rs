@@ -14,6 +14,7 @@ use crate::comm::Collective;
 use crate::device::{Arena, Tensor};
 use crate::engine::arenas::Arenas;
 use crate::engine::rule::OptimizerRule;
+use crate::engine::states::StateSpec;
 use crate::engine::states::{MODEL, ParamStates};
 use crate::model::{Bucket, Layout, Module, Params};
 use std::ops::Range;
@@ -94,13 +95,16 @@ pub fn buckets(
     layout.buckets.iter().enumerate().map(lay).collect()
 }
 
-/// Lays out the states of every parameter that this rank keeps something of.
+/// Lays out the states of every parameter that this rank keeps something of; with `offload` those
+/// that may lie on the host lie there.
 pub fn states(
     layout: &Layout,
     buckets: &[BucketState],
     rule: &dyn OptimizerRule,
-    arena: &Arena,
+    offload: bool,
+    at: &Arenas,
 ) -> Vec<ParamStates> {
+    let on_host = |spec: &StateSpec| offload && spec.offloads;
     let mut all = Vec::new();
     for (bucket, kept) in layout.buckets.iter().zip(buckets) {
         for param in &bucket.params {
@@ -113,9 +117,12 @@ pub fn states(
             };
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
-            let place = |len, dtype| arena.matrix(1, len, dtype);
+            let place = |spec: &StateSpec, len| {
+                let arena = if on_host(spec) { &at.host_states } else { &at.optimizer };
+                arena.matrix(1, len, spec.dtype)
+            };
             let tensors = [cut(kept.own_weights), cut(kept.own_grads)];
-            all.extend(ParamStates::plan(param, part, tensors, &specs, place));
+            all.extend(ParamStates::plan(param, part, tensors, &specs, on_host, place));
         }
     }
     all

@@ -29,9 +29,13 @@ impl OptimizerRule for AdamW {
         vec![StateSpec::model(self.model), StateSpec::master(), first, second]
     }
 
-    fn update(&self, step: &Step, params: &[ParamStates]) {
+    fn begin(&self, step: &Step) {
         let rule = device::AdamW { lr: step.lr, ..self.rule };
         step.be.adam_scalars(&rule, step.updates, step.scalars.span(1, 2).set());
+    }
+
+    fn update(&self, step: &Step, params: &[ParamStates]) {
+        let rule = device::AdamW { lr: step.lr, ..self.rule };
         for p in params {
             let weight_decay = if p.param.spec.decay { rule.weight_decay } else { 0.0 };
             let rule = device::AdamW { weight_decay, ..rule };

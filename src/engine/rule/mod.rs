@@ -17,8 +17,13 @@ pub trait OptimizerRule {
     /// has the parameter's columns (`Extent::is_sharded`); the rest every replica keeps whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
 
-    /// Updates the states of all parameters from their gradients times `Step::factor`; a factor that
-    /// is NaN changes nothing. Leaves the model weight rounded from the master weight.
+    /// Once a step, on the device, before `update`: the rule's own numbers in `Step::scalars`.
+    fn begin(&self, _: &Step) {}
+
+    /// Updates the states of parameters from their gradients times `Step::factor`; a factor that is
+    /// NaN changes nothing. Leaves the model weight rounded from the master weight. Called once for
+    /// all parameters; where states lie on the host, with the host's backend and several times, each
+    /// for some of them, and a parameter whose states are all sharded may come in several parts.
     fn update(&self, step: &Step, params: &[ParamStates]);
 }
 

@@ -1,10 +1,12 @@
 //! The network's shape, and how it is cut over ranks.
 
 use super::super::choices::LayerSplitName;
-use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, Rate};
+use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate};
 use super::super::report::Report;
 use super::super::settings::{Written, raw};
-use super::super::{Batch, Dropout, LayerSplit, Model, Schedule, Topology};
+use super::super::{
+    Batch, Dropout, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Schedule, Topology,
+};
 
 pub fn dropout(form: Option<DropoutForm>) -> Dropout {
     Dropout::read(match form {
@@ -55,6 +57,41 @@ pub fn topology(
     pipeline_cut(topology, model, report);
     interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
+    offloaded(&topology.offload, report);
+}
+
+pub fn offload(form: Option<OffloadForm>) -> Offload {
+    Offload::read(match form {
+        None => raw::Offload::default(),
+        Some(OffloadForm::Name(what)) => raw::Offload { what: Some(what), ..Default::default() },
+        Some(OffloadForm::Settings(settings)) => settings,
+    })
+}
+
+/// Rejects what is not there yet, and settings of nothing.
+fn offloaded(offload: &Offload, report: &mut Report) {
+    let Offload { what, gradients, delay, .. } = *offload;
+    if !report.sound(&["topology.offload"]) {
+        return;
+    }
+    let mut later = |key: &str, value: &str, instead: &str| {
+        let path = format!("topology.offload{key}");
+        let what = format!("{path} {value} is not in this version");
+        report.add(&path, what, format!("set {path} to {instead}"));
+    };
+    if what == OffloadWhat::Full {
+        later("", "full", "optimizer");
+    }
+    if gradients == GradientHome::Host {
+        later(".gradients", "host", "device, or topology.zero to 2, which shares them");
+    }
+    if delay > 0 {
+        later(".delay", "1", "0");
+    }
+    if what == OffloadWhat::None && *offload != Offload::NONE {
+        let what = "topology.offload has settings and does not say what lies on the host";
+        report.add("topology.offload", what, "set topology.offload.what to optimizer");
+    }
 }
 
 pub fn layer_split(form: Option<LayerSplitForm>) -> LayerSplit {

@@ -2,10 +2,10 @@
 
 use super::super::choices::DecayName;
 use super::super::forms::{self, DecayForm, RampUpForm};
-use super::super::report::Report;
+use super::super::report::{Report, short};
 use super::super::settings::{Written, raw};
 use super::super::{Batch, Decay, Lr, RampUp};
-use crate::base::Count;
+use crate::base::{Bytes, Count};
 
 /// `data` is topology.data.
 pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
@@ -149,6 +149,18 @@ pub fn eval_interval(given: Option<u64>, has_valid: bool, report: &mut Report) -
         report.add("train.eval_interval", what, remedy);
     }
     Some(interval).filter(|steps| *steps > 0)
+}
+
+pub fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes> {
+    let given = given?;
+    match given.parse() {
+        Ok(bytes) => Some(bytes),
+        Err(why) => {
+            let what = format!("train.device_memory \"{}\" is no size", short(&given));
+            report.add("train.device_memory", what, why);
+            None
+        }
+    }
 }
 
 pub fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {

@@ -57,7 +57,7 @@ impl Device {
             return Ok(Device::Cpu(Cpu::new(threads)));
         };
         let (dtype, tf32) = (model_dtype(m.precision), m.precision == Precision::Tf32);
-        let options = Options { dtype, tf32, ..Options::of_machine(ordinal) };
+        let options = Options { dtype, tf32, threads, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 

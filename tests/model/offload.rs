@@ -1,0 +1,112 @@
+//! Offload is a place: states on the host change no bit of any loss, norm or gradient, on any grid.
+
+use crate::common;
+use crate::grids::{GLOBAL, train};
+use crate::grids_cuda::{How, outcomes};
+use gptrain::device::cpu::Cpu;
+use gptrain::engine::{Engine, Groups, MASTER, MODEL};
+
+const OFFLOAD: &str = "topology.offload=optimizer";
+
+/// Gradients are clipped; a step has one micro-batch of each replica and stage, or several.
+fn same(sets: &[&str]) {
+    for precision in ["precision=f32", "precision=bf16"] {
+        let sets = [&[precision, "model.dropout=0.1"], sets].concat();
+        let device = train(&sets, &GLOBAL);
+        assert!(device == train(&[&sets[..], &[OFFLOAD]].concat(), &GLOBAL), "{sets:?}");
+    }
+}
+
+#[test]
+fn of_one_rank() {
+    same(&[]);
+    same(&["batch.micro=8", "model.position=alibi", "model.tied_head=false"]);
+}
+
+#[test]
+fn of_replicas_and_shards() {
+    for zero in ["topology.zero=0", "topology.zero=1", "topology.zero=2", "topology.zero=3"] {
+        same(&["topology.data=2", zero]);
+        same(&["topology.data=2", zero, "batch.micro=4"]);
+    }
+}
+
+#[test]
+fn of_tensor_and_pipeline_parallel_ranks() {
+    same(&["topology.tensor=2", "topology.sequence_parallel=true"]);
+    same(&["topology.pipeline=2"]);
+    same(&["topology.pipeline=2", "topology.schedule=interleaved"]);
+    same(&["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"]);
+}
+
+/// Two steps overflow: they change no state on the host either.
+#[test]
+fn of_steps_that_are_skipped() {
+    let scale = "loss_scale={initial: 16777216, hysteresis: 1, window: 3}";
+    for grid in [&[][..], &["topology.data=2", "topology.zero=1"], &["topology.tensor=2"]] {
+        let sets = [&["precision=fp16", scale], grid].concat();
+        let device = train(&sets, &GLOBAL);
+        assert!(device == train(&[&sets[..], &[OFFLOAD]].concat(), &GLOBAL), "{grid:?}");
+    }
+}
+
+/// The kernel and the host's processor round alike, in every step of an update.
+#[test]
+fn of_gpus() {
+    let zero_3: &[&str] = &["topology.data=2", "topology.zero=3"];
+    let tensor: &[&str] = &["topology.tensor=2", "topology.sequence_parallel=true"];
+    let grids: [(&[&str], &[&str]); 5] = [
+        (zero_3, &["precision=f32"]),
+        (zero_3, &["precision=fp16", "loss_scale=1024"]),
+        (tensor, &["precision=bf16"]),
+        (&["topology.data=2", "topology.zero=1"], &["precision=bf16"]),
+        (&["topology.pipeline=2"], &["precision=bf16"]),
+    ];
+    for (grid, precision) in grids {
+        let small = ["model.dropout=0.1", "batch.micro=2", "batch.global=8"];
+        let sets = [&small[..], precision, grid].concat();
+        let on = |sets: &[&str]| outcomes(&common::manifest(sets), How::Nccl);
+        let device = on(&sets);
+        assert_eq!(device, on(&[&sets[..], &[OFFLOAD]].concat()), "{precision:?} {grid:?}");
+    }
+}
+
+/// What the plan says of device and host is where the states are.
+#[test]
+fn states_leave_the_device() {
+    let cpu = Cpu::new(Some(1));
+    let bytes = |sets: &[&str]| {
+        let engine = Engine::new(&cpu, Groups::solo(), &common::manifest(sets), true).unwrap();
+        let plan = engine.memory_plan();
+        let of = |rows: &[(&str, gptrain::base::Bytes)], name| {
+            rows.iter().find(|row| row.0 == name).map_or(0, |row| row.1.0)
+        };
+        let on_host = |name| {
+            let mut states = engine.store().states().iter();
+            states.all(|kept| kept.get(name).home() == gptrain::device::Home::Host)
+        };
+        let home = (on_host(MASTER), on_host(MODEL));
+        (of(&plan.rows, "optimizer"), of(&plan.host, "optimizer"), home, plan.to_string())
+    };
+    let (device, host, home, _) = bytes(&["precision=bf16"]);
+    assert!(device > 0 && host == 0 && home == (false, false));
+    let (left, moved, home, plan) = bytes(&["precision=bf16", OFFLOAD]);
+    assert_eq!((left, moved, home), (0, device, (true, false)), "{plan}");
+    assert!(plan.contains("; on the host optimizer "), "{plan}");
+}
+
+/// A cap on the device's memory is kept, and what it refuses fits once the states are elsewhere.
+#[test]
+fn a_cap_refuses_and_offload_fits() {
+    let cpu = Cpu::new(Some(1));
+    let reserve = |sets: &[&str]| {
+        let engine = Engine::new(&cpu, Groups::solo(), &common::manifest(sets), true);
+        engine.map(|engine| engine.memory_plan().total()).map_err(|error| error.to_string())
+    };
+    let whole = reserve(&["precision=bf16"]).unwrap();
+    let less = format!("train.device_memory={}B", whole.0 - 1);
+    let refused = reserve(&["precision=bf16", &less]).unwrap_err();
+    assert_eq!(refused, format!("out of memory: {whole} asked for, {whole} available"));
+    assert!(reserve(&["precision=bf16", &less, OFFLOAD]).unwrap() < whole);
+    assert!(reserve(&["precision=bf16", &format!("train.device_memory={}B", whole.0)]).is_ok());
+}

@@ -1,0 +1,76 @@
+//! The memory of the host, and its processor beside the device: the bits are the device's.
+
+use crate::bench::{Bench, Known};
+use crate::{Case, case};
+use gptrain::base::DType;
+use gptrain::device::{AdamW, Home, Tensor};
+
+pub fn table() -> Vec<Case> {
+    vec![
+        case("to the host and back", |b| there_and_back(b, 1)),
+        case("to the host and back, 1,500,003 elements", |b| there_and_back(b, 1_500_003)),
+        case("AdamW on the host, 1 element", |b| adamw(b, 1)),
+        case("AdamW on the host, 70,001 elements", |b| adamw(b, 70_001)),
+    ]
+}
+
+/// As large as a tensor of the device.
+fn on_host(b: &Bench, like: Tensor) -> Tensor {
+    let address = b.backend.reserve_host(like.bytes()).expect("host memory");
+    Tensor::at(address, like.rows, like.cols, like.dtype).in_memory(Home::Host)
+}
+
+/// A copy comes after the ops before it, and before the ops after it; the host reads and writes what
+/// lies with it as the device does.
+fn there_and_back(b: &Bench, len: usize) {
+    let be = b.backend;
+    let (x, y) = (b.normal(1, len), b.blank(1, len, b.dtype));
+    let host = on_host(b, y);
+    assert!(b.bytes(host).iter().all(|byte| *byte == 0), "a fresh region is zero");
+    be.copy(x.on, y.set());
+    let going = be.transfer(y, host);
+    be.finish_transfer(going);
+    be.zero(y);
+    let digests = b.longs(&[-1, -2]);
+    be.digests(&[host, x.on], digests.set());
+    let both = b.bytes(digests);
+    assert_eq!(both[..8], both[8..], "digests of equal tensors");
+    let coming = be.transfer(host, y);
+    let z = b.blank(1, len, b.dtype);
+    be.copy(y, z.set());
+    b.expect("there and back", z, || x.x.clone());
+    be.finish_transfer(coming);
+    let bytes = b.bytes(x.on);
+    be.zero(host);
+    assert_ne!(b.bytes(host), bytes);
+    be.upload(&bytes, host);
+    assert_eq!(b.bytes(host), bytes);
+}
+
+/// Three updates by the device and by the host.
+fn adamw(b: &Bench, len: usize) {
+    let be = b.backend;
+    let rule = AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let master = b.normal_f32(1, len);
+    let zeros = || b.known(1, len, DType::F32, &vec![0.0; len]);
+    let state = [master, zeros(), zeros(), b.known(1, len, b.dtype, &vec![0.0; len])];
+    let copy = |x: &Known| {
+        let to = on_host(b, x.on);
+        be.finish_transfer(be.transfer(x.on, to));
+        to
+    };
+    let moved = [0, 1, 2, 3].map(|i| copy(&state[i]));
+    for step in [0.03, 0.031, 0.029] {
+        let grad = b.normal_f32(1, len);
+        let scalars = b.known(1, 3, DType::F32, &[0.7310586, step, 1.2345679]);
+        let [w, m, v, live] = [0, 1, 2, 3].map(|i| state[i].on);
+        be.adamw(&rule, scalars.on, grad.on, w, m, v, live);
+        let [w, m, v, live] = moved;
+        be.host().adamw(&rule, copy(&scalars), copy(&grad), w, m, v, live);
+        for (device, host) in state.iter().zip(moved) {
+            assert!(b.bytes(device.on) == b.bytes(host), "the host rounds as the device");
+        }
+    }
+    let live = b.numbers(state[3].on);
+    b.expect("weights", state[3].on, || live);
+}
