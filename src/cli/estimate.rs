@@ -120,7 +120,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
     show(args.json, &text, &json);
-    Ok(view.fits)
+    Ok(view.fits && view.fits_host())
 }
 
 impl Args {

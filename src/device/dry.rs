@@ -2,8 +2,8 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
-    Tensor, Transfer, Visible,
+    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Home, Norm, Out, OutOfMemory, Scaler,
+    Scaling, Tensor, Transfer, Visible,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -26,6 +26,9 @@ impl std::ops::AddAssign for Work {
         self.bytes += other.bytes;
     }
 }
+
+/// Names of the copies between a device and its host, in the host's tally.
+pub const COPIES: [&str; 2] = ["to the host", "to the device"];
 
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;
@@ -103,8 +106,10 @@ impl Backend for Dry {
         self.host_device()
     }
     /// Counted as work of the host: the device computes meanwhile.
-    fn transfer(&self, from: Tensor, _: Tensor) -> Transfer {
-        self.host_device().note("transfer", 0, &[from]);
+    fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
+        let [to_host, to_device] = COPIES;
+        let name = if to.home() == Home::Host { to_host } else { to_device };
+        self.host_device().note(name, 0, &[from]);
         Transfer(0)
     }
     fn finish_transfer(&self, _: Transfer) {}

@@ -15,5 +15,5 @@ pub use backend::{
     AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
     Scaling, Timeline, Transfer, Visible, digest_term,
 };
-pub use dry::{Dry, Tally, Work};
+pub use dry::{COPIES, Dry, Tally, Work};
 pub use tensor::{Element, Home, Out, Tensor};

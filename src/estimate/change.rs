@@ -2,7 +2,7 @@
 
 use super::others::predict::{Prediction, Predictor};
 use super::setup::{Program, Setup};
-use crate::manifest::{LayerSplit, Recompute, Schedule};
+use crate::manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
 
 /// A changed plan.
 #[derive(Clone, Debug)]
@@ -173,6 +173,11 @@ pub fn smaller_steps(from: &Setup) -> Vec<Step> {
     }
     if pipeline.is_multiple_of(2) {
         steps.cut(2 * tensor, pipeline / 2, data);
+    }
+    if from.program == Program::Gptrain && t.offload.what == OffloadWhat::None {
+        let setup = from.clone().cut(|t| t.offload.what = OffloadWhat::Optimizer);
+        let set = ("topology.offload", OffloadWhat::Optimizer.name().to_string());
+        steps.add("optimizer in host memory".to_string(), &[set], setup);
     }
     let offloads = from.program != Program::Gptrain && !from.offload.optimizer;
     if offloads && from.topology.zero > 0 {

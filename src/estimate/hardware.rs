@@ -25,6 +25,11 @@ pub struct Hardware {
     pub launch_us: f64,
     /// Devices of a node.
     pub per_node: usize,
+    /// Of the memory of a node's processors, and how much of it there is.
+    pub host_gb_s: f64,
+    pub host_gib: f64,
+    /// Between a device and its host, per direction.
+    pub link_gb_s: f64,
     /// Between the devices of a node, per device and direction.
     pub bus_gb_s: f64,
     /// Of all of a node's adapters, per direction.

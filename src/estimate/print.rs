@@ -87,9 +87,21 @@ fn memory(v: &View) -> String {
         v.needed / unit,
         v.reserved / unit,
         v.capacity / unit,
-        if v.fits { "fits" } else { "DOES NOT FIT" }
+        verdict(v.fits)
     );
+    let [needed, present] = v.host.map(|bytes| bytes / GB);
+    if needed > 0.0 {
+        let _ = writeln!(
+            out,
+            "Host memory of a node, GB: needed {needed:.1} of {present:.1}: {}",
+            verdict(v.fits_host())
+        );
+    }
     out
+}
+
+fn verdict(fits: bool) -> &'static str {
+    if fits { "fits" } else { "DOES NOT FIT" }
 }
 
 /// What a stage's first rank sends in a step, where there is anybody to send to.
@@ -332,7 +344,9 @@ pub fn json(v: &View) -> Value {
         "parameters": v.parameters,
         "memory": { "stages": stages, "peak_stage": stage, "peak_term": term,
             "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
-            "capacity_bytes": v.capacity, "fits": v.fits },
+            "capacity_bytes": v.capacity, "fits": v.fits,
+            "host": { "needed_bytes": v.host[0], "capacity_bytes": v.host[1],
+                "fits": v.fits_host() } },
         "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": map(&v.parts) },
         "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),
             "mfu": model / s.hardware.peak_tflops, "hfu": hardware / s.hardware.peak_tflops },

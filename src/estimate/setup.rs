@@ -4,7 +4,9 @@
 use super::counts::Counts;
 use super::hardware::Hardware;
 use super::rates;
-use crate::manifest::{self, LayerSplit, Manifest, Model, Precision, Recompute, Topology};
+use crate::manifest::{
+    self, LayerSplit, Manifest, Model, OffloadWhat, Precision, Recompute, Topology,
+};
 use crate::model::{flops_per_token, parameters};
 use crate::plan::split;
 use std::ops::Range;
@@ -203,7 +205,10 @@ impl Setup {
                 _ => Numbers::Bf16,
             },
             moments: Moments::Adam,
-            offload: Offload::default(),
+            offload: Offload {
+                optimizer: m.topology.offload.what != OffloadWhat::None,
+                weights: m.topology.offload.what == OffloadWhat::Full,
+            },
             program,
             hardware,
             per_node: hardware.per_node,

@@ -1,7 +1,7 @@
 //! One estimate, as every printer reads it: the table, the JSON, the page.
 
 use super::days::{Days, through};
-use super::gptrain::dry_run::{self, TRAFFIC};
+use super::gptrain::dry_run::{self, Room, TRAFFIC};
 use super::others::predict::{Prediction, Predictor};
 use super::setup::Setup;
 use crate::engine::orders;
@@ -40,6 +40,9 @@ pub struct View {
     pub reserved: f64,
     pub reserved_error: f64,
     pub capacity: f64,
+    /// Bytes of a node's host that its ranks need, and that there are.
+    pub host: [f64; 2],
+    /// On the device.
     pub fits: bool,
     /// Seconds of an iteration; the parts sum to it.
     pub parts: Vec<(&'static str, f64)>,
@@ -56,6 +59,7 @@ pub struct View {
 }
 
 /// Logs count memory in GB of 1000 MiB.
+const GIB: f64 = 1073741824.0;
 pub const GB: f64 = 1000.0 * 1048576.0;
 
 impl View {
@@ -89,6 +93,12 @@ impl View {
         let backward = forward.iter().map(|seconds| backward * seconds).collect();
         let costs = Costs { forward, backward, message: 0.0 };
         timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
+    }
+
+    /// Whether the host has memory for its ranks.
+    pub fn fits_host(&self) -> bool {
+        let [needed, present] = self.host;
+        needed <= present
     }
 
     pub fn money(&self) -> f64 {
@@ -132,6 +142,7 @@ pub fn of_other(
         reserved: p.gigabytes * GB,
         reserved_error: p.gigabytes_error,
         capacity: p.memory.capacity * GB,
+        host: [0.0, setup.hardware.host_gib * GIB],
         fits: p.fits,
         parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
         stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
@@ -160,7 +171,10 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
     let (peak, bytes) = dry_run::peak(&counted);
     let needed = bytes.0 as f64;
     debug_assert_eq!(needed, stages[peak].bytes());
-    let capacity = setup.hardware.memory_gib * 1073741824.0;
+    let capacity = setup.hardware.memory_gib * GIB;
+    let ranks = setup.hardware.per_node.min(setup.ranks());
+    let on_host = dry_run::host_peak(&counted).0 as f64 * ranks as f64;
+    let host = [on_host, setup.hardware.host_gib * GIB];
     let around = setup.hardware.context_mib * 1048576.0;
     let parts = dry_run::parts(&counted, &setup);
     let seconds = dry_run::seconds(&counted, &setup);
@@ -175,7 +189,8 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
         reserved: needed + around,
         reserved_error: 0.0,
         capacity,
-        fits: bytes.0 <= dry_run::room(setup.hardware).0,
+        host,
+        fits: bytes <= Room::of(m, setup.hardware).device,
         parts,
         seconds,
         stage_seconds,

@@ -8,7 +8,8 @@ use crate::checkpoint::DataId;
 use crate::device::cuda::Identity;
 use crate::device::{Backend, Home, OutOfMemory};
 use crate::engine::MemoryPlan;
-use crate::estimate::gptrain::{dry_run, remedies};
+use crate::estimate::gptrain::dry_run::{self, Room};
+use crate::estimate::gptrain::remedies;
 use crate::estimate::hardware;
 use crate::manifest::{Loaded, Manifest};
 use serde::{Deserialize, Serialize};
@@ -164,7 +165,12 @@ pub fn out_of_memory(
         (_, None) => return error.into(),
     };
     let what = format!("out of memory: {present}; this rank needs {}", stage.memory_plan);
-    Problems::one(place, what, remedies::advice(loaded, share, hw)).into()
+    Problems::one(
+        place,
+        what,
+        remedies::advice(loaded, Room { device: share, ..Room::of(m, hw) }, hw),
+    )
+    .into()
 }
 
 impl fmt::Display for GpuMemory {

@@ -318,6 +318,7 @@ fn the_bill_is_the_engines() {
         vec!["topology.pipeline=2", "topology.data=2", "topology.zero=1"],
         vec!["topology.tensor=2", "topology.pipeline=2", "precision=bf16"],
         vec!["topology.data=2", "topology.zero=3", "topology.recompute=selective"],
+        vec!["topology.data=2", "topology.zero=1", "topology.offload=optimizer"],
     ] {
         let small = ["model.layers=4", "batch.micro=2", "batch.global=16"];
         let m = common::manifest(&[&small[..], &sets].concat());

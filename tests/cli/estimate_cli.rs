@@ -52,6 +52,23 @@ fn the_search_finds_blooms_topology() {
     assert!(ways[place]["sec_per_iter"].as_f64().unwrap() < 1.05 * best);
 }
 
+/// 18 GB of states, of which the machine has 16 GiB.
+#[test]
+fn a_host_that_is_too_small_ends_with_4() {
+    let sets = ["topology.offload=optimizer", "batch.micro=1", "topology.recompute=full"];
+    let sets = sets.map(|set| ["--set", set]).concat();
+    let on = |hardware| {
+        let args = ["manifests/gpt2-1.5b.yaml", "--as", "gptrain", "--hardware", hardware];
+        estimate(&[&args[..], &sets].concat())
+    };
+    let (code, out, _) = on("cpu");
+    assert!(out.contains("of 16.4: fits"), "the device has room: {out}");
+    assert!(out.contains("Host memory of a node, GB: needed 17.9 of 16.4: DOES NOT FIT"), "{out}");
+    assert!(code == 4 && out.contains("DOES NOT FIT"), "{out}");
+    let (code, out, _) = on("a100-80g");
+    assert!(code == 0 && out.contains("once a step: host"), "{out}");
+}
+
 #[test]
 fn what_does_not_fit_ends_with_4_and_a_list_of_changes() {
     let sets =

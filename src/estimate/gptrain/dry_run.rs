@@ -3,7 +3,7 @@
 
 use crate::base::Bytes;
 use crate::comm::{Op, Solo, dry};
-use crate::device::{self, Tally};
+use crate::device::{self, COPIES, Tally};
 use crate::engine::{self, Engine, Groups, MemoryPlan};
 use crate::estimate::hardware::Hardware;
 use crate::estimate::setup::Setup;
@@ -36,16 +36,20 @@ pub struct Work {
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
     pub ops: Tally,
+    /// Of the processor of the device's host, and copies to and from it.
+    pub host: Tally,
     pub messages: dry::Volume,
 }
 
 impl Workload {
     fn minus(mut self, other: &Workload) -> Workload {
-        for (name, work) in &other.ops {
-            let ours = self.ops.entry(name).or_default();
-            ours.calls -= work.calls;
-            ours.flops -= work.flops;
-            ours.bytes -= work.bytes;
+        for (ours, theirs) in [(&mut self.ops, &other.ops), (&mut self.host, &other.host)] {
+            for (name, work) in theirs {
+                let ours = ours.entry(name).or_default();
+                ours.calls -= work.calls;
+                ours.flops -= work.flops;
+                ours.bytes -= work.bytes;
+            }
         }
         for (key, bytes) in &other.messages {
             *self.messages.entry(*key).or_default() -= bytes;
@@ -54,7 +58,7 @@ impl Workload {
     }
 
     fn share(mut self, of: f64) -> Workload {
-        for work in self.ops.values_mut() {
+        for work in self.ops.values_mut().chain(self.host.values_mut()) {
             work.calls *= of;
             work.flops *= of;
             work.bytes *= of;
@@ -97,9 +101,32 @@ pub fn stages(m: &Manifest) -> Vec<Stage> {
     stages
 }
 
+/// What a rank may reserve.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub device: Bytes,
+    /// Its share of the host's memory.
+    pub host: Bytes,
+}
+
+impl Room {
+    /// On a device of that kind, beside what a process has there anyway, and as the manifest allows.
+    pub fn of(m: &Manifest, hw: &Hardware) -> Room {
+        let gib = |gib: f64| (gib * 1073741824.0).max(0.0) as u64;
+        let device = Bytes(gib(hw.memory_gib - hw.context_mib / 1024.0));
+        let device = m.train.device_memory.map_or(device, |most| device.min(most));
+        let ranks = hw.per_node.min(m.topology.ranks());
+        Room { device, host: Bytes(gib(hw.host_gib) / ranks as u64) }
+    }
+
+    pub fn holds(&self, plan: &MemoryPlan) -> bool {
+        plan.total() <= self.device && plan.host_total() <= self.host
+    }
+}
+
 /// As `stages`, where no rank reserves more than `room`. Stages that do the same work are all taken
 /// to reserve what the first of them does, which holds the most micro-batches.
-pub fn stages_within(m: &Manifest, room: Bytes) -> Option<Vec<Stage>> {
+pub fn stages_within(m: &Manifest, room: Room) -> Option<Vec<Stage>> {
     let alike = first_alike(m);
     let distinct = reserved_within(m, &alike, room)?;
     let with_work = |(stage, needs): (usize, Reserved)| (stage, needs.with(work_of(m, stage)));
@@ -108,18 +135,14 @@ pub fn stages_within(m: &Manifest, room: Bytes) -> Option<Vec<Stage>> {
 }
 
 /// Whether no rank reserves more than `room`.
-pub fn fits(m: &Manifest, room: Bytes) -> bool {
+pub fn fits(m: &Manifest, room: Room) -> bool {
     reserved_within(m, &first_alike(m), room).is_some()
 }
 
-fn reserved_within(
-    m: &Manifest,
-    alike: &[usize],
-    room: Bytes,
-) -> Option<BTreeMap<usize, Reserved>> {
+fn reserved_within(m: &Manifest, alike: &[usize], room: Room) -> Option<BTreeMap<usize, Reserved>> {
     let distinct = alike.iter().enumerate().filter(|(stage, first)| stage == *first);
     let needs = distinct.map(|(stage, _)| Some((stage, reserved(m, stage))));
-    needs.map(|each| each.filter(|(_, needs)| needs.memory_plan.total().0 <= room.0)).collect()
+    needs.map(|each| each.filter(|(_, needs)| room.holds(&needs.memory_plan))).collect()
 }
 
 /// Of each stage, the first that has as many layers and the same ends: both do the same work, and
@@ -173,9 +196,10 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     let engine = Engine::new(&device, groups(m, stage, &messages), m, m.data.causal());
     let engine = engine.expect("a dry device is never full");
     let count = |micros: usize| {
-        drop((device.take(), messages.take()));
+        drop((device.take(), device.host_device().take(), messages.take()));
         engine.step(&mut |_: &_| Ok(()), micros, 0.0).expect("loading nothing does not fail");
-        Workload { ops: device.take(), messages: messages.take() }
+        let host = device.host_device().take();
+        Workload { ops: device.take(), host, messages: messages.take() }
     };
     let once = count(fewest);
     let micros = count(2 * fewest).minus(&once);
@@ -222,6 +246,8 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     parts.push(("pipeline bubble", bubble));
     parts.push(("once a step: sums", sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
+    let host = host_seconds(&work.step.host, s);
+    parts.extend((host > 0.0).then_some(("once a step: host", host)));
     parts
 }
 
@@ -268,13 +294,20 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
     ]
 }
 
+/// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run
+/// beside the copies in both directions, and the longest of them counts.
+fn host_seconds(work: &Tally, s: &Setup) -> f64 {
+    let hw = s.hardware;
+    let ranks = hw.per_node.min(s.ranks()) as f64;
+    let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
+    let passes: f64 = passes.map(|(_, work)| work.bytes).sum();
+    let passes = passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share);
+    let copies = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
+    copies.iter().map(|bytes| bytes / (hw.link_gb_s * 1e9)).fold(passes, f64::max)
+}
+
 /// The share of a link's bandwidth that messages reach.
 const LINK_SHARE: f64 = 0.7;
-
-/// What a rank may reserve on a device, beside what a process has there anyway.
-pub fn room(hw: &Hardware) -> Bytes {
-    Bytes((hw.memory_gib * 1073741824.0 - hw.context_mib * 1048576.0).max(0.0) as u64)
-}
 
 /// The share of its prediction that a step's time is within, nine times in ten.
 pub fn error(hw: &Hardware) -> f64 {
@@ -286,6 +319,11 @@ pub fn peak(stages: &[Stage]) -> (usize, Bytes) {
     let total = |i: &usize| stages[*i].memory_plan.total().0;
     let at = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
     (at, stages[at].memory_plan.total())
+}
+
+/// The most that a rank reserves on its host.
+pub fn host_peak(stages: &[Stage]) -> Bytes {
+    stages.iter().map(|stage| stage.memory_plan.host_total()).max().expect("a stage")
 }
 
 #[cfg(test)]

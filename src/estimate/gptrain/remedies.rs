@@ -1,7 +1,7 @@
 //! What to do where gptrain's memory cannot be reserved: small changes of the manifest, or another
 //! cut, which its own engine was run dry for.
 
-use super::dry_run;
+use super::dry_run::{self, Room};
 use crate::base::Bytes;
 use crate::estimate::change::smaller_steps;
 use crate::estimate::hardware::Hardware;
@@ -17,6 +17,8 @@ struct Remedy {
     sets: Vec<String>,
     /// Of the rank that reserves most.
     bytes: Bytes,
+    /// Of the rank that reserves most on its host.
+    host: Bytes,
     /// Of a step.
     seconds: f64,
     manifest: Manifest,
@@ -27,7 +29,7 @@ const NAMED: usize = 5;
 
 /// In words, what fits where a rank may reserve at most `room`: small changes; else the fastest cut
 /// over as many GPUs; else the fewest GPUs.
-pub fn advice(loaded: &Loaded, room: Bytes, hw: &'static Hardware) -> String {
+pub fn advice(loaded: &Loaded, room: Room, hw: &'static Hardware) -> String {
     let small = remedies(loaded, room, hw);
     if !small.is_empty() {
         let step = |remedy: &Remedy| format!("{} ({})", flags(&remedy.sets), remedy.bytes);
@@ -61,11 +63,14 @@ fn flags(sets: &[String]) -> String {
 
 /// The smallest changes with which every rank reserves at most `room`, cheapest first: single ones,
 /// or pairs where no single one is enough.
-fn remedies(loaded: &Loaded, room: Bytes, hw: &'static Hardware) -> Vec<Remedy> {
+fn remedies(loaded: &Loaded, room: Room, hw: &'static Hardware) -> Vec<Remedy> {
     let smaller = |m: &Manifest, sets: &[String]| smaller_manifests(m, sets, &loaded.effective, hw);
     let first = smaller(&loaded.manifest, &[]);
     let fitting = |changes: Vec<Remedy>| -> Vec<Remedy> {
-        changes.into_iter().filter(|change| change.bytes.0 <= room.0).collect()
+        changes
+            .into_iter()
+            .filter(|change| change.bytes <= room.device && change.host <= room.host)
+            .collect()
     };
     let mut found = fitting(first.clone());
     if found.is_empty() {
@@ -91,7 +96,8 @@ fn smaller_manifests(
         let stages = dry_run::stages(&m);
         let setup = Setup::of(&m, Program::Gptrain, hw);
         let seconds = dry_run::seconds(&stages, &setup);
-        Some(Remedy { sets, bytes: dry_run::peak(&stages).1, seconds, manifest: m })
+        let (bytes, host) = (dry_run::peak(&stages).1, dry_run::host_peak(&stages));
+        Some(Remedy { sets, bytes, host, seconds, manifest: m })
     };
     let steps = smaller_steps(&Setup::of(m, Program::Gptrain, hw));
     let found = steps.into_iter().filter_map(|step| change(step.sets));

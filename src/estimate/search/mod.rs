@@ -5,11 +5,11 @@ pub mod print;
 
 use super::change::split;
 use super::days::{Days, days, through};
-use super::gptrain::{cuts, dry_run};
+use super::gptrain::cuts;
+use super::gptrain::dry_run::{self, Room};
 use super::others::predict::Predictor;
 use super::setup::{Program, Setup};
 use super::view::GB;
-use crate::base::Bytes;
 use crate::manifest::{LayerSplit, Manifest, Recompute, Schedule};
 use crate::plan::ramp::Ramp;
 use rayon::prelude::*;
@@ -20,7 +20,7 @@ pub enum Planner<'a> {
     /// The engine runs dry for the manifest with each cut; a rank may reserve at most `room`.
     Gptrain {
         manifest: &'a Manifest,
-        room: Bytes,
+        room: Room,
     },
     Other(&'a Predictor),
 }
@@ -40,9 +40,7 @@ impl<'a> Planner<'a> {
     /// Of what is estimated on the setup's hardware.
     pub fn new(m: &'a Manifest, setup: &Setup, predictor: &'a Predictor) -> Planner<'a> {
         match setup.program {
-            Program::Gptrain => {
-                Planner::Gptrain { manifest: m, room: dry_run::room(setup.hardware) }
-            }
+            Program::Gptrain => Planner::Gptrain { manifest: m, room: Room::of(m, setup.hardware) },
             Program::Other(_) => Planner::Other(predictor),
         }
     }

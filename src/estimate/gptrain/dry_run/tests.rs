@@ -59,8 +59,9 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
         let m = planned(sets);
         let all = stages(&m);
         let (at, most) = peak(&all);
-        assert!(fits(&m, most) && !fits(&m, Bytes(most.0 - 1)), "{sets:?}");
-        let quick = stages_within(&m, most).expect("it fits");
+        let room = |device| Room { device, host: Bytes(0) };
+        assert!(fits(&m, room(most)) && !fits(&m, room(Bytes(most.0 - 1))), "{sets:?}");
+        let quick = stages_within(&m, room(most)).expect("it fits");
         assert_eq!(peak(&quick), (at, most), "{sets:?}");
         for (stage, (quick, exact)) in quick.iter().zip(&all).enumerate() {
             let work = work_of(&m, stage);
@@ -72,4 +73,33 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
             );
         }
     }
+}
+
+/// Twelve bytes of each parameter that a replica owns move to the host, whose pass reads and writes
+/// thirty; the device's own work is less by that of the update.
+#[test]
+fn what_lies_on_the_host_is_billed_there() {
+    let wide = ["model.hidden=128", "model.vocab=128", "topology={data: 2, zero: 1}"];
+    let of = |more: &[&str]| planned(&[&wide[..], &["precision=bf16"], more].concat());
+    let (device, host) = (stages(&of(&[])), stages(&of(&["topology.offload=optimizer"])));
+    let row = |rows: &[(&str, Bytes)]| rows.iter().find(|row| row.0 == "optimizer").unwrap().1;
+    let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
+    assert_eq!((row(&before.rows), row(&after.rows)), (row(&after.host), Bytes(0)));
+    assert_eq!(Bytes(before.total().0 - after.total().0), row(&after.host));
+    let (before, after) = (&device[0].work.step, &host[0].work.step);
+    assert_eq!(after.host["adamw"].bytes, before.ops["adamw"].bytes);
+    assert!(before.host.is_empty() && !after.ops.contains_key("adamw"));
+    let owned = after.host["adamw"].bytes / 30.0;
+    let copied = |name: &str| after.host[name].bytes / owned;
+    let (gradients, weights) = (copied("to the host"), copied("to the device"));
+    assert!((4.0..4.1).contains(&gradients) && (2.0..2.05).contains(&weights), "and padding");
+    let hw = crate::estimate::hardware::find("a100-80g", "").unwrap();
+    let setup = Setup::of(&of(&[]), crate::estimate::setup::Program::Gptrain, hw);
+    let seconds = host_seconds(&after.host, &setup);
+    let pass = 2.0 * 30.0 * owned / (410e9 * hw.memory_share);
+    assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
+    let (least, most) = (host_peak(&host), peak(&host).1);
+    let m = of(&["topology.offload=optimizer"]);
+    assert!(fits(&m, Room { device: most, host: least }));
+    assert!(!fits(&m, Room { device: most, host: Bytes(least.0 - 1) }));
 }
