@@ -227,10 +227,12 @@ pub trait Backend {
     /// The processor of the host as a device, for what lies in its memory. A CPU is its own host.
     fn host(&self) -> &dyn Backend;
     /// Begins to copy the bytes of a tensor to one as large in the other memory: to the host as the
-    /// tensor is after everything enqueued so far; to the device for everything enqueued from now
-    /// on. Nothing may write either tensor until `finish_transfer`.
+    /// tensor is after everything enqueued so far; to the device once all of that is done. Nobody
+    /// may write the one tensor or use the other until the copy is done.
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer;
-    /// Waits until a copy is done.
+    /// What is enqueued from now on comes after a copy; the host does not wait.
+    fn join_transfer(&self, transfer: Transfer);
+    /// The host waits until a copy is done.
     fn finish_transfer(&self, transfer: Transfer);
     /// Bytes that all processes of this machine may still touch; None where memory is taken when it
     /// is reserved, or the system does not report it.

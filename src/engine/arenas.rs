@@ -12,7 +12,8 @@ pub struct Arenas {
     pub saved: Arena,
     pub workspace: Arena,
     pub inputs: Arena,
-    /// On the host: states, and what is on its way to and from the device.
+    /// On the host: weights, states, and what is on its way to and from the device.
+    pub host_weights: Arena,
     pub host_states: Arena,
     pub staging: Arena,
 }
@@ -26,6 +27,7 @@ impl Arenas {
             saved: Arena::measuring(),
             workspace: Arena::measuring(),
             inputs: Arena::measuring(),
+            host_weights: Arena::measuring(),
             host_states: Arena::measuring(),
             staging: Arena::measuring(),
         }
@@ -40,6 +42,7 @@ impl Arenas {
             saved: Arena::new(be, self.saved.peak())?,
             workspace: Arena::new(be, self.workspace.peak())?,
             inputs: Arena::new(be, self.inputs.peak())?,
+            host_weights: Arena::on_host(be, self.host_weights.peak())?,
             host_states: Arena::on_host(be, self.host_states.peak())?,
             staging: Arena::on_host(be, self.staging.peak())?,
         })
@@ -59,7 +62,11 @@ impl Arenas {
         if workspace.0 > 0 {
             rows.push(("library workspace", workspace));
         }
-        let on_host = [("optimizer", &self.host_states), ("copies", &self.staging)];
+        let on_host = [
+            ("weights", &self.host_weights),
+            ("optimizer", &self.host_states),
+            ("copies", &self.staging),
+        ];
         let host = on_host.map(|(name, arena)| (name, bytes(arena)));
         let host = host.into_iter().filter(|(_, bytes)| bytes.0 > 0).collect();
         MemoryPlan { rows, host }

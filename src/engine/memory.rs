@@ -42,8 +42,9 @@ pub fn lay(
     let (train, eval) = (context(be, groups, m, true), context(be, groups, m, false));
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let (level, dp_rank) = (params::zero_level(groups, m), groups.data.rank());
-    let buckets = params::buckets(level, dp_rank, &layout, train.dtype, at);
-    let offloads = m.topology.offload.what != OffloadWhat::None;
+    let what = m.topology.offload.what;
+    let (offloads, full) = (what != OffloadWhat::None, what == OffloadWhat::Full);
+    let buckets = params::buckets(level, dp_rank, &layout, train.dtype, full, at);
     let states = params::states(&layout, &buckets, rule, offloads, at);
     let offload =
         offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));

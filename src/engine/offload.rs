@@ -9,7 +9,7 @@ use super::params::BucketState;
 use super::rule::{OptimizerRule, Step};
 use super::states::{ParamStates, StateSpec};
 use crate::base::DType;
-use crate::device::{Arena, Backend, Tensor};
+use crate::device::{Arena, Backend, Home, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -30,15 +30,15 @@ pub struct Offload {
 
 /// Part of a bucket that this rank updates.
 struct Piece {
-    /// Model weights and f32 gradients on the device.
-    weights: Tensor,
+    /// Model weights and f32 gradients on the device; no weights, where they lie on the host.
+    weights: Option<Tensor>,
     grads: Tensor,
-    /// Where they lie on the host for a while, the same for every `BUFFERS`th piece.
+    /// Where they lie on the host for a while, the same for every `BUFFERS`th piece; or for good.
     staged_weights: Tensor,
     staged_grads: Tensor,
     /// Parts of parameters in it, whose weights and gradients are the staged ones.
     params: Vec<ParamStates>,
-    /// Whether elements between parameters are among the weights.
+    /// Whether elements between parameters are among the weights that go to the device.
     padded: bool,
 }
 
@@ -103,16 +103,17 @@ impl Offload {
                 be.finish_transfer(transfer);
             }
             if going.len() == BUFFERS {
-                going.pop_front().into_iter().for_each(|transfer| be.finish_transfer(transfer));
+                let sent: Option<_> = going.pop_front().flatten();
+                sent.into_iter().for_each(|transfer| be.finish_transfer(transfer));
             }
             if piece.padded {
                 be.host().zero(piece.staged_weights);
             }
             pass(piece);
-            going.push_back(be.transfer(piece.staged_weights, piece.weights));
+            going.push_back(piece.weights.map(|to| be.transfer(piece.staged_weights, to)));
             coming.extend(self.pieces.get(i + BUFFERS).and_then(fetch));
         }
-        going.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+        going.into_iter().flatten().for_each(|transfer| be.finish_transfer(transfer));
     }
 }
 
@@ -137,7 +138,9 @@ impl Piece {
         [weights, grads]: [Tensor; 2],
     ) -> Piece {
         let (first, len) = (range.start - bucket.own.start, range.len());
-        let (staged_weights, staged_grads) = (weights.span(0, len), grads.span(0, len));
+        let (own, staged_grads) = (bucket.own_weights.span(first, len), grads.span(0, len));
+        let on_device = own.home() == Home::Device;
+        let staged_weights = if on_device { weights.span(0, len) } else { own };
         let mut params = Vec::new();
         for kept in kept {
             let offset = kept.param.offset;
@@ -154,12 +157,12 @@ impl Piece {
         }
         let filled: usize = params.iter().map(|kept| kept.part.len()).sum();
         Piece {
-            weights: bucket.own_weights.span(first, len),
+            weights: on_device.then_some(own),
             grads: bucket.own_grads.span(first, len),
             staged_weights,
             staged_grads,
             params,
-            padded: filled < len,
+            padded: on_device && filled < len,
         }
     }
 }
@@ -196,7 +199,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let rule = rule::of(&m);
         let lay = |at: &Arenas| {
-            let buckets = params::buckets(1, dp_rank, &layout, DType::BF16, at);
+            let buckets = params::buckets(1, dp_rank, &layout, DType::BF16, false, at);
             let states = params::states(&layout, &buckets, &*rule, true, at);
             let offload = Offload::plan(&buckets, &states, DType::BF16, size, &at.staging);
             let scalars = at.inputs.matrix(1, 3, DType::F32);

@@ -3,7 +3,7 @@
 //! read off these rows.
 
 use crate::base::{DType, div_exact};
-use crate::device::{Backend, Tensor};
+use crate::device::{Backend, Home, Tensor};
 use crate::model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -163,20 +163,20 @@ pub struct ParamStates {
 }
 
 impl ParamStates {
-    /// Lays the states out, given where the part's model weight lies; those of `elsewhere` share no
-    /// memory with it. None where there is none.
+    /// Lays the states out, given where the part's model weight lies; those `on_host` share no memory
+    /// with one on the device. None where there is none.
     pub fn plan(
         param: &Param,
         part: Range<usize>,
         [model, grad]: [Tensor; 2],
         specs: &[StateSpec],
-        elsewhere: impl Fn(&StateSpec) -> bool,
+        on_host: impl Fn(&StateSpec) -> bool,
         mut place: impl FnMut(&StateSpec, usize) -> Tensor,
     ) -> Option<ParamStates> {
         let shared = |spec: &StateSpec| {
             let cast = Initial::CastOf(spec.name);
             let is_cast = |other: &StateSpec| other.init == cast && other.dtype == spec.dtype;
-            !elsewhere(spec) && specs.iter().any(is_cast)
+            on_host(spec) == (model.home() == Home::Host) && specs.iter().any(is_cast)
         };
         let mut states = Vec::new();
         for spec in specs {

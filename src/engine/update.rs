@@ -63,7 +63,10 @@ impl Update {
         rule.begin(&step);
         match params.offload() {
             None => rule.update(&step, params.states()),
-            Some(offload) => offload.update(&step, rule),
+            Some(offload) => {
+                params.finish_fills();
+                offload.update(&step, rule);
+            }
         }
     }
 }

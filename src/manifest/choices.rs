@@ -127,7 +127,7 @@ OffloadWhat {
     None = "none",
     /// Master weights and optimizer states, which the host's processor updates.
     Optimizer = "optimizer",
-    /// Weights too: not in this version.
+    /// Weights too, of which the device has those in use.
     Full = "full",
 }
 

@@ -245,7 +245,8 @@ Topology(raw) {
     neighbours: RankOrder = RankOrder::Data;
     /// What is thrown away in forward and computed again in backward. Default: none.
     recompute: Recompute = Recompute::None;
-    /// What lies in the memory of the host in place of the device's: none, optimizer, or settings.
+    /// What lies in the memory of the host in place of the device's: none, optimizer,
+    /// full, or settings.
     /// Changes no number. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
 }

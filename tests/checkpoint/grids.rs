@@ -89,7 +89,7 @@ fn a_run_moves_between_device_and_host() {
             let topology = grid.iter().chain(more).map(|set| format!("topology.{set}"));
             loaded(&topology.chain(["precision=bf16".to_string()]).collect::<Vec<_>>())
         };
-        let offload = ["offload=optimizer"];
+        let offload = if i % 2 == 0 { ["offload=full"] } else { ["offload=optimizer"] };
         let (device, host) = (manifest(grid, &[]), manifest(grid, &offload));
         let whole = run(&device, None, 0..GLOBAL.len()).outcomes;
         let folder = tempfile::tempdir().unwrap();

@@ -49,6 +49,12 @@ fn bf16_with_dropout_in_the_ramp_up_and_after_it() {
 }
 
 #[test]
+fn weights_and_states_on_the_host() {
+    let sets = ["topology.offload=full", "precision=bf16", DROPOUT, "train.steps=8"];
+    stop_and_go_on(&sets, &[5]);
+}
+
+#[test]
 fn alibi_with_a_vocabulary_that_is_padded() {
     let bloom = ["model.position=alibi", "model.embedding_layernorm=true", DROPOUT];
     stop_and_go_on(&[&bloom[..], &["model.vocab=65", "precision=bf16"]].concat(), &[6]);

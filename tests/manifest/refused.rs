@@ -420,7 +420,6 @@ fn what_is_known_but_not_here_is_refused_by_name() {
 #[test]
 fn offload_that_is_not_there_yet_is_refused_by_name() {
     for (set, remedy) in [
-        ("topology.offload=full", "topology.offload to optimizer"),
         ("topology.offload.gradients=host", "topology.offload.gradients to device"),
         ("topology.offload.delay=1", "topology.offload.delay to 0"),
     ] {

@@ -7,13 +7,17 @@ use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups, MASTER, MODEL};
 
 const OFFLOAD: &str = "topology.offload=optimizer";
+const FULL: &str = "topology.offload=full";
 
 /// Gradients are clipped; a step has one micro-batch of each replica and stage, or several.
 fn same(sets: &[&str]) {
     for precision in ["precision=f32", "precision=bf16"] {
         let sets = [&[precision, "model.dropout=0.1"], sets].concat();
         let device = train(&sets, &GLOBAL);
-        assert!(device == train(&[&sets[..], &[OFFLOAD]].concat(), &GLOBAL), "{sets:?}");
+        for offload in [OFFLOAD, FULL] {
+            let host = train(&[&sets[..], &[offload]].concat(), &GLOBAL);
+            assert!(device == host, "{offload} {sets:?}");
+        }
     }
 }
 
@@ -21,6 +25,7 @@ fn same(sets: &[&str]) {
 fn of_one_rank() {
     same(&[]);
     same(&["batch.micro=8", "model.position=alibi", "model.tied_head=false"]);
+    same(&["model.layers=3", "model.embedding_layernorm=true", "topology.recompute=full"]);
 }
 
 #[test]
@@ -46,7 +51,10 @@ fn of_steps_that_are_skipped() {
     for grid in [&[][..], &["topology.data=2", "topology.zero=1"], &["topology.tensor=2"]] {
         let sets = [&["precision=fp16", scale], grid].concat();
         let device = train(&sets, &GLOBAL);
-        assert!(device == train(&[&sets[..], &[OFFLOAD]].concat(), &GLOBAL), "{grid:?}");
+        for offload in [OFFLOAD, FULL] {
+            let host = train(&[&sets[..], &[offload]].concat(), &GLOBAL);
+            assert!(device == host, "{offload} {grid:?}");
+        }
     }
 }
 
@@ -67,7 +75,10 @@ fn of_gpus() {
         let sets = [&small[..], precision, grid].concat();
         let on = |sets: &[&str]| outcomes(&common::manifest(sets), How::Nccl);
         let device = on(&sets);
-        assert_eq!(device, on(&[&sets[..], &[OFFLOAD]].concat()), "{precision:?} {grid:?}");
+        for offload in [OFFLOAD, FULL] {
+            let host = on(&[&sets[..], &[offload]].concat());
+            assert_eq!(device, host, "{offload} {precision:?} {grid:?}");
+        }
     }
 }
 
@@ -93,6 +104,28 @@ fn states_leave_the_device() {
     let (left, moved, home, plan) = bytes(&["precision=bf16", OFFLOAD]);
     assert_eq!((left, moved, home), (0, device, (true, false)), "{plan}");
     assert!(plan.contains("; on the host optimizer "), "{plan}");
+    let (_, moved, home, plan) = bytes(&["precision=bf16", FULL, "model.tied_head=false"]);
+    assert_eq!((moved > 0, home), (true, (true, true)), "{plan}");
+    assert!(plan.contains("; on the host weights "), "{plan}");
+    let (_, states, home, plan) = bytes(&["precision=f32", FULL, "model.tied_head=false"]);
+    assert!(states < moved && home == (true, true), "weights are master weights: {plan}");
+}
+
+/// A model whose weights do not fit trains, with the losses that it has where they do.
+#[test]
+fn a_model_that_is_refused_trains_with_its_weights_on_the_host() {
+    let model = ["precision=bf16", "model.layers=12", "model.hidden=64", "model.seq_len=24"];
+    let cpu = Cpu::new(Some(1));
+    let plan = |more: &[&str]| {
+        let m = common::manifest(&[&model[..], more].concat());
+        Engine::new(&cpu, Groups::solo(), &m, true).map(|engine| engine.memory_plan().clone())
+    };
+    let weights = plan(&[]).unwrap().rows.iter().find(|row| row.0 == "weights").unwrap().1.0;
+    let least = plan(&[OFFLOAD]).unwrap().total().0 - weights / 2;
+    let cap = format!("train.device_memory={least}B");
+    assert!(plan(&[&cap]).is_err() && plan(&[OFFLOAD, &cap]).is_err(), "refused");
+    let whole = train(&model, &GLOBAL);
+    assert!(whole == train(&[&model[..], &[FULL, &cap]].concat(), &GLOBAL));
 }
 
 /// A cap on the device's memory is kept, and what it refuses fits once the states are elsewhere.

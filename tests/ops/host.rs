@@ -35,11 +35,10 @@ fn there_and_back(b: &Bench, len: usize) {
     be.digests(&[host, x.on], digests.set());
     let both = b.bytes(digests);
     assert_eq!(both[..8], both[8..], "digests of equal tensors");
-    let coming = be.transfer(host, y);
     let z = b.blank(1, len, b.dtype);
+    be.join_transfer(be.transfer(host, y));
     be.copy(y, z.set());
     b.expect("there and back", z, || x.x.clone());
-    be.finish_transfer(coming);
     let bytes = b.bytes(x.on);
     be.zero(host);
     assert_ne!(b.bytes(host), bytes);

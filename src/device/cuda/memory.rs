@@ -184,11 +184,14 @@ impl Memory {
                 }
             }
         });
-        match to_host {
-            true => device.record(event, stream),
-            false => device.after(event, stream, device.stream),
-        }
+        device.record(event, stream);
         Transfer(event as usize)
+    }
+
+    pub fn join_transfer(&self, device: &Device, transfer: Transfer) {
+        let event = transfer.0 as CUevent;
+        device.wait(device.stream, event);
+        self.transfers.borrow_mut()[1].push(event);
     }
 
     pub fn finish_transfer(&self, device: &Device, transfer: Transfer) {

@@ -200,6 +200,10 @@ impl Backend for Cuda {
         self.memory.transfer(&self.device, from, to)
     }
 
+    fn join_transfer(&self, transfer: Transfer) {
+        self.memory.join_transfer(&self.device, transfer);
+    }
+
     fn finish_transfer(&self, transfer: Transfer) {
         self.memory.finish_transfer(&self.device, transfer);
     }

@@ -18,7 +18,7 @@ use super::offload::Offload;
 use super::states::{Initial, ParamStates};
 use crate::base::DType;
 use crate::comm::{Collective, Pending};
-use crate::device::{Backend, Tensor};
+use crate::device::{Backend, Home, Tensor, Transfer};
 use crate::manifest::{Manifest, Model};
 use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, TpSplit, Weight};
 use std::cell::RefCell;
@@ -49,6 +49,8 @@ pub struct ShardedParams<'a> {
 struct InFlight {
     /// By bucket.
     gathers: Vec<Option<Pending>>,
+    /// Copies of weights from the host, by bucket.
+    fills: Vec<Option<Transfer>>,
     reductions: Vec<Pending>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
@@ -76,6 +78,7 @@ impl<'a> ShardedParams<'a> {
         params: Vec<ParamStates>,
     ) -> ShardedParams<'a> {
         let gathers = buckets.iter().map(|_| None).collect();
+        let fills = buckets.iter().map(|_| None).collect();
         ShardedParams {
             be,
             level: zero_level(&groups, m),
@@ -88,7 +91,7 @@ impl<'a> ShardedParams<'a> {
             buckets,
             params,
             offload: None,
-            in_flight: RefCell::new(InFlight { gathers, ..InFlight::default() }),
+            in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
         }
     }
 
@@ -155,7 +158,10 @@ impl<'a> ShardedParams<'a> {
     /// Rounds the master weights into the model weights, on every rank.
     pub fn cast_master_to_model(&self) {
         match &self.offload {
-            Some(offload) => offload.cast(self.be),
+            Some(offload) => {
+                self.finish_fills();
+                offload.cast(self.be);
+            }
             None => self.params.iter().for_each(|kept| kept.cast(self.be)),
         }
         self.begin_all_gather();
@@ -190,14 +196,9 @@ impl<'a> ShardedParams<'a> {
         self.level >= 2 && bucket.module == Module::Block
     }
 
-    /// Whether a bucket's weights are whole only while they are used.
-    fn gathers_for_use(&self, bucket: &BucketState) -> bool {
-        self.level == 3 && bucket.module == Module::Block
-    }
-
     /// Which of a bucket's model weights are there between two steps, and where.
     pub fn present_weights(&self, kept: &BucketState, bucket: &Bucket) -> (Range<usize>, Tensor) {
-        match self.gathers_for_use(kept) {
+        match kept.windowed {
             true => (kept.own.clone(), kept.own_weights),
             false => (bucket.range.clone(), kept.weights),
         }
@@ -206,10 +207,10 @@ impl<'a> ShardedParams<'a> {
     /// The model weights of each parameter that are there, flat, if the whole bucket is.
     pub fn whole_weights(&self) -> impl Iterator<Item = (&Param, Tensor)> {
         let buckets = self.layout.buckets.iter().zip(&self.buckets);
-        let whole = buckets.filter(|(_, kept)| !self.gathers_for_use(kept));
-        whole.flat_map(|(bucket, kept)| {
-            let flat =
-                |param: &Param| kept.weights.span(param.offset - bucket.range.start, param.numel());
+        let present = buckets.map(|(bucket, kept)| (bucket, self.present_weights(kept, bucket)));
+        let whole = present.filter(|(bucket, (range, _))| *range == bucket.range);
+        whole.flat_map(|(bucket, (range, weights))| {
+            let flat = move |param: &Param| weights.span(param.offset - range.start, param.numel());
             bucket.params.iter().map(move |param| (param, flat(param)))
         })
     }
@@ -218,9 +219,10 @@ impl<'a> ShardedParams<'a> {
     pub fn begin_all_gather(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         in_flight.gathered.whole = [None; 2];
-        for (bucket, gather) in self.buckets.iter().zip(&mut in_flight.gathers) {
-            if self.level > 0 && !self.gathers_for_use(bucket) {
-                *gather = Some(self.groups.data.begin(bucket.gather()));
+        for (number, bucket) in self.buckets.iter().enumerate() {
+            if self.level > 0 && !bucket.windowed {
+                let gather = bucket.gather(self.layout.buckets[number].range.start);
+                in_flight.gathers[number] = Some(self.groups.data.begin(gather));
             }
         }
     }
@@ -304,32 +306,58 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// ZeRO 3: makes a block whole, and begins to gather the one after it in the direction of travel.
+    /// Makes a bucket with a window whole (a block of ZeRO 3; with weights on the host, the embedding
+    /// too), and begins to do so with the one after it in the direction of travel.
     fn gather_block(&self, block: usize) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let InFlight { gathers, gathered: GatherState { whole, last }, .. } = in_flight;
-        let data = &*self.groups.data;
-        if whole[block % 2] != Some(block) {
-            gathers[block] = Some(data.begin(self.buckets[block].gather()));
-            whole[block % 2] = Some(block);
+        self.begin_window(in_flight, block);
+        self.finish_window(in_flight, block);
+        let last = std::mem::replace(&mut in_flight.gathered.last, block);
+        let next = if block < last { block.checked_sub(1) } else { Some(block + 1) };
+        let has_window = |b: &usize| self.buckets.get(*b).is_some_and(|bucket| bucket.windowed);
+        if let Some(next) = next.filter(has_window) {
+            self.begin_window(in_flight, next);
         }
-        if let Some(pending) = gathers[block].take() {
-            data.finish(pending);
+    }
+
+    /// Begins to make a bucket whole, unless its window has it.
+    fn begin_window(&self, in_flight: &mut InFlight, number: usize) {
+        let before = in_flight.gathered.whole[number % 2].replace(number);
+        if before == Some(number) {
+            return;
         }
-        let next = if block < *last { block.checked_sub(1) } else { Some(block + 1) };
-        *last = block;
-        let is_block =
-            |b: &usize| self.buckets.get(*b).is_some_and(|bucket| self.gathers_for_use(bucket));
-        if let Some(next) = next.filter(is_block)
-            && whole[next % 2] != Some(next)
-        {
-            // A prefetch into this buffer may still be running: it must end before it is overwritten.
-            if let Some(late) = whole[next % 2].and_then(|b| gathers[b].take()) {
-                data.finish(late);
+        // A prefetch into this window may still be running: it must end before it is overwritten.
+        if let Some(late) = before {
+            self.finish_window(in_flight, late);
+        }
+        let (bucket, start) = (&self.buckets[number], self.layout.buckets[number].range.start);
+        if bucket.own_weights.home() == Home::Host {
+            let fill = self.be.transfer(bucket.own_weights, bucket.own_window(start));
+            if self.level == 0 {
+                in_flight.fills[number] = Some(fill);
+                return;
             }
-            gathers[next] = Some(data.begin(self.buckets[next].gather()));
-            whole[next % 2] = Some(next);
+            self.be.join_transfer(fill);
         }
+        in_flight.gathers[number] = Some(self.groups.data.begin(bucket.gather(start)));
+    }
+
+    /// What is enqueued from now on finds a bucket whole.
+    fn finish_window(&self, in_flight: &mut InFlight, number: usize) {
+        if let Some(fill) = in_flight.fills[number].take() {
+            self.be.join_transfer(fill);
+        }
+        if let Some(pending) = in_flight.gathers[number].take() {
+            self.groups.data.finish(pending);
+        }
+    }
+
+    /// Waits until nothing reads the weights on the host any more.
+    pub fn finish_fills(&self) {
+        self.wait_gathers();
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        let fills = in_flight.fills.iter_mut().filter_map(Option::take);
+        fills.for_each(|fill| self.be.finish_transfer(fill));
     }
 }
 
@@ -343,7 +371,7 @@ pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
 impl ParamStore for ShardedParams<'_> {
     fn weights(&self, number: usize) -> &Params {
         let bucket = &self.buckets[number];
-        if self.gathers_for_use(bucket) {
+        if bucket.windowed {
             self.gather_block(number);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
             self.groups.data.finish(pending);

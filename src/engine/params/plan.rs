@@ -8,10 +8,14 @@
 //! | 3 | own shard; a block's are gathered one ahead | as 2 | own shard |
 //!
 //! A bucket is divided in equal shards. The embedding and the head stay whole through a step.
+//!
+//! With `topology.offload: full` the own share (without ZeRO, all) of blocks, of the embedding and of
+//! the head's matrix lies on the host. Two windows on the device hold what is in use, as the two
+//! buffers of ZeRO 3 do.
 
 use crate::base::DType;
 use crate::comm::Collective;
-use crate::device::{Arena, Tensor};
+use crate::device::{Arena, Home, Tensor};
 use crate::engine::arenas::Arenas;
 use crate::engine::rule::OptimizerRule;
 use crate::engine::states::StateSpec;
@@ -23,6 +27,8 @@ use std::ops::Range;
 /// while), and this rank's own shard (all of it, at ZeRO 0).
 pub struct BucketState {
     pub module: Module,
+    /// Whether its weights are whole on the device only while they are used.
+    pub windowed: bool,
     /// What this rank updates, in elements of the layout.
     pub own: Range<usize>,
     pub weights: Tensor,
@@ -34,8 +40,18 @@ pub struct BucketState {
 }
 
 impl BucketState {
-    pub fn gather(&self) -> Collective {
-        Collective::AllGather { part: self.own_weights, whole: self.weights }
+    /// Of a bucket that starts at `start`. What lies on the host has been copied to its place.
+    pub fn gather(&self, start: usize) -> Collective {
+        let part = match self.own_weights.home() {
+            Home::Device => self.own_weights,
+            Home::Host => self.own_window(start),
+        };
+        Collective::AllGather { part, whole: self.weights }
+    }
+
+    /// Where this rank's share of the weights lies among all of a bucket that starts at `start`.
+    pub fn own_window(&self, start: usize) -> Tensor {
+        self.weights.span(self.own.start - start, self.own.len())
     }
 
     /// Where this rank's shard of a reduce-scatter comes to lie, in a bucket that starts at `start`.
@@ -44,17 +60,21 @@ impl BucketState {
     }
 }
 
-/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks.
+/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks; with `full` their
+/// weights on the host.
 pub fn buckets(
     level: u8,
     dp_rank: usize,
     layout: &Layout,
     model: DType,
+    full: bool,
     at: &Arenas,
 ) -> Vec<BucketState> {
     let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
     let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
-    let gathered = (level == 3).then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
+    let large = |bucket: &Bucket| bucket.params.iter().any(|param| param.spec.vocab);
+    let gathered =
+        (level == 3 || full).then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
     let reduced = || [buffer(&at.grads, DType::F32), buffer(&at.grads, DType::F32)];
     let reduced = (level >= 2).then(reduced);
     let lay = |(i, bucket): (usize, &Bucket)| {
@@ -65,8 +85,9 @@ pub fn buckets(
             _ => bucket.shard(layout.shard.dp, dp_rank),
         };
         let (offset, shard) = (own.start - bucket.range.start, own.len());
+        let windowed = gathered.is_some() && (block || full && large(bucket));
         let weights = match &gathered {
-            Some(buffers) if block => buffers[i % 2].span(0, len),
+            Some(buffers) if windowed => buffers[i % 2].span(0, len),
             _ => at.weights.matrix(1, len, model),
         };
         let grads = match &reduced {
@@ -74,6 +95,7 @@ pub fn buckets(
             _ => at.grads.matrix(1, len, DType::F32),
         };
         let own_weights = match level == 3 {
+            _ if windowed && full => at.host_weights.matrix(1, shard, model),
             true => at.weights.matrix(1, shard, model),
             false => weights.span(offset, shard),
         };
@@ -83,6 +105,7 @@ pub fn buckets(
         };
         BucketState {
             module: bucket.module,
+            windowed,
             own,
             weights,
             own_weights,

@@ -248,6 +248,8 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     parts.push(("once a step: optimizer", total(&step) - sums));
     let host = host_seconds(&work.step.host, s);
     parts.extend((host > 0.0).then_some(("once a step: host", host)));
+    let weights = host_seconds(&work.micro.host, s) - each[slowest];
+    parts.extend((weights > 0.0).then_some(("waiting for weights", weights * micros)));
     parts
 }
 

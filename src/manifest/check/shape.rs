@@ -79,9 +79,6 @@ fn offloaded(offload: &Offload, report: &mut Report) {
         let what = format!("{path} {value} is not in this version");
         report.add(&path, what, format!("set {path} to {instead}"));
     };
-    if what == OffloadWhat::Full {
-        later("", "full", "optimizer");
-    }
     if gradients == GradientHome::Host {
         later(".gradients", "host", "device, or topology.zero to 2, which shares them");
     }
