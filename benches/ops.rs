@@ -3,7 +3,8 @@
 //! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`. The
 //! best of many runs is given, since other programs only make a run longer; the last line adds up a
 //! step. What moves bytes is also given as a share of the device's own copy. On a GPU attention is
-//! compared with PyTorch's flash attention in the same run (`PYTHON` with torch).
+//! compared with PyTorch's flash attention in the same run, on the CPU AdamW (what the host does under
+//! `topology.offload`) with PyTorch's fused one (`PYTHON` with torch).
 
 use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::Cpu;
@@ -72,6 +73,9 @@ fn main() {
     }
     if on_gpu && "attention".contains(part) {
         flash_attention(&shape);
+    }
+    if !on_gpu && "adamw".contains(part) {
+        fused_adamw(&shape);
     }
 }
 
@@ -153,6 +157,26 @@ fn flash_attention(shape: &Shape) {
         Ok(done) if done.status.success() => print!("{}", String::from_utf8_lossy(&done.stdout)),
         _ => println!("no PyTorch with flash attention to compare with"),
     }
+}
+
+/// Time of PyTorch's fused update of as many weights, in f32, as it has no other.
+fn fused_adamw(shape: &Shape) {
+    let python = std::env::var("PYTHON").unwrap_or("python3".into());
+    let threads = Cpu::new(None).threads();
+    for threads in [1, threads] {
+        let sizes = [updated(shape), threads].map(|size| size.to_string());
+        match Command::new(&python).arg("benches/torch_adamw.py").args(sizes).output() {
+            Ok(done) if done.status.success() => {
+                print!("{}", String::from_utf8_lossy(&done.stdout));
+            }
+            _ => return println!("no PyTorch to compare AdamW with"),
+        }
+    }
+}
+
+/// Weights that the row of an update has: a tenth of the model's, ten times.
+fn updated(shape: &Shape) -> usize {
+    (shape.vocab * shape.hidden + shape.layers * 12 * shape.hidden * shape.hidden) / 10
 }
 
 /// A model by name, with a micro-batch that the device can fill itself with.
@@ -392,10 +416,7 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 }
 
 fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (h, be) = (shape.hidden, t.be);
-    let weights = shape.vocab * h + shape.layers * 12 * h * h;
-    // A tenth of the weights, ten times.
-    let len = weights / 10;
+    let (len, be) = (updated(shape), t.be);
     let [grad, master, m, v] = [0; 4].map(|_| t.matrix_of(1, len, DType::F32));
     let live = if shape.dtype == DType::F32 { master } else { t.matrix(1, len) };
     let scalars = t.matrix_of(1, 3, DType::F32);
@@ -403,10 +424,11 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
     let b = grad.bytes() as f64;
+    let written = if live == master { 0.0 } else { live.bytes() as f64 };
     vec![
         row(format!("zero {len}"), 10, b, move || be.zero(grad)),
         row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
-        row(format!("adamw {len}"), 10, 7.0 * b, move || {
+        row(format!("adamw {len}"), 10, 7.0 * b + written, move || {
             be.adamw(&rule, scalars, grad, master, m, v, live)
         }),
     ]

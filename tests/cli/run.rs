@@ -56,6 +56,28 @@ fn a_run_stopped_by_a_signal_saves_and_goes_on_as_if_it_never_stopped() {
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
 }
 
+/// The same run with less of the device's memory: refused with numbers and remedy, and that remedy.
+#[test]
+fn a_run_that_is_too_large_says_what_fits() {
+    let lab = Lab::new();
+    lab.run(&["precision=bf16"]).expect(0, &[]);
+    let needed = lab.gptrain(&["estimate", "run.yaml", "--json", "--set", "precision=bf16"]);
+    let needed: serde_json::Value = serde_json::from_str(&needed.out).unwrap();
+    let needed = needed["memory"]["needed_bytes"].as_f64().unwrap() as u64;
+    let cap = format!("train.device_memory={}B", needed * 9 / 10);
+    let sets = ["precision=bf16", "log.folder=runs/b", &cap];
+    let says = ["out of memory: train.device_memory is ", "; this rank needs weights "];
+    let done = lab.run(&sets);
+    done.expect(2, &[says[0], says[1], "--set topology.offload=optimizer"]);
+    let args = ["estimate", "run.yaml", "--set", "precision=bf16", "--set", &cap];
+    assert_eq!(lab.gptrain(&args).code, Some(4));
+    for offload in ["optimizer", "full"] {
+        let (folder, offload) = (format!("runs/{offload}"), format!("topology.offload={offload}"));
+        lab.run(&[&sets[..], &[&offload, &format!("log.folder={folder}")]].concat()).expect(0, &[]);
+        assert_eq!(lab.losses(&folder), lab.losses("runs/a"));
+    }
+}
+
 #[test]
 fn ramp_up_takes_every_sample_once() {
     let lab = Lab::new();

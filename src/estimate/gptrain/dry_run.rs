@@ -7,7 +7,7 @@ use crate::device::{self, COPIES, Tally};
 use crate::engine::{self, Engine, Groups, MemoryPlan};
 use crate::estimate::hardware::Hardware;
 use crate::estimate::setup::Setup;
-use crate::manifest::{Batch, DeviceChoice, Manifest};
+use crate::manifest::{Batch, DeviceChoice, Manifest, Train};
 use crate::plan::grid::Coord;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -191,7 +191,10 @@ fn reserved(m: &Manifest, stage: usize) -> Reserved {
 fn work_of(m: &Manifest, stage: usize) -> Work {
     let fewest = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
     let global = 2 * fewest * m.batch.micro * m.topology.data;
-    let m = &Manifest { batch: Batch { global, ramp_up: None, ..m.batch }, ..m.clone() };
+    let batch = Batch { global, ramp_up: None, ..m.batch };
+    // What does not fit is counted all the same.
+    let train = Train { device_memory: None, ..m.train.clone() };
+    let m = &Manifest { batch, train, ..m.clone() };
     let (device, messages) = (device(m), Messages::default());
     let engine = Engine::new(&device, groups(m, stage, &messages), m, m.data.causal());
     let engine = engine.expect("a dry device is never full");
