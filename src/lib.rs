@@ -31,5 +31,7 @@ pub mod checkpoint;
 pub mod estimate;
 /// The loop around the step: launch, guard, report.
 pub mod train;
+/// A check of the machine before a run: who is slow.
+pub mod bench;
 /// The command line: one file per subcommand.
 pub mod cli;

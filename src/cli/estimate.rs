@@ -2,6 +2,7 @@
 
 mod search;
 
+use crate::estimate::gptrain::calibrate::line as learned_line;
 use crate::estimate::others::predict::Predictor;
 use crate::estimate::others::{calibrate, rows, score};
 use crate::estimate::request::{Flags, Request};
@@ -48,7 +49,8 @@ pub struct Args {
     async_launches: bool,
     #[command(flatten)]
     search: search::Search,
-    /// Fit the constants to runs: a csv with the columns of `measured_runs.csv`, or a log
+    /// Fit the constants: for gptrain's own plan to what `gptrain bench --json` printed, for other
+    /// programs to runs, a csv with the columns of `measured_runs.csv`, or a log
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// Replay the shipped measured runs and print the errors
@@ -92,9 +94,14 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
 
 fn plan(args: &Args) -> anyhow::Result<bool> {
     let path = args.manifest.as_ref().expect("clap asks for it");
-    let request = Request::new(manifest::load(path, &args.set)?.manifest, &args.flags())?;
+    let mut request = Request::new(manifest::load(path, &args.set)?.manifest, &args.flags())?;
+    let mut from = args.calibrate.as_deref();
+    if request.setup.program == Program::Gptrain
+        && let Some(path) = from.take()
+    {
+        request = learn(path, request)?;
+    }
     let setup = &request.setup;
-    let from = args.calibrate.as_deref();
     let calibrated = from.map(|from| calibrate(from, Some(setup))).transpose()?;
     let predictor = calibrated.as_ref().unwrap_or_else(|| Predictor::shipped());
     if args.search.asked() {
@@ -139,6 +146,14 @@ impl Args {
 
 fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// From what `gptrain bench` measured; tells of it on stderr.
+fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
+    let name = path.display().to_string();
+    let learned = request.learn(&read(path)?, &name)?;
+    eprintln!("{name}: {}", learned_line(&learned.setup));
+    Ok(learned)
 }
 
 /// From a csv of runs, or from a log of the run that `setup` plans; tells of it on stderr.

@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
-//! at fault), 4 the plan does not fit (`estimate`).
+//! at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`).
 
 mod run;
 mod sample;
@@ -14,6 +14,7 @@ mod diagnose;
 mod manifest;
 mod data;
 mod estimate;
+mod bench;
 
 use crate::train::exit;
 use crate::train::messages::Messages;
@@ -57,6 +58,8 @@ enum Command {
     Diagnose(diagnose::Args),
     /// Estimate what a run needs: memory, time, days, and what to change
     Estimate(estimate::Args),
+    /// Check the machine before a run: products, copies, files, groups, and which node is slow
+    Bench(bench::Args),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -69,6 +72,8 @@ pub fn main() -> ExitCode {
     let Cli { command, log_level } = Cli::parse();
     let messages = Messages::standard();
     let traces = matches!(&command, Command::Run(args) if args.traces());
+    let document = matches!(&command, Command::Bench(args) if args.json());
+    let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };
     messages.install(log_level, traces);
     let Err(error) = run(command, &messages) else { return ExitCode::SUCCESS };
     let (code, line) = exit::of_error(&error);
@@ -89,6 +94,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
             true => Ok(()),
             false => Err(exit::DoesNotFit.into()),
         },
+        Command::Bench(args) => bench::run(args, messages),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
     }

@@ -6,9 +6,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Bytes that this rank sends, by op: as a ring has it, 2(n−1)/n of the tensor for an all-reduce and
-/// (n−1)/n of the whole for a gather or scatter.
-pub type Volume = BTreeMap<(&'static str, Op), f64>;
+/// What this rank sends, by group and op.
+pub type Volume = BTreeMap<(&'static str, Op), Sent>;
+
+/// Calls, and the bytes that this rank sends in them: as a ring has it, 2(n−1)/n of the tensor for an
+/// all-reduce and (n−1)/n of the whole for a gather or scatter. What is received has its bytes, and
+/// no call beside the sender's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sent {
+    pub calls: f64,
+    pub bytes: f64,
+}
 
 /// A group that only counts.
 pub struct Dry {
@@ -25,7 +33,10 @@ impl Dry {
     }
 
     fn add(&self, op: Op, bytes: f64) {
-        *self.volume.borrow_mut().entry((self.name, op)).or_default() += bytes;
+        let mut volume = self.volume.borrow_mut();
+        let sent = volume.entry((self.name, op)).or_default();
+        sent.calls += if op == Op::Recv { 0.0 } else { 1.0 };
+        sent.bytes += bytes;
     }
 
     fn ring(&self, op: Op, passes: f64, x: Tensor) {

@@ -38,6 +38,40 @@ pub struct Hardware {
     pub price: f64,
     /// By what share the time of the same run differs from one day to another.
     pub scatter: f64,
+    /// What was measured of the links; not in the table.
+    #[serde(skip)]
+    pub links: Links,
+}
+
+/// Measured links. None: by the data sheet.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Links {
+    /// Between the devices of a node.
+    pub bus: Option<Link>,
+    /// Between devices of different nodes.
+    pub network: Option<Link>,
+}
+
+/// n bytes take latency + n/bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    pub latency_us: f64,
+    /// Of a device, in one direction.
+    pub gb_s: f64,
+}
+
+/// The share of a link's data sheet that messages reach.
+const LINK_SHARE: f64 = 0.7;
+
+impl Hardware {
+    /// The link of a device to another of its node, of so many devices, or of another node.
+    pub fn link(&self, in_node: bool, per_node: usize) -> Link {
+        let (measured, sheet) = match in_node {
+            true => (self.links.bus, self.bus_gb_s),
+            false => (self.links.network, self.network_gb_s / per_node as f64),
+        };
+        measured.unwrap_or(Link { latency_us: 0.0, gb_s: sheet * LINK_SHARE })
+    }
 }
 
 static TABLE: LazyLock<Vec<Hardware>> = LazyLock::new(|| {

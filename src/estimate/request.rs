@@ -1,6 +1,8 @@
 //! What is to be estimated: a manifest, and the flags that stand in place of its settings.
 
+use super::gptrain::calibrate;
 use super::hardware;
+use super::measured::Measured;
 use super::others::predict::{Prediction, Predictor};
 use super::search::{Planner, Search};
 use super::setup::{Program, Setup};
@@ -63,6 +65,13 @@ impl Request {
             return Err(Problems::one("--availability", what, "give a number above 0, up to 1"));
         }
         Ok(Request { manifest, setup, terms })
+    }
+
+    /// gptrain's own plan with what `gptrain bench` measured, a document of that name in `text`.
+    pub fn learn(self, text: &str, name: &str) -> Result<Request, Problems> {
+        let found = Measured::read(text, name)?;
+        let setup = calibrate::learn(&found, name, &self.manifest, self.setup)?;
+        Ok(Request { setup, ..self })
     }
 
     /// For the best cuts of its model.

@@ -17,6 +17,18 @@ impl fmt::Display for DoesNotFit {
 
 impl std::error::Error for DoesNotFit {}
 
+/// The outcome of `gptrain bench` where something is slow; it is printed with the figures.
+#[derive(Debug)]
+pub struct Slow;
+
+impl fmt::Display for Slow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a part of the machine is slow")
+    }
+}
+
+impl std::error::Error for Slow {}
+
 /// Another process prints why the run ends; this one only exits with the same code.
 #[derive(Debug)]
 pub struct PeerExit {
@@ -42,6 +54,8 @@ pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
         (*code, None)
     } else if error.is::<DoesNotFit>() {
         (4, None)
+    } else if error.is::<Slow>() {
+        (5, None)
     } else {
         (1, Some(format!("gptrain: {error:#}")))
     }

@@ -3,7 +3,7 @@
 
 mod device;
 
-pub use device::{Device, LocalRank, of_rank};
+pub use device::{Carrier, Device, LocalRank, of_rank};
 
 use super::exit::PeerExit;
 use super::messages::Messages;

@@ -4,8 +4,8 @@
 mod start;
 mod run;
 
-mod launch;
-mod rank;
+pub mod launch;
+pub mod rank;
 pub mod exit;
 pub mod messages;
 pub mod trace;

@@ -167,4 +167,11 @@ impl<'a> Rank<'a> {
         let all = self.host.gather(&serde_json::to_vec(mine)?);
         all.iter().map(|value| Ok(serde_json::from_slice(value)?)).collect()
     }
+
+    /// Every rank's value, by rank, on every rank.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> anyhow::Result<Vec<T>> {
+        let all: Vec<T> = self.gather(mine)?;
+        let received = self.host.broadcast(&serde_json::to_vec(&all)?);
+        Ok(serde_json::from_slice(&received)?)
+    }
 }

@@ -31,6 +31,7 @@ const FLOORS: &[&str] = &[
     "checkpoint",
     "estimate",
     "train",
+    "bench",
     "cli",
 ];
 

@@ -51,8 +51,10 @@ impl Workload {
                 ours.bytes -= work.bytes;
             }
         }
-        for (key, bytes) in &other.messages {
-            *self.messages.entry(*key).or_default() -= bytes;
+        for (key, sent) in &other.messages {
+            let ours = self.messages.entry(*key).or_default();
+            ours.calls -= sent.calls;
+            ours.bytes -= sent.bytes;
         }
         self
     }
@@ -63,14 +65,18 @@ impl Workload {
             work.flops *= of;
             work.bytes *= of;
         }
-        self.messages.values_mut().for_each(|bytes| *bytes *= of);
+        for sent in self.messages.values_mut() {
+            sent.calls *= of;
+            sent.bytes *= of;
+        }
         self
     }
 
     /// Bytes sent to the members of some groups.
     fn sent(&self, groups: &[&str]) -> f64 {
         let sends = self.messages.iter().filter(|((_, op), _)| *op != Op::Recv);
-        let bytes = sends.filter(|((group, _), _)| groups.contains(group)).map(|(_, bytes)| bytes);
+        let ours = sends.filter(|((group, _), _)| groups.contains(group));
+        let bytes = ours.map(|(_, sent)| sent.bytes);
         bytes.fold(0.0, |sum, bytes| sum + bytes)
     }
 }
@@ -278,12 +284,11 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
     };
     // Over `ranks` neighbouring ranks, which may be on one node.
     let messages = |groups: &[&str], ranks: usize| {
-        let link = match ranks <= s.per_node {
-            true => hw.bus_gb_s,
-            false => hw.network_gb_s / s.per_node as f64,
-        };
+        let link = hw.link(ranks <= s.per_node, s.per_node);
         let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
-        of.map(|(_, bytes)| bytes / (link * 1e9 * LINK_SHARE)).sum::<f64>()
+        let seconds =
+            |sent: &dry::Sent| sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
+        of.map(|(_, sent)| seconds(sent)).sum::<f64>()
     };
     let products = |name: &str| name == "gemm";
     let attention = |name: &str| name.starts_with("attention");
@@ -310,9 +315,6 @@ fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     let copies = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
     copies.iter().map(|bytes| bytes / (hw.link_gb_s * 1e9)).fold(passes, f64::max)
 }
-
-/// The share of a link's bandwidth that messages reach.
-const LINK_SHARE: f64 = 0.7;
 
 /// The share of its prediction that a step's time is within, nine times in ten.
 pub fn error(hw: &Hardware) -> f64 {

@@ -4,3 +4,4 @@ pub mod dry_run;
 pub mod cuts;
 pub mod remedies;
 pub mod drift;
+pub mod calibrate;

@@ -3,7 +3,7 @@
 use super::predict::Predictor;
 use super::rows::{self, Row, logs};
 use crate::base::Problems;
-use crate::estimate::setup::{Program, Setup};
+use crate::estimate::setup::Setup;
 
 /// What was learned, and the rows that contradict themselves (id and why), which were left out.
 pub struct Calibrated {
@@ -13,11 +13,6 @@ pub struct Calibrated {
 
 /// From a csv of runs, or from a log of the run that `setup` plans. `name` is the file's.
 pub fn calibrate(text: &str, name: &str, setup: Option<&Setup>) -> anyhow::Result<Calibrated> {
-    if setup.is_some_and(|setup| setup.program == Program::Gptrain) {
-        let what = "gptrain's own plan is counted by its engine: there are no constants to fit";
-        let remedy = "name the program whose runs these are with --as";
-        return Err(Problems::one("--calibrate", what, remedy).into());
-    }
     let is_log = text.contains("elapsed time per iteration") || !name.ends_with(".csv");
     let (mut rows, odd) = match (is_log, setup) {
         (true, None) => {

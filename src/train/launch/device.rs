@@ -94,23 +94,47 @@ impl Device {
 
     /// The process groups that the engine uses. A collective: every rank of the world calls this.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
-        let Device::Gpu { cuda, options } = self else {
-            return Ok(Groups::new(world, &m.topology));
-        };
-        let nccl = match m.comm.gpu_transport {
-            GpuTransport::Nccl if world.size() > 1 => {
+        let carrier = self.carrier(world, m)?;
+        Ok(Groups::of(world.rank(), &m.topology, |name, ranks| carrier.group(name, ranks)))
+    }
+
+    /// What makes process groups for tensors of this device.
+    pub fn carrier<'a>(&'a self, world: &'a World, m: &Manifest) -> Result<Carrier<'a>, Problems> {
+        let nccl = match self {
+            Device::Gpu { cuda, options }
+                if m.comm.gpu_transport == GpuTransport::Nccl && world.size() > 1 =>
+            {
                 let patience = Duration::from_secs_f64(m.comm.start_timeout_s);
                 Some(Nccl::open(cuda, options)?.patience(patience))
             }
             _ => None,
         };
-        Ok(Groups::of(world.rank(), &m.topology, |name, ranks| -> Box<dyn Group> {
-            match &nccl {
-                Some(nccl) => nccl.group(world, name, ranks),
-                None if ranks.len() == 1 => world.group(name, ranks),
-                None => Box::new(HostStaged::new(cuda, world.group(name, ranks))),
+        Ok(Carrier { device: self, world, nccl })
+    }
+}
+
+/// Makes process groups for tensors of a device.
+pub struct Carrier<'a> {
+    device: &'a Device,
+    world: &'a World,
+    nccl: Option<Nccl>,
+}
+
+impl Carrier<'_> {
+    /// As `World::group`.
+    pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
+        match (&self.nccl, self.device) {
+            (Some(nccl), _) => nccl.group(self.world, name, ranks),
+            (None, Device::Gpu { cuda, .. }) if ranks.len() > 1 => {
+                Box::new(HostStaged::new(cuda, self.world.group(name, ranks)))
             }
-        }))
+            (None, _) => self.world.group(name, ranks),
+        }
+    }
+
+    /// Whether tensors go from device to device without the host.
+    pub fn direct(&self) -> bool {
+        self.nccl.is_some()
     }
 }
 

@@ -4,6 +4,7 @@ use super::built_for_gpus;
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args};
 use crate::common::softgpu;
 use gptrain::device::cuda::{FOLDER, WORKSPACE};
+use gptrain::estimate::measured::Measured;
 use std::process::Command;
 
 /// The learning rate does not depend on where the run ends.
@@ -127,4 +128,24 @@ fn memory_that_is_too_small_is_told_with_what_to_change() {
     both.expect(2, &["TP0 PP0 DP", "for its 2 ranks between them", "--set batch.micro=2 ("]);
     // And so it fits.
     run(1_600_000, 2, &with(&shared, &["batch.micro=2"])).well();
+}
+
+/// Transfers and NCCL too. Nobody is slow by a factor of a hundred.
+#[test]
+fn gpus_are_measured() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let words = ["bench", "run.yaml", "--quick", "--json", "--tolerance=0.99"];
+    let sets = ["--set", "train.device=cuda", "--set", "topology.data=2"];
+    let mut command = on_stand_in(&lab, lab.command(&[&words[..], &sets].concat()), 2);
+    let done = Done::of(command.output().unwrap());
+    done.expect(0, &[]);
+    let found = Measured::read(&done.out, "stdout").unwrap();
+    assert!(found.ranks.iter().all(|rank| rank.upload_gb_s.is_some_and(|speed| speed > 0.0)));
+    assert!(found.ranks.iter().all(|rank| rank.download_gb_s.is_some_and(|speed| speed > 0.0)));
+    let groups: Vec<&str> = found.groups.iter().map(|row| row.group.as_str()).collect();
+    assert!(groups.len() >= 4 && groups.iter().all(|group| *group == "data"), "{groups:?}");
+    assert_eq!((found.pairs.len(), !found.notes.is_empty()), (1, true), "two cannot tell");
 }

@@ -1,0 +1,281 @@
+//! The collectives of each group of the real grid, all groups of a kind at once: algbw and busbw as
+//! nccl-tests define them (doc/PERFORMANCE.md), GB = 10⁹ bytes.
+
+use super::scratch::{Scratch, Timing, timed_together};
+use super::site::Site;
+use crate::base::{Bytes, DType};
+use crate::comm::{Group, Message};
+use crate::device::Tensor;
+use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES};
+use crate::plan::grid::Grid;
+use crate::train::launch::Carrier;
+
+/// Sizes of the array: the latency, a first try, and 1 MiB … 1 GiB.
+const SIZES: [u64; 8] =
+    [LATENCY_BYTES, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+const QUICK: [u64; 5] = [LATENCY_BYTES, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
+
+/// Where there are more ranks, the world's collectives are left out: each rank would connect to all.
+const LARGEST_WORLD: usize = 128;
+
+/// Ends of this part, in seconds from the beginning.
+const END: (f64, f64) = (36.0, 6.3);
+
+/// An op on one size is repeated so often, where there is time.
+const REPEATS: usize = 20;
+const BATCH: usize = 5;
+
+/// What is measured of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    /// Each rank sends to the next and receives from the one before it.
+    SendRecv,
+}
+
+impl Op {
+    const ALL: [Op; 4] = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::SendRecv];
+
+    fn name(self) -> &'static str {
+        match self {
+            Op::AllReduce => "all_reduce",
+            Op::ReduceScatter => "reduce_scatter",
+            Op::AllGather => "all_gather",
+            Op::SendRecv => "send_recv",
+        }
+    }
+
+    /// busbw / algbw among n ranks: the share of the array that passes each rank's link.
+    fn bus_factor(self, n: usize) -> f64 {
+        let share = (n - 1) as f64 / n as f64;
+        match self {
+            Op::AllReduce => 2.0 * share,
+            Op::ReduceScatter | Op::AllGather => share,
+            Op::SendRecv => 1.0,
+        }
+    }
+}
+
+/// algbw and busbw in GB/s of an op on an array of `bytes` among n ranks.
+fn bandwidths(op: Op, n: usize, bytes: u64, seconds: f64) -> (f64, f64) {
+    let algbw = bytes as f64 / seconds / 1e9;
+    (algbw, algbw * op.bus_factor(n))
+}
+
+/// Groups of one kind.
+struct Kind {
+    name: &'static str,
+    /// Ranks of the world in each.
+    groups: Vec<Vec<usize>>,
+    ops: &'static [Op],
+    /// This rank's.
+    group: Box<dyn Group>,
+    /// Messages go round: the last rank sends to the first.
+    ring: bool,
+}
+
+pub struct Groups {
+    pub rows: Vec<GroupSpeed>,
+    pub notes: Vec<String>,
+}
+
+/// Every op of every kind of group, from the smallest size up while there is time. The rows are on
+/// every rank.
+pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Groups> {
+    let (kinds, mut notes) = kinds(site, carrier);
+    if kinds.is_empty() {
+        return Ok(Groups { rows: Vec::new(), notes });
+    }
+    let cells = || kinds.iter().flat_map(|kind| kind.ops.iter().map(move |op| (kind, *op)));
+    let sizes: &[u64] = if site.options.quick { &QUICK } else { &SIZES };
+    let fits = sizes.iter().filter(|bytes| **bytes <= scratch.half() as u64);
+    let sizes: Vec<u64> = fits.copied().collect();
+    // Size and mean seconds of what was measured last of each op.
+    let mut last: Vec<Option<(u64, f64)>> = vec![None; cells().count()];
+    let mut rows = Vec::new();
+    for (at, bytes) in sizes.iter().copied().enumerate() {
+        site.phase(&format!("measuring groups, {} at a time", Bytes(bytes)));
+        let budget = site.rank.on_first(|| Ok(budget(site, sizes.len() - at)))? / last.len() as f64;
+        let mut mine = Vec::new();
+        for ((kind, op), known) in cells().zip(&last) {
+            let repeats = match known {
+                // The time of the smallest size says little of the next.
+                Some((LATENCY_BYTES, _)) => site.rank.on_first(|| Ok(tries(site)))?,
+                _ => repeats(*known, bytes, budget),
+            };
+            mine.push(match repeats {
+                0 => None,
+                repeats => Some(timed(site, scratch, kind, op, bytes, repeats)?),
+            });
+        }
+        let all = site.rank.all_gather(&mine)?;
+        for (cell, (kind, op)) in cells().enumerate() {
+            let timings: Option<Vec<Timing>> = all.iter().map(|ranks| ranks[cell]).collect();
+            if let Some(timings) = timings {
+                let mean = timings.iter().map(|timing| timing.mean).fold(0.0, f64::max);
+                last[cell] = Some((bytes, mean));
+                rows.push(row(site, kind, op, bytes, &timings));
+            }
+        }
+    }
+    let place = |row: &GroupSpeed| {
+        let cell = cells().position(|(kind, op)| (kind.name, op.name()) == (&row.group, &row.op));
+        (cell, row.bytes)
+    };
+    rows.sort_by_key(place);
+    if last.iter().flatten().any(|(bytes, _)| Some(bytes) < sizes.last()) {
+        notes.push("some larger messages were left out: there was no time for them".into());
+    }
+    Ok(Groups { rows, notes })
+}
+
+/// The groups of the grid, and the world where that is another group.
+fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
+    let (grid, at, world) = (site.rank.grid, site.rank.at, site.rank.grid.size());
+    let all_ranks = || (0..world).collect::<Vec<usize>>();
+    let every = |of: &dyn Fn(&Grid, usize) -> Vec<usize>| {
+        let groups = (0..world).map(|rank| (rank, of(&grid, rank)));
+        groups.filter(|(rank, group)| group[0] == *rank).map(|(_, group)| group).collect()
+    };
+    let tensor = |grid: &Grid, rank| grid.tensor_group(grid.coord(rank));
+    let data = |grid: &Grid, rank| grid.data_group(grid.coord(rank));
+    let stages = |grid: &Grid, rank| grid.pipeline_group(grid.coord(rank));
+    let mut kinds = Vec::new();
+    let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
+        if mine.len() > 1 {
+            let group = carrier.group(&format!("bench {name}"), &mine);
+            kinds.push(Kind { name, groups, ops, group, ring });
+        }
+    };
+    const ALL: &[Op] = &Op::ALL;
+    add("tensor", every(&tensor), grid.tensor_group(at), ALL, true);
+    add("pipeline edge", every(&stages), grid.pipeline_group(at), &[Op::SendRecv], false);
+    add("data", every(&data), grid.data_group(at), ALL, true);
+    let mut notes = Vec::new();
+    let is_world = [grid.tensor, grid.data].contains(&world);
+    if !is_world && world <= LARGEST_WORLD {
+        add("world", vec![all_ranks()], all_ranks(), ALL, true);
+    } else if !is_world {
+        notes.push(format!("the world's collectives were left out above {LARGEST_WORLD} ranks"));
+    }
+    (kinds, notes)
+}
+
+/// Seconds for one size, where so many sizes are left: small ones leave some of their share to large
+/// ones.
+fn budget(site: &Site, sizes: usize) -> f64 {
+    let left = (site.allow(END.0, END.1) - site.seconds()).max(0.0);
+    left * (2.0 / sizes as f64).min(0.8)
+}
+
+/// How often to repeat an op on the second size: a few times while there is any time left.
+fn tries(site: &Site) -> usize {
+    if budget(site, 1) > 0.0 { 2 } else { 0 }
+}
+
+/// How often to repeat an op in `budget` seconds, by what a smaller size took, if there was one: 0
+/// where there is no time.
+fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
+    match known {
+        None => REPEATS,
+        Some((before, seconds)) => {
+            let once = seconds * bytes as f64 / before as f64;
+            // One more run warms up.
+            ((budget / once) as usize).saturating_sub(1).min(REPEATS)
+        }
+    }
+}
+
+/// An op on this rank.
+fn timed(
+    site: &Site,
+    scratch: &Scratch,
+    kind: &Kind,
+    op: Op,
+    bytes: u64,
+    repeats: usize,
+) -> anyhow::Result<Timing> {
+    let (be, group) = (site.backend(), &*kind.group);
+    scratch.with(|arena| {
+        // Ranks' parts are equal.
+        let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
+        let [x, y] = [0; 2].map(|_| arena.matrix(1, numel, DType::F32));
+        be.zero(x); // sums of zeros stay zeros
+        let part = x.span(group.rank() * (numel / group.size()), numel / group.size());
+        let messages = messages(group, kind.ring, x, y);
+        // Several in a row hide the launches of a GPU, and by how much a rank is late.
+        let each = repeats.min(BATCH);
+        timed_together(be, repeats / each, each, || match op {
+            Op::AllReduce => group.all_reduce(x),
+            Op::ReduceScatter => group.reduce_scatter(x, part),
+            Op::AllGather => group.all_gather(part, x),
+            Op::SendRecv => group.exchange(&messages),
+        })
+    })
+}
+
+/// To the next rank, and from the one before.
+fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message> {
+    let (rank, size) = (group.rank(), group.size());
+    let send = (ring || rank + 1 < size).then_some(Message::Send { to: (rank + 1) % size, x });
+    let from = (rank + size - 1) % size;
+    let receive = (ring || rank > 0).then_some(Message::Recv { from, x: y });
+    send.into_iter().chain(receive).collect()
+}
+
+/// The slowest group, from all ranks' timings.
+fn row(site: &Site, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> GroupSpeed {
+    let seconds = |group: &Vec<usize>| group.iter().map(|rank| all[*rank].best).fold(0.0, f64::max);
+    let slower = |a: &&Vec<usize>, b: &&Vec<usize>| seconds(a).total_cmp(&seconds(b));
+    let slowest = kind.groups.iter().max_by(slower).expect("there is a group");
+    let one_node =
+        |group: &Vec<usize>| group.iter().all(|rank| site.nodes[*rank] == site.nodes[group[0]]);
+    let size = slowest.len();
+    let (algbw_gb_s, busbw_gb_s) = bandwidths(op, size, bytes, seconds(slowest));
+    GroupSpeed {
+        group: kind.name.into(),
+        size,
+        groups: kind.groups.len(),
+        in_node: kind.groups.iter().all(one_node),
+        op: op.name().into(),
+        bytes,
+        seconds: seconds(slowest),
+        algbw_gb_s,
+        busbw_gb_s,
+        slowest: slowest.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_follow_from_the_time_of_a_smaller_size() {
+        let mib = 1u64 << 20;
+        assert_eq!(repeats(None, LATENCY_BYTES, 0.0), REPEATS);
+        // 4 MiB take 40 ms: five go into 0.2 s, one of them to warm up.
+        assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 0.21), 4);
+        assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 100.0), REPEATS);
+        assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 0.05), 0);
+        // Left out before: as far from the last one measured.
+        assert_eq!(repeats(Some((mib, 0.01)), 16 * mib, 0.33), 1);
+    }
+
+    /// The factors of nccl-tests: 2(n−1)/n, (n−1)/n, (n−1)/n, 1.
+    #[test]
+    fn bandwidths_are_those_of_nccl_tests() {
+        let gib = 1u64 << 30;
+        let expect = |op, n, algbw: f64, busbw: f64| {
+            let (alg, bus) = bandwidths(op, n, gib, 0.01);
+            assert!((alg - algbw).abs() < 1e-9 && (bus - busbw).abs() < 1e-9, "{alg} {bus}");
+        };
+        expect(Op::AllReduce, 8, 107.3741824, 187.9048192);
+        expect(Op::AllReduce, 2, 107.3741824, 107.3741824);
+        expect(Op::ReduceScatter, 8, 107.3741824, 93.9524096);
+        expect(Op::AllGather, 4, 107.3741824, 80.5306368);
+        expect(Op::SendRecv, 2, 107.3741824, 107.3741824);
+    }
+}

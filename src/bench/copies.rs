@@ -1,0 +1,85 @@
+//! Copies within a device, within the host, and between the two.
+
+use super::scratch::{Scratch, Timing, fill, timed};
+use super::site::Site;
+use crate::base::DType;
+use std::time::Instant;
+
+/// GB/s. A copy reads and writes each byte: both count. A transfer counts once.
+pub struct Copies {
+    pub device: f64,
+    pub host: f64,
+    pub upload: Option<f64>,
+    pub download: Option<f64>,
+}
+
+/// Of a GPU's tensors, and of all that the ranks of a node copy together: more than caches hold.
+const DEVICE: usize = 256 << 20;
+const HOST: usize = 256 << 20;
+
+/// The first try, which tells how much there is time for.
+const TRIED: usize = 1 << 20;
+
+pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
+    let seconds = site.allow(0.6, 0.15);
+    let gpu = site.device.gpu().is_some();
+    let host_bytes = HOST / 2 / site.per_node();
+    let most = if gpu { DEVICE } else { host_bytes }.min(scratch.half());
+    let tried = TRIED.min(most);
+    let took = within_device(site, scratch, tried, 0.0)?.mean;
+    let affordable = |bytes: &usize| took * *bytes as f64 / tried as f64 <= seconds / 4.0;
+    let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
+    let bytes = sizes.take_while(|bytes| *bytes > tried).find(affordable).unwrap_or(tried);
+    let took = within_device(site, scratch, bytes, seconds)?.best;
+    let device = 2.0 * bytes as f64 / took / 1e9;
+    let host = within_host(host_bytes, seconds);
+    let transfers = gpu.then(|| transfers(site, scratch, host_bytes.min(bytes), seconds));
+    let (upload, download) = transfers.transpose()?.unzip();
+    Ok(Copies { device, host, upload, download })
+}
+
+/// Of one tensor to another.
+fn within_device(
+    site: &Site,
+    scratch: &Scratch,
+    bytes: usize,
+    seconds: f64,
+) -> anyhow::Result<Timing> {
+    let be = site.backend();
+    scratch.with(|arena| {
+        let [x, y] = [0; 2].map(|_| arena.matrix(1, bytes / 4, DType::F32));
+        [x, y].into_iter().for_each(|x| fill(be, x));
+        timed(be, seconds, || be.copy(x, y.set()))
+    })
+}
+
+/// From one allocation to another, by one thread.
+fn within_host(bytes: usize, seconds: f64) -> f64 {
+    let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
+    let mut best = f64::INFINITY;
+    let start = Instant::now();
+    while best == f64::INFINITY || start.elapsed().as_secs_f64() < seconds {
+        let start = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    2.0 * bytes as f64 / best / 1e9
+}
+
+/// To the device and back, by the calls that training uses.
+fn transfers(
+    site: &Site,
+    scratch: &Scratch,
+    bytes: usize,
+    seconds: f64,
+) -> anyhow::Result<(f64, f64)> {
+    let be = site.backend();
+    let host = std::cell::RefCell::new(vec![1u8; bytes]);
+    scratch.with(|arena| {
+        let x = arena.matrix(1, bytes / 4, DType::F32);
+        let up = timed(be, seconds, || be.upload(&host.borrow(), x))?.best;
+        let down = timed(be, seconds, || be.download(x, &mut host.borrow_mut()))?.best;
+        Ok((bytes as f64 / up / 1e9, bytes as f64 / down / 1e9))
+    })
+}

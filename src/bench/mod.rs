@@ -1,0 +1,163 @@
+//! A check of the machine before a run: what each rank does alone (`products`, `copies`, `files`),
+//! what the groups of the real grid do together (`collectives`), and which pairs of nodes are slow
+//! (`tournament`). `outliers` decides from the figures alone who is slow; `print` tells it.
+//!
+//! All ranks measure at once, as they will train. Every measurement is the best of several, in a
+//! fixed share of the time: 60 s, or 10 s for a quick check. Where ranks must choose alike (rows,
+//! sizes, repeats), they choose from the same gathered figures, or rank 0 does.
+
+mod collectives;
+mod copies;
+mod files;
+mod outliers;
+pub mod print;
+mod products;
+mod scratch;
+mod site;
+mod tournament;
+
+use crate::base::Problems;
+use crate::comm::LauncherEnv;
+use crate::estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
+use crate::manifest::{self, Loaded};
+use crate::train::launch::LocalRanks;
+use crate::train::messages::Messages;
+use scratch::Scratch;
+use site::Site;
+use std::path::Path;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// In 10 s.
+    pub quick: bool,
+    /// What is this share below the median is slow, in place of 5 % (links) and 2 % (products).
+    pub tolerance: Option<f64>,
+}
+
+/// What a process has to tell.
+pub struct Outcome {
+    /// In the process of rank 0.
+    pub measured: Option<Measured>,
+    /// In every process.
+    pub healthy: bool,
+}
+
+/// Measures the machine with the shapes, grid and precision of a manifest, one rank or all that a
+/// launcher started.
+pub fn run(loaded: &Loaded, options: &Options, messages: &Messages) -> anyhow::Result<Outcome> {
+    loaded.manifest.runnable()?;
+    let folder = &loaded.manifest.log.folder;
+    let existed = folder.exists();
+    let mut ranks = LocalRanks::rendezvous(loaded, &format!("bench {options:?}"))?;
+    let node = ranks.node.clone();
+    let outcome = ranks.run(&loaded.manifest, messages, |rank, device| {
+        let site = Site::new(rank, device, &loaded.manifest, options, &node)?;
+        measure(&site)
+    });
+    if !existed {
+        let _ = std::fs::remove_dir(folder); // unless something was written there meanwhile
+    }
+    outcome
+}
+
+/// A block of GPT-2 124M in bf16, for whoever has no manifest yet; ranks are replicas.
+const DEFAULT: &str = "
+name: bench
+model: {layers: 12, hidden: 768, heads: 12, vocab: 50257, seq_len: 1024}
+precision: bf16
+data: {train: none}
+batch: {micro: 4, global: 4}
+lr: {peak: 6e-4}
+train: {samples: 1000}
+log: {folder: gptrain-bench}
+";
+
+/// The manifest in place of one that is not given: as many replicas as ranks were started.
+pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
+    let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
+    let grid = [format!("topology.data={ranks}"), format!("batch.global={}", 4 * ranks)];
+    let sets = [&grid[..], sets].concat();
+    manifest::parse(DEFAULT, "the default of bench", Path::new("."), &sets)
+}
+
+fn measure(site: &Site) -> anyhow::Result<Outcome> {
+    let scratch = Scratch::new(site, products::bytes(site.m))?;
+    let mut ranks = alone(site, &scratch)?;
+    let slow_ranks = confirm_products(site, &scratch, &mut ranks)?;
+    let carrier = site.device.carrier(site.rank.world(), site.m)?;
+    let groups = collectives::measure(site, &scratch, &carrier)?;
+    let pairs = tournament::measure(site, &scratch, &carrier)?;
+    site.done();
+    let direct = carrier.direct();
+    let measured = site.rank.is_first().then(|| {
+        let mut slow: Vec<Slow> =
+            slow_ranks.iter().map(|rank| print::slow_rank(&ranks, *rank)).collect();
+        slow.extend(pairs.slow(site.hardware(direct)));
+        Measured {
+            format: FORMAT.into(),
+            manifest: site.m.name.clone(),
+            precision: site.m.precision,
+            hardware: site.m.plan.hardware.clone(),
+            quick: site.options.quick,
+            seconds: site.seconds(),
+            groups: groups.rows,
+            units: pairs.units_are.into(),
+            pairs: pairs.rows(),
+            slow,
+            notes: [groups.notes, pairs.notes()].concat(),
+            ranks,
+        }
+    });
+    let healthy = || Ok(measured.as_ref().is_some_and(|measured| measured.slow.is_empty()));
+    let healthy = site.rank.on_first(healthy)?;
+    Ok(Outcome { measured, healthy })
+}
+
+/// What each rank does alone, by rank; on every rank.
+fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
+    site.phase("measuring matrix products");
+    let (products, cube) = products::measure(site, scratch)?;
+    site.phase("measuring copies");
+    let copies = copies::measure(site, scratch)?;
+    site.phase("measuring files");
+    let file = site.rank.agree(files::measure(&site.m.log.folder, site.options.quick))?;
+    site.rank.all_gather(&RankSpeeds {
+        rank: site.rank.number(),
+        node: site.nodes[site.rank.number()].clone(),
+        place: site.rank.at.name(),
+        device: site.device_name(),
+        products,
+        cube,
+        device_copy_gb_s: copies.device,
+        host_copy_gb_s: copies.host,
+        upload_gb_s: copies.upload,
+        download_gb_s: copies.download,
+        file_write_gb_s: file.write,
+        file_read_gb_s: file.read,
+        file_access: file.access.into(),
+    })
+}
+
+/// The ranks whose products are slow: those who seemed to be measure again, and keep the better.
+fn confirm_products(
+    site: &Site,
+    scratch: &Scratch,
+    ranks: &mut Vec<RankSpeeds>,
+) -> anyhow::Result<Vec<usize>> {
+    let tolerance = site.options.tolerance.unwrap_or(outliers::PRODUCTS);
+    let slow = |ranks: &[RankSpeeds]| {
+        let rates: Vec<f64> = ranks.iter().map(RankSpeeds::block_tflops).collect();
+        outliers::slow(&rates, tolerance)
+    };
+    let suspects = slow(ranks);
+    if suspects.is_empty() {
+        return Ok(suspects);
+    }
+    site.phase("measuring slow ranks again");
+    let mut mine = ranks[site.rank.number()].clone();
+    if suspects.contains(&mine.rank) {
+        products::again(site, scratch, &mut mine.products)?;
+    }
+    *ranks = site.rank.all_gather(&mine)?;
+    Ok(slow(ranks))
+}

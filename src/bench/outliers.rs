@@ -1,0 +1,193 @@
+//! Who is slow, from the figures alone. Only the slow side is named: being fast is no fault.
+//!
+//! A figure is slow if it is below median − max(3·MAD, tolerance·median), where MAD is the median
+//! distance from the median. Figures that scatter widely cannot hide one below half of the median.
+//!
+//! Of pairs: a node is slow if its *best* pair is slow among all nodes' best pairs, because a slow
+//! node slows every pair it is in, its partner only one. A link is slow if its pair is slow among the
+//! pairs of nodes that are not.
+
+use crate::estimate::measured::median;
+
+/// Usual tolerance of links, and of products: GPUs of one kind differ less.
+pub const LINKS: f64 = 0.05;
+pub const PRODUCTS: f64 = 0.02;
+
+/// Fewer units have no majority.
+const FEWEST: usize = 3;
+
+/// Two units, and the rate between them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pair {
+    pub a: usize,
+    pub b: usize,
+    pub rate: f64,
+}
+
+/// What pairs tell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// Slow units, each with its best rate.
+    pub units: Vec<(usize, f64)>,
+    /// Slow links between units that are not slow.
+    pub links: Vec<Pair>,
+    /// The median of the units' best rates, and of the pairs between units that are not slow.
+    pub usual_best: f64,
+    pub usual_pair: f64,
+    /// Two units: if they are slow, nobody can tell which of them.
+    pub undecided: bool,
+}
+
+/// The figure below which one is slow.
+fn bound(values: &[f64], tolerance: f64) -> f64 {
+    let middle = median(values.iter().copied());
+    let mad = median(values.iter().map(|value| (value - middle).abs()));
+    middle - (3.0 * mad).min(0.5 * middle).max(tolerance * middle)
+}
+
+/// The places of slow values.
+pub fn slow(values: &[f64], tolerance: f64) -> Vec<usize> {
+    let bound = bound(values, tolerance);
+    (0..values.len()).filter(|at| values[*at] < bound).collect()
+}
+
+/// Slow units and links among `units`. Of a unit that was in no pair nothing is known.
+pub fn judge(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
+    let best = |unit: usize| {
+        let of = pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
+        of.map(|pair| pair.rate).fold(0.0, f64::max)
+    };
+    let paired = |unit: &usize| pairs.iter().any(|pair| pair.a == *unit || pair.b == *unit);
+    let met: Vec<usize> = (0..units).filter(paired).collect();
+    let bests: Vec<f64> = met.iter().map(|unit| best(*unit)).collect();
+    let usual_best = median(bests.iter().copied());
+    if units < FEWEST {
+        let undecided = units == 2;
+        return Findings { usual_best, usual_pair: usual_best, undecided, ..Findings::default() };
+    }
+    let slow_units: Vec<usize> = slow(&bests, tolerance).into_iter().map(|at| met[at]).collect();
+    let sound = |pair: &&Pair| !slow_units.contains(&pair.a) && !slow_units.contains(&pair.b);
+    let sound: Vec<Pair> = pairs.iter().filter(sound).copied().collect();
+    let rates: Vec<f64> = sound.iter().map(|pair| pair.rate).collect();
+    let links = match rates.len() < FEWEST {
+        true => Vec::new(),
+        false => slow(&rates, tolerance).into_iter().map(|at| sound[at]).collect(),
+    };
+    Findings {
+        units: slow_units.iter().map(|unit| (*unit, best(*unit))).collect(),
+        links,
+        usual_best,
+        usual_pair: median(rates),
+        undecided: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng;
+
+    /// Every pair of `units`, at a rate that depends on the pair.
+    fn pairs(units: usize, rate: impl Fn(usize, usize) -> f64) -> Vec<Pair> {
+        let of = |a: usize| (a + 1..units).map(move |b| (a, b));
+        (0..units).flat_map(of).map(|(a, b)| Pair { a, b, rate: rate(a, b) }).collect()
+    }
+
+    /// 1 ± `share`, the same for a pair each time.
+    fn noise(seed: u64, share: f64) -> impl Fn(usize, usize) -> f64 {
+        move |a, b| {
+            let drawn = rng::below(seed, (a * 1000 + b) as u64, 1 << 30) as f64;
+            1.0 + share * (2.0 * drawn / (1u64 << 30) as f64 - 1.0)
+        }
+    }
+
+    fn named(found: &Findings) -> (Vec<usize>, Vec<(usize, usize)>) {
+        let units = found.units.iter().map(|(unit, _)| *unit).collect();
+        (units, found.links.iter().map(|pair| (pair.a, pair.b)).collect())
+    }
+
+    #[test]
+    fn nobody_is_named_among_equals_or_in_noise() {
+        for units in 3..=16 {
+            assert_eq!(named(&judge(units, &pairs(units, |_, _| 50.0), LINKS)), (vec![], vec![]));
+            for seed in 0..200 {
+                let noise = noise(seed, 0.02);
+                let found = judge(units, &pairs(units, |a, b| 50.0 * noise(a, b)), LINKS);
+                assert_eq!(named(&found), (vec![], vec![]), "{units} units, seed {seed}");
+            }
+        }
+    }
+
+    /// 34 %, and only 8 % less than usual.
+    #[test]
+    fn a_slow_node_is_named_and_none_of_its_partners() {
+        for (units, share) in [(3, 0.34), (4, 0.34), (8, 0.34), (8, 0.9), (64, 0.9)] {
+            for slow in 0..units {
+                let noise = noise(slow as u64, 0.01);
+                let rate = |a, b| {
+                    let usual = 50.0 * noise(a, b);
+                    if a == slow || b == slow { share * usual } else { usual }
+                };
+                let found = judge(units, &pairs(units, rate), LINKS);
+                assert_eq!(named(&found), (vec![slow], vec![]), "{units} units, {share}");
+                assert!((found.units[0].1 / found.usual_best - share).abs() < 0.03, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_link_is_told_from_a_slow_node() {
+        for units in [4, 8, 32] {
+            let noise = noise(7, 0.01);
+            let slow = (1, units - 1);
+            let rate = |a, b| noise(a, b) * if (a, b) == slow { 10.0 } else { 50.0 };
+            let found = judge(units, &pairs(units, rate), LINKS);
+            assert_eq!(named(&found), (vec![], vec![slow]));
+            assert_eq!(found.links[0].rate, rate(slow.0, slow.1));
+        }
+    }
+
+    /// The pair of the two slow ones is no slow link; another link is.
+    #[test]
+    fn two_slow_nodes_and_a_slow_link_are_all_named() {
+        let rate = |a: usize, b: usize| match (a, b) {
+            (2, _) | (_, 2) => 20.0,
+            (5, _) | (_, 5) => 30.0,
+            (0, 7) => 25.0,
+            _ => 50.0,
+        };
+        let found = judge(8, &pairs(8, rate), LINKS);
+        assert_eq!(named(&found), (vec![2, 5], vec![(0, 7)]));
+        let two_of_four = |a: usize, b: usize| if a < 2 || b < 2 { 5.0 } else { 50.0 };
+        assert_eq!(named(&judge(4, &pairs(4, two_of_four), LINKS)), (vec![0, 1], vec![]));
+    }
+
+    /// A few rounds of a tournament: node 3 is slow in all of its pairs.
+    #[test]
+    fn a_part_of_the_pairs_is_enough() {
+        let rate = |a, b| if a == 3 || b == 3 { 20.0 } else { 50.0 };
+        let some = pairs(64, rate).into_iter().filter(|pair| (pair.a ^ pair.b) % 16 == 1);
+        assert_eq!(named(&judge(64, &some.collect::<Vec<_>>(), LINKS)), (vec![3], vec![]));
+        let first_round = [(0, 4), (1, 3)].map(|(a, b)| Pair { a, b, rate: 50.0 });
+        assert_eq!(named(&judge(5, &first_round, LINKS)), (vec![], vec![]), "2 rested");
+    }
+
+    #[test]
+    fn two_nodes_cannot_tell_which_is_slow() {
+        let found = judge(2, &[Pair { a: 0, b: 1, rate: 1.0 }], LINKS);
+        assert!(found.undecided && found.units.is_empty() && found.links.is_empty());
+        assert_eq!(found.usual_pair, 1.0);
+        assert!(!judge(1, &[], LINKS).undecided);
+    }
+
+    /// However much the others scatter; and where all but a few figures are equal.
+    #[test]
+    fn a_value_below_half_of_the_median_is_slow_and_none_above_it_is() {
+        assert_eq!(slow(&[10.0, 30.0, 4.0, 20.0, 40.0], LINKS), [2]);
+        assert_eq!(slow(&[10.0, 10.0, 10.0, 9.7, 30.0], PRODUCTS), [3]);
+        assert_eq!(slow(&[10.0, 10.0, 10.0, 9.9, 30.0], PRODUCTS), [0; 0]);
+        assert_eq!(slow(&[10.0, 10.2, 9.8, 10.1, 9.6], PRODUCTS), [0; 0]);
+        assert_eq!(slow(&[5.0, 6.0], PRODUCTS), [0; 0], "of two nobody is the majority");
+        assert_eq!(slow(&[5.0], PRODUCTS), [0; 0]);
+    }
+}

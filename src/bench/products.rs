@@ -1,0 +1,172 @@
+//! Matrix products of a transformer block at the manifest's own shapes, and a large cube.
+
+use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
+use super::site::Site;
+use crate::base::{DType, div_exact};
+use crate::device::{Epilogue, Gemm};
+use crate::engine::model_dtype;
+use crate::estimate::measured::Product;
+use crate::manifest::Manifest;
+
+/// Edge of the cube where there is time and memory for it.
+const CUBE: usize = 8192;
+
+/// Rows of the first try, which tells how many rows there is time for.
+const TRIED_ROWS: usize = 64;
+
+/// C [m, n] = A [m, k] · Bᵀ, B [n, k].
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Shape {
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// The products of a block's forward pass on one rank: rows of a micro-batch, shares of the weights.
+fn block_shapes(m: &Manifest) -> [(&'static str, Shape); 4] {
+    let (rows, hidden, ranks) =
+        (m.batch.micro * m.model.seq_len, m.model.hidden, m.topology.tensor);
+    let heads = m.model.heads().share(ranks);
+    let ffn = div_exact(m.model.ffn_hidden, ranks);
+    [
+        ("qkv", Shape { m: rows, n: heads.qkv_width(), k: hidden }),
+        ("projection", Shape { m: rows, n: hidden, k: heads.query_width() }),
+        ("ffn up", Shape { m: rows, n: ffn, k: hidden }),
+        ("ffn down", Shape { m: rows, n: hidden, k: ffn }),
+    ]
+}
+
+impl Shape {
+    fn flops(self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+
+    /// Bytes of A, B and C with the gaps between them.
+    fn bytes(self, dtype: DType) -> usize {
+        (self.m * self.k + self.n * self.k + self.m * self.n) * dtype.size() + 3 * 256
+    }
+
+    fn rows(self, m: usize) -> Shape {
+        Shape { m, ..self }
+    }
+}
+
+/// Memory of the products.
+pub fn bytes(m: &Manifest) -> ProductBytes {
+    let dtype = model_dtype(m.precision);
+    let largest = |rows: usize| {
+        let shapes = block_shapes(m).map(|(_, shape)| shape.rows(shape.m.min(rows)).bytes(dtype));
+        shapes.into_iter().max().expect("four shapes")
+    };
+    let cube = Shape { m: CUBE, n: CUBE, k: CUBE }.bytes(dtype);
+    ProductBytes { least: largest(TRIED_ROWS), most: largest(usize::MAX).max(cube) }
+}
+
+/// The four products, and the cube. A collective: all ranks measure the same shapes.
+pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<(Vec<Product>, Product)> {
+    let shapes = block_shapes(site.m);
+    let seconds = site.allow(2.0, 0.3);
+    // The clocks of a GPU settle in about a second of work.
+    let warm_up = if site.device.gpu().is_some() { site.allow(1.0, 0.3) } else { 0.0 };
+    let tried = shapes[0].1.rows(shapes[0].1.m.min(TRIED_ROWS));
+    multiply(site, scratch, tried, warm_up)?;
+    let rows = rows(site, scratch, &shapes.map(|(_, shape)| shape), seconds / 4.0)?;
+    let (mut products, mut flops, mut spent) = (Vec::new(), 0.0, 0.0);
+    for (name, shape) in shapes {
+        let shape = shape.rows(rows);
+        let took = multiply(site, scratch, shape, seconds)?;
+        (flops, spent) = (flops + shape.flops(), spent + took.mean);
+        products.push(product(name, shape, took.best));
+    }
+    let slowest = site.rank.all_gather(&(flops / spent))?.into_iter().fold(f64::INFINITY, f64::min);
+    let seconds = site.allow(4.0, 0.6);
+    let edge = cube_edge(slowest, seconds / 4.0, scratch.bytes, model_dtype(site.m.precision));
+    let cube = Shape { m: edge, n: edge, k: edge };
+    Ok((products, product("cube", cube, multiply(site, scratch, cube, seconds)?.best)))
+}
+
+/// The four products once more; the better figures stay.
+pub fn again(site: &Site, scratch: &Scratch, products: &mut [Product]) -> anyhow::Result<()> {
+    for one in products {
+        let shape = Shape { m: one.m, n: one.n, k: one.k };
+        let took = multiply(site, scratch, shape, site.allow(1.0, 0.15))?;
+        one.tflops = one.tflops.max(shape.flops() / took.best / 1e12);
+    }
+    Ok(())
+}
+
+fn product(name: &str, shape: Shape, seconds: f64) -> Product {
+    let Shape { m, n, k } = shape;
+    Product { name: name.into(), m, n, k, tflops: shape.flops() / seconds / 1e12 }
+}
+
+/// Times products of a shape for so many seconds.
+fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyhow::Result<Timing> {
+    let (be, dtype) = (site.backend(), model_dtype(site.m.precision));
+    scratch.with(|arena| {
+        let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
+            .map(|(rows, cols)| arena.matrix(rows, cols, dtype));
+        [a, b].into_iter().for_each(|x| fill(be, x));
+        timed(be, seconds, || be.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing))
+    })
+}
+
+/// The micro-batch's rows, or a half, a quarter … of them: those for which there is memory, and with
+/// which no product takes longer than `limit` seconds on the slowest rank.
+fn rows(site: &Site, scratch: &Scratch, shapes: &[Shape], limit: f64) -> anyhow::Result<usize> {
+    let all = shapes[0].m;
+    let tried = all.min(TRIED_ROWS);
+    let mut longest: f64 = 0.0;
+    for shape in shapes {
+        longest = longest.max(multiply(site, scratch, shape.rows(tried), 0.0)?.mean);
+    }
+    let slowest = site.rank.all_gather(&longest)?.into_iter().fold(0.0, f64::max);
+    let dtype = model_dtype(site.m.precision);
+    let fits = |rows: usize| {
+        let bytes = shapes.iter().map(|shape| shape.rows(rows).bytes(dtype)).max();
+        slowest * rows as f64 / tried as f64 <= limit && bytes <= Some(scratch.bytes)
+    };
+    let fewer = std::iter::successors(Some(all), |rows| Some(rows / 2));
+    Ok(fewer.take_while(|rows| *rows > tried).find(|rows| fits(*rows)).unwrap_or(tried))
+}
+
+/// The largest edge that a rank of so many FLOP/s multiplies in `limit` seconds, in `room` bytes.
+fn cube_edge(rate: f64, limit: f64, room: usize, dtype: DType) -> usize {
+    let fits = |edge: usize| {
+        let cube = Shape { m: edge, n: edge, k: edge };
+        cube.flops() / rate <= limit && cube.bytes(dtype) <= room
+    };
+    let edges = std::iter::successors(Some(CUBE), |edge| Some(edge / 2));
+    edges.take_while(|edge| *edge > 256).find(|edge| fits(*edge)).unwrap_or(256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest;
+
+    #[test]
+    fn shapes_are_those_of_a_ranks_share() {
+        let text = "
+model: {layers: 2, hidden: 64, heads: 4, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 3, global: 6}
+lr: {peak: 1e-3}
+train: {samples: 800}
+topology: {tensor: 2}
+";
+        let m = manifest::parse(text, "test", std::path::Path::new("."), &[]).unwrap().manifest;
+        let shapes = block_shapes(&m).map(|(_, Shape { m, n, k })| (m, n, k));
+        assert_eq!(shapes, [(24, 96, 64), (24, 64, 32), (24, 128, 64), (24, 64, 128)]);
+        assert_eq!(product("qkv", block_shapes(&m)[0].1, 1e-6).tflops, 2.0 * 24.0 * 96.0 * 64e-6);
+    }
+
+    #[test]
+    fn the_cube_is_as_large_as_time_and_memory_allow() {
+        // 8192³ is 1.1 TFLOP, and 3 × 128 MiB in bf16.
+        assert_eq!(cube_edge(1.2e12, 1.0, 1 << 30, DType::BF16), 8192);
+        assert_eq!(cube_edge(1e12, 1.0, 1 << 30, DType::BF16), 4096);
+        assert_eq!(cube_edge(1.2e12, 1.0, 300 << 20, DType::BF16), 4096);
+        assert_eq!(cube_edge(1e3, 1.0, 1 << 30, DType::BF16), 256);
+    }
+}

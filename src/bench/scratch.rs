@@ -1,0 +1,128 @@
+//! Device memory that all measurements use in turn, its contents, and the timing of device ops.
+
+use super::site::Site;
+use crate::base::DType;
+use crate::device::{Arena, Backend, Tensor};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// The most that a message, a copy or a collective has: 1 GiB.
+const LARGEST: usize = 1 << 30;
+
+/// What matrix products take: at least, and where there is enough memory.
+pub struct ProductBytes {
+    pub least: usize,
+    pub most: usize,
+}
+
+/// One region, as large on every rank.
+pub struct Scratch {
+    arena: Arena,
+    pub bytes: usize,
+}
+
+impl Scratch {
+    /// As much as the largest measurement takes, or half of this rank's share of the memory: messages
+    /// on their way need the other. On the CPU pages that are never touched cost nothing. A
+    /// collective.
+    pub fn new(site: &Site, products: ProductBytes) -> anyhow::Result<Scratch> {
+        let be = site.backend();
+        let free = site.device.memory().map(|(free, _)| free).or(be.shared_memory());
+        let parts = 2 * site.per_node() as u64;
+        let share = free.map_or(LARGEST as u64, |free| free.0 / parts);
+        let wanted = products.most.max(2 * LARGEST).min(share as usize).max(products.least);
+        let bytes = site.rank.all_gather(&wanted)?.into_iter().min().expect("one rank at least");
+        let arena = Arena::new(be, bytes);
+        let arena = site.rank.agree(arena.map_err(anyhow::Error::from))?;
+        Ok(Scratch { arena, bytes })
+    }
+
+    /// Runs `work` on matrices that nothing else uses meanwhile.
+    pub fn with<T>(&self, work: impl FnOnce(&Arena) -> T) -> T {
+        self.arena.temporary(work)
+    }
+
+    /// The largest power of 4 of which two tensors of as many bytes have room, up to 1 GiB.
+    pub fn half(&self) -> usize {
+        let mut size = LARGEST;
+        while 2 * size > self.bytes && size > 1024 {
+            size /= 4;
+        }
+        size
+    }
+}
+
+/// Fills a matrix with small numbers of both signs: zeros would draw less power than they do.
+pub fn fill(be: &dyn Backend, x: Tensor) {
+    let value = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7 & 0xffff) as f32 / 65536.0 - 0.5;
+    let some = x.numel().min(1 << 18);
+    let values = (0..some).map(value);
+    let bytes: Vec<u8> = match x.dtype {
+        DType::BF16 => values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
+        DType::F16 => values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+        _ => values.flat_map(f32::to_le_bytes).collect(),
+    };
+    be.upload(&bytes, x.span(0, some));
+    let mut done = some;
+    while done < x.numel() {
+        let more = done.min(x.numel() - done);
+        be.copy(x.span(0, more), x.span(done, more).set());
+        done += more;
+    }
+}
+
+/// A batch of device ops takes at least this, so that launches and the wait do not count.
+const BATCH_SECONDS: f64 = 2e-3;
+
+/// As many batches say enough.
+const BATCHES: usize = 30;
+
+/// Seconds of one op.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Timing {
+    /// Mean of the fastest batch: what the device can do.
+    pub best: f64,
+    /// Mean of all: how much goes into some time, where others share the device.
+    pub mean: f64,
+}
+
+/// Batches of `op` in about `seconds`, at least one, after one op that warms up.
+pub fn timed(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Timing> {
+    let start = Instant::now();
+    batch(be, 1, &op)?;
+    let first = batch(be, 1, &op)?;
+    let each = (BATCH_SECONDS / first).clamp(1.0, 100.0) as usize;
+    let (mut ops, mut spent, mut best) = (1, first, first);
+    for _ in 0..BATCHES {
+        if start.elapsed().as_secs_f64() > seconds {
+            break;
+        }
+        let mean = batch(be, each, &op)?;
+        best = best.min(mean);
+        (ops, spent) = (ops + each, spent + mean * each as f64);
+    }
+    Ok(Timing { best, mean: spent / ops as f64 })
+}
+
+/// Exactly so many batches of so many ops, for ops that other ranks take part in; one more op warms
+/// up.
+pub fn timed_together(
+    be: &dyn Backend,
+    batches: usize,
+    ops: usize,
+    op: impl Fn(),
+) -> anyhow::Result<Timing> {
+    batch(be, 1, &op)?;
+    let all = (0..batches).map(|_| batch(be, ops, &op)).collect::<anyhow::Result<Vec<f64>>>()?;
+    let best = all.iter().copied().fold(f64::INFINITY, f64::min);
+    Ok(Timing { best, mean: all.iter().sum::<f64>() / batches as f64 })
+}
+
+/// Mean seconds of some ops.
+fn batch(be: &dyn Backend, ops: usize, op: &impl Fn()) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    (0..ops).for_each(|_| op());
+    be.sync()?;
+    Ok(start.elapsed().as_secs_f64() / ops as f64)
+}

@@ -1,0 +1,86 @@
+//! A rank among those that measure: its device and manifest, the nodes of all, and the time.
+
+use super::Options;
+use crate::device::Backend;
+use crate::estimate::hardware::{self, Hardware};
+use crate::manifest::Manifest;
+use crate::train::launch::Device;
+use crate::train::rank::Rank;
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
+
+pub struct Site<'a> {
+    pub rank: &'a Rank<'a>,
+    pub device: &'a Device,
+    pub m: &'a Manifest,
+    pub options: &'a Options,
+    /// The node of each rank.
+    pub nodes: Vec<String>,
+    started: Instant,
+}
+
+impl<'a> Site<'a> {
+    /// A collective, as all that ranks agree on here.
+    pub fn new(
+        rank: &'a Rank<'a>,
+        device: &'a Device,
+        m: &'a Manifest,
+        options: &'a Options,
+        node: &str,
+    ) -> anyhow::Result<Site<'a>> {
+        let started = Instant::now();
+        let nodes = rank.all_gather(&node.to_string())?;
+        Ok(Site { rank, device, m, options, nodes, started })
+    }
+
+    pub fn backend(&self) -> &dyn Backend {
+        self.device.backend()
+    }
+
+    /// "NVIDIA H100 80GB HBM3"; "CPU, 8 threads".
+    pub fn device_name(&self) -> String {
+        self.device.gpu().map_or_else(|| self.device.description(), |gpu| gpu.name.clone())
+    }
+
+    /// The most ranks that a node has.
+    pub fn per_node(&self) -> usize {
+        let on = |node: &String| self.nodes.iter().filter(|other| *other == node).count();
+        self.nodes.iter().map(on).max().expect("this rank at least")
+    }
+
+    /// Seconds of a measurement: `usual`, or `quick` for a quick check.
+    pub fn allow(&self, usual: f64, quick: f64) -> f64 {
+        if self.options.quick { quick } else { usual }
+    }
+
+    /// Since the beginning, on this rank's clock.
+    pub fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// What begins now: shown in a hang diagnosis, and on rank 0's terminal.
+    pub fn phase(&self, what: &str) {
+        tracing::debug!("{what}, from {:.2} s on", self.seconds());
+        self.rank.set_phase(what);
+        self.show(&format!("{what} …"));
+    }
+
+    /// Clears the terminal's line.
+    pub fn done(&self) {
+        self.show("");
+    }
+
+    fn show(&self, line: &str) {
+        let mut terminal = std::io::stderr();
+        if self.rank.is_first() && terminal.is_terminal() {
+            let _ = write!(terminal, "\r\x1b[2K{line}").and_then(|()| terminal.flush());
+        }
+    }
+
+    /// The manifest's plan.hardware, if that is what was measured: GPUs that reach each other
+    /// directly.
+    pub fn hardware(&self, direct: bool) -> Option<&'static Hardware> {
+        let name = self.m.plan.hardware.as_deref().filter(|_| direct)?;
+        hardware::find(name, "plan.hardware").ok()
+    }
+}

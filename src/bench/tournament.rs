@@ -1,0 +1,374 @@
+//! Which pairs of nodes are slow: in each round every node has another partner, all pairs exchange
+//! messages both ways at once, by all ranks of a node at once. Where all ranks are on one node, the
+//! ranks are paired.
+
+use super::outliers::{self, Findings, Pair};
+use super::print;
+use super::scratch::Scratch;
+use super::site::Site;
+use crate::base::DType;
+use crate::comm::{Group, Message};
+use crate::estimate::hardware::Hardware;
+use crate::estimate::measured::{PairSpeed, Slow};
+use crate::train::launch::Carrier;
+use std::time::Instant;
+
+/// From so many units on, not every pair meets.
+const ALL_PAIRS: usize = 32;
+const FEWER_ROUNDS: usize = 12;
+
+/// Pairs that seem slow meet again so often, and keep their best rate; it takes about so many rounds.
+const RETRIES: usize = 2;
+const SPARE_ROUNDS: usize = 4;
+
+/// Bytes of the first messages, which tell how large the next ones may be.
+const TRIED: usize = 64 << 10;
+const LARGEST: usize = 256 << 20;
+
+/// End of this part, in seconds from the beginning; the least that a round has, however late it is.
+const END: (f64, f64) = (54.0, 8.8);
+const LEAST_SECONDS: f64 = 0.05;
+
+/// So many times END, and no more pairs meet.
+const HOPELESS: f64 = 3.0;
+
+/// A node, or a rank where there is one node.
+struct Unit {
+    name: String,
+    ranks: Vec<usize>,
+}
+
+/// What was measured, on every rank alike.
+pub struct Pairs {
+    units: Vec<String>,
+    /// "nodes" or "ranks".
+    pub units_are: &'static str,
+    /// Ranks of a unit that took part.
+    rails: usize,
+    pairs: Vec<Pair>,
+    found: Findings,
+    rounds: (usize, usize),
+}
+
+pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Pairs> {
+    let (units, units_are) = units(site);
+    let rails = units.iter().map(|unit| unit.ranks.len()).min().unwrap_or(0);
+    let names = units.iter().map(|unit| unit.name.clone()).collect();
+    let mut all = Pairs {
+        units: names,
+        units_are,
+        rails,
+        pairs: Vec::new(),
+        found: Findings::default(),
+        rounds: (0, 0),
+    };
+    if units.len() < 2 {
+        return Ok(all);
+    }
+    let field = Field::new(site, scratch, carrier, &units, rails);
+    let rounds = rounds(units.len());
+    all.rounds.1 = rounds.len();
+    let tolerance = site.options.tolerance.unwrap_or(outliers::LINKS);
+    let judge = |pairs: &[Pair]| outliers::judge(units.len(), pairs, tolerance);
+    let mut clock = site.rank.on_first(|| Ok(site.seconds()))?;
+    let mut meet = |all: &mut Pairs, round: &[(usize, usize)], left: usize| {
+        let seconds = (site.allow(END.0, END.1) - clock) / left as f64;
+        let (rates, now) = field.round(round, seconds.max(LEAST_SECONDS))?;
+        clock = now;
+        rates.into_iter().for_each(|rate| keep_best(&mut all.pairs, rate));
+        anyhow::Ok(now < HOPELESS * site.allow(END.0, END.1))
+    };
+    for (number, round) in rounds.iter().enumerate() {
+        site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
+        all.rounds.0 += 1;
+        if !meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS)? {
+            break;
+        }
+    }
+    for _ in 0..RETRIES {
+        all.found = judge(&all.pairs);
+        site.phase("pairing slow ones again");
+        for round in again(&all.found, &all.pairs) {
+            meet(&mut all, &round, SPARE_ROUNDS)?;
+        }
+    }
+    all.found = judge(&all.pairs);
+    Ok(all)
+}
+
+/// Nodes in the order of their first ranks; or ranks.
+fn units(site: &Site) -> (Vec<Unit>, &'static str) {
+    let mut nodes: Vec<Unit> = Vec::new();
+    for (rank, node) in site.nodes.iter().enumerate() {
+        match nodes.iter_mut().find(|unit| unit.name == *node) {
+            Some(unit) => unit.ranks.push(rank),
+            None => nodes.push(Unit { name: node.clone(), ranks: vec![rank] }),
+        }
+    }
+    if nodes.len() > 1 {
+        return (nodes, "nodes");
+    }
+    let rank = |rank| Unit { name: format!("rank {rank}"), ranks: vec![rank] };
+    ((0..site.nodes.len()).map(rank).collect(), "ranks")
+}
+
+/// Who meets whom in each round: every pair once, up to 32 units; above, 12 rounds of them. By
+/// exclusive or for powers of two; else round a table, where one of an odd number rests.
+fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
+    let even = units.next_multiple_of(2);
+    let meet = |round: usize| -> Vec<(usize, usize)> {
+        let pairs: Vec<(usize, usize)> = match units.is_power_of_two() {
+            true => (0..units).map(|unit| (unit, unit ^ (round + 1))).collect(),
+            false => (0..even / 2)
+                .map(|seat| match seat {
+                    0 => (even - 1, round),
+                    _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
+                })
+                .collect(),
+        };
+        let ordered = pairs.into_iter().map(|(a, b)| (a.min(b), a.max(b)));
+        let mut round: Vec<_> = ordered.filter(|(_, b)| *b < units).collect();
+        round.sort_unstable();
+        round.dedup();
+        round
+    };
+    let all = even - 1;
+    match units <= ALL_PAIRS {
+        true => (0..all).map(meet).collect(),
+        false => (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect(),
+    }
+}
+
+/// Rounds in which slow links meet again, and slow units their best partners, nobody twice in one.
+fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
+    let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
+    for (unit, best) in &found.units {
+        let of = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
+        due.extend(pairs.iter().find(of).map(|pair| (pair.a, pair.b)));
+    }
+    let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
+    for pair in due {
+        let free = |round: &&mut Vec<(usize, usize)>| {
+            round.iter().all(|(a, b)| ![pair.0, pair.1].iter().any(|unit| unit == a || unit == b))
+        };
+        match rounds.iter_mut().find(free) {
+            Some(round) => round.push(pair),
+            None => rounds.push(vec![pair]),
+        }
+    }
+    rounds
+}
+
+/// Adds a pair's rate, or keeps the better one.
+fn keep_best(pairs: &mut Vec<Pair>, new: Pair) {
+    match pairs.iter_mut().find(|old| (old.a, old.b) == (new.a, new.b)) {
+        Some(old) => old.rate = old.rate.max(new.rate),
+        None => pairs.push(new),
+    }
+}
+
+/// A rank's place in the tournament.
+struct Field<'a> {
+    site: &'a Site<'a>,
+    scratch: &'a Scratch,
+    units: &'a [Unit],
+    rails: usize,
+    /// Of the ranks with this one's number in each unit; None for a rank without counterparts.
+    rail: Option<Box<dyn Group>>,
+}
+
+impl<'a> Field<'a> {
+    fn new(
+        site: &'a Site<'a>,
+        scratch: &'a Scratch,
+        carrier: &Carrier,
+        units: &'a [Unit],
+        rails: usize,
+    ) -> Field<'a> {
+        let me = site.rank.number();
+        let mine = (0..rails).find(|rail| units.iter().any(|unit| unit.ranks[*rail] == me));
+        let rail = mine.map(|rail| {
+            let ranks: Vec<usize> = units.iter().map(|unit| unit.ranks[rail]).collect();
+            carrier.group(&format!("bench rail {rail}"), &ranks)
+        });
+        Field { site, scratch, units, rails, rail }
+    }
+
+    /// The rates in GB/s of the pairs of a round, which takes about `seconds`; and what rank 0's clock
+    /// shows then.
+    fn round(&self, round: &[(usize, usize)], seconds: f64) -> anyhow::Result<(Vec<Pair>, f64)> {
+        let mut best: Vec<Pair> =
+            round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
+        let mut plans = vec![Plan { bytes: TRIED, repeats: 1 }; round.len()];
+        let mut clock = 0.0;
+        for _ in 0..Plan::TRIES {
+            let mine = (self.exchange(round, &plans)?, self.site.seconds());
+            let took = self.site.rank.all_gather(&mine)?;
+            clock = took[0].1;
+            for ((pair, plan), at) in best.iter_mut().zip(&mut plans).zip(0..) {
+                let (a, b) = round[at];
+                let slower = |rail: usize| {
+                    let [one, other] = [a, b].map(|unit| took[self.units[unit].ranks[rail]].0);
+                    one.max(other)
+                };
+                if plan.repeats > 0 {
+                    let rate = |rail| plan.bytes as f64 / slower(rail) / 1e9;
+                    pair.rate = pair.rate.max((0..self.rails).map(rate).sum());
+                    let slowest = (0..self.rails).map(slower).fold(0.0, f64::max);
+                    *plan = plan.next(slowest, seconds, self.scratch.half().min(LARGEST));
+                }
+            }
+        }
+        Ok((best, clock))
+    }
+
+    /// Mean seconds of exchanges with this rank's partner; 0 for a rank that rests.
+    fn exchange(&self, round: &[(usize, usize)], plans: &[Plan]) -> anyhow::Result<f64> {
+        let Some(rail) = &self.rail else { return Ok(0.0) };
+        let me = rail.rank();
+        let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };
+        let (a, b) = round[at];
+        let (peer, plan) = (if a == me { b } else { a }, plans[at]);
+        let be = self.site.backend();
+        self.scratch.with(|arena| {
+            let [x, y] = [0; 2].map(|_| arena.matrix(1, plan.bytes / 4, DType::F32));
+            let start = Instant::now();
+            for _ in 0..plan.repeats {
+                rail.exchange(&[Message::Send { to: peer, x }, Message::Recv { from: peer, x: y }]);
+            }
+            be.sync()?;
+            Ok(start.elapsed().as_secs_f64() / plan.repeats.max(1) as f64)
+        })
+    }
+}
+
+/// The next messages of a pair.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plan {
+    bytes: usize,
+    /// 0: the pair is done.
+    repeats: usize,
+}
+
+impl Plan {
+    /// Times that a pair exchanges messages in a round; sizes grow from one to the next.
+    const TRIES: usize = 4;
+
+    /// Growth from one try to the next: what larger messages take is foretold less well.
+    const GROWTH: usize = 16;
+
+    /// After messages that took `took`, in a round of `seconds`: as large as a sixth of it allows, by
+    /// powers of 4 up to `largest`. Messages that cannot grow
+    /// are not repeated.
+    fn next(self, took: f64, seconds: f64, largest: usize) -> Plan {
+        let largest = largest.min(self.bytes * Plan::GROWTH);
+        let (mut bytes, mut each) = (self.bytes, took);
+        while bytes * 4 <= largest && each * 4.0 <= seconds / 6.0 {
+            (bytes, each) = (bytes * 4, each * 4.0);
+        }
+        let repeats = if bytes > self.bytes { (seconds / 4.0 / each).min(3.0) as usize } else { 0 };
+        Plan { bytes, repeats }
+    }
+}
+
+impl Pairs {
+    pub fn rows(&self) -> Vec<PairSpeed> {
+        let name = |unit: usize| self.units[unit].clone();
+        let row = |pair: &Pair| PairSpeed { a: name(pair.a), b: name(pair.b), gb_s: pair.rate };
+        self.pairs.iter().map(row).collect()
+    }
+
+    /// Slow units and links, and a network that is slow as a whole.
+    pub fn slow(&self, hardware: Option<&Hardware>) -> Vec<Slow> {
+        let sheet = hardware.map(|hw| match self.units_are {
+            "nodes" => hw.network_gb_s * self.rails.min(hw.per_node) as f64 / hw.per_node as f64,
+            _ => hw.bus_gb_s,
+        });
+        print::slow_pairs(&self.units, self.units_are, &self.found, sheet)
+    }
+
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.found.undecided {
+            notes.push(format!(
+                "with two {} a slow one cannot be told from the other: compare with what is usual",
+                self.units_are
+            ));
+        }
+        if self.rounds.0 < self.rounds.1 {
+            let (done, all) = self.rounds;
+            notes.push(format!("{done} of {all} rounds of pairs went into the time"));
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn everyone_meets_everyone_once_and_nobody_twice_in_a_round() {
+        for units in 2..=ALL_PAIRS {
+            let rounds = rounds(units);
+            assert_eq!(rounds.len(), units.next_multiple_of(2) - 1, "{units} units");
+            let mut met = BTreeSet::new();
+            for round in &rounds {
+                let mut there = BTreeSet::new();
+                for (a, b) in round {
+                    assert!(a < b && *b < units, "{units} units: {a} meets {b}");
+                    assert!(there.insert(*a) && there.insert(*b), "{units} units: {round:?}");
+                    assert!(met.insert((*a, *b)), "{units} units: {a} meets {b} twice");
+                }
+                assert!(there.len() + 1 >= units);
+            }
+            assert_eq!(met.len(), units * (units - 1) / 2);
+        }
+    }
+
+    #[test]
+    fn above_32_units_each_has_twelve_different_partners() {
+        for units in [33, 50, 64, 100, 512] {
+            let rounds = rounds(units);
+            assert_eq!(rounds.len(), FEWER_ROUNDS);
+            for unit in 0..units {
+                let of = |round: &Vec<(usize, usize)>| {
+                    round.iter().find(|(a, b)| *a == unit || *b == unit).map(|(a, b)| a + b - unit)
+                };
+                let partners: BTreeSet<usize> = rounds.iter().filter_map(of).collect();
+                assert!(partners.len() >= FEWER_ROUNDS - 1, "{units} units: {partners:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_grow_as_far_as_the_time_of_a_round_allows() {
+        let first = Plan { bytes: TRIED, repeats: 1 };
+        assert_eq!(first.next(1e-4, 0.1, LARGEST), Plan { bytes: 16 * TRIED, repeats: 3 });
+        assert_eq!(first.next(2e-3, 0.1, LARGEST), Plan { bytes: 4 * TRIED, repeats: 3 });
+        assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), Plan { bytes: 4 * TRIED, repeats: 3 });
+        // Messages that cannot grow are not sent again.
+        assert_eq!(first.next(0.03, 0.1, LARGEST), Plan { bytes: TRIED, repeats: 0 });
+        assert_eq!(first.next(1e-6, 10.0, TRIED), Plan { bytes: TRIED, repeats: 0 });
+    }
+
+    #[test]
+    fn slow_links_and_the_best_pairs_of_slow_units_meet_again() {
+        let pair = |a, b, rate| Pair { a, b, rate };
+        let found = Findings {
+            units: vec![(0, 2.0)],
+            links: vec![pair(1, 2, 1.0), pair(3, 4, 1.0)],
+            ..Findings::default()
+        };
+        let pairs = [pair(0, 1, 1.0), pair(0, 3, 2.0), pair(1, 2, 1.0), pair(3, 4, 1.0)];
+        assert_eq!(again(&found, &pairs), [vec![(1, 2), (3, 4)], vec![(0, 3)]]);
+        assert!(again(&Findings::default(), &pairs).is_empty());
+        let mut kept = pairs.to_vec();
+        keep_best(&mut kept, pair(0, 1, 0.5));
+        keep_best(&mut kept, pair(0, 3, 3.0));
+        keep_best(&mut kept, pair(0, 4, 4.0));
+        let rates: Vec<f64> = kept.iter().map(|pair| pair.rate).collect();
+        assert_eq!(rates, [1.0, 3.0, 1.0, 1.0, 4.0]);
+    }
+}

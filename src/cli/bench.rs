@@ -1,0 +1,55 @@
+//! `gptrain bench`
+
+use crate::bench::{self, Options, print};
+use crate::manifest;
+use crate::train::exit;
+use crate::train::messages::Messages;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The experiment whose shapes, grid, precision and folder are measured [default: a block of
+    /// GPT-2 124M in bf16, ranks are replicas]
+    manifest: Option<PathBuf>,
+    /// Change a setting of the manifest, as in `--set topology.tensor=4`
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Take 10 s at most, in place of 60: fewer repeats, smaller messages
+    #[arg(long)]
+    quick: bool,
+    /// Call slow what is this share below the median [default: 0.05 of links, 0.02 of products]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    tolerance: Option<f64>,
+    /// Print JSON, which `estimate --calibrate` reads
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// Whether standard output is for the document alone.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to 1, such as 0.05".into()),
+    }
+}
+
+pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
+    let loaded = match &args.manifest {
+        Some(path) => manifest::load(path, &args.set)?,
+        None => bench::without_manifest(&args.set)?,
+    };
+    let options = Options { quick: args.quick, tolerance: args.tolerance };
+    let outcome = bench::run(&loaded, &options, messages)?;
+    match outcome.measured {
+        Some(measured) if args.json => println!("{:#}", serde_json::to_value(&measured)?),
+        Some(measured) => print!("{}", print::text(&measured)),
+        None => {} // the process of rank 0 prints it
+    }
+    if outcome.healthy { Ok(()) } else { Err(exit::Slow.into()) }
+}

@@ -1,0 +1,257 @@
+//! Constants of gptrain's own plan, learned from what `gptrain bench` measured of a machine: the
+//! shares of peak and memory bandwidth that the kernels reach, and the links' latency α and
+//! bandwidth β (a message of n bytes takes α + n/β).
+
+use crate::base::Problems;
+use crate::estimate::hardware::{Hardware, Link, Links};
+use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES, Measured, median};
+use crate::estimate::setup::Setup;
+use crate::manifest::Manifest;
+
+/// The plan's setup, with what was measured in place of the hardware table's constants. `name` is
+/// the document's file.
+pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result<Setup, Problems> {
+    let hw = setup.hardware;
+    if let Some(other) = found.hardware.as_ref().filter(|other| **other != hw.name) {
+        let what = format!("was measured on {other}, and the plan is for {}", hw.name);
+        let remedy = format!("say --hardware {other}, or measure the other machine");
+        return Err(Problems::one(name, what, remedy));
+    }
+    if found.precision != m.precision {
+        let (its, ours) = (found.precision.name(), m.precision.name());
+        let what = format!("was measured in {its}, and the plan is in {ours}");
+        let remedy = format!("gptrain bench MANIFEST --set precision={ours} --json");
+        return Err(Problems::one(name, what, remedy));
+    }
+    let products = found.ranks.iter().map(|rank| rank.block_tflops());
+    let copies = found.ranks.iter().map(|rank| rank.device_copy_gb_s);
+    let memory_share = median(copies) / hw.hbm_gb_s;
+    let learned = Hardware {
+        product_share: median(products) / hw.peak_tflops,
+        memory_share,
+        // Nothing is learned of the host's memory, which has the same share in the plan.
+        host_gb_s: hw.host_gb_s * hw.memory_share / memory_share,
+        links: Links { bus: link(found, true), network: link(found, false) },
+        ..hw.clone()
+    };
+    // A command plans once, and every copy of a setup points at its hardware.
+    let hardware: &'static Hardware = Box::leak(Box::new(learned));
+    let per_node = found.per_node().unwrap_or_else(|ranks| ranks.max(setup.per_node));
+    Ok(Setup { hardware, per_node, ..setup })
+}
+
+/// What was learned, in one line.
+pub fn line(setup: &Setup) -> String {
+    let hw = setup.hardware;
+    let mut line = format!(
+        "learned: products {:.1} % of {}'s peak, memory {:.1} % of its bandwidth",
+        100.0 * hw.product_share,
+        hw.name,
+        100.0 * hw.memory_share
+    );
+    for (link, place) in [(hw.links.bus, "within a node"), (hw.links.network, "between nodes")] {
+        if let Some(Link { latency_us, gb_s }) = link {
+            line += &format!(", {gb_s:.3} GB/s and {latency_us:.1} µs {place}");
+        }
+    }
+    line
+}
+
+/// Of the groups within a node, or across nodes: the median over groups and ops of the bus bandwidth at
+/// their largest size, and of the time of the smallest messages. None where nothing was measured.
+fn link(found: &Measured, in_node: bool) -> Option<Link> {
+    let of = |row: &&GroupSpeed| row.in_node == in_node;
+    let largest = |row: &&GroupSpeed| {
+        let same = |other: &&GroupSpeed| (&other.group, &other.op) == (&row.group, &row.op);
+        found.groups.iter().filter(same).all(|other| other.bytes <= row.bytes)
+    };
+    let rows = || found.groups.iter().filter(of);
+    let messages = rows().filter(|row| row.op == "send_recv" && row.bytes == LATENCY_BYTES);
+    let latencies = messages.map(|row| 1e6 * row.seconds);
+    let large = rows().filter(|row| row.bytes > LATENCY_BYTES).filter(largest);
+    let bandwidths = large.map(|row| row.busbw_gb_s);
+    let (latency_us, gb_s) = (median(latencies), median(bandwidths));
+    (latency_us.is_finite() && gb_s.is_finite()).then_some(Link { latency_us, gb_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::gptrain::dry_run;
+    use crate::estimate::hardware;
+    use crate::estimate::measured::{FORMAT, Product, RankSpeeds};
+    use crate::estimate::setup::Program;
+    use crate::manifest;
+    use serde_json::json;
+
+    const TEXT: &str = "
+model: {layers: 4, hidden: 16, heads: 4, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 2, global: 32}
+lr: {peak: 1e-3}
+train: {samples: 800}
+";
+
+    fn planned(sets: &[&str]) -> Manifest {
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        let loaded = manifest::parse(TEXT, "test", std::path::Path::new("."), &sets);
+        loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+    }
+
+    fn product(tflops: f64, m: usize) -> Product {
+        Product { name: "qkv".into(), m, n: 1000, k: 1000, tflops }
+    }
+
+    fn rank(rank: usize, node: &str, copy: f64) -> RankSpeeds {
+        RankSpeeds {
+            rank,
+            node: node.into(),
+            place: String::new(),
+            device: String::new(),
+            // 2 and 6 GFLOP at 0.1 and 0.3 TFLOP/s: 40 ms for 8 GFLOP.
+            products: vec![product(0.1, 1000), product(0.3, 3000)],
+            cube: product(9.0, 1000),
+            device_copy_gb_s: copy,
+            host_copy_gb_s: 1.0,
+            upload_gb_s: None,
+            download_gb_s: None,
+            file_write_gb_s: 1.0,
+            file_read_gb_s: 1.0,
+            file_access: String::new(),
+        }
+    }
+
+    fn row(in_node: bool, op: &str, bytes: u64, seconds: f64, busbw: f64) -> GroupSpeed {
+        GroupSpeed {
+            group: if in_node { "tensor" } else { "data" }.into(),
+            size: 2,
+            groups: 2,
+            in_node,
+            op: op.into(),
+            bytes,
+            seconds,
+            algbw_gb_s: busbw,
+            busbw_gb_s: busbw,
+            slowest: vec![0, 1],
+        }
+    }
+
+    fn measured() -> Measured {
+        Measured {
+            format: FORMAT.into(),
+            manifest: "test".into(),
+            precision: manifest::Precision::F32,
+            hardware: None,
+            quick: false,
+            seconds: 10.0,
+            ranks: vec![rank(0, "a", 8.0), rank(1, "a", 10.0), rank(2, "b", 15.0)],
+            groups: vec![
+                row(true, "send_recv", 1024, 7e-6, 0.1),
+                row(true, "send_recv", 1 << 20, 1.0, 3.0),
+                row(true, "send_recv", 1 << 22, 1.0, 4.0),
+                row(true, "all_reduce", 1024, 9e-6, 0.1),
+                row(true, "all_reduce", 1 << 22, 1.0, 6.0),
+                row(false, "send_recv", 1024, 30e-6, 0.1),
+                row(false, "all_gather", 1 << 20, 1.0, 0.5),
+            ],
+            units: "nodes".into(),
+            pairs: Vec::new(),
+            slow: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn setup(m: &Manifest) -> Setup {
+        Setup::of(m, Program::Gptrain, hardware::find("cpu", "test").unwrap())
+    }
+
+    fn near(found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < 1e-12, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn shares_and_links_are_those_of_the_document() {
+        let m = planned(&["topology={tensor: 2, data: 2}"]);
+        let learned = learn(&measured(), "bench.json", &m, setup(&m)).unwrap();
+        let hw = learned.hardware;
+        near(hw.product_share, 0.2 / 0.4); // 8 GFLOP in 40 ms, of 0.4 TFLOP/s
+        near(hw.memory_share, 10.0 / 20.0); // the middle one of 8, 10, 15 GB/s
+        near(hw.links.bus.unwrap().latency_us, 7.0);
+        near(hw.links.bus.unwrap().gb_s, 5.0); // between 4 and 6, at the largest sizes
+        let network = hw.links.network.unwrap();
+        near(network.latency_us, 30.0);
+        near(network.gb_s, 0.5);
+        assert_eq!(learned.per_node, 2);
+    }
+
+    /// Every part of a step's time, by hand from what the engine counted.
+    #[test]
+    fn the_plan_follows_the_learned_figures() {
+        let m = planned(&["topology={tensor: 2, data: 2}"]);
+        let learned = learn(&measured(), "bench.json", &m, setup(&m)).unwrap();
+        let stages = dry_run::stages(&m);
+        let parts = dry_run::parts(&stages, &learned);
+        let part = |name: &str| parts.iter().find(|(part, _)| *part == name).unwrap().1;
+        let work = &stages[0].work;
+        let micros = 8.0;
+        let gemm = work.micro.ops["gemm"];
+        let products = (gemm.flops / 0.2e12).max(gemm.bytes / 10e9) + gemm.calls * 5e-6;
+        near(part("matrix products"), micros * products);
+        let sums = |work: &dry_run::Workload, groups: &[&str], alpha: f64, beta: f64| -> f64 {
+            let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
+            of.map(|(_, sent)| sent.calls * alpha + sent.bytes / beta).sum()
+        };
+        let tensor = sums(&work.micro, &["tensor", "tp_async"], 7e-6, 5e9);
+        assert!(tensor > 0.0);
+        near(part("tensor parallel"), micros * tensor);
+        let data = sums(&work.step, &["data"], 30e-6, 0.5e9);
+        assert!(data > 30e-6);
+        near(part("once a step: sums"), data);
+    }
+
+    #[test]
+    fn a_link_that_was_not_measured_stays_the_data_sheets() {
+        let m = planned(&[]);
+        let one = Measured { groups: Vec::new(), ..measured() };
+        let learned = learn(&one, "bench.json", &m, setup(&m)).unwrap();
+        assert_eq!(learned.hardware.links, Links::default());
+        near(learned.hardware.link(true, 2).gb_s, 5.0 * 0.7);
+        near(learned.hardware.link(false, 2).gb_s, 0.5 * 0.7);
+    }
+
+    /// One line that names the file, what is wrong, and a remedy.
+    #[test]
+    fn another_machine_another_precision_and_other_files_are_refused() {
+        let m = planned(&[]);
+        let other = Measured { hardware: Some("h100-80g".into()), ..measured() };
+        let refused =
+            |found: &Measured| learn(found, "bench.json", &m, setup(&m)).unwrap_err().to_string();
+        assert!(refused(&other).contains("measured on h100-80g, and the plan is for cpu"));
+        let other = Measured { precision: manifest::Precision::Bf16, ..measured() };
+        assert!(refused(&other).contains("measured in bf16, and the plan is in f32"));
+        let good = json!(measured());
+        assert_eq!(Measured::read(&good.to_string(), "b").unwrap(), measured());
+        let broken = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut value = good.clone();
+            change(&mut value);
+            Measured::read(&value.to_string(), "b.json").unwrap_err()
+        };
+        let cases: [(Problems, &str); 7] = [
+            (Measured::read("step 1 loss 2", "b.json").unwrap_err(), "is no document of"),
+            (Measured::read("{\"a\": 1}", "b.json").unwrap_err(), "but no document of"),
+            (broken(&|v| v["format"] = json!("gptrain bench 9")), "its format is"),
+            (broken(&|v| v["ranks"] = json!([])), "it has no ranks"),
+            (broken(&|v| v["ranks"][1]["device_copy_gb_s"] = json!(0)), "of rank 1 are no speeds"),
+            (broken(&|v| v["groups"][2]["seconds"] = json!(-1)), "send_recv of group tensor"),
+            (broken(&|v| drop(v["ranks"][0].as_object_mut().unwrap().remove("cube"))), "`cube`"),
+        ];
+        for (problems, what) in cases {
+            assert_eq!(problems.list.len(), 1);
+            let text = problems.to_string();
+            assert!(text.contains("b.json") && text.contains(what), "{text}");
+            assert!(text.contains("gptrain bench --json"), "{text}");
+        }
+        let cut = &good.to_string()[..200];
+        assert!(Measured::read(cut, "b").unwrap_err().to_string().contains("is no document of"));
+    }
+}

@@ -1,0 +1,193 @@
+//! What `gptrain bench` measured of a machine: the document that it prints with `--json`, and that
+//! `estimate --calibrate` reads.
+
+use crate::base::Problems;
+use crate::manifest::Precision;
+use serde::{Deserialize, Serialize};
+
+/// The first field of the document; a document of another version is refused.
+pub const FORMAT: &str = "gptrain bench 1";
+
+/// Bytes of the messages whose time is a link's latency.
+pub const LATENCY_BYTES: u64 = 1024;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// `FORMAT`.
+    pub format: String,
+    /// Name of the manifest whose shapes, grid and precision were measured.
+    pub manifest: String,
+    pub precision: Precision,
+    /// The manifest's plan.hardware.
+    pub hardware: Option<String>,
+    pub quick: bool,
+    /// That the measurements took.
+    pub seconds: f64,
+    pub ranks: Vec<RankSpeeds>,
+    pub groups: Vec<GroupSpeed>,
+    /// What the pairs join: "nodes", or "ranks" where there is one node.
+    pub units: String,
+    pub pairs: Vec<PairSpeed>,
+    /// Nothing here: nothing is slow.
+    pub slow: Vec<Slow>,
+    /// What was not measured or cannot be told, and why.
+    pub notes: Vec<String>,
+}
+
+/// What one rank does alone, all ranks at once. GB are 10⁹ bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankSpeeds {
+    pub rank: usize,
+    pub node: String,
+    /// "TP1 PP0 DP3".
+    pub place: String,
+    /// "CPU, 8 threads".
+    pub device: String,
+    /// The four of a transformer block.
+    pub products: Vec<Product>,
+    pub cube: Product,
+    /// Bytes read and bytes written.
+    pub device_copy_gb_s: f64,
+    pub host_copy_gb_s: f64,
+    /// Of a device with memory of its own.
+    pub upload_gb_s: Option<f64>,
+    pub download_gb_s: Option<f64>,
+    pub file_write_gb_s: f64,
+    pub file_read_gb_s: f64,
+    /// How the page cache was kept out.
+    pub file_access: String,
+}
+
+/// C [m, n] = A [m, k] · Bᵀ, B [n, k].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Product {
+    pub name: String,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub tflops: f64,
+}
+
+/// An op of all groups of a kind at once. Figures are of the slowest group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupSpeed {
+    /// "tensor", "pipeline edge", "data" or "world".
+    pub group: String,
+    /// Ranks of a group, and such groups.
+    pub size: usize,
+    pub groups: usize,
+    /// Whether each group is within one node.
+    pub in_node: bool,
+    /// "all_reduce", "reduce_scatter", "all_gather" or "send_recv".
+    pub op: String,
+    /// Of the whole array; of a message.
+    pub bytes: u64,
+    pub seconds: f64,
+    pub algbw_gb_s: f64,
+    pub busbw_gb_s: f64,
+    /// Ranks of the world in the slowest group.
+    pub slowest: Vec<usize>,
+}
+
+/// Messages between two nodes (or ranks) both ways at once, by all their ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairSpeed {
+    pub a: String,
+    pub b: String,
+    /// Each way.
+    pub gb_s: f64,
+}
+
+/// Something slow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    /// "node", "rank" (where ranks were paired), "link", "compute" or "network".
+    pub what: String,
+    /// Names of nodes or ranks.
+    pub who: Vec<String>,
+    /// As a share of what is usual.
+    pub share: f64,
+    /// For a person.
+    pub text: String,
+}
+
+/// The middle value, or the mean of the two in the middle; NaN of none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
+    }
+}
+
+impl Product {
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+impl RankSpeeds {
+    /// TFLOP/s of a block's products one after another.
+    pub fn block_tflops(&self) -> f64 {
+        let flops: f64 = self.products.iter().map(Product::flops).sum();
+        flops / self.products.iter().map(|one| one.flops() / one.tflops).sum::<f64>()
+    }
+}
+
+impl Measured {
+    /// The document in a file of that name.
+    pub fn read(text: &str, name: &str) -> Result<Measured, Problems> {
+        let foreign = |what: String| {
+            let remedy = "give what `gptrain bench --json` printed; logs and tables of runs \
+                          calibrate the programs of --as";
+            Problems::one(name, what, remedy)
+        };
+        let value: serde_json::Value = serde_json::from_str(text)
+            .map_err(|error| foreign(format!("is no document of gptrain bench: {error}")))?;
+        match value.get("format").and_then(serde_json::Value::as_str) {
+            Some(FORMAT) => {}
+            Some(other) => return Err(foreign(format!("its format is {other:?}, not {FORMAT:?}"))),
+            None => return Err(foreign("is JSON, but no document of gptrain bench".into())),
+        }
+        let read: Measured = serde_json::from_value(value)
+            .map_err(|error| foreign(format!("is damaged: {error}")))?;
+        match read.damage() {
+            None => Ok(read),
+            Some(what) => Err(foreign(format!("is damaged: {what}"))),
+        }
+    }
+
+    /// The first figure that cannot be.
+    fn damage(&self) -> Option<String> {
+        let good = |figure: f64| figure.is_finite() && figure > 0.0;
+        if self.ranks.is_empty() {
+            return Some("it has no ranks".into());
+        }
+        for rank in &self.ranks {
+            let products = rank.products.iter().chain([&rank.cube]);
+            let mut figures = products.map(|one| one.tflops.min(one.flops()));
+            let copies = [rank.device_copy_gb_s, rank.host_copy_gb_s];
+            if rank.products.is_empty() || !figures.all(good) || !copies.into_iter().all(good) {
+                return Some(format!("the figures of rank {} are no speeds", rank.rank));
+            }
+        }
+        let bad = |row: &&GroupSpeed| !(good(row.seconds) && good(row.busbw_gb_s));
+        let row = self.groups.iter().find(bad)?;
+        Some(format!("{} of group {} has no speed", row.op, row.group))
+    }
+
+    /// The most ranks that one node has; an error where there is one node, which may have room for
+    /// more.
+    pub fn per_node(&self) -> Result<usize, usize> {
+        let on = |node: &str| self.ranks.iter().filter(|rank| rank.node == node).count();
+        let most = self.ranks.iter().map(|rank| on(&rank.node)).max().unwrap_or(1);
+        if most < self.ranks.len() { Ok(most) } else { Err(most) }
+    }
+}

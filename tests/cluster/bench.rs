@@ -1,0 +1,133 @@
+//! `gptrain bench`: alone, as a grid of threads, and as processes of which one sends slowly. No bound
+//! here is near what a machine does, however busy it is: the slow one is slower by orders of magnitude,
+//! and where nobody is to be named only hundredfold slowness would be.
+
+use crate::common::binary::{Done, Lab, Ranks, free_port};
+use gptrain::comm::tcp::SEND_LIMIT;
+use gptrain::estimate::measured::{GroupSpeed, Measured};
+use std::fs;
+use std::process::Command;
+
+/// With what a command printed.
+fn document(done: &Done) -> Measured {
+    Measured::read(&done.out, "stdout").unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+/// A rank of a Slurm step with one rank on each node: n0, n1 …
+fn task(lab: &Lab, rank: usize, world: usize, port: u16, args: &[&str]) -> Command {
+    let mut command = lab.command(args);
+    let variables = [
+        ("SLURM_PROCID", rank.to_string()),
+        ("SLURM_STEP_NUM_TASKS", world.to_string()),
+        ("SLURM_LOCALID", "0".into()),
+        ("SLURM_NODEID", rank.to_string()),
+        ("SLURM_JOB_ID", "7".into()),
+        ("SLURM_STEP_ID", "0".into()),
+        ("SLURM_STEP_NODELIST", format!("n[0-{}]", world - 1)),
+        ("SLURM_STEP_TASKS_PER_NODE", format!("1(x{world})")),
+        ("SLURMD_NODENAME", format!("n{rank}")),
+        ("GPTRAIN_RENDEZVOUS", format!("127.0.0.1:{port}")),
+    ];
+    command.envs(variables);
+    command
+}
+
+#[test]
+fn the_node_that_sends_slowly_is_named_and_nobody_else() {
+    const SLOW: usize = 3;
+    const WORLD: usize = 6;
+    let (lab, port) = (Lab::new(), free_port());
+    let grid = ["--set", "topology={tensor: 2, data: 3}", "--set", "batch.global=6"];
+    let args = [&["bench", "run.yaml", "--quick", "--json", "--tolerance=0.8"], &grid[..]].concat();
+    let start = |rank: usize| {
+        let mut command = task(&lab, rank, WORLD, port, &args);
+        if rank == SLOW {
+            command.env(SEND_LIMIT, "3e5");
+        }
+        command.spawn().unwrap()
+    };
+    let ended = Ranks { children: (0..WORLD).map(start).collect() }.end(0..WORLD);
+    for done in &ended {
+        assert_eq!((done.code, done.err.as_str()), (Some(5), ""), "{}", ended[0].out);
+    }
+    assert!(ended[1..].iter().all(|done| done.out.is_empty()), "one rank speaks");
+    let found = document(&ended[0]);
+    let slow: Vec<_> = found.slow.iter().map(|slow| (slow.what.as_str(), &slow.who[..])).collect();
+    assert_eq!(slow, [("node", &["n3".to_string()][..])], "{}", ended[0].out);
+    assert!(found.slow[0].share < 0.2 && found.slow[0].text.starts_with("n3: 0.00"));
+    assert_eq!((found.units.as_str(), found.pairs.len()), ("nodes", 15));
+    let with = |pair: &&gptrain::estimate::measured::PairSpeed| pair.a == "n3" || pair.b == "n3";
+    // What the limit allows, to the last bit per second.
+    assert!(found.pairs.iter().filter(with).all(|pair| pair.gb_s <= 3e-4), "{:?}", found.pairs);
+    assert!(found.groups.iter().all(|row| !row.in_node));
+    let slowest = |row: &&GroupSpeed| row.group == "tensor" && row.bytes == 64 << 10;
+    let tensor: Vec<&GroupSpeed> = found.groups.iter().filter(slowest).collect();
+    assert!(tensor.iter().all(|row| row.slowest == [2, SLOW]), "{tensor:?}");
+    assert!(!lab.path("runs/a").exists(), "nothing is left behind");
+}
+
+#[test]
+fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
+    let lab = Lab::new();
+    let grid = ["--set", "topology={tensor: 2, pipeline: 2, data: 2}"];
+    let args =
+        [&["bench", "run.yaml", "--quick", "--json", "--tolerance=0.99"], &grid[..]].concat();
+    let done = lab.gptrain(&args);
+    assert_eq!((done.code, done.err.as_str()), (Some(0), ""), "{}", done.out);
+    let found = document(&done);
+    assert_eq!((found.ranks.len(), found.units.as_str(), found.pairs.len()), (8, "ranks", 28));
+    // Two samples of 16 tokens, 32 wide: half of the heads and of the feed-forward layer.
+    let shapes = found.ranks[7].products.iter().map(|one| (one.m, one.n, one.k));
+    let expected = [(32, 48, 32), (32, 32, 16), (32, 64, 32), (32, 32, 64)];
+    assert_eq!(shapes.collect::<Vec<_>>(), expected);
+    let has = |group: &str, op: &str| {
+        let row = |row: &&GroupSpeed| row.group == group && row.op == op && row.bytes == 1024;
+        let row = found.groups.iter().find(row).unwrap_or_else(|| panic!("{op} of {group}"));
+        (row.size, row.groups, row.in_node)
+    };
+    for op in ["all_reduce", "reduce_scatter", "all_gather", "send_recv"] {
+        assert_eq!(has("tensor", op), (2, 4, true));
+        assert_eq!(has("data", op), (2, 4, true));
+        assert_eq!(has("world", op), (8, 1, true));
+    }
+    assert_eq!(has("pipeline edge", "send_recv"), (2, 4, true));
+    for row in found.groups.iter().filter(|row| row.group == "world" && row.op == "all_reduce") {
+        assert!((row.busbw_gb_s / row.algbw_gb_s - 1.75).abs() < 1e-12);
+        assert!((row.algbw_gb_s * row.seconds * 1e9 / row.bytes as f64 - 1.0).abs() < 1e-12);
+    }
+    fs::write(lab.path("bench.json"), &done.out).unwrap();
+    let estimate = ["estimate", "run.yaml", "--calibrate", "bench.json"];
+    let planned = lab.gptrain(&[&estimate[..], &grid].concat());
+    planned.expect(0, &["bench.json: learned: products"]);
+    // On a busy machine there may be no time for more than the smallest messages.
+    let large = found.groups.iter().any(|row| row.bytes > 1024);
+    assert_eq!(planned.err.contains(" µs within a node"), large, "{}", planned.err);
+    let cut = &done.out[..done.out.len() / 2];
+    fs::write(lab.path("bench.json"), cut).unwrap();
+    lab.gptrain(&estimate).expect(2, &["bench.json: is no document of gptrain bench"]);
+}
+
+#[test]
+fn one_rank_without_a_manifest_prints_a_table() {
+    let lab = Lab::new();
+    let done = lab.gptrain(&["bench", "--quick", "--set", "train.threads=1"]);
+    done.expect(0, &[]);
+    for words in ["1 rank, 1 node", "product qkv", "× 2304 × 768", "file write", "nothing is slow"]
+    {
+        assert!(done.out.contains(words), "no {words:?} in:\n{}", done.out);
+    }
+    let wide = done.out.lines().find(|line| line.chars().count() > 100);
+    assert_eq!(wide, None);
+    assert!(!lab.path("gptrain-bench").exists(), "its folder is gone");
+}
+
+#[test]
+fn mistakes_are_told() {
+    let lab = Lab::new();
+    lab.gptrain(&["bench", "--tolerance=2"]).expect(2, &["a share is a number from 0 to 1"]);
+    lab.gptrain(&["bench", "none.yaml"]).expect(2, &["none.yaml", "there is no such file"]);
+    fs::write(lab.path("runs"), "").unwrap();
+    lab.gptrain(&["bench", "run.yaml", "--quick"]).expect(1, &["making runs/a"]);
+    let limit = task(&lab, 0, 2, free_port(), &["bench", "--quick"]).env(SEND_LIMIT, "x").output();
+    Done::of(limit.unwrap()).expect(2, &[SEND_LIMIT, "is not a number of bytes per second"]);
+}
