@@ -174,7 +174,7 @@ fn state(m: &Manifest) -> State {
         lr: 1e-3,
         loss_scale: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
-        optimizer: Optimizer { rule, numbers: Default::default(), groups },
+        optimizer: Optimizer { rule, began: 0, numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),
         imported: None,

@@ -10,7 +10,7 @@ use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
-    AdamW, Arena, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Tensor, Visible,
+    AdamW, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Tensor, Visible,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -176,7 +176,8 @@ fn fused_adamw(shape: &Shape) {
 
 /// Weights that the row of an update has: a tenth of the model's, ten times.
 fn updated(shape: &Shape) -> usize {
-    (shape.vocab * shape.hidden + shape.layers * 12 * shape.hidden * shape.hidden) / 10
+    let weights = shape.vocab * shape.hidden + shape.layers * 12 * shape.hidden * shape.hidden;
+    weights / 640 * 64
 }
 
 /// A model by name, with a micro-batch that the device can fill itself with.
@@ -419,6 +420,10 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (len, be) = (updated(shape), t.be);
     let [grad, master, m, v] = [0; 4].map(|_| t.matrix_of(1, len, DType::F32));
     let live = if shape.dtype == DType::F32 { master } else { t.matrix(1, len) };
+    let moments = [0; 2].map(|_| Coded {
+        codes: t.matrix_of(1, len, DType::U8),
+        scales: t.matrix_of(1, len / 64, DType::F32),
+    });
     let scalars = t.matrix_of(1, 3, DType::F32);
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
@@ -430,6 +435,9 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
         row(format!("adamw {len}"), 10, 7.0 * b + written, move || {
             be.adamw(&rule, scalars, grad, master, m, v, live)
+        }),
+        row(format!("adam8bit {len}"), 0, 16.25 / 4.0 * b + written, move || {
+            be.adam8bit(&rule, scalars, grad, master, moments, live)
         }),
     ]
 }

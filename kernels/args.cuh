@@ -384,6 +384,36 @@ static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 8 && AT(AdamW, m) == 
               AT(AdamW, beta2) == 64 && AT(AdamW, eps) == 68 && AT(AdamW, vector) == 72 &&
               sizeof(AdamW) == 80, "layout");
 
+struct Adam8bit {
+    const void* grad;
+    float* master;
+    // [numel], [numel / block]
+    uint8_t* m_codes;
+    float* m_scales;
+    // The same of the root of v.
+    uint8_t* v_codes;
+    float* v_scales;
+    // Null where it is the master.
+    void* live;
+    // [3]: factor, then the two of `AdamScalars`
+    const float* scalars;
+    uint64_t numel;
+    // 1 − lr·weight_decay
+    float keep;
+    float beta1;
+    float beta2;
+    float eps;
+    // Elements of a scale: 16, 32 or 64.
+    uint32_t block;
+};
+static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
+              AT(Adam8bit, m_codes) == 16 && AT(Adam8bit, m_scales) == 24 &&
+              AT(Adam8bit, v_codes) == 32 && AT(Adam8bit, v_scales) == 40 &&
+              AT(Adam8bit, live) == 48 && AT(Adam8bit, scalars) == 56 &&
+              AT(Adam8bit, numel) == 64 && AT(Adam8bit, keep) == 72 && AT(Adam8bit, beta1) == 76 &&
+              AT(Adam8bit, beta2) == 80 && AT(Adam8bit, eps) == 84 && AT(Adam8bit, block) == 88 &&
+              sizeof(Adam8bit) == 96, "layout");
+
 struct Attention {
     // [N, heads, 3, d]
     const void* qkv;

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifdef __CUDACC_RTC__ // has no C library
+typedef unsigned char uint8_t;
 typedef int int32_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;

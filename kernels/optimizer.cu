@@ -65,6 +65,7 @@ template <class Bits> __device__ void digest_parts(const DigestParts& a) {
 KERNEL(digest_parts_f32, (digest_parts<uint32_t>), DigestParts, 256)
 KERNEL(digest_parts_bf16, (digest_parts<uint16_t>), DigestParts, 256)
 KERNEL(digest_parts_f16, (digest_parts<uint16_t>), DigestParts, 256)
+KERNEL(digest_parts_u8, (digest_parts<uint8_t>), DigestParts, 256)
 
 __device__ void finish_digest(const DigestFinish& a) {
     uint64_t sum = 0;

@@ -73,10 +73,17 @@ pub struct Rng {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     pub rule: String,
+    /// The step at which its states began: 0, or where a run went on with `--reset-optimizer`.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub began: u64,
     /// Its numbers by name, such as `beta1`.
     #[serde(flatten)]
     pub numbers: BTreeMap<String, f32>,
     pub groups: Vec<Group>,
+}
+
+fn is_first(step: &u64) -> bool {
+    *step == 0
 }
 
 /// "adamw, beta1 0.9, beta2 0.95, eps 1e-8".
@@ -89,7 +96,10 @@ impl fmt::Display for Optimizer {
                 number => write!(f, ", {name} {number}")?,
             }
         }
-        Ok(())
+        match self.began {
+            0 => Ok(()),
+            step => write!(f, ", states from step {step} on"),
+        }
     }
 }
 
@@ -279,9 +289,14 @@ impl Index {
         Index { format: FORMAT, gptrain, state, tensors, shards }
     }
 
-    /// Updates made so far; a step that was skipped made none.
+    /// Updates since the optimizer's states began; a step that was skipped made none.
     pub fn updates(&self) -> u64 {
-        self.loss_scale.map_or(self.progress.step, |scale| scale.updates)
+        self.loss_scale.map_or(self.optimizer_steps(), |scale| scale.updates)
+    }
+
+    /// Steps since the optimizer's states began.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.progress.step.saturating_sub(self.optimizer.began)
     }
 
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
@@ -413,6 +428,12 @@ impl Tensor {
     /// The state of a name.
     pub fn state(&self, name: &str) -> anyhow::Result<&TensorState> {
         self.states.get(name).with_context(|| format!("{} has no {name}", self.name))
+    }
+
+    /// Type and extent of a state whose values are there.
+    pub fn form(&self, name: &str) -> Option<(DType, Extent)> {
+        let saved = self.states.get(name).filter(|state| state.pieces.is_some());
+        saved.map(|state| (state.dtype, state.extent))
     }
 
     /// Those whose values are there.

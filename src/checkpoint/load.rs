@@ -5,25 +5,48 @@ use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use super::validate;
 use crate::base::{DType, in_order};
-use crate::engine::{Engine, Sampler, StateSlice};
+use crate::engine::{
+    Conversion, Engine, MASTER, OptimizerRule, Sampler, Scale, StateSlice, StateSpec, TensorSlice,
+};
 use anyhow::{Context, ensure};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
 /// another. When all have read: `cast_master_to_model` on all, then `verify` their `replica_digests`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
+    let (store, index) = (engine.store(), &checkpoint.index);
+    sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
+    sound(checkpoint, &validate::groups(index))?;
+    read_states(checkpoint, engine, |state| state.saved)?;
+    engine.set_scale(index.loss_scale, index.updates());
+    Ok(index.progress)
+}
+
+/// The same of the master weights alone: the optimizer's states begin anew, and its updates are
+/// counted from here.
+pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
+    let index = &checkpoint.index;
+    sound(checkpoint, &validate::weights(index, engine.store().model()))?;
+    sound(checkpoint, &validate::groups(index))?;
+    engine.init();
+    read_states(checkpoint, engine, |state| state.name == MASTER)?;
+    engine.set_scale(index.loss_scale.map(Scale::uncounted), 0);
+    Ok(index.progress)
+}
+
+fn read_states(
+    checkpoint: &Checkpoint,
+    engine: &Engine,
+    which: impl Fn(&StateSpec) -> bool,
+) -> anyhow::Result<()> {
     let store = engine.store();
-    sound(checkpoint, &validate::model(&checkpoint.index, store.model(), engine.rule()))?;
-    sound(checkpoint, &validate::groups(&checkpoint.index))?;
     store.clear_padding();
-    let saved = store.slices().into_iter().filter(|slice| slice.state.saved);
+    let slices = store.slices().into_iter().filter(|slice| which(&slice.state));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
-    read_all(checkpoint, &saved.collect::<Vec<_>>(), put)?;
-    let Progress { step, .. } = checkpoint.index.progress;
-    engine.set_scale(checkpoint.index.loss_scale, step);
-    Ok(checkpoint.index.progress)
+    read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)
 }
 
 /// Reads everything into the only rank, and compares the model weights with those saved.
@@ -39,7 +62,7 @@ pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress
     let checkpoint = Checkpoint::open(folder)?;
     sound(&checkpoint, &validate::weights(&checkpoint.index, sampler.model()))?;
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| sampler.write(slice, first, bytes);
-    read_all(&checkpoint, &sampler.slices(), put)?;
+    read_all(&checkpoint, &sampler.slices(), None, put)?;
     Ok(checkpoint.index.progress)
 }
 
@@ -61,16 +84,28 @@ struct Job<'a> {
     tensor: &'a Tensor,
     /// Of the whole state.
     rows: Range<usize>,
+    /// Where the checkpoint has other states, of which this one is made.
+    made: Option<Arc<Conversion>>,
 }
 
-/// Reads ahead on threads of its own, and gives runs of rows to `put`.
-fn read_all(checkpoint: &Checkpoint, slices: &[StateSlice], put: Put) -> anyhow::Result<()> {
+/// Reads ahead on threads of its own, and gives runs of rows to `put`. What is not there is made as
+/// the optimizer's rule says.
+fn read_all(
+    checkpoint: &Checkpoint,
+    slices: &[StateSlice],
+    rule: Option<&dyn OptimizerRule>,
+    put: Put,
+) -> anyhow::Result<()> {
     let mut jobs = Vec::new();
     for slice in slices {
         let name = &slice.param.name;
         let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
-        let job = |rows| Job { slice, tensor, rows };
-        jobs.extend(row_blocks(tensor, slice.state.name, slice.slice.rows())?.map(job));
+        let spec = &slice.state;
+        let made = rule.and_then(|rule| rule.convert(spec, &|name| tensor.form(name)));
+        let made = made.map(Arc::new);
+        let read = made.as_ref().map_or(spec.name, |made| made.from[0].name);
+        let job = |rows| Job { slice, tensor, rows, made: made.clone() };
+        jobs.extend(row_blocks(tensor, read, slice.slice.rows())?.map(job));
     }
     let spare = RefCell::new(Vec::<Buffer>::new());
     let jobs = jobs.into_iter().map(|job| (job, spare.borrow_mut().pop().unwrap_or_default()));
@@ -91,8 +126,31 @@ fn read_all(checkpoint: &Checkpoint, slices: &[StateSlice], put: Put) -> anyhow:
 
 impl Job<'_> {
     fn read(&self, from: &Checkpoint, buffer: &mut Buffer) -> anyhow::Result<()> {
-        let StateSlice { state, slice, .. } = self.slice;
-        from.read(buffer, self.tensor, state.name, self.rows.clone(), slice.cols())?;
+        let StateSlice { state, slice, param, .. } = self.slice;
+        let Some(made) = &self.made else {
+            return self.read_state(from, buffer, state, slice.cols());
+        };
+        let (at, size) = ([self.rows.start, slice.at[1]], [self.rows.len(), slice.size[1]]);
+        let part =
+            state.extent.covers(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);
+        let mut bytes = Vec::new();
+        for source in &made.from {
+            self.read_state(from, buffer, source, source.extent.around(part).cols())?;
+            bytes.push(buffer.bytes().to_vec());
+        }
+        buffer.set((made.make)(part, &bytes));
+        Ok(())
+    }
+
+    /// Columns of a state, of this job's rows.
+    fn read_state(
+        &self,
+        from: &Checkpoint,
+        buffer: &mut Buffer,
+        state: &StateSpec,
+        cols: Range<usize>,
+    ) -> anyhow::Result<()> {
+        from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
         // No step updates with numbers that are not finite: whatever made these, it was no run.
         ensure!(
             finite(state.dtype, buffer.bytes()),

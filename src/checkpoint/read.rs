@@ -48,6 +48,11 @@ impl Buffer {
         }
     }
 
+    /// Takes the place of what was read.
+    pub fn set(&mut self, bytes: Vec<u8>) {
+        (self.assembled, self.run) = (bytes, None);
+    }
+
     /// The same as numbers.
     pub fn values(&self, dtype: DType) -> Vec<f32> {
         dtype.widen(self.bytes())

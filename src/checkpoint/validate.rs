@@ -1,20 +1,40 @@
 //! What an index says, against what must hold of it: the model's table, the optimizer's groups.
 
 use super::index::{Group, Index};
-use crate::engine::{OptimizerRule, saved_shape};
+use crate::engine::{OptimizerRule, Saved, StateSpec, saved_shape};
 use crate::manifest::Model;
 use crate::model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors are those of the model, each with the states that the optimizer's rule has for it.
 pub fn model(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
+    states(index, model, rule, |_, _| false)
+}
+
+/// The same, or states of which the rule makes its own.
+pub fn readable(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
+    states(index, model, rule, |spec, saved| rule.convert(spec, saved).is_some())
+}
+
+fn states(
+    index: &Index,
+    model: &Model,
+    rule: &dyn OptimizerRule,
+    made: impl Fn(&StateSpec, Saved) -> bool,
+) -> Vec<String> {
     let mut damage = weights(index, model);
     let layout = Layout::new(model, ModelShard::whole(model));
     for param in layout.params() {
         let Some(tensor) = index.tensor(&param.name) else { continue };
         let mut found: BTreeMap<&str, _> = tensor.saved().collect();
+        let saved = |name: &str| tensor.form(name);
+        let mut converted = false;
         for spec in rule.states(&param.spec).iter().filter(|spec| spec.saved) {
             let (name, what) = (&param.name, spec.name);
+            if made(spec, &saved) {
+                converted = true;
+                continue;
+            }
             match found.remove(what) {
                 None => damage.push(format!("{name} has no {what}: the optimizer needs it")),
                 Some(state) if (state.dtype, state.extent) != (spec.dtype, spec.extent) => damage
@@ -25,7 +45,7 @@ pub fn model(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<Stri
                 Some(_) => {}
             }
         }
-        let more = found.into_keys();
+        let more = found.into_keys().filter(|_| !converted);
         damage.extend(more.map(|what| format!("{} has a {what} of another optimizer", param.name)));
     }
     damage
@@ -64,7 +84,7 @@ pub fn weights(index: &Index, model: &Model) -> Vec<String> {
 pub fn groups(index: &Index) -> Vec<String> {
     let mut damage = Vec::new();
     let mut seen = BTreeMap::new();
-    let step = index.progress.step;
+    let step = index.optimizer_steps();
     if let Some(scale) = index.loss_scale.filter(|s| s.updates.checked_add(s.skipped) != Some(step))
     {
         let (updates, skipped) = (scale.updates, scale.skipped);

@@ -15,6 +15,9 @@ pub struct Args {
     /// Resume from this checkpoint (step-00000040) in place of the newest
     #[arg(long, value_name = "STEP")]
     resume_from: Option<PathBuf>,
+    /// At a resume keep the weights and begin the optimizer's states anew: for another optimizer
+    #[arg(long)]
+    reset_optimizer: bool,
     /// First repeat this many recorded steps from an older checkpoint; their losses must be equal
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     verify_resume: Option<u64>,
@@ -35,9 +38,9 @@ impl Args {
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let loaded = manifest::load(&args.manifest, &args.set)?;
-    let Args { resume_from, verify_resume, .. } = args;
+    let Args { resume_from, reset_optimizer, verify_resume, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
-    let options = train::Options { resume_from, verify_resume, trace };
+    let options = train::Options { resume_from, reset_optimizer, verify_resume, trace };
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     match ended {

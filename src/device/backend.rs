@@ -118,6 +118,40 @@ pub struct AdamW {
     pub weight_decay: f32,
 }
 
+/// Numbers in 8 bits: number i is what `codes[i]` stands for in a map of `dynamic_map`, times the
+/// scale of the block that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded {
+    /// u8 [1, n].
+    pub codes: Tensor,
+    /// f32 [1, n / block].
+    pub scales: Tensor,
+}
+
+impl Coded {
+    /// The shortest block, which divides all others.
+    pub const SMALLEST: usize = 16;
+
+    /// Panics if the tensors of an update do not belong together; returns the elements of a block:
+    /// 16, 32 or 64.
+    pub fn check(grad: Tensor, master: Tensor, moments: [Coded; 2], weight: Tensor) -> usize {
+        let n = grad.numel();
+        assert_eq!(
+            [master.numel(), weight.numel()],
+            [n; 2],
+            "elements of the gradient and weights"
+        );
+        assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+        let block = div_exact(n, moments[0].scales.numel());
+        assert!([16, 32, 64].contains(&block), "blocks of {block} elements");
+        for Coded { codes, scales } in moments {
+            assert_eq!((codes.numel(), codes.dtype), (n, DType::U8), "codes");
+            assert_eq!((scales.numel(), scales.dtype), (n / block, DType::F32), "scales");
+        }
+        block
+    }
+}
+
 /// When the scale of the loss changes (Megatron's DynamicGradScaler): it doubles after `window`
 /// updates in a row; it halves at each overflow from the `hysteresis`th since it last doubled.
 #[derive(Clone, Copy, Debug)]
@@ -392,8 +426,8 @@ pub trait Backend {
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
     /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes
-    /// out the same in any order, and which one changed element always changes. xs of floats, out
-    /// i64 [1, n].
+    /// out the same in any order, and which one changed element always changes. xs of floats or
+    /// bytes, out i64 [1, n].
     fn digests(&self, xs: &[Tensor], out: Out);
     /// out f32 [1, 2] = norm = √(Σ sums) / scale, and the factor min(1, max_norm / (norm + 1e-6)) /
     /// scale, or NaN if the norm is not finite. scale f32 [1, 1]: of the gradients that were
@@ -418,6 +452,20 @@ pub trait Backend {
         master: Tensor,
         m: Tensor,
         v: Tensor,
+        weight: Tensor,
+    );
+    /// `adamw` where m is in 8 bits by the map `SIGNED`, and the root of v by `UNSIGNED`. Both are
+    /// decoded, updated and encoded again in one pass: the scale of a block becomes the largest
+    /// magnitude in it, a code the nearest one of number / scale, of two the lower; a v above 0 never
+    /// has code 0. The update is by the moments before they are encoded. Blocks of 16, 32 or 64
+    /// elements. Equal bits on every device.
+    fn adam8bit(
+        &self,
+        rule: &AdamW,
+        scalars: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        moments: [Coded; 2],
         weight: Tensor,
     );
 }

@@ -2,8 +2,8 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Home, Norm, Out, OutOfMemory, Scaler,
-    Scaling, Tensor, Transfer, Visible,
+    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home, Norm, Out, OutOfMemory,
+    Scaler, Scaling, Tensor, Transfer, Visible,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -283,5 +283,20 @@ impl Backend for Dry {
     ) {
         let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
         self.note("adamw", 14 * grad.numel(), &[grad, master, master, m, m, v, v, written]);
+    }
+    fn adam8bit(
+        &self,
+        _: &AdamW,
+        _: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        moments: [Coded; 2],
+        weight: Tensor,
+    ) {
+        let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
+        let both = moments.into_iter().flat_map(|Coded { codes, scales }| [codes, scales]);
+        let coded: Vec<Tensor> = both.flat_map(|x| [x, x]).collect();
+        let all = [&[grad, master, master, written][..], &coded].concat();
+        self.note("adam8bit", 24 * grad.numel(), &all);
     }
 }

@@ -7,12 +7,13 @@ mod backend;
 pub mod cpu;
 pub mod cuda;
 mod dry;
+pub mod dynamic_map;
 mod tensor;
 
 pub use crate::base::Gelu;
 pub use arena::Arena;
 pub use backend::{
-    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
+    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
     Scaling, Timeline, Transfer, Visible, digest_term,
 };
 pub use dry::{COPIES, Dry, Tally, Work};

@@ -22,7 +22,7 @@ pub use arenas::MemoryPlan;
 pub use groups::{Groups, actions, cuts, model_dtype, orders};
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
-pub use rule::{OptimizerRule, SECOND, Step, of as rule};
+pub use rule::{Conversion, OptimizerRule, SECOND, Saved, Step, of as rule};
 pub use sampler::Sampler;
 pub use scalars::Outcome;
 pub use scaler::Scale;

@@ -35,6 +35,11 @@ impl Scale {
         Scale { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
     }
 
+    /// The same before any update.
+    pub fn uncounted(self) -> Scale {
+        Scale { updates: 0, skipped: 0, ..self }
+    }
+
     /// The same under the settings of a manifest, which may have changed since.
     pub fn under(self, m: &Manifest) -> Scale {
         let Scaling { growth, min, .. } = scaling(m);

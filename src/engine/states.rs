@@ -88,6 +88,24 @@ impl Extent {
         }
     }
 
+    /// The part of the parameter that a part of the state is of; `whole` is the parameter's size.
+    pub fn covers(self, of: TensorSlice, whole: [usize; 2]) -> TensorSlice {
+        let TensorSlice { at: [row, col], size: [rows, cols] } = of;
+        match self {
+            Extent::Like => of,
+            Extent::Rows => TensorSlice { at: [row, 0], size: [rows, whole[1]] },
+            Extent::Cols => TensorSlice { at: [0, col], size: [whole[0], cols] },
+            Extent::ColBlocks(n) => TensorSlice { at: [row, col * n], size: [rows, cols * n] },
+        }
+    }
+
+    /// The part of the state that a rectangle of the parameter touches.
+    pub fn around(self, part: TensorSlice) -> TensorSlice {
+        let Extent::ColBlocks(n) = self else { return self.of(part) };
+        let (first, end) = (part.at[1] / n, (part.at[1] + part.size[1]).div_ceil(n));
+        TensorSlice { at: [part.at[0], first], size: [part.size[0], end - first] }
+    }
+
     pub fn shape(self, size: [usize; 2]) -> [usize; 2] {
         self.of(TensorSlice { at: [0, 0], size }).size
     }

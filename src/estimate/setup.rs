@@ -5,7 +5,7 @@ use super::counts::Counts;
 use super::hardware::Hardware;
 use super::rates;
 use crate::manifest::{
-    self, LayerSplit, Manifest, Model, OffloadWhat, Precision, Recompute, Topology,
+    self, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Precision, Recompute, Topology,
 };
 use crate::model::{flops_per_token, parameters};
 use crate::plan::split;
@@ -204,7 +204,10 @@ impl Setup {
                 _ if megatron => Numbers::Bf16Fp32Grad,
                 _ => Numbers::Bf16,
             },
-            moments: Moments::Adam,
+            moments: match m.optimizer {
+                Optimizer::AdamW(_) => Moments::Adam,
+                Optimizer::Adam8bit(_) => Moments::Adam8bit,
+            },
             offload: Offload {
                 optimizer: m.topology.offload.what != OffloadWhat::None,
                 weights: m.topology.offload.what == OffloadWhat::Full,

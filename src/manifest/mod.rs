@@ -19,8 +19,8 @@ mod tree;
 
 pub use crate::base::Gelu;
 pub use choices::{
-    DataRule, DeviceChoice, Family, Framework, GpuTransport, GradientHome, OffloadWhat, Position,
-    Precision, RankOrder, Recompute, Schedule,
+    DataRule, DeviceChoice, Family, Framework, GpuTransport, GradientHome, OffloadWhat,
+    OptimizerName, Position, Precision, RankOrder, Recompute, Schedule,
 };
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
@@ -32,7 +32,6 @@ pub use settings::{
 use crate::base::{Heads, Problems};
 use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
-use choices::OptimizerName;
 use settings::raw;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -80,6 +80,12 @@ fn remove(node: &mut Node, path: &str) {
     }
 }
 
+/// `cosine`, `adam8bit`.
+fn is_name(text: &str) -> bool {
+    let letter = |c: char| c.is_ascii_lowercase() || c == '_';
+    text.starts_with(letter) && text.chars().all(|c| letter(c) || c.is_ascii_digit())
+}
+
 /// Puts `new` at the path `steps` below `node`, making sections that are missing.
 fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), String> {
     let Some((step, rest)) = steps.split_first() else {
@@ -107,7 +113,7 @@ fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), Str
             }
         }
         // A name (`decay: cosine`) gives way to the settings that the path asks for.
-        Value::Scalar { text, .. } if text.chars().all(|c| c.is_ascii_lowercase() || c == '_') => {
+        Value::Scalar { text, .. } if is_name(text) => {
             node.value = Value::Map(Vec::new());
             put(node, steps, new, path)
         }

@@ -64,6 +64,13 @@ pub struct ParamSpec {
     pub tied: bool,
 }
 
+impl ParamSpec {
+    /// Whether it is a matrix that a block multiplies by: attention's or the MLP's.
+    pub fn is_block_matrix(&self) -> bool {
+        self.module == Module::Block && self.rows > 1
+    }
+}
+
 /// Every parameter of the model, once; a tied head has no row of its own.
 #[rustfmt::skip]
 pub fn table(m: &Model) -> Vec<ParamSpec> {
@@ -156,7 +163,7 @@ pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
 fn forward_flops(m: &Model, module: Module) -> f64 {
     match module {
         Module::Block => {
-            let rows = table(m).into_iter().filter(|s| s.module == module && s.rows > 1);
+            let rows = table(m).into_iter().filter(ParamSpec::is_block_matrix);
             let weights: f64 = rows.map(|s| s.rows as f64 * s.cols as f64).sum();
             2.0 * weights + 4.0 * m.seq_len as f64 * m.heads().query_width() as f64
         }

@@ -5,7 +5,8 @@ use super::loader::DataShard;
 use super::loader::Loader;
 use super::rank::Rank;
 use super::report::metrics::Metrics;
-use super::{resume, saving};
+use super::resume::{self, Asked};
+use super::saving;
 use crate::base::Problems;
 use crate::checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
 use crate::data::{Datasets, Source};
@@ -69,7 +70,7 @@ pub fn verify(
         })?;
         Ok((found, recorded))
     })?;
-    let state = resume::resume(rank, &found, false, loaded, data, engine)?;
+    let state = resume::resume(rank, &found, Asked::default(), loaded, data, engine)?;
     for again in replay(m, engine, be, train, DataShard::of(rank, m), state.progress, steps)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {

@@ -104,18 +104,27 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     Ok(plan)
 }
 
+/// What the command line asks of a resume.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// A checkpoint by its name.
+    pub checkpoint: bool,
+    /// That the optimizer's states begin anew.
+    pub reset_optimizer: bool,
+}
+
 /// Loads this rank's share of the checkpoint into the engine; an error says what in the checkpoint,
-/// the manifest or the data forbids it. A collective. Checkpoints newer than one that was `asked`
+/// the manifest or the data forbids it. A collective. Checkpoints newer than one that was asked
 /// for are renamed once all ranks have loaded it.
 pub fn resume(
     rank: &Rank,
     found: &Found,
-    asked: bool,
+    asked: Asked,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
 ) -> anyhow::Result<State> {
-    let checkpoint = rank.phase("loading", || load(found, loaded, data, engine))?;
+    let checkpoint = rank.phase("loading", || load(found, asked, loaded, data, engine))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
@@ -128,15 +137,19 @@ pub fn resume(
     );
     let checkpoints = saving::folder(&loaded.manifest);
     let aside = |()| checkpoint::set_aside(&checkpoints, step);
-    for name in rank.on_first(|| asked.then_some(()).map_or(Ok(Vec::new()), aside))? {
+    for name in rank.on_first(|| asked.checkpoint.then_some(()).map_or(Ok(Vec::new()), aside))? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
-    Ok(State { manifest: loaded.effective.clone(), data: data.to_vec(), ..state })
+    let began = if asked.reset_optimizer { step } else { state.optimizer.began };
+    let optimizer = checkpoint::Optimizer { began, ..saving::optimizer(&loaded.manifest) };
+    let (manifest, data) = (loaded.effective.clone(), data.to_vec());
+    Ok(State { manifest, data, optimizer, ..state })
 }
 
 /// Reads this rank's tensors, after checking that manifest and data continue the run.
 fn load(
     found: &Found,
+    asked: Asked,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
@@ -150,9 +163,49 @@ fn load(
         tracing::warn!("{warning}");
     }
     same_data(&checkpoint.index.data, data, found)?;
-    let read = checkpoint::read_into(&checkpoint, engine);
+    let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
+    let goes_on = before == now || engine.rule().goes_on_from(before);
+    if let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)? {
+        tracing::info!("{message}");
+    }
+    let read = match asked.reset_optimizer {
+        true => checkpoint::read_weights_into(&checkpoint, engine),
+        false => checkpoint::read_into(&checkpoint, engine),
+    };
     read.map_err(|error| with_older(error, found))?;
     Ok(checkpoint)
+}
+
+/// What is said of the optimizer's states, where they do not simply go on; an error where the rule
+/// of the manifest cannot go on from those of the rule before.
+fn optimizer(
+    before: &str,
+    now: &str,
+    goes_on: bool,
+    reset: bool,
+    found: &Found,
+) -> Result<Option<String>, Problems> {
+    let step = found.step;
+    match (reset, goes_on) {
+        (true, _) => Ok(Some(format!(
+            "the optimizer's states begin anew at step {step} ({now}; it was {before}): the weights \
+             stay, updates are counted from here"
+        ))),
+        (false, true) if before == now => Ok(None),
+        (false, true) => Ok(Some(format!(
+            "the optimizer was {before}, is {now} from step {step} on: its states are converted, once"
+        ))),
+        (false, false) => {
+            let what = format!(
+                "was trained with the optimizer {before}: {now} cannot go on from its states"
+            );
+            let remedy = format!(
+                "set optimizer to {before}, or begin its states anew with these weights: \
+                 --reset-optimizer"
+            );
+            Err(Problems::one(found.folder.display().to_string(), what, remedy))
+        }
+    }
 }
 
 /// Adds which older checkpoint could be used instead: it is never chosen silently.
@@ -171,7 +224,8 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
 
 /// Changes to warn of; an error that lists every change that is not allowed.
 fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>> {
-    let (saved, now) = (flat(saved)?, flat(now)?);
+    let (mut saved, mut now) = (flat(saved)?, flat(now)?);
+    of_one_optimizer(&mut saved, &mut now);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
     let none = "nothing".to_string();
     let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
@@ -205,6 +259,26 @@ fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>>
         );
     }
     Ok(problems.or(warnings)?)
+}
+
+/// Under another optimizer, which is said apart, leaves the settings that both have.
+fn of_one_optimizer(saved: &mut BTreeMap<String, String>, now: &mut BTreeMap<String, String>) {
+    const SECTION: &str = "optimizer.";
+    let name = |keys: &BTreeMap<String, String>| {
+        let mut names = keys.keys().filter_map(|key| key.strip_prefix(SECTION)?.split_once('.'));
+        names.next().map(|(name, _)| format!("{SECTION}{name}."))
+    };
+    let (Some(before), Some(after)) = (name(saved), name(now)) else { return };
+    if before == after {
+        return;
+    }
+    let renamed = |key: &str| key.strip_prefix(&before).map(|rest| format!("{after}{rest}"));
+    *saved = std::mem::take(saved)
+        .into_iter()
+        .map(|(key, value)| (renamed(&key).unwrap_or(key), value))
+        .filter(|(key, _)| !key.starts_with(SECTION) || now.contains_key(key))
+        .collect();
+    now.retain(|key, _| !key.starts_with(SECTION) || saved.contains_key(key));
 }
 
 fn rule(key: &str) -> Option<(&'static str, Change)> {

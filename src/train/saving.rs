@@ -201,9 +201,8 @@ pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
 }
 
-/// The state of a new run, before its first step.
-pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
-    let m = &loaded.manifest;
+/// The manifest's optimizer, before its first update.
+pub fn optimizer(m: &Manifest) -> checkpoint::Optimizer {
     let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = whole.params().collect();
     let names = |decay| params.iter().filter(move |param| param.spec.decay == decay);
@@ -212,6 +211,17 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         step: 0,
         tensors: names(decay).map(|param| param.name.clone()).collect(),
     };
+    checkpoint::Optimizer {
+        rule: m.optimizer.name().to_string(),
+        began: 0,
+        numbers: m.optimizer.numbers(),
+        groups: vec![group(true), group(false)],
+    }
+}
+
+/// The state of a new run, before its first step.
+pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
+    let m = &loaded.manifest;
     State {
         run: checkpoint::nonce(),
         progress: Progress::default(),
@@ -224,11 +234,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
             seed: m.train.seed,
             data_seed: m.data.seed,
         },
-        optimizer: checkpoint::Optimizer {
-            rule: m.optimizer.name().to_string(),
-            numbers: m.optimizer.numbers(),
-            groups: vec![group(true), group(false)],
-        },
+        optimizer: optimizer(m),
         history: Vec::new(),
         data,
         mixture: MixturePlan::of(&m.data, m.train.samples),

@@ -31,6 +31,8 @@ use std::time::Instant;
 pub struct Options {
     /// The name of the checkpoint to resume from, in place of the newest.
     pub resume_from: Option<PathBuf>,
+    /// Whether the optimizer's states begin anew at a resume.
+    pub reset_optimizer: bool,
     /// Recorded steps to repeat first, which must give the same losses.
     pub verify_resume: Option<u64>,
     /// Steps whose spans are written to a file.
@@ -124,7 +126,11 @@ pub fn open<'a>(
         tracing::info!("{message}");
     }
     let mut state: State = match &origin.found {
-        Some(found) => resume::resume(rank, found, asked.is_some(), loaded, &ids, &engine)?,
+        Some(found) => {
+            let (checkpoint, reset_optimizer) = (asked.is_some(), options.reset_optimizer);
+            let asked = resume::Asked { checkpoint, reset_optimizer };
+            resume::resume(rank, found, asked, loaded, &ids, &engine)?
+        }
         None => begin(rank, loaded, ids, &engine)?,
     };
     state.mixture = data.plan.clone();

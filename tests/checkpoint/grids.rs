@@ -393,7 +393,12 @@ fn state(loaded: &Loaded, step: usize) -> State {
         lr: 3e-3,
         loss_scale: None,
         rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7 },
-        optimizer: Optimizer { rule: "adamw".into(), numbers: Default::default(), groups },
+        optimizer: Optimizer {
+            rule: "adamw".into(),
+            began: 0,
+            numbers: Default::default(),
+            groups,
+        },
         history: Vec::new(),
         data: Vec::new(),
         mixture: data::MixturePlan { stages: Vec::new() },

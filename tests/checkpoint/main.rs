@@ -5,6 +5,7 @@
 //! | `resume` | a run that was stopped, killed or asked to save, through the real binary |
 //! | `grids` | what any grid saved, any grid loads |
 //! | `rules` | states of every shape and type, of an optimizer made up for it |
+//! | `adam8bit` | moments in 8 bits, on any grid; another optimizer at a resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
@@ -15,6 +16,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adam8bit;
 mod damage;
 mod faults;
 mod format1;

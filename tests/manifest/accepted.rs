@@ -127,6 +127,8 @@ fn short_and_long_forms_mean_the_same() {
     same("lr.decay=wsd", "lr.decay={wsd: {decay_samples: 640}}");
     same("lr.warmup_tokens=1000", "lr.warmup_samples=8");
     same("optimizer=adamw", "optimizer={adamw: {}}");
+    same("optimizer=adam8bit", "optimizer.adam8bit={}");
+    same("optimizer=adam8bit", "optimizer={adam8bit: {block: 64}}");
     same("data.objective=prefix_lm", "data.objective={prefix_lm: {loss_on_targets_only: true}}");
     same("data.objective=prefix_lm", "data.objective={prefix_lm: }");
     same("optimizer={adamw: {clip: 1}}", "optimizer={adamw: {clip: 1.0}}");
@@ -245,6 +247,10 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "precision=tf32",
             "lr.decay=linear",
             "topology={pipeline: 4, layer_split: transformer_and_embedding}",
+        ],
+        &[
+            "optimizer={adam8bit: {beta1: 0.8, beta2: 0.99, eps: 1e-6, weight_decay: 0.01, clip: 0, \
+             block: 32}}",
         ],
     ];
     for sets in sets {

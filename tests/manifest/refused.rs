@@ -410,11 +410,47 @@ fn what_is_known_but_not_here_is_refused_by_name() {
         "m.yaml:17: optimizer adafactor is not in this version → \
          take adamw",
     );
+}
+
+/// Blocks of columns in a row, and in a tensor-parallel rank's share of it.
+#[test]
+fn blocks_of_8_bit_moments_must_be_whole() {
     check_added(
-        "optimizer: {adam8bit: }",
-        "m.yaml:17: optimizer adam8bit is not in this version → \
-         take adamw",
+        "optimizer: {adam8bit: {block: 48}}",
+        "m.yaml:17: optimizer.adam8bit.block 48 is not 16, 32 or 64 → take 64",
     );
+    check_added(
+        "optimizer: {adam8bit: {block: 128}}",
+        "m.yaml:17: optimizer.adam8bit.block is 128; the most is 64 → give a number from 16 to 64",
+    );
+    check_added(
+        "optimizer: {adamw: {}, adam8bit: {}}",
+        "m.yaml:17: optimizer has more than one kind → keep one",
+    );
+    let model = |size: &str| format!("model={{layers: 2, {size}, vocab: 99, seq_len: 8}}");
+    let refused = |size: &str, block: usize| {
+        let optimizer = format!("optimizer.adam8bit.block={block}");
+        complaints(GOOD, &[&model(size), "topology.tensor=4", &optimizer])
+    };
+    assert_eq!(
+        refused("hidden: 384, heads: 12", 64),
+        "--set optimizer.adam8bit.block: topology.tensor 4 leaves a rank 96 of the 384 columns of \
+         attn.proj.weight, which are not whole blocks of optimizer.adam8bit.block 64 → set \
+         optimizer.adam8bit.block to 32, or topology.tensor to 3"
+    );
+    assert_eq!(
+        refused("hidden: 11600, heads: 80", 16),
+        "--set optimizer.adam8bit.block: topology.tensor 4 leaves a rank 2900 of the 11600 columns \
+         of attn.proj.weight, which are not whole blocks of optimizer.adam8bit.block 16 → set \
+         topology.tensor to 1"
+    );
+    assert_eq!(
+        refused("hidden: 288, heads: 12, ffn_hidden: 384", 64),
+        "--set optimizer.adam8bit.block: topology.tensor 4 leaves a rank 96 of the 384 columns of \
+         mlp.fc2.weight, which are not whole blocks of optimizer.adam8bit.block 64 → set \
+         topology.tensor to 3"
+    );
+    assert_eq!(refused("hidden: 384, heads: 12", 32), "accepted");
 }
 
 #[test]

@@ -6,11 +6,13 @@
 //! | `grids` | every grid of ranks equals one rank, in three families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
+//! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adam8bit;
 mod fp16;
 mod grids;
 mod grids_cuda;

@@ -26,6 +26,7 @@ impl Seen {
             DType::F32 => self.bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
             DType::BF16 => self.bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
             DType::F16 => self.bytes.chunks_exact(2).map(|b| f16_of(b).to_f64()).collect(),
+            DType::U8 => self.bytes.iter().map(|byte| f64::from(*byte)).collect(),
             other => panic!("numbers of {other}"),
         }
     }
@@ -213,6 +214,7 @@ fn rounded(dtype: DType, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
             let bytes = bytemuck::cast_slice(&x).to_vec();
             (bytes, x.into_iter().map(f64::from).collect())
         }
+        DType::U8 => (x.iter().map(|x| *x as u8).collect(), x.to_vec()),
         other => panic!("numbers in {other}"),
     }
 }

@@ -5,13 +5,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
+//! | `adam8bit`, `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
 
+mod adam8bit;
 mod attention;
 mod bench;
 mod cuda;
@@ -51,6 +52,7 @@ fn table() -> Vec<Case> {
         loss::table(),
         update::table(),
         host::table(),
+        adam8bit::table(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -55,7 +55,9 @@ fn digests(b: &Bench, x: &Known, z: &Known) {
     };
     // Rows of whole 16 bytes, and what starts between them.
     let (even, odd) = (x.on.span(0, x.on.numel() / 8 * 8), x.on.span(x.on.numel() / 2, 1));
-    let xs = [x.on, z.on, even, odd];
+    let bytes: Vec<f64> = (0..x.on.numel()).map(|i| (i * 7 % 256) as f64).collect();
+    let bytes = b.known(1, bytes.len(), DType::U8, &bytes);
+    let xs = [x.on, z.on, even, odd, bytes.on];
     assert_eq!(of(&xs), xs.map(definition));
     let mut bytes = b.bytes(x.on);
     *bytes.last_mut().unwrap() ^= 1;

@@ -254,7 +254,7 @@ fn check(
     if !stats.finite() {
         damage.push(format!("{what}: {} NaN, {} infinite", stats.nan, stats.inf));
     }
-    if state == SECOND && stats.negative > 0 {
+    if (state == SECOND || state.ends_with("_scales")) && stats.negative > 0 {
         damage.push(format!("{what}: {} values below 0", stats.negative));
     }
     if state == MASTER

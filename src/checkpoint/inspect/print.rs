@@ -97,6 +97,10 @@ fn title(state: &str) -> &str {
         MASTER => "weight",
         "first_moment" => "m",
         SECOND => "v",
+        "first_codes" => "m codes",
+        "first_scales" => "m scales",
+        "second_codes" => "√v codes",
+        "second_scales" => "√v scales",
         other => other,
     }
 }

@@ -139,6 +139,24 @@ pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
     }
 }
 
+/// Bytes `at .. at + to.len()` of a tensor of bytes.
+pub(super) fn load_bytes(from: Tensor, at: usize, to: &mut [u8]) {
+    assert!(from.dtype == DType::U8 && at + to.len() <= from.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    unsafe {
+        std::ptr::copy_nonoverlapping((from.addr() as *const u8).add(at), to.as_mut_ptr(), to.len())
+    }
+}
+
+/// Overwrites bytes `at .. at + from.len()` of a tensor of bytes.
+pub(super) fn store_bytes(from: &[u8], to: Tensor, at: usize) {
+    assert!(to.dtype == DType::U8 && at + from.len() <= to.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.as_ptr(), (to.addr() as *mut u8).add(at), from.len())
+    }
+}
+
 /// Overwrites one i64 of a tensor.
 pub(super) fn store_long(value: i64, to: Tensor, at: usize) {
     assert!(to.dtype == DType::I64 && at < to.numel());

@@ -5,6 +5,7 @@
 //! the same bits on any number of threads. Arithmetic is f32 on blocks of at most 512 elements that
 //! `memory` loads and stores, converting bf16 and f16; sums over a whole tensor are f64.
 
+mod adam8bit;
 mod attention;
 mod cross_entropy;
 mod dropout;
@@ -21,8 +22,8 @@ mod parallel;
 mod tests;
 
 use super::{
-    AdamW, Attend, Backend, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler, Scaling,
-    Tensor, Transfer,
+    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler,
+    Scaling, Tensor, Transfer,
 };
 use crate::base::Bytes;
 use crate::device::Home;
@@ -249,5 +250,17 @@ impl Backend for Cpu {
         live: Tensor,
     ) {
         optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
+    }
+
+    fn adam8bit(
+        &self,
+        rule: &AdamW,
+        scalars: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        moments: [Coded; 2],
+        live: Tensor,
+    ) {
+        adam8bit::adam8bit(self, rule, scalars, grad, master, moments, live);
     }
 }

@@ -142,19 +142,7 @@ pub(super) fn adamw(
         assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
     }
     assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
-    let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
-    if factor.is_nan() {
-        return;
-    }
-    let rule = Update {
-        factor,
-        keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        step,
-        rescale,
-        eps: rule.eps,
-    };
+    let Some(rule) = Update::new(rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         let at = block.start;
         let [mut g, mut w, mut m1, mut v1]: [Block; 4] = [[0.0; BLOCK]; 4];
@@ -175,7 +163,7 @@ pub(super) fn adamw(
 }
 
 /// The numbers of one update, as PyTorch orders them.
-struct Update {
+pub(super) struct Update {
     factor: f32,
     /// 1 − lr·weight_decay.
     keep: f32,
@@ -188,8 +176,18 @@ struct Update {
     eps: f32,
 }
 
+impl Update {
+    /// None where the scalars say that nothing is updated.
+    pub fn new(rule: &AdamW, scalars: Tensor) -> Option<Update> {
+        let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
+        let AdamW { beta1, beta2, eps, .. } = *rule;
+        let keep = (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32;
+        (!factor.is_nan()).then_some(Update { factor, keep, beta1, beta2, step, rescale, eps })
+    }
+}
+
 vectorised! {
-    fn update(rule: &Update, g: &[f32], w: &mut [f32], m: &mut [f32], v: &mut [f32]) {
+    pub(super) fn update(rule: &Update, g: &[f32], w: &mut [f32], m: &mut [f32], v: &mut [f32]) {
         let (grow1, grow2) = (1.0 - rule.beta1, 1.0 - rule.beta2);
         for (((g, w), m), v) in g.iter().zip(w).zip(m).zip(v) {
             let g = g * rule.factor;

@@ -246,6 +246,24 @@ kernel_args! {
         beta1: f32, beta2: f32, eps: f32, vector: u32,
     }
 
+    struct Adam8bit {
+        grad: *const c_void, master: *mut f32,
+        /// [numel], [numel / block]
+        m_codes: *mut u8, m_scales: *mut f32,
+        /// The same of the root of v.
+        v_codes: *mut u8, v_scales: *mut f32,
+        /// Null where it is the master.
+        live: *mut c_void,
+        /// [3]: factor, then the two of `AdamScalars`
+        scalars: *const f32,
+        numel: u64,
+        /// 1 − lr·weight_decay
+        keep: f32,
+        beta1: f32, beta2: f32, eps: f32,
+        /// Elements of a scale: 16, 32 or 64.
+        block: u32,
+    }
+
     struct Attention {
         /// [N, heads, 3, d]
         qkv: *const c_void,
@@ -332,8 +350,8 @@ mod tests {
             })*
         };
     }
-    c_types! { c_void = "void" i32 = "int32_t" i64 = "int64_t" u32 = "uint32_t" u64 = "uint64_t"
-    f32 = "float" f64 = "double" TensorMap = "TensorMap" }
+    c_types! { c_void = "void" u8 = "uint8_t" i32 = "int32_t" i64 = "int64_t" u32 = "uint32_t"
+    u64 = "uint64_t" f32 = "float" f64 = "double" TensorMap = "TensorMap" }
 
     impl<T: CType> CType for *const T {
         fn name() -> String {

@@ -32,7 +32,7 @@ pub use launch::Kernels;
 pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
-    AdamW, Attend, Backend, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Norm, Out,
+    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Norm, Out,
     OutOfMemory, Scaler, Scaling, Tensor, Timeline, Transfer,
 };
 use crate::base::{Bytes, DType, Problems};
@@ -409,5 +409,17 @@ impl Backend for Cuda {
         live: Tensor,
     ) {
         optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
+    }
+
+    fn adam8bit(
+        &self,
+        rule: &AdamW,
+        scalars: Tensor,
+        grad: Tensor,
+        master: Tensor,
+        moments: [Coded; 2],
+        live: Tensor,
+    ) {
+        optimizer::adam8bit(self, rule, scalars, grad, master, moments, live);
     }
 }

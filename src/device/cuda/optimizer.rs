@@ -1,14 +1,19 @@
-//! Sums of squares, clipping, AdamW.
+//! Sums of squares, clipping, AdamW, and AdamW on moments in 8 bits.
 
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
 use crate::base::DType;
-use crate::device::{AdamW, Backend, Home, Out, Scaler, Scaling, Tensor};
+use crate::device::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, Tensor};
 use std::ptr::null_mut;
 
 /// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
 const PARTS: usize = 256;
+
+/// Blocks that update moments in 8 bits: each copies the maps first.
+const CODED_BLOCKS: usize = 1056;
+/// Elements of a thread of those.
+const CODED_WIDE: usize = 8;
 
 /// Blocks that digest a tensor, to have work for a whole GPU.
 const DIGEST_PARTS: usize = 1056;
@@ -62,7 +67,11 @@ pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
         let parts = cuda.scratch(blocks * size_of::<u64>());
         let (numel, vector) = (x.numel() as u64, vector.into());
         let arguments = args::DigestParts { x: x.addr() as _, parts: parts as _, numel, vector };
-        cuda.launch(typed!("digest_parts", x.dtype), Grid::line(blocks, 256), arguments);
+        let kernel = match x.dtype {
+            DType::U8 => "digest_parts_u8",
+            dtype => typed!("digest_parts", dtype),
+        };
+        cuda.launch(kernel, Grid::line(blocks, 256), arguments);
         let digest = out.to.addr() + i * size_of::<u64>();
         let arguments =
             args::DigestFinish { parts: parts as _, out: digest as _, count: blocks as u64 };
@@ -144,4 +153,38 @@ pub(super) fn adamw(
     };
     let kernel = typed!("adamw", grad.dtype, live.dtype);
     cuda.launch(kernel, Grid::elements(grad.numel(), wide), arguments);
+}
+
+pub(super) fn adam8bit(
+    cuda: &Cuda,
+    rule: &AdamW,
+    scalars: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    moments: [Coded; 2],
+    live: Tensor,
+) {
+    let block = Coded::check(grad, master, moments, live);
+    let [m, v] = moments;
+    let addresses = [grad, master, live, m.codes, v.codes].map(|x| x.addr());
+    assert!(vector(grad.numel(), DType::BF16, &addresses), "tensors begin on 16 bytes");
+    let arguments = args::Adam8bit {
+        grad: grad.addr() as _,
+        master: master.addr() as _,
+        m_codes: m.codes.addr() as _,
+        m_scales: m.scales.addr() as _,
+        v_codes: v.codes.addr() as _,
+        v_scales: v.scales.addr() as _,
+        live: if live == master { null_mut() } else { live.addr() as _ },
+        scalars: scalars.addr() as _,
+        numel: grad.numel() as u64,
+        keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
+        beta1: rule.beta1,
+        beta2: rule.beta2,
+        eps: rule.eps,
+        block: block as u32,
+    };
+    let kernel = typed!("adam8bit", grad.dtype, live.dtype);
+    let blocks = grad.numel().div_ceil(256 * CODED_WIDE).clamp(1, CODED_BLOCKS);
+    cuda.launch(kernel, Grid::line(blocks, 256), arguments);
 }

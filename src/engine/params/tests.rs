@@ -122,4 +122,11 @@ fn the_shape_of_a_state_follows_from_its_extent() {
     assert_eq!(of(Extent::ColBlocks(64)), TensorSlice { at: [2, 2], size: [3, 3] });
     assert!(Extent::ColBlocks(64).fits([1, 128]) && !Extent::ColBlocks(64).fits([1, 96]));
     assert!(!Extent::ColBlocks(0).fits([1, 96]));
+    for extent in [Extent::Like, Extent::Rows, Extent::Cols, Extent::ColBlocks(64)] {
+        let part = of(extent);
+        assert_eq!(extent.of(extent.covers(part, [9, 640])), part, "{extent:?}");
+        assert_eq!(extent.around(slice), part, "{extent:?}");
+    }
+    let inside = TensorSlice { at: [2, 100], size: [3, 40] };
+    assert_eq!(Extent::ColBlocks(64).around(inside), TensorSlice { at: [2, 1], size: [3, 2] });
 }

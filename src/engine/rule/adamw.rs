@@ -1,10 +1,11 @@
 //! AdamW, in f32 (Loshchilov & Hutter 2019).
 
-use super::{OptimizerRule, Step};
+use super::coded::{self, FIRST, SECOND, Saved};
+use super::{Conversion, OptimizerRule, Step};
 use crate::base::DType;
 use crate::device;
 use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
-use crate::manifest;
+use crate::manifest::{self, OptimizerName};
 use crate::model::ParamSpec;
 
 pub struct AdamW {
@@ -12,20 +13,28 @@ pub struct AdamW {
     model: DType,
 }
 
-const FIRST: &str = "first_moment";
-/// Never below zero.
-pub const SECOND: &str = "second_moment";
-
 impl AdamW {
     pub fn new(settings: manifest::AdamW, model: DType) -> AdamW {
         let manifest::AdamW { beta1, beta2, eps, weight_decay, .. } = settings;
         AdamW { rule: device::AdamW { lr: 0.0, beta1, beta2, eps, weight_decay }, model }
     }
+
+    /// The update of a parameter in a step.
+    pub fn of(&self, step: &Step, p: &ParamStates) -> device::AdamW {
+        let weight_decay = if p.param.spec.decay { self.rule.weight_decay } else { 0.0 };
+        device::AdamW { lr: step.lr, weight_decay, ..self.rule }
+    }
+
+    pub fn update_one(&self, step: &Step, p: &ParamStates) {
+        let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
+        let [model, master, m, v] = names.map(|name| p.get(name));
+        step.be.adamw(&self.of(step, p), step.scalars, p.grad, master, m, v, model);
+    }
 }
 
 impl OptimizerRule for AdamW {
     fn states(&self, _: &ParamSpec) -> Vec<StateSpec> {
-        let [first, second] = [FIRST, SECOND].map(StateSpec::moment);
+        let [first, second] = [FIRST, SECOND].map(|moment| StateSpec::moment(moment.plain));
         vec![StateSpec::model(self.model), StateSpec::master(), first, second]
     }
 
@@ -35,12 +44,14 @@ impl OptimizerRule for AdamW {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        let rule = device::AdamW { lr: step.lr, ..self.rule };
-        for p in params {
-            let weight_decay = if p.param.spec.decay { rule.weight_decay } else { 0.0 };
-            let rule = device::AdamW { weight_decay, ..rule };
-            let [model, master, m, v] = [MODEL, MASTER, FIRST, SECOND].map(|name| p.get(name));
-            step.be.adamw(&rule, step.scalars, p.grad, master, m, v, model);
-        }
+        params.iter().for_each(|p| self.update_one(step, p));
+    }
+
+    fn goes_on_from(&self, rule: &str) -> bool {
+        rule == OptimizerName::Adam8bit.name()
+    }
+
+    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+        coded::convert(state, 0, saved)
     }
 }

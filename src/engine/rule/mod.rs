@@ -1,14 +1,20 @@
 //! Optimizer rules: which states a parameter has, and how a step updates them.
 
+mod adam8bit;
 mod adamw;
+mod coded;
 
-pub use adamw::SECOND;
+pub use coded::Saved;
+
+/// The second moment, which is never below zero.
+pub const SECOND: &str = coded::SECOND.plain;
 
 use super::groups::{Groups, model_dtype};
-use super::states::{ParamStates, StateSpec};
+use super::states::{ParamStates, StateSpec, TensorSlice};
 use crate::device::{Backend, Tensor};
 use crate::manifest::{Manifest, Optimizer};
 use crate::model::ParamSpec;
+use adam8bit::Adam8bit;
 use adamw::AdamW;
 
 /// An optimizer.
@@ -25,7 +31,32 @@ pub trait OptimizerRule {
     /// all parameters; where states lie on the host, with the host's backend and several times, each
     /// for some of them, and a parameter whose states are all sharded may come in several parts.
     fn update(&self, step: &Step, params: &[ParamStates]);
+
+    /// Whether a run may go on from the states that another rule saved, of which `convert` makes
+    /// this rule's. `rule` is the other's name in manifests.
+    fn goes_on_from(&self, rule: &str) -> bool {
+        let _ = rule;
+        false
+    }
+
+    /// How a state is made of what a checkpoint has in another form. None: it has it in this form,
+    /// or in none that the rule can read.
+    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+        let _ = (state, saved);
+        None
+    }
 }
+
+/// How a state of a parameter is made of other states, when a checkpoint is read.
+pub struct Conversion {
+    /// The states that are read.
+    pub from: Vec<StateSpec>,
+    pub make: Make,
+}
+
+/// The bytes of what a state has of a part of the parameter, from the bytes of what the states of
+/// `Conversion::from` have of it (of blocks of columns: all that the part touches).
+pub type Make = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 
 /// What an update is by.
 pub struct Step<'a> {
@@ -43,6 +74,6 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
-        Optimizer::Adam8bit(_) => unreachable!("refused by the manifest"),
+        Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
     }
 }

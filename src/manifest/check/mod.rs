@@ -35,6 +35,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let precision = precision(raw.precision, report);
     let loss_scale = loss_scale(raw.loss_scale, precision, report);
     let optimizer = optimizer(raw.optimizer, report);
+    shape::blocks_of_columns(&optimizer, &topology, &model, report);
     let lr = raw.lr.unwrap_or_default();
     let in_tokens = lr.warmup_tokens.is_some();
     let lr = Lr::read(lr, samples, model.seq_len, report);
@@ -170,10 +171,7 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
             }
         },
     };
-    let later = [
-        (OptimizerName::Adam8bit, all.adam8bit.is_some()),
-        (OptimizerName::Adafactor, all.adafactor.is_some()),
-    ];
+    let later = [(OptimizerName::Adafactor, all.adafactor.is_some())];
     let later = later.iter().filter(|(_, given)| *given).map(|(name, _)| name.name());
     let mut kinds = later.clone().count();
     for name in later {
@@ -185,7 +183,7 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
         all.adam8bit.map(|raw| Optimizer::Adam8bit(Adam8bit::read(raw))),
     ];
     let given: Vec<Optimizer> = given.into_iter().flatten().collect();
-    kinds += given.iter().filter(|rule| matches!(rule, Optimizer::AdamW(_))).count();
+    kinds += given.len();
     if kinds > 1 && report.sound(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }

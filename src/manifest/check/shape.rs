@@ -5,7 +5,8 @@ use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, OffloadForm, 
 use super::super::report::Report;
 use super::super::settings::{Written, raw};
 use super::super::{
-    Batch, Dropout, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Schedule, Topology,
+    Adam8bit, Batch, Dropout, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Optimizer,
+    Schedule, Topology,
 };
 
 pub fn dropout(form: Option<DropoutForm>) -> Dropout {
@@ -133,6 +134,48 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
             report.between(&["topology.tensor", path], what, remedy);
         }
     }
+}
+
+/// Blocks of 8-bit moments lie inside a row. Where tensor parallelism cuts one, the states would
+/// depend on the grid.
+pub fn blocks_of_columns(
+    optimizer: &Optimizer,
+    topology: &Topology,
+    model: &Model,
+    report: &mut Report,
+) {
+    const SIZES: [usize; 3] = [64, 32, 16];
+    let Optimizer::Adam8bit(Adam8bit { block, .. }) = *optimizer else { return };
+    if !report.sound(&["optimizer.adam8bit.block", "topology.tensor", "model"]) {
+        return;
+    }
+    if !SIZES.contains(&block) {
+        let what = format!("optimizer.adam8bit.block {block} is not 16, 32 or 64");
+        return report.add("optimizer.adam8bit.block", what, "take 64");
+    }
+    let (hidden, ffn, tensor) = (model.heads().query_width(), model.ffn_hidden, topology.tensor);
+    let cut = [("attn.proj.weight", hidden), ("mlp.fc2.weight", ffn)];
+    let whole = |cols: usize, tensor: usize, block: usize| {
+        !cols.is_multiple_of(block) || cols.is_multiple_of(tensor * block)
+    };
+    let fits = |tensor, block| cut.iter().all(|(_, cols)| whole(*cols, tensor, block));
+    let Some((weight, cols)) = cut.iter().find(|(_, cols)| !whole(*cols, tensor, block)) else {
+        return;
+    };
+    let what = format!(
+        "topology.tensor {tensor} leaves a rank {} of the {cols} columns of {weight}, which are not \
+         whole blocks of optimizer.adam8bit.block {block}",
+        cols / tensor
+    );
+    let divides = |t: usize| [model.heads, ffn].iter().all(|n| n.is_multiple_of(t));
+    let smaller = (1..tensor).rev().find(|t| divides(*t) && fits(*t, block)).unwrap_or(1);
+    let remedy = match SIZES.into_iter().find(|size| *size < block && fits(tensor, *size)) {
+        Some(size) => {
+            format!("set optimizer.adam8bit.block to {size}, or topology.tensor to {smaller}")
+        }
+        None => format!("set topology.tensor to {smaller}"),
+    };
+    report.between(&["optimizer.adam8bit.block", "topology.tensor"], what, remedy);
 }
 
 fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {

@@ -1,0 +1,132 @@
+//! AdamW with the moments of the blocks' matrices in 8 bits (Dettmers et al. 2022), in blocks of
+//! columns of a row: 2.125 bytes for a parameter where AdamW keeps 8.
+//!
+//! Which parameters is a fact of the model's table, so that every grid has the same. Embeddings,
+//! head, norms, biases, and matrices whose columns are not whole blocks have AdamW's states.
+
+use super::adamw::AdamW;
+use super::coded::{self, FIRST, SECOND, Saved};
+use super::{Conversion, OptimizerRule, Step};
+use crate::base::DType;
+use crate::device::Coded;
+use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
+use crate::manifest::{self, OptimizerName};
+use crate::model::ParamSpec;
+
+pub struct Adam8bit {
+    adamw: AdamW,
+    /// Columns of a scale.
+    block: usize,
+}
+
+impl Adam8bit {
+    pub fn new(settings: manifest::Adam8bit, model: DType) -> Adam8bit {
+        let manifest::Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = settings;
+        let adamw = manifest::AdamW { beta1, beta2, eps, weight_decay, clip };
+        Adam8bit { adamw: AdamW::new(adamw, model), block }
+    }
+
+    fn is_coded(&self, param: &ParamSpec) -> bool {
+        param.is_block_matrix() && param.cols.is_multiple_of(self.block)
+    }
+}
+
+impl OptimizerRule for Adam8bit {
+    fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
+        let mut states = self.adamw.states(param);
+        if self.is_coded(param) {
+            states.retain(|state| [MODEL, MASTER].contains(&state.name));
+            states.extend([FIRST, SECOND].iter().flat_map(|moment| moment.coded(self.block)));
+        }
+        states
+    }
+
+    fn begin(&self, step: &Step) {
+        self.adamw.begin(step);
+    }
+
+    fn update(&self, step: &Step, params: &[ParamStates]) {
+        for p in params {
+            if !self.is_coded(&p.param.spec) {
+                self.adamw.update_one(step, p);
+                continue;
+            }
+            let moments = [FIRST, SECOND]
+                .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
+            let (rule, master, model) = (self.adamw.of(step, p), p.get(MASTER), p.get(MODEL));
+            step.be.adam8bit(&rule, step.scalars, p.grad, master, moments, model);
+        }
+    }
+
+    fn goes_on_from(&self, rule: &str) -> bool {
+        rule == OptimizerName::Adamw.name()
+    }
+
+    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+        coded::convert(state, self.block, saved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Dry;
+    use crate::engine::{Engine, Groups};
+    use crate::manifest::Manifest;
+    use crate::model::{TpSplit, table};
+
+    fn manifest(sets: &[&str]) -> Manifest {
+        let text = "
+model: {layers: 2, hidden: 128, heads: 4, vocab: 100, seq_len: 8}
+data: {train: none}
+batch: {micro: 2, global: 2}
+lr: {peak: 1e-3}
+optimizer: adam8bit
+train: {samples: 800}
+";
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
+        loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+    }
+
+    fn coded_weights(m: &Manifest) -> Vec<&'static str> {
+        let rule = super::super::of(m);
+        let coded = |spec: &ParamSpec| rule.states(spec).iter().any(|s| s.dtype == DType::U8);
+        table(&m.model).iter().filter(|spec| coded(spec)).map(|spec| spec.name).collect()
+    }
+
+    #[test]
+    fn the_matrices_of_blocks_are_in_8_bits_as_far_as_they_are_whole_blocks() {
+        let all = ["attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight"];
+        assert_eq!(coded_weights(&manifest(&[])), all);
+        assert_eq!(coded_weights(&manifest(&["model.hidden=144"])), ["mlp.fc2.weight"]);
+        let smaller = ["model.hidden=144", "optimizer.adam8bit.block=16"];
+        assert_eq!(coded_weights(&manifest(&smaller)), all);
+    }
+
+    /// What the manifest's check names is what the table cuts by columns.
+    #[test]
+    fn the_weights_that_are_cut_by_columns_are_those_of_the_check() {
+        let of_blocks = table(&manifest(&[]).model);
+        let cut = of_blocks.iter().filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
+        let cut: Vec<(&str, usize)> = cut.map(|spec| (spec.name, spec.cols)).collect();
+        assert_eq!(cut, [("attn.proj.weight", 128), ("mlp.fc2.weight", 512)]);
+    }
+
+    /// Master, codes and scales of the matrices; master and moments of the rest.
+    #[test]
+    fn states_take_as_many_bytes_as_the_table_says() {
+        let optimizer = |sets: &[&str]| {
+            let m = manifest(&[&["precision=bf16"], sets].concat());
+            let (plan, layout) = Engine::plan(&Dry::default(), &Groups::solo(), &m, true);
+            let (_, bytes) = plan.rows.into_iter().find(|(name, _)| *name == "optimizer").unwrap();
+            let matrices = layout.params().filter(|param| param.spec.is_block_matrix());
+            (bytes.0 as f64, matrices.map(|param| param.numel()).sum::<usize>() as f64)
+        };
+        let (wide, matrices) = optimizer(&["optimizer=adamw"]);
+        for (block, scales) in [("64", 0.125), ("32", 0.25), ("16", 0.5)] {
+            let (coded, _) = optimizer(&[&format!("optimizer.adam8bit.block={block}")]);
+            assert_eq!(wide - coded, (8.0 - 2.0 - scales) * matrices, "blocks of {block}");
+        }
+    }
+}

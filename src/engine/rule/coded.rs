@@ -1,0 +1,113 @@
+//! Adam's moments as rules keep and save them: in 32 bits, or as codes and scales; and how a
+//! checkpoint of one kind is read as the other.
+
+use super::Conversion;
+use crate::base::DType;
+use crate::device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
+use crate::engine::states::{Extent, StateSpec, TensorSlice};
+use std::sync::LazyLock;
+
+/// What a checkpoint has of a parameter: the type and extent of the state of a name.
+pub type Saved<'a> = &'a dyn Fn(&str) -> Option<(DType, Extent)>;
+
+/// A moment: the names of its states, and what its codes are of.
+#[derive(Clone, Copy)]
+pub struct Moment {
+    /// In 32 bits.
+    pub plain: &'static str,
+    pub codes: &'static str,
+    /// For each block of columns.
+    pub scales: &'static str,
+    map: &'static LazyLock<DynamicMap>,
+    /// Whether codes are of its root.
+    root: bool,
+}
+
+pub const FIRST: Moment = Moment {
+    plain: "first_moment",
+    codes: "first_codes",
+    scales: "first_scales",
+    map: &SIGNED,
+    root: false,
+};
+
+/// Never below zero.
+pub const SECOND: Moment = Moment {
+    plain: "second_moment",
+    codes: "second_codes",
+    scales: "second_scales",
+    map: &UNSIGNED,
+    root: true,
+};
+
+impl Moment {
+    /// Its states in blocks of so many columns: all zero is the moment 0.
+    pub fn coded(&self, block: usize) -> [StateSpec; 2] {
+        let codes = StateSpec { dtype: DType::U8, ..StateSpec::moment(self.codes) };
+        let extent = Extent::ColBlocks(block);
+        [codes, StateSpec { extent, ..StateSpec::moment(self.scales) }]
+    }
+
+    /// Those of its states that a checkpoint has.
+    fn saved(&self, saved: Saved) -> Option<Vec<StateSpec>> {
+        let is_there = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
+        let plain = vec![StateSpec::moment(self.plain)];
+        let coded = match saved(self.scales) {
+            Some((_, Extent::ColBlocks(block))) => self.coded(block).to_vec(),
+            _ => Vec::new(),
+        };
+        let kinds = [plain, coded].into_iter().filter(|kind| !kind.is_empty());
+        kinds.into_iter().find(|kind| kind.iter().all(is_there))
+    }
+
+    /// Numbers of a part of a parameter, from the bytes of saved states.
+    fn read(&self, from: &[StateSpec], part: TensorSlice, bytes: &[Vec<u8>]) -> Vec<f32> {
+        let ([_, scales], [codes, scale_bytes]) = (from, bytes) else {
+            return DType::F32.widen(&bytes[0]);
+        };
+        let Extent::ColBlocks(block) = scales.extent else { panic!("scales of blocks") };
+        let scale_of = scales.extent.around(part);
+        let scales = DType::F32.widen(scale_bytes);
+        let [rows, cols] = part.size;
+        let mut numbers = Vec::with_capacity(rows * cols);
+        for (i, code) in codes.iter().enumerate() {
+            let (row, col) = (part.at[0] + i / cols, part.at[1] + i % cols);
+            let scale = scales[scale_of.element(row, col / block)];
+            let number = self.map.values[*code as usize] * scale;
+            numbers.push(if self.root { number * number } else { number });
+        }
+        numbers
+    }
+
+    /// The bytes of one of its states.
+    fn write(&self, state: &StateSpec, block: usize, mut numbers: Vec<f32>) -> Vec<u8> {
+        if state.name == self.plain {
+            return bytemuck::cast_slice(&numbers).to_vec();
+        }
+        if self.root {
+            numbers.iter_mut().for_each(|x| *x = x.sqrt());
+        }
+        let (codes, scales) = self.map.encode(&numbers, block);
+        if state.name == self.codes { codes } else { bytemuck::cast_slice(&scales).to_vec() }
+    }
+}
+
+/// How a state of one kind, in blocks of `block` columns, is made of a moment of another kind; None
+/// where the checkpoint has this kind, or none.
+pub fn convert(state: &StateSpec, block: usize, saved: Saved) -> Option<Conversion> {
+    let has = |moment: &Moment| [moment.plain, moment.codes, moment.scales].contains(&state.name);
+    let moment = [FIRST, SECOND].into_iter().find(has)?;
+    let (from, state) = (moment.saved(saved)?, *state);
+    let own = match state.name == moment.plain {
+        true => vec![StateSpec::moment(moment.plain)],
+        false => moment.coded(block).to_vec(),
+    };
+    if from == own {
+        return None;
+    }
+    let of = from.clone();
+    let make = move |part: TensorSlice, bytes: &[Vec<u8>]| {
+        moment.write(&state, block, moment.read(&of, part, bytes))
+    };
+    Some(Conversion { from, make: Box::new(make) })
+}
