@@ -30,7 +30,7 @@ use std::path::Path;
 pub struct Options {
     /// In 10 s.
     pub quick: bool,
-    /// What is this share below the median is slow, in place of 5 % (links) and 2 % (products).
+    /// What is this share below the median is slow, in place of the usual of `outliers`.
     pub tolerance: Option<f64>,
 }
 
@@ -144,7 +144,8 @@ fn confirm_products(
     scratch: &Scratch,
     ranks: &mut Vec<RankSpeeds>,
 ) -> anyhow::Result<Vec<usize>> {
-    let tolerance = site.options.tolerance.unwrap_or(outliers::PRODUCTS);
+    let usual = if site.shares_processors() { outliers::SHARED } else { outliers::PRODUCTS };
+    let tolerance = site.options.tolerance.unwrap_or(usual);
     let slow = |ranks: &[RankSpeeds]| {
         let rates: Vec<f64> = ranks.iter().map(RankSpeeds::block_tflops).collect();
         outliers::slow(&rates, tolerance)

@@ -13,6 +13,9 @@ use crate::estimate::measured::median;
 pub const LINKS: f64 = 0.05;
 pub const PRODUCTS: f64 = 0.02;
 
+/// Of ranks that share the processors of a node, whose figures scatter.
+pub const SHARED: f64 = 0.5;
+
 /// Fewer units have no majority.
 const FEWEST: usize = 3;
 

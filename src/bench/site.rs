@@ -48,6 +48,11 @@ impl<'a> Site<'a> {
         self.nodes.iter().map(on).max().expect("this rank at least")
     }
 
+    /// Whether several ranks of a node compute on its processors, and slow each other.
+    pub fn shares_processors(&self) -> bool {
+        self.device.gpu().is_none() && self.per_node() > 1
+    }
+
     /// Seconds of a measurement: `usual`, or `quick` for a quick check.
     pub fn allow(&self, usual: f64, quick: f64) -> f64 {
         if self.options.quick { quick } else { usual }

@@ -28,6 +28,7 @@ const LARGEST: usize = 256 << 20;
 /// End of this part, in seconds from the beginning; the least that a round has, however late it is.
 const END: (f64, f64) = (54.0, 8.8);
 const LEAST_SECONDS: f64 = 0.05;
+const LEAST_RETRY_SECONDS: f64 = 0.4;
 
 /// So many times END, and no more pairs meet.
 const HOPELESS: f64 = 3.0;
@@ -68,12 +69,14 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
     let field = Field::new(site, scratch, carrier, &units, rails);
     let rounds = rounds(units.len());
     all.rounds.1 = rounds.len();
-    let tolerance = site.options.tolerance.unwrap_or(outliers::LINKS);
+    let shared = units_are == "ranks" && site.shares_processors();
+    let usual = if shared { outliers::SHARED } else { outliers::LINKS };
+    let tolerance = site.options.tolerance.unwrap_or(usual);
     let judge = |pairs: &[Pair]| outliers::judge(units.len(), pairs, tolerance);
     let mut clock = site.rank.on_first(|| Ok(site.seconds()))?;
-    let mut meet = |all: &mut Pairs, round: &[(usize, usize)], left: usize| {
+    let mut meet = |all: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
         let seconds = (site.allow(END.0, END.1) - clock) / left as f64;
-        let (rates, now) = field.round(round, seconds.max(LEAST_SECONDS))?;
+        let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
         rates.into_iter().for_each(|rate| keep_best(&mut all.pairs, rate));
         anyhow::Ok(now < HOPELESS * site.allow(END.0, END.1))
@@ -81,7 +84,7 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
     for (number, round) in rounds.iter().enumerate() {
         site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
         all.rounds.0 += 1;
-        if !meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS)? {
+        if !meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)? {
             break;
         }
     }
@@ -89,7 +92,7 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
         all.found = judge(&all.pairs);
         site.phase("pairing slow ones again");
         for round in again(&all.found, &all.pairs) {
-            meet(&mut all, &round, SPARE_ROUNDS)?;
+            meet(&mut all, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
         }
     }
     all.found = judge(&all.pairs);
@@ -258,16 +261,14 @@ impl Plan {
     const GROWTH: usize = 16;
 
     /// After messages that took `took`, in a round of `seconds`: as large as a sixth of it allows, by
-    /// powers of 4 up to `largest`. Messages that cannot grow
-    /// are not repeated.
+    /// powers of 4 up to `largest`.
     fn next(self, took: f64, seconds: f64, largest: usize) -> Plan {
         let largest = largest.min(self.bytes * Plan::GROWTH);
         let (mut bytes, mut each) = (self.bytes, took);
         while bytes * 4 <= largest && each * 4.0 <= seconds / 6.0 {
             (bytes, each) = (bytes * 4, each * 4.0);
         }
-        let repeats = if bytes > self.bytes { (seconds / 4.0 / each).min(3.0) as usize } else { 0 };
-        Plan { bytes, repeats }
+        Plan { bytes, repeats: (seconds / 4.0 / each).min(3.0) as usize }
     }
 }
 
@@ -348,9 +349,9 @@ mod tests {
         assert_eq!(first.next(1e-4, 0.1, LARGEST), Plan { bytes: 16 * TRIED, repeats: 3 });
         assert_eq!(first.next(2e-3, 0.1, LARGEST), Plan { bytes: 4 * TRIED, repeats: 3 });
         assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), Plan { bytes: 4 * TRIED, repeats: 3 });
-        // Messages that cannot grow are not sent again.
+        assert_eq!(first.next(1e-6, 10.0, TRIED), Plan { bytes: TRIED, repeats: 3 });
+        assert_eq!(first.next(0.03, 0.2, LARGEST), Plan { bytes: TRIED, repeats: 1 });
         assert_eq!(first.next(0.03, 0.1, LARGEST), Plan { bytes: TRIED, repeats: 0 });
-        assert_eq!(first.next(1e-6, 10.0, TRIED), Plan { bytes: TRIED, repeats: 0 });
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub struct Args {
     /// Take 10 s at most, in place of 60: fewer repeats, smaller messages
     #[arg(long)]
     quick: bool,
-    /// Call slow what is this share below the median [default: 0.05 of links, 0.02 of products]
+    /// Call slow what is this share below the median [default: 0.05 of links, 0.02 of products, 0.5
+    /// among ranks that share a node's processors]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     tolerance: Option<f64>,
     /// Print JSON, which `estimate --calibrate` reads
