@@ -414,6 +414,149 @@ static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
               AT(Adam8bit, beta2) == 80 && AT(Adam8bit, eps) == 84 && AT(Adam8bit, block) == 88 &&
               sizeof(Adam8bit) == 96, "layout");
 
+// What a rank has of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
+struct MatrixPart {
+    uint64_t first;
+    uint64_t len;
+    // Of the share; 1 of a vector.
+    uint64_t rows;
+    uint32_t cols;
+    // Rows of each fused matrix in turn; of a vector: columns.
+    uint32_t width0;
+    uint32_t width1;
+    uint32_t width2;
+    // Of the whole matrix, and 1 for a vector.
+    uint64_t whole_rows;
+    uint32_t whole_cols;
+    uint32_t vector;
+};
+static_assert(AT(MatrixPart, first) == 0 && AT(MatrixPart, len) == 8 &&
+              AT(MatrixPart, rows) == 16 && AT(MatrixPart, cols) == 24 &&
+              AT(MatrixPart, width0) == 28 && AT(MatrixPart, width1) == 32 &&
+              AT(MatrixPart, width2) == 36 && AT(MatrixPart, whole_rows) == 40 &&
+              AT(MatrixPart, whole_cols) == 48 && AT(MatrixPart, vector) == 52 &&
+              sizeof(MatrixPart) == 56, "layout");
+
+struct FactorRows {
+    const float* x;
+    const float* factor;
+    // [rows]
+    float* rows;
+    MatrixPart part;
+};
+static_assert(AT(FactorRows, x) == 0 && AT(FactorRows, factor) == 8 &&
+              AT(FactorRows, rows) == 16 && AT(FactorRows, part) == 24 &&
+              sizeof(FactorRows) == 80, "layout");
+
+struct FactorCols {
+    const float* x;
+    const float* factor;
+    // [chunks, fused, cols]
+    float* parts;
+    // Rows of a block.
+    uint64_t chunk;
+    // Rows of the sums: fused matrices, or 1.
+    uint32_t count;
+    MatrixPart part;
+};
+static_assert(AT(FactorCols, x) == 0 && AT(FactorCols, factor) == 8 &&
+              AT(FactorCols, parts) == 16 && AT(FactorCols, chunk) == 24 &&
+              AT(FactorCols, count) == 32 && AT(FactorCols, part) == 40 &&
+              sizeof(FactorCols) == 96, "layout");
+
+struct FusedSums {
+    const float* x;
+    // [blocks, 3]
+    double* parts;
+    // Null: x itself is squared; else the gradient's factor, and U is.
+    const float* factor;
+    // Null of a vector: means by row.
+    const float* row;
+    const float* col;
+    const float* mean;
+    float eps;
+    MatrixPart part;
+};
+static_assert(AT(FusedSums, x) == 0 && AT(FusedSums, parts) == 8 && AT(FusedSums, factor) == 16 &&
+              AT(FusedSums, row) == 24 && AT(FusedSums, col) == 32 && AT(FusedSums, mean) == 40 &&
+              AT(FusedSums, eps) == 48 && AT(FusedSums, part) == 56 &&
+              sizeof(FusedSums) == 112, "layout");
+
+struct FusedFinish {
+    // [blocks, 3]
+    const double* parts;
+    // [fused]: accumulates
+    float* out;
+    uint32_t blocks;
+    uint32_t count;
+};
+static_assert(AT(FusedFinish, parts) == 0 && AT(FusedFinish, out) == 8 &&
+              AT(FusedFinish, blocks) == 16 && AT(FusedFinish, count) == 20 &&
+              sizeof(FusedFinish) == 24, "layout");
+
+struct AdafactorScalars {
+    const int64_t* updates;
+    // [2]: 1 − β̂, ρ
+    float* out;
+    float lr;
+    float beta2_decay;
+    uint32_t relative_step;
+};
+static_assert(AT(AdafactorScalars, updates) == 0 && AT(AdafactorScalars, out) == 8 &&
+              AT(AdafactorScalars, lr) == 16 && AT(AdafactorScalars, beta2_decay) == 20 &&
+              AT(AdafactorScalars, relative_step) == 24 &&
+              sizeof(AdafactorScalars) == 32, "layout");
+
+struct SecondMoment {
+    // [2]: factor, 1 − β̂
+    const float* scalars;
+    // Null of a vector.
+    const float* row_sums;
+    const float* col_sums;
+    // Null of a vector.
+    float* row;
+    float* col;
+    // Null of a vector.
+    float* mean;
+    MatrixPart part;
+};
+static_assert(AT(SecondMoment, scalars) == 0 && AT(SecondMoment, row_sums) == 8 &&
+              AT(SecondMoment, col_sums) == 16 && AT(SecondMoment, row) == 24 &&
+              AT(SecondMoment, col) == 32 && AT(SecondMoment, mean) == 40 &&
+              AT(SecondMoment, part) == 48 &&
+              sizeof(SecondMoment) == 104, "layout");
+
+struct Adafactor {
+    const float* grad;
+    float* master;
+    // Null where it is the master.
+    void* live;
+    // [3]: factor, 1 − β̂, ρ
+    const float* scalars;
+    // Null of a vector.
+    const float* row;
+    const float* col;
+    const float* mean;
+    // [fused]: Σ U²
+    const float* update;
+    // [fused]: Σ θ², or null: steps are not scaled by it
+    const float* weight;
+    // 1 − lr·weight_decay
+    float keep;
+    float eps;
+    float scale_eps;
+    float clip_threshold;
+    MatrixPart part;
+};
+static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
+              AT(Adafactor, live) == 16 && AT(Adafactor, scalars) == 24 &&
+              AT(Adafactor, row) == 32 && AT(Adafactor, col) == 40 && AT(Adafactor, mean) == 48 &&
+              AT(Adafactor, update) == 56 && AT(Adafactor, weight) == 64 &&
+              AT(Adafactor, keep) == 72 && AT(Adafactor, eps) == 76 &&
+              AT(Adafactor, scale_eps) == 80 && AT(Adafactor, clip_threshold) == 84 &&
+              AT(Adafactor, part) == 88 &&
+              sizeof(Adafactor) == 144, "layout");
+
 struct Attention {
     // [N, heads, 3, d]
     const void* qkv;

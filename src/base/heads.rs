@@ -1,6 +1,6 @@
 //! The widths of self-attention.
 
-use super::div_exact;
+use super::{Fused, div_exact};
 
 /// Heads of self-attention, of the model or of a rank's share: the one arithmetic of its widths.
 ///
@@ -32,6 +32,12 @@ impl Heads {
     /// Columns of a fused row of queries, keys and values.
     pub fn qkv_width(self) -> usize {
         (self.query + 2 * self.kv) * self.dim
+    }
+
+    /// Queries, keys and values as matrices of their own, by the columns of a fused row: all
+    /// queries that read one key, then the key, then the value.
+    pub fn fused(self) -> Fused {
+        Fused::new([self.query / self.kv * self.dim, self.dim, self.dim])
     }
 
     /// What one of `ranks` tensor-parallel ranks has.
@@ -68,6 +74,10 @@ mod tests {
             columns.sort();
             let all: Vec<usize> = (0..heads.qkv_width()).step_by(5).collect();
             assert_eq!(columns, all, "{heads:?}");
+            for head in 0..query {
+                let of = |which| heads.fused().of(heads.column(head, which) + heads.dim - 1);
+                assert_eq!([Qkv::Query, Qkv::Key, Qkv::Value].map(of), [0, 1, 2], "{heads:?}");
+            }
             let share = heads.share(kv);
             let second = heads.column(share.query % query, Qkv::Query);
             assert_eq!(second, share.qkv_width() % heads.qkv_width(), "{heads:?}");

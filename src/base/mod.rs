@@ -2,6 +2,7 @@
 
 mod choices;
 mod dtype;
+mod fused;
 mod heads;
 mod json;
 mod problems;
@@ -13,6 +14,7 @@ mod worker;
 pub use choices::Gelu;
 pub(crate) use choices::choices;
 pub use dtype::DType;
+pub use fused::Fused;
 pub use heads::{Heads, Qkv};
 pub use json::null_is_nan;
 pub use problems::{Problem, Problems};

@@ -1,6 +1,6 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
-use super::{Home, Out, Tensor};
+use super::{AdafactorOps, Home, Out, Tensor};
 use crate::base::{Bytes, DType, Gelu, Heads, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
@@ -253,7 +253,7 @@ pub struct Transfer(pub(super) usize);
 ///
 /// Tensors lie on the device. `upload`, `download`, `zero` and `digests` also take tensors at home
 /// on the host; the ops of `host` take only those.
-pub trait Backend {
+pub trait Backend: AdafactorOps {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
     /// As `reserve`, of the host's memory, page-locked where the device copies to and from it.

@@ -2,8 +2,8 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home, Norm, Out, OutOfMemory,
-    Scaler, Scaling, Tensor, Transfer, Visible,
+    Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home,
+    MatrixPart, Norm, Out, OutOfMemory, Scaler, Scaling, SecondMoment, Tensor, Transfer, Visible,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -298,5 +298,59 @@ impl Backend for Dry {
         let coded: Vec<Tensor> = both.flat_map(|x| [x, x]).collect();
         let all = [&[grad, master, master, written][..], &coded].concat();
         self.note("adam8bit", 24 * grad.numel(), &all);
+    }
+}
+
+impl AdafactorOps for Dry {
+    fn factor_sums(&self, x: Tensor, _: Tensor, _: &MatrixPart, rows: Option<Out>, cols: Out) {
+        let rows = rows.map_or(x.span(0, 0), |rows| rows.to);
+        self.note("factor sums", 4 * x.numel(), &[x, rows, cols.to]);
+    }
+    fn fused_square_sums(&self, x: Tensor, _: &MatrixPart, _: Out) {
+        self.note("square sums", 2 * x.numel(), &[x]);
+    }
+    fn adafactor_scalars(&self, _: &Adafactor, updates: Tensor, out: Out) {
+        self.note("adafactor scalars", 8, &[updates, out.to]);
+    }
+    fn move_second_moment(
+        &self,
+        _: Tensor,
+        _: &MatrixPart,
+        rows: Option<Tensor>,
+        cols: Tensor,
+        v: &SecondMoment,
+    ) {
+        let sums = [rows.unwrap_or(cols.span(0, 0)), cols];
+        let [row, col] = match *v {
+            SecondMoment::Full(v) => [v.span(0, 0), v],
+            SecondMoment::Factored { row, col, .. } => [row, col],
+        };
+        let flops = 4 * (sums[0].numel() + cols.numel());
+        self.note("second moment", flops, &[sums[0], cols, row, row, col, col]);
+    }
+    fn adafactor_square_sums(
+        &self,
+        _: &Adafactor,
+        _: Tensor,
+        grad: Tensor,
+        _: &MatrixPart,
+        _: &SecondMoment,
+        _: Out,
+    ) {
+        self.note("adafactor square sums", 6 * grad.numel(), &[grad]);
+    }
+    fn adafactor(
+        &self,
+        _: &Adafactor,
+        _: Tensor,
+        grad: Tensor,
+        _: &MatrixPart,
+        _: &SecondMoment,
+        _: (Tensor, Option<Tensor>),
+        master: Tensor,
+        weight: Tensor,
+    ) {
+        let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
+        self.note("adafactor", 8 * grad.numel(), &[grad, master, master, written]);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Does not know ranks, nor the model. Raw memory is touched only in here and in `comm`.
 
+mod adafactor;
 mod arena;
 mod backend;
 pub mod cpu;
@@ -11,6 +12,7 @@ pub mod dynamic_map;
 mod tensor;
 
 pub use crate::base::Gelu;
+pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
 pub use backend::{
     AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,

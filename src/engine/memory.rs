@@ -48,7 +48,8 @@ pub fn lay(
     let states = params::states(&layout, &buckets, rule, offloads, at);
     let offload =
         offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));
-    let update = Update::new(&states, layout.shard.tp_rank, m);
+    let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
+    let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let slopes = slopes(&train, m, &at.inputs);
     let params = layout.params().count();
     let digests = replica_check::room(groups, &states, params, &at.inputs);

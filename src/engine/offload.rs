@@ -215,7 +215,9 @@ topology: {data: 2, zero: 1, offload: optimizer}
         for (update, factor) in [(1i64, 0.5f32), (2, 0.25), (2, f32::NAN)] {
             cpu.upload(bytemuck::bytes_of(&update), updates);
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
-            let step = Step { be: &cpu, groups: &Groups::solo(), lr: 1e-2, scalars, updates };
+            let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
+            let (be, sharded) = (&cpu, false);
+            let step = Step { be, groups, sharded, lr: 1e-2, scalars, updates, scratch };
             rule.begin(&step);
             offload.update(&step, &*rule);
         }

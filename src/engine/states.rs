@@ -68,6 +68,8 @@ pub enum Extent {
     Rows,
     /// [1, cols]: one for each column.
     Cols,
+    /// [n, cols]: one for each column and each of n matrices that are fused in one by rows (`Fused`).
+    PartCols(usize),
     /// [rows, cols / n]: one for each n columns of a row. n divides 64, so that no block crosses the
     /// shards of ZeRO.
     ColBlocks(usize),
@@ -81,6 +83,7 @@ impl Extent {
             Extent::Like => of,
             Extent::Rows => TensorSlice { at: [row, 0], size: [rows, 1] },
             Extent::Cols => TensorSlice { at: [0, col], size: [1, cols] },
+            Extent::PartCols(n) => TensorSlice { at: [0, col], size: [n, cols] },
             Extent::ColBlocks(n) => {
                 let (col, cols) = (div_exact(col, n), div_exact(cols, n));
                 TensorSlice { at: [row, col], size: [rows, cols] }
@@ -94,7 +97,9 @@ impl Extent {
         match self {
             Extent::Like => of,
             Extent::Rows => TensorSlice { at: [row, 0], size: [rows, whole[1]] },
-            Extent::Cols => TensorSlice { at: [0, col], size: [whole[0], cols] },
+            Extent::Cols | Extent::PartCols(_) => {
+                TensorSlice { at: [0, col], size: [whole[0], cols] }
+            }
             Extent::ColBlocks(n) => TensorSlice { at: [row, col * n], size: [rows, cols * n] },
         }
     }
@@ -112,7 +117,11 @@ impl Extent {
 
     /// Whether the shape follows from a parameter of this size.
     pub fn fits(self, [_, cols]: [usize; 2]) -> bool {
-        !matches!(self, Extent::ColBlocks(n) if n == 0 || !cols.is_multiple_of(n))
+        match self {
+            Extent::ColBlocks(n) => n > 0 && cols.is_multiple_of(n),
+            Extent::PartCols(n) => n > 0,
+            Extent::Like | Extent::Rows | Extent::Cols => true,
+        }
     }
 
     /// The part of the state, in elements, that belongs to a range of the parameter's elements where
@@ -121,7 +130,9 @@ impl Extent {
         match self {
             Extent::Like => part.clone(),
             Extent::ColBlocks(n) => div_exact(part.start, n)..div_exact(part.end, n),
-            Extent::Rows | Extent::Cols => 0..self.shape([param.rows, param.cols]).iter().product(),
+            Extent::Rows | Extent::Cols | Extent::PartCols(_) => {
+                0..self.shape([param.rows, param.cols]).iter().product()
+            }
         }
     }
 

@@ -18,11 +18,13 @@ pub struct Update {
     counted: usize,
     scaling: Scaling,
     max_norm: f32,
+    /// Of the rule.
+    scratch: Tensor,
 }
 
 impl Update {
     /// Of what a tensor-parallel rank keeps.
-    pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest) -> Update {
+    pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest, scratch: Tensor) -> Update {
         let elsewhere = |kept: &&ParamStates| {
             let repeated = kept.param.spec.split == TpSplit::Whole && tp_rank > 0;
             repeated || kept.param.tied_copy
@@ -36,6 +38,7 @@ impl Update {
             counted: counted.len(),
             scaling: scaler::scaling(m),
             max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
+            scratch,
         }
     }
 
@@ -59,7 +62,15 @@ impl Update {
         be.clip(s.norm, s.scaler.scale, self.max_norm, s.clip.set());
         be.loss_scale_step(&self.scaling, s.scaler, s.rule.span(0, 1), s.status);
         let (groups, updates) = (params.groups(), s.scaler.counts.span(2, 1));
-        let step = Step { be, groups, lr: lr as f32, scalars: s.rule, updates };
+        let step = Step {
+            be,
+            groups,
+            sharded: params.is_sharded(),
+            lr: lr as f32,
+            scalars: s.rule,
+            updates,
+            scratch: self.scratch,
+        };
         rule.begin(&step);
         match params.offload() {
             None => rule.update(&step, params.states()),

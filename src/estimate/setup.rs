@@ -207,6 +207,7 @@ impl Setup {
             moments: match m.optimizer {
                 Optimizer::AdamW(_) => Moments::Adam,
                 Optimizer::Adam8bit(_) => Moments::Adam8bit,
+                Optimizer::Adafactor(_) => Moments::Adafactor,
             },
             offload: Offload {
                 optimizer: m.topology.offload.what != OffloadWhat::None,

@@ -77,7 +77,7 @@ OptimizerName {
     Adamw = "adamw",
     /// The same with the moments of the blocks' matrices in 8 bits.
     Adam8bit = "adam8bit",
-    /// Not in this version.
+    /// Adafactor: second moments of matrices by row and by column.
     Adafactor = "adafactor",
 }
 

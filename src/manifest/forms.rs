@@ -3,7 +3,7 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{self, Adam8bit, AdamW, Dropout, PrefixLm, RampUp};
+use super::settings::raw::{self, Adafactor, Adam8bit, AdamW, Dropout, PrefixLm, RampUp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -104,8 +104,8 @@ Optimizer {
     adamw: AdamW;
     /// The same with 8-bit moments.
     adam8bit: Adam8bit;
-    /// Adafactor: not in this version.
-    adafactor: Later;
+    /// Adafactor: second moments of matrices by row and by column.
+    adafactor: Adafactor;
     /// Another name of lr.peak.
     lr: f64, in 0.0..=1000.0;
 }
@@ -140,9 +140,6 @@ Wsd {
     /// Where the decay ends, in tokens.
     tokens: u64, in 1..=1_000_000_000_000_000u64;
 }
-
-/// Settings of something this version does not have yet.
-Later {}
 
 }
 

@@ -25,8 +25,8 @@ pub use choices::{
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 pub use settings::{
-    Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model, Offload,
-    Plan, PrefixLm, RampUp, Topology, Train,
+    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model,
+    Offload, Plan, PrefixLm, RampUp, Topology, Train,
 };
 
 use crate::base::{Heads, Problems};
@@ -207,6 +207,7 @@ impl Batch {
 pub enum Optimizer {
     AdamW(AdamW),
     Adam8bit(Adam8bit),
+    Adafactor(Adafactor),
 }
 
 impl Optimizer {
@@ -214,6 +215,7 @@ impl Optimizer {
         match self {
             Optimizer::AdamW(_) => OptimizerName::Adamw.name(),
             Optimizer::Adam8bit(_) => OptimizerName::Adam8bit.name(),
+            Optimizer::Adafactor(_) => OptimizerName::Adafactor.name(),
         }
     }
 
@@ -222,6 +224,7 @@ impl Optimizer {
         match self {
             Optimizer::AdamW(rule) => rule.weight_decay,
             Optimizer::Adam8bit(rule) => rule.weight_decay,
+            Optimizer::Adafactor(rule) => rule.weight_decay,
         }
     }
 
@@ -230,6 +233,7 @@ impl Optimizer {
         match self {
             Optimizer::AdamW(rule) => rule.clip,
             Optimizer::Adam8bit(rule) => rule.clip,
+            Optimizer::Adafactor(rule) => rule.clip,
         }
     }
 
@@ -244,6 +248,14 @@ impl Optimizer {
                 ("beta2", rule.beta2),
                 ("eps", rule.eps),
                 ("block", rule.block as f32),
+            ],
+            Optimizer::Adafactor(rule) => &[
+                ("beta2_decay", rule.beta2_decay),
+                ("clip_threshold", rule.clip_threshold),
+                ("eps", rule.eps),
+                ("scale_eps", rule.scale_eps),
+                ("relative_step", f32::from(u8::from(rule.relative_step))),
+                ("scale_parameter", f32::from(u8::from(rule.scale_parameter))),
             ],
         };
         all.iter().map(|(name, number)| (name.to_string(), *number)).collect()

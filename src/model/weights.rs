@@ -1,6 +1,7 @@
 //! THE parameter table. Layout, init, optimizer groups, gradient sync, checkpoints and the
 //! estimator are all read off these rows.
 
+use crate::base::Fused;
 use crate::manifest::{Model, Position, Recompute};
 
 #[rustfmt::skip]
@@ -68,6 +69,14 @@ impl ParamSpec {
     /// Whether it is a matrix that a block multiplies by: attention's or the MLP's.
     pub fn is_block_matrix(&self) -> bool {
         self.module == Module::Block && self.rows > 1
+    }
+
+    /// The matrices (or vectors) that are fused in it.
+    pub fn fused(&self, m: &Model) -> Fused {
+        match self.weight {
+            Weight::QkvW | Weight::QkvB => m.heads().fused(),
+            _ => Fused::ONE,
+        }
     }
 }
 

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `accepted` | what is accepted, and that the effective manifest says the same again |
 //! | `refused` | what is refused, with every message in its words |
+//! | `adafactor` | the settings of Adafactor |
 //! | `hostile` | damaged and malicious files |
 //! | `shipped` | every manifest in `manifests/` |
 
 mod accepted;
+mod adafactor;
 mod hostile;
 mod refused;
 mod shipped;

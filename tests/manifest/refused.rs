@@ -405,11 +405,6 @@ fn what_is_known_but_not_here_is_refused_by_name() {
         "precision: fp8",
         "m.yaml:17: precision fp8 is not in this version → take bf16, fp16 or f32",
     );
-    check_added(
-        "optimizer: adafactor",
-        "m.yaml:17: optimizer adafactor is not in this version → \
-         take adamw",
-    );
 }
 
 /// Blocks of columns in a row, and in a tensor-parallel rank's share of it.

@@ -77,6 +77,55 @@ grid!(sequence_zero_2: "topology.tensor=2", "topology.data=2", "topology.zero=2"
 grid!(tensor_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3",
     "topology.sequence_parallel=true");
 
+/// Steps of Adafactor: by the learning rate; and scaled by each weight's size, where that counts.
+const ADAFACTOR: [&[&str]; 3] = [
+    &["optimizer.adafactor={clip: 0.3, weight_decay: 0.1}", "model.dropout=0.1"],
+    &["optimizer.adafactor={clip: 0.3, scale_parameter: true}", "model.init.std=0.2"],
+    &["optimizer.adafactor={clip_threshold: 0.5}", "model.tied_head=false"],
+];
+
+macro_rules! adafactor {
+    ($name:ident: $($set:literal),*) => {
+        #[test]
+        fn $name() {
+            for rule in ADAFACTOR {
+                let one = serial(rule, &GLOBAL);
+                close(&train(&[rule, &[$($set),*]].concat(), &GLOBAL), &one, (1e-6, 1e-6), rule);
+            }
+            let bf16 = [ADAFACTOR[0], &["precision=bf16", $($set),*]].concat();
+            let first = train(&bf16, &GLOBAL);
+            let one = serial(&[ADAFACTOR[0], &["precision=bf16"]].concat(), &GLOBAL);
+            close(&first, &one, (2e-3, 2e-2), &bf16);
+            assert!(first == train(&bf16, &GLOBAL), "the same grid twice");
+        }
+    };
+}
+
+adafactor!(adafactor_data_2: "topology.data=2");
+adafactor!(adafactor_zero_1: "topology.data=2", "topology.zero=1");
+adafactor!(adafactor_zero_2: "topology.data=4", "topology.zero=2");
+adafactor!(adafactor_zero_3: "topology.data=2", "topology.zero=3");
+adafactor!(adafactor_tensor_2: "topology.tensor=2");
+adafactor!(adafactor_sequence_2: "topology.tensor=2", "topology.sequence_parallel=true");
+adafactor!(adafactor_tensor_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3",
+    "topology.sequence_parallel=true");
+adafactor!(adafactor_pipeline_2: "topology.pipeline=2");
+adafactor!(adafactor_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.schedule=interleaved");
+
+/// Eight micro-batches of two samples, or two of eight. (The evaluations are of other samples.)
+#[test]
+fn adafactor_accumulates() {
+    for rule in ADAFACTOR {
+        let past = |sets: &[&str]| {
+            let mut past = train(&[rule, sets].concat(), &GLOBAL);
+            past.outcomes.pop();
+            past
+        };
+        close(&past(&["batch.micro=8"]), &past(&[]), (1e-6, 1e-6), rule);
+    }
+}
+
 macro_rules! fp16 {
     ($name:ident: $($set:literal),+) => {
         #[test]
@@ -94,11 +143,16 @@ fp16!(fp16_zero_1: "topology.data=2", "topology.zero=1");
 fp16!(fp16_zero_3: "topology.data=2", "topology.zero=3");
 fp16!(fp16_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1");
+fp16!(fp16_adafactor: "optimizer=adafactor", "topology.tensor=2", "topology.pipeline=2",
+    "topology.data=2", "topology.zero=1");
 
 /// A scale under which the first two steps overflow: every rank skips them as one rank does.
-fn check_overflows(topology: &[&str]) {
-    let fp16 = ["precision=fp16", "loss_scale={initial: 16777216, hysteresis: 1, window: 3}"];
-    let first = train(&[&fp16, topology].concat(), &GLOBAL);
+fn check_overflows(sets: &[&str]) {
+    let (topology, rule): (Vec<&str>, Vec<&str>) =
+        sets.iter().copied().partition(|set| set.starts_with("topology."));
+    let scale = ["precision=fp16", "loss_scale={initial: 16777216, hysteresis: 1, window: 3}"];
+    let fp16 = [&scale[..], &rule].concat();
+    let first = train(&[&fp16[..], &topology].concat(), &GLOBAL);
     let one = serial(&fp16, &GLOBAL);
     let fate = |past: &Past| -> Vec<_> {
         past.outcomes.iter().map(|outcome| (outcome.skipped, outcome.loss_scale)).collect()
@@ -107,7 +161,7 @@ fn check_overflows(topology: &[&str]) {
     let skipped: Vec<bool> = one.outcomes.iter().map(|outcome| outcome.skipped).collect();
     assert_eq!(skipped, [true, true, false, false, false, false]);
     close(&first, &one, (1e-3, 0.0), &fp16);
-    assert!(first == train(&[&fp16, topology].concat(), &GLOBAL), "the same grid twice");
+    assert!(first == train(&[&fp16[..], &topology].concat(), &GLOBAL), "the same grid twice");
 }
 
 /// Steps of every size in any order run in what was reserved for the largest.

@@ -1,5 +1,6 @@
 //! Losses, gradients and twenty AdamW steps equal PyTorch's in float64, from the same weights and
-//! tokens. The values were made by `fixtures/pytorch/make.sh`.
+//! tokens; so do fifty of its Adafactor's and of Hugging Face's. The values were made by
+//! `fixtures/pytorch/make.sh`.
 
 use crate::common;
 use gptrain::base::Heads;
@@ -8,6 +9,8 @@ use gptrain::data::{Batch, Column};
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups, MASTER};
 use gptrain::manifest::Manifest;
+use gptrain::model::Param;
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 const SAMPLES: usize = 4;
@@ -39,6 +42,63 @@ fn documents_that_do_not_see_each_other() {
 #[test]
 fn prefix_lm_with_alibi() {
     check("prefix", &["model.position=alibi", "model.embedding_layernorm=true"], 1);
+}
+
+/// With settings that both have in common, PyTorch's and Hugging Face's give the same.
+#[test]
+fn adafactor_as_pytorch_and_as_hugging_face() {
+    let sets = ["optimizer.adafactor={relative_step: true, clip: 0}", "lr.peak=0.01"];
+    follow_adafactor("torch", "torch", &sets, 1);
+    follow_adafactor("hf", "torch", &sets, 1);
+}
+
+#[test]
+fn adafactor_as_pytorch_with_decay_and_clipping() {
+    let rule = "optimizer.adafactor={relative_step: true, clip: 0.3, clip_threshold: 1.5, \
+                weight_decay: 0.05}";
+    follow_adafactor("torch-decay", "torch-decay", &[rule, "lr.peak=0.02"], 2);
+}
+
+#[test]
+fn adafactor_as_hugging_face_with_a_learning_rate() {
+    let rule = "optimizer.adafactor={weight_decay: 0.1, clip: 0}";
+    follow_adafactor("hf-lr", "hf-lr", &[rule, "lr.peak=0.001"], 1);
+}
+
+/// 50 steps from the weights of `documents`: each loss to 1e-5 and each norm to 1e-4 relative, as
+/// AdamW's; the weights after the last step that the reference kept to 1e-5 of their norm.
+fn follow_adafactor(name: &str, weights: &str, sets: &[&str], accum: usize) {
+    let manifest = manifest(sets, accum);
+    let cpu = Cpu::new(Some(2));
+    let engine = Engine::new(&cpu, Groups::solo(), &manifest, false).unwrap();
+    let heads = manifest.model.heads();
+    load(&engine, "documents", heads);
+    let lines = lines(&format!("adafactor-{name}"));
+    assert_eq!(lines.len(), 52);
+    for (s, line) in lines[1..51].iter().enumerate() {
+        let lr = gptrain::engine::lr::at(&manifest.lr, ((s + 1) * SAMPLES * accum) as u64);
+        let outcome = step(&engine, &batches("documents"), s, accum, lr);
+        let expected = |key: &str| line[key].as_f64().unwrap();
+        close(outcome.loss, expected("loss"), 1e-5, &format!("{name} loss of step {s}"));
+        close(outcome.grad_norm, expected("grad_norm"), 1e-4, &format!("{name} norm of step {s}"));
+    }
+    let reader = Reader::open(&fixture(&format!("adafactor-{weights}.safetensors"))).unwrap();
+    let ours: HashMap<String, Vec<f32>> = common::weights(&engine).into_iter().collect();
+    let kept = |param: &&Param| reader.entries.contains_key(&common::reference_name(param));
+    let params: Vec<&Param> = engine.params().filter(kept).collect();
+    assert_eq!(params.len(), 5);
+    for param in params {
+        let theirs = reader.words(&common::reference_name(param)).unwrap();
+        let theirs = common::from_reference(param, &theirs, heads);
+        // The key bias moves all scores of a query alike: its gradient is rounding alone.
+        let counts = |at: &usize| param.rows > 1 || param.spec.fused(&manifest.model).of(*at) != 1;
+        let norm = |of: &dyn Fn(usize) -> f32| {
+            let squares = (0..theirs.len()).filter(counts).map(|at| f64::from(of(at)).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        let off = norm(&|at| ours[&param.name][at] - theirs[at]) / norm(&|at| theirs[at]);
+        assert!(off <= 1e-5, "{name} {}: off by {off:.1e}", param.name);
+    }
 }
 
 #[test]
@@ -90,9 +150,7 @@ fn check(name: &str, sets: &[&str], accum: usize) {
     load(&engine, name, manifest.model.heads());
     let batches = batches(name);
 
-    let text = std::fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
-    let lines: Vec<serde_json::Value> =
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = lines(name);
     let steps = &lines[1..lines.len() - 1];
     assert_eq!(steps.len(), 20);
     for (s, line) in steps.iter().enumerate() {
@@ -115,6 +173,12 @@ fn check(name: &str, sets: &[&str], accum: usize) {
         Ok(())
     };
     close(engine.evaluate(&mut load, 1).unwrap(), last, 1e-5, "evaluation after 20 steps");
+}
+
+/// What the reference wrote down: a header, steps, and a loss after them.
+fn lines(name: &str) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn compare_gradients(engine: &Engine, name: &str, heads: Heads) {

@@ -3,7 +3,7 @@
 
 use crate::attention::{Mask, Shape, attention};
 use crate::bench::{Bench, Seen};
-use crate::{Case, case, elementwise, loss, normalise, product, softgpu, table, update};
+use crate::{Case, adafactor, case, elementwise, loss, normalise, product, softgpu, table, update};
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
@@ -128,6 +128,7 @@ fn larger() -> Vec<Case> {
         case("attention", |b| attention(b, Shape::new(2, 70, 2, 40))),
         case("cross-entropy", |b| loss::cross_entropy(b, 20, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 70_001)),
+        case("adafactor", adafactor::large),
     ]
 }
 

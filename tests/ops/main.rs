@@ -5,13 +5,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `adam8bit`, `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
+//! | `adafactor`, `adam8bit`, `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
 
+mod adafactor;
 mod adam8bit;
 mod attention;
 mod bench;
@@ -52,6 +53,7 @@ fn table() -> Vec<Case> {
         loss::table(),
         update::table(),
         host::table(),
+        adafactor::table(),
         adam8bit::table(),
     ];
     families.into_iter().flatten().collect()
@@ -95,6 +97,7 @@ fn large() -> Vec<Case> {
         case("attention", |b| attention::attention(b, attention::Shape::new(3, 150, 3, 40))),
         case("cross-entropy", |b| loss::cross_entropy(b, 67, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 300_001)),
+        case("adafactor", adafactor::large),
     ]
 }
 

@@ -5,6 +5,7 @@
 //! the same bits on any number of threads. Arithmetic is f32 on blocks of at most 512 elements that
 //! `memory` loads and stores, converting bf16 and f16; sums over a whole tensor are f64.
 
+mod adafactor;
 mod adam8bit;
 mod attention;
 mod cross_entropy;

@@ -264,6 +264,98 @@ kernel_args! {
         block: u32,
     }
 
+    /// What a rank has of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
+    struct MatrixPart {
+        first: u64, len: u64,
+        /// Of the share; 1 of a vector.
+        rows: u64,
+        cols: u32,
+        /// Rows of each fused matrix in turn; of a vector: columns.
+        width0: u32, width1: u32, width2: u32,
+        /// Of the whole matrix, and 1 for a vector.
+        whole_rows: u64,
+        whole_cols: u32,
+        vector: u32,
+    }
+
+    struct FactorRows {
+        x: *const f32, factor: *const f32,
+        /// [rows]
+        rows: *mut f32,
+        part: MatrixPart,
+    }
+
+    struct FactorCols {
+        x: *const f32, factor: *const f32,
+        /// [chunks, fused, cols]
+        parts: *mut f32,
+        /// Rows of a block.
+        chunk: u64,
+        /// Rows of the sums: fused matrices, or 1.
+        count: u32,
+        part: MatrixPart,
+    }
+
+    struct FusedSums {
+        x: *const f32,
+        /// [blocks, 3]
+        parts: *mut f64,
+        /// Null: x itself is squared; else the gradient's factor, and U is.
+        factor: *const f32,
+        /// Null of a vector: means by row.
+        row: *const f32,
+        col: *const f32, mean: *const f32, eps: f32,
+        part: MatrixPart,
+    }
+
+    struct FusedFinish {
+        /// [blocks, 3]
+        parts: *const f64,
+        /// [fused]: accumulates
+        out: *mut f32,
+        blocks: u32, count: u32,
+    }
+
+    struct AdafactorScalars {
+        updates: *const i64,
+        /// [2]: 1 − β̂, ρ
+        out: *mut f32,
+        lr: f32, beta2_decay: f32, relative_step: u32,
+    }
+
+    struct SecondMoment {
+        /// [2]: factor, 1 − β̂
+        scalars: *const f32,
+        /// Null of a vector.
+        row_sums: *const f32,
+        col_sums: *const f32,
+        /// Null of a vector.
+        row: *mut f32,
+        col: *mut f32,
+        /// Null of a vector.
+        mean: *mut f32,
+        part: MatrixPart,
+    }
+
+    struct Adafactor {
+        grad: *const f32, master: *mut f32,
+        /// Null where it is the master.
+        live: *mut c_void,
+        /// [3]: factor, 1 − β̂, ρ
+        scalars: *const f32,
+        /// Null of a vector.
+        row: *const f32,
+        col: *const f32, mean: *const f32,
+        /// [fused]: Σ U²
+        update: *const f32,
+        /// [fused]: Σ θ², or null: steps are not scaled by it
+        weight: *const f32,
+        /// 1 − lr·weight_decay
+        keep: f32,
+        eps: f32, scale_eps: f32, clip_threshold: f32,
+        part: MatrixPart,
+    }
+
     struct Attention {
         /// [N, heads, 3, d]
         qkv: *const c_void,
@@ -318,99 +410,4 @@ impl DropoutMask {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fmt::Write;
-
-    /// A type of a field, as the header writes it.
-    pub trait CType {
-        fn name() -> String;
-    }
-
-    pub struct Struct {
-        pub name: &'static str,
-        pub docs: &'static [&'static str],
-        pub bytes: usize,
-        pub fields: Vec<Field>,
-    }
-
-    pub struct Field {
-        pub name: &'static str,
-        pub docs: &'static [&'static str],
-        pub type_name: String,
-        pub offset: usize,
-    }
-
-    macro_rules! c_types {
-        ($($rust:ty = $c:literal)*) => {
-            $(impl CType for $rust {
-                fn name() -> String {
-                    $c.to_string()
-                }
-            })*
-        };
-    }
-    c_types! { c_void = "void" u8 = "uint8_t" i32 = "int32_t" i64 = "int64_t" u32 = "uint32_t"
-    u64 = "uint64_t" f32 = "float" f64 = "double" TensorMap = "TensorMap" }
-
-    impl<T: CType> CType for *const T {
-        fn name() -> String {
-            format!("const {}*", T::name())
-        }
-    }
-
-    impl<T: CType> CType for *mut T {
-        fn name() -> String {
-            format!("{}*", T::name())
-        }
-    }
-
-    /// Text of `kernels/args.cuh`.
-    fn header() -> String {
-        let mut text = "\
-// Arguments of the kernels. Made from src/device/cuda/args.rs:
-//     UPDATE=1 cargo test --lib kernel_arguments
-#pragma once
-
-// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
-struct alignas(64) TensorMap {
-    uint64_t opaque[16];
-};
-
-#define AT(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
-"
-        .to_string();
-        let comment = |indent: &str, docs: &[&str]| -> String {
-            docs.iter().map(|line| format!("{indent}//{line}\n")).collect()
-        };
-        for Struct { name, docs, bytes, fields } in described::structs() {
-            let _ = write!(text, "\n{}struct {name} {{\n", comment("", docs));
-            for Field { name, docs, type_name, .. } in &fields {
-                let _ = writeln!(text, "{}    {type_name} {name};", comment("    ", docs));
-            }
-            text += "};\n";
-            let mut line = "static_assert(".to_string();
-            for field in &fields {
-                let offset = format!("AT({name}, {}) == {} && ", field.name, field.offset);
-                if line.len() + offset.len() > 100 {
-                    let _ = writeln!(text, "{}", line.trim_end());
-                    line = " ".repeat(14);
-                }
-                line += &offset;
-            }
-            let _ = writeln!(text, "{}", line.trim_end());
-            let _ = writeln!(text, "              sizeof({name}) == {bytes}, \"layout\");");
-        }
-        text
-    }
-
-    #[test]
-    fn the_header_of_kernel_arguments_is_made_from_this_table() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/args.cuh");
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(file, header()).unwrap();
-        }
-        let remedy = "stale: UPDATE=1 cargo test --lib kernel_arguments";
-        assert!(std::fs::read_to_string(file).unwrap() == header(), "kernels/args.cuh is {remedy}");
-    }
-}
+mod tests;

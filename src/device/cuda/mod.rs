@@ -5,6 +5,7 @@
 //! repeats becomes a graph (`graph`). The first failure is kept and surfaces at `sync`; nothing is
 //! enqueued afterwards.
 
+mod adafactor;
 mod args;
 mod attention;
 mod cross_entropy;

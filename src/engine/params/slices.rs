@@ -149,7 +149,7 @@ pub fn cut<'a>(
 pub fn is_whole(param: &Param, extent: Extent) -> bool {
     match param.spec.split {
         TpSplit::Whole => true,
-        TpSplit::Rows => extent == Extent::Cols,
+        TpSplit::Rows => matches!(extent, Extent::Cols | Extent::PartCols(_)),
         TpSplit::Cols => extent == Extent::Rows,
     }
 }

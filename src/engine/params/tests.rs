@@ -119,6 +119,8 @@ fn the_shape_of_a_state_follows_from_its_extent() {
     assert_eq!(of(Extent::Like), slice);
     assert_eq!(of(Extent::Rows), TensorSlice { at: [2, 0], size: [3, 1] });
     assert_eq!(of(Extent::Cols), TensorSlice { at: [0, 128], size: [1, 192] });
+    assert_eq!(of(Extent::PartCols(3)), TensorSlice { at: [0, 128], size: [3, 192] });
+    assert!(Extent::PartCols(3).fits([1, 96]) && !Extent::PartCols(0).fits([1, 96]));
     assert_eq!(of(Extent::ColBlocks(64)), TensorSlice { at: [2, 2], size: [3, 3] });
     assert!(Extent::ColBlocks(64).fits([1, 128]) && !Extent::ColBlocks(64).fits([1, 96]));
     assert!(!Extent::ColBlocks(0).fits([1, 96]));

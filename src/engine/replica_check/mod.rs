@@ -56,8 +56,12 @@ impl std::error::Error for ReplicasDiverged {}
 /// Room for the digests of the largest group.
 pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Arena) -> Tensor {
     let ranks = groups.tensor.size().max(groups.data.size()).max(groups.embedding.size());
-    let states: usize = states.iter().map(|kept| kept.states().count()).sum();
-    arena.matrix(ranks, states.max(params), DType::I64)
+    let count = |of: fn(&StateSpec) -> bool| -> usize {
+        states.iter().map(|kept| kept.states().filter(|(state, ..)| of(state)).count()).sum()
+    };
+    // Of what ZeRO shares only the model weights are compared.
+    let whole = count(|state| !state.extent.is_sharded());
+    arena.matrix(ranks, count(|_| true).max(whole + params), DType::I64)
 }
 
 /// Part of a state that is to be equal among the ranks of a group.

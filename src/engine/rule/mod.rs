@@ -1,5 +1,6 @@
 //! Optimizer rules: which states a parameter has, and how a step updates them.
 
+mod adafactor;
 mod adam8bit;
 mod adamw;
 mod coded;
@@ -14,6 +15,7 @@ use super::states::{ParamStates, StateSpec, TensorSlice};
 use crate::device::{Backend, Tensor};
 use crate::manifest::{Manifest, Optimizer};
 use crate::model::ParamSpec;
+use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
 
@@ -22,6 +24,11 @@ pub trait OptimizerRule {
     /// What is kept of a parameter, its model weight first; the same on every grid. ZeRO shares what
     /// has the parameter's columns (`Extent::is_sharded`); the rest every replica keeps whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
+
+    /// How many f32 of scratch (`Step::scratch`) an update of these needs.
+    fn scratch(&self, _: &[ParamStates]) -> usize {
+        0
+    }
 
     /// Once a step, on the device, before `update`: the rule's own numbers in `Step::scalars`.
     fn begin(&self, _: &Step) {}
@@ -62,11 +69,15 @@ pub type Make = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 pub struct Step<'a> {
     pub be: &'a dyn Backend,
     pub groups: &'a Groups,
+    /// Whether each data-parallel rank updates a share only (ZeRO).
+    pub sharded: bool,
     pub lr: f32,
     /// f32 [1, 3]: the gradients' factor (loss scale and clipping), then two numbers for the rule.
     pub scalars: Tensor,
     /// i64 [1, 1]: updates made, this one among them.
     pub updates: Tensor,
+    /// f32 [1, n] of any content: what `OptimizerRule::scratch` asked for.
+    pub scratch: Tensor,
 }
 
 /// The rule of a manifest.
@@ -75,5 +86,6 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
+        Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
     }
 }

@@ -11,8 +11,8 @@ use super::forms::{self, LossScaleForm, OptimizerForm, Raw};
 use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
-    Adam8bit, AdamW, Batch, Checkpoint, Comm, Log, LossScale, Lr, Manifest, Model, Optimizer, Plan,
-    Precision, Topology, Train,
+    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, Log, LossScale, Lr, Manifest,
+    Model, OffloadWhat, Optimizer, Plan, Precision, Topology, Train,
 };
 use std::path::Path;
 
@@ -40,6 +40,8 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let in_tokens = lr.warmup_tokens.is_some();
     let lr = Lr::read(lr, samples, model.seq_len, report);
     time::lr(&lr, in_tokens, report);
+    relative_step(&optimizer, &lr, report);
+    adafactor_offloaded(&optimizer, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
@@ -167,28 +169,54 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
                 forms::Optimizer { adam8bit: Some(Default::default()), ..Default::default() }
             }
             OptimizerName::Adafactor => {
-                forms::Optimizer { adafactor: Some(forms::Later::default()), ..Default::default() }
+                forms::Optimizer { adafactor: Some(Default::default()), ..Default::default() }
             }
         },
     };
-    let later = [(OptimizerName::Adafactor, all.adafactor.is_some())];
-    let later = later.iter().filter(|(_, given)| *given).map(|(name, _)| name.name());
-    let mut kinds = later.clone().count();
-    for name in later {
-        let path = format!("optimizer.{name}");
-        report.add(&path, format!("optimizer {name} is not in this version"), "take adamw");
-    }
     let given = [
         all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw))),
         all.adam8bit.map(|raw| Optimizer::Adam8bit(Adam8bit::read(raw))),
+        all.adafactor.map(|raw| Optimizer::Adafactor(Adafactor::read(raw))),
     ];
     let given: Vec<Optimizer> = given.into_iter().flatten().collect();
-    kinds += given.len();
-    if kinds > 1 && report.sound(&["optimizer"]) {
+    if given.len() > 1 && report.sound(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
     let default = || Optimizer::AdamW(AdamW::read(Default::default()));
     given.into_iter().next().unwrap_or_else(default)
+}
+
+/// A relative step takes the place of a schedule.
+fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
+    let Optimizer::Adafactor(Adafactor { relative_step: true, .. }) = optimizer else { return };
+    let scheduled = match (lr.decay, lr.warmup_samples) {
+        (Decay::Constant, 0) => return,
+        (Decay::Constant, samples) => format!("lr has a warm-up of {samples} samples"),
+        (Decay::Linear { .. }, _) => "lr.decay is linear".to_string(),
+        (Decay::Cosine { .. }, _) => "lr.decay is cosine".to_string(),
+        (Decay::Wsd { .. }, _) => "lr.decay is wsd".to_string(),
+    };
+    if report.sound(&["optimizer", "lr", "train"]) {
+        let what = format!(
+            "optimizer.adafactor.relative_step makes a step min(lr.peak, 1/√updates), and \
+             {scheduled}"
+        );
+        let remedy = "set lr: {peak: 0.01, decay: constant} without a warm-up, or relative_step: \
+                      false";
+        report.between(&["optimizer.adafactor.relative_step", "lr.decay"], what, remedy);
+    }
+}
+
+/// Adafactor's sums go through the device's groups in the middle of an update.
+fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
+    let offloads = topology.offload.what != OffloadWhat::None;
+    let sound = report.sound(&["optimizer", "topology.offload"]);
+    if matches!(optimizer, Optimizer::Adafactor(_)) && offloads && sound {
+        let what = "optimizer adafactor with topology.offload is not in this version: its states \
+                    are 4 bytes a parameter where adamw's are 12";
+        let remedy = "set topology.offload: none, or take adamw";
+        report.between(&["optimizer", "topology.offload"], what, remedy);
+    }
 }
 
 impl Written for Optimizer {
@@ -199,6 +227,7 @@ impl Written for Optimizer {
         match self {
             Optimizer::AdamW(rule) => form.adamw = rule.written(),
             Optimizer::Adam8bit(rule) => form.adam8bit = rule.written(),
+            Optimizer::Adafactor(rule) => form.adafactor = rule.written(),
         }
         Some(form.into())
     }

@@ -1,0 +1,72 @@
+//! Matrices that lie in one.
+
+/// Several matrices in one, by its rows (of a vector: by its elements): `widths[0]` rows of the
+/// first, then `widths[1]` of the second, and so on; then rows of the first again. As the queries,
+/// keys and values of attention's heads lie in one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fused {
+    widths: [usize; Fused::MOST],
+}
+
+impl Fused {
+    /// Matrices in one at most.
+    pub const MOST: usize = 3;
+    /// A matrix by itself.
+    pub const ONE: Fused = Fused { widths: [1, 0, 0] };
+
+    pub const fn new(widths: [usize; Fused::MOST]) -> Fused {
+        Fused { widths }
+    }
+
+    /// Rows of each in turn; 0 from the last one on.
+    pub fn widths(self) -> [usize; Fused::MOST] {
+        self.widths
+    }
+
+    /// How many matrices these are.
+    pub fn count(self) -> usize {
+        self.widths.iter().filter(|width| **width > 0).count()
+    }
+
+    fn period(self) -> usize {
+        self.widths.iter().sum()
+    }
+
+    /// The number of the matrix that a row belongs to.
+    pub fn of(self, row: usize) -> usize {
+        let [first, second, _] = self.widths;
+        let at = row % self.period();
+        usize::from(at >= first) + usize::from(at >= first + second)
+    }
+
+    /// The first row after this one that belongs to another matrix.
+    pub fn next(self, row: usize) -> usize {
+        if self.count() == 1 {
+            return usize::MAX;
+        }
+        let until: usize = self.widths[..=self.of(row)].iter().sum();
+        row - row % self.period() + until
+    }
+
+    /// How many of `rows` rows belong to a matrix. Whole periods only.
+    pub fn rows(self, number: usize, rows: usize) -> usize {
+        super::div_exact(rows, self.period()) * self.widths[number]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_belongs_to_one_matrix() {
+        let fused = Fused::new([4, 2, 2]);
+        let of: Vec<usize> = (0..12).map(|row| fused.of(row)).collect();
+        assert_eq!(of, [0, 0, 0, 0, 1, 1, 2, 2, 0, 0, 0, 0]);
+        let next: Vec<usize> = (0..9).map(|row| fused.next(row)).collect();
+        assert_eq!(next, [4, 4, 4, 4, 6, 6, 8, 8, 12]);
+        assert_eq!([0, 1, 2].map(|number| fused.rows(number, 24)), [12, 6, 6]);
+        assert_eq!((Fused::ONE.count(), Fused::ONE.of(7), Fused::ONE.next(7)), (1, 0, usize::MAX));
+        assert_eq!(Fused::ONE.rows(0, 7), 7);
+    }
+}

@@ -1,0 +1,362 @@
+//! Adafactor: sums of squares by rows, columns and fused matrices, and the update.
+//!
+//! A task is some rows of the part; sums over tasks are f64, added up in the order of the tasks.
+
+use super::Cpu;
+use super::math::{square_sum_f64, vectorised};
+use super::memory::{BLOCK, Block, download, load, put, scalar, store};
+use super::parallel::blocks;
+use crate::base::{DType, Fused};
+use crate::device::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
+use std::ops::Range;
+
+/// At most so many partial sums are kept of a sum over rows.
+const PARTIALS: usize = 32;
+
+impl AdafactorOps for Cpu {
+    fn factor_sums(
+        &self,
+        x: Tensor,
+        factor: Tensor,
+        part: &MatrixPart,
+        rows: Option<Out>,
+        cols: Out,
+    ) {
+        factor_sums(self, x, factor, part, rows, cols);
+    }
+
+    fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out) {
+        fused_square_sums(self, x, part, out);
+    }
+
+    fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out) {
+        scalars(rule, updates, out);
+    }
+
+    fn move_second_moment(
+        &self,
+        scalars: Tensor,
+        part: &MatrixPart,
+        rows: Option<Tensor>,
+        cols: Tensor,
+        v: &SecondMoment,
+    ) {
+        move_second_moment(scalars, part, rows, cols, v);
+    }
+
+    fn adafactor_square_sums(
+        &self,
+        rule: &Adafactor,
+        scalars: Tensor,
+        grad: Tensor,
+        part: &MatrixPart,
+        v: &SecondMoment,
+        out: Out,
+    ) {
+        square_sums(self, rule, scalars, grad, part, v, out);
+    }
+
+    fn adafactor(
+        &self,
+        rule: &Adafactor,
+        scalars: Tensor,
+        grad: Tensor,
+        part: &MatrixPart,
+        v: &SecondMoment,
+        squares: (Tensor, Option<Tensor>),
+        master: Tensor,
+        weight: Tensor,
+    ) {
+        update(self, rule, scalars, (grad, part, v), squares, master, weight);
+    }
+}
+
+/// Calls `task(i, rows)` for the rows a part has something of, in at most `PARTIALS` tasks that
+/// each have `len` f64 of scratch, zeroed; then `end(all)` on the scratch of all tasks.
+fn each_rows(
+    cpu: &Cpu,
+    part: &MatrixPart,
+    len: usize,
+    task: impl Fn(Range<usize>, &mut [f64]) + Sync,
+    end: impl FnOnce(&[&[f64]]),
+) {
+    let touched = part.touched();
+    let size = touched.len().div_ceil(PARTIALS).max(8);
+    let tasks = touched.len().div_ceil(size);
+    cpu.workspace.with(tasks, 2 * len, |scratch| {
+        cpu.each(tasks, |i| {
+            // SAFETY: part i is this task's.
+            let sums = bytemuck::cast_slice_mut(unsafe { scratch.part(i) });
+            sums.fill(0.0);
+            let start = touched.start + i * size;
+            task(start..touched.end.min(start + size), sums);
+        });
+        // SAFETY: the tasks have ended.
+        let all = (0..tasks).map(|i| bytemuck::cast_slice(unsafe { &*scratch.part(i) }));
+        end(&all.collect::<Vec<&[f64]>>());
+    });
+}
+
+fn factor_sums(
+    cpu: &Cpu,
+    x: Tensor,
+    factor: Tensor,
+    part: &MatrixPart,
+    rows: Option<Out>,
+    cols: Out,
+) {
+    let width = part.col_rows() * part.cols;
+    assert_eq!((x.numel(), cols.to.numel(), cols.add), (part.len, width, true), "sums by column");
+    assert!(rows.is_none_or(|rows| rows.add && rows.to.numel() == part.rows), "sums by row");
+    let factor = scalar(factor, 0);
+    let task = |range: Range<usize>, sums: &mut [f64]| {
+        let mut buffer: Block = [0.0; BLOCK];
+        for row in range {
+            let own = part.col_row(row) * part.cols;
+            let mut sum = 0.0;
+            for block in blocks(part.cols_of(row)) {
+                let x_block = &mut buffer[..block.len()];
+                load(x, row * part.cols + block.start - part.first, x_block);
+                add_squares(factor, x_block, &mut sums[own + block.start..own + block.end]);
+                sum += square_sum_f64(x_block);
+            }
+            if let Some(rows) = rows {
+                put(&mut [sum as f32], rows, row);
+            }
+        }
+    };
+    each_rows(cpu, part, width, task, |all| {
+        cpu.each_block(width, |block| {
+            let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+            let mut totals: Block = [0.0; BLOCK];
+            let totals = &mut totals[..block.len()];
+            totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
+            put(totals, cols, block.start);
+        });
+    });
+}
+
+vectorised! {
+    /// x ← factor·x, and sums += x².
+    fn add_squares(factor: f32, x: &mut [f32], sums: &mut [f64]) {
+        for (x, sum) in x.iter_mut().zip(sums) {
+            *x *= factor;
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+}
+
+fn fused_square_sums(cpu: &Cpu, x: Tensor, part: &MatrixPart, out: Out) {
+    assert_eq!(x.numel(), part.len, "elements of the part");
+    fused_sums(cpu, part, out, |_, _, at, buffer| load(x, at, buffer));
+}
+
+/// out[p] += Σ of the squares of what `read(row, columns, element, buffer)` gives.
+fn fused_sums(
+    cpu: &Cpu,
+    part: &MatrixPart,
+    out: Out,
+    read: impl Fn(usize, Range<usize>, usize, &mut [f32]) + Sync,
+) {
+    let count = part.fused.count();
+    assert_eq!((out.to.numel(), out.add), (count, true), "sums of fused matrices");
+    let task = |range: Range<usize>, sums: &mut [f64]| {
+        let mut buffer: Block = [0.0; BLOCK];
+        for row in range {
+            for (number, cols) in part.runs(row) {
+                for block in blocks(cols) {
+                    let at = row * part.cols + block.start - part.first;
+                    let buffer = &mut buffer[..block.len()];
+                    read(row, block, at, buffer);
+                    sums[number] += square_sum_f64(buffer);
+                }
+            }
+        }
+    };
+    each_rows(cpu, part, count, task, |all| {
+        let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+        put(&mut (0..count).map(total).collect::<Vec<f32>>(), out, 0);
+    });
+}
+
+fn scalars(rule: &Adafactor, updates: Tensor, out: Out) {
+    assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
+    let mut t = [0i64];
+    download(updates, bytemuck::cast_slice_mut(&mut t));
+    let t = t[0] as f64;
+    let rho = match rule.relative_step {
+        true => f64::from(rule.lr).min(1.0 / t.sqrt()),
+        false => f64::from(rule.lr),
+    };
+    store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], out.to, 0);
+}
+
+fn move_second_moment(
+    scalars: Tensor,
+    part: &MatrixPart,
+    rows: Option<Tensor>,
+    cols: Tensor,
+    v: &SecondMoment,
+) {
+    let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
+    if factor.is_nan() {
+        return;
+    }
+    let SecondMoment::Factored { row, col, mean } = *v else {
+        let SecondMoment::Full(v) = *v else { unreachable!("one of the two") };
+        move_towards(cols, v, towards, 0..part.cols, 1.0);
+        return;
+    };
+    let rows = rows.expect("sums by row of a matrix");
+    move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
+    for number in 0..part.fused.count() {
+        let own = number * part.cols..(number + 1) * part.cols;
+        let of = part.fused.rows(number, part.whole[0]);
+        move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
+        let whole = part.cols == part.whole[1];
+        let sum: f64 = match whole {
+            true => own.map(|at| f64::from(scalar(col, at))).sum(),
+            false => (0..part.rows)
+                .filter(|at| part.fused.of(*at) == number)
+                .map(|at| f64::from(scalar(row, at)))
+                .sum(),
+        };
+        let terms = if whole { part.cols } else { of };
+        store(&[(sum / terms as f64) as f32], mean, number);
+    }
+}
+
+/// v += (sum·scale − v)·towards.
+fn move_towards(sums: Tensor, v: Tensor, towards: f32, range: Range<usize>, scale: f32) {
+    assert!(v.dtype == DType::F32 && sums.numel() == v.numel(), "a sum for each mean");
+    let (mut x, mut mean): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for block in blocks(range) {
+        let (x, mean) = (&mut x[..block.len()], &mut mean[..block.len()]);
+        load(sums, block.start, x);
+        load(v, block.start, mean);
+        for (mean, x) in mean.iter_mut().zip(x) {
+            *mean = x.mul_add(scale, -*mean).mul_add(towards, *mean);
+        }
+        store(mean, v, block.start);
+    }
+}
+
+/// A gradient and its second moment, from which steps are made.
+struct Direction<'a> {
+    part: &'a MatrixPart,
+    grad: Tensor,
+    v: SecondMoment,
+    factor: f32,
+    eps: f32,
+}
+
+impl Direction<'_> {
+    /// U of some columns of a row, which begin at element `at` of the gradient.
+    fn read(&self, row: usize, cols: Range<usize>, at: usize, to: &mut [f32]) {
+        let mut means: Block = [0.0; BLOCK];
+        let means = &mut means[..to.len()];
+        load(self.grad, at, to);
+        let scale = match self.v {
+            SecondMoment::Full(v) => {
+                load(v, cols.start, means);
+                1.0
+            }
+            SecondMoment::Factored { row: rows, col, mean } => {
+                let number = self.part.fused.of(row);
+                load(col, number * self.part.cols + cols.start, means);
+                scalar(rows, row) / scalar(mean, number).max(self.eps)
+            }
+        };
+        direction(self.factor, scale, self.eps * self.eps, means, to);
+    }
+}
+
+vectorised! {
+    /// x ← factor·x / √max(scale·mean, least).
+    fn direction(factor: f32, scale: f32, least: f32, means: &[f32], x: &mut [f32]) {
+        for (x, mean) in x.iter_mut().zip(means) {
+            *x = *x * factor / (scale * mean).max(least).sqrt();
+        }
+    }
+}
+
+fn square_sums(
+    cpu: &Cpu,
+    rule: &Adafactor,
+    scalars: Tensor,
+    grad: Tensor,
+    part: &MatrixPart,
+    v: &SecondMoment,
+    out: Out,
+) {
+    assert_eq!(grad.numel(), part.len, "elements of the part");
+    let from = Direction { part, grad, v: *v, factor: scalar(scalars, 0), eps: rule.eps };
+    fused_sums(cpu, part, out, |row, cols, at, to| from.read(row, cols, at, to));
+}
+
+/// What each fused matrix's U is multiplied by: ρ·scale / max(1, RMS(U)/clip_threshold).
+fn steps(
+    rule: &Adafactor,
+    rho: f32,
+    part: &MatrixPart,
+    (update, weight): (Tensor, Option<Tensor>),
+) -> [f32; Fused::MOST] {
+    let numels = part.numels();
+    let mut steps = [0.0; Fused::MOST];
+    for (number, step) in steps[..part.fused.count()].iter_mut().enumerate() {
+        let rms = |sums: Tensor| (scalar(sums, number) / numels[number] as f32).sqrt();
+        let scale = weight.map_or(1.0, |sums| rms(sums).max(rule.scale_eps));
+        *step = rho * scale / (rms(update) / rule.clip_threshold).max(1.0);
+    }
+    steps
+}
+
+fn update(
+    cpu: &Cpu,
+    rule: &Adafactor,
+    scalars: Tensor,
+    from: (Tensor, &MatrixPart, &SecondMoment),
+    squares: (Tensor, Option<Tensor>),
+    master: Tensor,
+    weight: Tensor,
+) {
+    let (grad, part, v) = from;
+    for x in [grad, master, weight] {
+        assert_eq!(x.numel(), part.len, "elements of the part");
+    }
+    assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+    let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
+    if factor.is_nan() {
+        return;
+    }
+    let steps = steps(rule, rho, part, squares);
+    let keep = (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32;
+    let from = Direction { part, grad, v: *v, factor, eps: rule.eps };
+    let task = |range: Range<usize>, _: &mut [f64]| {
+        let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for row in range {
+            for (number, cols) in part.runs(row) {
+                for block in blocks(cols) {
+                    let at = row * part.cols + block.start - part.first;
+                    let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
+                    from.read(row, block, at, u);
+                    load(master, at, w);
+                    apply(steps[number], keep, u, w);
+                    store(w, master, at);
+                    if weight != master {
+                        store(w, weight, at);
+                    }
+                }
+            }
+        }
+    };
+    each_rows(cpu, part, 0, task, |_| ());
+}
+
+vectorised! {
+    fn apply(step: f32, keep: f32, u: &[f32], w: &mut [f32]) {
+        for (w, u) in w.iter_mut().zip(u) {
+            *w = (-step).mul_add(*u, *w * keep);
+        }
+    }
+}

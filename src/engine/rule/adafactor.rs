@@ -1,0 +1,241 @@
+//! Adafactor without momentum, in f32 (Shazeer & Stern 2018; `device::Adafactor` has the formulas).
+//!
+//! | of | states beside model and master weight |
+//! |---|---|
+//! | a matrix [rows, cols] | means of g² by row [rows], by column [cols] for each fused matrix |
+//! | a vector | the whole second moment |
+//!
+//! These are small, so every replica keeps them whole. What a step adds up goes through groups
+//! twice, all parameters at once:
+//!
+//! 1. Σ g² by row and by column, and Σ θ²;
+//! 2. Σ U², which needs the second moment that 1 gave.
+//!
+//! A sum is taken among tensor-parallel ranks if these have other elements of it, among replicas
+//! where each has a shard (ZeRO). The copy of a tied embedding adds nothing and takes what the first
+//! stage has, so that both stay equal to the last bit.
+
+use super::{OptimizerRule, SECOND, Step};
+use crate::base::DType;
+use crate::device::{self, MatrixPart, SecondMoment, Tensor};
+use crate::engine::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
+use crate::manifest::{self, Model};
+use crate::model::{ParamSpec, TpSplit};
+
+pub struct Adafactor {
+    rule: device::Adafactor,
+    scale_parameter: bool,
+    dtype: DType,
+    model: Model,
+}
+
+const ROW: &str = "row_mean";
+const COL: &str = "col_mean";
+
+/// A group of sums that are added up among the same ranks.
+#[derive(Clone, Copy)]
+enum Among {
+    /// Tensor-parallel ranks; then first and last stage too; these stages alone; neither.
+    Tensor,
+    TensorTied,
+    Tied,
+    Nobody,
+}
+
+/// Where the sums of one parameter lie, all f32.
+struct Sums {
+    /// Σ g² by row [rows], of a matrix.
+    rows: Option<Tensor>,
+    /// Σ g² by column [fused, cols].
+    cols: Tensor,
+    /// Σ θ² [1, fused].
+    weight: Tensor,
+    /// Σ U² [1, fused].
+    update: Tensor,
+    /// Means of g² over fused matrices [1, fused].
+    mean: Tensor,
+}
+
+/// Numbers of sums by `Among`, in the order in which they lie.
+#[derive(Clone, Copy, Default)]
+struct Lens([usize; 4]);
+
+impl Lens {
+    /// Takes the next numbers of a kind; where they lie if `base` has the lengths of all kinds.
+    fn take(&mut self, among: Among, len: usize, base: &Lens) -> usize {
+        let kind = among as usize;
+        let at = base.0[..kind].iter().sum::<usize>() + self.0[kind];
+        self.0[kind] += len;
+        at
+    }
+
+    fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+
+    /// Adds the sums in `all` up over their ranks.
+    fn add_up(&self, step: &Step, all: Tensor) {
+        let [tensor, tensor_tied, tied, _] = self.0;
+        let groups = step.groups;
+        if tensor + tensor_tied > 0 {
+            groups.tensor.all_reduce(all.span(0, tensor + tensor_tied));
+        }
+        if step.sharded {
+            groups.data.all_reduce(all);
+        }
+        if tensor_tied + tied > 0 {
+            groups.embedding.all_reduce(all.span(tensor, tensor_tied + tied));
+        }
+    }
+}
+
+/// How the scratch is divided: the sums of each of the two rounds, then the means.
+#[derive(Clone, Copy, Default)]
+struct Room {
+    first: Lens,
+    second: Lens,
+    means: usize,
+}
+
+impl Adafactor {
+    pub fn new(settings: manifest::Adafactor, dtype: DType, model: &Model) -> Adafactor {
+        let manifest::Adafactor { relative_step, scale_parameter, beta2_decay, .. } = settings;
+        let manifest::Adafactor { clip_threshold, eps, scale_eps, weight_decay, .. } = settings;
+        let rule = device::Adafactor {
+            lr: 0.0,
+            relative_step,
+            beta2_decay,
+            eps,
+            scale_eps,
+            clip_threshold,
+            weight_decay,
+        };
+        Adafactor { rule, scale_parameter, dtype, model: model.clone() }
+    }
+
+    /// The elements that this rank updates, but for rows that only pad the vocabulary: how many
+    /// there are depends on the grid.
+    fn part(&self, p: &ParamStates, tp_rank: usize) -> MatrixPart {
+        let (param, spec) = (&p.param, &p.param.spec);
+        let (rows, whole) = match spec.vocab {
+            true => {
+                let here = self.model.vocab.saturating_sub(param.rows * tp_rank);
+                (here.min(param.rows), self.model.vocab)
+            }
+            false => (param.rows, spec.rows),
+        };
+        let end = p.part.end.min(rows * param.cols);
+        let first = p.part.start.min(end);
+        let fused = spec.fused(&self.model);
+        let (whole, cols) = ([whole, spec.cols], param.cols);
+        MatrixPart { whole, rows, cols, first, len: end - first, fused }
+    }
+
+    /// Lays out the sums of all parameters. `base` is what this came to before.
+    fn lay(&self, params: &[ParamStates], base: &Room, scratch: Tensor) -> (Vec<Sums>, Room) {
+        let mut room = Room::default();
+        let (second, means) = (base.first.total(), base.first.total() + base.second.total());
+        let place = |p: &ParamStates| {
+            let (param, spec) = (&p.param, &p.param.spec);
+            let count = spec.fused(&self.model).count();
+            let vector = spec.rows == 1;
+            let among = |split: bool| match (split, spec.tied) {
+                (true, false) => Among::Tensor,
+                (true, true) => Among::TensorTied,
+                (false, true) => Among::Tied,
+                (false, false) => Among::Nobody,
+            };
+            let by_row = among(spec.split == TpSplit::Cols && !vector);
+            let by_col = among(spec.split == TpSplit::Rows);
+            let whole = among(spec.split != TpSplit::Whole);
+            let first = &mut room.first;
+            let mut one = |among, len| scratch.span(first.take(among, len, &base.first), len);
+            let rows = (!vector).then(|| one(by_row, param.rows));
+            let cols = one(by_col, if vector { param.cols } else { count * param.cols });
+            let weight = one(whole, if self.scale_parameter { count } else { 0 });
+            let at = second + room.second.take(whole, count, &base.second);
+            let mean = scratch.span(means + room.means, count);
+            room.means += count;
+            Sums { rows, cols, weight, update: scratch.span(at, count), mean }
+        };
+        (params.iter().map(place).collect(), room)
+    }
+
+    fn room(&self, params: &[ParamStates]) -> Room {
+        // As large as any layout; nothing is written.
+        let unplaced = Tensor::at(0, 1, usize::MAX / 8, DType::F32);
+        self.lay(params, &Room::default(), unplaced).1
+    }
+}
+
+impl OptimizerRule for Adafactor {
+    fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
+        let mean = |name, extent| StateSpec { extent, ..StateSpec::moment(name) };
+        let mut states = vec![StateSpec::model(self.dtype), StateSpec::master()];
+        match (param.rows, param.fused(&self.model).count()) {
+            (1, _) => states.push(mean(SECOND, Extent::Cols)),
+            (_, 1) => states.extend([mean(ROW, Extent::Rows), mean(COL, Extent::Cols)]),
+            (_, n) => states.extend([mean(ROW, Extent::Rows), mean(COL, Extent::PartCols(n))]),
+        }
+        states
+    }
+
+    fn scratch(&self, params: &[ParamStates]) -> usize {
+        let room = self.room(params);
+        room.first.total() + room.second.total() + room.means
+    }
+
+    fn begin(&self, step: &Step) {
+        let rule = device::Adafactor { lr: step.lr, ..self.rule };
+        step.be.adafactor_scalars(&rule, step.updates, step.scalars.span(1, 2).set());
+    }
+
+    fn update(&self, step: &Step, params: &[ParamStates]) {
+        let (be, rule) = (step.be, device::Adafactor { lr: step.lr, ..self.rule });
+        let room = self.room(params);
+        let (sums, _) = self.lay(params, &room, step.scratch);
+        let part = |p: &ParamStates| self.part(p, step.groups.tensor.rank());
+        let all = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
+        let counted = || all().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
+        be.zero(step.scratch);
+        for (p, part, sums) in counted() {
+            let rows = sums.rows.map(|rows| rows.span(0, part.rows).add());
+            let grad = p.grad.span(0, part.len);
+            be.factor_sums(grad, step.scalars.span(0, 1), &part, rows, sums.cols.add());
+            if self.scale_parameter {
+                be.fused_square_sums(p.get(MASTER).span(0, part.len), &part, sums.weight.add());
+            }
+        }
+        room.first.add_up(step, step.scratch.span(0, room.first.total()));
+        for (p, part, sums) in all() {
+            let rows = sums.rows.map(|rows| rows.span(0, part.rows));
+            be.move_second_moment(step.scalars, &part, rows, sums.cols, &second(p, &part, sums));
+        }
+        for (p, part, sums) in counted() {
+            let (grad, v) = (p.grad.span(0, part.len), second(p, &part, sums));
+            be.adafactor_square_sums(&rule, step.scalars, grad, &part, &v, sums.update.add());
+        }
+        room.second.add_up(step, step.scratch.span(room.first.total(), room.second.total()));
+        for (p, part, sums) in all().filter(|(_, part, _)| part.len > 0) {
+            let weight_decay = if p.param.spec.decay { rule.weight_decay } else { 0.0 };
+            let rule = device::Adafactor { weight_decay, ..rule };
+            let own = |x: Tensor| x.span(0, part.len);
+            let squares = (sums.update, self.scale_parameter.then_some(sums.weight));
+            let v = second(p, &part, sums);
+            let [master, model] = [MASTER, MODEL].map(|name| own(p.get(name)));
+            be.adafactor(&rule, step.scalars, own(p.grad), &part, &v, squares, master, model);
+        }
+    }
+}
+
+/// Where the second moment of a parameter lies.
+fn second(p: &ParamStates, part: &MatrixPart, sums: &Sums) -> SecondMoment {
+    match part.is_vector() {
+        true => SecondMoment::Full(p.get(SECOND)),
+        false => SecondMoment::Factored {
+            row: p.get(ROW).span(0, part.rows),
+            col: p.get(COL),
+            mean: sums.mean,
+        },
+    }
+}
