@@ -264,6 +264,17 @@ kernel_args! {
         block: u32,
     }
 
+    struct Axpy {
+        x: *const f32, y: *mut f32, factor: *const f32, numel: u64, a: f32, add: u32, vector: u32,
+    }
+
+    struct Orthogonalize {
+        /// [rows, cols] each
+        x: [*mut f32; 8],
+        rows: [u32; 8],
+        cols: u32,
+    }
+
     struct Attention {
         /// [N, heads, 3, d]
         qkv: *const c_void,
@@ -365,6 +376,13 @@ mod tests {
         }
     }
 
+    /// C writes the length behind the field's name.
+    impl<T: CType, const N: usize> CType for [T; N] {
+        fn name() -> String {
+            format!("{}[{N}]", T::name())
+        }
+    }
+
     /// Text of `kernels/args.cuh`.
     fn header() -> String {
         let mut text = "\
@@ -386,7 +404,9 @@ struct alignas(64) TensorMap {
         for Struct { name, docs, bytes, fields } in described::structs() {
             let _ = write!(text, "\n{}struct {name} {{\n", comment("", docs));
             for Field { name, docs, type_name, .. } in &fields {
-                let _ = writeln!(text, "{}    {type_name} {name};", comment("    ", docs));
+                let (one, length) =
+                    type_name.split_at(type_name.find('[').unwrap_or(type_name.len()));
+                let _ = writeln!(text, "{}    {one} {name}{length};", comment("    ", docs));
             }
             text += "};\n";
             let mut line = "static_assert(".to_string();

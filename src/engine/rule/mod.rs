@@ -3,8 +3,10 @@
 mod adam8bit;
 mod adamw;
 mod coded;
+mod powersgd;
 
 pub use coded::Saved;
+pub use powersgd::{ERROR, Q};
 
 /// The second moment, which is never below zero.
 pub const SECOND: &str = coded::SECOND.plain;
@@ -16,6 +18,7 @@ use crate::manifest::{Manifest, Optimizer};
 use crate::model::ParamSpec;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
+use powersgd::WithPowerSgd;
 
 /// An optimizer.
 pub trait OptimizerRule {
@@ -69,11 +72,15 @@ pub struct Step<'a> {
     pub updates: Tensor,
 }
 
-/// The rule of a manifest.
+/// The rule of a manifest, with what the compression of gradients keeps.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
-    match m.optimizer {
+    let rule: Box<dyn OptimizerRule> = match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
+    };
+    match m.topology.compression.filter(|_| m.topology.data > 1) {
+        Some(settings) => Box::new(WithPowerSgd::new(rule, settings, m.topology.tensor)),
+        None => rule,
     }
 }
