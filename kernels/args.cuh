@@ -556,6 +556,29 @@ static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
               AT(Adafactor, scale_eps) == 80 && AT(Adafactor, clip_threshold) == 84 &&
               AT(Adafactor, part) == 88 &&
               sizeof(Adafactor) == 144, "layout");
+struct Axpy {
+    const float* x;
+    float* y;
+    const float* factor;
+    uint64_t numel;
+    float a;
+    uint32_t add;
+    uint32_t vector;
+};
+static_assert(AT(Axpy, x) == 0 && AT(Axpy, y) == 8 && AT(Axpy, factor) == 16 &&
+              AT(Axpy, numel) == 24 && AT(Axpy, a) == 32 && AT(Axpy, add) == 36 &&
+              AT(Axpy, vector) == 40 &&
+              sizeof(Axpy) == 48, "layout");
+
+struct Orthogonalize {
+    // [rows, cols] each
+    float* x[8];
+    uint32_t rows[8];
+    uint32_t cols;
+};
+static_assert(AT(Orthogonalize, x) == 0 && AT(Orthogonalize, rows) == 64 &&
+              AT(Orthogonalize, cols) == 96 &&
+              sizeof(Orthogonalize) == 104, "layout");
 
 struct Attention {
     // [N, heads, 3, d]

@@ -8,8 +8,10 @@ use crate::base::{DType, in_order};
 use crate::engine::{
     Conversion, Engine, MASTER, OptimizerRule, Sampler, Scale, StateSlice, StateSpec, TensorSlice,
 };
+use crate::model::{Layout, ModelShard, Param};
 use anyhow::{Context, ensure};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,9 +46,52 @@ fn read_states(
 ) -> anyhow::Result<()> {
     let store = engine.store();
     store.clear_padding();
-    let slices = store.slices().into_iter().filter(|slice| which(&slice.state));
+    engine.init_exchange();
+    let goes_on = |slice: &StateSlice| {
+        !slice.state.extent.serves_exchange() || goes_on(checkpoint, &slice.param, &slice.state)
+    };
+    let slices = store.slices().into_iter().filter(|slice| which(&slice.state) && goes_on(slice));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
-    read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)
+    read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)?;
+    engine.set_steps(checkpoint.index.progress.step);
+    Ok(())
+}
+
+/// Whether a state that serves the exchange of gradients was saved as the engine has it.
+fn goes_on(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bool {
+    let tensor = checkpoint.index.tensor(&param.name);
+    let saved = tensor.and_then(|tensor| tensor.saved().find(|(name, _)| *name == state.name));
+    saved.is_some_and(|(_, saved)| (saved.dtype, saved.extent) == (state.dtype, state.extent))
+}
+
+/// In one line, what of the exchange of gradients does not go on from the checkpoint.
+pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<String> {
+    let model = engine.store().model();
+    let layout = Layout::new(model, ModelShard::whole(model));
+    let (mut anew, mut left) = (BTreeMap::new(), BTreeMap::new());
+    for param in layout.params() {
+        let states = engine.rule().states(&param.spec).into_iter();
+        let ours: Vec<_> = states.filter(|state| state.extent.serves_exchange()).collect();
+        for state in ours.iter().filter(|state| !goes_on(checkpoint, param, state)) {
+            *anew.entry(state.name.to_string()).or_insert(0) += 1;
+        }
+        let saved = checkpoint.index.tensor(&param.name).into_iter().flat_map(|t| t.saved());
+        for (name, state) in saved.filter(|(_, state)| state.extent.serves_exchange()) {
+            if ours.iter().all(|ours| (ours.name, ours.extent) != (name, state.extent)) {
+                *left.entry(name.to_string()).or_insert(0) += 1;
+            }
+        }
+    }
+    let list = |of: &BTreeMap<String, usize>| {
+        let each = of.iter().map(|(name, count)| format!("{name} of {count} matrices"));
+        each.collect::<Vec<_>>().join(" and ")
+    };
+    let anew_line = format!("{} begin anew", list(&anew));
+    let left_line = format!("{} in the checkpoint are not used", list(&left));
+    let lines = [(anew.is_empty(), anew_line), (left.is_empty(), left_line)];
+    let lines: Vec<_> = lines.into_iter().filter(|(none, _)| !none).map(|(_, line)| line).collect();
+    let why = "another compression or tensor parallelism than when it was saved";
+    (!lines.is_empty()).then(|| format!("{}: {why}", lines.join("; ")))
 }
 
 /// Reads everything into the only rank, and compares the model weights with those saved.

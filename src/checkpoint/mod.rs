@@ -37,7 +37,7 @@ pub use index::{
     Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, State, Tensor,
     TensorState,
 };
-pub use load::{load, load_weights, read_into, read_weights_into};
+pub use load::{exchange_restarts, load, load_weights, read_into, read_weights_into};
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{Share, WrittenPart, abandon, begin, publish, save, saved_bytes, write_part};

@@ -49,8 +49,10 @@ impl Snapshot {
         Bytes(self.bytes.len() as u64)
     }
 
-    /// Copies everything out of the engine.
+    /// Copies everything out of the engine; replicas whose gradients are compressed take the mean of
+    /// their errors first. All replicas call this after the same step.
     pub fn take(&mut self, engine: &Engine) {
+        engine.average_errors();
         let (store, mut end) = (engine.store(), 0);
         store.wait_gathers();
         for Saved { slice, range, .. } in &self.saved {

@@ -26,12 +26,14 @@ fn states(
     let layout = Layout::new(model, ModelShard::whole(model));
     for param in layout.params() {
         let Some(tensor) = index.tensor(&param.name) else { continue };
-        let mut found: BTreeMap<&str, _> = tensor.saved().collect();
+        let of_model = tensor.saved().filter(|(_, state)| !state.extent.serves_exchange());
+        let mut found: BTreeMap<&str, _> = of_model.collect();
         let saved = |name: &str| tensor.form(name);
         let mut converted = false;
-        for spec in rule.states(&param.spec).iter().filter(|spec| spec.saved) {
+        let states = rule.states(&param.spec).into_iter();
+        for spec in states.filter(|spec| spec.saved && !spec.extent.serves_exchange()) {
             let (name, what) = (&param.name, spec.name);
-            if made(spec, &saved) {
+            if made(&spec, &saved) {
                 converted = true;
                 continue;
             }

@@ -3,6 +3,7 @@
 mod search;
 
 use crate::estimate::gptrain::calibrate::line as learned_line;
+use crate::estimate::gptrain::exchange;
 use crate::estimate::others::predict::Predictor;
 use crate::estimate::others::{calibrate, rows, score};
 use crate::estimate::request::{Flags, Request};
@@ -111,8 +112,9 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     }
     let (view, prediction) = request.view(predictor);
     let (mut text, mut json) = (print::text(&view), print::json(&view));
-    if let Some(now) = &prediction {
-        print::advise(&view, now, predictor, &mut text, &mut json);
+    match &prediction {
+        Some(now) => print::advise(&view, now, predictor, &mut text, &mut json),
+        None => text += &exchange::advice(&request.manifest, setup),
     }
     let played = view.schedule();
     if args.draw_schedule {

@@ -423,6 +423,14 @@ pub trait Backend: AdafactorOps {
 
     /// y (+)= Σ x, f32 [1, 1]; accumulated in f64 inside.
     fn sum(&self, x: Tensor, y: Out);
+    /// y (+)= a·factor·x in f32, a fused multiply and add; a product a·factor that is NaN leaves y as
+    /// it is. factor f32 [1, 1]. In place.
+    fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out);
+    /// Makes the columns of each matrix [n, r] orthonormal, in place and in their order, by modified
+    /// Gram–Schmidt in f32 whose products are summed in f64; each column is projected twice, so that
+    /// the columns of a matrix of lower rank are orthonormal too. A column of zeros becomes the unit
+    /// vector of its number, projected likewise. What is not finite makes NaN of its column.
+    fn orthogonalize(&self, xs: &[Tensor]);
     /// out[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64 inside.
     fn square_sums(&self, xs: &[Tensor], out: Out);
     /// out[0, i] = a digest of xᵢ's bits: Σ over its elements of `digest_term` mod 2⁶⁴, which comes

@@ -254,6 +254,15 @@ impl Backend for Dry {
     fn sum(&self, x: Tensor, y: Out) {
         self.note("sum", x.numel(), &[x, y.to]);
     }
+    fn axpy(&self, _: f32, _: Tensor, x: Tensor, y: Out) {
+        self.note("axpy", 2 * x.numel(), &[&[x][..], &out(y)].concat());
+    }
+    fn orthogonalize(&self, xs: &[Tensor]) {
+        // Each column against those before it, twice: a product and an update of each row.
+        let flops = xs.iter().map(|x| 4 * x.cols * x.numel()).sum();
+        let passes: Vec<Tensor> = xs.iter().flat_map(|x| vec![*x; 2 * x.cols]).collect();
+        self.note("orthogonalize", flops, &passes);
+    }
     fn square_sums(&self, xs: &[Tensor], y: Out) {
         let flops = 2 * xs.iter().map(|x| x.numel()).sum::<usize>();
         self.note("square sums", flops, &[xs, &[y.to]].concat());

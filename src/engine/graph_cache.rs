@@ -52,6 +52,7 @@ struct GraphKey {
     slot: usize,
     chunk: usize,
     before: GatherState,
+    compressing: bool,
 }
 
 /// A captured pass, and the gather state it leaves.
@@ -96,7 +97,10 @@ impl GraphCache {
             enqueue();
             return params.wait_reductions();
         };
-        let key = GraphKey { kind, slot: pass.slot, chunk: pass.chunk, before };
+        // The others reduce nothing.
+        let compressing = params.compressing() && kind == PassKind::Backward { last: true };
+        let slot = pass.slot;
+        let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();
         let graph = graphs.entry(key).or_insert_with(|| CachedGraph {
             device_graph: params.backend().graph(self.in_group),

@@ -4,6 +4,7 @@ use super::arenas::Arenas;
 use super::groups::{Groups, context, model_shard, pipeline_rank, slots};
 use super::offload::{Offload, PIECE};
 use super::params::{self, BucketState};
+use super::powersgd::Compression;
 use super::replica_check;
 use super::rule::OptimizerRule;
 use super::scalars::Scalars;
@@ -22,6 +23,7 @@ pub struct Laid {
     pub states: Vec<ParamStates>,
     pub offload: Option<Offload>,
     pub update: Update,
+    pub compression: Option<Compression>,
     pub slopes: Option<Tensor>,
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
@@ -50,10 +52,12 @@ pub fn lay(
         offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));
     let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
+    let compression = Compression::plan(&layout, &buckets, &states, m, at);
     let slopes = slopes(&train, m, &at.inputs);
     let params = layout.params().count();
     let digests = replica_check::room(groups, &states, params, &at.inputs);
-    let scalars = Scalars::plan(update.sums(), digests, &at.inputs);
+    let own = compression.as_ref().map_or(0, Compression::sums);
+    let scalars = Scalars::plan([update.sums(), own], digests, &at.inputs);
 
     let pp = pipeline_rank(groups, m);
     let (held, evaluated) = (slots(groups, m), schedule::forward_slots(pp));
@@ -78,7 +82,20 @@ pub fn lay(
         let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, workspace, workspace));
         slots.collect()
     });
-    Laid { layout, buckets, states, offload, update, slopes, slots, work, arrived, eval, scalars }
+    Laid {
+        layout,
+        buckets,
+        states,
+        offload,
+        update,
+        compression,
+        slopes,
+        slots,
+        work,
+        arrived,
+        eval,
+        scalars,
+    }
 }
 
 /// Where this rank's ALiBi slopes lie.

@@ -4,6 +4,7 @@
 mod states;
 mod rule;
 mod params;
+mod powersgd;
 mod update;
 mod scaler;
 mod groups;
@@ -36,8 +37,9 @@ use crate::plan::schedule::{self, Action, Pass, PipelineRank};
 use arenas::Arenas;
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
+use powersgd::Compression;
 use scalars::Scalars;
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::time::Instant;
 use update::Update;
 
@@ -52,6 +54,9 @@ pub struct Engine<'a> {
     params: ShardedParams<'a>,
     rule: Box<dyn OptimizerRule>,
     update: Update,
+    compression: Option<Compression>,
+    /// Steps of the run that were asked for.
+    steps: Cell<u64>,
     manifest: Manifest,
     /// Buffers of the micro-batches in flight: by slot, for each chunk, over the same bytes.
     slots: Vec<Vec<Activations>>,
@@ -115,6 +120,8 @@ impl<'a> Engine<'a> {
             .offloaded(laid.offload),
             rule,
             update: laid.update,
+            compression: laid.compression,
+            steps: Cell::new(0),
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
@@ -170,6 +177,25 @@ impl<'a> Engine<'a> {
         self.params.init(self.manifest.train.seed);
     }
 
+    /// The next step is the one after so many of the run.
+    pub fn set_steps(&self, steps: u64) {
+        self.steps.set(steps);
+    }
+
+    /// Sets what serves the exchange of gradients alone to its initial values.
+    pub fn init_exchange(&self) {
+        self.params.init_exchange(self.manifest.train.seed);
+    }
+
+    /// Every replica takes the mean of what their gradients' compression left out, which changes no
+    /// later gradient but by rounding: a checkpoint holds the mean. All replicas call this after the
+    /// same step.
+    pub fn average_errors(&self) {
+        if let Some(compression) = self.compression.as_ref().filter(|c| c.begun(self.steps.get())) {
+            compression.average_errors(&self.params);
+        }
+    }
+
     /// Gradients of the last step's micro-batches, unclipped, f32; of a weight this rank owns whole.
     pub fn read_grad(&self, param: &Param, out: &mut [f32]) {
         self.be.download(self.params.grad(param), bytemuck::cast_slice_mut(out));
@@ -206,13 +232,17 @@ impl<'a> Engine<'a> {
     pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
         let (be, s, params) = (self.be, &self.scalars, &self.params);
         let order = self.order(micros);
+        let compression = self.compression.as_ref().filter(|c| c.applies(self.steps.get()));
+        self.steps.set(self.steps.get() + 1);
+        params.set_compressing(compression.is_some());
         params.zero_grads();
         be.zero(s.loss);
         self.run(&order.1, &self.slots, true, load)?;
         params.finish_grads();
+        let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
         params.groups().sum_over_stages_and_replicas(s.loss);
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update.run(params, &*self.rule, s, lr);
+        self.update.run(params, &*self.rule, s, scale, lr);
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())
@@ -316,8 +346,15 @@ impl<'a> Engine<'a> {
     /// Weights whose gradient was not finite in the step whose outcome was seen last.
     pub fn not_finite(&self) -> Vec<String> {
         let received = self.received.borrow();
-        let names = self.update.names().iter().zip(&received[Scalars::BEFORE_SUMS..]);
-        names.filter(|(_, sum)| !sum.is_finite()).map(|(name, _)| name.clone()).collect()
+        let own = self.compression.iter().flat_map(|compression| compression.names());
+        let names = self.update.names().iter().chain(own).zip(&received[Scalars::BEFORE_SUMS..]);
+        let mut found = Vec::new();
+        for (name, _) in names.filter(|(_, sum)| !sum.is_finite()) {
+            if !found.contains(name) {
+                found.push(name.clone());
+            }
+        }
+        found
     }
 
     fn pipeline_rank(&self) -> PipelineRank {

@@ -124,7 +124,7 @@ fn cuts(
     kept: &[&ParamStates],
     size: usize,
 ) -> impl Iterator<Item = Range<usize>> + use<> {
-    let sharded = |spec: &StateSpec| spec.extent.is_sharded();
+    let sharded = |spec: &StateSpec| spec.extent.is_sharded() || spec.extent.serves_exchange();
     let divides = kept.iter().flat_map(|kept| kept.states()).all(|(spec, ..)| sharded(spec));
     let (end, size) = (own.end, if divides { size } else { own.len().max(1) });
     own.clone().step_by(size).map(move |start| start..end.min(start + size))

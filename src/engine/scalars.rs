@@ -26,7 +26,7 @@ impl Outcome {
 
 /// Small results of a step. Those that the host reads lie together: one message a step.
 pub struct Scalars {
-    pub outcome: Tensor, // f32 [1, 64 + n]  all of these up to the sums
+    pub outcome: Tensor, // f32 [1, 64 + n + m]  all of these up to the sums
     pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
     pub loss: Tensor,    // f32 [1, 1]
     pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
@@ -34,6 +34,7 @@ pub struct Scalars {
     pub status: Tensor,  // f32 [1, 1]  whether the step was skipped, or the loss scale is stuck
     pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
     pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
+    pub own: Tensor,     // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
     pub digests: Tensor, // i64 [ranks, weights]  of a replica check, by rank of a group
 }
 
@@ -41,9 +42,10 @@ impl Scalars {
     /// Floats of an outcome before the sums: those begin on a line of 256 bytes.
     pub const BEFORE_SUMS: usize = 64;
 
-    /// With room for the sums of so many gradients, and for the digests of a replica check.
-    pub fn plan(sums: usize, digests: Tensor, arena: &Arena) -> Scalars {
-        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums, DType::F32);
+    /// With room for the sums of so many gradients, reduced and this rank's own, and for the digests
+    /// of a replica check.
+    pub fn plan([sums, own]: [usize; 2], digests: Tensor, arena: &Arena) -> Scalars {
+        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums + own, DType::F32);
         Scalars {
             outcome,
             norm: outcome.span(0, 1),
@@ -53,6 +55,7 @@ impl Scalars {
             status: outcome.span(6, 1),
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
+            own: outcome.span(Scalars::BEFORE_SUMS + sums, own),
             digests,
         }
     }

@@ -35,6 +35,8 @@ pub enum Initial {
     Zero,
     /// Another state, rounded; if both have one dtype they share their memory.
     CastOf(&'static str),
+    /// Standard normals, by the run's seed, the parameter's name and the state's.
+    Normal,
 }
 
 impl StateSpec {
@@ -73,6 +75,11 @@ pub enum Extent {
     /// [rows, cols / n]: one for each n columns of a row. n divides 64, so that no block crosses the
     /// shards of ZeRO.
     ColBlocks(usize),
+    /// [rows, cols], of each replica: whole whatever ZeRO is, and not the same on two of them.
+    PerReplica,
+    /// [cols, rank], for each tensor-parallel share of the rows, of which there are `shares`: one
+    /// below the other.
+    LowRank { rank: usize, shares: usize },
 }
 
 impl Extent {
@@ -80,7 +87,11 @@ impl Extent {
     pub fn of(self, of: TensorSlice) -> TensorSlice {
         let TensorSlice { at: [row, col], size: [rows, cols] } = of;
         match self {
-            Extent::Like => of,
+            Extent::Like | Extent::PerReplica => of,
+            Extent::LowRank { rank, shares } => {
+                let share = if shares > 1 { row / rows } else { 0 };
+                TensorSlice { at: [share * cols + col, 0], size: [cols, rank] }
+            }
             Extent::Rows => TensorSlice { at: [row, 0], size: [rows, 1] },
             Extent::Cols => TensorSlice { at: [0, col], size: [1, cols] },
             Extent::PartCols(n) => TensorSlice { at: [0, col], size: [n, cols] },
@@ -95,7 +106,8 @@ impl Extent {
     pub fn covers(self, of: TensorSlice, whole: [usize; 2]) -> TensorSlice {
         let TensorSlice { at: [row, col], size: [rows, cols] } = of;
         match self {
-            Extent::Like => of,
+            Extent::Like | Extent::PerReplica => of,
+            Extent::LowRank { .. } => TensorSlice { at: [0, 0], size: whole },
             Extent::Rows => TensorSlice { at: [row, 0], size: [rows, whole[1]] },
             Extent::Cols | Extent::PartCols(_) => {
                 TensorSlice { at: [0, col], size: [whole[0], cols] }
@@ -111,16 +123,36 @@ impl Extent {
         TensorSlice { at: [part.at[0], first], size: [part.size[0], end - first] }
     }
 
+    /// Of the whole parameter.
     pub fn shape(self, size: [usize; 2]) -> [usize; 2] {
-        self.of(TensorSlice { at: [0, 0], size }).size
+        let [rows, cols] = self.of(TensorSlice { at: [0, 0], size }).size;
+        match self {
+            Extent::LowRank { shares, .. } => [shares * rows, cols],
+            _ => [rows, cols],
+        }
+    }
+
+    /// Elements of a rank's share of a parameter.
+    pub fn numel(self, param: &Param) -> usize {
+        self.of(TensorSlice { at: [0, 0], size: [param.rows, param.cols] }).numel()
+    }
+
+    /// Whether it serves the exchange of gradients and not the model: a run may go on without what
+    /// was saved of it.
+    pub fn serves_exchange(self) -> bool {
+        matches!(self, Extent::PerReplica | Extent::LowRank { .. })
     }
 
     /// Whether the shape follows from a parameter of this size.
-    pub fn fits(self, [_, cols]: [usize; 2]) -> bool {
+    pub fn fits(self, [rows, cols]: [usize; 2]) -> bool {
         match self {
             Extent::ColBlocks(n) => n > 0 && cols.is_multiple_of(n),
+            Extent::LowRank { rank, shares } => {
+                let thin = 0 < rank && rank <= rows.min(cols);
+                thin && 0 < shares && rows.is_multiple_of(shares)
+            }
             Extent::PartCols(n) => n > 0,
-            Extent::Like | Extent::Rows | Extent::Cols => true,
+            _ => true,
         }
     }
 
@@ -130,9 +162,7 @@ impl Extent {
         match self {
             Extent::Like => part.clone(),
             Extent::ColBlocks(n) => div_exact(part.start, n)..div_exact(part.end, n),
-            Extent::Rows | Extent::Cols | Extent::PartCols(_) => {
-                0..self.shape([param.rows, param.cols]).iter().product()
-            }
+            _ => 0..self.numel(param),
         }
     }
 
@@ -213,7 +243,7 @@ impl ParamStates {
             let at = match spec.name == MODEL || shared(spec) {
                 true => model,
                 false if len > 0 => place(spec, len),
-                false => model.span(0, 0),
+                false => Tensor::at(model.addr(), 1, 0, spec.dtype),
             };
             states.push((*spec, at));
         }

@@ -53,13 +53,20 @@ impl Update {
     }
 
     /// Clips by the norm over all ranks and updates. A norm that is not finite updates nothing, on
-    /// any rank: all have the same.
-    pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, lr: f64) {
+    /// any rank: all have the same. `scale` is the loss's, or NaN.
+    pub fn run(
+        &self,
+        params: &ShardedParams,
+        rule: &dyn OptimizerRule,
+        s: &Scalars,
+        scale: Tensor,
+        lr: f64,
+    ) {
         let be = params.backend();
         be.square_sums(&self.grads, s.sums.set());
         be.sum(s.sums.span(0, self.counted), s.norm.set());
         params.sum_over_owners(s.norm);
-        be.clip(s.norm, s.scaler.scale, self.max_norm, s.clip.set());
+        be.clip(s.norm, scale, self.max_norm, s.clip.set());
         be.loss_scale_step(&self.scaling, s.scaler, s.rule.span(0, 1), s.status);
         let (groups, updates) = (params.groups(), s.scaler.counts.span(2, 1));
         let step = Step {

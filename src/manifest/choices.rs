@@ -111,6 +111,14 @@ RankOrder {
     Pipeline = "pipeline",
 }
 
+/// What is sent of gradients.
+CompressionName {
+    /// All of them.
+    None = "none",
+    /// Low-rank factors of the blocks' matrices.
+    PowerSgd = "powersgd",
+}
+
 /// How much is computed twice.
 Recompute {
     /// Nothing.

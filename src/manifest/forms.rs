@@ -3,7 +3,9 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{self, Adafactor, Adam8bit, AdamW, Dropout, PrefixLm, RampUp};
+use super::settings::raw::{
+    self, Adafactor, Adam8bit, AdamW, Dropout, PowerSgd, PrefixLm, RampUp,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -110,6 +112,13 @@ Optimizer {
     lr: f64, in 0.0..=1000.0;
 }
 
+/// How gradients are compressed on their way between replicas, with its settings.
+Compression {
+    /// Low-rank factors with error feedback.
+    #[schemars(required)]
+    powersgd: PowerSgd;
+}
+
 /// The shape after the warm-up, with its lengths: one of these.
 Decay {
     /// A straight line to the minimum.
@@ -187,6 +196,13 @@ forms! {
         Text(String),
         /// By keys.
         Keys(RampUp),
+    }
+    /// What is sent of gradients, by name or with settings.
+    CompressionForm {
+        /// By name, with its defaults.
+        Name(CompressionName),
+        /// With settings.
+        Settings(Compression),
     }
     /// The update rule, by name or with settings.
     OptimizerForm {

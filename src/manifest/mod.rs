@@ -26,7 +26,7 @@ pub use keys::schema;
 pub use read::{Loaded, load, parse};
 pub use settings::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model,
-    Offload, Plan, PrefixLm, RampUp, Topology, Train,
+    Offload, Plan, PowerSgd, PrefixLm, RampUp, Topology, Train,
 };
 
 use crate::base::{Heads, Problems};
@@ -306,6 +306,7 @@ impl Topology {
             schedule: Schedule::OneFOneB,
             chunks: 1,
             layer_split: LayerSplit::Uniform,
+            compression: None,
             ..*self
         }
     }
@@ -319,6 +320,12 @@ impl Offload {
         delay: 0,
         delay_after: 40,
     };
+}
+
+impl Default for PowerSgd {
+    fn default() -> PowerSgd {
+        PowerSgd::read(settings::raw::PowerSgd::default())
+    }
 }
 
 /// How layers are cut into pipeline stages.

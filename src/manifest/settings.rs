@@ -277,6 +277,9 @@ Topology(raw) {
     /// full, or settings.
     /// Changes no number. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
+    /// Less to send between replicas, for slow networks: powersgd; with zero at most 1. A single
+    /// replica sends nothing and compresses nothing. Default: none.
+    compression: CompressionForm => Option<PowerSgd> = shape::compression(raw.compression);
 }
 
 #[derive(Copy)]
@@ -291,6 +294,20 @@ Offload(raw) {
     delay: u8 = 0, in 0..=1;
     /// Steps at the start of a run without delay. Default: 40.
     delay_after: u64 = 40, in 0..=1_000_000_000_000u64;
+}
+
+#[derive(Copy)]
+/// Replicas sum up low-rank factors of the gradients of the blocks' matrices, and keep what those
+/// leave out for the next step (PowerSGD: Vogels, Karimireddy & Jaggi 2019). Another tensor
+/// parallelism compresses other shares, so it trains a little differently. At a save replicas take the
+/// mean of what they keep, which changes the steps after it by rounding.
+PowerSgd(raw) {
+    /// Columns of the factors: 4·rank·(rows + columns) bytes stand for a matrix. Default: 4.
+    rank: usize = 4, in 1..=32;
+    /// Steps at the start of the run that send whole gradients. Default: 1000.
+    start_step: u64 = 1000, in 0..=1_000_000_000_000_000u64;
+    /// A matrix is compressed if its factors are smaller by more than this. Default: 2.
+    min_rate: f64 = 2.0, in 1.0..=1e6;
 }
 
 /// Ranks among each other.

@@ -49,10 +49,12 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let mut shares = Vec::new();
     for (number, (param, (shape, values, rounded))) in params.iter().zip(&tensors).enumerate() {
         let cols = shape[shape.len() - 1];
-        for state in rule.states(&param.spec) {
+        let states = rule.states(&param.spec).into_iter();
+        for state in states.filter(|state| !state.extent.serves_exchange()) {
             let size = state.extent.shape([values.len() / cols, cols]);
             let slice = TensorSlice { at: [0, 0], size };
             let bytes: &[u8] = match (state.init, rounded) {
+                (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
                 (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
                 (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
                 (Initial::CastOf(_), None) | (Initial::Parameter, _) => {

@@ -40,6 +40,9 @@ pub fn replay(
         let rate = lr::at(&m.lr, consumed);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
         let outcome = engine.step(load, micros, rate)?;
+        if step.is_multiple_of(m.checkpoint.interval) {
+            engine.average_errors(); // as the save did
+        }
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
     }
     Ok(past)

@@ -173,6 +173,9 @@ fn load(
         false => checkpoint::read_into(&checkpoint, engine),
     };
     read.map_err(|error| with_older(error, found))?;
+    if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
+        tracing::info!("{line}");
+    }
     Ok(checkpoint)
 }
 

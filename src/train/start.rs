@@ -286,6 +286,11 @@ fn announce(
     let most =
         all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
     let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
+    if m.topology.compression.is_some() && m.topology.data == 1 {
+        tracing::info!(
+            "topology.compression: one replica sends no gradients, so none is compressed"
+        );
+    }
     match rank.grid.size() {
         1 => tracing::info!("memory: {memory_plan}"),
         _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),

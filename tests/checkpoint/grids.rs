@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Samples of each step: the batch grows on the way.
-const GLOBAL: [usize; 5] = [8, 8, 16, 16, 16];
+pub const GLOBAL: [usize; 5] = [8, 8, 16, 16, 16];
 /// Steps before the save.
 const SAVED: usize = 2;
 
@@ -231,8 +231,8 @@ train: {samples: 800, seed: 7}
 /// What all ranks of a grid have when their steps are done.
 pub struct Done {
     pub outcomes: Vec<Outcome>,
-    step: usize,
-    ranks: Vec<Snapshot>,
+    pub step: usize,
+    pub ranks: Vec<Snapshot>,
 }
 
 /// The steps of a range, from the initial values or a checkpoint, on every rank of the grid.
@@ -308,7 +308,7 @@ fn rank(
 }
 
 /// One sample, counting 1 / `of` in the loss.
-fn sample(number: usize, of: usize) -> Batch {
+pub fn sample(number: usize, of: usize) -> Batch {
     let seq = 24;
     let tokens = common::tokens(1, seq, 120, number as u64);
     Batch::causal(&tokens, 1, number as u64, 1.0 / (of * seq) as f32)

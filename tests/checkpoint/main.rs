@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `resume` | a run that was stopped, killed or asked to save, through the real binary |
 //! | `grids` | what any grid saved, any grid loads |
+//! | `compression` | PowerSGD's mean error goes on among any number of replicas |
 //! | `rules` | states of every shape and type, of an optimizer made up for it |
 //! | `adam8bit` | moments in 8 bits, on any grid; another optimizer at a resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
@@ -17,6 +18,7 @@
 mod common;
 
 mod adam8bit;
+mod compression;
 mod damage;
 mod faults;
 mod format1;

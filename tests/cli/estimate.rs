@@ -7,6 +7,7 @@ use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, WORKSPACE};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::days;
+use gptrain::estimate::gptrain::exchange::{self, Exchange};
 use gptrain::estimate::gptrain::{drift, dry_run};
 use gptrain::estimate::others::cost::deepspeed::states;
 use gptrain::estimate::others::predict::Predictor;
@@ -19,6 +20,7 @@ use gptrain::estimate::view::GB;
 use gptrain::manifest::{self, LayerSplit, Position};
 use gptrain::model::parameters;
 use gptrain::plan::{ramp::Ramp, split};
+use std::path::Path;
 
 fn shipped() -> Vec<Row> {
     rows::read(rows::SHIPPED, "shipped").unwrap()
@@ -461,4 +463,38 @@ fn the_search_finds_the_best_of_all_cuts() {
         near(candidate.seconds, view.seconds, 1e-9);
         near(candidate.gigabytes, view.reserved / GB, 1e-9);
     }
+}
+
+/// The bytes of the formulas, and the advice in its order: larger steps, then factors, with the
+/// bandwidth from which these cost more than they save.
+#[test]
+fn compressed_gradients_are_billed_and_advised() {
+    let text = std::fs::read_to_string("manifests/bloom-7b1-powersgd.yaml").unwrap();
+    let read = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        let loaded = manifest::parse(&text, "7b", Path::new("manifests"), &sets).unwrap();
+        Request::new(loaded.manifest, &Flags::default()).unwrap()
+    };
+    let with = read(&[]);
+    let e = Exchange::of(&with.manifest, &with.setup).unwrap();
+    let (ranks, h) = (16.0, 4096.0);
+    let ring = 2.0 * (ranks - 1.0) / ranks;
+    // Of a block's matrices [n, m]: qkv, proj, fc1, fc2; and rank 4.
+    let factors = 4.0 * 4.0 * h * ((3.0 + 1.0) + (1.0 + 1.0) + (4.0 + 1.0) + (1.0 + 4.0));
+    let vectors = 4.0 * h * (4.0 + 3.0 + 1.0 + 4.0 + 1.0);
+    let saved = 30.0 * (ring / 2.0 * 4.0 * (12.0 * h * h + vectors / 4.0));
+    let spent = 30.0 * ring * (factors + vectors);
+    near(e.plain - e.compressed, saved - spent, 1e-4);
+    assert!(e.factors > 0.0 && e.factors < e.sums / 10.0, "{e:?}");
+    let expected = 8e-9 * (e.plain - e.compressed) / e.factors;
+    near(e.break_even(), expected, 1e-9);
+    let told = exchange::advice(&with.manifest, &with.setup);
+    assert!(told.contains("compressed: a rank sends") && told.contains("pays below"), "{told}");
+    let without = read(&["topology.compression=none"]);
+    let told = exchange::advice(&without.manifest, &without.setup);
+    let order = ["batch.global=64", "topology.compression=powersgd", "pays below"];
+    let places = order.map(|word| told.find(word).unwrap_or_else(|| panic!("{word}: {told}")));
+    assert!(places.is_sorted(), "{told}");
+    let alone = read(&["topology={data: 1}"]);
+    assert_eq!(exchange::advice(&alone.manifest, &alone.setup), "");
 }

@@ -131,6 +131,8 @@ fn short_and_long_forms_mean_the_same() {
     same("optimizer=adam8bit", "optimizer={adam8bit: {block: 64}}");
     same("data.objective=prefix_lm", "data.objective={prefix_lm: {loss_on_targets_only: true}}");
     same("data.objective=prefix_lm", "data.objective={prefix_lm: }");
+    same("topology.compression=powersgd", "topology.compression.powersgd={}");
+    same("topology.compression=none", "topology.data=1");
     same("optimizer={adamw: {clip: 1}}", "optimizer={adamw: {clip: 1.0}}");
     assert_eq!(
         with(&["batch.ramp_up=8 8 1_000"]).manifest.batch.ramp_up,
@@ -231,7 +233,8 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "optimizer={adamw: {beta1: 0.8, beta2: 0.99, eps: 1e-6, weight_decay: 0.01, clip: 0}}",
             "lr={peak: 3e-4, min: 1e-5, warmup_tokens: 999, decay: {wsd: {tokens: 1e6}}}",
             "topology={tensor: 2, pipeline: 3, data: 2, zero: 1, sequence_parallel: true, \
-             schedule: interleaved, chunks: 2, neighbours: pipeline, recompute: selective}",
+             schedule: interleaved, chunks: 2, neighbours: pipeline, recompute: selective, \
+             compression: {powersgd: {rank: 2, start_step: 5, min_rate: 1.5}}}",
             "comm={timeout_s: 7, start_timeout_s: 9, rendezvous: 'n1:2950', gpu_transport: host}",
             "checkpoint={interval: 3, keep_last: 4}",
             "log={folder: a b, interval: 9, tensorboard: false}",

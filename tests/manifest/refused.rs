@@ -60,8 +60,8 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
     check_added(
         "topology: 4",
         "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
-         data, layer_split, neighbours, offload, pipeline, recompute, schedule, sequence_parallel, \
-         tensor, zero",
+         compression, data, layer_split, neighbours, offload, pipeline, recompute, schedule, \
+         sequence_parallel, tensor, zero",
     );
 }
 
@@ -142,6 +142,23 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
         "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights anew \
          for each micro-batch, which costs more traffic than the memory is worth → set \
          topology.zero to 1, or topology.pipeline to 1",
+    );
+    check_added(
+        "topology: {data: 2, zero: 2, compression: powersgd}",
+        "m.yaml:17: topology.compression powersgd with topology.zero 2: every replica keeps an error \
+         of 4 bytes for each of its parameters, as much as the gradients that ZeRO 2 shares → set \
+         topology.zero to 1, or topology.compression to none",
+    );
+    check_added(
+        "topology: {data: 2, offload: full, compression: powersgd}",
+        "m.yaml:17: topology.compression powersgd with topology.offload full: every replica keeps an \
+         error of 4 bytes for each of its parameters on the device, twice the weights that offload \
+         takes away → set topology.offload to optimizer, or topology.compression to none",
+    );
+    check_added(
+        "topology: {compression: {powersgd: {rank: 33}}}",
+        "m.yaml:17: topology.compression.powersgd.rank is 33; the most is 32 → give a number from 1 \
+         to 32",
     );
     check_added(
         "topology: {chunks: 2}",

@@ -221,7 +221,7 @@ fn check(topology: &[&str], globals: &[usize]) {
 /// where these have them whole.
 #[derive(Clone, Debug, Default)]
 pub struct Past {
-    outcomes: Vec<Outcome>,
+    pub outcomes: Vec<Outcome>,
     gradients: Vec<Gradient>,
 }
 
@@ -238,7 +238,7 @@ fn shown(outcomes: &[Outcome]) -> String {
 
 /// A rank's share of a weight's gradient, and where in the whole weight it begins.
 #[derive(Clone, Debug, PartialEq)]
-struct Gradient {
+pub struct Gradient {
     name: String,
     row: usize,
     col: usize,
@@ -339,7 +339,7 @@ fn batch(first: usize, samples: usize, of: usize) -> Batch {
 }
 
 /// `tolerance` relative: of losses and norms, and of each weight's gradient.
-fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
+pub fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
     for (step, (a, b)) in ours.outcomes.iter().zip(&serial.outcomes).enumerate() {
         let off = |a: f64, b: f64| match a.is_finite() || b.is_finite() {
             true => (a - b).abs() / b,

@@ -116,7 +116,7 @@ fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) ->
 }
 
 /// Steps, each followed by `stepped`; then an evaluation.
-fn train(
+pub fn train(
     be: &dyn Backend,
     groups: Groups,
     manifest: &Manifest,
@@ -192,6 +192,35 @@ fn ranks_learn_their_passes_by_heart() {
     learned(16, &["topology.tensor=2", "topology.sequence_parallel=true"]);
     learned(8, &["topology.data=2"]);
     learned(16, &["topology.pipeline=2"]);
+}
+
+const COMPRESSED: [&str; 2] =
+    ["topology.data=2", "topology.compression={powersgd: {rank: 2, start_step: 2, min_rate: 1}}"];
+
+/// Replicas on GPUs send what replicas on CPUs send, from the third step on; and a pass that leaves
+/// gradients to be compressed is not the one that reduces them.
+#[test]
+fn compressed_gradients_are_those_of_cpus() {
+    for sets in [&["precision=f32"][..], &["precision=fp16", "loss_scale=1024"]] {
+        let manifest = common::manifest(&[&LEARNED[..], &COMPRESSED, sets].concat());
+        let ours = on_gpus(&manifest, How::Nccl, 6, Some("1")).outcomes;
+        assert_eq!(ours, on_gpus(&manifest, How::Nccl, 6, Some("0")).outcomes, "{sets:?}");
+        let rank = |world: World| {
+            let cpu = Cpu::new(Some(1));
+            train(&cpu, Groups::new(&world, &manifest.topology), &manifest, 6, |_| ())
+        };
+        let theirs = std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                threads::world(2).into_iter().map(|world| scope.spawn(|| rank(world))).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("a rank")).next_back().unwrap()
+        });
+        let tolerance = if sets.len() > 1 { 2e-3 } else { 1e-5 };
+        for (a, b) in ours.iter().zip(&theirs) {
+            let off = |a: f64, b: f64| (a - b).abs() / b;
+            let worst = off(a.loss, b.loss).max(off(a.grad_norm, b.grad_norm) / 10.0);
+            assert!(worst <= tolerance, "{a:?}, on CPUs {b:?}");
+        }
+    }
 }
 
 /// The first micro-batch's passes finish the gathers of the weights.

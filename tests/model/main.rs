@@ -7,12 +7,14 @@
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
+//! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod adam8bit;
+mod compression;
 mod fp16;
 mod grids;
 mod grids_cuda;

@@ -5,7 +5,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `adafactor`, `adam8bit`, `attention`, `elementwise`, `loss`, `normalise`, `product`, `update` | the ops' cases |
+//! | `adafactor`, `adam8bit`, `attention`, `elementwise`, `loss` | the ops' cases |
+//! | `low_rank`, `normalise`, `product`, `update` | the same |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
@@ -20,6 +21,7 @@ mod cuda;
 mod elementwise;
 mod host;
 mod loss;
+mod low_rank;
 mod normalise;
 mod product;
 mod reference;
@@ -51,6 +53,7 @@ fn table() -> Vec<Case> {
         normalise::table(),
         attention::table(),
         loss::table(),
+        low_rank::table(),
         update::table(),
         host::table(),
         adafactor::table(),
@@ -98,6 +101,7 @@ fn large() -> Vec<Case> {
         case("cross-entropy", |b| loss::cross_entropy(b, 67, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 300_001)),
         case("adafactor", adafactor::large),
+        case("axpy", |b| low_rank::axpy(b, 300_001)),
     ]
 }
 

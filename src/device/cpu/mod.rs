@@ -15,6 +15,7 @@ mod embed;
 mod gemm;
 mod kernel;
 mod layernorm;
+mod low_rank;
 mod math;
 mod memory;
 mod optimizer;
@@ -218,6 +219,14 @@ impl Backend for Cpu {
 
     fn sum(&self, x: Tensor, y: Out) {
         optimizer::sum(self, x, y);
+    }
+
+    fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out) {
+        low_rank::axpy(self, a, factor, x, y);
+    }
+
+    fn orthogonalize(&self, xs: &[Tensor]) {
+        low_rank::orthogonalize(self, xs);
     }
 
     fn square_sums(&self, xs: &[Tensor], out: Out) {

@@ -356,6 +356,17 @@ kernel_args! {
         part: MatrixPart,
     }
 
+    struct Axpy {
+        x: *const f32, y: *mut f32, factor: *const f32, numel: u64, a: f32, add: u32, vector: u32,
+    }
+
+    struct Orthogonalize {
+        /// [rows, cols] each
+        x: [*mut f32; 8],
+        rows: [u32; 8],
+        cols: u32,
+    }
+
     struct Attention {
         /// [N, heads, 3, d]
         qkv: *const c_void,

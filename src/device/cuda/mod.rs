@@ -20,6 +20,7 @@ mod graph;
 mod launch;
 mod layernorm;
 pub(crate) mod library;
+mod low_rank;
 mod lt;
 mod memory;
 pub(crate) mod observer;
@@ -378,6 +379,14 @@ impl Backend for Cuda {
 
     fn sum(&self, x: Tensor, y: Out) {
         optimizer::sum(self, x, y);
+    }
+
+    fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out) {
+        low_rank::axpy(self, a, factor, x, y);
+    }
+
+    fn orthogonalize(&self, xs: &[Tensor]) {
+        low_rank::orthogonalize(self, xs);
     }
 
     fn square_sums(&self, xs: &[Tensor], out: Out) {

@@ -15,13 +15,13 @@ pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};
 use super::offload::Offload;
-use super::states::{Initial, ParamStates};
-use crate::base::DType;
+use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
+use crate::base::{DType, rng};
 use crate::comm::{Collective, Pending};
 use crate::device::{Backend, Home, Tensor, Transfer};
 use crate::manifest::{Manifest, Model};
 use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, TpSplit, Weight};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 /// Weights, gradients and states of one rank, on its device and in its groups.
@@ -41,6 +41,8 @@ pub struct ShardedParams<'a> {
     params: Vec<ParamStates>,
     /// Where states lie on the host.
     offload: Option<Offload>,
+    /// Whether blocks leave their gradients to `Compression` in this step.
+    compressing: Cell<bool>,
     in_flight: RefCell<InFlight>,
 }
 
@@ -91,6 +93,7 @@ impl<'a> ShardedParams<'a> {
             buckets,
             params,
             offload: None,
+            compressing: Cell::new(false),
             in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
         }
     }
@@ -138,21 +141,42 @@ impl<'a> ShardedParams<'a> {
 
     /// Sets every state to its initial value.
     pub fn init(&self, seed: u64) {
+        self.init_states(seed, |_| true);
+        self.cast_master_to_model();
+    }
+
+    /// Sets the states that serve the exchange of gradients alone to their initial values.
+    pub fn init_exchange(&self, seed: u64) {
+        self.init_states(seed, |state| state.extent.serves_exchange());
+    }
+
+    fn init_states(&self, seed: u64, of: impl Fn(&StateSpec) -> bool) {
         let mut values = Vec::new();
         for kept in &self.params {
-            for (state, range, at) in kept.states() {
+            let param = &kept.param;
+            for (state, range, at) in kept.states().filter(|(state, ..)| of(state)) {
                 match state.init {
-                    Initial::CastOf(_) => {}
-                    Initial::Zero => self.be.zero(at),
+                    Initial::CastOf(_) => continue,
+                    Initial::Zero => {
+                        self.be.zero(at);
+                        continue;
+                    }
                     Initial::Parameter => {
-                        values.resize(kept.param.numel(), 0.0);
-                        self.layout.init(&kept.param, &self.model, seed, &mut values);
-                        self.be.upload(bytemuck::cast_slice(&values[range]), at);
+                        values.resize(param.numel(), 0.0);
+                        self.layout.init(param, &self.model, seed, &mut values);
+                    }
+                    Initial::Normal => {
+                        let size = [param.rows, param.cols];
+                        let here = TensorSlice { at: self.layout.tp_offset(param), size };
+                        let of = state.extent.of(here);
+                        values.resize(of.numel(), 0.0);
+                        let key = rng::key(seed, &format!("{} {}", param.name, state.name));
+                        rng::normals(key, (of.at[0] * of.size[1]) as u64, &mut values);
                     }
                 }
+                self.be.upload(bytemuck::cast_slice(&values[range]), at);
             }
         }
-        self.cast_master_to_model();
     }
 
     /// Rounds the master weights into the model weights, on every rank.
@@ -175,6 +199,16 @@ impl<'a> ShardedParams<'a> {
         if self.level > 0 {
             self.groups.data.all_reduce(x);
         }
+    }
+
+    /// Whether blocks leave their gradients to `Compression`, before a step begins.
+    pub fn set_compressing(&self, compressing: bool) {
+        self.compressing.set(compressing);
+    }
+
+    /// See `set_compressing`; what a pass of backward reduces depends on it.
+    pub fn compressing(&self) -> bool {
+        self.compressing.get()
     }
 
     /// Zeroes the gradients, at the beginning of a step.
@@ -281,6 +315,9 @@ impl<'a> ShardedParams<'a> {
             let partial = layout.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
             let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
             in_flight.tp_sums.extend(partial.map(|param| tp_async.begin(sum(param))));
+        }
+        if self.compressing.get() && bucket.module == Module::Block {
+            return;
         }
         let part = bucket.scattered_grads(layout.range.start);
         let pending = data.begin(match self.level {

@@ -219,6 +219,9 @@ impl ShardedParams<'_> {
         for kept in &self.params {
             let rows = real_rows(&self.layout, &kept.param, self.model.vocab);
             for (state, range, at) in kept.states() {
+                if state.extent.serves_exchange() {
+                    continue; // of blocks, which have no such rows
+                }
                 let real = state.extent.shape([rows, kept.param.cols]).iter().product();
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {

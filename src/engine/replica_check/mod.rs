@@ -7,7 +7,7 @@ mod tests;
 
 use super::groups::Groups;
 use super::params::{ShardedParams, is_whole};
-use super::states::{MODEL, ParamStates, StateSpec};
+use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use crate::base::DType;
 use crate::comm::Group;
 use crate::device::{Arena, Tensor};
@@ -83,10 +83,11 @@ pub fn check(
     let check = Check { params, digests };
     let repeated = states(params, |kept, state| is_whole(&kept.param, state.extent));
     let mut found = check.compare(&**tensor, repeated, |i| Coord { tensor: i, ..*at });
+    let own = |state: &StateSpec| state.extent == Extent::PerReplica;
     let copies = match params.is_sharded() {
-        false => states(params, |_, _| true),
+        false => states(params, |_, state| !own(state)),
         true => {
-            let mut copies = states(params, |_, state| !state.extent.is_sharded());
+            let mut copies = states(params, |_, s| !s.extent.is_sharded() && !own(s));
             copies.extend(params.whole_weights().map(|(param, at)| view(&param.name, MODEL, at)));
             copies
         }

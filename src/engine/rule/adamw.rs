@@ -44,7 +44,7 @@ impl OptimizerRule for AdamW {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        params.iter().for_each(|p| self.update_one(step, p));
+        params.iter().filter(|p| !p.part.is_empty()).for_each(|p| self.update_one(step, p));
     }
 
     fn goes_on_from(&self, rule: &str) -> bool {

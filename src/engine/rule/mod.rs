@@ -4,8 +4,10 @@ mod adafactor;
 mod adam8bit;
 mod adamw;
 mod coded;
+mod powersgd;
 
 pub use coded::Saved;
+pub use powersgd::{ERROR, Q};
 
 /// The second moment, which is never below zero.
 pub const SECOND: &str = coded::SECOND.plain;
@@ -18,6 +20,7 @@ use crate::model::ParamSpec;
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
+use powersgd::WithPowerSgd;
 
 /// An optimizer.
 pub trait OptimizerRule {
@@ -80,12 +83,16 @@ pub struct Step<'a> {
     pub scratch: Tensor,
 }
 
-/// The rule of a manifest.
+/// The rule of a manifest, with what the compression of gradients keeps.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
-    match m.optimizer {
+    let rule: Box<dyn OptimizerRule> = match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
+    };
+    match m.topology.compression.filter(|_| m.topology.data > 1) {
+        Some(settings) => Box::new(WithPowerSgd::new(rule, settings, m.topology.tensor)),
+        None => rule,
     }
 }

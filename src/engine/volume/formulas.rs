@@ -52,6 +52,8 @@ pub struct Bucket {
     pub weights: f64,
     pub grads: f64,
     pub unsplit: f64,
+    /// Of the factors that stand for the gradients, and of what is not compressed.
+    pub low_rank: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +92,15 @@ pub fn sent(step: &Step) -> Volume {
     let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
     let share = if sequence { step.stream / step.tensor as f64 } else { step.stream };
     let messages = step.micros * (step.before + step.after);
+    // Whether all gradients are finite.
+    let agreed = f64::from(u8::from(is_compressed(step)));
     let tp_async =
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
     Volume {
-        tensor: step.micros as f64 * activations(step) + all_reduce(step.tensor, NUMBER),
+        tensor: step.micros as f64 * activations(step)
+            + (1.0 + agreed) * all_reduce(step.tensor, NUMBER),
         tp_async: if sequence { step.buckets.iter().map(tp_async).sum() } else { 0.0 },
-        pipeline: messages as f64 * share + 2.0 * all_reduce(pipeline, NUMBER),
+        pipeline: messages as f64 * share + (2.0 + agreed) * all_reduce(pipeline, NUMBER),
         data: replicas(step, blocks.count()),
         embedding: if tied > 0.0 { all_reduce(2, tied) } else { 0.0 },
     }
@@ -123,22 +128,31 @@ fn activations(step: &Step) -> f64 {
     step.buckets.iter().map(of).sum()
 }
 
+fn is_compressed(step: &Step) -> bool {
+    step.buckets.iter().any(|bucket| bucket.low_rank.is_some())
+}
+
 /// Data parallelism (Rajbhandari et al. 2020): without ZeRO an all-reduce of the gradients; with it
 /// a reduce-scatter, and an all-gather of the updated weights: no more where weights are narrower.
+/// Compressed gradients are all-reduced whatever ZeRO is: every replica needs all of them.
 fn replicas(step: &Step, blocks: usize) -> f64 {
     let ranks = step.data;
     let of = |bucket: &Bucket| match step.zero {
-        0 => all_reduce(ranks, bucket.grads),
+        0 => all_reduce(ranks, bucket.low_rank.unwrap_or(bucket.grads)),
         _ => {
             let gathers = match bucket.kind {
                 Kind::Block if step.zero == 3 => gathers(blocks, step.micros) / blocks as f64,
                 _ => 1.0,
             };
-            let reduced = reduce_scatter(ranks, bucket.grads) * reductions(step, bucket);
+            let reduced = match bucket.low_rank {
+                None => reduce_scatter(ranks, bucket.grads) * reductions(step, bucket),
+                Some(factors) => all_reduce(ranks, factors),
+            };
             reduced + gathers * all_gather(ranks, bucket.weights)
         }
     };
     let numbers = if step.zero > 0 { 2.0 } else { 1.0 };
+    let numbers = numbers + f64::from(u8::from(is_compressed(step)));
     step.buckets.iter().map(of).sum::<f64>() + numbers * all_reduce(ranks, NUMBER)
 }
 

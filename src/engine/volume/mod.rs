@@ -39,12 +39,12 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         },
         before: stages.iter().filter(|stage| **stage > 0).count(),
         after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
-        buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype)).collect(),
+        buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype, m)).collect(),
         tied: shared.map_or(0.0, |param| bytes(param.numel(), DType::F32)),
     })
 }
 
-fn entry(bucket: &Bucket, live: DType) -> formulas::Bucket {
+fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
     let unsplit = bucket.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
     formulas::Bucket {
@@ -57,5 +57,27 @@ fn entry(bucket: &Bucket, live: DType) -> formulas::Bucket {
         weights: bytes(bucket.range.len(), live),
         grads: bytes(bucket.range.len(), DType::F32),
         unsplit: bytes(unsplit.map(Param::numel).sum(), DType::F32),
+        low_rank: low_rank(bucket, m),
     }
+}
+
+/// 4·r·(n + m) bytes for each matrix [n, m] of a block that is compressed; the rest whole, as it lies
+/// in memory.
+fn low_rank(bucket: &Bucket, m: &Manifest) -> Option<f64> {
+    let settings = m.topology.compression.filter(|_| bucket.module == Module::Block)?;
+    let (mut factors, mut rest, mut plain_from) = (0, 0, None);
+    for param in &bucket.params {
+        let (n, m) = (param.rows, param.cols);
+        let r = settings.rank.min(n).min(m);
+        let from = plain_from.take();
+        if (r * (n + m)) as f64 * settings.min_rate < (n * m) as f64 {
+            factors += r * (n + m);
+        } else {
+            // Neighbours with what lies between them.
+            let start = from.unwrap_or(param.offset);
+            rest += param.range().end - start;
+            plain_from = Some(param.range().end);
+        }
+    }
+    Some((4 * (factors + rest)) as f64)
 }

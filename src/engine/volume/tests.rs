@@ -124,3 +124,16 @@ fn a_pipelines_traffic_is_the_textbooks() {
     check(&["topology.pipeline=2", "topology.tensor=2", "topology.sequence_parallel=true"]);
     check(&["topology.pipeline=2", "topology.data=2", "topology.tensor=2", "topology.zero=1"]);
 }
+
+#[test]
+fn compressed_traffic_is_that_of_the_factors() {
+    let compression = "topology.compression={powersgd: {rank: 1, start_step: 0, min_rate: 1.5}}";
+    for sets in [
+        &["topology.data=2"][..],
+        &["topology.data=4", "topology.zero=1", "precision=bf16"],
+        &["topology.data=2", "topology.tensor=2", "topology.sequence_parallel=true"],
+        &["topology.data=2", "topology.pipeline=2", "topology.zero=1"],
+    ] {
+        check(&[sets, &[compression]].concat());
+    }
+}

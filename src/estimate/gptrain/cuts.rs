@@ -87,9 +87,11 @@ fn memory_savings(s: &Setup) -> Vec<Setup> {
         false => &[false],
     };
     let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
+    // Compressed gradients go with nothing above.
+    let most = if t.compression.is_some() { 1 } else { 3 };
     let mut all = Vec::new();
     for sequence_parallel in sequence {
-        for zero in zeros {
+        for zero in zeros.iter().filter(|zero| **zero <= most) {
             for recompute in s.program.recomputes() {
                 let mut setup = s.clone();
                 let t = &mut setup.topology;

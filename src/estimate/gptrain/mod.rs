@@ -5,3 +5,4 @@ pub mod cuts;
 pub mod remedies;
 pub mod drift;
 pub mod calibrate;
+pub mod exchange;

@@ -1,12 +1,14 @@
 //! The network's shape, and how it is cut over ranks.
 
-use super::super::choices::LayerSplitName;
-use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate};
+use super::super::choices::{CompressionName, LayerSplitName};
+use super::super::forms::{
+    self, CompressionForm, DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate,
+};
 use super::super::report::Report;
 use super::super::settings::{Written, raw};
 use super::super::{
     Adam8bit, Batch, Dropout, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Optimizer,
-    Schedule, Topology,
+    PowerSgd, Schedule, Topology,
 };
 
 pub fn dropout(form: Option<DropoutForm>) -> Dropout {
@@ -58,6 +60,7 @@ pub fn topology(
     pipeline_cut(topology, model, report);
     interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
+    compressed(topology, report);
     offloaded(&topology.offload, report);
 }
 
@@ -263,5 +266,43 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
         );
         let remedy = "set topology.zero to 1, or topology.pipeline to 1";
         report.between(&["topology.zero", "topology.pipeline"], what, remedy);
+    }
+}
+
+pub fn compression(form: Option<CompressionForm>) -> Option<PowerSgd> {
+    match form {
+        None | Some(CompressionForm::Name(CompressionName::None)) => None,
+        Some(CompressionForm::Name(CompressionName::PowerSgd)) => Some(PowerSgd::default()),
+        Some(CompressionForm::Settings(form)) => form.powersgd.map(PowerSgd::read),
+    }
+}
+
+impl From<raw::PowerSgd> for CompressionForm {
+    fn from(settings: raw::PowerSgd) -> CompressionForm {
+        forms::Compression { powersgd: Some(settings) }.into()
+    }
+}
+
+/// Rejects PowerSGD with ZeRO ≥ 2, since each replica keeps an error as large as the gradients that
+/// ZeRO 2 would share; and where the device has no room for so much.
+fn compressed(topology: &Topology, report: &mut Report) {
+    let Topology { zero, compression, offload, .. } = *topology;
+    if compression.is_none() || !report.sound(&["topology"]) {
+        return;
+    }
+    if zero >= 2 {
+        let what = format!(
+            "topology.compression powersgd with topology.zero {zero}: every replica keeps an error \
+             of 4 bytes for each of its parameters, as much as the gradients that ZeRO {zero} shares"
+        );
+        let remedy = "set topology.zero to 1, or topology.compression to none";
+        report.between(&["topology.zero", "topology.compression"], what, remedy);
+    }
+    if offload.what == OffloadWhat::Full {
+        let what = "topology.compression powersgd with topology.offload full: every replica keeps \
+                    an error of 4 bytes for each of its parameters on the device, twice the weights \
+                    that offload takes away";
+        let remedy = "set topology.offload to optimizer, or topology.compression to none";
+        report.between(&["topology.offload", "topology.compression"], what, remedy);
     }
 }

@@ -44,6 +44,13 @@ impl<T: CType> CType for *mut T {
     }
 }
 
+/// C writes the length behind the field's name.
+impl<T: CType, const N: usize> CType for [T; N] {
+    fn name() -> String {
+        format!("{}[{N}]", T::name())
+    }
+}
+
 /// Text of `kernels/args.cuh`.
 fn header() -> String {
     let mut text = "\
@@ -65,7 +72,8 @@ struct alignas(64) TensorMap {
     for Struct { name, docs, bytes, fields } in described::structs() {
         let _ = write!(text, "\n{}struct {name} {{\n", comment("", docs));
         for Field { name, docs, type_name, .. } in &fields {
-            let _ = writeln!(text, "{}    {type_name} {name};", comment("    ", docs));
+            let (one, length) = type_name.split_at(type_name.find('[').unwrap_or(type_name.len()));
+            let _ = writeln!(text, "{}    {one} {name}{length};", comment("    ", docs));
         }
         text += "};\n";
         let mut line = "static_assert(".to_string();

@@ -175,6 +175,7 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         neighbours: RankOrder::Data,
         recompute: Recompute::by_name(f.text("act_ckpt")).unwrap_or(Recompute::None),
         offload: crate::manifest::Offload::NONE,
+        compression: None,
     };
     let model = model(f, tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {

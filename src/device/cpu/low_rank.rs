@@ -1,0 +1,87 @@
+//! What low-rank gradients need beside products: a guarded axpy, and orthonormal columns.
+
+use super::Cpu;
+use super::math::vectorised;
+use super::memory::{BLOCK, Block, load, scalar, store};
+use crate::base::DType;
+use crate::device::{Out, Tensor};
+
+pub(super) fn axpy(cpu: &Cpu, a: f32, factor: Tensor, x: Tensor, y: Out) {
+    assert_eq!((x.numel(), x.dtype), (y.to.numel(), DType::F32), "x and y");
+    assert_eq!((factor.numel(), y.to.dtype), (1, DType::F32), "the factor, and y");
+    let by = a * scalar(factor, 0);
+    if by.is_nan() {
+        return;
+    }
+    cpu.each_block(x.numel(), |block| {
+        let (mut from, mut onto): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let (from, onto) = (&mut from[..block.len()], &mut onto[..block.len()]);
+        load(x, block.start, from);
+        if y.add {
+            load(y.to, block.start, onto);
+            add_times(by, from, onto);
+        } else {
+            times(by, from, onto);
+        }
+        store(onto, y.to, block.start);
+    });
+}
+
+vectorised! {
+    fn times(by: f32, x: &[f32], y: &mut [f32]) {
+        x.iter().zip(y).for_each(|(x, y)| *y = by * x);
+    }
+
+    fn add_times(by: f32, x: &[f32], y: &mut [f32]) {
+        x.iter().zip(y).for_each(|(x, y)| *y = by.mul_add(*x, *y));
+    }
+}
+
+/// A matrix is a task.
+pub(super) fn orthogonalize(cpu: &Cpu, xs: &[Tensor]) {
+    assert!(xs.iter().all(|x| x.dtype == DType::F32), "matrices in f32");
+    cpu.each(xs.len(), |i| {
+        // SAFETY: the matrix is this task's, and its arena keeps the memory.
+        let x = unsafe { xs[i].host_mut::<f32>() };
+        Columns { x, cols: xs[i].cols }.orthogonalize();
+    });
+}
+
+/// A matrix, row by row.
+struct Columns<'a> {
+    x: &'a mut [f32],
+    cols: usize,
+}
+
+impl Columns<'_> {
+    fn orthogonalize(&mut self) {
+        for k in 0..self.cols {
+            self.project(k);
+            let mut norm = self.dot(k, k).sqrt();
+            if norm == 0.0 {
+                let rows = self.x.chunks_exact_mut(self.cols).enumerate();
+                rows.for_each(|(i, row)| row[k] = if i == k { 1.0 } else { 0.0 });
+                self.project(k);
+                norm = self.dot(k, k).sqrt();
+            }
+            if norm != 0.0 {
+                let by = (1.0 / norm) as f32;
+                self.x.chunks_exact_mut(self.cols).for_each(|row| row[k] *= by);
+            }
+        }
+    }
+
+    /// Takes the columns before it out of column k, twice: once leaves rounding errors of the size
+    /// of what was there ("twice is enough", Giraud, Langou & Rozložník 2005).
+    fn project(&mut self, k: usize) {
+        for j in (0..k).chain(0..k) {
+            let by = -self.dot(j, k) as f32;
+            self.x.chunks_exact_mut(self.cols).for_each(|row| row[k] = by.mul_add(row[j], row[k]));
+        }
+    }
+
+    fn dot(&self, j: usize, k: usize) -> f64 {
+        let rows = self.x.chunks_exact(self.cols);
+        rows.map(|row| f64::from(row[j]) * f64::from(row[k])).sum()
+    }
+}

@@ -1,0 +1,268 @@
+//! PowerSGD (Vogels, Karimireddy & Jaggi 2019, algorithm 1): replicas sum up two thin factors of each
+//! matrix's gradient in place of the gradient, and each adds what that left out to its next one.
+//!
+//! Of a rank's share [n, m] of a matrix, with g the gradient of its own samples and e its error:
+//!
+//! | | | sent |
+//! |---|---|---|
+//! | 1 | M = N·g / loss scale + e, for N replicas; Q made orthonormal; P = M·Q | 4·r·n |
+//! | 2 | P summed over replicas, made orthonormal; Q = Mᵀ·P | 4·r·m |
+//! | 3 | Q summed over replicas, / N; the gradient is P·Qᵀ · loss scale; e = M − P·Qᵀ | |
+//!
+//! This is PyTorch's powerSGD_hook, in which a replica's gradient is that of its own mean loss: hence
+//! N·g. P and Q depend on the replicas through sums over them alone, so the mean of the errors in the
+//! place of each changes no later gradient: that is what a checkpoint holds, and any number of replicas
+//! can go on from it.
+//!
+//! What is not compressed of a block travels with P. All ranks agree first on whether every gradient
+//! is finite: where one is not, no rank changes a state, and the step is skipped.
+
+#[cfg(test)]
+mod tests;
+
+use super::arenas::Arenas;
+use super::params::{BucketState, ShardedParams};
+use super::rule::{ERROR, Q};
+use super::scalars::Scalars;
+use super::states::ParamStates;
+use crate::base::DType;
+use crate::comm::{Collective, Pending};
+use crate::device::{Arena, Backend, Epilogue, Gemm, Tensor};
+use crate::manifest::{Manifest, PowerSgd};
+use crate::model::{Bucket, Layout, Module, Param};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// The compressed exchange of one rank.
+pub struct Compression {
+    settings: PowerSgd,
+    buckets: Vec<CompressedBucket>,
+    /// Gradients of this rank, whole, and the parameters they belong to.
+    grads: Vec<Tensor>,
+    names: Vec<String>,
+    /// f32 [1, 1]: Σ g² over all gradients of all ranks.
+    total: Tensor,
+    /// f32 [1, 2] each, of which the second is 1 / the loss's scale, and the scale: or NaN where not
+    /// every gradient is finite.
+    unscale: Tensor,
+    rescale: Tensor,
+}
+
+/// A block's gradients.
+struct CompressedBucket {
+    matrices: Vec<Matrix>,
+    /// Gradients that are summed as they are, and their places in `first`.
+    plain: Vec<(Tensor, Tensor)>,
+    /// What is summed first: P of every matrix, one after the other, and `plain`.
+    first: Tensor,
+    /// What is summed then: Q of every matrix.
+    second: Tensor,
+}
+
+/// A matrix that is compressed; all f32.
+struct Matrix {
+    grad: Tensor,  // [n, m]
+    error: Tensor, // [n, m]  a state; M from 1 to 3
+    q: Tensor,     // [m, r]  a state
+    p: Tensor,     // [n, r]
+    basis: Tensor, // [m, r]  Q while it changes
+}
+
+impl Compression {
+    /// None where no matrix has PowerSGD's states.
+    pub fn plan(
+        layout: &Layout,
+        buckets: &[BucketState],
+        states: &[ParamStates],
+        m: &Manifest,
+        at: &Arenas,
+    ) -> Option<Compression> {
+        let settings = m.topology.compression?;
+        let kept: HashMap<usize, &ParamStates> =
+            states.iter().map(|kept| (kept.param.offset, kept)).collect();
+        let all = || layout.buckets.iter().zip(buckets);
+        let blocks = all().filter(|(bucket, _)| bucket.module == Module::Block);
+        // Free between the last backward and the next forward.
+        let buckets: Vec<CompressedBucket> = at.workspace.temporary(|arena| {
+            blocks.map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena)).collect()
+        });
+        if buckets.iter().all(|bucket| bucket.matrices.is_empty()) {
+            return None;
+        }
+        let params = || all().flat_map(|(b, at)| b.params.iter().map(move |p| (p, b, at)));
+        let scalar = |len| at.inputs.matrix(1, len, DType::F32);
+        Some(Compression {
+            settings,
+            buckets,
+            grads: params().map(|(param, bucket, at)| param.tensor(bucket, at.grads)).collect(),
+            names: params().map(|(param, ..)| param.name.clone()).collect(),
+            total: scalar(1),
+            unscale: scalar(2),
+            rescale: scalar(2),
+        })
+    }
+
+    /// Number of this rank's gradients whose squares are summed apart.
+    pub fn sums(&self) -> usize {
+        self.grads.len()
+    }
+
+    /// The parameters those belong to.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether the step after so many is compressed.
+    pub fn applies(&self, steps: u64) -> bool {
+        steps >= self.settings.start_step
+    }
+
+    /// Whether one of so many steps was compressed.
+    pub fn begun(&self, steps: u64) -> bool {
+        steps > self.settings.start_step
+    }
+
+    /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]: NaN
+    /// where not every gradient of every rank is finite; no state is changed then.
+    pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
+        let (be, data) = (params.backend(), &*params.groups().data);
+        self.agree(params, s);
+        let replicas = data.size() as f32;
+        let (unscale, scale) = (self.unscale.span(1, 1), self.rescale.span(1, 1));
+        let sum = |x: Tensor| data.begin(Collective::AllReduce(x));
+        let each = |bucket: &CompressedBucket| {
+            bucket.project(be, replicas, unscale);
+            sum(bucket.first)
+        };
+        let first: Vec<Pending> = self.buckets.iter().map(each).collect();
+        let each = |(bucket, pending): (&CompressedBucket, Pending)| {
+            data.finish(pending);
+            bucket.project_back(be);
+            sum(bucket.second)
+        };
+        let second: Vec<Pending> = self.buckets.iter().zip(first).map(each).collect();
+        for (bucket, pending) in self.buckets.iter().zip(second) {
+            data.finish(pending);
+            bucket.rebuild(be, 1.0 / replicas, [unscale, scale]);
+        }
+        scale
+    }
+
+    /// All ranks learn whether every gradient of every rank is finite.
+    fn agree(&self, params: &ShardedParams, s: &Scalars) {
+        let (be, groups) = (params.backend(), params.groups());
+        be.square_sums(&self.grads, s.own.set());
+        be.sum(s.own, self.total.set());
+        groups.tensor.all_reduce(self.total);
+        groups.sum_over_stages_and_replicas(self.total);
+        be.clip(self.total, s.scaler.scale, f32::INFINITY, self.unscale.set());
+        be.clip(self.total, self.unscale.span(1, 1), f32::INFINITY, self.rescale.set());
+    }
+
+    /// Every error becomes the mean of the replicas'.
+    pub fn average_errors(&self, params: &ShardedParams) {
+        let (be, data) = (params.backend(), &*params.groups().data);
+        let one = self.total;
+        be.upload(bytemuck::bytes_of(&1.0f32), one);
+        for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {
+            data.all_reduce(matrix.error);
+            be.axpy(1.0 / data.size() as f32, one, matrix.error, matrix.error.set());
+        }
+    }
+}
+
+impl CompressedBucket {
+    fn plan(
+        bucket: &Bucket,
+        at: &BucketState,
+        kept: &HashMap<usize, &ParamStates>,
+        arena: &Arena,
+    ) -> CompressedBucket {
+        let (mut low_rank, mut plain) = (Vec::new(), Vec::<Range<usize>>::new());
+        let mut runs_on = false;
+        for param in &bucket.params {
+            match kept.get(&param.offset).and_then(|kept| states(kept)) {
+                Some(states) => low_rank.push((param, states)),
+                None if runs_on => plain.last_mut().expect("a run").end = param.range().end,
+                None => plain.push(param.range()),
+            }
+            runs_on = low_rank.last().is_none_or(|(last, _)| last.offset != param.offset);
+        }
+        let rank = |param: &Param, q: Tensor| q.numel() / param.cols;
+        let sum = |of: &dyn Fn(&Param, usize) -> usize| -> usize {
+            low_rank.iter().map(|(param, [_, q])| of(param, rank(param, *q))).sum()
+        };
+        let rest: usize = plain.iter().map(ExactSizeIterator::len).sum();
+        let ps = sum(&|param, rank| param.rows * rank);
+        let first = arena.matrix(1, ps + rest, DType::F32);
+        let second = arena.matrix(1, sum(&|param, rank| param.cols * rank), DType::F32);
+        let [mut top, mut bottom] = [0, 0];
+        let next = |of: Tensor, top: &mut usize, [rows, cols]: [usize; 2]| {
+            *top += rows * cols;
+            shaped(of.span(*top - rows * cols, rows * cols), rows, cols)
+        };
+        let matrix = |(param, [error, q]): &(&Param, [Tensor; 2])| {
+            let (n, m, r) = (param.rows, param.cols, rank(param, *q));
+            Matrix {
+                grad: param.tensor(bucket, at.grads),
+                error: shaped(*error, n, m),
+                q: shaped(*q, m, r),
+                p: next(first, &mut top, [n, r]),
+                basis: next(second, &mut bottom, [m, r]),
+            }
+        };
+        let matrices = low_rank.iter().map(matrix).collect();
+        let mut at_first = ps;
+        let place = |run: &Range<usize>| {
+            at_first += run.len();
+            let own = at.grads.span(run.start - bucket.range.start, run.len());
+            (own, first.span(at_first - run.len(), run.len()))
+        };
+        let plain = plain.iter().map(place).collect();
+        CompressedBucket { matrices, plain, first, second }
+    }
+
+    /// 1: adds the error to the gradient; P of what that gives, and what is summed as it is.
+    fn project(&self, be: &dyn Backend, replicas: f32, unscale: Tensor) {
+        for matrix in &self.matrices {
+            be.axpy(replicas, unscale, matrix.grad, matrix.error.add());
+            be.copy(matrix.q, matrix.basis.set());
+        }
+        be.orthogonalize(&self.matrices.iter().map(|matrix| matrix.basis).collect::<Vec<_>>());
+        for Matrix { error, p, basis, .. } in &self.matrices {
+            be.gemm(Gemm::NN, *error, *basis, p.set(), Epilogue::Nothing);
+        }
+        self.plain.iter().for_each(|(own, place)| be.copy(*own, place.set()));
+    }
+
+    /// 2: P summed, Q of it.
+    fn project_back(&self, be: &dyn Backend) {
+        be.orthogonalize(&self.matrices.iter().map(|matrix| matrix.p).collect::<Vec<_>>());
+        for Matrix { error, p, basis, .. } in &self.matrices {
+            be.gemm(Gemm::TN, *error, *p, basis.set(), Epilogue::Nothing);
+        }
+    }
+
+    /// 3: Q summed; the gradient, and what it leaves out.
+    fn rebuild(&self, be: &dyn Backend, share: f32, [unscale, scale]: [Tensor; 2]) {
+        for Matrix { grad, error, q, p, basis } in &self.matrices {
+            be.axpy(share, scale, *basis, basis.set());
+            be.axpy(1.0, unscale, *basis, q.set());
+            be.gemm(Gemm::NT, *p, *basis, grad.set(), Epilogue::Nothing);
+            be.axpy(-1.0, unscale, *grad, error.add());
+        }
+        self.plain.iter().for_each(|(own, place)| be.copy(*place, own.set()));
+    }
+}
+
+/// Error and Q of a parameter that is compressed.
+fn states(kept: &ParamStates) -> Option<[Tensor; 2]> {
+    let find = |name| kept.states().find(|(state, ..)| state.name == name).map(|(.., at)| at);
+    Some([find(ERROR)?, find(Q)?])
+}
+
+/// The same elements as a matrix.
+fn shaped(x: Tensor, rows: usize, cols: usize) -> Tensor {
+    assert_eq!(x.numel(), rows * cols, "elements of {x:?}");
+    Tensor::at(x.addr(), rows, cols, x.dtype)
+}
