@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::dropout::Mask;
 use super::math;
-use super::memory::{BLOCK, Block, clear, load, put, store};
+use super::memory::{BLOCK, Block, clear, copy_bytes, load, put, store};
 use super::parallel::blocks;
 use crate::device::{Dropout, Gelu, Out, Tensor};
 use std::ops::Range;
@@ -14,6 +14,9 @@ pub(super) fn zero(cpu: &Cpu, x: Tensor) {
 
 pub(super) fn copy(cpu: &Cpu, x: Tensor, y: Out) {
     assert_eq!(x.numel(), y.to.numel(), "elements of x and y");
+    if x.dtype == y.to.dtype && !y.add {
+        return copy_bytes(cpu, x, y.to);
+    }
     cpu.each_block(x.numel(), |block| {
         let mut buffer: Block = [0.0; BLOCK];
         let buffer = &mut buffer[..block.len()];

@@ -1,6 +1,7 @@
 //! Raw memory: regions, scratch, and the blocks through which ops see tensors.
 //!
-//! No reference to a tensor's memory outlives a call in here, so an output may lie on its input;
+//! No reference to a tensor's memory outlives a call in here (`with_block` takes what works on it
+//! along), so an output may lie on its input;
 //! an op owes that tasks running at once write disjoint elements.
 
 use super::Cpu;
@@ -12,6 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Elements an op works on at a time: small enough for the first-level cache with five in use.
@@ -80,6 +82,39 @@ pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
             other => panic!("{other} where a float is expected"),
         }
     }
+}
+
+/// Calls `with` on a block of a tensor of floats: in place where it holds f32, so that memory is read
+/// while the processor computes; else on its elements widened.
+pub(super) fn with_block(x: Tensor, at: Range<usize>, with: impl FnOnce(&[f32])) {
+    if x.dtype == DType::F32 {
+        assert!(at.end <= x.numel(), "elements {at:?} of {}", x.numel());
+        let start = x.addr() as *const f32;
+        // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+        return with(unsafe { std::slice::from_raw_parts(start.add(at.start), at.len()) });
+    }
+    let mut block: Block = [0.0; BLOCK];
+    load(x, at.start, &mut block[..at.len()]);
+    with(&block[..at.len()]);
+}
+
+/// Calls `with` on the same block of three f32 tensors that lie apart, to be changed in place.
+pub(super) fn with_blocks_mut(
+    xs: [Tensor; 3],
+    at: Range<usize>,
+    with: impl FnOnce([&mut [f32]; 3]),
+) {
+    let place = |x: Tensor| {
+        assert!(x.dtype == DType::F32 && at.end <= x.numel(), "f32 elements {at:?} of {x:?}");
+        x.addr() + 4 * at.start
+    };
+    let places = xs.map(place);
+    let apart = |a: usize, b: usize| places[a].abs_diff(places[b]) >= 4 * at.len();
+    assert!(apart(0, 1) && apart(0, 2) && apart(1, 2), "the tensors overlap");
+    // SAFETY: inside the tensors (above), which do not overlap (above), and whose memory their arenas
+    // keep; no other task touches these elements.
+    let slice = |place| unsafe { std::slice::from_raw_parts_mut(place as *mut f32, at.len()) };
+    with(places.map(slice));
 }
 
 /// Stores a block (at most `BLOCK` elements) as its `Out` says: over or onto what is there.

@@ -3,7 +3,8 @@
 use super::Cpu;
 use super::math::{square_sum_f64, sum_f64, vectorised};
 use super::memory::{
-    BLOCK, Block, download, load, load_bits, put, scalar, store, store_long, upload,
+    BLOCK, Block, download, load, load_bits, put, scalar, store, store_long, upload, with_block,
+    with_blocks_mut,
 };
 use super::parallel::blocks;
 use crate::base::DType;
@@ -144,21 +145,14 @@ pub(super) fn adamw(
     assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
     let Some(rule) = Update::new(rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
-        let at = block.start;
-        let [mut g, mut w, mut m1, mut v1]: [Block; 4] = [[0.0; BLOCK]; 4];
-        let (g, w) = (&mut g[..block.len()], &mut w[..block.len()]);
-        let (m1, v1) = (&mut m1[..block.len()], &mut v1[..block.len()]);
-        load(grad, at, g);
-        load(master, at, w);
-        load(m, at, m1);
-        load(v, at, v1);
-        update(&rule, g, w, m1, v1);
-        store(w, master, at);
-        store(m1, m, at);
-        store(v1, v, at);
-        if live != master {
-            store(w, live, at);
-        }
+        with_block(grad, block.clone(), |g| {
+            with_blocks_mut(state, block.clone(), |[w, m, v]| {
+                update(&rule, g, w, m, v);
+                if live != master {
+                    store(w, live, block.start);
+                }
+            });
+        });
     });
 }
 
