@@ -30,6 +30,9 @@ const END: (f64, f64) = (54.0, 8.8);
 const LEAST_SECONDS: f64 = 0.05;
 const LEAST_RETRY_SECONDS: f64 = 0.4;
 
+/// Nobody meets again after so many seconds from the beginning.
+const RETRY_END: (f64, f64) = (57.0, 9.2);
+
 /// So many times END, and no more pairs meet.
 const HOPELESS: f64 = 3.0;
 
@@ -79,20 +82,24 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
         let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
         rates.into_iter().for_each(|rate| keep_best(&mut all.pairs, rate));
-        anyhow::Ok(now < HOPELESS * site.allow(END.0, END.1))
+        anyhow::Ok(now)
     };
     for (number, round) in rounds.iter().enumerate() {
         site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
         all.rounds.0 += 1;
-        if !meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)? {
+        let now = meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
+        if now > HOPELESS * site.allow(END.0, END.1) {
             break;
         }
     }
-    for _ in 0..RETRIES {
+    'retries: for _ in 0..RETRIES {
         all.found = judge(&all.pairs);
         site.phase("pairing slow ones again");
         for round in again(&all.found, &all.pairs) {
-            meet(&mut all, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
+            let now = meet(&mut all, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
+            if now > site.allow(RETRY_END.0, RETRY_END.1) {
+                break 'retries;
+            }
         }
     }
     all.found = judge(&all.pairs);
