@@ -170,10 +170,9 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4].map(|row| part.cols_of(row).len()), [0, 3, 5, 2, 0]);
         assert_eq!(part.runs(2).collect::<Vec<_>>(), [(2, 0..5)]);
         assert_eq!((part.col_rows(), part.col_row(4), part.numels()), (3, 1, [20, 20, 20]));
-        let none = MatrixPart { len: 0, ..part };
-        assert_eq!((none.touched(), none.runs(1).count()), (0..0, 0));
-        let vector = MatrixPart { whole: [1, 12], rows: 1, cols: 12, first: 4, len: 4, ..part };
-        let vector = MatrixPart { fused: Fused::new([2, 2, 2]), ..vector };
+        assert_eq!(MatrixPart { len: 0, ..part }.touched(), 0..0);
+        let (whole, fused) = ([1, 12], Fused::new([2, 2, 2]));
+        let vector = MatrixPart { whole, rows: 1, cols: 12, first: 4, len: 4, fused };
         assert_eq!(vector.runs(0).collect::<Vec<_>>(), [(2, 4..6), (0, 6..8)]);
         assert_eq!((vector.col_rows(), vector.numels()), (1, [4, 4, 4]));
     }

@@ -3,9 +3,7 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{
-    self, Adafactor, Adam8bit, AdamW, Dropout, PowerSgd, PrefixLm, RampUp,
-};
+use super::settings::raw::{self, Adafactor, Adam8bit, AdamW, Dropout, PowerSgd, PrefixLm, RampUp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
