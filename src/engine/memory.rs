@@ -11,8 +11,8 @@ use super::states::ParamStates;
 use super::update::Update;
 use crate::base::DType;
 use crate::device::{Arena, Backend, Tensor};
-use crate::manifest::{Manifest, OffloadWhat, Position};
-use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, alibi_slopes};
+use crate::manifest::{Manifest, OffloadWhat};
+use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use crate::plan::schedule;
 
 /// A rank's memory, laid out.
@@ -22,7 +22,7 @@ pub struct Laid {
     pub states: Vec<ParamStates>,
     pub offload: Option<Offload>,
     pub update: Update,
-    pub slopes: Option<Tensor>,
+    pub tables: Tables,
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
     pub arrived: Tensor,
@@ -50,7 +50,7 @@ pub fn lay(
         offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));
     let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
-    let slopes = slopes(&train, m, &at.inputs);
+    let tables = Tables::plan(&train, &at.inputs);
     let params = layout.params().count();
     let digests = replica_check::room(groups, &states, params, &at.inputs);
     let scalars = Scalars::plan(update.sums(), digests, &at.inputs);
@@ -60,7 +60,7 @@ pub fn lay(
     let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
     let inputs: Vec<Inputs> = (0..held.max(evaluated)).map(inputs).collect();
     let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
-        let plan = |chunk| Activations::plan(cx, chunk, inputs, slopes, saved, workspace);
+        let plan = |chunk| Activations::plan(cx, chunk, inputs, &tables, saved, workspace);
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
     let (work, arrived, slots) = at.workspace.temporary(|workspace| {
@@ -78,19 +78,5 @@ pub fn lay(
         let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, workspace, workspace));
         slots.collect()
     });
-    Laid { layout, buckets, states, offload, update, slopes, slots, work, arrived, eval, scalars }
-}
-
-/// Where this rank's ALiBi slopes lie.
-pub fn slopes(cx: &Cx, m: &Manifest, arena: &Arena) -> Option<Tensor> {
-    (m.model.position == Position::Alibi).then(|| arena.matrix(1, cx.heads().query, DType::F32))
-}
-
-/// Writes the slopes of this rank's heads.
-pub fn upload_slopes(be: &dyn Backend, groups: &Groups, manifest: &Manifest, to: Option<Tensor>) {
-    if let Some(to) = to {
-        let slopes = alibi_slopes(manifest.model.heads().query);
-        let first = to.cols * groups.tensor.rank();
-        be.upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
-    }
+    Laid { layout, buckets, states, offload, update, tables, slots, work, arrived, eval, scalars }
 }
