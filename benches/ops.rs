@@ -359,7 +359,7 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
             be.layernorm(x, &norm, y.set(), stats.set())
         }),
         row(format!("layernorm_backward += {size}"), 2 * l + 1, 4.0 * b, move || {
-            be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), dshift.add())
+            be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), Some(dshift.add()))
         }),
         row(format!("residual {size}"), 2 * l, 3.0 * b, move || {
             be.residual(x, y, Some(scale), &drop, z.set())
@@ -391,6 +391,7 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         first_head: 0,
         seq: shape.seq,
         visible: Visible::Causal,
+        window: None,
         slopes: None,
         dropout: no_dropout(t, shape.seq),
     };

@@ -110,6 +110,54 @@ static_assert(AT(Gelu, x) == 0 && AT(Gelu, y) == 8 && AT(Gelu, numel) == 16 &&
               AT(Gelu, add) == 24 && AT(Gelu, vector) == 28 &&
               sizeof(Gelu) == 32, "layout");
 
+struct Swiglu {
+    // [rows, 2·cols]: gate and value of each column of y
+    const void* x;
+    // y, or backward dy, which is only read; numel is its
+    void* y;
+    // backward: like x
+    void* dx;
+    uint64_t numel;
+    uint32_t vector;
+};
+static_assert(AT(Swiglu, x) == 0 && AT(Swiglu, y) == 8 && AT(Swiglu, dx) == 16 &&
+              AT(Swiglu, numel) == 24 && AT(Swiglu, vector) == 32 &&
+              sizeof(Swiglu) == 40, "layout");
+
+struct QueryKey {
+    // [rows, qkv], and backward dy like it
+    const void* qkv;
+    const void* dy;
+    // y, or dx
+    void* to;
+    // [d], or null: no norm
+    const void* query_scale;
+    const void* key_scale;
+    // [rows], or null: no rotation
+    const int32_t* positions;
+    // [positions, d]: cosines, then sines
+    const void* table;
+    // backward: [blocks, 2, d], of the gradients of the scales
+    float* parts;
+    uint64_t rows;
+    // Heads of queries, and of keys and values.
+    uint32_t heads;
+    uint32_t kv;
+    uint32_t d;
+    // Heads of all rows that a block has.
+    uint32_t chunk;
+    float eps;
+    // Whether values are copied.
+    uint32_t copy;
+};
+static_assert(AT(QueryKey, qkv) == 0 && AT(QueryKey, dy) == 8 && AT(QueryKey, to) == 16 &&
+              AT(QueryKey, query_scale) == 24 && AT(QueryKey, key_scale) == 32 &&
+              AT(QueryKey, positions) == 40 && AT(QueryKey, table) == 48 &&
+              AT(QueryKey, parts) == 56 && AT(QueryKey, rows) == 64 && AT(QueryKey, heads) == 72 &&
+              AT(QueryKey, kv) == 76 && AT(QueryKey, d) == 80 && AT(QueryKey, chunk) == 84 &&
+              AT(QueryKey, eps) == 88 && AT(QueryKey, copy) == 92 &&
+              sizeof(QueryKey) == 96, "layout");
+
 struct BiasRows {
     const void* bias;
     void* x;
@@ -124,6 +172,7 @@ static_assert(AT(BiasRows, bias) == 0 && AT(BiasRows, x) == 8 && AT(BiasRows, ro
 struct LayerNorm {
     const void* x;
     const void* scale;
+    // null: an RMS norm
     const void* shift;
     void* y;
     // [rows, 2]
@@ -147,6 +196,7 @@ struct ResidualNorm {
     const void* bias;
     void* y;
     const void* scale;
+    // null: an RMS norm
     const void* shift;
     void* h;
     // [rows, 2]
@@ -179,12 +229,15 @@ struct LayerNormBackward {
     // Rows of a block.
     uint32_t chunk;
     uint32_t add;
+    // Whether the norm has no mean and no shift.
+    uint32_t rms;
 };
 static_assert(AT(LayerNormBackward, dy) == 0 && AT(LayerNormBackward, x) == 8 &&
               AT(LayerNormBackward, stats) == 16 && AT(LayerNormBackward, scale) == 24 &&
               AT(LayerNormBackward, dx) == 32 && AT(LayerNormBackward, parts) == 40 &&
               AT(LayerNormBackward, rows) == 48 && AT(LayerNormBackward, cols) == 56 &&
               AT(LayerNormBackward, chunk) == 60 && AT(LayerNormBackward, add) == 64 &&
+              AT(LayerNormBackward, rms) == 68 &&
               sizeof(LayerNormBackward) == 72, "layout");
 
 struct NormResidualBackward {
@@ -581,7 +634,7 @@ static_assert(AT(Orthogonalize, x) == 0 && AT(Orthogonalize, rows) == 64 &&
               sizeof(Orthogonalize) == 104, "layout");
 
 struct Attention {
-    // [N, heads, 3, d]
+    // [N, kv, heads / kv + 2, d]: queries, their key, their value
     const void* qkv;
     // [N, heads, d]
     void* y;
@@ -591,7 +644,7 @@ struct Attention {
     const void* dy;
     // [N, heads]: Σ dy·y
     float* delta;
-    // [N, heads, 3, d]
+    // Like qkv
     void* dqkv;
     // [N, 2], or null: causal
     const int32_t* ranges;
@@ -601,8 +654,15 @@ struct Attention {
     uint64_t rows;
     uint32_t seq;
     uint32_t heads;
+    // Heads of keys and values, and the query heads that each serves.
+    uint32_t kv;
+    uint32_t serves;
+    // 2^32 / serves, rounded up, or 0 where it is 1: its high word with a head is the quotient
+    uint32_t inverse;
     uint32_t first_head;
     uint32_t d;
+    // Keys that a query sees at most, its own among them: seq where there is no window
+    uint32_t window;
     // 1/√d
     float scale;
     DropoutMask drop;
@@ -611,9 +671,12 @@ static_assert(AT(Attention, qkv) == 0 && AT(Attention, y) == 8 && AT(Attention, 
               AT(Attention, dy) == 24 && AT(Attention, delta) == 32 && AT(Attention, dqkv) == 40 &&
               AT(Attention, ranges) == 48 && AT(Attention, slopes) == 56 &&
               AT(Attention, rows) == 64 && AT(Attention, seq) == 72 &&
-              AT(Attention, heads) == 76 && AT(Attention, first_head) == 80 &&
-              AT(Attention, d) == 84 && AT(Attention, scale) == 88 && AT(Attention, drop) == 96 &&
-              sizeof(Attention) == 136, "layout");
+              AT(Attention, heads) == 76 && AT(Attention, kv) == 80 &&
+              AT(Attention, serves) == 84 && AT(Attention, inverse) == 88 &&
+              AT(Attention, first_head) == 92 && AT(Attention, d) == 96 &&
+              AT(Attention, window) == 100 && AT(Attention, scale) == 104 &&
+              AT(Attention, drop) == 112 &&
+              sizeof(Attention) == 152, "layout");
 
 struct AttentionHopper {
     // [d, 3·heads, seq, samples] in boxes of 64 positions

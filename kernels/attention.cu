@@ -186,27 +186,32 @@ __device__ __forceinline__ void tile_slopes(const Head<T>& head, const Tiles& t,
         }
 }
 
+// A block for each key/value head: the query heads that it serves follow one another.
 template <class T, int W> __device__ void backward_kv(const Attention& a) {
     DYNAMIC_SHARED(shared);
     Tiles t(shared, a.d);
-    Head<T> head(a);
+    Head<T> head(a, blockIdx.y * a.serves);
     uint64_t dropped = run_row(a.drop);
     int key = blockIdx.x * TILE;
     const T* qkv = static_cast<const T*>(a.qkv);
     fill(t.k, qkv + head.qkv(1), head.qkv_stride(), key, a);
     fill(t.v, qkv + head.qkv(2), head.qkv_stride(), key, a);
     float dk[2][W] = {}, dv[2][W] = {};
-    for (int query = a.ranges ? 0 : key; query < (int)a.seq; query += TILE) {
-        __syncthreads();
-        Extent extent = extent_of(head, query, TILE, t.small.sees, t.small.extent);
-        if (extent.last <= key || extent.first >= key + TILE) continue;
-        fill(t.q, qkv + head.qkv(0), head.qkv_stride(), query, a);
-        fill(t.dy, static_cast<const T*>(a.dy) + head.out(), head.out_stride(), query, a);
-        __syncthreads();
-        tile_slopes(head, t, query, key, dropped);
-        __syncthreads();
-        accumulate(dv, &t.small.p[0][0], 1, TILE + 1, t.dy, a.d);
-        accumulate(dk, &t.small.dp[0][0], 1, TILE + 1, t.q, a.d);
+    for (uint32_t end = head.head + a.serves;;) {
+        for (int query = a.ranges ? 0 : key; query < (int)a.seq; query += TILE) {
+            __syncthreads();
+            Extent extent = extent_of(head, query, TILE, t.small.sees, t.small.extent);
+            if (extent.last <= key || extent.first >= key + TILE) continue;
+            fill(t.q, qkv + head.qkv(0), head.qkv_stride(), query, a);
+            fill(t.dy, static_cast<const T*>(a.dy) + head.out(), head.out_stride(), query, a);
+            __syncthreads();
+            tile_slopes(head, t, query, key, dropped);
+            __syncthreads();
+            accumulate(dv, &t.small.p[0][0], 1, TILE + 1, t.dy, a.d);
+            accumulate(dk, &t.small.dp[0][0], 1, TILE + 1, t.q, a.d);
+        }
+        if (head.head + 1 == end) break;
+        head.next();
     }
     T* dqkv = static_cast<T*>(a.dqkv);
     save(dk, dqkv + head.qkv(1), head.qkv_stride(), key, a);
@@ -239,7 +244,7 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
 KERNELS(attention_delta, delta_of<T>, Attention, 256)
 // W: columns of a head for each thread, for widths up to 16·W.
 #define WIDTH(W)                                                                                   \
-    KERNELS(attention_##W, (forward<T, W>), Attention, THREADS)                                    \
+    KERNELS(attention_##W, (forward<T, W>), Attention, THREADS, 1)                                 \
     KERNELS(attention_kv_##W, (backward_kv<T, W>), Attention, THREADS)                             \
     KERNELS(attention_q_##W, (backward_q<T, W>), Attention, THREADS)
 WIDTH(4)

@@ -2,21 +2,28 @@
 #pragma once
 #include "common.cuh"
 
-// One head of one sample. The grid is (tiles, heads, samples).
+// One query head of one sample. The grid is (tiles, heads, samples).
 template <class T> struct Head {
     const Attention& a;
     uint32_t head;
     uint64_t row; // of the sample's first position
     float slope;
 
-    __device__ __forceinline__ Head(const Attention& a)
-        : a(a), head(blockIdx.y), row((uint64_t)blockIdx.z * a.seq), slope(a.slopes ? a.slopes[head] : 0) {}
+    __device__ __forceinline__ Head(const Attention& a) : Head(a, blockIdx.y) {}
+    __device__ __forceinline__ Head(const Attention& a, uint32_t head)
+        : a(a), head(head), row((uint64_t)blockIdx.z * a.seq), slope(a.slopes ? a.slopes[head] : 0) {}
 
-    __device__ __forceinline__ uint32_t qkv_stride() const { return 3 * a.heads * a.d; }
+    __device__ __forceinline__ void next() {
+        head++;
+        if (a.slopes) slope = a.slopes[head];
+    }
+    __device__ __forceinline__ uint32_t qkv_stride() const { return (a.heads + 2 * a.kv) * a.d; }
     __device__ __forceinline__ uint32_t out_stride() const { return a.heads * a.d; }
     // First element of a position-0 row; `which`: 0 query, 1 key, 2 value.
     __device__ __forceinline__ uint64_t qkv(int which) const {
-        return row * qkv_stride() + (head * 3 + which) * a.d;
+        uint32_t kv = a.inverse ? __umulhi(head, a.inverse) : head; // head / serves
+        uint32_t part = 2 * kv + (which ? (kv + 1) * a.serves + which - 1 : head);
+        return row * qkv_stride() + part * a.d;
     }
     __device__ __forceinline__ uint64_t out() const { return row * out_stride() + head * a.d; }
     __device__ __forceinline__ uint64_t place(uint32_t position) const {
@@ -25,10 +32,12 @@ template <class T> struct Head {
     // The half-open range of keys a query sees.
     __device__ __forceinline__ int2 sees(uint32_t query) const {
         if (query >= a.seq) return {0, 0};
-        if (!a.ranges) return {0, (int)query + 1};
+        int oldest = (int)query + 1 - (int)a.window;
+        oldest = oldest > 0 ? oldest : 0;
+        if (!a.ranges) return {oldest, (int)query + 1};
         int start = a.ranges[2 * (row + query)], end = a.ranges[2 * (row + query) + 1];
         end = end < (int)a.seq ? end : (int)a.seq;
-        start = start > 0 ? start : 0;
+        start = start > oldest ? start : oldest;
         return {start < end ? start : end, end};
     }
     // What dropout multiplies a probability with; `first` is run_row(drop).

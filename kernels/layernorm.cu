@@ -1,4 +1,5 @@
-// Layer normalisation (Ba, Kiros & Hinton 2016) over each row.
+// Layer normalisation (Ba, Kiros & Hinton 2016) over each row, and RMS normalisation (Zhang &
+// Sennrich 2019), the same without a mean and a shift.
 //
 // Bytes moved for each element of size s: forward 2s (x, y); backward 3s (dy, x, dx), 4s to add.
 // Fused with the residual before it, forward 4s (x, branch, y, h) for 5s apart; backward 4s (dy, x,
@@ -11,7 +12,8 @@
 // Normalises the row that a warp has kept, each lane its columns, with the sum of these.
 template <class T, int V, class A>
 __device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T* to, bool add) {
-    float mean = warp_sum(sum) / a.cols, squares = 0;
+    bool rms = !a.shift;
+    float mean = rms ? 0.0f : warp_sum(sum) / a.cols, squares = 0;
     for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
         float v[V];
         load(kept + col, v);
@@ -24,12 +26,17 @@ __device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T*
         a.stats[2 * row + 1] = rstd;
     }
     for (uint32_t col = threadIdx.x * V; col < a.cols; col += 32 * V) {
-        float v[V], scale[V], shift[V];
+        float v[V], scale[V], shift[V] = {};
         load(kept + col, v);
         load(static_cast<const T*>(a.scale) + col, scale);
-        load(static_cast<const T*>(a.shift) + col, shift);
+        if (!rms) load(static_cast<const T*>(a.shift) + col, shift);
 #pragma unroll
-        for (int i = 0; i < V; i++) v[i] = fmaf((v[i] - mean) * rstd, scale[i], shift[i]);
+        for (int i = 0; i < V; i++) {
+            v[i] = (v[i] - mean) * rstd;
+            // An RMS norm is rounded before the weight, as in transformers.
+            if (rms) v[i] = widen(narrow<T>(v[i]));
+            v[i] = fmaf(v[i], scale[i], shift[i]);
+        }
         put(to + row * a.cols + col, v, add);
     }
 }
@@ -137,6 +144,7 @@ __device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch,
             store(dshift + columns[k], to_shift);
         }
         sum = block_sum(sum) / a.cols;
+        if (a.rms) sum = 0;
         along = block_sum(along) / a.cols;
 #pragma unroll
         for (int k = 0; k < K; k++) {

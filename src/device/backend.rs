@@ -1,7 +1,7 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
-use super::{AdafactorOps, Home, Out, Tensor};
-use crate::base::{Bytes, DType, Gelu, Heads, div_exact};
+use super::{AdafactorOps, Attend, Dropout, Home, Norm, Out, QueryKey, Tensor};
+use crate::base::{Bytes, DType, Gelu, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,79 +33,6 @@ pub enum Epilogue {
     /// C (+)= Aᵀ·B and db (+)= Σ_rows A, which is read anyway: the gradients of a weight and of its
     /// bias. Only of `TN` into f32. db f32 [1, m].
     BiasBackward(Out),
-}
-
-/// The normalisation of each row of H elements, with its weights [1, H].
-#[derive(Clone, Copy, Debug)]
-pub enum Norm {
-    /// (x − mean)/√(variance + eps)·scale + shift (Ba, Kiros & Hinton 2016).
-    Layer { scale: Tensor, shift: Tensor, eps: f32 },
-}
-
-/// Inverted dropout without a stored mask: whether an element is kept is a function of its place in
-/// the whole run, so recompute, resume and every way of cutting the model agree.
-///
-/// Element (row, column) of a tensor whose first row is row `first_row` of the micro-batch: with
-/// g = first_sample·seq + first_row + row, it is dropped when word `column % 4` of
-/// `philox(key, g << 64 | head << 32 | column / 4)` is below rate·2³² (head 0 outside attention;
-/// inside, the column is the key's position in its sample). Kept elements grow by 1/(1 − rate).
-#[derive(Clone, Copy, Debug)]
-pub struct Dropout {
-    /// In [0, 1). At 0 nothing is drawn.
-    pub rate: f32,
-    /// Random key of this layer and call site (`base::rng::key`).
-    pub key: u64,
-    /// i64 [1, 1] in device memory: number of the micro-batch's first sample in the run.
-    pub first_sample: Tensor,
-    /// Rows per sample.
-    pub seq: usize,
-    /// Row of the micro-batch at which the tensor starts (sequence parallelism).
-    pub first_row: usize,
-}
-
-/// Which keys each query sees.
-#[derive(Clone, Copy, Debug)]
-pub enum Visible {
-    /// Key ≤ query.
-    Causal,
-    /// i32 [N, 2]: for each query the half-open range of keys, as positions in its own sample.
-    Ranges(Tensor),
-}
-
-/// Self-attention over packed samples.
-#[derive(Clone, Copy, Debug)]
-pub struct Attend {
-    /// This rank's heads: the columns of qkv are `heads.qkv_width()`, as `Heads::column` lays them
-    /// out.
-    pub heads: Heads,
-    /// Number of this rank's first query head in the whole model.
-    pub first_head: usize,
-    /// Rows per sample.
-    pub seq: usize,
-    pub visible: Visible,
-    /// ALiBi, f32 [1, heads]: slope·(key − query) is added to the scores.
-    pub slopes: Option<Tensor>,
-    pub dropout: Dropout,
-}
-
-impl Attend {
-    /// Panics if a tensor's shape does not follow from the heads and `seq`; returns the number of
-    /// samples.
-    pub fn check(&self, qkv: Tensor, y: Tensor, lse: Tensor) -> usize {
-        let Heads { query, kv, .. } = self.heads;
-        assert_eq!(query, kv, "grouped-query attention is not supported: query and kv heads");
-        assert_eq!(qkv.cols, self.heads.qkv_width(), "qkv");
-        let width = self.heads.query_width();
-        assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, width, qkv.dtype), "y");
-        assert_eq!((lse.rows, lse.cols, lse.dtype), (qkv.rows, query, DType::F32), "lse");
-        if let Visible::Ranges(ranges) = self.visible {
-            assert_eq!((ranges.rows, ranges.cols), (qkv.rows, 2), "visible ranges");
-        }
-        if let Some(slopes) = self.slopes {
-            assert_eq!(slopes.numel(), query, "slopes");
-        }
-        div_exact(qkv.rows, self.seq)
-    }
 }
 
 /// One AdamW update (Loshchilov & Hutter 2019), decoupled decay first as PyTorch does it.
@@ -332,9 +259,16 @@ pub trait Backend: AdafactorOps {
     /// bits but on CUDA, where the epilogue sees pre before it is rounded.
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out);
 
-    /// y = (x − mean)·rstd·scale + shift over each row; stats [n, 2] f32 keeps mean and rstd.
+    /// y = silu(gate)·value, silu(g) = g/(1 + e^−g): columns 2i and 2i + 1 of x [N, 2f] are gate and
+    /// value of column i of y [N, f] (Shazeer 2020).
+    fn swiglu(&self, x: Tensor, y: Out);
+    /// dx [N, 2f] from dy [N, f]. Overwrites.
+    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out);
+
+    /// y = the norm of each row; stats [n, 2] f32 keeps the mean (0 of an RMS norm) and rstd.
     fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out);
-    /// dx (+)= …; dscale, dshift f32 always accumulate. In place with `set` (dx on dy).
+    /// dx (+)= …; dscale, dshift f32 always accumulate. Without dshift the norm is `Norm::Rms`. In
+    /// place with `set` (dx on dy).
     #[allow(clippy::too_many_arguments)]
     fn layernorm_backward(
         &self,
@@ -344,7 +278,7 @@ pub trait Backend: AdafactorOps {
         scale: Tensor,
         dx: Out,
         dscale: Out,
-        dshift: Out,
+        dshift: Option<Out>,
     );
 
     /// `residual`, then h = `layernorm` of y; fused into one pass over memory where the device can.
@@ -368,7 +302,8 @@ pub trait Backend: AdafactorOps {
     fn norm_residual_backward(
         &self,
         [dy, x, stats, scale]: [Tensor; 4],
-        [dx, dscale, dshift]: [Out; 3],
+        [dx, dscale]: [Out; 2],
+        dshift: Option<Out>,
         drop: &Dropout,
         dbranch: Out,
         dbias: Option<Out>,
@@ -376,6 +311,19 @@ pub trait Backend: AdafactorOps {
         self.layernorm_backward(dy, x, stats, scale, dx, dscale, dshift);
         self.residual_backward(dx.to, drop, dbranch, dbias);
     }
+
+    /// y = qkv with its queries and keys normalised and turned; values as they are. In place.
+    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out);
+    /// dx from dy; the gradients of the norm's scales (query's and key's, f32) accumulate. qkv is
+    /// what forward read, and only needed with a norm. Overwrites. In place (dx on dy).
+    fn query_key_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        how: &QueryKey,
+        dx: Out,
+        dscales: Option<[Out; 2]>,
+    );
 
     /// y = softmax(q·kᵀ/√d + bias)·v per head and sample, never holding a T×T matrix. qkv [N, qkv
     /// width], y [N, query width], lse f32 [N, query heads]: log-sum-exp of each query's scores. A

@@ -3,7 +3,8 @@
 
 use super::{
     Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home,
-    MatrixPart, Norm, Out, OutOfMemory, Scaler, Scaling, SecondMoment, Tensor, Transfer, Visible,
+    MatrixPart, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, Tensor, Transfer,
+    Visible,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -73,7 +74,7 @@ impl Dry {
     }
 
     /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask
-    /// leaves half.
+    /// leaves half, and a window what is within it.
     fn attend(
         &self,
         name: &'static str,
@@ -82,15 +83,25 @@ impl Dry {
         how: &Attend,
         io: &[Tensor],
     ) {
-        let all = products * 2 * qkv.rows * how.seq * how.heads.query_width();
-        let seen = if matches!(how.visible, Visible::Causal) { all / 2 } else { all };
-        self.note(name, seen, io);
+        let (seq, window) = (how.seq, how.window.unwrap_or(how.seq).min(how.seq));
+        // Of T keys a query sees on average w − w²/2T under a causal window of w.
+        let halves = match how.visible {
+            Visible::Causal => window * (2 * seq - window),
+            Visible::Ranges(_) => 2 * seq * seq.min(2 * window),
+        };
+        self.note(name, products * qkv.rows * halves / seq * how.heads.query_width(), io);
     }
 }
 
 /// The tensors an output moves: one that accumulates is read as well as written.
 fn out(y: Out) -> [Tensor; 2] {
     [y.to, if y.add { y.to } else { y.to.span(0, 0) }]
+}
+
+/// Elements of queries and keys, and what is read and written of qkv: in place not the values.
+fn turned(qkv: Tensor, how: &QueryKey, in_place: bool) -> (usize, Tensor) {
+    let turned = qkv.rows * (how.heads.query + how.heads.kv) * how.heads.dim;
+    (turned, if in_place { qkv.span(0, turned) } else { qkv })
 }
 
 impl Backend for Dry {
@@ -173,6 +184,12 @@ impl Backend for Dry {
     fn gelu(&self, x: Tensor, _: Gelu, y: Out) {
         self.note("gelu", 8 * x.numel(), &[x, y.to]);
     }
+    fn swiglu(&self, x: Tensor, y: Out) {
+        self.note("swiglu", 8 * y.to.numel(), &[x, y.to]);
+    }
+    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
+        self.note("swiglu backward", 14 * dy.numel(), &[dy, x, dx.to]);
+    }
     fn layernorm(&self, x: Tensor, _: &Norm, y: Out, stats: Out) {
         self.note("layernorm", 8 * x.numel(), &[x, y.to, stats.to]);
     }
@@ -184,7 +201,7 @@ impl Backend for Dry {
         _: Tensor,
         dx: Out,
         _: Out,
-        _: Out,
+        _: Option<Out>,
     ) {
         let all = [&[dy, x, stats][..], &out(dx)].concat();
         self.note("layernorm backward", 12 * x.numel(), &all);
@@ -206,7 +223,8 @@ impl Backend for Dry {
     fn norm_residual_backward(
         &self,
         [dy, x, stats, _]: [Tensor; 4],
-        [dx, ..]: [Out; 3],
+        [dx, _]: [Out; 2],
+        _: Option<Out>,
         _: &Dropout,
         dbranch: Out,
         dbias: Option<Out>,
@@ -215,6 +233,22 @@ impl Backend for Dry {
         let all = [&[dy, x, stats, own][..], &out(dx)].concat();
         let flops = (13 + dbias.is_some() as usize) * x.numel();
         self.note("layernorm and residual backward", flops, &all);
+    }
+    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
+        let (turned, moved) = turned(qkv, how, y.to == qkv);
+        self.note("queries and keys", 10 * turned, &[moved, moved]);
+    }
+    fn query_key_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        how: &QueryKey,
+        dx: Out,
+        _: Option<[Out; 2]>,
+    ) {
+        let (turned, moved) = turned(qkv, how, dx.to == dy);
+        let read = if how.norm.is_some() { moved } else { moved.span(0, 0) };
+        self.note("queries and keys backward", 16 * turned, &[moved, moved, read]);
     }
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
         self.attend("attention", 2, qkv, how, &[qkv, y.to, lse.to]);

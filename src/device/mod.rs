@@ -4,6 +4,7 @@
 
 mod adafactor;
 mod arena;
+mod attend;
 mod backend;
 pub mod cpu;
 pub mod cuda;
@@ -14,9 +15,10 @@ mod tensor;
 pub use crate::base::Gelu;
 pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
+pub use attend::{Attend, Dropout, Norm, QkNorm, QueryKey, Rotation, Visible};
 pub use backend::{
-    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gemm, Graph, Norm, OutOfMemory, Scaler,
-    Scaling, Timeline, Transfer, Visible, digest_term,
+    AdamW, Backend, Coded, Dead, Epilogue, Gemm, Graph, OutOfMemory, Scaler, Scaling, Timeline,
+    Transfer, digest_term,
 };
 pub use dry::{COPIES, Dry, Tally, Work};
 pub use tensor::{Element, Home, Out, Tensor};

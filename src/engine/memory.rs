@@ -12,8 +12,8 @@ use super::states::ParamStates;
 use super::update::Update;
 use crate::base::DType;
 use crate::device::{Arena, Backend, Tensor};
-use crate::manifest::{Manifest, OffloadWhat, Position};
-use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, alibi_slopes};
+use crate::manifest::{Manifest, OffloadWhat};
+use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use crate::plan::schedule;
 
 /// A rank's memory, laid out.
@@ -24,7 +24,7 @@ pub struct Laid {
     pub offload: Option<Offload>,
     pub update: Update,
     pub compression: Option<Compression>,
-    pub slopes: Option<Tensor>,
+    pub tables: Tables,
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
     pub arrived: Tensor,
@@ -53,7 +53,7 @@ pub fn lay(
     let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let compression = Compression::plan(&layout, &buckets, &states, m, at);
-    let slopes = slopes(&train, m, &at.inputs);
+    let tables = Tables::plan(&train, &at.inputs);
     let params = layout.params().count();
     let digests = replica_check::room(groups, &states, params, &at.inputs);
     let own = compression.as_ref().map_or(0, Compression::sums);
@@ -64,7 +64,7 @@ pub fn lay(
     let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
     let inputs: Vec<Inputs> = (0..held.max(evaluated)).map(inputs).collect();
     let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
-        let plan = |chunk| Activations::plan(cx, chunk, inputs, slopes, saved, workspace);
+        let plan = |chunk| Activations::plan(cx, chunk, inputs, &tables, saved, workspace);
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
     let (work, arrived, slots) = at.workspace.temporary(|workspace| {
@@ -89,25 +89,11 @@ pub fn lay(
         offload,
         update,
         compression,
-        slopes,
+        tables,
         slots,
         work,
         arrived,
         eval,
         scalars,
-    }
-}
-
-/// Where this rank's ALiBi slopes lie.
-pub fn slopes(cx: &Cx, m: &Manifest, arena: &Arena) -> Option<Tensor> {
-    (m.model.position == Position::Alibi).then(|| arena.matrix(1, cx.heads().query, DType::F32))
-}
-
-/// Writes the slopes of this rank's heads.
-pub fn upload_slopes(be: &dyn Backend, groups: &Groups, manifest: &Manifest, to: Option<Tensor>) {
-    if let Some(to) = to {
-        let slopes = alibi_slopes(manifest.model.heads().query);
-        let first = to.cols * groups.tensor.rank();
-        be.upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
     }
 }

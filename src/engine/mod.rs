@@ -105,7 +105,7 @@ impl<'a> Engine<'a> {
         }
         let arenas = measured.reserve(be)?;
         let laid = memory::lay(be, &groups, manifest, &*rule, causal, &arenas);
-        memory::upload_slopes(be, &groups, manifest, laid.slopes);
+        laid.tables.upload(&context(be, &groups, manifest, true));
         let engine = Engine {
             be,
             graphs: GraphCache::new(&groups, manifest),

@@ -2,13 +2,14 @@
 
 use super::arenas::Arenas;
 use super::groups::{Groups, context};
-use super::memory;
 use super::params::{Held, StateSlice, cut};
 use super::states::StateSpec;
 use crate::data::{Batch, Column};
 use crate::device::{Backend, OutOfMemory, Tensor};
 use crate::manifest::{Manifest, Model, Precision};
-use crate::model::{Activations, Bucket, Inputs, Layout, ModelShard, ParamStore, Params, Stage};
+use crate::model::{
+    Activations, Bucket, Inputs, Layout, ModelShard, ParamStore, Params, Stage, Tables,
+};
 
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
@@ -40,7 +41,7 @@ struct Laid {
     layout: Layout,
     /// Where each bucket lies.
     flat: Vec<Tensor>,
-    slopes: Option<Tensor>,
+    tables: Tables,
     activations: Activations,
 }
 
@@ -59,7 +60,7 @@ impl<'a> Sampler<'a> {
         lay(be, &groups, manifest, context_len, &measured);
         let arenas = measured.reserve(be)?;
         let laid = lay(be, &groups, manifest, context_len, &arenas);
-        memory::upload_slopes(be, &groups, manifest, laid.slopes);
+        laid.tables.upload(&context(be, &groups, manifest, false));
         Ok(Sampler {
             be,
             groups,
@@ -121,7 +122,7 @@ impl<'a> Sampler<'a> {
 fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: &Arenas) -> Laid {
     let cx = context(be, groups, m, false);
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
-    let slopes = memory::slopes(&cx, m, &at.inputs);
+    let tables = Tables::plan(&cx, &at.inputs);
     let inputs = Inputs::plan(1, context_len, true, &at.inputs);
     let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), cx.dtype);
     Laid {
@@ -130,11 +131,11 @@ fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: 
             &cx,
             &layout.shard.chunks[0],
             inputs,
-            slopes,
+            &tables,
             &at.workspace,
             &at.workspace,
         ),
         layout,
-        slopes,
+        tables,
     }
 }

@@ -195,6 +195,7 @@ fn faster_steps(from: &Setup) -> Vec<Step> {
     let mut steps = Steps { from, list: Vec::new() };
     let mut heads: Vec<usize> = (1..=4 * m.heads)
         .filter(|a| m.hidden.is_multiple_of(8 * a) && a.is_multiple_of(tensor))
+        .filter(|a| m.head_dim.is_none() && a.is_multiple_of(m.kv_heads.unwrap_or(1)))
         .collect();
     heads.sort_by_key(|a| a.abs_diff(m.heads));
     for heads in heads.into_iter().take(if from.odd_heads() { 2 } else { 0 }) {

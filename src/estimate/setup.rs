@@ -172,7 +172,7 @@ impl Setup {
         let mut all = Vec::new();
         for tensor in 1..=self.per_node.min(devices) {
             let possible = self.per_node.is_multiple_of(tensor)
-                && self.model.heads.is_multiple_of(tensor)
+                && self.model.heads().kv.is_multiple_of(tensor)
                 && devices.is_multiple_of(tensor);
             if !possible {
                 continue;
@@ -264,12 +264,12 @@ impl Setup {
             format!("PP {} has more stages than {} layers", t.pipeline, m.layers),
         );
         rule(
-            !m.hidden.is_multiple_of(m.heads),
+            m.head_dim.is_none() && !m.hidden.is_multiple_of(m.heads),
             format!("hidden {} does not divide by {} heads", m.hidden, m.heads),
         );
         rule(
-            !m.heads.is_multiple_of(t.tensor),
-            format!("{} heads do not divide by TP {}", m.heads, t.tensor),
+            !m.heads().kv.is_multiple_of(t.tensor),
+            format!("{} heads do not divide by TP {}", m.heads().kv, t.tensor),
         );
         rule(
             t.layer_split == LayerSplit::TransformerAndEmbedding

@@ -23,14 +23,50 @@ Family {
     Gpt2 = "gpt2",
     /// BLOOM: ALiBi, and a layernorm after the embedding.
     Bloom = "bloom",
+    /// Llama 2 and 3: RMS norms, SwiGLU, rotary positions, no biases.
+    Llama = "llama",
+    /// Mistral: as Llama, often with a window.
+    Mistral = "mistral",
+    /// Qwen2 and Qwen2.5: as Llama, with biases of queries, keys and values.
+    Qwen2 = "qwen2",
+    /// Qwen3: as Llama, with norms of queries and keys.
+    Qwen3 = "qwen3",
 }
 
 /// Positions.
-Position {
+PositionName {
     /// A table of seq_len learned vectors (GPT-2).
     Learned = "learned",
     /// Attention with linear biases, no table (BLOOM).
     Alibi = "alibi",
+    /// Rotated queries and keys (Llama).
+    Rope = "rope",
+}
+
+/// Normalisations.
+NormKind {
+    /// By mean and variance, with scale and shift (Ba, Kiros & Hinton 2016).
+    Layer = "layer",
+    /// By the root mean square, with a scale (Zhang & Sennrich 2019).
+    Rms = "rms",
+}
+
+/// Feed-forward layers.
+Ffn {
+    /// Two matrices with GELU between them.
+    Gelu = "gelu",
+    /// Gates and values, silu(gate)·value, and a matrix back (Shazeer 2020).
+    Swiglu = "swiglu",
+}
+
+/// Which products of a block add a bias.
+Bias {
+    /// None.
+    None = "none",
+    /// That of queries, keys and values.
+    Qkv = "qkv",
+    /// All of them.
+    All = "all",
 }
 
 /// Sample orders.

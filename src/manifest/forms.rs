@@ -3,7 +3,9 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{self, Adafactor, Adam8bit, AdamW, Dropout, PowerSgd, PrefixLm, RampUp};
+use super::settings::raw::{
+    self, Adafactor, Adam8bit, AdamW, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -91,6 +93,34 @@ Dataset {
     range: String;
 }
 
+#[derive(Copy)]
+/// How tokens know their place, with settings.
+PositionSettings {
+    /// Rotated queries and keys.
+    #[schemars(required)]
+    rope: raw::Rope;
+}
+
+#[derive(Copy)]
+/// How the wavelengths of a rotation are stretched, for longer samples: one of these.
+Scaling {
+    /// All by the same factor (Chen et al. 2023).
+    linear: Linear;
+    /// The long ones by the factor, the short ones not (Llama 3.1).
+    llama3: Llama3;
+    /// The same by turns in the original length, and sharper attention (Peng et al. 2023).
+    yarn: Yarn;
+    /// Dynamic NTK: refused, since it depends on the length of what is read.
+    dynamic: Dynamic;
+}
+
+#[derive(Copy)]
+/// Dynamic NTK, which is refused.
+Dynamic {
+    /// Its factor.
+    factor: f64, in 1.0..=1e6;
+}
+
 /// What is learned, with its settings.
 Objective {
     /// Prefix language modelling.
@@ -157,6 +187,13 @@ forms! {
         Same(Rate),
         /// One each.
         Each(Dropout),
+    }
+    /// How tokens know their place, by name or with settings.
+    PositionForm {
+        /// By name.
+        Name(PositionName),
+        /// With settings.
+        Settings(PositionSettings),
     }
     /// A number that stays, or settings.
     LossScaleForm {

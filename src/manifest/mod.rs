@@ -19,19 +19,21 @@ mod tree;
 
 pub use crate::base::Gelu;
 pub use choices::{
-    DataRule, DeviceChoice, Family, Framework, GpuTransport, GradientHome, OffloadWhat,
-    OptimizerName, Position, Precision, RankOrder, Recompute, Schedule,
+    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, NormKind,
+    OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
 };
 pub use keys::schema;
 pub use read::{Loaded, load, parse};
 pub use settings::{
-    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Log, Lr, Model,
-    Offload, Plan, PowerSgd, PrefixLm, RampUp, Topology, Train,
+    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Linear, Llama3,
+    Log, Lr, Model, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
 };
 
 use crate::base::{Heads, Problems};
 use crate::plan::grid::Grid;
 use crate::plan::ramp::Ramp;
+use choices::PositionName;
+use forms::PositionForm;
 use settings::raw;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -67,25 +69,107 @@ impl Manifest {
     }
 }
 
+/// What a family's models have.
 impl Family {
     /// The family where none is written.
-    fn of_position(position: Option<Position>) -> Family {
-        if position == Some(Position::Alibi) { Family::Bloom } else { Family::Gpt2 }
+    fn of_position(position: Option<&PositionForm>) -> Family {
+        match position {
+            Some(PositionForm::Name(PositionName::Alibi)) => Family::Bloom,
+            _ => Family::Gpt2,
+        }
     }
 
-    /// What its models have.
-    pub fn position(self) -> Position {
+    /// Llama, and those that differ from it in a part.
+    pub fn is_llama(self) -> bool {
+        !matches!(self, Family::Gpt2 | Family::Bloom)
+    }
+
+    pub fn position(self) -> PositionName {
         match self {
-            Family::Gpt2 => Position::Learned,
-            Family::Bloom => Position::Alibi,
+            Family::Gpt2 => PositionName::Learned,
+            Family::Bloom => PositionName::Alibi,
+            _ => PositionName::Rope,
+        }
+    }
+
+    fn ffn(self) -> Ffn {
+        if self.is_llama() { Ffn::Swiglu } else { Ffn::Gelu }
+    }
+
+    fn norm(self) -> NormKind {
+        if self.is_llama() { NormKind::Rms } else { NormKind::Layer }
+    }
+
+    fn bias(self) -> Bias {
+        match self {
+            Family::Gpt2 | Family::Bloom => Bias::All,
+            Family::Qwen2 => Bias::Qkv,
+            Family::Llama | Family::Mistral | Family::Qwen3 => Bias::None,
+        }
+    }
+
+    fn eps(self) -> f32 {
+        if matches!(self, Family::Qwen2 | Family::Qwen3) { 1e-6 } else { 1e-5 }
+    }
+}
+
+/// How tokens know their place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Position {
+    /// A table of seq_len learned vectors.
+    Learned,
+    /// Attention with linear biases (Press et al. 2022).
+    Alibi,
+    /// Rotated queries and keys (Su et al. 2021).
+    Rope(Rope),
+}
+
+impl Position {
+    /// Its name in a manifest, without settings.
+    pub fn name(self) -> PositionName {
+        match self {
+            Position::Learned => PositionName::Learned,
+            Position::Alibi => PositionName::Alibi,
+            Position::Rope(_) => PositionName::Rope,
+        }
+    }
+}
+
+/// How the wavelengths of a rotation are stretched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    Linear(Linear),
+    Llama3(Llama3),
+    Yarn(Yarn),
+}
+
+impl Ffn {
+    /// The width inside where none is written: 4 × hidden, or for gates and values two thirds of
+    /// it, as Llama rounds it.
+    fn hidden(self, hidden: usize) -> usize {
+        match self {
+            Ffn::Gelu => 4 * hidden,
+            Ffn::Swiglu => (8 * hidden / 3).next_multiple_of(256),
         }
     }
 }
 
 impl Model {
-    /// Each query head has a key and a value of its own.
+    /// Of attention: as many key/value heads as query heads, and hidden / heads columns each,
+    /// where the settings say nothing else.
     pub fn heads(&self) -> Heads {
-        Heads { query: self.heads, kv: self.heads, dim: self.hidden / self.heads }
+        let kv = self.kv_heads.unwrap_or(self.heads);
+        let dim = self.head_dim.unwrap_or(self.hidden / self.heads);
+        Heads { query: self.heads, kv, dim }
+    }
+
+    /// Rows of the feed-forward layer's first matrix: under SwiGLU a gate and a value for each
+    /// column of the second one, one after the other, so that any share of them is a rectangle.
+    pub fn ffn_rows(&self) -> usize {
+        match self.ffn {
+            Ffn::Gelu => self.ffn_hidden,
+            Ffn::Swiglu => 2 * self.ffn_hidden,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::choices::*;
 use super::define::{checked, read, sections, settings, written};
 use super::forms::{self, *};
 use super::report::Report;
-use super::{DataStage, Dataset, Decay, LayerSplit, Objective, ValidSet};
+use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, RopeScaling, ValidSet};
 use crate::base::{Bytes, Gelu};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,19 +30,28 @@ impl<T: Written> Written for Option<T> {
 }
 
 settings! {
-/// The architecture: a GPT with pre-layernorm blocks and biases.
+/// The architecture: a decoder of blocks that each normalise before attention and before the
+/// feed-forward layer. The parts combine freely.
 Model(raw, tensor: usize) {
-    /// Whose defaults of position and embedding_layernorm are taken, and whose names the weights
-    /// have in Hugging Face's folders. Default: bloom where position is alibi, else gpt2.
-    family: Family = Family::of_position(raw.position);
+    /// Whose defaults the other settings take, and whose names the weights have in Hugging Face's
+    /// folders. Default: bloom where position is alibi, else gpt2.
+    family: Family = Family::of_position(raw.position.as_ref());
     /// Transformer blocks (Megatron's --num-layers).
     layers: usize, required in 1..=10_000;
-    /// Width of the residual stream (--hidden-size); a multiple of `heads`.
+    /// Width of the residual stream (--hidden-size); a multiple of `heads` without `head_dim`.
     hidden: usize, required in 1..=1_048_576;
     /// Attention heads (--num-attention-heads).
     heads: usize, required in 1..=65_536;
-    /// Width inside the MLP (--ffn-hidden-size). Default: 4 × hidden.
-    ffn_hidden: usize = 4 * hidden, in 1..=8_388_608;
+    /// Heads of keys and values, which divide `heads`: each serves so many query heads
+    /// (--num-query-groups). Default: heads.
+    kv_heads: usize, in 1..=65_536;
+    /// Columns of a head (--kv-channels). Default: hidden / heads.
+    head_dim: usize, in 1..=256;
+    /// The feed-forward layer. Default: gelu, of the Llama families swiglu.
+    ffn: Ffn = family.ffn();
+    /// Width inside the feed-forward layer (--ffn-hidden-size). Default: 4 × hidden; of swiglu
+    /// 8/3 × hidden, rounded up to a multiple of 256.
+    ffn_hidden: usize = ffn.hidden(hidden), in 1..=8_388_608;
     /// Number of tokens the tokenizer knows: every token id is below it.
     vocab: usize, required in 2..=2_147_483_647;
     /// Rows of the embedding are rounded up to a multiple of this × topology.tensor
@@ -50,18 +59,30 @@ Model(raw, tensor: usize) {
     vocab_multiple: usize = 128, in 1..=1_048_576;
     /// Tokens per sample (--seq-length).
     seq_len: usize, required in 1..=16_777_216;
-    /// How tokens know their place. Default: learned; of family bloom, alibi.
-    position: Position = family.position();
-    /// A layernorm after the embedding (--embed-layernorm). Default: false, unless family is set
-    /// to bloom.
+    /// How tokens know their place: learned, alibi, rope, or rope with settings. Default: learned;
+    /// of family bloom, alibi; of the Llama families, rope.
+    position: PositionForm => Position = shape::position(raw.position, family);
+    /// Keys that a query sees at most, its own among them: a sliding window. Default: all.
+    window: usize, in 1..=16_777_216;
+    /// Whether each head's queries and keys are normalised by their root mean square. Default:
+    /// false, of family qwen3 true.
+    qk_norm: bool = family == Family::Qwen3;
+    /// Which products of a block add a bias: none, qkv, all. Default: all; of family qwen2, qkv;
+    /// of the other Llama families, none.
+    bias: Bias = family.bias();
+    /// The normalisation: layer or rms. Default: layer, of the Llama families rms.
+    norm: NormKind = family.norm();
+    /// A norm after the embedding (--embed-layernorm). Default: false, unless family is set to
+    /// bloom.
     embedding_layernorm: bool = raw.family == Some(Family::Bloom);
-    /// Whether the output layer is the embedding itself. Default: true. False is Megatron's
-    /// --untie-embeddings-and-output-weights.
-    tied_head: bool = true;
-    /// Which formula of the activation function. Default: tanh, as GPT-2, Megatron and BLOOM.
+    /// Whether the output layer is the embedding itself. Default: true, of the Llama families
+    /// false. False is Megatron's --untie-embeddings-and-output-weights.
+    tied_head: bool = !family.is_llama();
+    /// Which formula of ffn: gelu. Default: tanh, as GPT-2, Megatron and BLOOM.
     gelu: Gelu = Gelu::Tanh;
-    /// Added to the variance in every layernorm (--layernorm-epsilon). Default: 1e-5.
-    layernorm_eps: f32 = 1e-5, in 1e-12..=1.0;
+    /// Added to the variance in every norm (--layernorm-epsilon). Default: 1e-5, of families qwen2
+    /// and qwen3 1e-6.
+    layernorm_eps: f32 = family.eps(), in 1e-12..=1.0;
     /// Drop rates: one number for all, or one each. Default: 0 (Megatron's default is 0.1).
     dropout: DropoutForm => Dropout = shape::dropout(raw.dropout);
     /// Initial weights.
@@ -70,6 +91,53 @@ Model(raw, tensor: usize) {
     /// Rows of the embedding: `vocab`, rounded up to divide by tensor parallelism and tiles.
     vocab_padded: usize = vocab.next_multiple_of(vocab_multiple * tensor);
 )
+
+#[derive(Copy)]
+/// Rotary embedding (Su et al. 2021): pairs of columns of queries and keys are turned by angles
+/// that grow with the position.
+Rope(raw) {
+    /// What the angle of a position's pair falls with, from 1 to 1/theta (--rotary-base).
+    /// Default: 10_000.
+    theta: f64 = 10_000.0, in 1.0..=1e12;
+    /// Longer wavelengths for longer samples. Default: none.
+    scaling: Scaling => Option<RopeScaling> = shape::scaling(raw.scaling);
+}
+
+#[derive(Copy)]
+/// Position interpolation (Chen et al. 2023).
+Linear(raw) {
+    /// What positions are divided by.
+    factor: f64, required in 1.0..=1e6;
+}
+
+#[derive(Copy)]
+/// Llama 3.1's: wavelengths above original_seq_len / low_freq_factor grow by the factor, those
+/// below original_seq_len / high_freq_factor do not, and between them by a share.
+Llama3(raw) {
+    /// What the long wavelengths grow by.
+    factor: f64, required in 1.0..=1e6;
+    /// Turns in the original length below which a wavelength is long. Default: 1.
+    low_freq_factor: f64 = 1.0, in 1e-3..=1e6;
+    /// Turns in the original length above which it is short. Default: 4.
+    high_freq_factor: f64 = 4.0, in 1e-3..=1e6;
+    /// Tokens per sample before the scaling.
+    original_seq_len: usize, required in 1..=16_777_216;
+}
+
+#[derive(Copy)]
+/// YaRN (Peng et al. 2023).
+Yarn(raw) {
+    /// What the long wavelengths grow by.
+    factor: f64, required in 1.0..=1e6;
+    /// Tokens per sample before the scaling.
+    original_seq_len: usize, required in 1..=16_777_216;
+    /// Turns in the original length above which a wavelength is short. Default: 32.
+    beta_fast: f64 = 32.0, in 1e-3..=1e6;
+    /// Turns in the original length below which it is long. Default: 1.
+    beta_slow: f64 = 1.0, in 1e-3..=1e6;
+    /// What rotated queries and keys are multiplied with. Default: 0.1·ln(factor) + 1.
+    attention_factor: f64, in 1e-3..=1e3;
+}
 
 #[derive(Copy)]
 /// Drop rates at the three places; each defaults to 0.

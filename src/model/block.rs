@@ -3,7 +3,7 @@
 
 use super::layers::{attention, feed_forward, norm};
 use super::weights::Weight::*;
-use super::{BlockArenas, Cx, GradBuffers, Inputs, Params};
+use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
 use crate::device::{Arena, Dropout, Tensor};
 use crate::manifest::Recompute;
 
@@ -26,7 +26,7 @@ impl Acts {
         cx: &Cx,
         layer: usize,
         inputs: &Inputs,
-        slopes: Option<Tensor>,
+        tables: &Tables,
         (x, y): (Tensor, Tensor),
         saved: &Arena,
         workspace: &Arena,
@@ -44,7 +44,7 @@ impl Acts {
             x,
             mid,
             y,
-            attention: attention::Acts::plan(cx, layer, inputs, slopes, x, out, &arenas),
+            attention: attention::Acts::plan(cx, layer, inputs, tables, x, out, &arenas),
             ffn: feed_forward::Acts::plan(cx, inputs, mid, out, &arenas),
             drop_attn: drop("attn"),
             drop_ffn: drop("mlp"),

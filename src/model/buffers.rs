@@ -2,6 +2,8 @@
 
 use super::Cx;
 use crate::device::{Arena, Tensor};
+use crate::manifest::Ffn;
+
 /// Where a block's buffers are laid. Recompute is nothing but this choice.
 pub struct BlockArenas<'a> {
     /// Of results of products and attention: kept until backward, but under full recompute.
@@ -19,7 +21,8 @@ pub struct GradBuffers {
     pub branch_in: Tensor, // [N, H]
     pub h:         Tensor, // [n, H]   gradient of a normed input
     pub h_in:      Tensor, // [N, H]
-    pub fc:        Tensor, // [N, f]
+    pub act:       Tensor, // [N, f]   gradient of what the second product reads
+    pub fc:        Tensor, // [N, f1]  and of what the first one gave: the same, but for SwiGLU
     pub ctx:       Tensor, // [N, q]
     pub qkv:       Tensor, // [N, qkv]
     pub scale:     Tensor, // f32 [1, 1]  of all gradients: what the loss is multiplied by
@@ -30,6 +33,9 @@ impl GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let (stream, h) = (outside(), outside());
         let stream_in = cx.tp.gathered(stream, all, arena);
+        let wide = |cols| arena.matrix(all, cx.tp.share(cols), cx.dtype);
+        let act = wide(cx.model.ffn_hidden);
+        let fc = if cx.model.ffn == Ffn::Swiglu { wide(cx.model.ffn_rows()) } else { act };
         let own = cx.training && cx.model.dropout.residual > 0.0;
         let branch = if own { outside() } else { stream };
         let branch_in = if own { cx.tp.gathered(branch, all, arena) } else { stream_in };
@@ -40,7 +46,8 @@ impl GradBuffers {
             branch_in,
             h,
             h_in: cx.tp.gathered(h, all, arena),
-            fc: arena.matrix(all, cx.tp.share(cx.model.ffn_hidden), cx.dtype),
+            act,
+            fc,
             ctx: arena.matrix(all, cx.heads().query_width(), cx.dtype),
             qkv: arena.matrix(all, cx.heads().qkv_width(), cx.dtype),
             scale,

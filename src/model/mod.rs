@@ -14,6 +14,7 @@ mod inputs;
 pub mod layers;
 mod layout;
 mod stage;
+mod tables;
 mod tensor_parallel;
 mod weights;
 
@@ -21,12 +22,13 @@ pub use buffers::{BlockArenas, GradBuffers};
 pub use inputs::Inputs;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
 pub use stage::{Activations, ParamStore, Stage};
+pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
 pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
 
 use crate::base::{DType, Heads, rng};
-use crate::device::{Backend, Dropout, Norm, Tensor};
-use crate::manifest;
+use crate::device::{Backend, Dropout, Norm};
+use crate::manifest::{self, NormKind};
 
 /// Context of every function of this room, its first argument: device, tensor-parallel group,
 /// model.
@@ -50,9 +52,13 @@ impl Cx<'_> {
         self.model.heads().share(self.tp.group.size())
     }
 
-    /// The model's kind of normalisation, by these weights.
-    fn norm(&self, scale: Tensor, shift: Tensor) -> Norm {
-        Norm::Layer { scale, shift, eps: self.model.layernorm_eps }
+    /// The model's kind of normalisation, by its weights for scale and shift.
+    fn norm(&self, w: &Params, [scale, shift]: [Weight; 2]) -> Norm {
+        let (scale, eps) = (w[scale], self.model.layernorm_eps);
+        match self.model.norm {
+            NormKind::Layer => Norm::Layer { scale, shift: w[shift], eps },
+            NormKind::Rms => Norm::Rms { scale, eps },
+        }
     }
 
     /// The dropout of one call site ("block.3.attn"), for the rows this rank holds outside
@@ -66,12 +72,4 @@ impl Cx<'_> {
             first_row: self.tp.first_row(inputs.rows()),
         }
     }
-}
-
-/// ALiBi's slopes, one a head: powers of 2^(−8/n) for n heads, n a power of two; for other numbers
-/// those of the power below, then every second one of the power above (Press et al. 2022).
-pub fn alibi_slopes(heads: usize) -> Vec<f32> {
-    let below = 1 << heads.ilog2();
-    let powers = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
-    powers(below).chain(powers(2 * below).step_by(2)).take(heads).collect()
 }

@@ -1,7 +1,7 @@
 //! The layers of a rank, run forwards and backwards on one micro-batch.
 
 use super::layers::{embedding, head};
-use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Weight, block};
+use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Tables, Weight, block};
 use crate::device::{Arena, Out, Tensor};
 
 /// Owner of weights and gradients between uses. The stage calls it around every bucket and never
@@ -29,13 +29,12 @@ pub struct Activations {
 
 impl Activations {
     /// In training, buffers that backward reads are laid out in `saved`; in evaluation all are in
-    /// `workspace`, and the layers alternate between two residual streams. `slopes` f32 [1, a]
-    /// under ALiBi.
+    /// `workspace`, and the layers alternate between two residual streams.
     pub fn plan(
         cx: &Cx,
         chunk: &Chunk,
         inputs: Inputs,
-        slopes: Option<Tensor>,
+        tables: &Tables,
         saved: &Arena,
         workspace: &Arena,
     ) -> Activations {
@@ -52,7 +51,7 @@ impl Activations {
             let y = if cx.training && layer > first_layer { stream() } else { spare };
             blocks.push(workspace.temporary(|workspace| {
                 let saved = if cx.training { saved } else { workspace };
-                block::Acts::plan(cx, layer, &inputs, slopes, (x, y), saved, workspace)
+                block::Acts::plan(cx, layer, &inputs, tables, (x, y), saved, workspace)
             }));
             (x, spare) = (y, x);
         }

@@ -2,13 +2,13 @@
 //! estimator are all read off these rows.
 
 use crate::base::Fused;
-use crate::manifest::{Model, Position, Recompute};
+use crate::manifest::{Bias, Model, NormKind, Position, Recompute};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Weight {
     TokenEmbed, PosEmbed, EmbedLnScale, EmbedLnShift,
-    Ln1Scale, Ln1Shift, QkvW, QkvB, ProjW, ProjB,
+    Ln1Scale, Ln1Shift, QkvW, QkvB, QNorm, KNorm, ProjW, ProjB,
     Ln2Scale, Ln2Shift, Fc1W, Fc1B, Fc2W, Fc2B,
     LnfScale, LnfShift, HeadW,
 }
@@ -78,6 +78,14 @@ impl ParamSpec {
             _ => Fused::ONE,
         }
     }
+
+    /// Whether a tensor-parallel rank's gradient of it is a part of the sum: of what no rank has a
+    /// share of, the norms of heads always, for each rank has its own heads, and the others under
+    /// sequence parallelism.
+    pub fn partial_grad(&self, sequence: bool) -> bool {
+        let of_heads = matches!(self.weight, Weight::QNorm | Weight::KNorm);
+        self.split == TpSplit::Whole && (sequence || of_heads)
+    }
 }
 
 /// Every parameter of the model, once; a tied head has no row of its own.
@@ -85,30 +93,35 @@ impl ParamSpec {
 pub fn table(m: &Model) -> Vec<ParamSpec> {
     use {Init::*, Module::*, TpSplit::*, Weight::*};
     let (h, f, v, t) = (m.hidden, m.ffn_hidden, m.vocab_padded, m.seq_len);
-    let (q, qkv) = (m.heads().query_width(), m.heads().qkv_width());
-    let (pos, ln) = (m.position == Position::Learned, m.embedding_layernorm);
+    let (q, qkv, d) = (m.heads().query_width(), m.heads().qkv_width(), m.heads().dim);
+    let (pos, norm, f1) = (m.position == Position::Learned, m.embedding_layernorm, m.ffn_rows());
     let (tied, own, yes, no) = (m.tied_head, !m.tied_head, true, false);
+    let (shift, qk) = (m.norm == NormKind::Layer, m.qk_norm);
+    let (bias, qkvb) = (m.bias == Bias::All, m.bias != Bias::None);
+    let both = norm && shift;
     let rows = [
-        //if  weight        name                module rows cols split  init      decay vocab tied
-        (pos, PosEmbed,     "embed.position",   Embed, t,   h,   Whole, Normal,   yes,  no,   no),
-        (yes, TokenEmbed,   "embed.token",      Embed, v,   h,   Rows,  Normal,   yes,  yes,  tied),
-        (ln,  EmbedLnScale, "embed.ln.scale",   Embed, 1,   h,   Whole, One,      no,   no,   no),
-        (ln,  EmbedLnShift, "embed.ln.shift",   Embed, 1,   h,   Whole, Zero,     no,   no,   no),
-        (yes, Ln1Scale,     "ln1.scale",        Block, 1,   h,   Whole, One,      no,   no,   no),
-        (yes, Ln1Shift,     "ln1.shift",        Block, 1,   h,   Whole, Zero,     no,   no,   no),
-        (yes, QkvW,         "attn.qkv.weight",  Block, qkv, h,   Rows,  Normal,   yes,  no,   no),
-        (yes, QkvB,         "attn.qkv.bias",    Block, 1,   qkv, Cols,  Zero,     no,   no,   no),
-        (yes, ProjW,        "attn.proj.weight", Block, h,   q,   Cols,  Residual, yes,  no,   no),
-        (yes, ProjB,        "attn.proj.bias",   Block, 1,   h,   Whole, Zero,     no,   no,   no),
-        (yes, Ln2Scale,     "ln2.scale",        Block, 1,   h,   Whole, One,      no,   no,   no),
-        (yes, Ln2Shift,     "ln2.shift",        Block, 1,   h,   Whole, Zero,     no,   no,   no),
-        (yes, Fc1W,         "mlp.fc1.weight",   Block, f,   h,   Rows,  Normal,   yes,  no,   no),
-        (yes, Fc1B,         "mlp.fc1.bias",     Block, 1,   f,   Cols,  Zero,     no,   no,   no),
-        (yes, Fc2W,         "mlp.fc2.weight",   Block, h,   f,   Cols,  Residual, yes,  no,   no),
-        (yes, Fc2B,         "mlp.fc2.bias",     Block, 1,   h,   Whole, Zero,     no,   no,   no),
-        (yes, LnfScale,     "lnf.scale",        Head,  1,   h,   Whole, One,      no,   no,   no),
-        (yes, LnfShift,     "lnf.shift",        Head,  1,   h,   Whole, Zero,     no,   no,   no),
-        (own, HeadW,        "head.weight",      Head,  v,   h,   Rows,  Normal,   yes,  yes,  no),
+        //if     weight        name                 module rows cols split  init      decay vocab tied
+        (pos,    PosEmbed,     "embed.position",    Embed, t,   h,   Whole, Normal,   yes,  no,   no),
+        (yes,    TokenEmbed,   "embed.token",       Embed, v,   h,   Rows,  Normal,   yes,  yes,  tied),
+        (norm,   EmbedLnScale, "embed.ln.scale",    Embed, 1,   h,   Whole, One,      no,   no,   no),
+        (both,   EmbedLnShift, "embed.ln.shift",    Embed, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes,    Ln1Scale,     "ln1.scale",         Block, 1,   h,   Whole, One,      no,   no,   no),
+        (shift,  Ln1Shift,     "ln1.shift",         Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes,    QkvW,         "attn.qkv.weight",   Block, qkv, h,   Rows,  Normal,   yes,  no,   no),
+        (qkvb,   QkvB,         "attn.qkv.bias",     Block, 1,   qkv, Cols,  Zero,     no,   no,   no),
+        (qk,     QNorm,        "attn.q_norm.scale", Block, 1,   d,   Whole, One,      no,   no,   no),
+        (qk,     KNorm,        "attn.k_norm.scale", Block, 1,   d,   Whole, One,      no,   no,   no),
+        (yes,    ProjW,        "attn.proj.weight",  Block, h,   q,   Cols,  Residual, yes,  no,   no),
+        (bias,   ProjB,        "attn.proj.bias",    Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes,    Ln2Scale,     "ln2.scale",         Block, 1,   h,   Whole, One,      no,   no,   no),
+        (shift,  Ln2Shift,     "ln2.shift",         Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes,    Fc1W,         "mlp.fc1.weight",    Block, f1,  h,   Rows,  Normal,   yes,  no,   no),
+        (bias,   Fc1B,         "mlp.fc1.bias",      Block, 1,   f1,  Cols,  Zero,     no,   no,   no),
+        (yes,    Fc2W,         "mlp.fc2.weight",    Block, h,   f,   Cols,  Residual, yes,  no,   no),
+        (bias,   Fc2B,         "mlp.fc2.bias",      Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (yes,    LnfScale,     "lnf.scale",         Head,  1,   h,   Whole, One,      no,   no,   no),
+        (shift,  LnfShift,     "lnf.shift",         Head,  1,   h,   Whole, Zero,     no,   no,   no),
+        (own,    HeadW,        "head.weight",       Head,  v,   h,   Rows,  Normal,   yes,  yes,  no),
     ];
     rows.into_iter()
         .filter(|row| row.0)
@@ -143,8 +156,9 @@ impl FlopsPerToken {
     }
 }
 
-/// 6 per weight that multiplies, and 12·T·H a layer for attention, as Narayanan et al. 2021 (eq. 3)
-/// count: attention as if not causal.
+/// 6 per weight that multiplies, and 12·T·q a layer for attention with q columns of queries, as
+/// Narayanan et al. 2021 (eq. 3) count: attention as if not causal. A window is counted so too,
+/// as twice its keys.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
     let blocks_forward = m.layers as f64 * forward_flops(m, Module::Block);
     let head = forward_flops(m, Module::Head);
@@ -174,7 +188,8 @@ fn forward_flops(m: &Model, module: Module) -> f64 {
         Module::Block => {
             let rows = table(m).into_iter().filter(ParamSpec::is_block_matrix);
             let weights: f64 = rows.map(|s| s.rows as f64 * s.cols as f64).sum();
-            2.0 * weights + 4.0 * m.seq_len as f64 * m.heads().query_width() as f64
+            let keys = m.window.map_or(m.seq_len, |window| m.seq_len.min(2 * window));
+            2.0 * weights + 4.0 * keys as f64 * m.heads().query_width() as f64
         }
         Module::Head => 2.0 * m.vocab_padded as f64 * m.hidden as f64,
         Module::Embed | Module::TiedCopy => 0.0,

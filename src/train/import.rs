@@ -87,7 +87,7 @@ fn rows(m: &Model) -> Vec<(&'static str, String)> {
         ("ffn_hidden", m.ffn_hidden.to_string()),
         ("vocab", m.vocab.to_string()),
         ("seq_len", m.seq_len.to_string()),
-        ("position", m.position.name().to_string()),
+        ("position", m.position.name().name().to_string()),
         ("embedding_layernorm", m.embedding_layernorm.to_string()),
         ("tied_head", m.tied_head.to_string()),
         ("gelu", m.gelu.name().to_string()),

@@ -1,11 +1,11 @@
 //! What is accepted, what it means, and that the effective manifest means it again.
 
 use crate::{GOOD, complaints, read, with};
-use gptrain::base::Bytes;
+use gptrain::base::{Bytes, Heads};
 use gptrain::manifest::{
-    AdamW, Decay, DeviceChoice, Family, Gelu, GradientHome, LayerSplit, LossScale, Objective,
-    Offload, OffloadWhat, Optimizer, Position, Precision, PrefixLm, RampUp, RankOrder, Recompute,
-    Schedule, Sequences,
+    AdamW, Bias, Decay, DeviceChoice, Family, Ffn, Gelu, GradientHome, LayerSplit, LossScale,
+    NormKind, Objective, Offload, OffloadWhat, Optimizer, Position, Precision, PrefixLm, RampUp,
+    RankOrder, Recompute, RopeScaling, Schedule, Sequences, Yarn,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,35 @@ fn a_family_has_defaults_and_is_bloom_where_only_alibi_is_written() {
     assert_eq!(form(&["model.family=bloom"]), (Family::Bloom, alibi, true));
     let named = ["model.family=gpt2", "model.position=alibi"];
     assert_eq!(form(&named), (Family::Gpt2, alibi, false));
+}
+
+#[test]
+fn a_llama_family_has_its_parts_and_each_may_be_set_apart() {
+    let model = |sets: &[&str]| with(sets).manifest.model;
+    let llama = model(&["model.family=llama"]);
+    let Position::Rope(rope) = llama.position else { panic!("{:?}", llama.position) };
+    assert_eq!((rope.theta, rope.scaling), (10_000.0, None));
+    assert_eq!((llama.norm, llama.ffn, llama.bias), (NormKind::Rms, Ffn::Swiglu, Bias::None));
+    assert_eq!((llama.ffn_hidden, llama.layernorm_eps, llama.tied_head), (768, 1e-5, false));
+    assert_eq!(llama.heads(), Heads { query: 8, kv: 8, dim: 32 });
+    assert_eq!(model(&["model.family=qwen2"]).bias, Bias::Qkv);
+    let wide = ["model.family=qwen3", "model.kv_heads=2", "model.head_dim=128", "model.window=9"];
+    let qwen3 = model(&wide);
+    assert!(qwen3.qk_norm && qwen3.layernorm_eps == 1e-6 && qwen3.window == Some(9));
+    assert_eq!(qwen3.heads(), Heads { query: 8, kv: 2, dim: 128 });
+    let mixed = model(&["model.norm=rms", "model.position=rope", "model.ffn=swiglu"]);
+    assert_eq!((mixed.family, mixed.bias, mixed.tied_head), (Family::Gpt2, Bias::All, true));
+    let yarn = "model.position={rope: {theta: 5e5, scaling: {yarn: {factor: 4, \
+                original_seq_len: 64, beta_fast: 16, attention_factor: 1.5}}}}";
+    let Position::Rope(rope) = model(&[yarn]).position else { panic!() };
+    let rule = Yarn {
+        factor: 4.0,
+        original_seq_len: 64,
+        beta_fast: 16.0,
+        beta_slow: 1.0,
+        attention_factor: Some(1.5),
+    };
+    assert_eq!((rope.theta, rope.scaling), (5e5, Some(RopeScaling::Yarn(rule))));
 }
 
 #[test]
@@ -243,6 +272,17 @@ fn the_effective_manifest_loads_back_to_the_same() {
              threads: 3, device: cpu}",
             "name=1e3",
         ],
+        &["model={layers: 6, hidden: 256, heads: 8, vocab: 4096, seq_len: 128, family: qwen3, \
+             kv_heads: 2, head_dim: 40, ffn: gelu, position: {rope: {theta: 7, scaling: {llama3: \
+             {factor: 3, low_freq_factor: 2, high_freq_factor: 5, original_seq_len: 8}}}}, \
+             window: 5, qk_norm: false, bias: all, norm: layer}"],
+        &["model.position={rope: {scaling: {linear: {factor: 3}}}}"],
+        &[
+            "model.position={rope: {scaling: {yarn: {factor: 3, original_seq_len: 9, beta_fast: 8, \
+           beta_slow: 2, attention_factor: 1.25}}}}",
+            "model.qk_norm=true",
+            "model.ffn=swiglu",
+        ],
         &["precision=fp16", "loss_scale={initial: 9, min: 0.3, window: 7, hysteresis: 5}"],
         &["precision=fp16", "loss_scale={constant: 9, window: 7, hysteresis: 5}"],
         &["topology={pipeline: 2, schedule: gpipe, layer_split: [2, 4]}", "lr.decay=constant"],
@@ -268,9 +308,9 @@ fn the_effective_manifest_loads_back_to_the_same() {
     assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
     assert_eq!(full.train.audit_interval, None);
     let dynamic = LossScale::Dynamic { initial: 9.0, min: 0.3, window: 7, hysteresis: 5 };
-    assert_eq!(with(sets[2]).manifest.loss_scale, Some(dynamic));
+    assert_eq!(with(sets[5]).manifest.loss_scale, Some(dynamic));
     let constant = LossScale::Constant { scale: 9.0, window: 7, hysteresis: 5 };
-    assert_eq!(with(sets[3]).manifest.loss_scale, Some(constant));
+    assert_eq!(with(sets[6]).manifest.loss_scale, Some(constant));
     let short = with(&["precision=fp16", "loss_scale=8"]).manifest.loss_scale;
     assert_eq!(short, Some(LossScale::Constant { scale: 8.0, window: 1000, hysteresis: 2 }));
 }

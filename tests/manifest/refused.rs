@@ -517,3 +517,53 @@ m.yaml: train is missing → add `train:` (How long (samples, tokens or steps), 
 --set log.interval: log.interval is \"often\" → it takes a whole number";
     assert_eq!(complaints(text, &["log.interval=often"]), expected);
 }
+
+#[test]
+fn parts_of_a_model_that_do_not_fit_are_refused() {
+    check_set(
+        "model.kv_heads=3",
+        "--set model.kv_heads: model.kv_heads 3 does not divide model.heads 8 → set model.kv_heads \
+         to 2 or 4",
+    );
+    check_set(
+        "model.kv_heads=16",
+        "--set model.kv_heads: model.kv_heads 16 does not divide model.heads 8 → set model.kv_heads \
+         to 8",
+    );
+    assert_eq!(
+        complaints(GOOD, &["model.kv_heads=2", "topology.tensor=4", "batch.global=32"]),
+        "--set topology.tensor: topology.tensor 4 does not divide model.kv_heads 2 → set \
+         topology.tensor to 2",
+    );
+    assert_eq!(
+        complaints(GOOD, &["model.position=rope", "model.head_dim=33"]),
+        "--set model.head_dim: position rope turns columns of a head in pairs, and a head has 33 \
+         columns → set model.head_dim to 34",
+    );
+    assert_eq!(
+        complaints(GOOD, &["model.family=llama", "model.gelu=exact"]),
+        "--set model.gelu: model.gelu exact is for ffn: gelu, and ffn is swiglu → remove it, or set \
+         model.ffn to gelu",
+    );
+    check_set(
+        "model.position={rope: {scaling: {dynamic: {factor: 2}}}}",
+        "--set model.position: scaling dynamic (NTK) turns a token by an angle that depends on the \
+         length of what is read, so what was learned at one length does not hold at another → take \
+         linear, llama3 or yarn",
+    );
+    check_set(
+        "model.position={rope: {scaling: {}}}",
+        "--set model.position: scaling has no kind → give linear, llama3 or yarn, or remove it",
+    );
+    check_set(
+        "model.position={rope: {scaling: {linear: {factor: 2}, yarn: {factor: 2, \
+         original_seq_len: 64}}}}",
+        "--set model.position: scaling has more than one kind → keep one",
+    );
+    check_set(
+        "model.position={rope: {scaling: {llama3: {factor: 2, original_seq_len: 64, \
+         low_freq_factor: 4}}}}",
+        "--set model.position: llama3.low_freq_factor 4 is not below llama3.high_freq_factor 4 → \
+         lower it, or raise llama3.high_freq_factor",
+    );
+}

@@ -4,6 +4,7 @@ use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::print;
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::manifest::{LayerSplit, Loaded, Manifest, Position, Precision, load, parse};
+use gptrain::model::parameters;
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
@@ -99,4 +100,21 @@ fn the_shapes_of_the_others() {
         assert_eq!(shape(&format!("gpt2-{size}.yaml")).3, ranks, "{size}");
     }
     assert_eq!(shape("gpt2-193b.yaml"), (64, 16384, 32, 256));
+}
+
+/// Parameters as the models' makers count them, head and embedding apart.
+#[test]
+fn llamas_have_the_published_parameters() {
+    let published = [
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("qwen3-8b", 8_190_735_360),
+    ];
+    for (name, count) in published {
+        let model = shipped(&format!("{name}.yaml"), &[]).manifest.model;
+        assert_eq!((model.vocab_padded, parameters(&model)), (model.vocab, count), "{name}");
+    }
+    let quick = shipped("llama-quickstart.yaml", &[]).manifest.model;
+    assert!((4_900_000..5_100_000).contains(&parameters(&quick)), "{}", parameters(&quick));
 }

@@ -126,6 +126,29 @@ fn adafactor_accumulates() {
     }
 }
 
+macro_rules! llama {
+    ($name:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check_families(&[$($set),+], &GLOBAL, &LLAMAS);
+        }
+    };
+}
+
+llama!(llama_tensor_2: "topology.tensor=2");
+llama!(llama_tensor_4_recompute: "topology.tensor=4", "topology.recompute=full");
+llama!(llama_sequence_2_selective: "topology.tensor=2", "topology.sequence_parallel=true",
+    "topology.recompute=selective");
+llama!(llama_pipeline_2: "topology.pipeline=2");
+llama!(llama_interleaved_tied: "topology.pipeline=2", "topology.schedule=interleaved",
+    "model.tied_head=true");
+llama!(llama_zero_1: "topology.data=2", "topology.zero=1");
+llama!(llama_tensor_zero_2: "topology.tensor=2", "topology.data=2", "topology.zero=2");
+llama!(llama_sequence_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3",
+    "topology.sequence_parallel=true");
+llama!(llama_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.sequence_parallel=true");
+
 macro_rules! fp16 {
     ($name:ident: $($set:literal),+) => {
         #[test]
@@ -187,7 +210,7 @@ fn recompute_changes_no_bit() {
         &["topology.pipeline=2", "topology.schedule=interleaved", "precision=bf16"],
     ];
     for grid in grids {
-        for family in FAMILIES {
+        for family in FAMILIES.into_iter().chain(LLAMAS) {
             let at = |level| train(&[family, grid, &[level]].concat(), &GLOBAL);
             let none = at("topology.recompute=none");
             assert!(none == at("topology.recompute=selective"), "{grid:?} {family:?}");
@@ -203,15 +226,43 @@ const FAMILIES: [&[&str]; 3] = [
     &["model.position=alibi", "model.embedding_layernorm=true", "model.dropout=0.1"],
 ];
 
+/// Groups of query heads; norms of heads that are wider than hidden / heads, a window; and parts of
+/// both worlds.
+const LLAMAS: [&[&str]; 3] = [
+    &["model.family=llama", "model.heads=8", "model.kv_heads=4", "model.ffn_hidden=40"],
+    &[
+        "model.family=qwen3",
+        "model.heads=8",
+        "model.kv_heads=4",
+        "model.ffn_hidden=40",
+        "model.head_dim=6",
+        "model.window=9",
+        "model.dropout=0.1",
+    ],
+    &[
+        "model.ffn=swiglu",
+        "model.norm=rms",
+        "model.bias=qkv",
+        "model.position=alibi",
+        "model.qk_norm=true",
+        "model.embedding_layernorm=true",
+    ],
+];
+
 /// For both model families and precisions, dropout on and off: as one rank, and twice the same bits.
 fn check(topology: &[&str], globals: &[usize]) {
+    check_families(topology, globals, &FAMILIES);
+}
+
+fn check_families(topology: &[&str], globals: &[usize], families: &[&[&str]]) {
     let alone: Vec<&str> =
         topology.iter().copied().filter(|set| !set.starts_with("topology.")).collect();
-    for family in FAMILIES {
-        let one = serial(&[family, &alone].concat(), globals);
-        close(&train(&[family, topology].concat(), globals), &one, (1e-6, 1e-6), family);
+    for family in families {
+        let one = serial(&[*family, &alone].concat(), globals);
+        close(&train(&[*family, topology].concat(), globals), &one, (1e-6, 1e-6), family);
     }
-    let bf16: &[&str] = &["precision=bf16"];
+    let bf16 = [&["precision=bf16"], families[0]].concat();
+    let bf16 = &bf16[..];
     let first = train(&[bf16, topology].concat(), globals);
     close(&first, &serial(&[bf16, &alone].concat(), globals), (2e-3, 2e-2), bf16);
     assert!(first == train(&[bf16, topology].concat(), globals), "the same grid twice");

@@ -42,11 +42,22 @@ pub enum How {
 
 /// As one rank on the CPU but for the order of sums, and twice the same bits.
 fn check(topology: &[&str], how: How) {
+    check_model(&["model.dropout=0.1"], topology, how);
+}
+
+/// Norms of heads, groups, a window, SwiGLU, RoPE: the kernels that GPT-2 does not use.
+#[test]
+fn nccl_qwen3_tensor_2() {
+    let qwen3 = ["model.family=qwen3", "model.kv_heads=2", "model.ffn_hidden=48", "model.window=9"];
+    check_model(&qwen3, &["topology.tensor=2", "topology.sequence_parallel=true"], How::Nccl);
+}
+
+fn check_model(model: &[&str], topology: &[&str], how: How) {
     let fp16 = ["precision=fp16", "loss_scale=1024"];
     let precisions: [(&[&str], f64); 3] =
         [(&["precision=f32"], 1e-5), (&["precision=bf16"], 4e-3), (&fp16, 5e-4)];
     for (precision, tolerance) in precisions {
-        let model = [&["model.dropout=0.1", "batch.micro=2", "batch.global=8"], precision].concat();
+        let model = [&["batch.micro=2", "batch.global=8"], model, precision].concat();
         let manifest = common::manifest(&[&model[..], topology].concat());
         let ours = outcomes(&manifest, how);
         let cpu = Cpu::new(Some(1));

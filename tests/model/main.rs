@@ -3,7 +3,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `pytorch` | losses, gradients and twenty AdamW steps equal PyTorch's in float64 |
-//! | `grids` | every grid of ranks equals one rank, in three families of settings |
+//! | `llama` | the same for Llama, Mistral, Qwen2 and Qwen3, and transformers |
+//! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
@@ -18,5 +19,6 @@ mod compression;
 mod fp16;
 mod grids;
 mod grids_cuda;
+mod llama;
 mod offload;
 mod pytorch;

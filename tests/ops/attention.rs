@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::reference::{dot, dropout, slopes};
 use crate::{Case, case};
-use gptrain::base::{DType, Heads};
+use gptrain::base::{DType, Heads, Qkv};
 use gptrain::device::{Attend, Dropout, Visible};
 
 /// Number of the first sample in the run.
@@ -25,8 +25,11 @@ pub struct Shape {
     samples: usize,
     seq: usize,
     heads: usize,
+    /// Query heads that share a key and a value.
+    serves: usize,
     d: usize,
     mask: Mask,
+    window: Option<usize>,
     alibi: bool,
     rate: f32,
     /// Scores grow with this.
@@ -36,7 +39,20 @@ pub struct Shape {
 impl Shape {
     pub fn new(samples: usize, seq: usize, heads: usize, d: usize) -> Shape {
         let mask = Mask::Causal;
-        Shape { samples, seq, heads, d, mask, alibi: false, rate: 0.0, spread: 1.0 }
+        let (window, alibi, rate, spread) = (None, false, 0.0, 1.0);
+        Shape { samples, seq, heads, serves: 1, d, mask, window, alibi, rate, spread }
+    }
+
+    pub fn grouped(self, serves: usize) -> Shape {
+        Shape { serves, ..self }
+    }
+
+    pub fn within(self, window: usize) -> Shape {
+        Shape { window: Some(window), ..self }
+    }
+
+    fn of_heads(self) -> Heads {
+        Heads { query: self.heads, kv: self.heads / self.serves, dim: self.d }
     }
 
     pub fn masked(self, mask: Mask) -> Shape {
@@ -68,6 +84,20 @@ pub fn table() -> Vec<Case> {
         ("sharp", Shape { spread: 6.0, ..small }),
         ("all", Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(2, 21, 3, 6) }),
         ("several tiles", Shape::new(1, 100, 1, 1)),
+        ("groups of three", Shape::new(2, 13, 6, 4).grouped(3)),
+        ("one key for all", Shape::new(1, 11, 5, 3).grouped(5).dropping(0.1)),
+        ("window", small.within(4)),
+        ("window of one", Shape::new(1, 9, 2, 4).within(1)),
+        ("window, several tiles", Shape::new(1, 100, 1, 1).within(37)),
+        ("window and prefix", small.masked(Mask::Prefix(9)).within(5)),
+        (
+            "window, groups, documents",
+            Shape {
+                mask: Mask::Documents(7),
+                alibi: true,
+                ..Shape::new(1, 19, 4, 3).grouped(2).within(4)
+            },
+        ),
         (
             "several tiles, all",
             Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(1, 97, 1, 2) },
@@ -81,7 +111,7 @@ pub fn table() -> Vec<Case> {
 
 pub fn attention(b: &Bench, shape: Shape) {
     let Shape { samples, seq, heads, d, alibi, rate, spread, .. } = shape;
-    let (rows, all) = (samples * seq, Heads { query: heads, kv: heads, dim: d });
+    let (rows, all) = (samples * seq, shape.of_heads());
     let normal = b.normal_f32(rows, all.qkv_width()).x;
     let spread: Vec<f64> = normal.into_iter().map(|x| x * spread).collect();
     let qkv = b.known(rows, all.qkv_width(), b.dtype, &spread);
@@ -96,6 +126,7 @@ pub fn attention(b: &Bench, shape: Shape) {
             Mask::Causal => Visible::Causal,
             _ => Visible::Ranges(b.integers(rows, 2, ranges.as_flattened())),
         },
+        window: shape.window,
         slopes: alibi.then(|| b.known(1, heads, DType::F32, &slopes_of_heads).on),
         dropout: drop,
     };
@@ -152,17 +183,19 @@ impl Definition {
     }
 
     fn query(&self, qkv: &[f64], row: usize, head: usize) -> (Vec<f64>, f64) {
-        let Shape { seq, heads, d, alibi, rate, .. } = self.shape;
-        let (first, query) = (row / seq * seq, row % seq);
-        let part = |row: usize, which: usize| {
-            let at = (row * heads + head) * 3 * d + which * d;
+        let Shape { seq, d, alibi, rate, .. } = self.shape;
+        let (first, query, heads) = (row / seq * seq, row % seq, self.shape.of_heads());
+        let part = |row: usize, which: Qkv| {
+            let at = row * heads.qkv_width() + heads.column(head, which);
             &qkv[at..at + d]
         };
         let slope = if alibi { self.slopes[head] } else { 0.0 };
         let [start, end] = self.ranges[row].map(|key| key as usize);
+        let oldest = self.shape.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let start = start.max(oldest).min(end);
         let scores: Vec<f64> = (start..end)
             .map(|key| {
-                let product = dot(part(row, 0), part(first + key, 1));
+                let product = dot(part(row, Qkv::Query), part(first + key, Qkv::Key));
                 product / (d as f64).sqrt() + slope * (key as f64 - query as f64)
             })
             .collect();
@@ -173,36 +206,40 @@ impl Definition {
                 0.0 => 1.0,
                 _ => dropout(&self.drop, FIRST, row, head + 4, key),
             };
-            for (y, v) in y.iter_mut().zip(part(first + key, 2)) {
+            for (y, v) in y.iter_mut().zip(part(first + key, Qkv::Value)) {
                 *y += kept * score.exp() / total * v;
             }
         }
         (y, total.ln())
     }
 
-    /// dqkv of dy. A number of qkv moves only its own sample and head, so that is all that is done
-    /// again for it.
+    /// dqkv of dy. A number of qkv moves only its own sample and the heads of its key, so that is all
+    /// that is done again for it.
     fn slopes(&self, qkv: &Known, dy: &Known) -> Vec<f64> {
-        let Shape { samples, seq, heads, d, .. } = self.shape;
+        let Shape { samples, seq, heads, serves, d, .. } = self.shape;
+        let (width, kv) = ((serves + 2) * d, heads / serves);
         let mut dqkv = vec![0.0; qkv.x.len()];
-        for (sample, head) in (0..samples).flat_map(|s| (0..heads).map(move |h| (s, h))) {
+        for (sample, key) in (0..samples).flat_map(|s| (0..kv).map(move |key| (s, key))) {
             let rows = sample * seq..(sample + 1) * seq;
-            let at = |row: usize| (row * heads + head) * 3 * d;
+            let at = |row: usize| (row * kv + key) * width;
             let own: Vec<f64> =
-                rows.clone().flat_map(|row| qkv.x[at(row)..at(row) + 3 * d].to_vec()).collect();
+                rows.clone().flat_map(|row| qkv.x[at(row)..at(row) + width].to_vec()).collect();
             let mut whole = qkv.x.clone();
             let whole = std::cell::RefCell::new(&mut whole);
             let slopes = slopes(&own, |own| {
                 let mut whole = whole.borrow_mut();
-                for (row, own) in rows.clone().zip(own.chunks(3 * d)) {
-                    whole[at(row)..at(row) + 3 * d].copy_from_slice(own);
+                for (row, own) in rows.clone().zip(own.chunks(width)) {
+                    whole[at(row)..at(row) + width].copy_from_slice(own);
                 }
-                let y = |row| self.query(&whole, row, head).0;
-                let dy = |row| &dy.x[(row * heads + head) * d..(row * heads + head + 1) * d];
-                rows.clone().map(|row| dot(&y(row), dy(row))).sum()
+                let along = |row: usize, head: usize| {
+                    let dy = &dy.x[(row * heads + head) * d..(row * heads + head + 1) * d];
+                    dot(&self.query(&whole, row, head).0, dy)
+                };
+                let served = |row| (key * serves..(key + 1) * serves).map(move |h| (row, h));
+                rows.clone().flat_map(served).map(|(row, head)| along(row, head)).sum()
             });
-            for (row, slopes) in rows.clone().zip(slopes.chunks(3 * d)) {
-                dqkv[at(row)..at(row) + 3 * d].copy_from_slice(slopes);
+            for (row, slopes) in rows.clone().zip(slopes.chunks(width)) {
+                dqkv[at(row)..at(row) + width].copy_from_slice(slopes);
             }
         }
         dqkv

@@ -1,7 +1,7 @@
-//! Dropout, residual, bias, gelu, zero, copy.
+//! Dropout, residual, bias, gelu, swiglu, zero, copy.
 
 use crate::bench::{Bench, Known};
-use crate::reference::{column_sums, dropout_matrix, gelu, plus, times};
+use crate::reference::{column_sums, dropout_matrix, gelu, plus, slopes, swiglu, times};
 use crate::{Case, case};
 use gptrain::base::DType;
 use gptrain::device::{Dropout, Gelu};
@@ -17,6 +17,9 @@ pub fn table() -> Vec<Case> {
                 all(b, rows, cols, rate)
             }));
         }
+    }
+    for (rows, cols) in [(1, 1), (17, 33), (5, 512), (3, 40)] {
+        cases.push(case(format!("swiglu {rows}x{cols}"), move |b| gates(b, rows, cols)));
     }
     cases.push(case("gelu in the tails", tails));
     cases.push(case("dropout keeps the right fraction", fraction));
@@ -112,6 +115,27 @@ fn tails(b: &Bench) {
         let want = || x.x.iter().map(|x| gelu(kind, *x)).collect();
         b.expect_within(tolerance, "gelu", y, want);
     }
+}
+
+fn gates(b: &Bench, rows: usize, cols: usize) {
+    let x = b.normal(rows, 2 * cols);
+    // Gates far out on both sides.
+    let mut far = x.x.clone();
+    if let [gate, _, .., last, _] = &mut far[..] {
+        (*gate, *last) = (-100.0, 80.0);
+    }
+    let x = b.known(rows, 2 * cols, b.dtype, &far);
+    let of = |x: &[f64]| x.chunks(2).map(|pair| swiglu(pair[0], pair[1])).collect::<Vec<_>>();
+    let y = b.blank(rows, cols, b.dtype);
+    b.backend.swiglu(x.on, y.set());
+    b.expect("swiglu", y, || of(&x.x));
+    let dy = b.normal(rows, cols);
+    let dx = b.blank(rows, 2 * cols, b.dtype);
+    b.backend.swiglu_backward(dy.on, x.on, dx.set());
+    b.expect("swiglu_backward", dx, || {
+        let pairs = x.x.chunks(2).zip(&dy.x);
+        pairs.flat_map(|(pair, dy)| slopes(pair, |pair| of(pair)[0] * dy)).collect()
+    });
 }
 
 fn fraction(b: &Bench) {

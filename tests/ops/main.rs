@@ -5,8 +5,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `adafactor`, `adam8bit`, `attention`, `elementwise`, `loss` | the ops' cases |
-//! | `low_rank`, `normalise`, `product`, `update` | the same |
+//! | `adafactor`, `adam8bit`, `low_rank`, `update` | the optimizers' ops, PowerSGD's |
+//! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
@@ -24,6 +24,7 @@ mod loss;
 mod low_rank;
 mod normalise;
 mod product;
+mod query_key;
 mod reference;
 #[path = "../common/softgpu.rs"]
 mod softgpu;
@@ -51,6 +52,7 @@ fn table() -> Vec<Case> {
         product::table(),
         elementwise::table(),
         normalise::table(),
+        query_key::table(),
         attention::table(),
         loss::table(),
         low_rank::table(),
@@ -98,6 +100,7 @@ fn large() -> Vec<Case> {
         case("elementwise", |b| elementwise::all(b, 301, 777, 0.1)),
         case("layernorm", |b| normalise::layernorm(b, 301, 777)),
         case("attention", |b| attention::attention(b, attention::Shape::new(3, 150, 3, 40))),
+        case("queries and keys", |b| query_key::query_key(b, query_key::Shape::new(300, 6, 3, 40))),
         case("cross-entropy", |b| loss::cross_entropy(b, 67, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 300_001)),
         case("adafactor", adafactor::large),

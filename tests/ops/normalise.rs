@@ -1,4 +1,4 @@
-//! Layer normalisation.
+//! Layer and RMS normalisation.
 
 use crate::bench::Bench;
 use crate::reference::{dot, moments, plus, slopes};
@@ -13,27 +13,34 @@ pub fn table() -> Vec<Case> {
     let norms = sizes.into_iter().map(|(rows, cols)| {
         case(format!("layernorm {rows}x{cols}"), move |b| layernorm(b, rows, cols))
     });
+    let rms = [(1, 3), (17, 33), (3, 520), (50, 8)].into_iter();
+    let rms = rms.map(|(rows, cols)| {
+        case(format!("RMS norm {rows}x{cols}"), move |b| rms_norm(b, rows, cols))
+    });
     let fused = [(1, 1, 0.0), (17, 33, 0.1), (33, 40, 0.1), (9, 520, 0.0), (3, 4100, 0.1)];
     let fused = fused.into_iter().map(|(rows, cols, rate)| {
         case(format!("residual and layernorm {rows}x{cols}, dropout {rate}"), move |b| {
             residual_norm(b, rows, cols, rate)
         })
     });
-    norms.chain(fused).collect()
+    norms.chain(rms).chain(fused).collect()
 }
 
-/// The fused ops against the two they stand for, with and without a bias.
+/// The fused ops against the two they stand for, of either norm, with and without a bias.
 pub fn residual_norm(b: &Bench, rows: usize, cols: usize, rate: f32) {
-    for biased in [true, false] {
-        both_ways(b, rows, cols, rate, biased);
+    for (biased, rms) in [(true, false), (false, false), (true, true), (false, true)] {
+        both_ways(b, rows, cols, rate, biased, rms);
     }
 }
 
 /// Bits where nothing is added up in another order.
-fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool) {
+fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: bool) {
     let [x, branch] = [0, 1].map(|_| b.normal(rows, cols));
     let [bias, scale, shift] = [0, 1, 2].map(|_| b.normal(1, cols));
-    let norm = Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS };
+    let norm = match rms {
+        true => Norm::Rms { scale: scale.on, eps: EPS },
+        false => Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS },
+    };
     let drop = b.dropout(rate, 5, 8, 3);
     let (y, h) = (b.blank(rows, cols, b.dtype), b.blank(rows, cols, b.dtype));
     let stats = b.blank(rows, 2, DType::F32);
@@ -63,10 +70,11 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool) {
         let dx = b.again(&x).on;
         let dbranch = if own { b.blank(rows, cols, b.dtype) } else { dx };
         let [dscale, dshift, dbias] = sums.map(Tensor::add);
-        let dbias = biased.then_some(dbias);
-        let (norm, dnorm) = ([dy.on, y, stats, scale.on], [dx.add(), dscale, dshift]);
+        let (dshift, dbias) = ((!rms).then_some(dshift), biased.then_some(dbias));
+        let norm = [dy.on, y, stats, scale.on];
         if fused {
-            b.backend.norm_residual_backward(norm, dnorm, &drop, dbranch.set(), dbias);
+            let (dnorm, dbranch) = ([dx.add(), dscale], dbranch.set());
+            b.backend.norm_residual_backward(norm, dnorm, dshift, &drop, dbranch, dbias);
         } else {
             let [dy, x, stats, scale] = norm;
             b.backend.layernorm_backward(dy, x, stats, scale, dx.add(), dscale, dshift);
@@ -104,7 +112,7 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     let (dscale, dshift) = (b.normal_f32(1, cols), b.normal_f32(1, cols));
     let dx = b.blank(rows, cols, b.dtype);
     let backward = |dy, dx, dscale, dshift| {
-        b.backend.layernorm_backward(dy, x.on, stats, scale.on, dx, dscale, dshift);
+        b.backend.layernorm_backward(dy, x.on, stats, scale.on, dx, dscale, Some(dshift));
     };
     backward(dy.on, dx.set(), dscale.on.add(), dshift.on.add());
     let want = || {
@@ -128,4 +136,41 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     backward(onto.on, onto.on.set(), sums.on.add(), more.on.add());
     b.same("in place: dx", dx, onto.on);
     b.same("in place: dscale", dscale.on, sums.on);
+}
+
+fn rms_norm(b: &Bench, rows: usize, cols: usize) {
+    let (x, scale) = (b.normal(rows, cols), b.normal(1, cols));
+    let of = |x: &[f64], scale: &[f64]| reference::rms_norm(x, scale, EPS as f64);
+    let (y, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
+    let norm = Norm::Rms { scale: scale.on, eps: EPS };
+    b.backend.layernorm(x.on, &norm, y.set(), stats.set());
+    // Rounded before the weight as well.
+    let twice = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 128.0 };
+    b.expect_within(twice, "y", y, || of(&x.x, &scale.x));
+    b.expect("stats", stats, || {
+        x.x.chunks(cols).flat_map(|x| [0.0, reference::root(x, EPS as f64)]).collect()
+    });
+    if b.dtype == DType::F32 {
+        b.expect_within(2e-7, "y to the last bits", y, || of(&x.x, &scale.x));
+    }
+
+    let (dy, dscale) = (b.normal(rows, cols), b.normal_f32(1, cols));
+    let old = b.normal(rows, cols);
+    let sum = b.again(&old);
+    let (dx, again) = (b.blank(rows, cols, b.dtype), b.again(&dscale));
+    let backward = |dx, dscale| {
+        b.backend.layernorm_backward(dy.on, x.on, stats, scale.on, dx, dscale, None);
+    };
+    backward(dx.set(), dscale.on.add());
+    backward(sum.on.add(), again.on.add());
+    let want = || {
+        let row = |(x, dy): (&[f64], &[f64])| slopes(x, |x| dot(&of(x, &scale.x), dy));
+        x.x.chunks(cols).zip(dy.x.chunks(cols)).flat_map(row).collect::<Vec<_>>()
+    };
+    b.expect("dx", dx, want);
+    b.expect("dx +=", sum.on, || plus(&old.x, &want()));
+    b.expect("dscale", dscale.on, || {
+        plus(&dscale.x, &slopes(&scale.x, |s| dot(&of(&x.x, s), &dy.x)))
+    });
+    b.same("dscale again", dscale.on, again.on);
 }

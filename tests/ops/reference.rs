@@ -95,3 +95,22 @@ pub fn moments(x: &[f64], eps: f64) -> (f64, f64) {
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
     (mean, 1.0 / (variance + eps).sqrt())
 }
+
+/// Of rows as long as the scale.
+pub fn rms_norm(x: &[f64], scale: &[f64], eps: f64) -> Vec<f64> {
+    let row = |x: &[f64]| {
+        let root = root(x, eps);
+        x.iter().zip(scale).map(|(x, scale)| x * root * scale).collect::<Vec<_>>()
+    };
+    x.chunks(scale.len()).flat_map(row).collect()
+}
+
+/// 1/√(mean of x² + eps).
+pub fn root(x: &[f64], eps: f64) -> f64 {
+    1.0 / (dot(x, x) / x.len() as f64 + eps).sqrt()
+}
+
+/// silu(gate)·value.
+pub fn swiglu(gate: f64, value: f64) -> f64 {
+    gate / (1.0 + (-gate).exp()) * value
+}

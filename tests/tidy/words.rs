@@ -12,7 +12,7 @@ const WORDS: &[(&str, &str)] = &[
     ("Opener", "MixtureBuilder"), ("Party", "GroupMembers"), ("Seat", "PipelineRank, LocalRank"), ("Slots", "Activations"),
     ("Turn", "data-parallel shard"), ("Verdict", "hang diagnosis"), ("Wish", "OrderSpec, a search's request"), ("Witness", "observer, watchdog"),
     ("befalls", "happens to"), ("bolder", "speed-ups"), ("catch_up", "drain"),
-    ("doctor", "shape lint"), ("gate", "rendezvous server"), ("hub", "coordinator"), ("knock", "connect"), ("leg", "epoch segment"),
+    ("doctor", "shape lint"), ("hub", "coordinator"), ("knock", "connect"), ("leg", "epoch segment"),
     ("legs", "epoch segments"), ("pace", "adam_scalars"), ("see_to", "finish_step"), ("stash", "saved activations"),
     ("stranger", "unauthenticated peer"), ("turn_away", "reject"),
 ];

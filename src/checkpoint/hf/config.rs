@@ -1,7 +1,7 @@
 //! config.json: written from a manifest's model, and read as one.
 
 use crate::base::Problems;
-use crate::manifest::{Family, Gelu, Model, Sizes};
+use crate::manifest::{Bias, Family, Ffn, Gelu, Model, NormKind, Sizes};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -11,6 +11,11 @@ impl Family {
     /// The model's family, or the settings that the family's config.json cannot express.
     pub fn of(model: &Model, place: &str) -> Result<Family, Problems> {
         let family = model.family;
+        if family.is_llama() {
+            let what = format!("family {} cannot be written yet", family.name());
+            let remedy = "this version exports families gpt2 and bloom";
+            return Err(Problems::one(place, what, remedy));
+        }
         let mut problems = Problems::default();
         let mut needs = |wrong: bool, what: &str| {
             if wrong {
@@ -19,16 +24,25 @@ impl Family {
                 problems.add(place, format!("{what}; {name} cannot say that"), remedy);
             }
         };
+        let heads = model.heads();
+        needs(model.norm != NormKind::Layer, "the norm is rms");
+        needs(model.ffn != Ffn::Gelu, "the feed-forward layer is swiglu");
+        needs(model.bias != Bias::All, "products without biases");
+        needs(model.qk_norm, "queries and keys are normalised");
+        needs(model.window.is_some(), "attention has a window");
+        needs(heads.kv != heads.query, "query heads share keys");
+        needs(heads.query_width() != model.hidden, "heads are not as wide as the stream");
         match family {
             Family::Bloom => {
                 needs(!model.embedding_layernorm, "the embedding has no layernorm");
                 needs(model.gelu != Gelu::Tanh, "gelu is exact");
                 needs(model.ffn_hidden != 4 * model.hidden, "ffn_hidden is not 4 × hidden");
             }
-            Family::Gpt2 => needs(model.embedding_layernorm, "the embedding has a layernorm"),
+            _ => needs(model.embedding_layernorm, "the embedding has a layernorm"),
         }
-        if model.position != family.position() {
-            let what = format!("model.position is {} of {}", model.position.name(), family.name());
+        if model.position.name() != family.position() {
+            let position = model.position.name().name();
+            let what = format!("model.position is {position} of {}", family.name());
             problems.add(
                 place,
                 what,
@@ -41,7 +55,15 @@ impl Family {
     /// The text of config.json.
     pub fn config(self, m: &Model, dtype: &str, eod: Option<u32>) -> String {
         let mut config = match self {
-            Family::Gpt2 => json!({
+            Family::Bloom => json!({
+                "architectures": ["BloomForCausalLM"],
+                "hidden_size": m.hidden,
+                "seq_length": m.seq_len,
+                "apply_residual_connection_post_layernorm": false,
+                "hidden_dropout": plain(m.dropout.residual),
+                "attention_dropout": plain(m.dropout.attention),
+            }),
+            _ => json!({
                 "architectures": ["GPT2LMHeadModel"],
                 "n_embd": m.hidden,
                 "n_inner": m.ffn_hidden,
@@ -50,14 +72,6 @@ impl Family {
                 "embd_pdrop": plain(m.dropout.embedding),
                 "attn_pdrop": plain(m.dropout.attention),
                 "resid_pdrop": plain(m.dropout.residual),
-            }),
-            Family::Bloom => json!({
-                "architectures": ["BloomForCausalLM"],
-                "hidden_size": m.hidden,
-                "seq_length": m.seq_len,
-                "apply_residual_connection_post_layernorm": false,
-                "hidden_dropout": plain(m.dropout.residual),
-                "attention_dropout": plain(m.dropout.attention),
             }),
         };
         let both = json!({

@@ -34,6 +34,7 @@ impl Family {
             Ln1Shift     => ("ln_1.bias",           "input_layernorm.bias"),
             QkvW         => ("attn.c_attn.weight",  "self_attention.query_key_value.weight"),
             QkvB         => ("attn.c_attn.bias",    "self_attention.query_key_value.bias"),
+            QNorm | KNorm => ("",                   ""),
             ProjW        => ("attn.c_proj.weight",  "self_attention.dense.weight"),
             ProjB        => ("attn.c_proj.bias",    "self_attention.dense.bias"),
             Ln2Scale     => ("ln_2.weight",         "post_attention_layernorm.weight"),

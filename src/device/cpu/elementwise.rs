@@ -1,4 +1,4 @@
-//! Element by element: zero, copy, dropout, residual, bias, gelu.
+//! Element by element: zero, copy, dropout, residual, bias, gelu, swiglu.
 
 use super::Cpu;
 use super::dropout::Mask;
@@ -126,6 +126,41 @@ pub(super) fn gelu(cpu: &Cpu, x: Tensor, gelu: Gelu, y: Out) {
         math::gelu(gelu, buffer);
         put(buffer, y, block.start);
     });
+}
+
+pub(super) fn swiglu(cpu: &Cpu, x: Tensor, y: Out) {
+    assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, 2 * y.to.cols, y.to.dtype), "x and y");
+    cpu.each_block(y.to.numel(), |block| {
+        for block in halves(block) {
+            let (mut pairs, mut out): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let (pairs, out) = (&mut pairs[..2 * block.len()], &mut out[..block.len()]);
+            load(x, 2 * block.start, pairs);
+            math::swiglu(pairs, out);
+            put(out, y, block.start);
+        }
+    });
+}
+
+pub(super) fn swiglu_backward(cpu: &Cpu, dy: Tensor, x: Tensor, dx: Out) {
+    assert!(!dx.add, "dx is overwritten");
+    assert_eq!((x.rows, x.cols, x.dtype), (dy.rows, 2 * dy.cols, dy.dtype), "x and dy");
+    assert_eq!((x.rows, x.cols, x.dtype), (dx.to.rows, dx.to.cols, dx.to.dtype), "x and dx");
+    cpu.each_block(dy.numel(), |block| {
+        for block in halves(block) {
+            let (mut pairs, mut d): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let (pairs, d) = (&mut pairs[..2 * block.len()], &mut d[..block.len()]);
+            load(x, 2 * block.start, pairs);
+            load(dy, block.start, d);
+            math::swiglu_backward(d, pairs);
+            store(pairs, dx.to, 2 * block.start);
+        }
+    });
+}
+
+/// A block in pieces whose pairs fill a block.
+fn halves(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = block.end;
+    block.step_by(BLOCK / 2).map(move |at| at..end.min(at + BLOCK / 2))
 }
 
 /// Calls `piece(row, columns)` for pieces of rows, of at most a block.

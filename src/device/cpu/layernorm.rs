@@ -1,39 +1,48 @@
-//! Layer normalisation (Ba, Kiros & Hinton 2016) over each row.
+//! Normalisation over each row: layer (Ba, Kiros & Hinton 2016) and RMS (Zhang & Sennrich 2019), the
+//! same without a mean and a shift.
 
 use super::Cpu;
 use super::math::{self, LANES, vectorised};
-use super::memory::{BLOCK, Block, load, put, scalar, store};
+use super::memory::{BLOCK, Block, load, put, round, scalar, store};
 use super::parallel::blocks;
 use crate::base::DType;
 use crate::device::{Norm, Out, Tensor};
 
 pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let Norm::Layer { scale, shift, eps } = *norm;
+    let (scale, shift, eps) = norm.parts(x);
     assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
-    assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
     let width = x.cols;
     cpu.each_rows(x.rows, width, |rows| {
         let (mut a, mut b, mut c): (Block, Block, Block) =
             ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
         for row in rows {
-            let (mean, rstd) = moments(x, row, eps);
+            let (mean, rstd) = moments(x, row, eps, shift.is_some());
             store(&[mean, rstd], stats.to, 2 * row);
             for cols in blocks(0..width) {
                 let len = cols.len();
                 let at = row * width + cols.start;
                 load(x, at, &mut a[..len]);
                 load(scale, cols.start, &mut b[..len]);
-                load(shift, cols.start, &mut c[..len]);
-                normalise(&mut a[..len], mean, rstd, &b[..len], &c[..len]);
+                match shift {
+                    Some(shift) => {
+                        load(shift, cols.start, &mut c[..len]);
+                        normalise(&mut a[..len], mean, rstd, &b[..len], &c[..len]);
+                    }
+                    None => {
+                        standardise(&mut a[..len], mean, rstd);
+                        round(x.dtype, &mut a[..len]);
+                        math::multiply(&b[..len], &mut a[..len]);
+                    }
+                }
                 put(&mut a[..len], y, at);
             }
         }
     });
 }
 
-/// Mean and 1/√(variance + eps) of a row, in two passes.
-fn moments(x: Tensor, row: usize, eps: f32) -> (f32, f32) {
+/// Mean and 1/√(variance + eps) of a row, in two passes; without a mean, 0 in its place.
+fn moments(x: Tensor, row: usize, eps: f32, mean: bool) -> (f32, f32) {
     let mut buffer: Block = [0.0; BLOCK];
     let mut sum_blocks = |of: &dyn Fn(&[f32]) -> f32| {
         let mut sum = 0.0;
@@ -44,20 +53,21 @@ fn moments(x: Tensor, row: usize, eps: f32) -> (f32, f32) {
         }
         sum / x.cols as f64
     };
-    let mean = sum_blocks(&math::sum) as f32;
+    let mean = if mean { sum_blocks(&math::sum) as f32 } else { 0.0 };
     let variance = sum_blocks(&|block| math::square_deviations(block, mean));
     (mean, (1.0 / (variance + eps as f64).sqrt()) as f32)
 }
 
 /// `inputs` are dy, x, stats and scale.
-pub(super) fn backward(cpu: &Cpu, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Out) {
+pub(super) fn backward(cpu: &Cpu, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Option<Out>) {
     let [dy, x, stats, scale] = inputs;
     assert_eq!((x.rows, x.cols), (dy.rows, dy.cols), "x and dy");
     assert_eq!((x.rows, x.cols), (dx.to.rows, dx.to.cols), "x and dx");
     assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
-    assert!(dscale.add && dshift.add, "the gradients of scale and shift accumulate");
-    let width = x.cols;
-    cpu.sum_rows(x.rows, width, &[dscale, dshift], |rows, sums| {
+    let outs: Vec<Out> = std::iter::once(dscale).chain(dshift).collect();
+    assert!(outs.iter().all(|out| out.add), "the gradients of scale and shift accumulate");
+    let (width, centred) = (x.cols, dshift.is_some());
+    cpu.sum_rows(x.rows, width, &outs, |rows, sums| {
         let (dscale, dshift) = sums.split_at_mut(width);
         let [mut g, mut xhat, mut s]: [Block; 3] = [[0.0; BLOCK]; 3];
         for row in rows {
@@ -71,8 +81,10 @@ pub(super) fn backward(cpu: &Cpu, inputs: [Tensor; 4], dx: Out, dscale: Out, dsh
                 load(scale, cols.start, s);
                 standardise(xhat, mean, rstd);
                 let (a, b) = project(g, xhat, s, &mut dscale[cols.clone()]);
-                math::add(g, &mut dshift[cols]);
-                sum += a as f64;
+                if centred {
+                    math::add(g, &mut dshift[cols]);
+                    sum += a as f64;
+                }
                 along += b as f64;
             }
             let (sum, along) = (sum / width as f64, along / width as f64);

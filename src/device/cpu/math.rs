@@ -150,6 +150,64 @@ vectorised! {
         }
     }
 
+    /// y = silu(gate)·value of pairs of gate and value.
+    pub(super) fn swiglu(x: &[f32], y: &mut [f32]) {
+        for ([gate, value], y) in x.as_chunks::<2>().0.iter().zip(y) {
+            *y = gate * sigmoid(*gate) * value;
+        }
+    }
+
+    /// From pairs of gate and value to their slopes.
+    pub(super) fn swiglu_backward(dy: &[f32], x: &mut [f32]) {
+        for (dy, [gate, value]) in dy.iter().zip(x.as_chunks_mut::<2>().0) {
+            let s = sigmoid(*gate);
+            let dvalue = dy * *gate * s;
+            *gate = dy * *value * s * gate.mul_add(1.0 - s, 1.0);
+            *value = dvalue;
+        }
+    }
+
+    /// Turns the points (a, b) by the angles of these cosines and sines.
+    pub(super) fn turn(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+        for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
+            let (x, y) = (*a, *b);
+            *a = x.mul_add(*cos, -(y * sin));
+            *b = y.mul_add(*cos, x * sin);
+        }
+    }
+
+    /// Turns them back.
+    pub(super) fn turn_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+        for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
+            let (x, y) = (*a, *b);
+            *a = x.mul_add(*cos, y * sin);
+            *b = y.mul_add(*cos, -(x * sin));
+        }
+    }
+
+    /// x *= factor
+    pub(super) fn scale(factor: f32, x: &mut [f32]) {
+        for x in x {
+            *x *= factor;
+        }
+    }
+
+    /// dy = rstd·(dy·scale − xhat·along), and the sum of dy·xhat goes into dscale.
+    pub(super) fn rms_backward(
+        dy: &mut [f32], xhat: &[f32], scale: &[f32], dscale: &mut [f32], rstd: f32
+    ) {
+        let mut along = [0.0f32; LANES];
+        for (i, (dy, xhat)) in dy.iter_mut().zip(xhat).enumerate() {
+            dscale[i] = dy.mul_add(*xhat, dscale[i]);
+            *dy *= scale[i];
+            along[i % LANES] = dy.mul_add(*xhat, along[i % LANES]);
+        }
+        let along = fold(along, |a, b| a + b) / xhat.len() as f32;
+        for (dy, xhat) in dy.iter_mut().zip(xhat) {
+            *dy = rstd * (-xhat).mul_add(along, *dy);
+        }
+    }
+
     /// 0 for the elements whose random word is below `bound`, else `kept`.
     pub(super) fn dropout_factors(index: &MaskIndex, bound: u32, kept: f32, factors: &mut [f32]) {
         let (quads, rest) = factors.as_chunks_mut::<4>();
@@ -260,6 +318,12 @@ pub(super) fn exp(x: f32) -> f32 {
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let half = n >> 1;
     p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// 1/(1 + e^−x)
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
 }
 
 /// gelu and its derivative by the tanh approximation, written x·σ(2u) with

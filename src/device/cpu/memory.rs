@@ -117,6 +117,26 @@ pub(super) fn with_blocks_mut(
     with(places.map(slice));
 }
 
+/// A block's numbers, rounded to a dtype.
+pub(super) fn round(dtype: DType, x: &mut [f32]) {
+    match dtype {
+        DType::F32 => {}
+        DType::BF16 => {
+            let mut bits = [0; BLOCK];
+            let bits = &mut bits[..x.len()];
+            narrow(x, bits);
+            widen(bits, x);
+        }
+        DType::F16 => {
+            let mut halves = [f16::ZERO; BLOCK];
+            let halves = &mut halves[..x.len()];
+            halves.convert_from_f32_slice(x);
+            halves.convert_to_f32_slice(x);
+        }
+        other => panic!("{other} where a float is expected"),
+    }
+}
+
 /// Stores a block (at most `BLOCK` elements) as its `Out` says: over or onto what is there.
 pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
     if to.add {

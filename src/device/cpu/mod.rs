@@ -20,12 +20,13 @@ mod math;
 mod memory;
 mod optimizer;
 mod parallel;
+mod query_key;
 #[cfg(test)]
 mod tests;
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, Scaler,
-    Scaling, Tensor, Transfer,
+    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, QueryKey,
+    Scaler, Scaling, Tensor, Transfer,
 };
 use crate::base::Bytes;
 use crate::device::Home;
@@ -158,6 +159,14 @@ impl Backend for Cpu {
         elementwise::gelu(self, x, gelu, y);
     }
 
+    fn swiglu(&self, x: Tensor, y: Out) {
+        elementwise::swiglu(self, x, y);
+    }
+
+    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
+        elementwise::swiglu_backward(self, dy, x, dx);
+    }
+
     fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
         layernorm::forward(self, x, norm, y, stats);
     }
@@ -170,9 +179,24 @@ impl Backend for Cpu {
         scale: Tensor,
         dx: Out,
         dscale: Out,
-        dshift: Out,
+        dshift: Option<Out>,
     ) {
         layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
+    }
+
+    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
+        query_key::forward(self, qkv, how, y);
+    }
+
+    fn query_key_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        how: &QueryKey,
+        dx: Out,
+        dscales: Option<[Out; 2]>,
+    ) {
+        query_key::backward(self, dy, qkv, how, dx, dscales);
     }
 
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {

@@ -101,12 +101,48 @@ kernel_args! {
         x: *const c_void, y: *mut c_void, numel: u64, add: u32, vector: u32,
     }
 
+    struct Swiglu {
+        /// [rows, 2·cols]: gate and value of each column of y
+        x: *const c_void,
+        /// y, or backward dy, which is only read; numel is its
+        y: *mut c_void,
+        /// backward: like x
+        dx: *mut c_void,
+        numel: u64, vector: u32,
+    }
+
+    struct QueryKey {
+        /// [rows, qkv], and backward dy like it
+        qkv: *const c_void, dy: *const c_void,
+        /// y, or dx
+        to: *mut c_void,
+        /// [d], or null: no norm
+        query_scale: *const c_void, key_scale: *const c_void,
+        /// [rows], or null: no rotation
+        positions: *const i32,
+        /// [positions, d]: cosines, then sines
+        table: *const c_void,
+        /// backward: [blocks, 2, d], of the gradients of the scales
+        parts: *mut f32,
+        rows: u64,
+        /// Heads of queries, and of keys and values.
+        heads: u32, kv: u32, d: u32,
+        /// Heads of all rows that a block has.
+        chunk: u32,
+        eps: f32,
+        /// Whether values are copied.
+        copy: u32,
+    }
+
     struct BiasRows {
         bias: *const c_void, x: *mut c_void, rows: u64, cols: u32, vector: u32,
     }
 
     struct LayerNorm {
-        x: *const c_void, scale: *const c_void, shift: *const c_void, y: *mut c_void,
+        x: *const c_void, scale: *const c_void,
+        /// null: an RMS norm
+        shift: *const c_void,
+        y: *mut c_void,
         /// [rows, 2]
         stats: *mut f32,
         rows: u64, cols: u32, eps: f32, add: u32, vector: u32,
@@ -116,7 +152,10 @@ kernel_args! {
         x: *const c_void, branch: *const c_void,
         /// null: there is none
         bias: *const c_void,
-        y: *mut c_void, scale: *const c_void, shift: *const c_void, h: *mut c_void,
+        y: *mut c_void, scale: *const c_void,
+        /// null: an RMS norm
+        shift: *const c_void,
+        h: *mut c_void,
         /// [rows, 2]
         stats: *mut f32,
         rows: u64, cols: u32, eps: f32, vector: u32, drop: DropoutMask,
@@ -131,6 +170,8 @@ kernel_args! {
         /// Rows of a block.
         chunk: u32,
         add: u32,
+        /// Whether the norm has no mean and no shift.
+        rms: u32,
     }
 
     struct NormResidualBackward {
@@ -368,7 +409,7 @@ kernel_args! {
     }
 
     struct Attention {
-        /// [N, heads, 3, d]
+        /// [N, kv, heads / kv + 2, d]: queries, their key, their value
         qkv: *const c_void,
         /// [N, heads, d]
         y: *mut c_void,
@@ -378,7 +419,7 @@ kernel_args! {
         dy: *const c_void,
         /// [N, heads]: Σ dy·y
         delta: *mut f32,
-        /// [N, heads, 3, d]
+        /// Like qkv
         dqkv: *mut c_void,
         /// [N, 2], or null: causal
         ranges: *const i32,
@@ -386,7 +427,14 @@ kernel_args! {
         slopes: *const f32,
         /// N
         rows: u64,
-        seq: u32, heads: u32, first_head: u32, d: u32,
+        seq: u32, heads: u32,
+        /// Heads of keys and values, and the query heads that each serves.
+        kv: u32, serves: u32,
+        /// 2^32 / serves, rounded up, or 0 where it is 1: its high word with a head is the quotient
+        inverse: u32,
+        first_head: u32, d: u32,
+        /// Keys that a query sees at most, its own among them: seq where there is no window
+        window: u32,
         /// 1/√d
         scale: f32,
         drop: DropoutMask,

@@ -1,4 +1,4 @@
-//! GELU where it does not ride on a matrix product.
+//! GELU where it does not ride on a matrix product, and SwiGLU.
 
 use super::Cuda;
 use super::args;
@@ -39,6 +39,35 @@ fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
         y: y.to.addr() as _,
         numel: x.numel() as u64,
         add: y.add.into(),
+        vector: vector.into(),
+    };
+    cuda.launch(kernel, grid, arguments);
+}
+
+pub(super) fn swiglu(cuda: &Cuda, x: Tensor, y: Out) {
+    assert!(!y.add, "y is overwritten");
+    gated(cuda, x, y.to, None, typed!("swiglu", x.dtype));
+}
+
+pub(super) fn swiglu_backward(cuda: &Cuda, dy: Tensor, x: Tensor, dx: Out) {
+    assert!(!dx.add, "dx is overwritten");
+    gated(cuda, x, dy, Some(dx.to), typed!("swiglu_backward", x.dtype));
+}
+
+/// x and dx [N, 2f], y [N, f].
+fn gated(cuda: &Cuda, x: Tensor, y: Tensor, dx: Option<Tensor>, kernel: &'static str) {
+    for pairs in [Some(x), dx].into_iter().flatten() {
+        let shape = (y.rows, 2 * y.cols, y.dtype);
+        assert_eq!((pairs.rows, pairs.cols, pairs.dtype), shape, "gates and values");
+    }
+    let dx = dx.map_or(0, Tensor::addr);
+    let vector = vector(y.numel(), y.dtype, &[x.addr(), y.addr(), dx]);
+    let grid = Grid::elements(y.numel(), if vector { wide(y.dtype) } else { 1 });
+    let arguments = args::Swiglu {
+        x: x.addr() as _,
+        y: y.addr() as _,
+        dx: dx as _,
+        numel: y.numel() as u64,
         vector: vector.into(),
     };
     cuda.launch(kernel, grid, arguments);

@@ -1,4 +1,4 @@
-//! Layer normalisation over each row.
+//! Layer and RMS normalisation over each row.
 
 use super::Cuda;
 use super::args::{self, DropoutMask};
@@ -12,16 +12,15 @@ use std::ptr::null_mut;
 const SHARED: usize = 48 << 10;
 
 pub(super) fn forward(cuda: &Cuda, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let Norm::Layer { scale, shift, eps } = *norm;
+    let (scale, shift, eps) = norm.parts(x);
+    let shift = shift.map_or(0, Tensor::addr);
     assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, y.to.cols, y.to.dtype), "x and y");
-    assert_eq!((scale.numel(), shift.numel()), (x.cols, x.cols), "scale and shift");
-    assert_eq!((scale.dtype, shift.dtype), (x.dtype, x.dtype), "scale and shift");
     assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
-    let addresses = [x.addr(), scale.addr(), shift.addr(), y.to.addr()];
+    let addresses = [x.addr(), scale.addr(), shift, y.to.addr()];
     let arguments = args::LayerNorm {
         x: x.addr() as _,
         scale: scale.addr() as _,
-        shift: shift.addr() as _,
+        shift: shift as _,
         y: y.to.addr() as _,
         stats: stats.to.addr() as _,
         rows: x.rows as u64,
@@ -50,18 +49,15 @@ pub(super) fn of_residual(
     norm: &Norm,
     [h, stats]: [Out; 2],
 ) {
-    let Norm::Layer { scale, shift, eps } = *norm;
+    let (scale, shift, eps) = norm.parts(x);
+    let shift = shift.map_or(0, Tensor::addr);
     assert!(!y.add && !h.add && !stats.add, "residual and norm overwrite");
     for other in [branch, y.to, h.to] {
         assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
     }
-    for other in [scale, shift] {
-        assert_eq!((other.numel(), other.dtype), (x.cols, x.dtype), "scale and shift");
-    }
     assert_eq!((stats.to.numel(), stats.to.dtype), (2 * x.rows, DType::F32), "stats");
     let bias = bias_address(bias, x);
-    let [xa, branch, ya, scale, shift, ha] =
-        [x, branch, y.to, scale, shift, h.to].map(Tensor::addr);
+    let [xa, branch, ya, scale, ha] = [x, branch, y.to, scale, h.to].map(Tensor::addr);
     let addresses = [xa, branch, bias, ya, scale, shift, ha];
     let arguments = args::ResidualNorm {
         x: xa as _,
@@ -86,8 +82,14 @@ const CHUNK: usize = 16;
 const BLOCKS: usize = 1056;
 
 /// `inputs` are dy, x, stats and scale.
-pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Out) {
-    let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 2);
+pub(super) fn backward(
+    cuda: &Cuda,
+    inputs: [Tensor; 4],
+    dx: Out,
+    dscale: Out,
+    dshift: Option<Out>,
+) {
+    let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale], dshift, 2);
     let x = inputs[1];
     let (held, threads) = width(&inputs, &[dx.to]);
     let kernel = match held {
@@ -96,7 +98,7 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], dx: Out, dscale: Out, d
         Held::Any => typed!("layernorm_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
-    add_all(cuda, &arguments, grid, [Some(dscale), Some(dshift)]);
+    add_all(cuda, &arguments, grid, [Some(dscale), dshift]);
 }
 
 /// Bytes of sums that a block has place for on every GPU.
@@ -106,7 +108,8 @@ const SUMS: usize = 160 << 10;
 pub(super) fn of_residual_backward(
     cuda: &Cuda,
     inputs: [Tensor; 4],
-    [dx, dscale, dshift]: [Out; 3],
+    [dx, dscale]: [Out; 2],
+    dshift: Option<Out>,
     drop: &Dropout,
     dbranch: Out,
     dbias: Option<Out>,
@@ -120,7 +123,7 @@ pub(super) fn of_residual_backward(
     assert!(dbias.is_none_or(|dbias| dbias.add), "dbias accumulates");
     let to = dbranch.to;
     assert_eq!((x.rows, x.cols, x.dtype), (to.rows, to.cols, to.dtype), "x and dbranch");
-    let (norm, grid) = backward_arguments(cuda, inputs, [dx, dscale, dshift], 3);
+    let (norm, grid) = backward_arguments(cuda, inputs, [dx, dscale], dshift, 3);
     let same = drop.rate == 0.0 && to == dx.to;
     let dbranch = if same { null_mut() } else { to.addr() as _ };
     let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(drop) };
@@ -131,23 +134,24 @@ pub(super) fn of_residual_backward(
         Held::Any => typed!("norm_residual_backward_any", x.dtype),
     };
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
-    add_all(cuda, &norm, grid, [Some(dscale), Some(dshift), dbias]);
+    add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
 
-/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale, `outs` dx,
-/// dscale and dshift; each block leaves `sums` rows of partial sums.
+/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale; each block leaves
+/// `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
-    inputs: [Tensor; 4],
-    outs: [Out; 3],
+    [dy, x, stats, scale]: [Tensor; 4],
+    [dx, dscale]: [Out; 2],
+    dshift: Option<Out>,
     sums: usize,
 ) -> (args::LayerNormBackward, Grid) {
-    let ([dy, x, stats, scale], [dx, dscale, dshift]) = (inputs, outs);
     for other in [dy, dx.to] {
         assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
     }
     assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
-    assert!(dscale.add && dshift.add, "the gradients of scale and shift accumulate");
+    let accumulate = dscale.add && dshift.is_none_or(|dshift| dshift.add);
+    assert!(accumulate, "the gradients of scale and shift accumulate");
     let blocks = x.rows.div_ceil(CHUNK).clamp(1, BLOCKS);
     let chunk = x.rows.div_ceil(blocks).max(1);
     let blocks = x.rows.div_ceil(chunk).max(1);
@@ -163,6 +167,7 @@ fn backward_arguments(
         cols: x.cols as u32,
         chunk: chunk as u32,
         add: dx.add.into(),
+        rms: dshift.is_none().into(),
     };
     (arguments, Grid::line(blocks, 0).with_shared(shared))
 }

@@ -26,6 +26,7 @@ mod memory;
 pub(crate) mod observer;
 mod optimizer;
 mod preflight;
+mod query_key;
 mod timeline;
 
 pub use device::{Identity, Launched};
@@ -35,7 +36,7 @@ pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
     AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Norm, Out,
-    OutOfMemory, Scaler, Scaling, Tensor, Timeline, Transfer,
+    OutOfMemory, QueryKey, Scaler, Scaling, Tensor, Timeline, Transfer,
 };
 use crate::base::{Bytes, DType, Problems};
 use crate::device::cpu::Cpu;
@@ -293,6 +294,14 @@ impl Backend for Cuda {
         gelu::gelu(self, x, gelu, y);
     }
 
+    fn swiglu(&self, x: Tensor, y: Out) {
+        gelu::swiglu(self, x, y);
+    }
+
+    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
+        gelu::swiglu_backward(self, dy, x, dx);
+    }
+
     fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
         layernorm::forward(self, x, norm, y, stats);
     }
@@ -305,7 +314,7 @@ impl Backend for Cuda {
         scale: Tensor,
         dx: Out,
         dscale: Out,
-        dshift: Out,
+        dshift: Option<Out>,
     ) {
         layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
     }
@@ -327,12 +336,28 @@ impl Backend for Cuda {
     fn norm_residual_backward(
         &self,
         norm: [Tensor; 4],
-        dnorm: [Out; 3],
+        dnorm: [Out; 2],
+        dshift: Option<Out>,
         drop: &Dropout,
         dbranch: Out,
         dbias: Option<Out>,
     ) {
-        layernorm::of_residual_backward(self, norm, dnorm, drop, dbranch, dbias);
+        layernorm::of_residual_backward(self, norm, dnorm, dshift, drop, dbranch, dbias);
+    }
+
+    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
+        query_key::forward(self, qkv, how, y);
+    }
+
+    fn query_key_backward(
+        &self,
+        dy: Tensor,
+        qkv: Tensor,
+        how: &QueryKey,
+        dx: Out,
+        dscales: Option<[Out; 2]>,
+    ) {
+        query_key::backward(self, dy, qkv, how, dx, dscales);
     }
 
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {

@@ -20,7 +20,7 @@ use crate::base::{DType, rng};
 use crate::comm::{Collective, Pending};
 use crate::device::{Backend, Home, Tensor, Transfer};
 use crate::manifest::{Manifest, Model};
-use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, TpSplit, Weight};
+use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, Weight};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub struct ShardedParams<'a> {
     model_dtype: DType,
     /// Of ZeRO; 0 where there is no other data-parallel rank.
     level: u8,
-    /// Sequence parallelism: gradients of parameters that are not split are partial sums.
+    /// Sequence parallelism, under which gradients of what is not split are partial sums.
     sequence: bool,
     /// Whether another stage holds a copy of the embedding (or this one the copy).
     tied: bool,
@@ -311,11 +311,9 @@ impl<'a> ShardedParams<'a> {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
         let Groups { tp_async, data, .. } = &self.groups;
-        if self.sequence {
-            let partial = layout.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
-            let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
-            in_flight.tp_sums.extend(partial.map(|param| tp_async.begin(sum(param))));
-        }
+        let partial = layout.params.iter().filter(|param| param.spec.partial_grad(self.sequence));
+        let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
+        in_flight.tp_sums.extend(partial.map(|param| tp_async.begin(sum(param))));
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }

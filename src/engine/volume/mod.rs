@@ -10,7 +10,7 @@ use super::groups::{Groups, context, model_shard, pipeline_rank};
 use crate::base::{DType, div_exact};
 use crate::device::Backend;
 use crate::manifest::{Manifest, Recompute};
-use crate::model::{Bucket, Layout, Module, Param, TpSplit};
+use crate::model::{Bucket, Layout, Module, Param};
 use formulas::{Kind, Step};
 
 /// Bytes this rank sends in a step of `global` samples, by group.
@@ -46,7 +46,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
 
 fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
-    let unsplit = bucket.params.iter().filter(|param| param.spec.split == TpSplit::Whole);
+    let unsplit = bucket.params.iter().filter(|param| param.spec.partial_grad(true));
     formulas::Bucket {
         kind: match bucket.module {
             Module::Embed => Kind::Embedding,

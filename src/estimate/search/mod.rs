@@ -217,6 +217,8 @@ impl Search<'_> {
             setup.model.heads = 8 * width;
             setup.model.hidden = setup.model.heads * head;
             setup.model.ffn_hidden = 4 * setup.model.hidden;
+            setup.model.kv_heads =
+                setup.model.kv_heads.filter(|kv| (8 * width).is_multiple_of(*kv));
             let layers = (setup.model.hidden as f64 / ratio).round() as usize;
             setup.model.layers = layers.next_multiple_of(unit);
             setup.cut(|_| ())

@@ -22,7 +22,9 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let cut = raw.topology.unwrap_or_default();
     let chunks = cut.chunks.is_some();
     let topology = Topology::read(cut);
-    let model = Model::read(raw.model.unwrap_or_default(), topology.tensor);
+    let model = raw.model.unwrap_or_default();
+    shape::written(&model, report);
+    let model = Model::read(model, topology.tensor);
     shape::heads(&model, report);
     let batch = Batch::read(raw.batch.unwrap_or_default(), report);
     time::batch(&batch, topology.data, report);

@@ -1,15 +1,18 @@
 //! The network's shape, and how it is cut over ranks.
 
-use super::super::choices::{CompressionName, LayerSplitName};
+use super::super::choices::{CompressionName, LayerSplitName, PositionName};
 use super::super::forms::{
-    self, CompressionForm, DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate,
+    self, CompressionForm, DropoutForm, LayerCount, LayerSplitForm, OffloadForm, PositionForm,
+    PositionSettings, Rate,
 };
 use super::super::report::Report;
 use super::super::settings::{Written, raw};
 use super::super::{
-    Adam8bit, Batch, Dropout, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Optimizer,
-    PowerSgd, Schedule, Topology,
+    Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Linear, Llama3, Model,
+    Offload, OffloadWhat, Optimizer, Position, PowerSgd, Rope, RopeScaling, Schedule, Topology,
+    Yarn,
 };
+use crate::base::Gelu;
 
 pub fn dropout(form: Option<DropoutForm>) -> Dropout {
     Dropout::read(match form {
@@ -21,9 +24,99 @@ pub fn dropout(form: Option<DropoutForm>) -> Dropout {
     })
 }
 
+pub fn position(form: Option<PositionForm>, family: Family) -> Position {
+    let name = match form {
+        None => family.position(),
+        Some(PositionForm::Name(name)) => name,
+        Some(PositionForm::Settings(settings)) => {
+            return Position::Rope(Rope::read(settings.rope.unwrap_or_default()));
+        }
+    };
+    match name {
+        PositionName::Learned => Position::Learned,
+        PositionName::Alibi => Position::Alibi,
+        PositionName::Rope => Position::Rope(Rope::read(raw::Rope::default())),
+    }
+}
+
+impl Written for Position {
+    type Raw = PositionForm;
+
+    fn written(&self) -> Option<PositionForm> {
+        Some(match self {
+            Position::Learned | Position::Alibi => self.name().into(),
+            Position::Rope(rope) => PositionSettings { rope: rope.written() }.into(),
+        })
+    }
+}
+
+pub fn scaling(form: Option<forms::Scaling>) -> Option<RopeScaling> {
+    let forms::Scaling { linear, llama3, yarn, dynamic: _ } = form?;
+    let linear = linear.map(|raw| RopeScaling::Linear(Linear::read(raw)));
+    let llama3 = llama3.map(|raw| RopeScaling::Llama3(Llama3::read(raw)));
+    let yarn = yarn.map(|raw| RopeScaling::Yarn(Yarn::read(raw)));
+    linear.or(llama3).or(yarn)
+}
+
+impl Written for RopeScaling {
+    type Raw = forms::Scaling;
+
+    fn written(&self) -> Option<forms::Scaling> {
+        let mut form = forms::Scaling::default();
+        match self {
+            RopeScaling::Linear(linear) => form.linear = linear.written(),
+            RopeScaling::Llama3(llama3) => form.llama3 = llama3.written(),
+            RopeScaling::Yarn(yarn) => form.yarn = yarn.written(),
+        }
+        Some(form)
+    }
+}
+
+/// What a checked model no longer shows: settings that contradict each other.
+pub fn written(model: &raw::Model, report: &mut Report) {
+    let family = model.family.unwrap_or(Family::of_position(model.position.as_ref()));
+    if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.ffn()) == Ffn::Swiglu {
+        let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
+        report.between(&["model.gelu", "model.ffn"], what, "remove it, or set model.ffn to gelu");
+    }
+    let Some(PositionForm::Settings(settings)) = &model.position else { return };
+    let Some(scaling) = settings.rope.and_then(|rope| rope.scaling) else { return };
+    let path = "model.position.rope.scaling";
+    if scaling.dynamic.is_some() {
+        let what = "scaling dynamic (NTK) turns a token by an angle that depends on the length of \
+                    what is read, so what was learned at one length does not hold at another";
+        report.add(&format!("{path}.dynamic"), what, "take linear, llama3 or yarn");
+    }
+    let given = [scaling.linear.is_some(), scaling.llama3.is_some(), scaling.yarn.is_some()];
+    match given.iter().filter(|given| **given).count() {
+        0 if scaling.dynamic.is_none() && report.sound(&[path]) => {
+            report.add(path, "scaling has no kind", "give linear, llama3 or yarn, or remove it");
+        }
+        2.. => report.add(path, "scaling has more than one kind", "keep one"),
+        _ => {}
+    }
+    let ends = |low: &str, low_is: f64, high: &str, high_is: f64, report: &mut Report| {
+        if low_is >= high_is && report.sound(&[path]) {
+            let what = format!("{low} {low_is} is not below {high} {high_is}");
+            report.add(&format!("{path}.{low}"), what, format!("lower it, or raise {high}"));
+        }
+    };
+    if let Some(raw) = scaling.llama3 {
+        let Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = Llama3::read(raw);
+        ends("llama3.low_freq_factor", low, "llama3.high_freq_factor", high, report);
+    }
+    if let Some(raw) = scaling.yarn {
+        let Yarn { beta_slow, beta_fast, .. } = Yarn::read(raw);
+        ends("yarn.beta_slow", beta_slow, "yarn.beta_fast", beta_fast, report);
+    }
+}
+
 pub fn heads(model: &Model, report: &mut Report) {
+    groups(model, report);
+    columns(model, report);
     let (hidden, heads) = (model.hidden, model.heads);
-    if !report.sound(&["model.hidden", "model.heads"]) || hidden.is_multiple_of(heads) {
+    let sound = report.sound(&["model.hidden", "model.heads", "model.head_dim"]);
+    if !sound || model.head_dim.is_some() || hidden.is_multiple_of(heads) {
         return;
     }
     let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
@@ -34,6 +127,35 @@ pub fn heads(model: &Model, report: &mut Report) {
     );
     let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
     report.between(&["model.hidden", "model.heads"], what, remedy);
+}
+
+/// Each key/value head serves the same number of query heads.
+fn groups(model: &Model, report: &mut Report) {
+    let (query, kv) = (model.heads, model.heads().kv);
+    if !report.sound(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
+        return;
+    }
+    let what = format!("model.kv_heads {kv} does not divide model.heads {query}");
+    let remedy = format!("set model.kv_heads to {}", nearest_divisors(query, kv));
+    report.between(&["model.kv_heads", "model.heads"], what, remedy);
+}
+
+/// Columns of a head, where they are turned in pairs or normalised.
+fn columns(model: &Model, report: &mut Report) {
+    let paths = ["model.head_dim", "model.hidden", "model.heads"];
+    let rope = matches!(model.position, Position::Rope(_));
+    if !(rope || model.qk_norm) || !report.sound(&paths) {
+        return;
+    }
+    let dim = model.heads().dim;
+    if rope && !dim.is_multiple_of(2) {
+        let what =
+            format!("position rope turns columns of a head in pairs, and a head has {dim} columns");
+        report.between(&paths, what, format!("set model.head_dim to {}", dim + 1));
+    } else if dim > 256 {
+        let what = format!("a head has {dim} columns; rope and qk_norm take at most 256");
+        report.between(&paths, what, "set model.head_dim, or model.heads to more");
+    }
 }
 
 /// "90 or 100": the divisors of `n` on both sides of `near`.
@@ -124,8 +246,10 @@ impl Written for LayerSplit {
 
 fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let tensor = topology.tensor;
+    let kv = model.heads().kv;
     let parts = [
-        ("model.heads", model.heads, true),
+        ("model.heads", model.heads, kv == model.heads),
+        ("model.kv_heads", kv, kv != model.heads),
         ("model.ffn_hidden", model.ffn_hidden, true),
         ("model.seq_len", model.seq_len, topology.sequence_parallel),
     ];

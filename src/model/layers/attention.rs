@@ -1,20 +1,23 @@
-//! The attention sublayer: out = projection(attention(norm(x)·qkvᵀ)), heads split over ranks.
+//! The attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
+//! Queries and keys are turned by their position and normalised before where the model does that.
 
 use super::{linear, norm};
 use crate::base::DType::F32;
 use crate::device::Epilogue::{Bias, Nothing};
-use crate::device::{Attend, Dropout, Tensor};
+use crate::device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
 use crate::model::weights::Weight::*;
-use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params};
+use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
 
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
     qkv:      Tensor, // [N, qkv]
+    turned:   Tensor, // [N, qkv]  after the heads' norms and RoPE: without the norms, qkv itself
     ctx:      Tensor, // [N, q]   attention output
     lse:      Tensor, // [N, a]   log-sum-exp of the scores
     out_in:   Tensor, // [N, H]   the projection's result, inside the split region: a partial sum
     pub out:  Tensor, // [n, H]   and outside
+    rotation: Option<Rotation>,
     attend: Attend,
 }
 
@@ -24,7 +27,7 @@ impl Acts {
         cx: &Cx,
         layer: usize,
         inputs: &Inputs,
-        slopes: Option<Tensor>,
+        tables: &Tables,
         x: Tensor,
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
@@ -32,22 +35,39 @@ impl Acts {
         let (all, heads) = (inputs.rows(), cx.heads());
         let kept = |cols, dtype| arenas.costly.matrix(all, cols, dtype);
         let drop = cx.dropout(&format!("block.{layer}.scores"), cx.model.dropout.attention, inputs);
+        let norm = norm::Acts::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
+        let qkv = kept(heads.qkv_width(), x.dtype);
+        let turned = match cx.model.qk_norm {
+            true => arenas.cheap.matrix(all, qkv.cols, x.dtype),
+            false => qkv,
+        };
         Acts {
-            norm: norm::Acts::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap),
-            qkv: kept(heads.qkv_width(), x.dtype),
+            norm,
+            qkv,
+            turned,
             ctx: kept(heads.query_width(), x.dtype),
             lse: kept(heads.query, F32),
             out_in,
             out,
+            rotation: tables.rotations.map(|table| Rotation { positions: inputs.positions, table }),
             attend: Attend {
                 heads,
                 first_head: cx.tp.first(cx.model.heads().query),
                 seq: inputs.seq,
                 visible: inputs.visible(),
-                slopes,
+                window: cx.model.window,
+                slopes: tables.slopes,
                 dropout: Dropout { first_row: 0, ..drop },
             },
         }
+    }
+
+    /// What happens to queries and keys before attention, if anything does.
+    fn query_key(&self, cx: &Cx, w: &Params) -> Option<QueryKey> {
+        let (heads, eps) = (self.attend.heads, cx.model.layernorm_eps);
+        let norm = w.get(QNorm).map(|query| QkNorm { query, key: w[KNorm], eps });
+        let any = norm.is_some() || self.rotation.is_some();
+        any.then_some(QueryKey { heads, norm, rotation: self.rotation })
     }
 }
 
@@ -55,22 +75,36 @@ impl Acts {
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
     linear::forward(cx, a.norm.h_in, w[QkvW], bias, a.qkv.set());
-    cx.be.attention(a.qkv, &a.attend, a.ctx.set(), a.lse.set());
+    turn(cx, w, a);
+    cx.be.attention(a.turned, &a.attend, a.ctx.set(), a.lse.set());
     linear::forward(cx, a.ctx, w[ProjW], Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
+}
+
+fn turn(cx: &Cx, w: &Params, a: &Acts) {
+    if let Some(how) = a.query_key(cx, w) {
+        cx.be.query_key(a.qkv, &how, a.turned.set());
+    }
 }
 
 /// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     cx.tp.gather_seq(d.branch, d.branch_in);
     linear::backward(cx, d.branch_in, a.ctx, w[ProjW], Nothing, d.ctx.set(), g[ProjW].add());
-    cx.be.attention_backward(d.ctx, a.qkv, a.ctx, a.lse, &a.attend, d.qkv.set());
+    cx.be.attention_backward(d.ctx, a.turned, a.ctx, a.lse, &a.attend, d.qkv.set());
+    if let Some(how) = a.query_key(cx, w) {
+        let dscales = g.get(QNorm).map(|query| [query, g[KNorm]].map(Tensor::add));
+        cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
+    }
     let (dw, db) = (g[QkvW].add(), g.get(QkvB).map(Tensor::add));
     linear::backward_biased(cx, d.qkv, a.norm.h_in, w[QkvW], d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
 }
 
-/// What selective recompute drops: the norm's output.
+/// What selective recompute drops: the outputs of the norms.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward(cx, w, &a.norm);
+    if a.turned != a.qkv {
+        turn(cx, w, a);
+    }
 }

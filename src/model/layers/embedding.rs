@@ -41,7 +41,7 @@ pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
         cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
     }
     if cx.model.embedding_layernorm {
-        let norm = cx.norm(w[EmbedLnScale], w[EmbedLnShift]);
+        let norm = cx.norm(w, [EmbedLnScale, EmbedLnShift]);
         cx.be.layernorm(a.sum, &norm, a.x.set(), a.stats.set());
     }
     if a.drop.rate > 0.0 {
@@ -63,7 +63,7 @@ pub fn backward(
         cx.be.dropout(d, &a.drop, d.set());
     }
     if cx.model.embedding_layernorm {
-        let (dscale, dshift) = (g[EmbedLnScale].add(), g[EmbedLnShift].add());
+        let (dscale, dshift) = (g[EmbedLnScale].add(), g.get(EmbedLnShift).map(Tensor::add));
         cx.be.layernorm_backward(d, a.sum, a.stats, w[EmbedLnScale], d.set(), dscale, dshift);
     }
     if cx.model.position == Position::Learned {

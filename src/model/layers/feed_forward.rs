@@ -1,8 +1,9 @@
 //! The feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
 use super::{linear, norm};
-use crate::device::Epilogue::{BiasGelu, GeluBackward, Nothing};
+use crate::device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
 use crate::device::{Gelu, Tensor};
+use crate::manifest;
 use crate::model::weights::Weight::*;
 use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params};
 
@@ -11,12 +12,14 @@ use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params};
 enum Ffn {
     /// gelu(fc)
     Gelu(Gelu),
+    /// silu(gate)·value; gates and values alternate in fc.
+    Swiglu,
 }
 
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
-    fc:       Tensor, // [N, f]   before the activation
+    fc:       Tensor, // [N, f1]  before the activation: f columns, or 2f of SwiGLU
     act:      Tensor, // [N, f]   after it
     out_in:   Tensor, // [N, H]   fc2's result, inside the split region: a partial sum
     pub out:  Tensor, // [n, H]   and outside
@@ -32,23 +35,34 @@ impl Acts {
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
     ) -> Acts {
-        let (all, f) = (inputs.rows(), cx.tp.share(cx.model.ffn_hidden));
+        let all = inputs.rows();
         Acts {
             norm: norm::Acts::plan(cx, [Ln2Scale, Ln2Shift], x, all, arenas.costly, arenas.cheap),
-            fc: arenas.costly.matrix(all, f, x.dtype),
-            act: arenas.cheap.matrix(all, f, x.dtype),
+            fc: arenas.costly.matrix(all, cx.tp.share(cx.model.ffn_rows()), x.dtype),
+            act: arenas.cheap.matrix(all, cx.tp.share(cx.model.ffn_hidden), x.dtype),
             out_in,
             out,
-            ffn: Ffn::Gelu(cx.model.gelu),
+            ffn: match cx.model.ffn {
+                manifest::Ffn::Gelu => Ffn::Gelu(cx.model.gelu),
+                manifest::Ffn::Swiglu => Ffn::Swiglu,
+            },
         }
     }
 }
 
 /// After the norm; the residual adds fc2's bias.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
-    let Ffn::Gelu(gelu) = a.ffn;
-    let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
-    linear::forward(cx, a.norm.h_in, w[Fc1W], gelu, a.act.set());
+    match a.ffn {
+        Ffn::Gelu(gelu) => {
+            let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
+            linear::forward(cx, a.norm.h_in, w[Fc1W], gelu, a.act.set());
+        }
+        Ffn::Swiglu => {
+            let bias = w.get(Fc1B).map_or(Nothing, Epilogue::Bias);
+            linear::forward(cx, a.norm.h_in, w[Fc1W], bias, a.fc.set());
+            cx.be.swiglu(a.fc, a.act.set());
+        }
+    }
     linear::forward(cx, a.act, w[Fc2W], Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
@@ -56,9 +70,14 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
 /// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     cx.tp.gather_seq(d.branch, d.branch_in);
-    let Ffn::Gelu(gelu) = a.ffn;
-    let gelu = GeluBackward { pre: a.fc, gelu };
-    linear::backward(cx, d.branch_in, a.act, w[Fc2W], gelu, d.fc.set(), g[Fc2W].add());
+    let then = match a.ffn {
+        Ffn::Gelu(gelu) => GeluBackward { pre: a.fc, gelu },
+        Ffn::Swiglu => Nothing,
+    };
+    linear::backward(cx, d.branch_in, a.act, w[Fc2W], then, d.act.set(), g[Fc2W].add());
+    if let Ffn::Swiglu = a.ffn {
+        cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
+    }
     let (dw, db) = (g[Fc1W].add(), g.get(Fc1B).map(Tensor::add));
     linear::backward_biased(cx, d.fc, a.norm.h_in, w[Fc1W], d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
@@ -67,6 +86,8 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
 /// What selective recompute drops: the outputs of the norm and of the activation.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward(cx, w, &a.norm);
-    let Ffn::Gelu(gelu) = a.ffn;
-    cx.be.gelu(a.fc, gelu, a.act.set());
+    match a.ffn {
+        Ffn::Gelu(gelu) => cx.be.gelu(a.fc, gelu, a.act.set()),
+        Ffn::Swiglu => cx.be.swiglu(a.fc, a.act.set()),
+    }
 }

@@ -7,7 +7,7 @@ use crate::model::{Cx, GradBuffers, Params, Weight};
 #[rustfmt::skip]
 #[derive(Clone, Copy)]
 pub struct Acts {
-    weights: [Weight; 2], // scale and shift
+    weights: [Weight; 2], // scale and, but for an RMS norm, shift
     x:        Tensor,     // [n, H]
     stats:    Tensor,     // [n, 2]  mean and 1/std
     h:        Tensor,     // [n, H]  normed
@@ -30,8 +30,7 @@ impl Acts {
     }
 
     fn norm(&self, cx: &Cx, w: &Params) -> Norm {
-        let [scale, shift] = self.weights;
-        cx.norm(w[scale], w[shift])
+        cx.norm(w, self.weights)
     }
 }
 
@@ -57,7 +56,7 @@ pub fn forward_residual(
 /// `d` [n, H] is the gradient of h.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: Tensor, dx: Out) {
     let [scale, shift] = a.weights;
-    let (dscale, dshift) = (g[scale].add(), g[shift].add());
+    let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
     cx.be.layernorm_backward(d, a.x, a.stats, w[scale], dx, dscale, dshift);
 }
 
@@ -73,6 +72,6 @@ pub fn backward_residual(
 ) {
     let [scale, shift] = a.weights;
     let norm = [d.h, a.x, a.stats, w[scale]];
-    let dnorm = [d.stream, g[scale], g[shift]].map(Tensor::add);
-    cx.be.norm_residual_backward(norm, dnorm, drop, d.branch.set(), dbias);
+    let (dnorm, dshift) = ([d.stream, g[scale]].map(Tensor::add), g.get(shift).map(Tensor::add));
+    cx.be.norm_residual_backward(norm, dnorm, dshift, drop, d.branch.set(), dbias);
 }

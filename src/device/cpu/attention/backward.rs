@@ -2,7 +2,7 @@
 
 use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
 use super::{Attention, Head, cut};
-use crate::base::Qkv;
+use crate::base::{Heads, Qkv};
 use crate::device::cpu::Cpu;
 use crate::device::cpu::kernel::Product;
 use crate::device::cpu::math::dot;
@@ -18,20 +18,25 @@ pub(in crate::device::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Att
     assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
     let len = Buffers::len(how.seq, all.d, all.wide);
     cpu.workspace.with(cpu.threads, len, |scratch| {
-        cpu.each_slot(all.samples * how.heads.query, |i, slot| {
-            let head = all.head(i / how.heads.query, i % how.heads.query);
+        let Heads { query, kv, .. } = how.heads;
+        cpu.each_slot(all.samples * kv, |i, slot| {
+            let first = i % kv * (query / kv);
+            let heads = (first..first + query / kv).map(|head| all.head(i / kv, head));
+            let owner = all.head(i / kv, first);
             // SAFETY: the slot is this task's.
             let own = unsafe { scratch.part(slot) };
             let mut own = Buffers::new(own, how.seq, all.d, all.wide);
-            head.load(qkv, 0..how.seq, Qkv::Key, own.k);
-            head.load(qkv, 0..how.seq, Qkv::Value, own.v);
+            owner.load(qkv, 0..how.seq, Qkv::Key, own.k);
+            owner.load(qkv, 0..how.seq, Qkv::Value, own.v);
             own.dk.fill(0.0);
             own.dv.fill(0.0);
-            for tile in 0..how.seq.div_ceil(QUERIES) {
-                tile_backward(&head, inputs, &head.tile(tile), &mut own, dqkv.to);
+            for head in heads {
+                for tile in 0..how.seq.div_ceil(QUERIES) {
+                    tile_backward(&head, inputs, &head.tile(tile), &mut own, dqkv.to);
+                }
             }
-            save(&head, own.dk, 0..how.seq, Qkv::Key, dqkv.to);
-            save(&head, own.dv, 0..how.seq, Qkv::Value, dqkv.to);
+            save(&owner, own.dk, 0..how.seq, Qkv::Key, dqkv.to);
+            save(&owner, own.dv, 0..how.seq, Qkv::Value, dqkv.to);
         });
     });
 }

@@ -1,7 +1,8 @@
 //! Self-attention in tiles: no query's scores are ever held for more than `KEYS` keys.
 //!
 //! Forward is FlashAttention's online softmax (Dao et al. 2022), one task per `QUERIES` queries of
-//! a head; backward rebuilds the probabilities from lse, one task per head. Scores lie key by key,
+//! a head; backward rebuilds the probabilities from lse, one task per key/value head, which adds up
+//! what the query heads it serves give, one after the other. Scores lie key by key,
 //! a query in each lane, so that a query's maximum and sum need no sum across lanes. Keys that no
 //! query of a tile sees cost nothing.
 
@@ -75,12 +76,14 @@ impl Head<'_> {
 
     /// The keys a query sees.
     fn keys(&self, query: usize) -> Range<usize> {
-        match self.all.how.visible {
-            Visible::Causal => 0..query + 1,
+        let how = self.all.how;
+        let oldest = how.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        match how.visible {
+            Visible::Causal => oldest..query + 1,
             Visible::Ranges(ranges) => {
                 let bound = |i| integer(ranges, 2 * self.row(query) + i).max(0) as usize;
-                let end = bound(1).min(self.all.how.seq);
-                bound(0).min(end)..end
+                let end = bound(1).min(how.seq);
+                bound(0).max(oldest).min(end)..end
             }
         }
     }

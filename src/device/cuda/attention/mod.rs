@@ -16,7 +16,7 @@ use std::ptr::{null, null_mut};
 pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
     assert!(!y.add && !lse.add, "attention overwrites");
     let (arguments, kernels) = prepare(cuda, qkv, how, y.to, lse.to);
-    launch(cuda, &kernels.forward, &arguments);
+    launch(cuda, &kernels.forward, how.heads.query, &arguments);
 }
 
 /// `inputs` are dy, qkv, y and lse.
@@ -33,12 +33,13 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out
     };
     let grid = Grid::line(lse.numel().div_ceil(8), 256);
     cuda.launch(typed!("attention_delta", dy.dtype), grid, arguments);
-    launch(cuda, &kernels.kv, &arguments);
-    launch(cuda, &kernels.q, &arguments);
+    launch(cuda, &kernels.kv, how.heads.kv, &arguments);
+    launch(cuda, &kernels.q, how.heads.query, &arguments);
 }
 
-fn launch(cuda: &Cuda, kernel: &Kernel, arguments: &args::Attention) {
-    let (seq, heads) = (arguments.seq as usize, arguments.heads as usize);
+/// A block for each tile of each of `heads` heads of a sample.
+fn launch(cuda: &Cuda, kernel: &Kernel, heads: usize, arguments: &args::Attention) {
+    let seq = arguments.seq as usize;
     let samples = arguments.rows as usize / seq;
     assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
     let blocks = [seq.div_ceil(kernel.tile), heads, samples];
@@ -65,6 +66,7 @@ fn prepare(
         Visible::Ranges(ranges) => ranges.addr() as _,
     };
     let slopes = how.slopes.map_or(null(), |slopes| slopes.addr() as _);
+    let serves = how.heads.query / how.heads.kv;
     let arguments = args::Attention {
         qkv: qkv.addr() as _,
         y: y.addr() as _,
@@ -77,16 +79,23 @@ fn prepare(
         rows: qkv.rows as u64,
         seq: how.seq as u32,
         heads: how.heads.query as u32,
+        kv: how.heads.kv as u32,
+        serves: serves as u32,
+        inverse: if serves == 1 { 0 } else { (1u64 << 32).div_ceil(serves as u64) as u32 },
         first_head: how.first_head as u32,
         d: d as u32,
+        window: how.window.unwrap_or(how.seq).min(how.seq) as u32,
         scale: 1.0 / (d as f32).sqrt(),
         drop: DropoutMask::new(&how.dropout),
     };
     let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
+    let grouped = serves > 1;
     let chosen = chosen.map(|kernels| match cuda.hopper {
-        Some(_) if qkv.dtype == DType::BF16 => hopper::kernels(d, kernels),
+        Some(_) if qkv.dtype == DType::BF16 && !grouped => hopper::kernels(d, kernels),
+        // Of several query heads that share a key, only the kernel for any width adds up dk and dv.
+        _ if grouped => Kernels { kv: kernels::any_width(d, qkv.dtype).kv, ..kernels },
         _ => kernels,
     });
     (arguments, chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype)))

@@ -1,0 +1,131 @@
+//! Queries and keys before attention: an RMS norm of each head (Qwen3), then RoPE (Su et al. 2021).
+
+use super::Cpu;
+use super::math;
+use super::memory::{BLOCK, Block, integer, load, round, store};
+use crate::base::Qkv;
+use crate::device::{Out, QkNorm, QueryKey, Rotation, Tensor};
+
+pub(super) fn forward(cpu: &Cpu, qkv: Tensor, how: &QueryKey, y: Out) {
+    assert!(!y.add, "y is overwritten");
+    how.check(qkv, y.to);
+    let (d, all) = (how.heads.dim, Columns::of(how));
+    cpu.each_rows(qkv.rows, qkv.cols, |rows| {
+        let [mut x, mut scale, mut angles]: [Block; 3] = [[0.0; BLOCK]; 3];
+        let x = &mut x[..d];
+        for row in rows {
+            let angles = row_angles(how, row, &mut angles);
+            for (column, which) in all.turned() {
+                load(qkv, row * qkv.cols + column, x);
+                if let Some(norm) = how.norm {
+                    math::scale(root(x, norm.eps), x);
+                    round(qkv.dtype, x);
+                    load(weights(&norm, which), 0, &mut scale[..d]);
+                    math::multiply(&scale[..d], x);
+                    round(qkv.dtype, x);
+                }
+                if let Some((cos, sin)) = angles {
+                    let (a, b) = x.split_at_mut(d / 2);
+                    math::turn(cos, sin, a, b);
+                }
+                store(x, y.to, row * qkv.cols + column);
+            }
+            all.copy_values(qkv, y.to, row, x);
+        }
+    });
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    dy: Tensor,
+    qkv: Tensor,
+    how: &QueryKey,
+    dx: Out,
+    dscales: Option<[Out; 2]>,
+) {
+    assert!(!dx.add, "dx is overwritten");
+    how.check(qkv, dx.to);
+    assert_eq!((dy.rows, dy.cols, dy.dtype), (qkv.rows, qkv.cols, qkv.dtype), "dy and qkv");
+    assert_eq!(how.norm.is_some(), dscales.is_some(), "gradients of the norm's scales");
+    let outs = dscales.map_or(Vec::new(), |outs| outs.to_vec());
+    assert!(outs.iter().all(|out| out.add), "the gradients of scales accumulate");
+    let (d, all) = (how.heads.dim, Columns::of(how));
+    cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
+        let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];
+        let (g, x, scale) = (&mut g[..d], &mut x[..d], &mut scale[..d]);
+        for row in rows {
+            let angles = row_angles(how, row, &mut angles);
+            for (column, which) in all.turned() {
+                let at = row * qkv.cols + column;
+                load(dy, at, g);
+                if let Some((cos, sin)) = angles {
+                    let (a, b) = g.split_at_mut(d / 2);
+                    math::turn_back(cos, sin, a, b);
+                }
+                if let Some(norm) = how.norm {
+                    load(qkv, at, x);
+                    load(weights(&norm, which), 0, scale);
+                    let rstd = root(x, norm.eps);
+                    math::scale(rstd, x);
+                    let first = if which == Qkv::Query { 0 } else { d };
+                    math::rms_backward(g, x, scale, &mut sums[first..first + d], rstd);
+                }
+                store(g, dx.to, at);
+            }
+            all.copy_values(dy, dx.to, row, g);
+        }
+    });
+}
+
+/// The columns of a row of qkv at which a head's queries, keys and values begin.
+struct Columns {
+    turned: Vec<(usize, Qkv)>,
+    values: Vec<usize>,
+}
+
+impl Columns {
+    fn of(how: &QueryKey) -> Columns {
+        let heads = how.heads;
+        let each = |which, step| {
+            (0..heads.query).step_by(step).map(move |head| (heads.column(head, which), which))
+        };
+        let serves = heads.query / heads.kv;
+        let turned = each(Qkv::Query, 1).chain(each(Qkv::Key, serves)).collect();
+        Columns { turned, values: each(Qkv::Value, serves).map(|(column, _)| column).collect() }
+    }
+
+    fn turned(&self) -> impl Iterator<Item = (usize, Qkv)> {
+        self.turned.iter().copied()
+    }
+
+    fn copy_values(&self, from: Tensor, to: Tensor, row: usize, buffer: &mut [f32]) {
+        if from != to {
+            for column in &self.values {
+                load(from, row * from.cols + column, buffer);
+                store(buffer, to, row * from.cols + column);
+            }
+        }
+    }
+}
+
+/// Cosines and sines of a row's position, if heads are turned.
+fn row_angles<'a>(
+    how: &QueryKey,
+    row: usize,
+    angles: &'a mut Block,
+) -> Option<(&'a [f32], &'a [f32])> {
+    let Rotation { positions, table } = how.rotation?;
+    let angles = &mut angles[..table.cols];
+    load(table, integer(positions, row) as usize * table.cols, angles);
+    Some(angles.split_at(table.cols / 2))
+}
+
+fn weights(norm: &QkNorm, which: Qkv) -> Tensor {
+    if which == Qkv::Query { norm.query } else { norm.key }
+}
+
+/// 1/√(mean of x² + eps)
+fn root(x: &[f32], eps: f32) -> f32 {
+    let mean = math::square_deviations(x, 0.0) as f64 / x.len() as f64;
+    (1.0 / (mean + eps as f64).sqrt()) as f32
+}
