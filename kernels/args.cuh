@@ -609,6 +609,7 @@ static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
               AT(Adafactor, scale_eps) == 80 && AT(Adafactor, clip_threshold) == 84 &&
               AT(Adafactor, part) == 88 &&
               sizeof(Adafactor) == 144, "layout");
+
 struct Axpy {
     const float* x;
     float* y;

@@ -140,7 +140,8 @@ impl Drop for Trace {
 /// "trace: 1,200 spans of 4 ranks in FILE".
 fn summary(parts: &[RankSpans], file: &str) -> String {
     let (spans, ranks) = (parts.iter().map(|part| part.spans.len()).sum::<usize>(), parts.len());
-    let mut line = format!("trace: {spans} spans of {ranks} ranks in {file}");
+    let noun = if ranks == 1 { "rank" } else { "ranks" };
+    let mut line = format!("trace: {spans} spans of {ranks} {noun} in {file}");
     let error = parts.iter().map(|part| part.clock.1).max().unwrap_or(0);
     if error > 0 {
         line += &format!("; clocks agree within {}", Seconds(error as f64 * 1e-9));
