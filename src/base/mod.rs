@@ -26,3 +26,8 @@ pub fn div_exact(n: usize, d: usize) -> usize {
     assert!(d > 0 && n.is_multiple_of(d), "{n} is not a multiple of {d}");
     n / d
 }
+
+/// What a step's decay leaves of a weight, 1 − lr·weight_decay.
+pub fn decayed(lr: f32, weight_decay: f32) -> f32 {
+    (1.0 - f64::from(lr) * f64::from(weight_decay)) as f32
+}

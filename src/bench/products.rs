@@ -2,11 +2,12 @@
 
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
 use super::site::Site;
-use crate::base::{DType, div_exact};
+use crate::base::DType;
 use crate::device::{Epilogue, Gemm};
 use crate::engine::model_dtype;
 use crate::estimate::measured::Product;
 use crate::manifest::Manifest;
+use crate::model::{ParamSpec, table};
 
 /// Edge of the cube where there is time and memory for it.
 const CUBE: usize = 8192;
@@ -22,18 +23,20 @@ struct Shape {
     k: usize,
 }
 
+/// What the matrices of a block multiply, in the order of the parameter table.
+const NAMES: [&str; 4] = ["qkv", "projection", "ffn up", "ffn down"];
+
 /// The products of a block's forward pass on one rank: rows of a micro-batch, shares of the weights.
 fn block_shapes(m: &Manifest) -> [(&'static str, Shape); 4] {
-    let (rows, hidden, ranks) =
-        (m.batch.micro * m.model.seq_len, m.model.hidden, m.topology.tensor);
-    let heads = m.model.heads().share(ranks);
-    let ffn = div_exact(m.model.ffn_hidden, ranks);
-    [
-        ("qkv", Shape { m: rows, n: heads.qkv_width(), k: hidden }),
-        ("projection", Shape { m: rows, n: hidden, k: heads.query_width() }),
-        ("ffn up", Shape { m: rows, n: ffn, k: hidden }),
-        ("ffn down", Shape { m: rows, n: hidden, k: ffn }),
-    ]
+    let rows = m.batch.micro * m.model.seq_len;
+    let shape = |spec: &ParamSpec| {
+        let [n, k] = spec.share(m.topology.tensor);
+        Shape { m: rows, n, k }
+    };
+    let matrices: Vec<ParamSpec> =
+        table(&m.model).into_iter().filter(ParamSpec::is_block_matrix).collect();
+    assert_eq!(matrices.len(), NAMES.len(), "matrices of a block");
+    std::array::from_fn(|i| (NAMES[i], shape(&matrices[i])))
 }
 
 impl Shape {
@@ -143,7 +146,7 @@ fn cube_edge(rate: f64, limit: f64, room: usize, dtype: DType) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest;
+    use crate::manifest::{self, Ffn, Model};
 
     #[test]
     fn shapes_are_those_of_a_ranks_share() {
@@ -158,6 +161,8 @@ topology: {tensor: 2}
         let m = manifest::parse(text, "test", std::path::Path::new("."), &[]).unwrap().manifest;
         let shapes = block_shapes(&m).map(|(_, Shape { m, n, k })| (m, n, k));
         assert_eq!(shapes, [(24, 96, 64), (24, 64, 32), (24, 128, 64), (24, 64, 128)]);
+        let gated = Manifest { model: Model { ffn: Ffn::Swiglu, ..m.model.clone() }, ..m.clone() };
+        assert_eq!(block_shapes(&gated)[2].1, Shape { m: 24, n: 256, k: 64 }, "gate and up");
         assert_eq!(product("qkv", block_shapes(&m)[0].1, 1e-6).tflops, 2.0 * 24.0 * 96.0 * 64e-6);
     }
 

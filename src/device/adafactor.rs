@@ -2,7 +2,7 @@
 //! the second moment of the matrix by rows and columns.
 
 use super::{Out, Tensor};
-use crate::base::Fused;
+use crate::base::{Fused, decayed};
 use std::ops::Range;
 
 /// One Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in the order
@@ -20,6 +20,13 @@ pub struct Adafactor {
     pub scale_eps: f32,
     pub clip_threshold: f32,
     pub weight_decay: f32,
+}
+
+impl Adafactor {
+    /// What the decay leaves of a weight, 1 − lr·weight_decay.
+    pub fn keep(&self) -> f32 {
+        decayed(self.lr, self.weight_decay)
+    }
 }
 
 /// The second moment V̂ of Adafactor, all of it f32.

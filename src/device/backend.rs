@@ -1,7 +1,7 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
 use super::{AdafactorOps, Attend, Dropout, Home, Norm, Out, QueryKey, Tensor};
-use crate::base::{Bytes, DType, Gelu, div_exact};
+use crate::base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,6 +76,13 @@ impl Coded {
             assert_eq!((scales.numel(), scales.dtype), (n / block, DType::F32), "scales");
         }
         block
+    }
+}
+
+impl AdamW {
+    /// What the decay leaves of a weight, 1 − lr·weight_decay.
+    pub fn keep(&self) -> f32 {
+        decayed(self.lr, self.weight_decay)
     }
 }
 

@@ -201,8 +201,7 @@ train: {samples: 8000}
 ";
         for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3"] {
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
-            let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
-            let m = loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+            let m = manifest::of_test(text, &sets);
             let stages = 4 * m.topology.chunks;
             let costs =
                 Costs { forward: vec![1.0; stages], backward: vec![2.0; stages], message: 0.0 };

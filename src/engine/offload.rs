@@ -187,9 +187,7 @@ lr: {peak: 1e-3}
 train: {samples: 800}
 topology: {data: 2, zero: 1, offload: optimizer}
 ";
-        let folder = std::path::Path::new(".");
-        let loaded = manifest::parse(text, "test", folder, &["precision=bf16".to_string()]);
-        loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+        manifest::of_test(text, &["precision=bf16"])
     }
 
     /// The bits of every state after two updates of one rank, and of the model weights, gaps between

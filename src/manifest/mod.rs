@@ -249,6 +249,14 @@ pub enum Objective {
     PrefixLm(PrefixLm),
 }
 
+/// A manifest of a test.
+#[cfg(test)]
+pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
+    let sets: Vec<String> = sets.iter().map(S::to_string).collect();
+    let loaded = parse(text, "test", std::path::Path::new("."), &sets);
+    loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+}
+
 /// The sizes of a model, which have no defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {

@@ -144,11 +144,7 @@ impl Layout {
         let mut offset = start;
         let mut params = Vec::new();
         for spec in specs {
-            let (rows, cols) = match spec.split {
-                TpSplit::Rows => (div_exact(spec.rows, self.shard.tp), spec.cols),
-                TpSplit::Cols => (spec.rows, div_exact(spec.cols, self.shard.tp)),
-                TpSplit::Whole => (spec.rows, spec.cols),
-            };
+            let [rows, cols] = spec.share(self.shard.tp);
             let name = format!("{prefix}{}", spec.name);
             let (bucket, tied_copy) = (self.buckets.len(), module == Module::TiedCopy);
             params.push(Param { spec: *spec, name, rows, cols, offset, bucket, tied_copy });

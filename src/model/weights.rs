@@ -1,7 +1,7 @@
 //! THE parameter table. Layout, init, optimizer groups, gradient sync, checkpoints and the
 //! estimator are all read off these rows.
 
-use crate::base::Fused;
+use crate::base::{Fused, div_exact};
 use crate::manifest::{Bias, Model, NormKind, Position, Recompute};
 
 #[rustfmt::skip]
@@ -69,6 +69,15 @@ impl ParamSpec {
     /// Whether it is a matrix that a block multiplies by: attention's or the MLP's.
     pub fn is_block_matrix(&self) -> bool {
         self.module == Module::Block && self.rows > 1
+    }
+
+    /// Rows and columns of one of `ranks` tensor-parallel ranks.
+    pub fn share(&self, ranks: usize) -> [usize; 2] {
+        match self.split {
+            TpSplit::Rows => [div_exact(self.rows, ranks), self.cols],
+            TpSplit::Cols => [self.rows, div_exact(self.cols, ranks)],
+            TpSplit::Whole => [self.rows, self.cols],
+        }
     }
 
     /// The matrices (or vectors) that are fused in it.

@@ -90,9 +90,10 @@ fn too_little_memory(all: &[Need]) -> Option<Problems> {
     }
     let (node, (ranks, asked, host, left)) =
         nodes.into_iter().find(|(_, (_, asked, _, left))| asked > left)?;
-    let ranks =
-        if ranks == 1 { "its rank needs".into() } else { format!("its {ranks} ranks need") };
-    let between = if ranks.starts_with("its rank") { "" } else { " between them" };
+    let (need, between) = match ranks {
+        1 => ("its rank needs".to_string(), ""),
+        _ => (format!("its {ranks} ranks need"), " between them"),
+    };
     let (offloaded, remedy) = match host {
         0 => (String::new(), ""),
         _ => (
@@ -101,7 +102,7 @@ fn too_little_memory(all: &[Need]) -> Option<Problems> {
              topology.offload off, ",
         ),
     };
-    let what = format!("{ranks} {}{offloaded}{between}, and {} is free", Bytes(asked), Bytes(left));
+    let what = format!("{need} {}{offloaded}{between}, and {} is free", Bytes(asked), Bytes(left));
     let remedy = format!(
         "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
          topology.tensor, batch.micro, topology.recompute"

@@ -22,15 +22,56 @@ impl AdafactorOps for Cpu {
         rows: Option<Out>,
         cols: Out,
     ) {
-        factor_sums(self, x, factor, part, rows, cols);
+        let width = part.col_rows() * part.cols;
+        assert_eq!(
+            (x.numel(), cols.to.numel(), cols.add),
+            (part.len, width, true),
+            "sums by column"
+        );
+        assert!(rows.is_none_or(|rows| rows.add && rows.to.numel() == part.rows), "sums by row");
+        let factor = scalar(factor, 0);
+        let task = |range: Range<usize>, sums: &mut [f64]| {
+            let mut buffer: Block = [0.0; BLOCK];
+            for row in range {
+                let own = part.col_row(row) * part.cols;
+                let mut sum = 0.0;
+                for block in blocks(part.cols_of(row)) {
+                    let x_block = &mut buffer[..block.len()];
+                    load(x, row * part.cols + block.start - part.first, x_block);
+                    add_squares(factor, x_block, &mut sums[own + block.start..own + block.end]);
+                    sum += square_sum_f64(x_block);
+                }
+                if let Some(rows) = rows {
+                    put(&mut [sum as f32], rows, row);
+                }
+            }
+        };
+        each_rows(self, part, width, task, |all| {
+            self.each_block(width, |block| {
+                let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+                let mut totals: Block = [0.0; BLOCK];
+                let totals = &mut totals[..block.len()];
+                totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
+                put(totals, cols, block.start);
+            });
+        });
     }
 
     fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out) {
-        fused_square_sums(self, x, part, out);
+        assert_eq!(x.numel(), part.len, "elements of the part");
+        fused_sums(self, part, out, |_, _, at, buffer| load(x, at, buffer));
     }
 
     fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out) {
-        scalars(rule, updates, out);
+        assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
+        let mut t = [0i64];
+        download(updates, bytemuck::cast_slice_mut(&mut t));
+        let t = t[0] as f64;
+        let rho = match rule.relative_step {
+            true => f64::from(rule.lr).min(1.0 / t.sqrt()),
+            false => f64::from(rule.lr),
+        };
+        store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], out.to, 0);
     }
 
     fn move_second_moment(
@@ -41,7 +82,32 @@ impl AdafactorOps for Cpu {
         cols: Tensor,
         v: &SecondMoment,
     ) {
-        move_second_moment(scalars, part, rows, cols, v);
+        let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
+        if factor.is_nan() {
+            return;
+        }
+        let SecondMoment::Factored { row, col, mean } = *v else {
+            let SecondMoment::Full(v) = *v else { unreachable!("one of the two") };
+            move_towards(cols, v, towards, 0..part.cols, 1.0);
+            return;
+        };
+        let rows = rows.expect("sums by row of a matrix");
+        move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
+        for number in 0..part.fused.count() {
+            let own = number * part.cols..(number + 1) * part.cols;
+            let of = part.fused.rows(number, part.whole[0]);
+            move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
+            let whole = part.cols == part.whole[1];
+            let sum: f64 = match whole {
+                true => own.map(|at| f64::from(scalar(col, at))).sum(),
+                false => (0..part.rows)
+                    .filter(|at| part.fused.of(*at) == number)
+                    .map(|at| f64::from(scalar(row, at)))
+                    .sum(),
+            };
+            let terms = if whole { part.cols } else { of };
+            store(&[(sum / terms as f64) as f32], mean, number);
+        }
     }
 
     fn adafactor_square_sums(
@@ -53,7 +119,9 @@ impl AdafactorOps for Cpu {
         v: &SecondMoment,
         out: Out,
     ) {
-        square_sums(self, rule, scalars, grad, part, v, out);
+        assert_eq!(grad.numel(), part.len, "elements of the part");
+        let from = Direction { part, grad, v: *v, factor: scalar(scalars, 0), eps: rule.eps };
+        fused_sums(self, part, out, |row, cols, at, to| from.read(row, cols, at, to));
     }
 
     fn adafactor(
@@ -67,7 +135,36 @@ impl AdafactorOps for Cpu {
         master: Tensor,
         weight: Tensor,
     ) {
-        update(self, rule, scalars, (grad, part, v), squares, master, weight);
+        for x in [grad, master, weight] {
+            assert_eq!(x.numel(), part.len, "elements of the part");
+        }
+        assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+        let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
+        if factor.is_nan() {
+            return;
+        }
+        let steps = steps(rule, rho, part, squares);
+        let keep = rule.keep();
+        let from = Direction { part, grad, v: *v, factor, eps: rule.eps };
+        let task = |range: Range<usize>, _: &mut [f64]| {
+            let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for row in range {
+                for (number, cols) in part.runs(row) {
+                    for block in blocks(cols) {
+                        let at = row * part.cols + block.start - part.first;
+                        let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
+                        from.read(row, block, at, u);
+                        load(master, at, w);
+                        apply(steps[number], keep, u, w);
+                        store(w, master, at);
+                        if weight != master {
+                            store(w, weight, at);
+                        }
+                    }
+                }
+            }
+        };
+        each_rows(self, part, 0, task, |_| ());
     }
 }
 
@@ -97,45 +194,6 @@ fn each_rows(
     });
 }
 
-fn factor_sums(
-    cpu: &Cpu,
-    x: Tensor,
-    factor: Tensor,
-    part: &MatrixPart,
-    rows: Option<Out>,
-    cols: Out,
-) {
-    let width = part.col_rows() * part.cols;
-    assert_eq!((x.numel(), cols.to.numel(), cols.add), (part.len, width, true), "sums by column");
-    assert!(rows.is_none_or(|rows| rows.add && rows.to.numel() == part.rows), "sums by row");
-    let factor = scalar(factor, 0);
-    let task = |range: Range<usize>, sums: &mut [f64]| {
-        let mut buffer: Block = [0.0; BLOCK];
-        for row in range {
-            let own = part.col_row(row) * part.cols;
-            let mut sum = 0.0;
-            for block in blocks(part.cols_of(row)) {
-                let x_block = &mut buffer[..block.len()];
-                load(x, row * part.cols + block.start - part.first, x_block);
-                add_squares(factor, x_block, &mut sums[own + block.start..own + block.end]);
-                sum += square_sum_f64(x_block);
-            }
-            if let Some(rows) = rows {
-                put(&mut [sum as f32], rows, row);
-            }
-        }
-    };
-    each_rows(cpu, part, width, task, |all| {
-        cpu.each_block(width, |block| {
-            let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
-            let mut totals: Block = [0.0; BLOCK];
-            let totals = &mut totals[..block.len()];
-            totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
-            put(totals, cols, block.start);
-        });
-    });
-}
-
 vectorised! {
     /// x ← factor·x, and sums += x².
     fn add_squares(factor: f32, x: &mut [f32], sums: &mut [f64]) {
@@ -144,11 +202,6 @@ vectorised! {
             *sum += f64::from(*x) * f64::from(*x);
         }
     }
-}
-
-fn fused_square_sums(cpu: &Cpu, x: Tensor, part: &MatrixPart, out: Out) {
-    assert_eq!(x.numel(), part.len, "elements of the part");
-    fused_sums(cpu, part, out, |_, _, at, buffer| load(x, at, buffer));
 }
 
 /// out[p] += Σ of the squares of what `read(row, columns, element, buffer)` gives.
@@ -177,53 +230,6 @@ fn fused_sums(
         let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
         put(&mut (0..count).map(total).collect::<Vec<f32>>(), out, 0);
     });
-}
-
-fn scalars(rule: &Adafactor, updates: Tensor, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
-    let mut t = [0i64];
-    download(updates, bytemuck::cast_slice_mut(&mut t));
-    let t = t[0] as f64;
-    let rho = match rule.relative_step {
-        true => f64::from(rule.lr).min(1.0 / t.sqrt()),
-        false => f64::from(rule.lr),
-    };
-    store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], out.to, 0);
-}
-
-fn move_second_moment(
-    scalars: Tensor,
-    part: &MatrixPart,
-    rows: Option<Tensor>,
-    cols: Tensor,
-    v: &SecondMoment,
-) {
-    let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
-    if factor.is_nan() {
-        return;
-    }
-    let SecondMoment::Factored { row, col, mean } = *v else {
-        let SecondMoment::Full(v) = *v else { unreachable!("one of the two") };
-        move_towards(cols, v, towards, 0..part.cols, 1.0);
-        return;
-    };
-    let rows = rows.expect("sums by row of a matrix");
-    move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
-    for number in 0..part.fused.count() {
-        let own = number * part.cols..(number + 1) * part.cols;
-        let of = part.fused.rows(number, part.whole[0]);
-        move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
-        let whole = part.cols == part.whole[1];
-        let sum: f64 = match whole {
-            true => own.map(|at| f64::from(scalar(col, at))).sum(),
-            false => (0..part.rows)
-                .filter(|at| part.fused.of(*at) == number)
-                .map(|at| f64::from(scalar(row, at)))
-                .sum(),
-        };
-        let terms = if whole { part.cols } else { of };
-        store(&[(sum / terms as f64) as f32], mean, number);
-    }
 }
 
 /// v += (sum·scale − v)·towards.
@@ -280,20 +286,6 @@ vectorised! {
     }
 }
 
-fn square_sums(
-    cpu: &Cpu,
-    rule: &Adafactor,
-    scalars: Tensor,
-    grad: Tensor,
-    part: &MatrixPart,
-    v: &SecondMoment,
-    out: Out,
-) {
-    assert_eq!(grad.numel(), part.len, "elements of the part");
-    let from = Direction { part, grad, v: *v, factor: scalar(scalars, 0), eps: rule.eps };
-    fused_sums(cpu, part, out, |row, cols, at, to| from.read(row, cols, at, to));
-}
-
 /// What each fused matrix's U is multiplied by: ρ·scale / max(1, RMS(U)/clip_threshold).
 fn steps(
     rule: &Adafactor,
@@ -309,48 +301,6 @@ fn steps(
         *step = rho * scale / (rms(update) / rule.clip_threshold).max(1.0);
     }
     steps
-}
-
-fn update(
-    cpu: &Cpu,
-    rule: &Adafactor,
-    scalars: Tensor,
-    from: (Tensor, &MatrixPart, &SecondMoment),
-    squares: (Tensor, Option<Tensor>),
-    master: Tensor,
-    weight: Tensor,
-) {
-    let (grad, part, v) = from;
-    for x in [grad, master, weight] {
-        assert_eq!(x.numel(), part.len, "elements of the part");
-    }
-    assert_eq!(master.dtype, DType::F32, "the master weight is f32");
-    let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
-    if factor.is_nan() {
-        return;
-    }
-    let steps = steps(rule, rho, part, squares);
-    let keep = (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32;
-    let from = Direction { part, grad, v: *v, factor, eps: rule.eps };
-    let task = |range: Range<usize>, _: &mut [f64]| {
-        let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        for row in range {
-            for (number, cols) in part.runs(row) {
-                for block in blocks(cols) {
-                    let at = row * part.cols + block.start - part.first;
-                    let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
-                    from.read(row, block, at, u);
-                    load(master, at, w);
-                    apply(steps[number], keep, u, w);
-                    store(w, master, at);
-                    if weight != master {
-                        store(w, weight, at);
-                    }
-                }
-            }
-        }
-    };
-    each_rows(cpu, part, 0, task, |_| ());
 }
 
 vectorised! {

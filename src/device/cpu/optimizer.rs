@@ -175,7 +175,7 @@ impl Update {
     pub fn new(rule: &AdamW, scalars: Tensor) -> Option<Update> {
         let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
         let AdamW { beta1, beta2, eps, .. } = *rule;
-        let keep = (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32;
+        let keep = rule.keep();
         (!factor.is_nan()).then_some(Update { factor, keep, beta1, beta2, step, rescale, eps })
     }
 }

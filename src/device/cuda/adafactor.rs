@@ -24,15 +24,65 @@ impl AdafactorOps for Cuda {
         rows: Option<Out>,
         cols: Out,
     ) {
-        factor_sums(self, x, factor, part, rows, cols);
+        let width = part.col_rows() * part.cols;
+        assert_eq!(
+            (x.numel(), cols.to.numel(), cols.add),
+            (part.len, width, true),
+            "sums by column"
+        );
+        let touched = part.touched().len();
+        if touched == 0 {
+            return;
+        }
+        let (x, factor) = (x.addr() as _, factor.addr() as _);
+        if let Some(rows) = rows {
+            assert_eq!((rows.to.numel(), rows.add), (part.rows, true), "sums by row");
+            let (rows, part) = (rows.to.addr() as _, args::MatrixPart::new(part));
+            let arguments = args::FactorRows { x, factor, rows, part };
+            self.launch("factor_rows", Grid::line(touched, 256), arguments);
+        }
+        let across = part.cols.div_ceil(32);
+        let chunks = (BLOCKS / across).clamp(1, touched.div_ceil(CHUNK));
+        let chunk = touched.div_ceil(chunks);
+        let chunks = touched.div_ceil(chunk);
+        let parts = self.scratch(chunks * width * 4);
+        let arguments = args::FactorCols {
+            x,
+            factor,
+            parts: parts as _,
+            chunk: chunk as u64,
+            count: part.col_rows() as u32,
+            part: args::MatrixPart::new(part),
+        };
+        let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
+        self.launch("factor_cols", grid, arguments);
+        add_parts(self, parts, width, chunks, cols);
     }
 
     fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out) {
-        fused_square_sums(self, x, part, out);
+        let none = args::FusedSums {
+            x: x.addr() as _,
+            parts: null_mut(),
+            factor: null(),
+            row: null(),
+            col: null(),
+            mean: null(),
+            eps: 0.0,
+            part: args::MatrixPart::new(part),
+        };
+        fused_sums(self, x, part, none, out);
     }
 
     fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out) {
-        scalars(self, rule, updates, out);
+        assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
+        let arguments = args::AdafactorScalars {
+            updates: updates.addr() as _,
+            out: out.to.addr() as _,
+            lr: rule.lr,
+            beta2_decay: rule.beta2_decay,
+            relative_step: rule.relative_step.into(),
+        };
+        self.launch("adafactor_scalars", Grid::line(1, 1), arguments);
     }
 
     fn move_second_moment(
@@ -43,7 +93,18 @@ impl AdafactorOps for Cuda {
         cols: Tensor,
         v: &SecondMoment,
     ) {
-        move_second_moment(self, scalars, part, rows, cols, v);
+        let [row, col, mean] = addresses(part, v);
+        let arguments = args::SecondMoment {
+            scalars: scalars.addr() as _,
+            row_sums: rows.map_or(0, Tensor::addr) as _,
+            col_sums: cols.addr() as _,
+            row: row as _,
+            col: col as _,
+            mean: mean as _,
+            part: args::MatrixPart::new(part),
+        };
+        let grid = Grid::line(part.col_rows(), MOMENT_THREADS);
+        self.launch("move_second_moment", grid, arguments);
     }
 
     fn adafactor_square_sums(
@@ -55,7 +116,18 @@ impl AdafactorOps for Cuda {
         v: &SecondMoment,
         out: Out,
     ) {
-        square_sums(self, rule, scalars, grad, part, v, out);
+        let [row, col, mean] = addresses(part, v);
+        let arguments = args::FusedSums {
+            x: grad.addr() as _,
+            parts: null_mut(),
+            factor: scalars.addr() as _,
+            row: row as _,
+            col: col as _,
+            mean: mean as _,
+            eps: rule.eps,
+            part: args::MatrixPart::new(part),
+        };
+        fused_sums(self, grad, part, arguments, out);
     }
 
     fn adafactor(
@@ -69,61 +141,39 @@ impl AdafactorOps for Cuda {
         master: Tensor,
         weight: Tensor,
     ) {
-        update(self, rule, scalars, (grad, part, v), squares, master, weight);
+        for x in [grad, master, weight] {
+            assert_eq!(x.numel(), part.len, "elements of the part");
+        }
+        assert_eq!(
+            [grad.dtype, master.dtype],
+            [DType::F32; 2],
+            "gradient and master weight are f32"
+        );
+        let [row, col, mean] = addresses(part, v);
+        let arguments = args::Adafactor {
+            grad: grad.addr() as _,
+            master: master.addr() as _,
+            live: if weight == master { null_mut() } else { weight.addr() as _ },
+            scalars: scalars.addr() as _,
+            row: row as _,
+            col: col as _,
+            mean: mean as _,
+            update: squares.0.addr() as _,
+            weight: squares.1.map_or(0, Tensor::addr) as _,
+            keep: rule.keep(),
+            eps: rule.eps,
+            scale_eps: rule.scale_eps,
+            clip_threshold: rule.clip_threshold,
+            part: args::MatrixPart::new(part),
+        };
+        let rows = part.touched().len();
+        if rows > 0 {
+            let across = part.cols.div_ceil(256);
+            let grid =
+                Grid { blocks: [across, rows.min(8 * BLOCKS), 1], threads: [256, 1], shared: 0 };
+            self.launch(typed!("adafactor", weight.dtype), grid, arguments);
+        }
     }
-}
-
-fn factor_sums(
-    cuda: &Cuda,
-    x: Tensor,
-    factor: Tensor,
-    part: &MatrixPart,
-    rows: Option<Out>,
-    cols: Out,
-) {
-    let width = part.col_rows() * part.cols;
-    assert_eq!((x.numel(), cols.to.numel(), cols.add), (part.len, width, true), "sums by column");
-    let touched = part.touched().len();
-    if touched == 0 {
-        return;
-    }
-    let (x, factor) = (x.addr() as _, factor.addr() as _);
-    if let Some(rows) = rows {
-        assert_eq!((rows.to.numel(), rows.add), (part.rows, true), "sums by row");
-        let (rows, part) = (rows.to.addr() as _, args::MatrixPart::new(part));
-        let arguments = args::FactorRows { x, factor, rows, part };
-        cuda.launch("factor_rows", Grid::line(touched, 256), arguments);
-    }
-    let across = part.cols.div_ceil(32);
-    let chunks = (BLOCKS / across).clamp(1, touched.div_ceil(CHUNK));
-    let chunk = touched.div_ceil(chunks);
-    let chunks = touched.div_ceil(chunk);
-    let parts = cuda.scratch(chunks * width * 4);
-    let arguments = args::FactorCols {
-        x,
-        factor,
-        parts: parts as _,
-        chunk: chunk as u64,
-        count: part.col_rows() as u32,
-        part: args::MatrixPart::new(part),
-    };
-    let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
-    cuda.launch("factor_cols", grid, arguments);
-    add_parts(cuda, parts, width, chunks, cols);
-}
-
-fn fused_square_sums(cuda: &Cuda, x: Tensor, part: &MatrixPart, out: Out) {
-    let none = args::FusedSums {
-        x: x.addr() as _,
-        parts: null_mut(),
-        factor: null(),
-        row: null(),
-        col: null(),
-        mean: null(),
-        eps: 0.0,
-        part: args::MatrixPart::new(part),
-    };
-    fused_sums(cuda, x, part, none, out);
 }
 
 /// Fills in the scratch.
@@ -143,18 +193,6 @@ fn fused_sums(cuda: &Cuda, x: Tensor, part: &MatrixPart, arguments: args::FusedS
     cuda.launch("fused_finish", Grid::line(1, 256), arguments);
 }
 
-fn scalars(cuda: &Cuda, rule: &Adafactor, updates: Tensor, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
-    let arguments = args::AdafactorScalars {
-        updates: updates.addr() as _,
-        out: out.to.addr() as _,
-        lr: rule.lr,
-        beta2_decay: rule.beta2_decay,
-        relative_step: rule.relative_step.into(),
-    };
-    cuda.launch("adafactor_scalars", Grid::line(1, 1), arguments);
-}
-
 /// Addresses of the means by row, by column, and over the whole; 0 where there are none.
 fn addresses(part: &MatrixPart, v: &SecondMoment) -> [usize; 3] {
     let width = part.col_rows() * part.cols;
@@ -168,90 +206,6 @@ fn addresses(part: &MatrixPart, v: &SecondMoment) -> [usize; 3] {
             assert_eq!(sizes, [part.rows, width, part.fused.count()], "means of a matrix");
             [row, col, mean].map(Tensor::addr)
         }
-    }
-}
-
-fn move_second_moment(
-    cuda: &Cuda,
-    scalars: Tensor,
-    part: &MatrixPart,
-    rows: Option<Tensor>,
-    cols: Tensor,
-    v: &SecondMoment,
-) {
-    let [row, col, mean] = addresses(part, v);
-    let arguments = args::SecondMoment {
-        scalars: scalars.addr() as _,
-        row_sums: rows.map_or(0, Tensor::addr) as _,
-        col_sums: cols.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
-        part: args::MatrixPart::new(part),
-    };
-    let grid = Grid::line(part.col_rows(), MOMENT_THREADS);
-    cuda.launch("move_second_moment", grid, arguments);
-}
-
-fn square_sums(
-    cuda: &Cuda,
-    rule: &Adafactor,
-    scalars: Tensor,
-    grad: Tensor,
-    part: &MatrixPart,
-    v: &SecondMoment,
-    out: Out,
-) {
-    let [row, col, mean] = addresses(part, v);
-    let arguments = args::FusedSums {
-        x: grad.addr() as _,
-        parts: null_mut(),
-        factor: scalars.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
-        eps: rule.eps,
-        part: args::MatrixPart::new(part),
-    };
-    fused_sums(cuda, grad, part, arguments, out);
-}
-
-fn update(
-    cuda: &Cuda,
-    rule: &Adafactor,
-    scalars: Tensor,
-    from: (Tensor, &MatrixPart, &SecondMoment),
-    squares: (Tensor, Option<Tensor>),
-    master: Tensor,
-    weight: Tensor,
-) {
-    let (grad, part, v) = from;
-    for x in [grad, master, weight] {
-        assert_eq!(x.numel(), part.len, "elements of the part");
-    }
-    assert_eq!([grad.dtype, master.dtype], [DType::F32; 2], "gradient and master weight are f32");
-    let [row, col, mean] = addresses(part, v);
-    let arguments = args::Adafactor {
-        grad: grad.addr() as _,
-        master: master.addr() as _,
-        live: if weight == master { null_mut() } else { weight.addr() as _ },
-        scalars: scalars.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
-        update: squares.0.addr() as _,
-        weight: squares.1.map_or(0, Tensor::addr) as _,
-        keep: (1.0 - rule.lr as f64 * rule.weight_decay as f64) as f32,
-        eps: rule.eps,
-        scale_eps: rule.scale_eps,
-        clip_threshold: rule.clip_threshold,
-        part: args::MatrixPart::new(part),
-    };
-    let rows = part.touched().len();
-    if rows > 0 {
-        let across = part.cols.div_ceil(256);
-        let grid = Grid { blocks: [across, rows.min(8 * BLOCKS), 1], threads: [256, 1], shared: 0 };
-        cuda.launch(typed!("adafactor", weight.dtype), grid, arguments);
     }
 }
 

@@ -59,8 +59,7 @@ lr: {peak: 1e-3}
 train: {samples: 800}
 ";
     let sets = [format!("topology={{data: 2, zero: {level}}}"), "precision=bf16".to_string()];
-    let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
-    let m = loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+    let m = manifest::of_test(text, &sets);
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
     let (cpu, log) = (Cpu::new(Some(1)), Log::default());
     let measured = Arenas::measuring();

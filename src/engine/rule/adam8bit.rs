@@ -84,9 +84,7 @@ lr: {peak: 1e-3}
 optimizer: adam8bit
 train: {samples: 800}
 ";
-        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-        let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
-        loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+        manifest::of_test(text, sets)
     }
 
     fn coded_weights(m: &Manifest) -> Vec<&'static str> {

@@ -1,7 +1,6 @@
 //! What PowerSGD keeps of a matrix, beside the states of any optimizer.
 
 use super::{Conversion, OptimizerRule, Saved, Step};
-use crate::base::div_exact;
 use crate::engine::states::{Extent, Initial, ParamStates, StateSpec};
 use crate::manifest::PowerSgd;
 use crate::model::{Module, ParamSpec, TpSplit};
@@ -29,11 +28,7 @@ impl WithPowerSgd {
     /// `min_rate` (as in PyTorch's powerSGD_hook). Embeddings and the head are not compressed: rows of
     /// rare tokens would be.
     fn rank(&self, param: &ParamSpec) -> Option<usize> {
-        let [rows, cols] = match param.split {
-            TpSplit::Rows => [div_exact(param.rows, self.tensor), param.cols],
-            TpSplit::Cols => [param.rows, div_exact(param.cols, self.tensor)],
-            TpSplit::Whole => [param.rows, param.cols],
-        };
+        let [rows, cols] = param.share(self.tensor);
         let rank = self.settings.rank.min(rows).min(cols);
         let sent = ((rows + cols) * rank) as f64;
         let smaller = sent * self.settings.min_rate < (rows * cols) as f64;

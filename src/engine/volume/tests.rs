@@ -17,9 +17,7 @@ batch: {micro: 2, global: 16}
 lr: {peak: 1e-3}
 train: {samples: 800}
 ";
-    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let m = manifest::parse(text, "test", std::path::Path::new("."), &sets);
-    let m = m.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+    let m = manifest::of_test(text, sets);
     let ranks: Vec<(Traffic, Volume)> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| count(world, &m));
         let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();

@@ -93,9 +93,7 @@ train: {samples: 800}
 ";
 
     fn planned(sets: &[&str]) -> Manifest {
-        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-        let loaded = manifest::parse(TEXT, "test", std::path::Path::new("."), &sets);
-        loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+        manifest::of_test(TEXT, sets)
     }
 
     fn product(tflops: f64, m: usize) -> Product {

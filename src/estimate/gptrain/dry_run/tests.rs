@@ -12,9 +12,7 @@ batch: {micro: 2, global: 32}
 lr: {peak: 1e-3}
 train: {samples: 800}
 ";
-    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-    let loaded = manifest::parse(text, "test", std::path::Path::new("."), &sets);
-    loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+    manifest::of_test(text, sets)
 }
 
 const GRIDS: [&[&str]; 14] = [

@@ -5,7 +5,7 @@ use super::constants::T;
 use super::gemm;
 use crate::estimate::setup::{Framework, Moments, Numbers, Setup};
 use crate::manifest::Recompute;
-use crate::model::{Module, ParamSpec, TpSplit, table};
+use crate::model::{ParamSpec, TpSplit, table};
 
 /// Bytes of element-wise traffic an element of [s, b, h], in 16 bits: norms, dropout and residual
 /// outside the part that tensor parallelism splits, activation function and copies inside.
@@ -153,7 +153,7 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
 
 /// Outputs and inputs of a layer's products, on one rank: the matrices of a block.
 fn products(s: &Setup) -> Vec<(usize, usize)> {
-    let matrices = table(&s.model).into_iter().filter(|p| p.module == Module::Block && p.rows > 1);
+    let matrices = table(&s.model).into_iter().filter(ParamSpec::is_block_matrix);
     let share = |p: ParamSpec| match p.split {
         TpSplit::Rows => (p.rows / s.topology.tensor, p.cols),
         TpSplit::Cols => (p.rows, p.cols / s.topology.tensor),
