@@ -4,34 +4,34 @@
 //! each room may use only rooms listed above it.
 
 /// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
-pub mod base;
+pub use ::base;
 
-/// Decisions as data: batch ramp-up, pipeline schedule. Pure values that print.
-pub mod plan;
-/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
-pub mod manifest;
 /// Tokens: Megatron's datasets, sample order, masks, tokenizers.
-pub mod data;
+pub use ::data;
+/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
+pub use ::manifest;
+/// Decisions as data: batch ramp-up, pipeline schedule. Pure values that print.
+pub use ::plan;
 
 /// Tensors, arenas, and the one trait a device fills.
-pub mod device;
+pub use ::device;
 
 /// Groups of ranks.
-pub mod comm;
+pub use ::comm;
 
 /// The network, as forward and backward.
-pub mod model;
+pub use ::model;
 
-/// One optimizer step.
-pub mod engine;
 /// The state of a run on disk.
-pub mod checkpoint;
+pub use ::checkpoint;
+/// One optimizer step.
+pub use ::engine;
 
-/// What a run will need, before it is run: memory, time, days, and what to change.
-pub mod estimate;
-/// The loop around the step: launch, guard, report.
-pub mod train;
 /// A check of the machine before a run: who is slow.
-pub mod bench;
+pub use ::bench;
+/// What a run will need, before it is run: memory, time, days, and what to change.
+pub use ::estimate;
+/// The loop around the step: launch, guard, report.
+pub use ::train;
 /// The command line: one file per subcommand.
 pub mod cli;

@@ -1,6 +1,7 @@
 //! Closed choices: the words a manifest writes them with, and what the program matches on.
 
 /// Closed choices: `Variant = "the word it is written with"`.
+#[macro_export]
 macro_rules! choices {
     ($($(#[$about:meta])* $name:ident {
         $($(#[$doc:meta])* $variant:ident = $word:literal,)*
@@ -29,8 +30,6 @@ macro_rules! choices {
         }
     )*};
 }
-
-pub(crate) use choices;
 
 choices! {
 // Hendrycks & Gimpel 2016: x·Φ(x), exactly or by its tanh approximation.

@@ -1,5 +1,7 @@
 //! Words everybody speaks. Knows nothing of training.
 
+extern crate self as base;
+
 mod choices;
 mod dtype;
 mod fused;
@@ -12,7 +14,6 @@ mod units;
 mod worker;
 
 pub use choices::Gelu;
-pub(crate) use choices::choices;
 pub use dtype::DType;
 pub use fused::Fused;
 pub use heads::{Heads, Qkv};

@@ -6,6 +6,18 @@
 //! fixed share of the time: 60 s, or 10 s for a quick check. Where ranks must choose alike (rows,
 //! sizes, repeats), they choose from the same gathered figures, or rank 0 does.
 
+extern crate base;
+extern crate checkpoint;
+extern crate comm;
+extern crate device;
+extern crate engine;
+extern crate estimate;
+extern crate manifest;
+extern crate model;
+extern crate plan;
+extern crate self as bench;
+extern crate train;
+
 mod collectives;
 mod copies;
 mod files;
@@ -19,7 +31,7 @@ mod tournament;
 use crate::base::Problems;
 use crate::comm::LauncherEnv;
 use crate::estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
-use crate::manifest::{self, Loaded};
+use crate::manifest::Loaded;
 use crate::train::launch::LocalRanks;
 use crate::train::messages::Messages;
 use scratch::Scratch;

@@ -16,6 +16,14 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
+extern crate base;
+extern crate data;
+extern crate device;
+extern crate engine;
+extern crate manifest;
+extern crate model;
+extern crate self as checkpoint;
+
 mod digest;
 pub mod disk;
 mod folder;

@@ -11,6 +11,10 @@
 //! code that started the rank wraps it in `catch`, prints the line and exits with
 //! `Failed::EXIT_CODE`. A panic of one rank fails the others in the same way.
 
+extern crate base;
+extern crate device;
+extern crate self as comm;
+
 pub mod dry;
 mod p2p_group;
 mod hostlist;
@@ -33,7 +37,7 @@ mod watchdog;
 mod world;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 pub use clock::{ClockOffset, clock_id, now_ns};
 pub use dump::Dump;
@@ -178,7 +182,7 @@ impl Failed {
     }
 
     /// Unwinds this rank without a message, up to `catch`.
-    pub(crate) fn raise(self) -> ! {
+    pub fn raise(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
     }
 }

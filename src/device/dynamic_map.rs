@@ -246,7 +246,7 @@ struct DynamicMap {{
 
     #[test]
     fn the_dynamic_map_of_kernels_is_made_from_this_table() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/dynamic_map.cuh");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/dynamic_map.cuh");
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(file, header()).unwrap();
         }

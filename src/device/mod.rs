@@ -2,6 +2,9 @@
 //!
 //! Does not know ranks, nor the model. Raw memory is touched only in here and in `comm`.
 
+extern crate base;
+extern crate self as device;
+
 mod adafactor;
 mod arena;
 mod attend;

@@ -84,7 +84,7 @@ impl Tensor {
     ///
     /// # Safety
     /// The memory must be live, host-addressable, and not written while the slice is held.
-    pub(crate) unsafe fn host<'a, T: Element>(self) -> &'a [T] {
+    pub unsafe fn host<'a, T: Element>(self) -> &'a [T] {
         assert_eq!(self.dtype, T::DTYPE);
         unsafe { std::slice::from_raw_parts(self.addr as *const T, self.numel()) }
     }
@@ -93,7 +93,7 @@ impl Tensor {
     ///
     /// # Safety
     /// As `host`, and nobody else may read or write them while the slice is held.
-    pub(crate) unsafe fn host_mut<'a, T: Element>(self) -> &'a mut [T] {
+    pub unsafe fn host_mut<'a, T: Element>(self) -> &'a mut [T] {
         assert_eq!(self.dtype, T::DTYPE);
         unsafe { std::slice::from_raw_parts_mut(self.addr as *mut T, self.numel()) }
     }

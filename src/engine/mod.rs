@@ -1,6 +1,15 @@
 //! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
 //! update. Every tensor is reserved in `new`; knows no files and prints nothing.
 
+extern crate base;
+extern crate comm;
+extern crate data;
+extern crate device;
+extern crate manifest;
+extern crate model;
+extern crate plan;
+extern crate self as engine;
+
 mod states;
 mod rule;
 mod params;
@@ -15,7 +24,6 @@ mod offload;
 mod scalars;
 mod replica_check;
 mod sampler;
-#[cfg(test)]
 pub mod volume;
 pub mod lr;
 

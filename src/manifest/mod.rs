@@ -5,6 +5,10 @@
 //! Does not know devices, nor any file but its own. Nobody after this room validates or defaults
 //! a setting again.
 
+extern crate base;
+extern crate plan;
+extern crate self as manifest;
+
 mod check;
 pub mod choices;
 mod define;
@@ -249,8 +253,8 @@ pub enum Objective {
     PrefixLm(PrefixLm),
 }
 
-/// A manifest of a test.
-#[cfg(test)]
+/// A manifest of a test, of this floor or another.
+#[doc(hidden)]
 pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
     let loaded = parse(text, "test", std::path::Path::new("."), &sets);

@@ -7,6 +7,13 @@
 //!
 //! Does not know ZeRO, schedules, files, nor the size of the world.
 
+extern crate base;
+extern crate comm;
+extern crate data;
+extern crate device;
+extern crate manifest;
+extern crate self as model;
+
 mod block;
 mod buffers;
 mod init;
@@ -28,7 +35,7 @@ pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, pa
 
 use crate::base::{DType, Heads, rng};
 use crate::device::{Backend, Dropout, Norm};
-use crate::manifest::{self, NormKind};
+use crate::manifest::NormKind;
 
 /// Context of every function of this room, its first argument: device, tensor-parallel group,
 /// model.

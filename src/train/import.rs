@@ -3,7 +3,7 @@
 use super::{guard, resume, saving};
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::hf::{Weights, read_config};
+use crate::checkpoint::hf::{Weights, read_config, tensor_of};
 use crate::checkpoint::{self, Share};
 use crate::engine::{Initial, TensorSlice, model_dtype, rule, saved_shape};
 use crate::manifest::{Loaded, Model};
@@ -31,7 +31,7 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
     let mut tensors = Vec::new();
     for param in &params {
         let shape = saved_shape(param, m.model.vocab);
-        let theirs = family.tensor(param, &shape, m.model.heads());
+        let theirs = tensor_of(family, param, &shape, m.model.heads());
         let theirs = theirs.with_context(|| format!("{} has no place in {from:?}", param.name))?;
         let values = weights.read(&theirs, &shape)?;
         let rounded = model_dtype(m.precision).halves(&values);

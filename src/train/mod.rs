@@ -1,6 +1,18 @@
 //! The loop around the optimizer step: start-up, resume, training, evaluation, checkpoints, a clean
 //! stop. All ranks of a run execute it in the same order; rank 0 reports.
 
+extern crate base;
+extern crate checkpoint;
+extern crate comm;
+extern crate data;
+extern crate device;
+extern crate engine;
+extern crate estimate;
+extern crate manifest;
+extern crate model;
+extern crate plan;
+extern crate self as train;
+
 mod start;
 mod run;
 

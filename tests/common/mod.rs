@@ -9,7 +9,7 @@ pub mod saved;
 pub mod softgpu;
 
 use gptrain::base::Heads;
-use gptrain::checkpoint::hf::HfTensor;
+use gptrain::checkpoint::hf::{HfTensor, tensor_of};
 use gptrain::engine::{Engine, MASTER};
 use gptrain::manifest::{self, Family, Manifest};
 use gptrain::model::Param;
@@ -71,5 +71,5 @@ pub fn from_reference(param: &Param, values: &[f32], heads: Heads) -> Vec<f32> {
 
 fn place(param: &Param, heads: Heads) -> Option<HfTensor> {
     let shape = if param.rows == 1 { vec![param.cols] } else { vec![param.rows, param.cols] };
-    Family::Gpt2.tensor(param, &shape, heads)
+    tensor_of(Family::Gpt2, param, &shape, heads)
 }

@@ -1,7 +1,7 @@
 //! Rust source as text: files, code without comments and strings, paths that are named.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Every file below a folder whose name ends in `.EXT`, with its text.
 pub fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
@@ -85,9 +85,4 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
 /// The words of some code: identifiers and keywords.
 pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
-}
-
-/// Whether a file belongs to a room.
-pub fn in_room(file: &Path, room: &str) -> bool {
-    file.starts_with(format!("src/{room}")) || file == Path::new(&format!("src/{room}.rs"))
 }

@@ -7,90 +7,84 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-impl Family {
-    /// The model's family, or the settings that the family's config.json cannot express.
-    pub fn of(model: &Model, place: &str) -> Result<Family, Problems> {
-        let family = model.family;
-        if family.is_llama() {
-            let what = format!("family {} cannot be written yet", family.name());
-            let remedy = "this version exports families gpt2 and bloom";
-            return Err(Problems::one(place, what, remedy));
-        }
-        let mut problems = Problems::default();
-        let mut needs = |wrong: bool, what: &str| {
-            if wrong {
-                let name = if family == Family::Bloom { "BLOOM" } else { "GPT-2" };
-                let remedy = "Hugging Face has no other family with this model's position encoding";
-                problems.add(place, format!("{what}; {name} cannot say that"), remedy);
-            }
-        };
-        let heads = model.heads();
-        needs(model.norm != NormKind::Layer, "the norm is rms");
-        needs(model.ffn != Ffn::Gelu, "the feed-forward layer is swiglu");
-        needs(model.bias != Bias::All, "products without biases");
-        needs(model.qk_norm, "queries and keys are normalised");
-        needs(model.window.is_some(), "attention has a window");
-        needs(heads.kv != heads.query, "query heads share keys");
-        needs(heads.query_width() != model.hidden, "heads are not as wide as the stream");
-        match family {
-            Family::Bloom => {
-                needs(!model.embedding_layernorm, "the embedding has no layernorm");
-                needs(model.gelu != Gelu::Tanh, "gelu is exact");
-                needs(model.ffn_hidden != 4 * model.hidden, "ffn_hidden is not 4 × hidden");
-            }
-            _ => needs(model.embedding_layernorm, "the embedding has a layernorm"),
-        }
-        if model.position.name() != family.position() {
-            let position = model.position.name().name();
-            let what = format!("model.position is {position} of {}", family.name());
-            problems.add(
-                place,
-                what,
-                "Hugging Face has no such model: train with the other family",
-            );
-        }
-        problems.or(family)
+/// The model's family, or the settings that the family's config.json cannot express.
+pub fn family_of(model: &Model, place: &str) -> Result<Family, Problems> {
+    let family = model.family;
+    if family.is_llama() {
+        let what = format!("family {} cannot be written yet", family.name());
+        let remedy = "this version exports families gpt2 and bloom";
+        return Err(Problems::one(place, what, remedy));
     }
+    let mut problems = Problems::default();
+    let mut needs = |wrong: bool, what: &str| {
+        if wrong {
+            let name = if family == Family::Bloom { "BLOOM" } else { "GPT-2" };
+            let remedy = "Hugging Face has no other family with this model's position encoding";
+            problems.add(place, format!("{what}; {name} cannot say that"), remedy);
+        }
+    };
+    let heads = model.heads();
+    needs(model.norm != NormKind::Layer, "the norm is rms");
+    needs(model.ffn != Ffn::Gelu, "the feed-forward layer is swiglu");
+    needs(model.bias != Bias::All, "products without biases");
+    needs(model.qk_norm, "queries and keys are normalised");
+    needs(model.window.is_some(), "attention has a window");
+    needs(heads.kv != heads.query, "query heads share keys");
+    needs(heads.query_width() != model.hidden, "heads are not as wide as the stream");
+    match family {
+        Family::Bloom => {
+            needs(!model.embedding_layernorm, "the embedding has no layernorm");
+            needs(model.gelu != Gelu::Tanh, "gelu is exact");
+            needs(model.ffn_hidden != 4 * model.hidden, "ffn_hidden is not 4 × hidden");
+        }
+        _ => needs(model.embedding_layernorm, "the embedding has a layernorm"),
+    }
+    if model.position.name() != family.position() {
+        let position = model.position.name().name();
+        let what = format!("model.position is {position} of {}", family.name());
+        problems.add(place, what, "Hugging Face has no such model: train with the other family");
+    }
+    problems.or(family)
+}
 
-    /// The text of config.json.
-    pub fn config(self, m: &Model, dtype: &str, eod: Option<u32>) -> String {
-        let mut config = match self {
-            Family::Bloom => json!({
-                "architectures": ["BloomForCausalLM"],
-                "hidden_size": m.hidden,
-                "seq_length": m.seq_len,
-                "apply_residual_connection_post_layernorm": false,
-                "hidden_dropout": plain(m.dropout.residual),
-                "attention_dropout": plain(m.dropout.attention),
-            }),
-            _ => json!({
-                "architectures": ["GPT2LMHeadModel"],
-                "n_embd": m.hidden,
-                "n_inner": m.ffn_hidden,
-                "n_positions": m.seq_len,
-                "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
-                "embd_pdrop": plain(m.dropout.embedding),
-                "attn_pdrop": plain(m.dropout.attention),
-                "resid_pdrop": plain(m.dropout.residual),
-            }),
-        };
-        let both = json!({
-            "model_type": self.name(),
-            "n_layer": m.layers,
-            "n_head": m.heads,
-            "vocab_size": m.vocab,
-            "layer_norm_epsilon": plain(m.layernorm_eps),
-            "initializer_range": plain(m.init.std),
-            "tie_word_embeddings": m.tied_head,
-            "bos_token_id": eod,
-            "eos_token_id": eod,
-            "dtype": dtype,
-        });
-        if let (Value::Object(all), Value::Object(both)) = (&mut config, both) {
-            all.extend(both);
-        }
-        format!("{config:#}\n")
+/// The text of config.json.
+pub fn config(family: Family, m: &Model, dtype: &str, eod: Option<u32>) -> String {
+    let mut config = match family {
+        Family::Bloom => json!({
+            "architectures": ["BloomForCausalLM"],
+            "hidden_size": m.hidden,
+            "seq_length": m.seq_len,
+            "apply_residual_connection_post_layernorm": false,
+            "hidden_dropout": plain(m.dropout.residual),
+            "attention_dropout": plain(m.dropout.attention),
+        }),
+        _ => json!({
+            "architectures": ["GPT2LMHeadModel"],
+            "n_embd": m.hidden,
+            "n_inner": m.ffn_hidden,
+            "n_positions": m.seq_len,
+            "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
+            "embd_pdrop": plain(m.dropout.embedding),
+            "attn_pdrop": plain(m.dropout.attention),
+            "resid_pdrop": plain(m.dropout.residual),
+        }),
+    };
+    let both = json!({
+        "model_type": family.name(),
+        "n_layer": m.layers,
+        "n_head": m.heads,
+        "vocab_size": m.vocab,
+        "layer_norm_epsilon": plain(m.layernorm_eps),
+        "initializer_range": plain(m.init.std),
+        "tie_word_embeddings": m.tied_head,
+        "bos_token_id": eod,
+        "eos_token_id": eod,
+        "dtype": dtype,
+    });
+    if let (Value::Object(all), Value::Object(both)) = (&mut config, both) {
+        all.extend(both);
     }
+    format!("{config:#}\n")
 }
 
 /// The number a person wrote: 0.1, not 0.10000000149.

@@ -1,5 +1,7 @@
 //! A checkpoint written as a Hugging Face folder.
 
+use super::config::{config, family_of};
+use super::names::tensor_of;
 use crate::base::{Bytes, DType, Problems};
 use crate::checkpoint::{Checkpoint, safetensors};
 use crate::engine::MASTER;
@@ -27,7 +29,7 @@ pub fn export(from: &Path, to: &Path, dtype: DType) -> anyhow::Result<Exported> 
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
     let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
-    let family = Family::of(&m.model, &from.display().to_string())?;
+    let family = family_of(&m.model, &from.display().to_string())?;
     let path = to.join("model.safetensors");
     if path.exists() {
         let what = "there is a model already";
@@ -39,7 +41,7 @@ pub fn export(from: &Path, to: &Path, dtype: DType) -> anyhow::Result<Exported> 
         .with_context(|| format!("cannot write {}", path.display()))?;
     let eod = m.data.eod.map(|eod| eod.token);
     let (_, name) = names(dtype);
-    write(&to.join("config.json"), &family.config(&m.model, name, eod))?;
+    write(&to.join("config.json"), &config(family, &m.model, name, eod))?;
     let tokenizer = match &m.data.tokenizer {
         Some(tokenizer) => copy_tokenizer(tokenizer, to, eod)?,
         None => false,
@@ -69,7 +71,7 @@ fn weights(
     for param in layout.params() {
         let tensor = checkpoint.index.tensor(&param.name);
         let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
-        let theirs = family.tensor(param, &tensor.shape, model.heads());
+        let theirs = tensor_of(family, param, &tensor.shape, model.heads());
         all.push((tensor, theirs.with_context(|| format!("{} has no place", param.name))?));
     }
     let name = |name: &str| match name.starts_with("lm_head") {

@@ -12,5 +12,5 @@ mod weights;
 
 pub use config::read_config;
 pub use export::{Exported, export};
-pub use names::HfTensor;
+pub use names::{HfTensor, tensor_of};
 pub use weights::Weights;

@@ -19,50 +19,48 @@ pub struct HfTensor {
     ins: usize,
 }
 
-impl Family {
-    /// The family's tensor of a weight of ours; None if it has no such weight. `shape` is that of a
-    /// checkpoint: without the rows that pad the vocabulary.
-    pub fn tensor(self, param: &Param, shape: &[usize], heads: Heads) -> Option<HfTensor> {
-        use Weight::*;
-        #[rustfmt::skip]
-        let (gpt2, bloom) = match param.spec.weight {
-            PosEmbed     => ("wpe.weight",          ""),
-            TokenEmbed   => ("wte.weight",          "word_embeddings.weight"),
-            EmbedLnScale => ("",                    "word_embeddings_layernorm.weight"),
-            EmbedLnShift => ("",                    "word_embeddings_layernorm.bias"),
-            Ln1Scale     => ("ln_1.weight",         "input_layernorm.weight"),
-            Ln1Shift     => ("ln_1.bias",           "input_layernorm.bias"),
-            QkvW         => ("attn.c_attn.weight",  "self_attention.query_key_value.weight"),
-            QkvB         => ("attn.c_attn.bias",    "self_attention.query_key_value.bias"),
-            QNorm | KNorm => ("",                   ""),
-            ProjW        => ("attn.c_proj.weight",  "self_attention.dense.weight"),
-            ProjB        => ("attn.c_proj.bias",    "self_attention.dense.bias"),
-            Ln2Scale     => ("ln_2.weight",         "post_attention_layernorm.weight"),
-            Ln2Shift     => ("ln_2.bias",           "post_attention_layernorm.bias"),
-            Fc1W         => ("mlp.c_fc.weight",     "mlp.dense_h_to_4h.weight"),
-            Fc1B         => ("mlp.c_fc.bias",       "mlp.dense_h_to_4h.bias"),
-            Fc2W         => ("mlp.c_proj.weight",   "mlp.dense_4h_to_h.weight"),
-            Fc2B         => ("mlp.c_proj.bias",     "mlp.dense_4h_to_h.bias"),
-            LnfScale     => ("ln_f.weight",         "ln_f.weight"),
-            LnfShift     => ("ln_f.bias",           "ln_f.bias"),
-            HeadW        => ("lm_head.weight",      "lm_head.weight"),
-        };
-        let conv = self == Family::Gpt2;
-        let theirs = if conv { gpt2 } else { bloom };
-        let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
-        let name = match layer {
-            Some((layer, _)) => format!("h.{layer}.{theirs}"),
-            None => theirs.to_string(),
-        };
-        let (outs, ins) = match *shape {
-            [outs] => (outs, 1),
-            _ => (shape[0], shape[1]),
-        };
-        let qkv = conv && matches!(param.spec.weight, QkvW | QkvB);
-        let transposed = conv && matches!(param.spec.weight, QkvW | ProjW | Fc1W | Fc2W);
-        let rows = qkv.then(|| apart(heads));
-        (!theirs.is_empty()).then_some(HfTensor { name, transposed, rows, outs, ins })
-    }
+/// The family's tensor of a weight of ours; None if it has no such weight. `shape` is that of a
+/// checkpoint: without the rows that pad the vocabulary.
+pub fn tensor_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Option<HfTensor> {
+    use Weight::*;
+    #[rustfmt::skip]
+    let (gpt2, bloom) = match param.spec.weight {
+        PosEmbed     => ("wpe.weight",          ""),
+        TokenEmbed   => ("wte.weight",          "word_embeddings.weight"),
+        EmbedLnScale => ("",                    "word_embeddings_layernorm.weight"),
+        EmbedLnShift => ("",                    "word_embeddings_layernorm.bias"),
+        Ln1Scale     => ("ln_1.weight",         "input_layernorm.weight"),
+        Ln1Shift     => ("ln_1.bias",           "input_layernorm.bias"),
+        QkvW         => ("attn.c_attn.weight",  "self_attention.query_key_value.weight"),
+        QkvB         => ("attn.c_attn.bias",    "self_attention.query_key_value.bias"),
+        QNorm | KNorm => ("",                   ""),
+        ProjW        => ("attn.c_proj.weight",  "self_attention.dense.weight"),
+        ProjB        => ("attn.c_proj.bias",    "self_attention.dense.bias"),
+        Ln2Scale     => ("ln_2.weight",         "post_attention_layernorm.weight"),
+        Ln2Shift     => ("ln_2.bias",           "post_attention_layernorm.bias"),
+        Fc1W         => ("mlp.c_fc.weight",     "mlp.dense_h_to_4h.weight"),
+        Fc1B         => ("mlp.c_fc.bias",       "mlp.dense_h_to_4h.bias"),
+        Fc2W         => ("mlp.c_proj.weight",   "mlp.dense_4h_to_h.weight"),
+        Fc2B         => ("mlp.c_proj.bias",     "mlp.dense_4h_to_h.bias"),
+        LnfScale     => ("ln_f.weight",         "ln_f.weight"),
+        LnfShift     => ("ln_f.bias",           "ln_f.bias"),
+        HeadW        => ("lm_head.weight",      "lm_head.weight"),
+    };
+    let conv = family == Family::Gpt2;
+    let theirs = if conv { gpt2 } else { bloom };
+    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
+    let name = match layer {
+        Some((layer, _)) => format!("h.{layer}.{theirs}"),
+        None => theirs.to_string(),
+    };
+    let (outs, ins) = match *shape {
+        [outs] => (outs, 1),
+        _ => (shape[0], shape[1]),
+    };
+    let qkv = conv && matches!(param.spec.weight, QkvW | QkvB);
+    let transposed = conv && matches!(param.spec.weight, QkvW | ProjW | Fc1W | Fc2W);
+    let rows = qkv.then(|| apart(heads));
+    (!theirs.is_empty()).then_some(HfTensor { name, transposed, rows, outs, ins })
 }
 
 impl HfTensor {

@@ -1,5 +1,8 @@
 //! Streams and events: the order of work on the GPU, how far it has come, and how long it took.
 
+// Streams and events are handles of the driver: nobody here reads through them.
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
+
 use super::device::Device;
 use super::driver::{CUevent, CUstream, NOT_READY};
 use super::library::call;

@@ -109,37 +109,40 @@ declared!(A B C D E F G H I J K L M N O P);
 
 /// Calls a function of a table, with the signature that `sys`, a module of cudarc in scope,
 /// declares.
+#[macro_export]
 macro_rules! call {
     ($api:expr, $name:ident($($argument:expr),* $(,)?)) => {
-        $crate::device::cuda::library::call!($api.$name => $name($($argument),*))
+        $crate::cuda::library::call!($api.$name => $name($($argument),*))
     };
     ($symbol:expr => $name:ident($($argument:expr),* $(,)?)) => {{
-        let declared: unsafe fn($($crate::device::cuda::library::any_type!($argument)),*) -> _ =
+        let declared: unsafe fn($($crate::cuda::library::any_type!($argument)),*) -> _ =
             sys::$name;
-        $crate::device::cuda::library::Declared::at(declared, $symbol)($($argument),*)
+        $crate::cuda::library::Declared::at(declared, $symbol)($($argument),*)
     }};
 }
-pub(crate) use call;
+pub use call;
 
+#[macro_export]
 macro_rules! any_type {
     ($argument:expr) => {
         _
     };
 }
-pub(crate) use any_type;
+pub use any_type;
 
 /// A struct of symbols, named as the library's functions.
+#[macro_export]
 macro_rules! table {
     ($(#[$doc:meta])* pub struct $table:ident { $($name:ident)* }) => {
         $(#[$doc])*
         #[allow(non_snake_case)]
-        pub struct $table { $(pub $name: $crate::device::cuda::library::Symbol,)* }
+        pub struct $table { $(pub $name: $crate::cuda::library::Symbol,)* }
 
         impl $table {
             /// All functions, or the names of those that are missing.
             #[allow(non_snake_case)]
             pub fn load(
-                from: &$crate::device::cuda::library::Library,
+                from: &$crate::cuda::library::Library,
             ) -> Result<$table, Vec<&'static str>> {
                 let names = [$(stringify!($name)),*];
                 let symbols = names.map(|name| from.symbol(name));
@@ -155,4 +158,4 @@ macro_rules! table {
         }
     };
 }
-pub(crate) use table;
+pub use table;

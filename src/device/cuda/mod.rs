@@ -9,8 +9,8 @@ mod adafactor;
 mod args;
 mod attention;
 mod cross_entropy;
-pub(crate) mod device;
-pub(crate) mod driver;
+pub mod device;
+pub mod driver;
 mod elementwise;
 mod embed;
 mod events;
@@ -19,11 +19,11 @@ mod gemm;
 mod graph;
 mod launch;
 mod layernorm;
-pub(crate) mod library;
+pub mod library;
 mod low_rank;
 mod lt;
 mod memory;
-pub(crate) mod observer;
+pub mod observer;
 mod optimizer;
 mod preflight;
 mod query_key;
@@ -139,7 +139,7 @@ impl Cuda {
     }
 
     /// For groups of ranks, whose collectives are in order with the ops.
-    pub(crate) fn device(&self) -> &Arc<device::Device> {
+    pub fn device(&self) -> &Arc<device::Device> {
         &self.device
     }
 

@@ -2,6 +2,7 @@
 //! memory. Tests compare them with what groups of threads send, and with what the dry run counts.
 
 mod formulas;
+#[cfg(test)]
 mod tests;
 
 pub use formulas::Volume;

@@ -93,7 +93,7 @@ struct alignas(64) TensorMap {
 
 #[test]
 fn the_header_of_kernel_arguments_is_made_from_this_table() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/args.cuh");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/args.cuh");
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(file, header()).unwrap();
     }

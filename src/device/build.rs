@@ -14,10 +14,11 @@ const NO_COMPILER: i32 = 3;
 const NO_OLD_COMPILER: i32 = 4;
 
 fn main() {
+    env::set_current_dir("../..").expect("the project's folder is there");
     // A folder that does not exist counts as changed at every build.
     fs::create_dir_all(TOOLCHAIN).expect("the source folder can be written");
     for watched in ["kernels", TOOLCHAIN] {
-        println!("cargo:rerun-if-changed={watched}");
+        println!("cargo:rerun-if-changed=../../{watched}");
     }
     for variable in ["NVCC", "CUDA_HOME", "PATH", "SM70"] {
         println!("cargo:rerun-if-env-changed={variable}");
