@@ -1,7 +1,6 @@
 //! gptrain: pretrains GPT models, from a laptop's CPU to a GPU cluster.
 //!
-//! The rooms, ground floor first. Imports point down (`tests/tidy` holds them to it):
-//! each room may use only rooms listed above it.
+//! The floors, ground floor first, each a crate that may use only crates listed above it.
 
 /// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
 pub use ::base;
