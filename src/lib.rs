@@ -5,12 +5,14 @@
 /// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
 pub use ::base;
 
-/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
-pub use ::data;
-/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
-pub use ::manifest;
 /// Decisions as data: batch ramp-up, pipeline schedule. Pure values that print.
 pub use ::plan;
+
+/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
+pub use ::manifest;
+
+/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
+pub use ::data;
 
 /// Tensors, arenas, and the one trait a device fills.
 pub use ::device;
@@ -21,16 +23,20 @@ pub use ::comm;
 /// The network, as forward and backward.
 pub use ::model;
 
-/// The state of a run on disk.
-pub use ::checkpoint;
 /// One optimizer step.
 pub use ::engine;
 
-/// A check of the machine before a run: who is slow.
-pub use ::bench;
+/// The state of a run on disk.
+pub use ::checkpoint;
+
 /// What a run will need, before it is run: memory, time, days, and what to change.
 pub use ::estimate;
+
 /// The loop around the step: launch, guard, report.
 pub use ::train;
+
+/// A check of the machine before a run: who is slow.
+pub use ::bench;
+
 /// The command line: one file per subcommand.
 pub mod cli;
