@@ -24,6 +24,7 @@ extern crate manifest;
 extern crate model;
 extern crate self as checkpoint;
 
+pub mod aside;
 mod digest;
 pub mod disk;
 mod folder;

@@ -145,6 +145,20 @@ impl Reader {
         Ok(halves.into_iter().map(widen).collect())
     }
 
+    /// The elements of a tensor of numbers, widened to f64.
+    pub fn numbers(&self, name: &str) -> anyhow::Result<Vec<f64>> {
+        let entry = self.entry(name)?;
+        let mut words = vec![[0u8; 8]; entry.shape.iter().product()];
+        let widen = match entry.dtype.as_str() {
+            "F64" => f64::from_le_bytes,
+            "I64" => |bytes| i64::from_le_bytes(bytes) as f64,
+            "I32" => return Ok(self.words::<i32>(name)?.into_iter().map(f64::from).collect()),
+            _ => return Ok(self.floats(name)?.into_iter().map(f64::from).collect()),
+        };
+        self.bytes(name, entry, words.as_flattened_mut())?;
+        Ok(words.into_iter().map(widen).collect())
+    }
+
     fn bytes(&self, name: &str, entry: &Entry, to: &mut [u8]) -> anyhow::Result<()> {
         self.file
             .read_exact_at(to, self.data_start + entry.data_offsets[0])

@@ -1,21 +1,25 @@
 //! `gptrain export`: a checkpoint for Hugging Face's library.
 
 use super::inspect::find;
-use crate::base::DType;
+use crate::base::{Bytes, DType};
 use crate::checkpoint::hf;
 use std::path::PathBuf;
 
-/// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
+/// Write a checkpoint as a Hugging Face folder
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// A checkpoint, or a run's folder: its newest
     checkpoint: PathBuf,
-    /// The folder to write: config.json, model.safetensors, tokenizer.json
-    #[arg(long, value_name = "DIR")]
-    hf: PathBuf,
-    /// What the weights are written as
-    #[arg(long, value_enum, default_value = "f32")]
-    dtype: Choice,
+    /// The folder to write: config.json, safetensors, tokenizer and generation settings
+    #[arg(long, visible_alias = "hf", value_name = "DIR")]
+    output: PathBuf,
+    /// What the weights are written as [default: what the run computes with]; f32 is the master
+    /// weights
+    #[arg(long, value_enum)]
+    dtype: Option<Choice>,
+    /// Size from which on the weights are several files
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    shard_size: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -26,15 +30,18 @@ enum Choice {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let dtype = match args.dtype {
+    let dtype = args.dtype.map(|choice| match choice {
         Choice::F32 => DType::F32,
         Choice::Bf16 => DType::BF16,
         Choice::F16 => DType::F16,
-    };
+    });
     let from = find(&args.checkpoint)?;
-    let done = hf::export(&from, &args.hf, dtype)?;
-    let (folder, family) = (args.hf.display(), done.family.name());
-    println!("wrote {} of {family} to {folder}, from {}", done.bytes, from.display());
+    let options = hf::Options { dtype, shard: args.shard_size };
+    let done = hf::export(&from, &args.output, options)?;
+    let (folder, family, dtype) = (args.output.display(), done.family.name(), done.dtype);
+    let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
+    let bytes = done.bytes;
+    println!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {}", from.display());
     if !done.tokenizer {
         println!("without a tokenizer: the run's manifest names none, or it is not there any more");
     }

@@ -4,26 +4,55 @@ use crate::manifest;
 use crate::train::import;
 use std::path::PathBuf;
 
-/// Start a run from a Hugging Face folder (GPT-2 or BLOOM)
+/// Start a run from a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The folder: config.json and safetensors
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// The run's manifest; without one, its `model` section is printed
+    /// The new run's folder: a manifest is made from config.json
+    #[arg(long, value_name = "RUN", conflicts_with = "manifest")]
+    output: Option<PathBuf>,
+    /// The run's manifest; without it and without --output, its `model` section is printed
     manifest: Option<PathBuf>,
     /// Change a setting of the manifest
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", requires = "manifest")]
     set: Vec<String>,
+    /// Compare the first logits with those in this file: safetensors with input_ids [samples,
+    /// tokens] and logits [samples, tokens, vocabulary]
+    #[arg(long, value_name = "FILE")]
+    reference: Option<PathBuf>,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let Some(path) = &args.manifest else {
-        print!("{}", import::model_section(&args.hf)?);
-        return Ok(());
+    let reference = args.reference.as_deref();
+    let (done, next) = match (&args.output, &args.manifest) {
+        (Some(output), _) => {
+            (import::import_run(&args.hf, output, reference)?, output.join(manifest::IN_FOLDER))
+        }
+        (None, Some(path)) => {
+            let loaded = manifest::load(path, &args.set)?;
+            (import::import(&args.hf, &loaded, reference)?, path.clone())
+        }
+        (None, None) => {
+            print!("{}", import::model_section(&args.hf)?);
+            return Ok(());
+        }
     };
-    let loaded = manifest::load(path, &args.set)?;
-    let folder = import::import(&args.hf, &loaded)?;
-    println!("wrote {}: `gptrain run {}` goes on from it", folder.display(), path.display());
+    println!("wrote {} of {}", done.checkpoint.display(), done.what);
+    if !done.unknown.is_empty() {
+        println!("left aside what is not known of config.json: {}", done.unknown.join(", "));
+    }
+    if let Some(divergence) = done.divergence {
+        println!("{divergence}");
+    }
+    match &args.output {
+        Some(output) => println!(
+            "next: name a dataset in {}, then `gptrain run {}`",
+            next.display(),
+            output.display()
+        ),
+        None => println!("`gptrain run {}` goes on from it", next.display()),
+    }
     Ok(())
 }

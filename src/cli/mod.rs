@@ -50,9 +50,9 @@ enum Command {
     Report(report::Args),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
-    /// Write a checkpoint as a Hugging Face folder (GPT-2 or BLOOM)
+    /// Write a checkpoint as a Hugging Face folder
     Export(export::Args),
-    /// Start a run from a Hugging Face folder (GPT-2 or BLOOM)
+    /// Start a run from a Hugging Face folder
     Import(import::Args),
     /// Name the rank that stopped a failed run, from its dump folder
     Diagnose(diagnose::Args),
@@ -71,6 +71,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let Cli { command, log_level } = Cli::parse();
     let messages = Messages::standard();
+    let _ = crate::train::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
     let document = matches!(&command, Command::Bench(args) if args.json());
     let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };

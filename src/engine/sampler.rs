@@ -10,6 +10,7 @@ use crate::manifest::{Manifest, Model, Precision};
 use crate::model::{
     Activations, Bucket, Inputs, Layout, ModelShard, ParamStore, Params, Stage, Tables,
 };
+use std::ops::Range;
 
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
@@ -104,18 +105,37 @@ impl<'a> Sampler<'a> {
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let context_len = self.batch.seq_len();
         let tail = &tokens[tokens.len().saturating_sub(context_len)..];
-        for (to, token) in self.batch.column_mut(Column::Tokens).iter_mut().zip(tail) {
+        let mut last = Vec::new();
+        self.forward(tail, tail.len() - 1..tail.len(), |_, logits| last = logits.to_vec());
+        last
+    }
+
+    /// Calls `each` with every position of `tokens`, which fit into the context, and the logits of
+    /// the token after it.
+    pub fn each_logits(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) {
+        self.forward(tokens, 0..tokens.len(), each);
+    }
+
+    fn forward(
+        &mut self,
+        tokens: &[u32],
+        positions: Range<usize>,
+        mut each: impl FnMut(usize, &[f32]),
+    ) {
+        for (to, token) in self.batch.column_mut(Column::Tokens).iter_mut().zip(tokens) {
             *to = *token as i32;
         }
         let cx = context(self.be, &self.groups, &self.manifest, false);
         let stage = Stage { cx, layout: &self.layout, store: &self.weights };
         self.activations.inputs.upload(self.be, &self.batch);
         stage.forward(&self.activations);
-        let logits = stage.logits(&self.activations, tail.len() - 1);
-        let mut host = vec![0.0; self.manifest.model.vocab_padded];
-        self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
-        host.truncate(self.manifest.model.vocab);
-        host
+        let Model { vocab, vocab_padded, .. } = self.manifest.model;
+        let mut host = vec![0.0; vocab_padded];
+        for position in positions {
+            let logits = stage.logits(&self.activations, position);
+            self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
+            each(position, &host[..vocab]);
+        }
     }
 }
 

@@ -22,12 +22,13 @@ mod suggest;
 mod tree;
 
 pub use crate::base::Gelu;
+pub use check::{model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, NormKind,
     OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
 };
 pub use keys::schema;
-pub use read::{Loaded, load, parse};
+pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Linear, Llama3,
     Log, Lr, Model, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,

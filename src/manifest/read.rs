@@ -8,6 +8,9 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+/// The name of the manifest in a run's folder.
+pub const IN_FOLDER: &str = "manifest.yaml";
+
 /// A manifest, and where it came from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -20,8 +23,16 @@ pub struct Loaded {
 }
 
 /// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) in place of the file's.
-/// Every mistake is in the error, which is a `Problems`.
+/// Every mistake is in the error, which is a `Problems`. Of a run's folder it is the manifest there,
+/// and the run is the one in this folder, even if it was moved.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let inside = path.join(IN_FOLDER);
+    if path.is_dir() && inside.is_file() {
+        let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
+        let here = serde_json::Value::from(path.display().to_string());
+        let here = (!elsewhere).then(|| format!("log.folder={here}"));
+        return load(&inside, &here.into_iter().chain(sets.iter().cloned()).collect::<Vec<_>>());
+    }
     let name = path.display().to_string();
     let text = text(path, &name)?;
     let folder = match path.parent() {

@@ -35,7 +35,9 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::load(path)?;
     let start = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
     let mut tokens = tokenizer.encode(&options.prompt);
-    tokens.insert(0, start); // a document begins after the end of another
+    if tokenizer.encode("").is_empty() {
+        tokens.insert(0, start); // a document begins after the end of another
+    } // else the tokenizer begins every text with a token of its own
     if let Some(token) = tokens.iter().find(|t| **t as usize >= m.model.vocab) {
         let what = format!("gives token {token}, the model's vocabulary is {}", m.model.vocab);
         return Err(Problems::one(path.display().to_string(), what, "use the run's own").into());

@@ -54,6 +54,13 @@ pub struct Signals {
     save: Arc<AtomicBool>,
 }
 
+/// From now on a write beyond the user's file size limit returns an error, where SIGXFSZ ended the
+/// process.
+pub fn heed_size_limits() -> anyhow::Result<()> {
+    flag::register(SIGXFSZ, Arc::default())?;
+    Ok(())
+}
+
 impl Signals {
     /// From now on SIGINT and SIGTERM request a stop (finish the step, save, exit) and SIGUSR1 a
     /// save. A second SIGINT exits at once. A second SIGTERM does not: at a time limit Slurm sends
@@ -67,8 +74,7 @@ impl Signals {
             flag::register(signal, signals.stop.clone())?;
         }
         flag::register(SIGUSR1, signals.save.clone())?;
-        // With SIGXFSZ ignored, a write beyond the user's file size limit returns an error.
-        flag::register(SIGXFSZ, Arc::default())?;
+        heed_size_limits()?;
         Ok(signals)
     }
 

@@ -1,19 +1,40 @@
-//! Starts a run from Hugging Face weights.
+//! Starts a run from Hugging Face weights: into the run of a manifest, or into a new run's folder
+//! with a manifest made from config.json.
 
+use super::divergence::{self, Divergence};
 use super::{guard, resume, saving};
-use crate::base::Problems;
+use crate::base::{DType, Problems};
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::hf::{Weights, read_config, tensor_of};
-use crate::checkpoint::{self, Share};
+use crate::checkpoint::hf::{
+    self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of,
+};
+use crate::checkpoint::{self, DataId, Share, aside};
 use crate::engine::{Initial, TensorSlice, model_dtype, rule, saved_shape};
-use crate::manifest::{Loaded, Model};
-use crate::model::{Layout, ModelShard, Param};
+use crate::manifest::{self, Loaded, Manifest, Model, Position};
+use crate::model::{Layout, ModelShard, Param, Weight};
 use anyhow::Context;
-use std::collections::BTreeSet;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Writes the weights in `from` as the checkpoint of step 0 of the manifest's run.
-pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
+/// The longest sample of a new manifest: attention over longer ones is for who asks for it.
+const LONGEST: usize = 4096;
+
+/// What was done.
+pub struct Imported {
+    /// The checkpoint of step 0.
+    pub checkpoint: PathBuf,
+    /// "LlamaForCausalLM, 2.1 B numbers in BF16": one line.
+    pub what: String,
+    /// Keys of config.json that were left aside.
+    pub unknown: Vec<String>,
+    pub divergence: Option<Divergence>,
+}
+
+/// Writes the weights in `from` as the checkpoint of step 0 of the manifest's run. `reference`:
+/// logits to compare the first ones with.
+pub fn import(from: &Path, loaded: &Loaded, reference: Option<&Path>) -> anyhow::Result<Imported> {
     let m = &loaded.manifest;
     let _lock = guard::FolderLock::take(&m.log.folder)?;
     let checkpoints = saving::folder(m);
@@ -22,82 +43,221 @@ pub fn import(from: &Path, loaded: &Loaded) -> anyhow::Result<PathBuf> {
         let remedy = "import into a new run: --set log.folder=DIR";
         return Err(Problems::one(loaded.source.display().to_string(), what, remedy).into());
     }
-    let (family, model) = read_config(from, Some(&m.model))?;
-    same_model(&model, &m.model, from)?;
-    let weights = Weights::open(from)?;
-    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
-    let params: Vec<&Param> = layout.params().collect();
-    let mut read = BTreeSet::new();
-    let mut tensors = Vec::new();
-    for param in &params {
-        let shape = saved_shape(param, m.model.vocab);
-        let theirs = tensor_of(family, param, &shape, m.model.heads());
-        let theirs = theirs.with_context(|| format!("{} has no place in {from:?}", param.name))?;
-        let values = weights.read(&theirs, &shape)?;
-        let rounded = model_dtype(m.precision).halves(&values);
-        read.insert(theirs.name);
-        tensors.push((shape, values, rounded));
-    }
-    let unread = weights.unread(family, &read, m.model.tied_head);
-    if !unread.is_empty() {
-        let what = format!("weights that the model has not: {}", unread.join(", "));
-        let remedy = "the manifest's model must be the whole model";
-        return Err(Problems::one(from.display().to_string(), what, remedy).into());
-    }
-    let zeros = vec![0u8; 4 * tensors.iter().map(|(_, values, _)| values.len()).max().unwrap_or(0)];
-    let rule = rule(m);
-    let mut shares = Vec::new();
-    for (number, (param, (shape, values, rounded))) in params.iter().zip(&tensors).enumerate() {
-        let cols = shape[shape.len() - 1];
-        let states = rule.states(&param.spec).into_iter();
-        for state in states.filter(|state| !state.extent.serves_exchange()) {
-            let size = state.extent.shape([values.len() / cols, cols]);
-            let slice = TensorSlice { at: [0, 0], size };
-            let bytes: &[u8] = match (state.init, rounded) {
-                (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
-                (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
-                (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
-                (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
-                    bytemuck::cast_slice(values)
-                }
-            };
-            let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
-            shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
-        }
-    }
-    let mut state = saving::initial_state(loaded, resume::data_ids(m)?);
-    state.imported = Some(format!("Hugging Face {} in {}", family.name(), from.display()));
-    checkpoint::save(&Disk::default(), &checkpoints, &shares, &state)
+    let config = read_config(from)?;
+    same_model(&config.model, &m.model, from)?;
+    let source = Source::open(from, config)?;
+    let checkpoint = source.save(loaded, resume::data_ids(m)?, &checkpoints)?;
+    source.done(checkpoint.clone(), &checkpoint, m, reference)
+}
+
+/// Makes the folder `to` of a new run: a manifest, the weights as the checkpoint of step 0, and
+/// what lay beside them. All of it or nothing.
+pub fn import_run(from: &Path, to: &Path, reference: Option<&Path>) -> anyhow::Result<Imported> {
+    aside::vacant(to)?;
+    let source = Source::open(from, read_config(from)?)?;
+    let run = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
+    let text = source.manifest(&run);
+    let name = run.join(manifest::IN_FOLDER);
+    let loaded = manifest::parse(&text, &name.display().to_string(), &run, &[])?;
+    aside::write_folder(to, |fresh| {
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        write(&fresh.join(manifest::IN_FOLDER), &text)?;
+        let beside = fresh.join(hf::FOLDER);
+        fs::create_dir(&beside).with_context(|| format!("cannot create {}", beside.display()))?;
+        hf::carry(from, &beside)?;
+        let written = source.save(&loaded, Vec::new(), &fresh.join("checkpoints"))?;
+        let at = run.join("checkpoints").join(checkpoint::name(0));
+        source.done(at, &written, &loaded.manifest, reference)
+    })
 }
 
 /// The `model` section of a manifest for a Hugging Face folder.
 pub fn model_section(from: &Path) -> anyhow::Result<String> {
-    let (_, m) = read_config(from, None)?;
-    let rows = rows(&m).into_iter().map(|(key, value)| format!("  {key}: {value}\n"));
-    Ok(format!("model:\n{}", rows.collect::<String>()))
+    Ok(manifest::model_section(&read_config(from)?.model))
 }
 
-/// The settings that must be equal, as written in a manifest.
-fn rows(m: &Model) -> Vec<(&'static str, String)> {
-    vec![
-        ("family", m.family.name().to_string()),
-        ("layers", m.layers.to_string()),
-        ("hidden", m.hidden.to_string()),
-        ("heads", m.heads.to_string()),
-        ("ffn_hidden", m.ffn_hidden.to_string()),
-        ("vocab", m.vocab.to_string()),
-        ("seq_len", m.seq_len.to_string()),
-        ("position", m.position.name().name().to_string()),
-        ("embedding_layernorm", m.embedding_layernorm.to_string()),
-        ("tied_head", m.tied_head.to_string()),
-        ("gelu", m.gelu.name().to_string()),
-        ("layernorm_eps", format!("{:e}", m.layernorm_eps)),
-    ]
+/// A Hugging Face folder, found to be whole.
+struct Source<'a> {
+    from: &'a Path,
+    config: HfConfig,
+    weights: Weights,
+    /// Numbers of each type.
+    types: BTreeMap<String, usize>,
+}
+
+impl Source<'_> {
+    fn open(from: &Path, config: HfConfig) -> anyhow::Result<Source<'_>> {
+        let weights = Weights::open(from, config.family)?;
+        let (model, family) = (&config.model, config.family);
+        let layout = Layout::new(model, ModelShard::whole(model));
+        let tensors = |param: &Param| tensors(family, model, param);
+        let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
+        let types = weights.check(&needed, model.tied_head)?;
+        let mut params = layout.params();
+        let embedding = params.find(|param| param.spec.weight == Weight::TokenEmbed);
+        let embedding = embedding.and_then(|param| tensors(param).pop());
+        if let Some(embedding) = embedding.filter(|_| model.tied_head)
+            && weights.other_head(&embedding.name)?
+        {
+            let what = format!("lm_head.weight is not {}, which config.json ties", embedding.name);
+            let remedy = "set tie_word_embeddings to false in config.json to keep this head";
+            return Err(Problems::one(from.display().to_string(), what, remedy).into());
+        }
+        Ok(Source { from, config, weights, types })
+    }
+
+    /// Writes the weights as the checkpoint of step 0. Holds the model once, in f32.
+    fn save(
+        &self,
+        loaded: &Loaded,
+        data: Vec<DataId>,
+        checkpoints: &Path,
+    ) -> anyhow::Result<PathBuf> {
+        let m = &loaded.manifest;
+        let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+        let params: Vec<&Param> = layout.params().collect();
+        let read = |param: &&Param| self.read(param, model_dtype(m.precision));
+        let tensors = params.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+        let most = tensors.iter().map(|tensor| tensor.values.len()).max().unwrap_or(0);
+        let zeros = vec![0u8; 4 * most];
+        let rule = rule(m);
+        let mut shares = Vec::new();
+        for (number, (param, tensor)) in params.iter().zip(&tensors).enumerate() {
+            let Read { shape, values, rounded } = tensor;
+            let cols = shape[shape.len() - 1];
+            let states = rule.states(&param.spec).into_iter();
+            for state in states.filter(|state| !state.extent.serves_exchange()) {
+                let size = state.extent.shape([values.len() / cols, cols]);
+                let slice = TensorSlice { at: [0, 0], size };
+                let bytes: &[u8] = match (state.init, rounded) {
+                    (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
+                    (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
+                    (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
+                    (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
+                        bytemuck::cast_slice(values)
+                    }
+                };
+                let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+                shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
+            }
+        }
+        let mut state = saving::initial_state(loaded, data);
+        let (family, from) = (self.config.family.name(), self.from.display());
+        state.imported = Some(format!("Hugging Face {family} in {from}"));
+        checkpoint::save(&Disk::default(), checkpoints, &shares, &state)
+    }
+
+    fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<Read> {
+        let shape = saved_shape(param, self.config.model.vocab);
+        let mut values = vec![0.0; shape.iter().product()];
+        for tensor in tensors(self.config.family, &self.config.model, param) {
+            self.weights.read(&tensor, &mut values)?;
+        }
+        let rounded = dtype.halves(&values);
+        let infinite = |bits: &u16| bits & 0x7c00 == 0x7c00;
+        if dtype == DType::F16 && rounded.iter().flatten().any(infinite) {
+            let what = format!("{} has values beyond 65,504, the largest of fp16", param.name);
+            let remedy = "set precision to bf16 or f32";
+            return Err(Problems::one(self.from.display().to_string(), what, remedy).into());
+        }
+        Ok(Read { shape, values, rounded })
+    }
+
+    /// The precision that computes with the folder's weights as they are.
+    fn precision(&self) -> &'static str {
+        let most = self.types.iter().max_by_key(|(_, count)| **count);
+        match most.map(|(name, _)| name.as_str()) {
+            Some("BF16") => "bf16",
+            Some("F16") => "fp16",
+            _ => "f32",
+        }
+    }
+
+    /// The text of the new run's manifest.
+    fn manifest(&self, run: &Path) -> String {
+        let HfConfig { family, model, positions, .. } = &self.config;
+        let mut model = model.clone();
+        if !matches!(model.position, Position::Learned) {
+            model.seq_len = model.seq_len.min(LONGEST);
+        }
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = match name.starts_with('.') || !name.chars().all(plain) || name.len() > 200 {
+            true => "imported",
+            false => name,
+        };
+        let longest = match *positions > model.seq_len {
+            true => format!("; the model was made for up to {positions}"),
+            false => String::new(),
+        };
+        let mut data = String::new();
+        if self.from.join(hf::TOKENIZER).exists() {
+            data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, hf::TOKENIZER);
+        }
+        let eos = Companions::in_folder(self.from).token_ids().eos;
+        let eos = eos.get(0).unwrap_or(&eos).as_u64().filter(|id| *id < model.vocab as u64);
+        if let Some(token) = eos {
+            data += &format!("  eod: {{token: {token}}} # the end of a document\n");
+        }
+        let from = self.from.display().to_string().replace(['\n', '\r'], " ");
+        text(&New {
+            from,
+            family: family.name(),
+            run,
+            name,
+            model: manifest::model_section(&model),
+            longest,
+            precision: self.precision(),
+            data,
+        })
+    }
+
+    /// What was done; `checkpoint` is its place, and `written` where it lies now.
+    fn done(
+        &self,
+        checkpoint: PathBuf,
+        written: &Path,
+        m: &Manifest,
+        reference: Option<&Path>,
+    ) -> anyhow::Result<Imported> {
+        let compare = |reference| divergence::divergence(written, m, reference);
+        let divergence = reference.map(compare).transpose()?;
+        let count = |(name, count): (&String, &usize)| {
+            format!("{} numbers in {name}", crate::base::Count(*count as u64))
+        };
+        let types: Vec<String> = self.types.iter().map(count).collect();
+        let what = format!("{}: {}", self.config.family.name(), types.join(", "));
+        Ok(Imported { checkpoint, what, unknown: self.config.unknown.clone(), divergence })
+    }
+}
+
+/// A weight, in our layout.
+struct Read {
+    shape: Vec<usize>,
+    values: Vec<f32>,
+    /// The bits in the type that the run computes with, where that is a short one.
+    rounded: Option<Vec<u16>>,
+}
+
+fn tensors(family: manifest::Family, model: &Model, param: &Param) -> Vec<HfTensor> {
+    tensors_of(family, param, &saved_shape(param, model.vocab), model.heads())
 }
 
 fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    for ((key, theirs), (_, ours)) in rows(theirs).into_iter().zip(rows(ours)) {
+    let (theirs, ours) = (manifest::model_settings(theirs), manifest::model_settings(ours));
+    let text = |value: Option<&Value>| match value {
+        None => "null".to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let keys = theirs.keys().chain(ours.keys().filter(|key| !theirs.contains_key(*key)));
+    let table = theirs.get("position").is_some_and(|position| position == "learned");
+    let free = |key: &&String| resume::FREE.contains(&format!("model.{key}").as_str());
+    for key in keys.filter(|key| !free(key) && (table || *key != "seq_len")) {
+        let (theirs, ours) = (text(theirs.get(key)), text(ours.get(key)));
         if theirs != ours {
             problems.add(
                 from.join("config.json").display().to_string(),
@@ -107,4 +267,67 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         }
     }
     problems.or(())
+}
+
+/// What the manifest of a new run says.
+struct New<'a> {
+    from: String,
+    family: &'static str,
+    run: &'a Path,
+    name: &'a str,
+    model: String,
+    longest: String,
+    precision: &'static str,
+    data: String,
+}
+
+fn text(new: &New) -> String {
+    let New { from, family, run, name, model, longest, precision, data } = new;
+    let quoted = |text: &str| Value::from(text).to_string();
+    let (name, folder) = (quoted(name), quoted(&run.display().to_string()));
+    let run = run.display().to_string().replace(['\n', '\r'], " ");
+    format!(
+        "\
+# Continued pretraining of {from} ({family}): its weights are the checkpoint of step 0 here.
+# Say what is trained on (data.train), how long (train.steps) and how fast (lr.peak). Then:
+#   gptrain run {run}
+# Until the first step is saved, everything may be changed but the model's shape. All settings:
+#   gptrain manifest show {run}
+name: {name}
+
+# As in config.json. seq_len is the length of a sample{longest}.
+# dropout, init (of weights that are not here) and vocab_multiple are free as well.
+{model}
+precision: {precision} # as the weights that came; with f32 the same weights, updated the same way
+
+data:
+  # PREFIX of PREFIX.bin and PREFIX.idx, relative to this folder. To make them of text:
+  #   gptrain data build TEXT --tokenizer {run}/hf --output PREFIX --append-eod
+  train: corpus
+{data}
+batch:
+  micro: 1
+  global: 32
+
+lr: # a tenth of a first training's, after a warm-up, keeps what the model knows
+  peak: 3e-5
+  min: 3e-6
+  warmup_samples: 640
+  decay: cosine
+
+topology: # ranks that share a model, and models side by side
+  tensor: 1
+  pipeline: 1
+  data: 1
+
+checkpoint:
+  interval: 500
+
+log:
+  folder: {folder}
+
+train:
+  steps: 1000
+"
+    )
 }

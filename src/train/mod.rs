@@ -32,8 +32,10 @@ pub mod report;
 
 pub mod replay;
 pub mod generate;
+pub mod divergence;
 pub mod import;
 
+pub use guard::heed_size_limits;
 pub use run::Ended;
 pub use start::Options;
 

@@ -61,6 +61,14 @@ const RULES: &[(&str, Change)] = &[
     ("train.seed",          Change::Reject),
 ];
 
+/// Settings of a model that its weights leave open; and seq_len, where positions have no table.
+pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
+
+/// Whether weights were imported and not trained yet: all but the model is for this run to choose.
+fn is_import(state: &State) -> bool {
+    state.imported.is_some() && state.progress.step == 0
+}
+
 /// The checkpoint to resume from: the one that was `asked` for, else the newest; None for a new
 /// run. Also removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
@@ -140,6 +148,11 @@ pub fn resume(
     for name in rank.on_first(|| asked.checkpoint.then_some(()).map_or(Ok(Vec::new()), aside))? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
+    if is_import(&state) {
+        let State { run, imported, .. } = state;
+        let begun = saving::initial_state(loaded, data.to_vec());
+        return Ok(State { run, imported, ..begun });
+    }
     let began = if asked.reset_optimizer { step } else { state.optimizer.began };
     let optimizer = checkpoint::Optimizer { began, ..saving::optimizer(&loaded.manifest) };
     let (manifest, data) = (loaded.effective.clone(), data.to_vec());
@@ -159,16 +172,18 @@ fn load(
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved =
         manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
-    for warning in compare(&saved.effective, &loaded.effective, found)? {
+    let import = is_import(&checkpoint.index);
+    for warning in compare(&saved.effective, &loaded.effective, import, found)? {
         tracing::warn!("{warning}");
     }
     same_data(&checkpoint.index.data, data, found)?;
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
     let goes_on = before == now || engine.rule().goes_on_from(before);
-    if let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)? {
+    if !import && let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)?
+    {
         tracing::info!("{message}");
     }
-    let read = match asked.reset_optimizer {
+    let read = match asked.reset_optimizer || import {
         true => checkpoint::read_weights_into(&checkpoint, engine),
         false => checkpoint::read_into(&checkpoint, engine),
     };
@@ -225,11 +240,17 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
     error.context(format!("cannot go on from step {}; {remedy}", found.step))
 }
 
-/// Changes to warn of; an error that lists every change that is not allowed.
-fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>> {
+/// Changes to warn of; an error that lists every change that is not allowed. `import`: whether the
+/// settings that were saved are only those of an import, where the weights' own count.
+fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
     of_one_optimizer(&mut saved, &mut now);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
+    let table = saved.get("model.position").is_some_and(|position| position.contains("learned"));
+    let free = |key: &str| {
+        let chosen = FREE.iter().any(|free| key.starts_with(*free));
+        !key.starts_with("model.") || chosen || key == "model.seq_len" && !table
+    };
     let none = "nothing".to_string();
     let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
     let (mut warnings, mut rejected) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
@@ -238,7 +259,7 @@ fn compare(saved: &str, now: &str, found: &Found) -> anyhow::Result<Vec<String>>
         let section = || key.split('.').next().unwrap_or(key);
         let (row, change) = rule(key).unwrap_or((section(), Change::Reject));
         match change {
-            _ if before == after => {}
+            _ if before == after || import && free(key) => {}
             Change::Allow => {}
             Change::Warn => warnings.push(format!("{key} was {before}, is {after} from here on")),
             Change::Reject => {

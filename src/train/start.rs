@@ -15,7 +15,7 @@ use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, Found, State};
 use crate::data::{Datasets, MixturePlan};
 use crate::engine::Engine;
-use crate::manifest::{Loaded, Manifest};
+use crate::manifest::{self, Loaded, Manifest};
 use crate::model;
 use anyhow::Context;
 use parking_lot::Mutex;
@@ -234,9 +234,13 @@ fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> any
 fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    let path = m.log.folder.join("manifest.yaml");
-    fs::write(&path, &loaded.effective)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    let path = m.log.folder.join(manifest::IN_FOLDER);
+    // A manifest that stands there itself is its author's, with its comments.
+    let real = |path: &Path| path.canonicalize().ok();
+    if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
+        fs::write(&path, &loaded.effective)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
     Report::open(process.messages.console(), folder, run_info(m), every, events, step)
 }

@@ -168,18 +168,24 @@ fn what_does_not_fit_is_told_with_a_remedy() {
             fs::write(path, text.replace(from, to)).unwrap();
         }
     };
-    bad(&config("\"gpt2\"", "\"llama\""), 2, &["model_type llama", "gpt2 and bloom"]);
+    bad(&config("\"gpt2\"", "\"opt\""), 2, &["model_type opt", "gpt2, bloom, llama"]);
     bad(&config("\"n_layer\": 2", "\"n_layer\": -2"), 2, &["n_layer is -2"]);
     bad(&config("\"n_layer\": 2", "\"n_layer\": 1"), 2, &["model.layers is 1 there, 2"]);
     bad(&config("gelu_new", "relu"), 2, &["activation_function is \"relu\""]);
     bad(&config("scale_attn_weights\": true", "scale_attn_weights\": false"), 2, &["must be true"]);
+    bad(&config("\"n_layer\": 2", "\"n_layer\": \"2\""), 2, &["n_layer is \"2\""]);
+    bad(&config("\"n_layer\": 2", "\"n_layer\": 2.0"), 2, &["n_layer is 2.0"]);
+    bad(&config("\"attn_pdrop\": 0.1", "\"attn_pdrop\": \"0.1\""), 2, &["attn_pdrop is \"0.1\""]);
+    bad(&config("_embeddings\": true", "_embeddings\": \"no\""), 2, &["true or false is needed"]);
+    bad(&config("epsilon\": 1e-05", "epsilon\": \"1e-5\""), 2, &["layer_norm_epsilon is \"1e-5\""]);
     bad(&config("{", "["), 2, &["not a JSON object"]);
     let cut = |folder: &Path| {
         let file = fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
         file.unwrap().set_len(5000).unwrap();
     };
     bad(&cut, 1, &["model.safetensors", "damaged"]);
-    bad(&|f| fs::remove_file(f.join("model.safetensors")).unwrap(), 1, &["model.safetensors"]);
+    let none = |folder: &Path| fs::remove_file(folder.join("model.safetensors")).unwrap();
+    bad(&none, 2, &["holds neither model.safetensors nor", "save_pretrained"]);
 }
 
 #[test]

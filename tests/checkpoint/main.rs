@@ -12,7 +12,9 @@
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and gone on from bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
-//! | `hf` | folders of Hugging Face's transformers, in and out |
+//! | `hf` | folders of Hugging Face's transformers, in and out: GPT-2 and BLOOM |
+//! | `hf_llama` | the same of Llama, Mistral, Qwen2 and Qwen3, which also go on training |
+//! | `hf_refused` | folders that are not what they say, and disks that are full |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,6 +26,8 @@ mod faults;
 mod format1;
 mod grids;
 mod hf;
+mod hf_llama;
+mod hf_refused;
 mod inspect;
 mod resume;
 mod rules;

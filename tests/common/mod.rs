@@ -9,7 +9,7 @@ pub mod saved;
 pub mod softgpu;
 
 use gptrain::base::Heads;
-use gptrain::checkpoint::hf::{HfTensor, tensor_of};
+use gptrain::checkpoint::hf::{HfTensor, tensors_of};
 use gptrain::engine::{Engine, MASTER};
 use gptrain::manifest::{self, Family, Manifest};
 use gptrain::model::Param;
@@ -59,17 +59,23 @@ pub fn reference_name(param: &Param) -> String {
     match param.name.as_str() {
         "embed.ln.scale" => "ln_emb.weight".to_string(),
         "embed.ln.shift" => "ln_emb.bias".to_string(),
-        _ => place(param, Heads { query: 1, kv: 1, dim: 1 }).unwrap().name,
+        _ => {
+            let name = place(param, Heads { query: 1, kv: 1, dim: 1 }).unwrap().name;
+            name.strip_prefix("transformer.").unwrap_or(&name).to_string()
+        }
     }
 }
 
 /// A tensor of the reference ([in, out], q then k then v) as ours ([out, in], q k v head by head).
 pub fn from_reference(param: &Param, values: &[f32], heads: Heads) -> Vec<f32> {
     let values = &values[..param.numel()];
-    place(param, heads).map_or(values.to_vec(), |place| place.ours(values))
+    let Some(place) = place(param, heads) else { return values.to_vec() };
+    let mut ours = vec![0.0; values.len()];
+    place.put(values, &mut ours);
+    ours
 }
 
 fn place(param: &Param, heads: Heads) -> Option<HfTensor> {
     let shape = if param.rows == 1 { vec![param.cols] } else { vec![param.rows, param.cols] };
-    tensor_of(Family::Gpt2, param, &shape, heads)
+    tensors_of(Family::Gpt2, param, &shape, heads).pop()
 }

@@ -1,52 +1,72 @@
 //! A checkpoint written as a Hugging Face folder.
 
-use super::config::{config, family_of};
-use super::names::tensor_of;
-use crate::base::{Bytes, DType, Problems};
-use crate::checkpoint::{Checkpoint, safetensors};
-use crate::engine::MASTER;
-use crate::manifest::{self, Family};
+use super::companions::Companions;
+use super::companions::FOLDER;
+use super::config::{target, write_config};
+use super::names::{HfTensor, tensors_of};
+use super::weights::{INDEX, ONE};
+use crate::base::{Bytes, DType};
+use crate::checkpoint::{Checkpoint, Tensor, aside, safetensors};
+use crate::engine::{MASTER, model_dtype};
+use crate::manifest::{self, Family, Model};
 use crate::model::{Layout, ModelShard};
-use anyhow::Context;
-use serde_json::json;
+use anyhow::{Context, ensure};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+/// What is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The weights' type; None: what the run computes with.
+    pub dtype: Option<DType>,
+    /// A file grows to this size, but for a tensor that is larger.
+    pub shard: Bytes,
+}
+
 /// What was written.
 #[derive(Clone, Debug)]
 pub struct Exported {
     pub family: Family,
+    pub dtype: DType,
     pub bytes: Bytes,
+    /// Of weights.
+    pub files: usize,
     /// Whether there was a tokenizer.json to copy.
     pub tokenizer: bool,
 }
 
-/// Writes config.json, model.safetensors and the run's tokenizer into `to`, which is made. The
-/// values are written as `dtype`, a type of floats. Holds one tensor at a time.
-pub fn export(from: &Path, to: &Path, dtype: DType) -> anyhow::Result<Exported> {
+/// Writes config.json, the weights, and the tokenizer and generation settings of the run into `to`,
+/// which is new or empty: all of it or nothing. Holds one tensor at a time.
+pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
     let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
-    let family = family_of(&m.model, &from.display().to_string())?;
-    let path = to.join("model.safetensors");
-    if path.exists() {
-        let what = "there is a model already";
-        let remedy = "choose another folder, or remove it first";
-        return Err(Problems::one(to.display().to_string(), what, remedy).into());
-    }
-    fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
-    let bytes = weights(&checkpoint, &m.model, family, &path, dtype)
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    let eod = m.data.eod.map(|eod| eod.token);
-    let (_, name) = names(dtype);
-    write(&to.join("config.json"), &config(family, &m.model, name, eod))?;
-    let tokenizer = match &m.data.tokenizer {
-        Some(tokenizer) => copy_tokenizer(tokenizer, to, eod)?,
-        None => false,
+    let family = target(&m.model, &from.display().to_string())?;
+    let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
+    let companions = {
+        let run = from.parent().and_then(Path::parent).unwrap_or(&m.log.folder);
+        let run = if run.join(FOLDER).exists() { run } else { &m.log.folder };
+        let run = checkpoint.index.imported.is_some().then_some(run);
+        let eod = m.data.eod.map(|eod| eod.token);
+        Companions::of(run, m.data.tokenizer.as_deref(), eod)
     };
-    Ok(Exported { family, bytes: Bytes(bytes), tokenizer })
+    let (code, name) = names(dtype);
+    let tokens = companions.token_ids();
+    let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
+    let carried = companions.config().filter(own);
+    aside::write_folder(to, |to| {
+        let plan = Plan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
+        let bytes = plan.write(&checkpoint, to)?;
+        let config = write_config(family, &m.model, name, &tokens, carried);
+        let path = to.join("config.json");
+        fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
+        let tokenizer = companions.write(to, &tokens)?;
+        let files = plan.files.len();
+        Ok(Exported { family, dtype, bytes: Bytes(bytes), files, tokenizer })
+    })
 }
 
 /// A type's name in safetensors and in config.json.
@@ -59,66 +79,112 @@ fn names(dtype: DType) -> (&'static str, &'static str) {
     }
 }
 
-fn weights(
-    checkpoint: &Checkpoint,
-    model: &manifest::Model,
-    family: Family,
-    path: &Path,
+/// Which tensors are in which file.
+struct Plan<'c> {
+    /// Each weight of the checkpoint, and what is made of it.
+    weights: Vec<(&'c Tensor, Vec<HfTensor>)>,
     dtype: DType,
-) -> anyhow::Result<u64> {
-    let layout = Layout::new(model, ModelShard::whole(model));
-    let mut all = Vec::new();
-    for param in layout.params() {
-        let tensor = checkpoint.index.tensor(&param.name);
-        let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
-        let theirs = tensor_of(family, param, &tensor.shape, model.heads());
-        all.push((tensor, theirs.with_context(|| format!("{} has no place", param.name))?));
+    code: &'static str,
+    /// The tensors of each file, in the order in which they are written.
+    files: Vec<Vec<HfTensor>>,
+}
+
+impl<'c> Plan<'c> {
+    fn new(
+        checkpoint: &'c Checkpoint,
+        model: &Model,
+        family: Family,
+        (dtype, code): (DType, &'static str),
+        shard: Bytes,
+    ) -> anyhow::Result<Plan<'c>> {
+        let layout = Layout::new(model, ModelShard::whole(model));
+        let mut weights = Vec::new();
+        for param in layout.params() {
+            let tensor = checkpoint.index.tensor(&param.name);
+            let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
+            let theirs = tensors_of(family, param, &tensor.shape, model.heads());
+            ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
+            weights.push((tensor, theirs));
+        }
+        let bytes = |tensor: &HfTensor| (tensor.numel() * dtype.size()) as u64;
+        let (mut files, mut held) = (vec![Vec::new()], 0);
+        for tensor in weights.iter().flat_map(|(_, theirs)| theirs) {
+            if held > 0 && held + bytes(tensor) > shard.0 {
+                files.push(Vec::new());
+                held = 0;
+            }
+            held += bytes(tensor);
+            files.last_mut().expect("one from the start").push(tensor.clone());
+        }
+        Ok(Plan { weights, dtype, code, files })
     }
-    let name = |name: &str| match name.starts_with("lm_head") {
-        true => name.to_string(),
-        false => format!("transformer.{name}"),
-    };
-    let (code, _) = names(dtype);
-    let wanted: Vec<_> =
-        all.iter().map(|(t, theirs)| (name(&theirs.name), code, theirs.shape(&t.shape))).collect();
-    let metadata = BTreeMap::from([("format", "pt".to_string())]);
-    let (header, data) = safetensors::header(&wanted, &metadata, 64)?;
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-    out.write_all(&header)?;
-    for (tensor, theirs) in all {
-        let values = theirs.theirs(&checkpoint.whole(tensor, MASTER)?);
-        match dtype.halves(&values) {
-            Some(bits) => out.write_all(bytemuck::cast_slice(&bits))?,
-            None => out.write_all(bytemuck::cast_slice(&values))?,
+
+    fn file(&self, number: usize) -> String {
+        match self.files.len() {
+            1 => ONE.to_string(),
+            all => format!("model-{:05}-of-{all:05}.safetensors", number + 1),
         }
     }
-    out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-    Ok(header.len() as u64 + data)
-}
 
-/// Copies tokenizer.json, and says in tokenizer_config.json how to load it.
-fn copy_tokenizer(from: &Path, to: &Path, eod: Option<u32>) -> anyhow::Result<bool> {
-    let text = match fs::read_to_string(from) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        read => read.with_context(|| format!("cannot read {}", from.display()))?,
-    };
-    let json: serde_json::Value =
-        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", from.display()))?;
-    let added = json["added_tokens"].as_array().into_iter().flatten();
-    let is_end = |token: &&serde_json::Value| {
-        eod.is_some_and(|eod| token["id"] == eod) || token["content"] == "<|endoftext|>"
-    };
-    let end = added.clone().find(is_end).map(|token| token["content"].clone());
-    write(&to.join("tokenizer.json"), &text)?;
-    let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
-    if let Some(end) = end {
-        config["bos_token"] = end.clone();
-        config["eos_token"] = end;
+    /// Writes all files, and their index if they are several; the bytes.
+    fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
+        let mut values = self.values(checkpoint);
+        let mut bytes = 0;
+        let mut map = Map::new();
+        for (number, tensors) in self.files.iter().enumerate() {
+            let file = self.file(number);
+            bytes += self.write_file(&to.join(&file), tensors, &mut values)?;
+            map.extend(tensors.iter().map(|tensor| (tensor.name.clone(), json!(file))));
+        }
+        if self.files.len() > 1 {
+            let all = self.files.iter().flatten();
+            let numbers: usize = all.map(HfTensor::numel).sum();
+            let size = numbers * self.dtype.size();
+            let metadata = json!({"total_parameters": numbers, "total_size": size});
+            let index = json!({"metadata": metadata, "weight_map": map});
+            let path = to.join(INDEX);
+            let text = format!("{index:#}\n");
+            bytes += text.len() as u64;
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(bytes)
     }
-    write(&to.join("tokenizer_config.json"), &format!("{config:#}\n"))?;
-    Ok(true)
-}
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    /// The values of every tensor in the order of the files.
+    fn values(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = anyhow::Result<Vec<f32>>> {
+        self.weights.iter().flat_map(|(tensor, theirs)| {
+            let whole = checkpoint.whole(tensor, MASTER);
+            let (ours, error) = match whole {
+                Ok(ours) => (ours, None),
+                Err(error) => (Vec::new(), Some(Err(error))),
+            };
+            let count = if error.is_some() { 0 } else { theirs.len() };
+            let taken = theirs[..count].iter().map(move |theirs| Ok(theirs.take(&ours)));
+            error.into_iter().chain(taken)
+        })
+    }
+
+    fn write_file(
+        &self,
+        path: &Path,
+        tensors: &[HfTensor],
+        values: &mut impl Iterator<Item = anyhow::Result<Vec<f32>>>,
+    ) -> anyhow::Result<u64> {
+        let failed = || format!("cannot write {}", path.display());
+        let wanted = tensors.iter().map(|t| (t.name.clone(), self.code, t.shape.clone()));
+        let metadata = BTreeMap::from([("format", "pt".to_string())]);
+        let (header, data) = safetensors::header(&wanted.collect::<Vec<_>>(), &metadata, 64)?;
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path).with_context(failed)?);
+        out.write_all(&header).with_context(failed)?;
+        for values in values.by_ref().take(tensors.len()) {
+            let values = values?;
+            let written = match self.dtype.halves(&values) {
+                Some(bits) => out.write_all(bytemuck::cast_slice(&bits)),
+                None => out.write_all(bytemuck::cast_slice(&values)),
+            };
+            written.with_context(failed)?;
+        }
+        out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
+        Ok(header.len() as u64 + data)
+    }
 }

@@ -1,16 +1,22 @@
-//! Hugging Face's folders (config.json, safetensors, tokenizer.json) of GPT-2 and BLOOM: written
-//! from a checkpoint, and read into a new run.
+//! Hugging Face's folders (config.json, safetensors, tokenizer.json) of GPT-2, BLOOM, Llama,
+//! Mistral, Qwen2 and Qwen3: written from a checkpoint, and read into a new run.
 //!
-//! The two families hold the same weights as ours under other names; GPT-2 besides stores its
-//! matrices as [in, out] and q, k and v one after the other, where ours (and BLOOM) keep the three
-//! together head by head.
+//! | file | what it knows |
+//! |---|---|
+//! | `names` | the table of the families' tensors, and which rows of ours each is |
+//! | `config` | config.json as a manifest's model, and back |
+//! | `weights` | safetensors files of a folder: complete, finite, nothing left over |
+//! | `companions` | tokenizer and generation settings, which are carried along |
+//! | `export` | a checkpoint as a folder; `train::import` is the way back |
 
+mod companions;
 mod config;
 mod export;
 mod names;
 mod weights;
 
-pub use config::read_config;
-pub use export::{Exported, export};
-pub use names::{HfTensor, tensor_of};
+pub use companions::{Companions, FOLDER, TOKENIZER, carry};
+pub use config::{HfConfig, TokenIds, read_config};
+pub use export::{Exported, Options, export};
+pub use names::{HfTensor, tensors_of};
 pub use weights::Weights;

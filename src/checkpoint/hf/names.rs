@@ -1,104 +1,176 @@
-//! Names and layouts of the weights in each family's files.
+//! Names and layouts of the weights in each family's files: one table, read in both directions.
+//!
+//! A weight of ours is one or several of a family's tensors: the rows of a fused matrix are taken
+//! apart (queries, keys and values of each key/value head; a gate and a value in turn). GPT-2
+//! besides stores its matrices as [in, out].
 
 use crate::base::{Heads, Qkv};
 use crate::manifest::Family;
 use crate::model::{Param, Weight};
 
-/// A weight as a family stores it.
+/// A family's tensor, made of rows of one weight of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfTensor {
-    /// Without the leading `transformer.`; `lm_head.weight` has none.
     pub name: String,
+    pub shape: Vec<usize>,
+    /// Our row of each of its rows; None if it is the whole weight in our order.
+    rows: Option<Vec<usize>>,
     /// Stored [in, out].
     transposed: bool,
-    /// Of the fused rows of attention, where the family stores all queries, all keys, all values:
-    /// the family's row of each of ours.
-    rows: Option<Vec<usize>>,
-    /// Of our matrix [outs, ins]; a bias is [outs, 1], laid out like the rows of its weight.
+    /// Rows and columns before any transposition; a bias is a column, as its matrix is rows.
     outs: usize,
     ins: usize,
 }
 
-/// The family's tensor of a weight of ours; None if it has no such weight. `shape` is that of a
-/// checkpoint: without the rows that pad the vocabulary.
-pub fn tensor_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Option<HfTensor> {
-    use Weight::*;
-    #[rustfmt::skip]
-    let (gpt2, bloom) = match param.spec.weight {
-        PosEmbed     => ("wpe.weight",          ""),
-        TokenEmbed   => ("wte.weight",          "word_embeddings.weight"),
-        EmbedLnScale => ("",                    "word_embeddings_layernorm.weight"),
-        EmbedLnShift => ("",                    "word_embeddings_layernorm.bias"),
-        Ln1Scale     => ("ln_1.weight",         "input_layernorm.weight"),
-        Ln1Shift     => ("ln_1.bias",           "input_layernorm.bias"),
-        QkvW         => ("attn.c_attn.weight",  "self_attention.query_key_value.weight"),
-        QkvB         => ("attn.c_attn.bias",    "self_attention.query_key_value.bias"),
-        QNorm | KNorm => ("",                   ""),
-        ProjW        => ("attn.c_proj.weight",  "self_attention.dense.weight"),
-        ProjB        => ("attn.c_proj.bias",    "self_attention.dense.bias"),
-        Ln2Scale     => ("ln_2.weight",         "post_attention_layernorm.weight"),
-        Ln2Shift     => ("ln_2.bias",           "post_attention_layernorm.bias"),
-        Fc1W         => ("mlp.c_fc.weight",     "mlp.dense_h_to_4h.weight"),
-        Fc1B         => ("mlp.c_fc.bias",       "mlp.dense_h_to_4h.bias"),
-        Fc2W         => ("mlp.c_proj.weight",   "mlp.dense_4h_to_h.weight"),
-        Fc2B         => ("mlp.c_proj.bias",     "mlp.dense_4h_to_h.bias"),
-        LnfScale     => ("ln_f.weight",         "ln_f.weight"),
-        LnfShift     => ("ln_f.bias",           "ln_f.bias"),
-        HeadW        => ("lm_head.weight",      "lm_head.weight"),
-    };
+/// How the rows of a weight lie in a family's tensors.
+enum Rows {
+    Whole,
+    /// One tensor: all queries, all keys, all values.
+    Joined,
+    /// The same as three tensors.
+    QueryKeyValue,
+    /// Two tensors, whose rows are ours in turn.
+    InTurn,
+}
+
+/// What stands before the names in a family's files, but for the head's.
+pub fn prefix(family: Family) -> &'static str {
+    if family.is_llama() { "model." } else { "transformer." }
+}
+
+/// The family's tensors that a weight of ours is made of, together all of its rows; none if the
+/// family has no such weight. `shape` is that of a checkpoint: without the rows that pad the
+/// vocabulary.
+pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Vec<HfTensor> {
+    let weight = param.spec.weight;
     let conv = family == Family::Gpt2;
-    let theirs = if conv { gpt2 } else { bloom };
-    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
-    let name = match layer {
-        Some((layer, _)) => format!("h.{layer}.{theirs}"),
-        None => theirs.to_string(),
+    let rows = match weight {
+        Weight::QkvW | Weight::QkvB if family.is_llama() => Rows::QueryKeyValue,
+        Weight::QkvW | Weight::QkvB if conv => Rows::Joined,
+        Weight::Fc1W | Weight::Fc1B if family.is_llama() => Rows::InTurn,
+        _ => Rows::Whole,
     };
-    let (outs, ins) = match *shape {
+    let (all, ins) = match *shape {
         [outs] => (outs, 1),
         _ => (shape[0], shape[1]),
     };
-    let qkv = conv && matches!(param.spec.weight, QkvW | QkvB);
-    let transposed = conv && matches!(param.spec.weight, QkvW | ProjW | Fc1W | Fc2W);
-    let rows = qkv.then(|| apart(heads));
-    (!theirs.is_empty()).then_some(HfTensor { name, transposed, rows, outs, ins })
+    let parts = match rows {
+        Rows::Whole => vec![None],
+        Rows::Joined => vec![Some(apart(heads).concat())],
+        Rows::QueryKeyValue => apart(heads).into_iter().map(Some).collect(),
+        Rows::InTurn => (0..2).map(|first| Some((first..all).step_by(2).collect())).collect(),
+    };
+    use Weight::*;
+    let transposed = conv && matches!(weight, QkvW | ProjW | Fc1W | Fc2W);
+    let tensor = |(name, rows): (String, Option<Vec<usize>>)| {
+        let outs = rows.as_ref().map_or(all, Vec::len);
+        let shape = match (shape.len(), transposed) {
+            (1, _) => vec![outs],
+            (_, true) => vec![ins, outs],
+            (_, false) => vec![outs, ins],
+        };
+        HfTensor { name, shape, rows, transposed, outs, ins }
+    };
+    names(family, param).into_iter().zip(parts).map(tensor).collect()
+}
+
+/// Full names of the tensors that a weight is made of; none if the family has no such weight.
+fn names(family: Family, param: &Param) -> Vec<String> {
+    use Weight::*;
+    let bias = [EmbedLnShift, Ln1Shift, QkvB, ProjB, Ln2Shift, Fc1B, Fc2B, LnfShift];
+    let kind = if bias.contains(&param.spec.weight) { "bias" } else { "weight" };
+    #[rustfmt::skip]
+    let [gpt2, bloom, llama] = match param.spec.weight {
+        PosEmbed                    => ["wpe", "", ""],
+        TokenEmbed                  => ["wte", "word_embeddings", "embed_tokens"],
+        EmbedLnScale | EmbedLnShift => ["", "word_embeddings_layernorm", ""],
+        Ln1Scale | Ln1Shift => ["ln_1", "input_layernorm", "input_layernorm"],
+        QkvW | QkvB =>
+            ["attn.c_attn", "self_attention.query_key_value", "self_attn.{q,k,v}_proj"],
+        QNorm               => ["", "", "self_attn.q_norm"],
+        KNorm               => ["", "", "self_attn.k_norm"],
+        ProjW | ProjB       => ["attn.c_proj", "self_attention.dense", "self_attn.o_proj"],
+        Ln2Scale | Ln2Shift => ["ln_2", "post_attention_layernorm", "post_attention_layernorm"],
+        Fc1W | Fc1B         => ["mlp.c_fc", "mlp.dense_h_to_4h", "mlp.{gate,up}_proj"],
+        Fc2W | Fc2B         => ["mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down_proj"],
+        LnfScale | LnfShift => ["ln_f", "ln_f", "norm"],
+        HeadW               => ["lm_head", "lm_head", "lm_head"],
+    };
+    let (theirs, layers) = match family {
+        Family::Gpt2 => (gpt2, "h"),
+        Family::Bloom => (bloom, "h"),
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => (llama, "layers"),
+    };
+    if theirs.is_empty() {
+        return Vec::new();
+    }
+    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
+    let full = |name: String| match (layer, param.spec.weight) {
+        (_, HeadW) => format!("{name}.{kind}"),
+        (Some((layer, _)), _) => format!("{}{layers}.{layer}.{name}.{kind}", prefix(family)),
+        (None, _) => format!("{}{name}.{kind}", prefix(family)),
+    };
+    each(theirs).into_iter().map(full).collect()
+}
+
+/// `mlp.{gate,up}_proj` as `mlp.gate_proj` and `mlp.up_proj`.
+fn each(name: &str) -> Vec<String> {
+    let braces = name.split_once('{').and_then(|(before, rest)| {
+        let (choices, after) = rest.split_once('}')?;
+        Some((before, choices, after))
+    });
+    let Some((before, choices, after)) = braces else { return vec![name.to_string()] };
+    choices.split(',').map(|choice| format!("{before}{choice}{after}")).collect()
+}
+
+/// Our fused rows of all queries, of all keys, and of all values, each in the order of heads.
+fn apart(heads: Heads) -> Vec<Vec<usize>> {
+    let serves = heads.query / heads.kv;
+    let of = |which, step: usize| {
+        let starts = (0..heads.query).step_by(step).map(move |head| heads.column(head, which));
+        starts.flat_map(|start| start..start + heads.dim).collect()
+    };
+    vec![of(Qkv::Query, 1), of(Qkv::Key, serves), of(Qkv::Value, serves)]
 }
 
 impl HfTensor {
-    /// Shape of the family's tensor, from our shape.
-    pub fn shape(&self, ours: &[usize]) -> Vec<usize> {
-        if self.transposed { vec![self.ins, self.outs] } else { ours.to_vec() }
+    pub fn numel(&self) -> usize {
+        self.outs * self.ins
     }
 
-    /// The family's values in our order.
-    pub fn ours(&self, theirs: &[f32]) -> Vec<f32> {
-        (0..theirs.len()).map(|i| theirs[self.index(i)]).collect()
+    /// Puts the family's values where they stand in our weight.
+    pub fn put(&self, theirs: &[f32], ours: &mut [f32]) {
+        self.each_row(|row, out| {
+            let ours = &mut ours[row * self.ins..][..self.ins];
+            match self.transposed {
+                true => ours
+                    .iter_mut()
+                    .zip(theirs[out..].iter().step_by(self.outs))
+                    .for_each(|(ours, theirs)| *ours = *theirs),
+                false => ours.copy_from_slice(&theirs[out * self.ins..][..self.ins]),
+            }
+        });
     }
 
-    /// Our values in the family's order.
-    pub fn theirs(&self, ours: &[f32]) -> Vec<f32> {
-        let mut theirs = vec![0.0; ours.len()];
-        ours.iter().enumerate().for_each(|(i, value)| theirs[self.index(i)] = *value);
+    /// The family's values, out of our weight.
+    pub fn take(&self, ours: &[f32]) -> Vec<f32> {
+        let mut theirs = vec![0.0; self.outs * self.ins];
+        self.each_row(|row, out| {
+            let ours = &ours[row * self.ins..][..self.ins];
+            match self.transposed {
+                true => theirs[out..]
+                    .iter_mut()
+                    .step_by(self.outs)
+                    .zip(ours)
+                    .for_each(|(theirs, ours)| *theirs = *ours),
+                false => theirs[out * self.ins..][..self.ins].copy_from_slice(ours),
+            }
+        });
         theirs
     }
 
-    /// Index in the family's tensor of our value `i`.
-    fn index(&self, i: usize) -> usize {
-        let (out, input) = (i / self.ins, i % self.ins);
-        let out = self.rows.as_ref().map_or(out, |rows| rows[out]);
-        if self.transposed { input * self.outs + out } else { out * self.ins + input }
+    /// Calls `each` with our row and the family's.
+    fn each_row(&self, mut each: impl FnMut(usize, usize)) {
+        (0..self.outs).for_each(|out| each(self.rows.as_ref().map_or(out, |rows| rows[out]), out));
     }
-}
-
-/// For each of our fused rows, its number among all queries, then all keys, then all values.
-fn apart(heads: Heads) -> Vec<usize> {
-    let serves = heads.query / heads.kv;
-    let starts = [(Qkv::Query, 1), (Qkv::Key, serves), (Qkv::Value, serves)]
-        .into_iter()
-        .flat_map(|(which, step)| (0..heads.query).step_by(step).map(move |head| (head, which)))
-        .map(|(head, which)| heads.column(head, which));
-    let mut rows = vec![0; heads.qkv_width()];
-    for (theirs, ours) in starts.flat_map(|start| start..start + heads.dim).enumerate() {
-        rows[ours] = theirs;
-    }
-    rows
 }

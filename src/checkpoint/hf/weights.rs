@@ -1,76 +1,199 @@
 //! The weights in a Hugging Face folder: one safetensors file, or several and their index.
 
-use super::HfTensor;
+use super::names::{HfTensor, prefix};
 use crate::base::Problems;
-use crate::checkpoint::safetensors::Reader;
+use crate::checkpoint::safetensors::{Entry, Reader};
 use crate::manifest::Family;
 use anyhow::Context;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Opened safetensors files, their tensors by name without a leading `transformer.`.
+/// The file of a model that is not sharded.
+pub const ONE: &str = "model.safetensors";
+/// The file that says which shard has which tensor.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// Problems of one kind that are listed; of more, their number is told.
+const LISTED: usize = 6;
+
+/// Opened safetensors files.
 pub struct Weights {
     folder: PathBuf,
+    family: Family,
     files: Vec<Reader>,
-    /// Name → index of the file, and the tensor's name in it.
-    names: BTreeMap<String, (usize, String)>,
+    /// Name → index of the file.
+    names: BTreeMap<String, usize>,
 }
 
 impl Weights {
-    pub fn open(folder: &Path) -> anyhow::Result<Weights> {
-        let mut weights =
-            Weights { folder: folder.to_path_buf(), files: Vec::new(), names: BTreeMap::new() };
-        for (i, file) in files(folder)?.iter().enumerate() {
+    /// Opens the files, whose headers are checked.
+    pub fn open(folder: &Path, family: Family) -> anyhow::Result<Weights> {
+        let mut weights = Weights {
+            folder: folder.to_path_buf(),
+            family,
+            files: Vec::new(),
+            names: BTreeMap::new(),
+        };
+        let index = Index::read(folder)?;
+        for (i, file) in index.files.iter().enumerate() {
             let reader = Reader::open(&folder.join(file))?;
             for name in reader.entries.keys() {
-                let short = name.strip_prefix("transformer.").unwrap_or(name);
-                weights.names.insert(short.to_string(), (i, name.clone()));
+                if let Some(other) = weights.names.insert(name.clone(), i) {
+                    let what = format!("{name} is in {} and in {file}", index.files[other]);
+                    return Err(weights.problem(what, "copy the folder again").into());
+                }
             }
             weights.files.push(reader);
+        }
+        for (name, file) in &index.map {
+            if weights.names.get(name).is_none_or(|at| index.files[*at] != *file) {
+                let what = format!("{INDEX} says that {name} is in {file}, and it is not");
+                return Err(weights.problem(what, "copy the folder again").into());
+            }
         }
         Ok(weights)
     }
 
-    /// One weight, widened to f32, in our layout. `shape` is ours.
-    pub fn read(&self, tensor: &HfTensor, shape: &[usize]) -> anyhow::Result<Vec<f32>> {
-        let folder = self.folder.display();
-        let found = self.names.get(&tensor.name);
-        let (file, name) = found.with_context(|| format!("{folder} has no {}", tensor.name))?;
-        let reader = &self.files[*file];
-        let (theirs, needed) = (&reader.entry(name)?.shape, tensor.shape(shape));
-        if *theirs != needed {
-            let what = format!("{name} is {theirs:?}, config.json makes it {needed:?}");
-            return Err(Problems::one(folder.to_string(), what, "fix config.json").into());
+    /// Every tensor that is needed is there with its shape, as floating-point numbers, and no other
+    /// is: all that is wrong, or how many numbers there are of each type. `tied`: whether the head
+    /// is the embedding.
+    pub fn check(
+        &self,
+        needed: &[HfTensor],
+        tied: bool,
+    ) -> Result<BTreeMap<String, usize>, Problems> {
+        let (mut missing, mut wrong) = (Vec::new(), Vec::new());
+        let (mut types, mut read) = (BTreeMap::new(), BTreeSet::new());
+        for tensor in needed {
+            let Some((name, entry)) = self.find(&tensor.name) else {
+                missing.push(format!("{} is missing", tensor.name));
+                continue;
+            };
+            read.insert(name);
+            *types.entry(entry.dtype.clone()).or_insert(0) += entry.shape.iter().product::<usize>();
+            let (shape, dtype) = (&entry.shape, &entry.dtype);
+            if *shape != tensor.shape {
+                let needed = &tensor.shape;
+                wrong.push(format!("{name} is {shape:?}, config.json makes it {needed:?}"));
+            } else if !["F32", "BF16", "F16"].contains(&dtype.as_str()) {
+                wrong.push(format!("{name} is {dtype}: F32, BF16 and F16 are read"));
+            }
         }
-        Ok(tensor.ours(&reader.floats(name)?))
+        let known = |name: &str| self.is_buffer(name) || tied && name == "lm_head.weight";
+        let more = self.names.keys().filter(|name| !read.contains(name.as_str()) && !known(name));
+        let more = more.map(|name| format!("{name} is not in a {} model", self.family.name()));
+        let mut problems = Problems::default();
+        self.list(
+            missing,
+            "config.json is of another model, or a shard was not copied",
+            &mut problems,
+        );
+        self.list(wrong, "config.json and the weights are not of one model", &mut problems);
+        self.list(more.collect(), "config.json is of another model", &mut problems);
+        problems.or(types)
     }
 
-    /// Names of tensors that no weight of ours is read from, which would be lost; without masks and
-    /// the second copy of a tied head.
-    pub fn unread(&self, family: Family, read: &BTreeSet<String>, tied: bool) -> Vec<String> {
-        let mask = |name: &str| {
-            let masks = ["attn.bias", "attn.masked_bias"];
-            family == Family::Gpt2 && masks.iter().any(|mask| name.ends_with(mask))
+    fn list(&self, found: Vec<String>, remedy: &str, problems: &mut Problems) {
+        let rest = found.len().saturating_sub(LISTED);
+        for what in found.into_iter().take(LISTED) {
+            problems.add(self.folder.display().to_string(), what, remedy);
+        }
+        if rest > 0 {
+            let what = format!("and {rest} more tensors like the last one");
+            problems.add(self.folder.display().to_string(), what, "");
+        }
+    }
+
+    /// Puts a tensor, widened to f32, where it belongs in our weight. Numbers that are not finite
+    /// are an error.
+    pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
+        let (name, _) = self.find(&tensor.name).with_context(|| format!("no {}", tensor.name))?;
+        let values = self.files[self.names[name]].floats(name)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let count = values.iter().filter(|value| !value.is_finite()).count();
+            let what = format!("{name} has {count} values that are not finite, {at} is the first");
+            return Err(self.problem(what, "the weights are damaged: copy them again").into());
+        }
+        tensor.put(&values, ours);
+        Ok(())
+    }
+
+    /// Whether a copy of the head lies in the folder and is not the embedding.
+    pub fn other_head(&self, embedding: &str) -> anyhow::Result<bool> {
+        let (Some((head, _)), Some((embedding, _))) =
+            (self.find("lm_head.weight"), self.find(embedding))
+        else {
+            return Ok(false);
         };
-        let copy = |name: &str| tied && name == "lm_head.weight";
-        let unread = self.names.keys().filter(|n| !read.contains(*n) && !mask(n) && !copy(n));
-        unread.cloned().collect()
+        let read = |name: &str| self.files[self.names[name]].floats(name);
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        Ok(bits(read(head)?) != bits(read(embedding)?))
+    }
+
+    /// A tensor under its name, or without the family's prefix: a model without its head has none.
+    fn find(&self, name: &str) -> Option<(&str, &Entry)> {
+        let short = name.strip_prefix(prefix(self.family)).unwrap_or(name);
+        let (name, file) =
+            self.names.get_key_value(name).or_else(|| self.names.get_key_value(short))?;
+        Some((name, &self.files[*file].entries[name]))
+    }
+
+    /// Whether it is a constant that old files hold: masks, and the frequencies of RoPE.
+    fn is_buffer(&self, name: &str) -> bool {
+        let buffers: &[&str] = match self.family {
+            Family::Gpt2 => &["attn.bias", "attn.masked_bias"],
+            Family::Bloom => &[],
+            _ => &["rotary_emb.inv_freq"],
+        };
+        buffers.iter().any(|buffer| name.ends_with(buffer))
+    }
+
+    fn problem(&self, what: String, remedy: &str) -> Problems {
+        Problems::one(self.folder.display().to_string(), what, remedy)
     }
 }
 
-/// The safetensors files of a folder.
-fn files(folder: &Path) -> anyhow::Result<BTreeSet<String>> {
-    let one = "model.safetensors";
-    let index = folder.join("model.safetensors.index.json");
-    if folder.join(one).exists() || !index.exists() {
-        return Ok(BTreeSet::from([one.to_string()]));
+/// Which files there are.
+struct Index {
+    files: Vec<String>,
+    /// Name → file, where there is an index.
+    map: BTreeMap<String, String>,
+}
+
+impl Index {
+    fn read(folder: &Path) -> anyhow::Result<Index> {
+        let path = folder.join(INDEX);
+        let place = path.display().to_string();
+        let wrong = |what: &str| Problems::one(place.clone(), what, "copy the folder again");
+        if folder.join(ONE).exists() {
+            return Ok(Index { files: vec![ONE.to_string()], map: BTreeMap::new() });
+        }
+        if !path.exists() {
+            let bin = folder.join("pytorch_model.bin").exists()
+                || folder.join("pytorch_model.bin.index.json").exists();
+            let what = match bin {
+                true => "holds pytorch_model.bin, which may run code when it is read".to_string(),
+                false => format!("holds neither {ONE} nor {INDEX}"),
+            };
+            let remedy =
+                "save the model with transformers' save_pretrained, which writes safetensors";
+            return Err(Problems::one(folder.display().to_string(), what, remedy).into());
+        }
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {place}"))?;
+        let json: serde_json::Value =
+            serde_json::from_str(&text).map_err(|error| wrong(&format!("is not JSON: {error}")))?;
+        let map = json["weight_map"].as_object().ok_or_else(|| wrong("has no weight_map"))?;
+        let entry = |(name, file): (&String, &serde_json::Value)| {
+            let file = file.as_str().filter(|file| !file.contains(['/', '\\']));
+            Ok((
+                name.clone(),
+                file.ok_or_else(|| wrong(&format!("the file of {name}")))?.to_string(),
+            ))
+        };
+        let map: BTreeMap<String, String> =
+            map.iter().map(entry).collect::<Result<_, Problems>>()?;
+        let files: BTreeSet<String> = map.values().cloned().collect();
+        Ok(Index { files: files.into_iter().collect(), map })
     }
-    let place = || format!("cannot read {}", index.display());
-    let text = fs::read_to_string(&index).with_context(place)?;
-    let json: serde_json::Value = serde_json::from_str(&text).with_context(place)?;
-    let map = json["weight_map"].as_object().with_context(place)?;
-    let names = map.values().filter_map(|file| file.as_str());
-    let plain = names.filter(|name| !name.contains(['/', '\\']));
-    Ok(plain.map(str::to_string).collect())
 }

@@ -88,6 +88,23 @@ pub fn effective(m: &Manifest) -> String {
     serde_saphyr::to_string(&raw).expect("plain structs are always written")
 }
 
+/// The `model` section of a manifest, with every setting.
+pub fn model_section(model: &Model) -> String {
+    let yaml = serde_saphyr::to_string(&model.written()).expect("plain structs are always written");
+    let lines = yaml.lines().map(|line| format!("  {line}\n"));
+    format!("model:\n{}", lines.collect::<String>())
+}
+
+/// The settings of a model by their keys, as JSON: what has a default of other settings is written
+/// out, so that equal models have equal settings.
+pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Value> {
+    let heads = model.heads();
+    let full = Model { kv_heads: Some(heads.kv), head_dim: Some(heads.dim), ..model.clone() };
+    // By way of text, which keeps the f32 a person wrote: 0.1, not 0.10000000149.
+    let text = serde_json::to_string(&full.written()).expect("plain structs are always written");
+    serde_json::from_str(&text).expect("an object was written")
+}
+
 fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
     let name = name.unwrap_or_else(|| stem.to_string());
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');

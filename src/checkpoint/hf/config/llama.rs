@@ -1,0 +1,250 @@
+//! config.json of Llama, Mistral, Qwen2 and Qwen3.
+
+use super::reader::Reader;
+use super::{HfConfig, plain, rope};
+use crate::manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
+use serde_json::{Map, Value, json};
+
+/// What transformers (5.23) takes where a key is missing.
+struct Defaults {
+    /// None: as many as heads.
+    kv_heads: Option<usize>,
+    /// None: hidden / heads.
+    head_dim: Option<usize>,
+    positions: usize,
+}
+
+impl Defaults {
+    fn of(family: Family) -> Defaults {
+        let (kv_heads, head_dim, positions) = match family {
+            Family::Mistral => (Some(8), None, 131_072),
+            Family::Qwen2 => (Some(32), None, 32_768),
+            Family::Qwen3 => (Some(32), Some(128), 32_768),
+            _ => (None, None, 2048),
+        };
+        Defaults { kv_heads, head_dim, positions }
+    }
+}
+
+/// Keys that say nothing of what is computed, or are read elsewhere.
+const KNOWN: &[&str] = &[
+    "_name_or_path",
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "auto_map",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "mlp_bias",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "pad_token_id",
+    "partial_rotary_factor",
+    "pretraining_tp",
+    "quantization_config",
+    "rms_norm_eps",
+    "rope_interleaved",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
+];
+
+pub fn read(config: &mut Reader, family: Family) -> HfConfig {
+    config.fixed(&[
+        ("hidden_act", json!("silu")),
+        ("partial_rotary_factor", json!(1.0)),
+        ("rope_interleaved", json!(false)),
+        ("quantization_config", Value::Null),
+    ]);
+    let defaults = Defaults::of(family);
+    let positions = config.optional_size("max_position_embeddings").unwrap_or(defaults.positions);
+    let sizes = Sizes {
+        layers: config.size("num_hidden_layers"),
+        hidden: config.size("hidden_size"),
+        heads: config.size("num_attention_heads"),
+        vocab: config.size("vocab_size"),
+        seq_len: positions,
+    };
+    let (hidden, heads) = (sizes.hidden, sizes.heads);
+    let missing = |config: &Reader, key| !config.config.contains_key(key);
+    let kv = match config.optional_size("num_key_value_heads") {
+        None if missing(config, "num_key_value_heads") => defaults.kv_heads.unwrap_or(heads),
+        given => given.unwrap_or(heads),
+    };
+    if !heads.is_multiple_of(kv) {
+        config.wrong("num_key_value_heads", &format!("must divide num_attention_heads, {heads}"));
+    }
+    let dim = match config.optional_size("head_dim") {
+        None if missing(config, "head_dim") => defaults.head_dim,
+        given => given,
+    };
+    if dim.is_none() && !hidden.is_multiple_of(heads) {
+        config.wrong("hidden_size", &format!("must be a multiple of num_attention_heads, {heads}"));
+    }
+    let eps = config.number_in("rms_norm_eps", 1e-12, 1.0).unwrap_or(1e-6);
+    let dropout = config.number_in("attention_dropout", 0.0, 0.999).unwrap_or(0.0);
+    let plain = Model::with_defaults(family, sizes, 1);
+    let model = Model {
+        kv_heads: Some(kv).filter(|kv| *kv != heads),
+        head_dim: dim.filter(|dim| dim * heads != hidden),
+        ffn_hidden: config.size("intermediate_size"),
+        position: Position::Rope(rope::read(config, positions)),
+        window: window(config, family, sizes.layers),
+        bias: bias(config, family),
+        tied_head: config.flag("tie_word_embeddings").unwrap_or(false),
+        layernorm_eps: eps as f32,
+        dropout: Dropout { attention: dropout as f32, ..plain.dropout },
+        ..plain
+    };
+    let unknown = config.config.keys().filter(|key| !KNOWN.contains(&key.as_str()));
+    HfConfig { family, model, positions, unknown: unknown.cloned().collect() }
+}
+
+fn bias(config: &mut Reader, family: Family) -> Bias {
+    let attention = config.flag("attention_bias").unwrap_or(false);
+    let mlp = config.flag("mlp_bias").unwrap_or(false);
+    match (family, attention, mlp) {
+        (Family::Llama, true, true) => Bias::All,
+        (Family::Llama, false, false) => Bias::None,
+        (Family::Llama, ..) => {
+            config.wrong("attention_bias", "mlp_bias must be the same: gptrain has biases or none");
+            Bias::None
+        }
+        (Family::Qwen3, true, _) => {
+            config.wrong("attention_bias", "gptrain's Qwen3 has no biases");
+            Bias::None
+        }
+        (Family::Qwen2, ..) => Bias::Qkv,
+        _ => Bias::None,
+    }
+}
+
+/// Keys that a query sees: gptrain has one window, of all layers or none.
+fn window(config: &mut Reader, family: Family, layers: usize) -> Option<usize> {
+    match family {
+        Family::Mistral => match config.optional_size("sliding_window") {
+            None if !config.config.contains_key("sliding_window") => Some(4096),
+            window => window,
+        },
+        Family::Qwen2 | Family::Qwen3 => {
+            let used = config.flag("use_sliding_window").unwrap_or(false);
+            let window = config.optional_size("sliding_window").filter(|_| used);
+            let without = config.count("max_window_layers").unwrap_or(28);
+            let windows = match config.get("layer_types") {
+                Some(types) => layer_types(config, types, layers)?,
+                None => layers.saturating_sub(without),
+            };
+            match window {
+                None if windows > 0 && config.get("layer_types").is_some() => {
+                    config.wrong(
+                        "layer_types",
+                        "a layer has a sliding window, whose width is not said",
+                    );
+                    None
+                }
+                Some(_) if windows > 0 && windows < layers => {
+                    let what =
+                        format!("{windows} of {layers} layers have it: gptrain has all or none");
+                    config.wrong("sliding_window", &what);
+                    None
+                }
+                window => window.filter(|_| windows > 0),
+            }
+        }
+        _ => None,
+    }
+}
+
+/// How many layers have a window; none if the list is wrong, which is told.
+fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usize> {
+    let list = types.as_array().filter(|list| list.len() == layers);
+    let known = list.filter(|list| {
+        list.iter().all(|kind| kind == "full_attention" || kind == "sliding_attention")
+    });
+    if known.is_none() {
+        let remedy = format!("full_attention or sliding_attention for each of {layers} layers");
+        config.wrong("layer_types", &remedy);
+    }
+    known.map(|list| list.iter().filter(|kind| *kind == "sliding_attention").count())
+}
+
+/// What a model has that the family's config.json cannot say.
+pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
+    let attention = match family {
+        Family::Qwen2 => m.bias != Bias::Qkv,
+        Family::Llama => m.bias == Bias::Qkv,
+        _ => m.bias != Bias::None,
+    };
+    let qwen3 = family == Family::Qwen3;
+    let all = [
+        (m.norm != NormKind::Rms, "the norm is layer"),
+        (m.ffn != Ffn::Swiglu, "the feed-forward layer is gelu"),
+        (!matches!(m.position, Position::Rope(_)), "positions are not rope"),
+        (m.embedding_layernorm, "the embedding has a norm"),
+        (m.qk_norm && !qwen3, "queries and keys are normalised"),
+        (!m.qk_norm && qwen3, "queries and keys are not normalised"),
+        (m.window.is_some() && family == Family::Llama, "attention has a window"),
+        (attention, "products have other biases"),
+    ];
+    all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, what)| what).collect()
+}
+
+/// Keys and values, but for tokens and types.
+pub fn write(family: Family, m: &Model) -> Map<String, Value> {
+    let Position::Rope(rope) = m.position else { panic!("no {} without rope", family.name()) };
+    let heads = m.heads();
+    let mut config = json!({
+        "hidden_size": m.hidden,
+        "intermediate_size": m.ffn_hidden,
+        "num_hidden_layers": m.layers,
+        "num_attention_heads": heads.query,
+        "num_key_value_heads": heads.kv,
+        "head_dim": heads.dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": rope::positions(&rope, m.seq_len),
+        "rms_norm_eps": plain(m.layernorm_eps),
+        "attention_dropout": plain(m.dropout.attention),
+        "use_cache": true,
+    });
+    let sliding = if m.window.is_some() { "sliding_attention" } else { "full_attention" };
+    let own = match family {
+        Family::Llama => {
+            let bias = m.bias == Bias::All;
+            json!({"attention_bias": bias, "mlp_bias": bias, "pretraining_tp": 1})
+        }
+        Family::Mistral => json!({"sliding_window": m.window}),
+        _ => json!({
+            "use_sliding_window": m.window.is_some(),
+            "sliding_window": m.window,
+            "layer_types": vec![sliding; m.layers],
+        }),
+    };
+    let config = config.as_object_mut().expect("an object");
+    config.extend(own.as_object().expect("an object").clone());
+    if m.window.is_some() && matches!(family, Family::Qwen2 | Family::Qwen3) {
+        config.insert("max_window_layers".to_string(), json!(0)); // those without one come first
+    }
+    if family == Family::Qwen3 {
+        config.insert("attention_bias".to_string(), json!(false));
+    }
+    rope::write(&rope, config);
+    std::mem::take(config)
+}

@@ -1,0 +1,144 @@
+//! config.json: written from a manifest's model, and read as one.
+
+mod gpt;
+mod llama;
+mod reader;
+mod rope;
+
+use crate::base::Problems;
+use crate::manifest::{Family, Model};
+use anyhow::Context;
+use reader::Reader;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::Path;
+
+/// What a config.json says.
+#[derive(Clone, Debug)]
+pub struct HfConfig {
+    pub family: Family,
+    /// Shape and dropout, as in a manifest; initial weights and padding are a manifest's defaults.
+    pub model: Model,
+    /// The longest sample that the model is meant for: max_position_embeddings.
+    pub positions: usize,
+    /// Keys that are not known, and left aside.
+    pub unknown: Vec<String>,
+}
+
+/// Reads a folder's config.json. The error is every mistake in it.
+pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
+    let path = folder.join("config.json");
+    let place = path.display().to_string();
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {place}"))?;
+    let remedy = "give a folder that transformers' save_pretrained wrote";
+    let config: Map<String, Value> = match serde_json::from_str(&text) {
+        Ok(Value::Object(config)) => config,
+        Ok(_) => return Err(Problems::one(place, "not a JSON object", remedy).into()),
+        Err(error) => {
+            return Err(Problems::one(place, format!("not a JSON object: {error}"), remedy).into());
+        }
+    };
+    let mut reader = Reader::new(&config, &place);
+    let kind = reader.text("model_type");
+    let Some(family) = kind.and_then(Family::by_name) else {
+        let what = format!("model_type {}", kind.unwrap_or("is missing"));
+        let known = "gpt2, bloom, llama, mistral, qwen2 and qwen3 are known";
+        return Err(Problems::one(place, what, known).into());
+    };
+    architecture(&mut reader, family);
+    let read = match family.is_llama() {
+        true => llama::read(&mut reader, family),
+        false => gpt::read(&mut reader, family),
+    };
+    Ok(reader.problems.or(read)?)
+}
+
+/// A classifier has other weights than a language model.
+fn architecture(config: &mut Reader, family: Family) {
+    let Some(value) = config.get("architectures") else { return };
+    let own = architecture_name(family);
+    let base = own.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model");
+    let named = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+    if !named.into_iter().any(|name| name == own || name == base) {
+        config.wrong("architectures", &format!("{own} is needed"));
+    }
+}
+
+/// Its class in transformers.
+fn architecture_name(family: Family) -> &'static str {
+    match family {
+        Family::Gpt2 => "GPT2LMHeadModel",
+        Family::Bloom => "BloomForCausalLM",
+        Family::Llama => "LlamaForCausalLM",
+        Family::Mistral => "MistralForCausalLM",
+        Family::Qwen2 => "Qwen2ForCausalLM",
+        Family::Qwen3 => "Qwen3ForCausalLM",
+    }
+}
+
+/// The family whose config.json can say what the model is: its own; or of the Llama families
+/// another one, as Mistral for a Llama with a window. The error is what its own cannot say.
+pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
+    let own = model.family;
+    if !own.is_llama() {
+        return gpt::sayable(own, model, place);
+    }
+    let lacks = llama::lacks(own, model);
+    let others = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+    let found = [own].into_iter().chain(others).find(|f| llama::lacks(*f, model).is_empty());
+    found.ok_or_else(|| {
+        let what = format!("{}: {} cannot say that", lacks.join(", "), own.name());
+        let remedy = "Hugging Face has no model of these parts: train one of its families'";
+        Problems::one(place, what, remedy)
+    })
+}
+
+/// Ids of tokens, as they stand in config.json and generation_config.json.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenIds {
+    pub bos: Value,
+    /// One, or a list.
+    pub eos: Value,
+}
+
+/// The text of config.json. `dtype`: the weights' type there. `carried`: the config.json that the
+/// weights came with, if any; what it says beyond the model stays.
+pub fn write_config(
+    family: Family,
+    m: &Model,
+    dtype: &str,
+    tokens: &TokenIds,
+    carried: Option<Map<String, Value>>,
+) -> String {
+    let mut config = carried.unwrap_or_default();
+    let ours = match family.is_llama() {
+        true => llama::write(family, m),
+        false => gpt::write(family, m),
+    };
+    let longest = config.get("max_position_embeddings").and_then(Value::as_u64);
+    config.extend(ours);
+    if longest > config.get("max_position_embeddings").and_then(Value::as_u64) {
+        config.insert("max_position_embeddings".to_string(), json!(longest));
+    }
+    let all = json!({
+        "architectures": [architecture_name(family)],
+        "model_type": family.name(),
+        "vocab_size": m.vocab,
+        "initializer_range": plain(m.init.std),
+        "tie_word_embeddings": m.tied_head,
+        "dtype": dtype,
+    });
+    config.extend(all.as_object().expect("an object").clone());
+    for (key, id) in [("bos_token_id", &tokens.bos), ("eos_token_id", &tokens.eos)] {
+        config.entry(key).or_insert(id.clone());
+    }
+    if let Some(old) = config.get_mut("torch_dtype") {
+        *old = json!(dtype);
+    }
+    format!("{:#}\n", Value::Object(config))
+}
+
+/// The number a person wrote: 0.1, not 0.10000000149.
+fn plain(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}

@@ -1,0 +1,165 @@
+//! RoPE in config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of 4.
+
+use super::reader::Reader;
+use crate::manifest::{Linear, Llama3, Rope, RopeScaling, Yarn};
+use serde_json::{Map, Value, json};
+
+/// What transformers takes where no theta is said.
+const THETA: f64 = 10_000.0;
+
+/// Keys of the table that are read, and those that say nothing new of a kind.
+const KEYS: [&str; 13] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "partial_rotary_factor",
+    "truncate",
+    "finetuned",
+];
+
+/// `positions`: max_position_embeddings, YaRN's original length where it says none.
+pub fn read(config: &mut Reader, positions: usize) -> Rope {
+    let theta = config.number_in("rope_theta", 1.0, 1e12);
+    let new = table(config, "rope_parameters");
+    let old = table(config, "rope_scaling");
+    let Some((name, map)) = new.or(old) else {
+        return Rope { theta: theta.unwrap_or(THETA), scaling: None };
+    };
+    let mut table = Reader { within: name, ..Reader::new(map, config.place) };
+    let inner = table.number_in("rope_theta", 1.0, 1e12);
+    let scaling = scaling(&mut table, positions);
+    if let (Some((_, new)), Some((_, old))) = (new, old) {
+        contradictions(config, new, old);
+    }
+    if let (Some(inner), Some(outer)) = (inner, theta)
+        && inner != outer
+    {
+        config.wrong("rope_theta", &format!("{name}rope_theta is {inner}: remove the wrong one"));
+    }
+    config.problems.list.extend(table.problems.list);
+    Rope { theta: inner.or(theta).unwrap_or(THETA), scaling }
+}
+
+/// The object under one of the two keys, and what stands before its keys in messages.
+fn table<'a>(config: &mut Reader<'a>, key: &str) -> Option<(&'static str, &'a Map<String, Value>)> {
+    let within = if key == "rope_scaling" { "rope_scaling." } else { "rope_parameters." };
+    match config.get(key)? {
+        Value::Object(map) => Some((within, map)),
+        _ => {
+            config.wrong(key, "an object or null is needed");
+            None
+        }
+    }
+}
+
+/// Both forms may stand there, and must say the same.
+fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<String, Value>) {
+    let kind = |map: &Map<String, Value>| map.get("rope_type").or(map.get("type")).cloned();
+    let number = |value: &Value| value.as_f64();
+    let differs = |key: &&String| {
+        new.get(*key).is_some_and(|value| number(value) != old.get(*key).and_then(number))
+    };
+    let other = old.keys().filter(|key| !key.ends_with("type")).find(differs);
+    if kind(new) != kind(old) || other.is_some() {
+        config.wrong("rope_scaling", "rope_parameters says something else: remove the wrong one");
+    }
+}
+
+fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
+    let kind = table.text("rope_type").or_else(|| table.text("type")).unwrap_or("default");
+    table.fixed(&[("partial_rotary_factor", json!(1.0)), ("truncate", json!(true))]);
+    let unknown = table.config.keys().find(|key| !KEYS.contains(&key.as_str()));
+    if let Some(key) = unknown.filter(|key| table.get(key).is_some()) {
+        table.wrong(key, "gptrain does not know this of RoPE");
+    }
+    let original = "original_max_position_embeddings";
+    match kind {
+        "default" => None,
+        "linear" => Some(RopeScaling::Linear(Linear { factor: factor(table) })),
+        "llama3" => Some(RopeScaling::Llama3(Llama3 {
+            factor: factor(table),
+            low_freq_factor: table.number_in("low_freq_factor", 1e-3, 1e6).unwrap_or(1.0),
+            high_freq_factor: table.number_in("high_freq_factor", 1e-3, 1e6).unwrap_or(4.0),
+            original_seq_len: table.size(original),
+        })),
+        "yarn" => Some(RopeScaling::Yarn(Yarn {
+            factor: factor(table),
+            original_seq_len: table.optional_size(original).unwrap_or(positions),
+            beta_fast: table.number_in("beta_fast", 1e-3, 1e6).unwrap_or(32.0),
+            beta_slow: table.number_in("beta_slow", 1e-3, 1e6).unwrap_or(1.0),
+            attention_factor: table.number_in("attention_factor", 1e-3, 1e3),
+        })),
+        "dynamic" => {
+            let why = "dynamic NTK turns by the length of what is read, so that training on short \
+                       samples would be of another model: linear, llama3 and yarn are read";
+            table.wrong(kind_key(table), why);
+            None
+        }
+        _ => {
+            table.wrong(kind_key(table), "default, linear, llama3 and yarn are known");
+            None
+        }
+    }
+}
+
+fn kind_key(table: &Reader) -> &'static str {
+    if table.get("rope_type").is_some() { "rope_type" } else { "type" }
+}
+
+fn factor(table: &mut Reader) -> f64 {
+    if table.get("factor").is_none() {
+        table.wrong("factor", "a number from 1 on is needed");
+    }
+    table.number_in("factor", 1.0, 1e6).unwrap_or(1.0)
+}
+
+/// Adds both forms to a config.json.
+pub fn write(rope: &Rope, config: &mut Map<String, Value>) {
+    let mut table = match rope.scaling {
+        None => json!({"rope_type": "default"}),
+        Some(RopeScaling::Linear(rule)) => json!({"rope_type": "linear", "factor": rule.factor}),
+        Some(RopeScaling::Llama3(rule)) => json!({
+            "rope_type": "llama3",
+            "factor": rule.factor,
+            "low_freq_factor": rule.low_freq_factor,
+            "high_freq_factor": rule.high_freq_factor,
+            "original_max_position_embeddings": rule.original_seq_len,
+        }),
+        Some(RopeScaling::Yarn(rule)) => {
+            let mut table = json!({
+                "rope_type": "yarn",
+                "factor": rule.factor,
+                "beta_fast": rule.beta_fast,
+                "beta_slow": rule.beta_slow,
+                "original_max_position_embeddings": rule.original_seq_len,
+            });
+            if let Some(factor) = rule.attention_factor {
+                table["attention_factor"] = json!(factor);
+            }
+            table
+        }
+    };
+    let old = if rope.scaling.is_some() { table.clone() } else { Value::Null };
+    table["rope_theta"] = json!(rope.theta);
+    config.insert("rope_scaling".to_string(), old);
+    config.insert("rope_theta".to_string(), json!(rope.theta));
+    config.insert("rope_parameters".to_string(), table);
+}
+
+/// max_position_embeddings of a model of `seq_len`: under YaRN what the factor makes of the
+/// original length, from which transformers 4 computes the factor.
+pub fn positions(rope: &Rope, seq_len: usize) -> usize {
+    match rope.scaling {
+        Some(RopeScaling::Yarn(Yarn { factor, original_seq_len, .. })) => {
+            seq_len.max((factor * original_seq_len as f64).round() as usize)
+        }
+        _ => seq_len,
+    }
+}

@@ -1,0 +1,307 @@
+//! Llama, Mistral, Qwen2 and Qwen3 as transformers saved them: imported without a manifest they give
+//! its float64 logits, go out again byte for byte, and train on any grid. The fixtures were made by
+//! `fixtures/checkpoint/hf/llamas.py`.
+
+use crate::common::binary::{Done, Lab};
+use gptrain::checkpoint::load_weights;
+use gptrain::checkpoint::safetensors::{Entry, Reader};
+use gptrain::device::cpu::Cpu;
+use gptrain::engine::Sampler;
+use gptrain::manifest::{self, Loaded, Position, RopeScaling};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf").join(name)
+}
+
+fn import(lab: &Lab, from: &Path, to: &str, more: &[&str]) -> Done {
+    let args = ["import", "--hf", from.to_str().unwrap(), "--output", to];
+    lab.gptrain(&[&args[..], more].concat())
+}
+
+/// A folder's config.json.
+pub fn config(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
+}
+
+fn loaded(run: &Path) -> Loaded {
+    manifest::load(run, &[]).unwrap()
+}
+
+/// Tensors by name: type, shape, bytes.
+type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
+
+/// Every tensor of a folder, and how many files there are.
+fn tensors(folder: &Path) -> (Tensors, usize) {
+    let (mut all, mut files) = (Tensors::new(), 0);
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !name.starts_with("model") || !name.ends_with(".safetensors") {
+            continue;
+        }
+        files += 1;
+        let bytes = fs::read(&path).unwrap();
+        let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (name, entry) in Reader::open(&path).unwrap().entries {
+            let Entry { dtype, shape, data_offsets: [from, to] } = entry;
+            let values = bytes[data + from as usize..data + to as usize].to_vec();
+            assert!(all.insert(name, (dtype, shape, values)).is_none());
+        }
+    }
+    (all, files)
+}
+
+/// In: logits. Out: every byte. `parts`: what the manifest must say.
+fn check(name: &str, precision: &str, parts: &[&str]) {
+    let lab = Lab::new();
+    let (from, run) = (fixture(name), lab.path("runs/new"));
+    let reference = from.join("logits.safetensors");
+    let done = import(&lab, &from, "runs/new", &["--reference", reference.to_str().unwrap()]);
+    done.expect(0, &[]);
+    assert!(done.out.contains("runs/new/checkpoints/step-00000000 of"), "{}", done.out);
+    assert!(!done.out.contains("left aside"), "{}", done.out);
+    let kl = done.out.split("next tokens: ").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(kl.parse::<f64>().unwrap().abs() < 1e-10, "{}", done.out);
+    logits(name, &run);
+    let text = fs::read_to_string(run.join("manifest.yaml")).unwrap();
+    for part in parts.iter().chain(&[format!("\nprecision: {precision} #").as_str()]) {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+    let checked = lab.gptrain(&["manifest", "check", "runs/new"]);
+    assert!(checked.expect(0, &[]).out.contains(": ok"), "{}", checked.out);
+    let deep = lab.gptrain(&["inspect-ckpt", "runs/new", "--deep"]);
+    assert!(deep.expect(0, &[]).out.contains("imported   Hugging Face"), "{}", deep.out);
+
+    lab.gptrain(&["export", "runs/new", "--output", "out", "--shard-size", "15KB"]).expect(0, &[]);
+    let out = lab.path("out");
+    let ((ours, files), (theirs, _)) = (tensors(&out), tensors(&from));
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    for (key, tensor) in &theirs {
+        assert!(ours[key] == *tensor, "{name}: {key} is not as it came");
+    }
+    let bytes: usize = theirs.values().map(|(.., bytes)| bytes.len()).sum();
+    assert!(files >= bytes.div_ceil(15_000) && files <= bytes.div_ceil(7_000), "{files} files");
+    assert!(!out.join("model.safetensors").exists());
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        assert_eq!(fs::read(out.join(file)).unwrap(), fs::read(from.join(file)).unwrap(), "{file}");
+    }
+    let (ours, theirs) = (config(&out), config(&from));
+    for (key, value) in theirs.as_object().unwrap() {
+        assert!(same(&ours[key], value), "{key} was {value}, is {}", ours[key]);
+    }
+    assert!(same(&ours["rope_theta"], &theirs["rope_parameters"]["rope_theta"]));
+
+    // What went out comes in as the same run.
+    import(&lab, &out, "runs/again", &[]).expect(0, &[]);
+    let (once, twice) = (loaded(&run), loaded(&lab.path("runs/again")));
+    assert_eq!(once.manifest.model, twice.manifest.model);
+    let half = |folder: &str, dtype: &str| {
+        lab.gptrain(&["export", "runs/again", "--hf", folder, "--dtype", dtype]).expect(0, &[]);
+        tensors(&lab.path(folder)).0.into_values().next().unwrap().0
+    };
+    assert_eq!([half("f32", "f32"), half("bf16", "bf16")], ["F32", "BF16"]);
+}
+
+/// Numbers by value, and each of an object's.
+fn same(ours: &Value, theirs: &Value) -> bool {
+    match (ours.as_f64(), theirs.as_f64(), theirs.as_object()) {
+        (Some(a), Some(b), _) => a == b,
+        (_, _, Some(object)) => object.iter().all(|(key, value)| same(&ours[key], value)),
+        _ => ours == theirs,
+    }
+}
+
+/// Of every position, within f32's own error.
+fn logits(name: &str, run: &Path) {
+    let m = loaded(run).manifest;
+    let reader = Reader::open(&fixture(name).join("logits.safetensors")).unwrap();
+    let ids: Vec<u32> = reader.numbers("input_ids").unwrap().iter().map(|id| *id as u32).collect();
+    let expected = reader.numbers("logits").unwrap();
+    let cpu = Cpu::new(Some(1));
+    let mut sampler = Sampler::new(&cpu, &m, ids.len()).unwrap();
+    load_weights(&run.join("checkpoints/step-00000000"), &sampler).unwrap();
+    let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    assert!(largest > 1.0, "the logits say something: {largest}");
+    let mut seen = 0;
+    sampler.each_logits(&ids, |position, ours| {
+        let expected = &expected[position * ours.len()..][..ours.len()];
+        let off = ours.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
+        let off = off.fold(0.0, f64::max);
+        assert!(off <= 3e-6 * largest, "{name}, position {position}: off by {off:e} of {largest}");
+        seen += 1;
+    });
+    assert_eq!(seen, ids.len());
+}
+
+#[test]
+fn llama_in_two_files_with_a_head_of_its_own() {
+    check("llama", "f32", &["family: llama\n", "original_seq_len: 16\n", "tied_head: false\n"]);
+}
+
+#[test]
+fn mistral_in_bf16_with_a_window_and_wide_heads() {
+    check("mistral", "bf16", &["family: mistral\n", "window: 5\n", "head_dim: 6\n"]);
+}
+
+#[test]
+fn qwen2_with_biases_a_window_and_a_tied_head() {
+    check("qwen2", "f32", &["family: qwen2\n", "window: 7\n", "bias: qkv\n", "tied_head: true\n"]);
+}
+
+#[test]
+fn qwen3_in_bf16_with_norms_of_heads_and_yarn() {
+    check("qwen3", "bf16", &["family: qwen3\n", "qk_norm: true\n", "yarn:\n", "head_dim: 8\n"]);
+}
+
+/// A copy of a fixture without its logits.
+pub fn copy(name: &str, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap();
+        if file != "logits.safetensors" {
+            fs::copy(&path, to.join(file)).unwrap();
+        }
+    }
+}
+
+/// What transformers 4 wrote is the same model.
+#[test]
+fn the_old_form_of_the_configuration_is_read() {
+    for name in ["llama", "mistral", "qwen2", "qwen3"] {
+        let lab = Lab::new();
+        import(&lab, &fixture(name), "new", &[]).expect(0, &[]);
+        let old = lab.path("old");
+        copy(name, &old);
+        let mut config = config(&old);
+        let object = config.as_object_mut().unwrap();
+        let mut rope = object.remove("rope_parameters").unwrap();
+        let rope = rope.as_object_mut().unwrap();
+        object.insert("rope_theta".into(), rope.remove("rope_theta").unwrap());
+        let kind = rope.remove("rope_type").unwrap();
+        rope.insert("type".into(), kind.clone());
+        let scaling = if kind == "default" { Value::Null } else { json!(rope) };
+        object.insert("rope_scaling".into(), scaling);
+        object.remove("layer_types");
+        object.remove("architectures");
+        fs::write(old.join("config.json"), config.to_string()).unwrap();
+        import(&lab, &old, "from-old", &[]).expect(0, &[]);
+        let model = |run: &str| loaded(&lab.path(run)).manifest.model;
+        assert_eq!(model("new"), model("from-old"), "{name}");
+        if let Position::Rope(rope) = model("new").position {
+            let scaled = matches!(
+                (name, rope.scaling),
+                ("llama", Some(RopeScaling::Llama3(_)))
+                    | ("qwen3", Some(RopeScaling::Yarn(_)))
+                    | ("mistral" | "qwen2", None)
+            );
+            assert!(scaled, "{name}: {:?}", rope.scaling);
+        }
+    }
+}
+
+/// Settings of a short training on the lab's dataset.
+fn training(lab: &Lab) -> Vec<String> {
+    let corpus = lab.path("corpus");
+    [
+        &format!("data.train={}", corpus.display()),
+        "data.split=80,20,0",
+        "batch={micro: 1, global: 4}",
+        "lr={peak: 3e-3, warmup_samples: 8, min: 3e-4, decay: cosine}",
+        "train={steps: 20, threads: 1, eval_interval: 0}",
+        "model.seq_len=16",
+        "log.tensorboard=false",
+        "checkpoint.interval=100",
+    ]
+    .map(str::to_string)
+    .to_vec()
+}
+
+fn train(lab: &Lab, run: &str, more: &[&str]) -> Vec<f64> {
+    let sets = training(lab);
+    let sets = sets.iter().map(String::as_str).chain(more.iter().copied());
+    let args: Vec<&str> = ["run", run].into_iter().chain(sets.flat_map(|s| ["--set", s])).collect();
+    let done = lab.gptrain(&args);
+    let from = format!("resuming from {run}/checkpoints/step-00000000");
+    assert!(done.expect(0, &[]).out.contains(&from), "{}", done.out);
+    let metrics = lab.metrics(run);
+    assert_eq!(metrics.len(), 20);
+    metrics.iter().map(|line| line["lm_loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn an_imported_llama_trains_on_a_grid_as_on_one_rank_and_goes_out_again() {
+    let lab = Lab::new();
+    for run in ["one", "grid"] {
+        import(&lab, &fixture("llama"), run, &[]).expect(0, &[]);
+    }
+    let grid = "topology={tensor: 2, pipeline: 2, data: 2, zero: 1}";
+    let (one, grid) = (train(&lab, "one", &[]), train(&lab, "grid", &[grid]));
+    for (step, (one, grid)) in one.iter().zip(&grid).enumerate() {
+        assert!((one / grid - 1.0).abs() <= 1e-6, "step {step}: {one} alone, {grid} on the grid");
+    }
+    assert!(one[19] < one[0] - 0.2, "it learns: {} to {}", one[0], one[19]);
+    lab.gptrain(&["export", "grid", "--output", "out"]).expect(0, &[]);
+    let ((after, files), (before, _)) = (tensors(&lab.path("out")), tensors(&fixture("llama")));
+    assert_eq!(files, 1, "5 GB fit into a file");
+    for (key, (dtype, shape, bytes)) in &before {
+        let (dtype_now, shape_now, bytes_now) = &after[key];
+        assert_eq!((dtype_now, shape_now), (dtype, shape), "{key}");
+        assert_ne!(bytes_now, bytes, "{key} was trained");
+    }
+    assert_eq!(config(&lab.path("out"))["max_position_embeddings"], 64, "as the model came");
+    import(&lab, &lab.path("out"), "again", &[]).expect(0, &[]);
+}
+
+#[test]
+fn an_imported_run_takes_other_settings_until_it_is_trained() {
+    let lab = Lab::new();
+    import(&lab, &fixture("qwen3"), "run", &[]).expect(0, &[]);
+    let written = fs::read(lab.path("run/manifest.yaml")).unwrap();
+    fs::rename(lab.path("run"), lab.path("moved")).unwrap();
+    let others =
+        ["precision=f32", "optimizer=adafactor", "train.seed=5", "data.eod.mask_loss=true"];
+    train(&lab, "moved", &others);
+    assert!(!lab.path("run").exists(), "the run is where its folder is");
+    assert_eq!(fs::read(lab.path("moved/manifest.yaml")).unwrap(), written, "and its author's");
+    lab.gptrain(&["export", "moved", "--output", "out"]).expect(0, &[]);
+    let types = tensors(&lab.path("out")).0.into_values().map(|(dtype, ..)| dtype);
+    assert!(types.into_iter().all(|dtype| dtype == "F32"), "as precision f32 computes");
+    assert!(lab.path("out/tokenizer.json").exists(), "though the run was moved");
+
+    import(&lab, &fixture("qwen3"), "other", &[]).expect(0, &[]);
+    let corpus = format!("data.train={}", lab.path("corpus").display());
+    let run = |set: &str| lab.gptrain(&["run", "other", "--set", &corpus, "--set", set]);
+    run("model.ffn_hidden=24").expect(2, &["model.ffn_hidden was 20, is 24"]);
+    run("model.window=8").expect(2, &["model.window was nothing, is 8"]);
+}
+
+/// A Llama with a window is a Mistral there; with biases of queries, keys and values a Qwen2.
+#[test]
+fn another_family_may_say_what_a_models_own_cannot() {
+    let lab = Lab::new();
+    let llama = "model={family: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, vocab: 64, \
+                 seq_len: 16, ffn_hidden: 24";
+    for (parts, kind) in [("window: 8", "mistral"), ("bias: qkv", "qwen2"), ("bias: all", "llama")]
+    {
+        let sets = [&format!("{llama}, {parts}}}"), "train.steps=2", &format!("log.folder={kind}")];
+        lab.run(&sets).expect(0, &[]);
+        let out = format!("{kind}-out");
+        lab.gptrain(&["export", kind, "--output", &out]).expect(0, &[]);
+        assert_eq!(config(&lab.path(&out))["model_type"], kind);
+        import(&lab, &lab.path(&out), &format!("{kind}-again"), &[]).expect(0, &[]);
+        let model = |run: &str| loaded(&lab.path(run)).manifest.model;
+        let (before, after) = (model(kind), model(&format!("{kind}-again")));
+        assert_eq!((before.window, before.bias), (after.window, after.bias));
+    }
+    let both = format!("{llama}, window: 8, bias: all}}");
+    lab.run(&[&both, "train.steps=2", "log.folder=both"]).expect(0, &[]);
+    let refused = lab.gptrain(&["export", "both", "--output", "out"]);
+    refused.expect(2, &["attention has a window: llama cannot say that"]);
+    assert!(!lab.path("out").exists());
+}
