@@ -296,7 +296,7 @@ fn text(new: &New) -> String {
 name: {name}
 
 # As in config.json. seq_len is the length of a sample{longest}.
-# dropout, init (of weights that are not here) and vocab_multiple are free as well.
+# dropout and vocab_multiple may be chosen as well; init is of no use to weights that came.
 {model}
 precision: {precision} # as the weights that came; with f32 the same weights, updated the same way
 

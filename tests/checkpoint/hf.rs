@@ -147,7 +147,8 @@ fn what_does_not_fit_is_told_with_a_remedy() {
     let wrong = lab.gptrain(&["import", "--hf", folder, "run.yaml"]);
     wrong
         .expect(2, &["model.hidden is 36 there, 32 in the manifest", "--set model.position=alibi"]);
-    lab.gptrain(&["import", "--hf", "nowhere", "run.yaml"]).expect(1, &["nowhere/config.json"]);
+    lab.gptrain(&["import", "--hf", "nowhere", "run.yaml"])
+        .expect(2, &["nowhere/config.json: there"]);
 
     let bad = |change: &dyn Fn(&Path), code: i32, words: &[&str]| {
         let copy = lab.path("bad");

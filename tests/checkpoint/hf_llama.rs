@@ -3,6 +3,7 @@
 //! `fixtures/checkpoint/hf/llamas.py`.
 
 use crate::common::binary::{Done, Lab};
+use gptrain::checkpoint::hf::read_config;
 use gptrain::checkpoint::load_weights;
 use gptrain::checkpoint::safetensors::{Entry, Reader};
 use gptrain::device::cpu::Cpu;
@@ -202,6 +203,46 @@ fn the_old_form_of_the_configuration_is_read() {
             );
             assert!(scaled, "{name}: {:?}", rope.scaling);
         }
+    }
+}
+
+/// config.json as published (v4) of the models whose manifests ship.
+#[test]
+fn published_configurations_are_the_manifests_that_ship() {
+    let both = json!({
+        "hidden_act": "silu", "attention_bias": false, "attention_dropout": 0.0,
+        "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "initializer_range": 0.02, "rope_scaling": null, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "use_cache": true,
+    });
+    let llama = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32,
+        "intermediate_size": 14336, "max_position_embeddings": 8192, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 128256,
+        "bos_token_id": 128000, "eos_token_id": 128001, "transformers_version": "4.40.0.dev0",
+    });
+    let qwen = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "intermediate_size": 12288, "max_position_embeddings": 40960, "head_dim": 128,
+        "max_window_layers": 36, "sliding_window": null, "use_sliding_window": false,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000, "vocab_size": 151936,
+        "bos_token_id": 151643, "eos_token_id": 151645, "transformers_version": "4.51.0",
+    });
+    let folder = tempfile::tempdir().unwrap();
+    for (name, own) in [("llama3-8b", llama), ("qwen3-8b", qwen)] {
+        let mut config = both.clone();
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let read = read_config(folder.path()).unwrap();
+        assert_eq!(read.unknown, Vec::<String>::new(), "{name}");
+        let shipped = format!("{}/manifests/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let settings = |model| {
+            let mut settings = manifest::model_settings(model);
+            settings.retain(|key, _| key != "seq_len" && key != "vocab_multiple");
+            settings
+        };
+        let shipped = loaded(Path::new(&shipped)).manifest.model;
+        assert_eq!(settings(&read.model), settings(&shipped), "{name}");
     }
 }
 

@@ -11,6 +11,7 @@ use anyhow::Context;
 use reader::Reader;
 use serde_json::{Map, Value, json};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// What a config.json says.
@@ -29,8 +30,13 @@ pub struct HfConfig {
 pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
     let path = folder.join("config.json");
     let place = path.display().to_string();
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {place}"))?;
     let remedy = "give a folder that transformers' save_pretrained wrote";
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(Problems::one(place, "there is no such file", remedy).into());
+        }
+        read => read.with_context(|| format!("cannot read {place}"))?,
+    };
     let config: Map<String, Value> = match serde_json::from_str(&text) {
         Ok(Value::Object(config)) => config,
         Ok(_) => return Err(Problems::one(place, "not a JSON object", remedy).into()),
