@@ -5,6 +5,7 @@
 //! people.
 
 use super::disk::{Disk, nonce};
+use crate::base::Problems;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -42,6 +43,24 @@ pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
 /// The newest checkpoint of a run.
 pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<Found>> {
     Ok(published(checkpoints)?.pop())
+}
+
+/// The folder itself if it is a checkpoint, or the newest checkpoint of a run.
+pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
+    let mistake = |what: &str| {
+        let remedy = "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME";
+        Problems::one(path.display().to_string(), what, remedy)
+    };
+    if !path.is_dir() {
+        return Err(mistake("there is no such folder").into());
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if path.join("index.json").exists() || name.starts_with("step-") {
+        return Ok(path.to_path_buf());
+    }
+    let inside = [path.join("checkpoints"), path.to_path_buf()];
+    let found = inside.iter().find_map(|folder| latest(folder).ok().flatten());
+    Ok(found.ok_or_else(|| mistake("holds no checkpoint"))?.folder)
 }
 
 /// What is wrong with the hint, if anything: nothing relies on it.

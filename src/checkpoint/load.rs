@@ -6,7 +6,7 @@ use super::replicas;
 use super::validate;
 use crate::base::{DType, in_order};
 use crate::engine::{
-    Conversion, Engine, MASTER, OptimizerRule, Sampler, Scale, StateSlice, StateSpec, TensorSlice,
+    Conversion, Engine, Frozen, MASTER, OptimizerRule, Scale, StateSlice, StateSpec, TensorSlice,
 };
 use crate::model::{Layout, ModelShard, Param};
 use anyhow::{Context, ensure};
@@ -103,11 +103,11 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
 }
 
 /// Reads the master weights alone.
-pub fn load_weights(folder: &Path, sampler: &Sampler) -> anyhow::Result<Progress> {
+pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    sound(&checkpoint, &validate::weights(&checkpoint.index, sampler.model()))?;
-    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| sampler.write(slice, first, bytes);
-    read_all(&checkpoint, &sampler.slices(), None, put)?;
+    sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
+    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| weights.write(slice, first, bytes);
+    read_all(&checkpoint, &weights.slices(), None, put)?;
     Ok(checkpoint.index.progress)
 }
 

@@ -41,7 +41,9 @@ mod validate;
 
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
-pub use folder::{Found, Keep, clean, hint, latest, name, prune, published, set_aside, write_hint};
+pub use folder::{
+    Found, Keep, clean, find, hint, latest, name, prune, published, set_aside, write_hint,
+};
 pub use index::{
     Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, State, Tensor,
     TensorState,

@@ -1,8 +1,7 @@
 //! `gptrain export`: a checkpoint for Hugging Face's library.
 
-use super::inspect::find;
 use crate::base::{Bytes, DType};
-use crate::checkpoint::hf;
+use crate::checkpoint::{self, hf};
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder
@@ -35,7 +34,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Choice::Bf16 => DType::BF16,
         Choice::F16 => DType::F16,
     });
-    let from = find(&args.checkpoint)?;
+    let from = checkpoint::find(&args.checkpoint)?;
     let options = hf::Options { dtype, shard: args.shard_size };
     let done = hf::export(&from, &args.output, options)?;
     let (folder, family, dtype) = (args.output.display(), done.family.name(), done.dtype);

@@ -2,13 +2,12 @@
 //!
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
-use crate::base::Problems;
 use crate::checkpoint::{self, inspect};
 use crate::train::replay;
 use anyhow::{Context, bail};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]
@@ -33,9 +32,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let folder = find(&args.checkpoint)?;
+    let folder = checkpoint::find(&args.checkpoint)?;
     if let Some(other) = &args.diff {
-        let diff = inspect::diff(&folder, &find(other)?)?;
+        let diff = inspect::diff(&folder, &checkpoint::find(other)?)?;
         show(&args, &diff)?;
         return if diff.equal() { Ok(()) } else { Err(Different.into()) };
     }
@@ -81,22 +80,4 @@ fn show<T: Display + serde::Serialize>(args: &Args, what: &T) -> anyhow::Result<
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()), // `| head`
         done => Ok(done?),
     }
-}
-
-/// The folder itself, or the newest checkpoint of a run.
-pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
-    let mistake = |what: &str| {
-        let remedy = "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME";
-        Problems::one(path.display().to_string(), what, remedy)
-    };
-    if !path.is_dir() {
-        return Err(mistake("there is no such folder").into());
-    }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    if path.join("index.json").exists() || name.starts_with("step-") {
-        return Ok(path.to_path_buf());
-    }
-    let inside = [path.join("checkpoints"), path.to_path_buf()];
-    let found = inside.iter().find_map(|folder| checkpoint::latest(folder).ok().flatten());
-    Ok(found.ok_or_else(|| mistake("holds no checkpoint"))?.folder)
 }

@@ -6,6 +6,8 @@
 
 mod run;
 mod sample;
+mod eval;
+mod average;
 mod report;
 mod inspect;
 mod export;
@@ -46,6 +48,10 @@ enum Command {
     Run(run::Args),
     /// Generate text with a trained model
     Sample(sample::Args),
+    /// Score a checkpoint or a Hugging Face folder: loss, perplexity, accuracy
+    Eval(eval::Args),
+    /// Average the weights of several checkpoints into a new run
+    Average(average::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
     /// Inspect a checkpoint, verify it, or compare two
@@ -73,7 +79,11 @@ pub fn main() -> ExitCode {
     let messages = Messages::standard();
     let _ = crate::train::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
-    let document = matches!(&command, Command::Bench(args) if args.json());
+    let document = match &command {
+        Command::Bench(args) => args.json(),
+        Command::Eval(args) => args.json(),
+        _ => false,
+    };
     let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };
     messages.install(log_level, traces);
     let Err(error) = run(command, &messages) else { return ExitCode::SUCCESS };
@@ -86,6 +96,8 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args, messages),
         Command::Sample(args) => sample::run(args),
+        Command::Eval(args) => eval::run(args, messages),
+        Command::Average(args) => average::run(args),
         Command::Report(args) => report::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Export(args) => export::run(args),

@@ -46,6 +46,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     match ended {
         Some(train::Ended::Complete) => println!("complete: {folder}"),
         Some(train::Ended::Stopped) => println!("stopped and saved: the same command goes on"),
+        Some(train::Ended::Reached) => println!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
     }
     Ok(())

@@ -109,6 +109,17 @@ pub struct Sample<'a> {
     pub visible: &'a mut [i32],
 }
 
+impl Sample<'_> {
+    /// Positions from `from` on are of no sequence: each sees itself, and none counts.
+    pub fn clear_from(&mut self, from: usize) {
+        for at in from..self.tokens.len() {
+            (self.tokens[at], self.targets[at], self.positions[at]) = (0, 0, 0);
+            self.visible[2 * at..2 * at + 2].copy_from_slice(&[at as i32, at as i32 + 1]);
+            self.weights[at] = 0.0;
+        }
+    }
+}
+
 impl Batch {
     /// A batch whose positions see all before them. `tokens` is [samples, seq_len + 1]; each
     /// token's loss counts `weight`.

@@ -8,6 +8,8 @@
 //!              + cache   + plan
 //! ```
 //!
+//! `eval` reads what a model is scored on, from a stream of tokens or from questions.
+//!
 //! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a
 //! dataset, a *document* one or more sequences, a *sample* S + 1 tokens cut from them.
 //!
@@ -21,6 +23,7 @@ pub mod batch;
 pub mod blend;
 pub mod build;
 pub mod corpus;
+pub mod eval;
 pub mod indexed;
 pub mod mask;
 pub mod mixture;

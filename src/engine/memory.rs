@@ -79,7 +79,10 @@ pub fn lay(
         (work, arrived, slots.collect())
     });
     let eval = at.workspace.temporary(|workspace| {
-        let slots = inputs[..evaluated].iter().map(|i| chunks(&eval, *i, workspace, workspace));
+        // Questions of tasks lie several in a sample, each with a mask of its own.
+        let masked = |i: &Inputs| if m.train.eval_tasks.is_empty() { *i } else { i.masked() };
+        let inputs = inputs[..evaluated].iter().map(masked);
+        let slots = inputs.map(|i| chunks(&eval, i, workspace, workspace));
         slots.collect()
     });
     Laid {

@@ -17,17 +17,21 @@ mod powersgd;
 mod update;
 mod scaler;
 mod groups;
+mod play;
 mod graph_cache;
 mod arenas;
 mod memory;
 mod offload;
 mod scalars;
 mod replica_check;
+mod frozen;
 mod sampler;
+mod scorer;
 pub mod volume;
 pub mod lr;
 
 pub use arenas::MemoryPlan;
+pub use frozen::Frozen;
 pub use groups::{Groups, actions, cuts, model_dtype, orders};
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
@@ -35,6 +39,7 @@ pub use rule::{Conversion, OptimizerRule, SECOND, Saved, Step, of as rule};
 pub use sampler::Sampler;
 pub use scalars::Outcome;
 pub use scaler::Scale;
+pub use scorer::{Heard, Scorer, Scores};
 pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
 
 use crate::comm::Message;
@@ -45,6 +50,7 @@ use crate::plan::schedule::{self, Action, Pass, PipelineRank};
 use arenas::Arenas;
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
+use play::play;
 use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, Ref, RefCell};
@@ -245,7 +251,7 @@ impl<'a> Engine<'a> {
         params.set_compressing(compression.is_some());
         params.zero_grads();
         be.zero(s.loss);
-        self.run(&order.1, &self.slots, true, load)?;
+        self.run(&order.1, &self.slots, true, load, None)?;
         params.finish_grads();
         let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
         params.groups().sum_over_stages_and_replicas(s.loss);
@@ -276,13 +282,18 @@ impl<'a> Engine<'a> {
     /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
     pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
         let loss = self.scalars.loss;
-        let rounds = schedule::forwards(self.pipeline_rank(), micros as usize);
-        let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
-        self.be.zero(loss);
-        self.run(&actions, &self.eval, false, load)?;
+        self.forwards(load, micros as usize, None)?;
         self.params.groups().sum_over_stages_and_replicas(loss);
         self.be.sync()?;
         Ok(self.scalar(loss))
+    }
+
+    /// Forwards alone, without dropout; adds up the loss of this rank.
+    fn forwards(&self, load: Load, micros: usize, heard: Option<Heard>) -> anyhow::Result<()> {
+        let rounds = schedule::forwards(self.pipeline_rank(), micros);
+        let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
+        self.be.zero(self.scalars.loss);
+        self.run(&actions, &self.eval, false, load, heard)
     }
 
     /// Does what the schedule says: the one place where order becomes work.
@@ -292,6 +303,7 @@ impl<'a> Engine<'a> {
         slots: &[Vec<Activations>],
         training: bool,
         load: Load,
+        mut heard: Option<Heard>,
     ) -> anyhow::Result<()> {
         let (be, pp, loss) = (self.be, self.pipeline_rank(), self.scalars.loss);
         let (params, graphs) = (&self.params, &self.graphs);
@@ -299,10 +311,9 @@ impl<'a> Engine<'a> {
         let stage = Stage { cx, layout: params.layout(), store: params };
         let held = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
-        let mut left = actions;
-        while let [action, rest @ ..] = left {
-            left = rest;
-            match *action {
+        let message = |action| self.message(action, held);
+        play(actions, &*params.groups().pipeline, message, |action| {
+            match action {
                 Action::Forward(pass) => {
                     let inputs = &held(pass).inputs;
                     match (pass.chunk, pass.slot == pass.home) {
@@ -326,17 +337,14 @@ impl<'a> Engine<'a> {
                 Action::Loss(pass) => {
                     let enqueue = || stage.loss(held(pass), loss.add());
                     graphs.run(params, PassKind::Loss, pass, enqueue);
+                    if let Some(heard) = &mut heard {
+                        scorer::tell(be, held(pass), heard);
+                    }
                 }
-                message => {
-                    let more = schedule::leading_messages(left);
-                    left = &left[more.len()..];
-                    let together = std::iter::once(&message).chain(more);
-                    let posted: Vec<_> = together.map(|m| self.message(*m, held)).collect();
-                    params.groups().pipeline.exchange(&posted);
-                }
+                _ => unreachable!("messages are played by themselves"),
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// What a rank sends and receives: a micro-batch's stream, or the gradient of it.

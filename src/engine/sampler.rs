@@ -1,49 +1,35 @@
-//! The model without its optimizer: the next token's logits, for looking at what was learned.
+//! The next token's logits, of one rank, for looking at what was learned.
 
 use super::arenas::Arenas;
+use super::frozen::Frozen;
 use super::groups::{Groups, context};
-use super::params::{Held, StateSlice, cut};
-use super::states::StateSpec;
 use crate::data::{Batch, Column};
-use crate::device::{Backend, OutOfMemory, Tensor};
+use crate::device::{Backend, OutOfMemory};
 use crate::manifest::{Manifest, Model, Precision};
-use crate::model::{
-    Activations, Bucket, Inputs, Layout, ModelShard, ParamStore, Params, Stage, Tables,
-};
-use std::ops::Range;
+use crate::model::{Activations, Inputs, ModelShard, Stage, Tables};
+use std::ops::{Deref, Range};
 
+/// The model without its optimizer, for one text at a time.
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
-    layout: Layout,
-    flat: Vec<Tensor>,
-    weights: Weights,
+    weights: Frozen<'a>,
     activations: Activations,
     batch: Batch,
 }
 
-/// Every bucket's weights, all the time, and no gradients.
-struct Weights(Vec<Params>);
-
-impl ParamStore for Weights {
-    fn weights(&self, bucket: usize) -> &Params {
-        &self.0[bucket]
-    }
-    fn grads(&self, _: usize) -> &Params {
-        unreachable!("a sampler never goes backward")
-    }
-    fn grads_done(&self, _: usize, _: bool) {
-        unreachable!("a sampler never goes backward")
-    }
-}
-
-struct Laid {
-    layout: Layout,
-    /// Where each bucket lies.
-    flat: Vec<Tensor>,
+struct Laid<'a> {
+    weights: Frozen<'a>,
     tables: Tables,
     activations: Activations,
+}
+
+impl<'a> Deref for Sampler<'a> {
+    type Target = Frozen<'a>;
+    fn deref(&self) -> &Frozen<'a> {
+        &self.weights
+    }
 }
 
 impl<'a> Sampler<'a> {
@@ -66,39 +52,11 @@ impl<'a> Sampler<'a> {
             be,
             groups,
             manifest: manifest.clone(),
-            weights: Weights(
-                laid.layout
-                    .buckets
-                    .iter()
-                    .zip(&laid.flat)
-                    .map(|(b, at)| Params::new(b, *at))
-                    .collect(),
-            ),
-            layout: laid.layout,
-            flat: laid.flat,
+            weights: laid.weights,
             activations: laid.activations,
             // Causal attention makes what follows the last token harmless.
             batch: Batch::causal(&vec![0; context_len + 1], 1, 0, 0.0),
         })
-    }
-
-    /// The weights, each whole.
-    pub fn slices(&self) -> Vec<StateSlice> {
-        let held = self.layout.params().map(|param| {
-            let bucket = &self.layout.buckets[param.bucket];
-            let at = param.tensor(bucket, self.flat[param.bucket]);
-            Held { param, state: StateSpec::master(), range: 0..param.numel(), at, data: 0 }
-        });
-        cut(&self.layout, &self.manifest.model, held)
-    }
-
-    pub fn model(&self) -> &Model {
-        &self.manifest.model
-    }
-
-    /// Writes rows of a weight, from row `first` on.
-    pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
-        self.be.upload(bytes, slice.rows_of(first, bytes));
     }
 
     /// Logits of the token after `tokens`, one for each entry of the vocabulary.
@@ -126,7 +84,7 @@ impl<'a> Sampler<'a> {
             *to = *token as i32;
         }
         let cx = context(self.be, &self.groups, &self.manifest, false);
-        let stage = Stage { cx, layout: &self.layout, store: &self.weights };
+        let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         self.activations.inputs.upload(self.be, &self.batch);
         stage.forward(&self.activations);
         let Model { vocab, vocab_padded, .. } = self.manifest.model;
@@ -139,23 +97,18 @@ impl<'a> Sampler<'a> {
     }
 }
 
-fn lay(be: &dyn Backend, groups: &Groups, m: &Manifest, context_len: usize, at: &Arenas) -> Laid {
+fn lay<'a>(
+    be: &'a dyn Backend,
+    groups: &Groups,
+    m: &Manifest,
+    context_len: usize,
+    at: &Arenas,
+) -> Laid<'a> {
     let cx = context(be, groups, m, false);
-    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let weights = Frozen::lay(be, &m.model, ModelShard::whole(&m.model), at);
     let tables = Tables::plan(&cx, &at.inputs);
     let inputs = Inputs::plan(1, context_len, true, &at.inputs);
-    let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), cx.dtype);
-    Laid {
-        flat: layout.buckets.iter().map(bucket).collect(),
-        activations: Activations::plan(
-            &cx,
-            &layout.shard.chunks[0],
-            inputs,
-            &tables,
-            &at.workspace,
-            &at.workspace,
-        ),
-        layout,
-        tables,
-    }
+    let chunk = &weights.layout().shard.chunks[0];
+    let activations = Activations::plan(&cx, chunk, inputs, &tables, &at.workspace, &at.workspace);
+    Laid { weights, tables, activations }
 }

@@ -13,6 +13,7 @@ mod check;
 pub mod choices;
 mod define;
 mod forms;
+mod inference;
 mod keys;
 mod overrides;
 mod read;
@@ -27,11 +28,13 @@ pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, NormKind,
     OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
 };
+pub use inference::for_inference;
 pub use keys::schema;
 pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
-    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, Init, Linear, Llama3,
-    Log, Lr, Model, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
+    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init,
+    Linear, Llama3, Log, Lr, Model, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology,
+    Train, Yarn,
 };
 
 use crate::base::{Heads, Problems};

@@ -1,6 +1,7 @@
 //! From a file to a checked manifest.
 
 use super::report::Report;
+use super::tree::Node;
 use super::{Manifest, check, forms::Raw, keys::Keys, overrides, tree};
 use crate::base::Problems;
 use anyhow::Context;
@@ -48,7 +49,17 @@ pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<L
     let mut root = tree::parse(text, name, None)?;
     overrides::rename(&mut root, name)?;
     overrides::apply(&mut root, sets)?;
-    let mut report = Report::new(name, &root);
+    finish(&root, name, folder, PathBuf::from(name))
+}
+
+/// The manifest in a tree.
+pub(super) fn finish(
+    root: &Node,
+    name: &str,
+    folder: &Path,
+    source: PathBuf,
+) -> Result<Loaded, Problems> {
+    let mut report = Report::new(name, root);
     let json = Keys::new().read(&mut report);
     let raw = serde_json::from_value::<Raw>(json).unwrap_or_else(|error| {
         report.add("", format!("not understood: {error}"), "please report this as a bug");
@@ -60,7 +71,7 @@ pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<L
     let manifest = check::manifest(raw, &mut report, &folder, stem);
     let manifest = report.or(manifest)?;
     let effective = check::effective(&manifest);
-    Ok(Loaded { manifest, effective, source: PathBuf::from(name) })
+    Ok(Loaded { manifest, effective, source })
 }
 
 fn text(path: &Path, name: &str) -> anyhow::Result<String> {

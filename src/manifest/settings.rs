@@ -3,6 +3,7 @@
 //! it; rules between settings are in `check`.
 
 use super::check::data::{self, Blends, Run};
+use super::check::time::Validated;
 use super::check::{shape, time};
 use super::choices::*;
 use super::define::{checked, read, sections, settings, written};
@@ -19,6 +20,15 @@ use std::path::PathBuf;
 pub trait Written {
     type Raw;
     fn written(&self) -> Option<Self::Raw>;
+}
+
+impl<T: Written> Written for BTreeMap<String, T> {
+    type Raw = BTreeMap<String, T::Raw>;
+
+    fn written(&self) -> Option<Self::Raw> {
+        let one = |(name, of): (&String, &T)| Some((name.clone(), of.written()?));
+        Some(self.iter().filter_map(one).collect())
+    }
 }
 
 impl<T: Written> Written for Option<T> {
@@ -432,15 +442,33 @@ Plan(raw) {
     availability: f64, in 0.01..=1.0;
 }
 
+/// Questions with several answers, of which a model should find the right one likeliest.
+EvalTask(raw) {
+    /// JSON lines in the format of HellaSwag, ARC or PIQA. A relative path starts at the manifest's
+    /// folder.
+    #[schemars(required)]
+    file: PathBuf => PathBuf = raw.file.unwrap_or_default(), written Some(file.clone());
+    /// Only the first so many are read. Default: all.
+    limit: usize, in 1..=1_000_000_000;
+}
+
 /// Length, evaluation, seed, machine.
-Train(raw, length: u64, has_valid: bool, batch: &Batch, report: &mut Report) {
+Train(raw, length: u64, validated: &Validated, batch: &Batch, report: &mut Report) {
     /// Length of the run in samples (--train-samples). One of samples, tokens and steps is given.
     samples: u64 => u64 = length, in 1..=1_000_000_000_000_000u64,
         written Some(*samples);
+    /// Tasks by name, whose accuracy is measured at every evaluation; they need data.tokenizer.
+    /// Default: none.
+    eval_tasks: BTreeMap<String, raw::EvalTask>
+        => BTreeMap<String, EvalTask> = validated.tasks(raw.eval_tasks, report);
     /// Steps between evaluations (--eval-interval); 0 is never. Default: 1000 where there are
-    /// validation sets.
-    eval_interval: u64 => Option<u64> = time::eval_interval(raw.eval_interval, has_valid, report),
+    /// validation sets or tasks.
+    eval_interval: u64
+        => Option<u64> = validated.interval(raw.eval_interval, &eval_tasks, report),
         in 0..=1_000_000_000_000_000u64, written eval_interval.or(Some(0));
+    /// The run saves and ends when its loss is at most this: at an evaluation the loss on the first
+    /// validation set; without one, the mean of the last 16 steps. Default: never.
+    stop_at_loss: f64, in 0.0..=1e6;
     /// Samples read from each validation set at an evaluation. Default: 10 × batch.global.
     eval_samples: u64 = 10 * batch.global as u64, in 1..=1_000_000_000_000u64;
     /// Steps between audits: weights that must be equal on several ranks are compared bit by bit;

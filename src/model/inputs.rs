@@ -40,6 +40,11 @@ impl Inputs {
         }
     }
 
+    /// The same place, for batches that may have masks of their own.
+    pub fn masked(self) -> Inputs {
+        Inputs { causal: false, ..self }
+    }
+
     /// N.
     pub fn rows(&self) -> usize {
         self.tokens.rows

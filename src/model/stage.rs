@@ -60,6 +60,11 @@ impl Activations {
             .then(|| workspace.temporary(|workspace| head::Acts::plan(cx, &inputs, x, workspace)));
         Activations { inputs, embed, first_layer, blocks, head, x: first, y: x }
     }
+
+    /// The weighted loss of each token, f32 [N, 1], after `Stage::loss` on the last stage.
+    pub fn token_losses(&self) -> Option<Tensor> {
+        self.head.as_ref().map(|head| head.losses)
+    }
 }
 
 /// A rank's layers.

@@ -23,7 +23,7 @@ pub struct Options {
 
 /// Prints the prompt and the generated text.
 pub fn generate(options: &Options) -> anyhow::Result<()> {
-    let folder = find(&options.checkpoint)?;
+    let folder = checkpoint::find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
     let loaded =
         manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
@@ -87,18 +87,6 @@ impl Shown {
         }
         Ok(())
     }
-}
-
-/// The folder itself if it is a checkpoint, else the newest one of the run.
-fn find(path: &Path) -> anyhow::Result<PathBuf> {
-    if path.join("index.json").exists() {
-        return Ok(path.to_path_buf());
-    }
-    let found = checkpoint::latest(&path.join("checkpoints"))?.ok_or_else(|| {
-        let what = "holds no checkpoint";
-        Problems::one(path.display().to_string(), what, "give a run's folder or a step-N in it")
-    })?;
-    Ok(found.folder)
 }
 
 /// Samples a token by temperature and top-k; the `i`th random number of the seed.

@@ -2,14 +2,14 @@
 //! with a manifest made from config.json.
 
 use super::divergence::{self, Divergence};
+use super::fresh::{self, Whole};
 use super::{guard, resume, saving};
 use crate::base::{DType, Problems};
-use crate::checkpoint::disk::Disk;
 use crate::checkpoint::hf::{
     self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of,
 };
-use crate::checkpoint::{self, DataId, Share, aside};
-use crate::engine::{Initial, TensorSlice, model_dtype, rule, saved_shape};
+use crate::checkpoint::{self, DataId, aside};
+use crate::engine::{model_dtype, saved_shape};
 use crate::manifest::{self, Loaded, Manifest, Model, Position};
 use crate::model::{Layout, ModelShard, Param, Weight};
 use anyhow::Context;
@@ -120,49 +120,25 @@ impl Source<'_> {
         let params: Vec<&Param> = layout.params().collect();
         let read = |param: &&Param| self.read(param, model_dtype(m.precision));
         let tensors = params.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
-        let most = tensors.iter().map(|tensor| tensor.values.len()).max().unwrap_or(0);
-        let zeros = vec![0u8; 4 * most];
-        let rule = rule(m);
-        let mut shares = Vec::new();
-        for (number, (param, tensor)) in params.iter().zip(&tensors).enumerate() {
-            let Read { shape, values, rounded } = tensor;
-            let cols = shape[shape.len() - 1];
-            let states = rule.states(&param.spec).into_iter();
-            for state in states.filter(|state| !state.extent.serves_exchange()) {
-                let size = state.extent.shape([values.len() / cols, cols]);
-                let slice = TensorSlice { at: [0, 0], size };
-                let bytes: &[u8] = match (state.init, rounded) {
-                    (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
-                    (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
-                    (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
-                    (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
-                        bytemuck::cast_slice(values)
-                    }
-                };
-                let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
-                shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
-            }
-        }
         let mut state = saving::initial_state(loaded, data);
         let (family, from) = (self.config.family.name(), self.from.display());
         state.imported = Some(format!("Hugging Face {family} in {from}"));
-        checkpoint::save(&Disk::default(), checkpoints, &shares, &state)
+        fresh::save(m, checkpoints, &tensors, &state)
     }
 
-    fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<Read> {
+    fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<Whole> {
         let shape = saved_shape(param, self.config.model.vocab);
         let mut values = vec![0.0; shape.iter().product()];
         for tensor in tensors(self.config.family, &self.config.model, param) {
             self.weights.read(&tensor, &mut values)?;
         }
-        let rounded = dtype.halves(&values);
         let infinite = |bits: &u16| bits & 0x7c00 == 0x7c00;
-        if dtype == DType::F16 && rounded.iter().flatten().any(infinite) {
+        if dtype == DType::F16 && dtype.halves(&values).iter().flatten().any(infinite) {
             let what = format!("{} has values beyond 65,504, the largest of fp16", param.name);
             let remedy = "set precision to bf16 or f32";
             return Err(Problems::one(self.from.display().to_string(), what, remedy).into());
         }
-        Ok(Read { shape, values, rounded })
+        Ok(Whole { shape, values })
     }
 
     /// The precision that computes with the folder's weights as they are.
@@ -231,14 +207,6 @@ impl Source<'_> {
         let what = format!("{}: {}", self.config.family.name(), types.join(", "));
         Ok(Imported { checkpoint, what, unknown: self.config.unknown.clone(), divergence })
     }
-}
-
-/// A weight, in our layout.
-struct Read {
-    shape: Vec<usize>,
-    values: Vec<f32>,
-    /// The bits in the type that the run computes with, where that is a short one.
-    rounded: Option<Vec<u16>>,
 }
 
 fn tensors(family: manifest::Family, model: &Model, param: &Param) -> Vec<HfTensor> {

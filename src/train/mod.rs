@@ -28,8 +28,11 @@ mod guard;
 mod loader;
 mod resume;
 mod saving;
+mod fresh;
 pub mod report;
 
+pub mod eval;
+pub mod average;
 pub mod replay;
 pub mod generate;
 pub mod divergence;
@@ -50,8 +53,9 @@ pub fn run(
     messages: &Messages,
 ) -> anyhow::Result<Option<Ended>> {
     loaded.manifest.runnable()?;
+    let tasks = eval::tasks(&loaded.manifest)?;
     let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
-    let process = start::Process::new(loaded, options, messages, &ranks)?;
+    let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let _lock = start::lock(rank, &loaded.manifest)?;
         let mut run = start::open(&process, rank, device)?;

@@ -41,6 +41,8 @@ const RULES: &[(&str, Change)] = &[
     ("train.device",        Change::Allow),
     ("train.eval_interval", Change::Allow),
     ("train.eval_samples",  Change::Allow),
+    ("train.eval_tasks",    Change::Allow),
+    ("train.stop_at_loss",  Change::Allow),
     ("train.audit_interval", Change::Allow),
     ("data.valid",          Change::Allow),
     ("data.cache",          Change::Allow),

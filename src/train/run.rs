@@ -1,5 +1,6 @@
 //! The training loop of one rank: step, replica check, evaluation, checkpoint.
 
+use super::eval::Scoring;
 use super::guard::{self, Signals};
 use super::loader::{DataShard, Loader};
 use super::rank::{CollectiveError, Rank};
@@ -8,6 +9,7 @@ use super::saving::Saver;
 use super::trace::Trace;
 use crate::checkpoint::{Past, Progress};
 use crate::data::Source;
+use crate::data::eval::Task;
 use crate::device::Backend;
 use crate::engine::{Engine, lr};
 use crate::estimate::gptrain::drift;
@@ -25,6 +27,8 @@ pub enum Ended {
     Complete,
     /// By a signal, after saving.
     Stopped,
+    /// Its loss has reached train.stop_at_loss, after saving.
+    Reached,
 }
 
 /// Number of first steps whose median time is compared with the estimate.
@@ -39,6 +43,8 @@ pub struct Run<'a> {
     pub engine: Engine<'a>,
     pub be: &'a dyn Backend,
     pub valid: Vec<(String, Arc<Source>)>,
+    /// Tasks to be measured at evaluations, by name.
+    pub tasks: Arc<Vec<(String, Task)>>,
     pub loader: Loader,
     /// On rank 0 only.
     pub report: Option<Report>,
@@ -53,6 +59,8 @@ pub struct Run<'a> {
     pub trace: Option<&'a Trace>,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
+    /// Loss on the first validation set, at the last evaluation.
+    pub evaluated: Option<f64>,
 }
 
 /// A step that is queued on the device. Its outcome is read after the next step has been queued, so
@@ -72,11 +80,11 @@ impl Run<'_> {
             let global = self.ramp.batch_at(self.progress.consumed_samples);
             let complete = self.progress.consumed_samples + global as u64 > m.train.samples;
             let stop = self.poll_requests()?;
-            if complete || stop {
+            if let Some(ended) = complete.then_some(Ended::Complete).or(stop) {
                 self.save()?;
                 self.saver.finish(rank)?;
                 self.trace.map_or(Ok(()), |trace| trace.finish(rank))?;
-                return Ok(if complete { Ended::Complete } else { Ended::Stopped });
+                return Ok(ended);
             }
             let step = self.progress.step + 1;
             if let Some(trace) = self.trace {
@@ -112,19 +120,29 @@ impl Run<'_> {
     }
 
     /// Between two steps, all ranks learn of signals and finished writes of any rank, and act on
-    /// them at the same step. True: stop.
-    fn poll_requests(&mut self) -> anyhow::Result<bool> {
+    /// them at the same step. Whether the run ends here, and why: rank 0's losses decide.
+    fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
         let (rank, signals) = (self.rank, self.signals);
         rank.set_phase("between two steps");
         let written = self.saver.oldest_is_written()?;
-        let [stop, save, written] = rank.count([signals.stop(), signals.save(), written]);
+        let reached = rank.is_first() && self.reached();
+        let asked = [signals.stop(), signals.save(), written, reached];
+        let [stop, save, written, reached] = rank.count(asked);
         if written == rank.grid.size() {
             self.saver.publish_oldest(rank)?;
         }
         if save > 0 {
             self.save()?;
         }
-        Ok(stop > 0)
+        let stopped = (stop > 0).then_some(Ended::Stopped);
+        Ok((reached > 0).then_some(Ended::Reached).or(stopped))
+    }
+
+    /// Whether the loss is as low as train.stop_at_loss: on validation where there is a set, else of
+    /// the last steps.
+    fn reached(&self) -> bool {
+        let loss = if self.valid.is_empty() { self.saver.mean_loss() } else { self.evaluated };
+        self.manifest.train.stop_at_loss.zip(loss).is_some_and(|(at, loss)| loss <= at)
     }
 
     /// Queues one step on the device, and finishes the step before it meanwhile.
@@ -235,8 +253,20 @@ impl Run<'_> {
             let mut loader = Loader::evaluation(source, self.shard, samples)?;
             let load = &mut |inputs: &_| loader.load(be, inputs, samples);
             let loss = self.engine.evaluate(load, self.shard.rounds(samples))?;
+            if *name == self.valid[0].0 {
+                self.evaluated = Some(loss);
+            }
             if let Some(report) = &mut self.report {
                 report.eval(step, consumed_samples, name, loss)?;
+            }
+        }
+        let (rank, shard, seq_len) = (self.rank, self.shard, m.model.seq_len);
+        let scoring = Scoring { rank, be, model: &self.engine, shard, seq_len };
+        for (name, task) in self.tasks.iter() {
+            rank.set_phase(&format!("evaluating task {name}"));
+            let accuracy = scoring.task(task)?;
+            if let Some((report, accuracy)) = self.report.as_mut().zip(accuracy) {
+                report.task(step, consumed_samples, name, accuracy)?;
             }
         }
         Ok(())

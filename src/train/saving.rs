@@ -90,6 +90,12 @@ impl Saver {
         self.state.lr = lr;
     }
 
+    /// The mean loss of the last `HISTORY` steps, once there are so many.
+    pub fn mean_loss(&self) -> Option<f64> {
+        let losses = self.history.iter().map(|past| past.loss);
+        (self.history.len() == HISTORY).then(|| losses.sum::<f64>() / HISTORY as f64)
+    }
+
     /// Begins to save the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
     pub fn save(

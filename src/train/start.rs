@@ -13,6 +13,7 @@ use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, preflight, replay, resume};
 use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, Found, State};
+use crate::data::eval::Task;
 use crate::data::{Datasets, MixturePlan};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
@@ -48,6 +49,8 @@ pub struct Process<'a> {
     trace: Option<Trace>,
     /// Opened by the first rank that needs it; Some(None) if that failed.
     data: Mutex<Option<Option<Arc<Datasets>>>>,
+    /// Read before the ranks start.
+    tasks: Arc<Vec<(String, Task)>>,
     node: String,
     kind: &'static str,
     threads: usize,
@@ -58,8 +61,10 @@ impl<'a> Process<'a> {
         loaded: &'a Loaded,
         options: &'a Options,
         messages: &'a Messages,
+        tasks: Vec<(String, Task)>,
         ranks: &LocalRanks,
     ) -> anyhow::Result<Process<'a>> {
+        let tasks = Arc::new(tasks);
         Ok(Process {
             loaded,
             options,
@@ -67,6 +72,7 @@ impl<'a> Process<'a> {
             signals: Signals::listen()?,
             trace: options.trace.as_ref().map(|options| Trace::new(options, messages.spans())),
             data: Mutex::new(None),
+            tasks,
             node: ranks.node.clone(),
             kind: ranks.kind,
             threads: ranks.threads,
@@ -157,6 +163,7 @@ pub fn open<'a>(
         be,
         loader: rank.phase("starting the data loader", loader)?,
         valid: data.valid.clone(),
+        tasks: process.tasks.clone(),
         report,
         progress,
         pending: None,
@@ -165,6 +172,7 @@ pub fn open<'a>(
         signals: &process.signals,
         trace: process.trace.as_ref(),
         first_steps: Vec::new(),
+        evaluated: None,
     })
 }
 

@@ -22,6 +22,7 @@ mod common;
 mod adam8bit;
 mod compression;
 mod damage;
+mod eval;
 mod faults;
 mod format1;
 mod grids;

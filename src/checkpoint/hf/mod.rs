@@ -7,16 +7,19 @@
 //! | `config` | config.json as a manifest's model, and back |
 //! | `weights` | safetensors files of a folder: complete, finite, nothing left over |
 //! | `companions` | tokenizer and generation settings, which are carried along |
+//! | `load` | a folder's weights on a rank of any grid, for scores |
 //! | `export` | a checkpoint as a folder; `train::import` is the way back |
 
 mod companions;
 mod config;
 mod export;
+mod load;
 mod names;
 mod weights;
 
 pub use companions::{Companions, FOLDER, TOKENIZER, carry};
 pub use config::{HfConfig, TokenIds, read_config};
 pub use export::{Exported, Options, export};
+pub use load::load_weights;
 pub use names::{HfTensor, tensors_of};
 pub use weights::Weights;

@@ -133,6 +133,13 @@ impl Indexed {
         self.copy(at, out).with_context(|| format!("sequence {sequence}"))
     }
 
+    /// Tokens from number `first` of the whole dataset on, across sequences.
+    pub fn tokens_from(&self, first: u64, out: &mut [i32]) -> Result<()> {
+        let last = first + out.len() as u64;
+        assert!(last <= self.total, "a read of token {last} of {}", self.total);
+        self.copy(first as usize * self.token_type.size(), out)
+    }
+
     /// The highest id and the sequence it is in; reads everything. `progress` is told how many
     /// tokens have been read.
     pub fn highest(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {

@@ -192,24 +192,28 @@ impl Blends<'_, '_> {
         Sequences::Range(0.0, 1.0)
     }
 
-    /// `path` as seen from the folder, whose links are resolved, without leading `..`.
     pub fn resolve(&self, path: PathBuf) -> PathBuf {
-        let mut whole = if path.is_absolute() { PathBuf::new() } else { self.folder.to_path_buf() };
-        let mut at_start = true;
-        for component in path.components() {
-            match component {
-                Component::CurDir => {}
-                Component::ParentDir if at_start && !path.is_absolute() => {
-                    whole.pop();
-                }
-                other => {
-                    at_start = false;
-                    whole.push(other);
-                }
+        resolve(self.folder, &path)
+    }
+}
+
+/// `path` as seen from the folder, whose links are resolved, without leading `..`.
+pub fn resolve(folder: &Path, path: &Path) -> PathBuf {
+    let mut whole = if path.is_absolute() { PathBuf::new() } else { folder.to_path_buf() };
+    let mut at_start = true;
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if at_start && !path.is_absolute() => {
+                whole.pop();
+            }
+            other => {
+                at_start = false;
+                whole.push(other);
             }
         }
-        whole
     }
+    whole
 }
 
 /// The valid share of the training datasets, where their splits have one.

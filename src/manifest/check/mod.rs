@@ -48,7 +48,9 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     rendezvous(&comm, report);
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
-    let train = Train::read(train, samples, !data.valid.is_empty(), &batch, report);
+    let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
+    let validated = time::Validated { sets, tokenizer, folder };
+    let train = Train::read(train, samples, &validated, &batch, report);
     Manifest {
         name,
         model,

@@ -4,8 +4,11 @@ use super::super::choices::DecayName;
 use super::super::forms::{self, DecayForm, RampUpForm};
 use super::super::report::{Report, short};
 use super::super::settings::{Written, raw};
-use super::super::{Batch, Decay, Lr, RampUp};
+use super::super::{Batch, Decay, EvalTask, Lr, RampUp};
+use super::data::resolve;
 use crate::base::{Bytes, Count};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// `data` is topology.data.
 pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
@@ -141,14 +144,52 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
     samples
 }
 
-pub fn eval_interval(given: Option<u64>, has_valid: bool, report: &mut Report) -> Option<u64> {
-    let interval = given.unwrap_or(if has_valid { 1000 } else { 0 });
-    if interval > 0 && !has_valid && report.sound(&["data", "train.eval_interval"]) {
-        let what = format!("evaluation every {interval} steps, but no validation set");
-        let remedy = "add data.valid, or a split with a second share, or set it to 0";
-        report.add("train.eval_interval", what, remedy);
+/// What the checks of evaluations need to know of the rest of the manifest.
+pub struct Validated<'a> {
+    /// Whether there is a validation set, and whether a tokenizer.
+    pub sets: bool,
+    pub tokenizer: bool,
+    /// Where relative paths start.
+    pub folder: &'a Path,
+}
+
+impl Validated<'_> {
+    pub fn tasks(
+        &self,
+        given: Option<BTreeMap<String, raw::EvalTask>>,
+        report: &mut Report,
+    ) -> BTreeMap<String, EvalTask> {
+        let mut tasks = BTreeMap::new();
+        for (name, task) in given.into_iter().flatten() {
+            if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
+                let what = format!("\"{}\" cannot name a task", short(&name));
+                report.add("train.eval_tasks", what, "use letters, digits, `-` and `_`");
+            }
+            let task = EvalTask::read(task);
+            tasks.insert(name, EvalTask { file: resolve(self.folder, &task.file), ..task });
+        }
+        if !tasks.is_empty() && !self.tokenizer && report.sound(&["train.eval_tasks", "data"]) {
+            let what = "train.eval_tasks are text, and data.tokenizer names no tokenizer for it";
+            report.add("train.eval_tasks", what, "set data.tokenizer: tokenizer.json");
+        }
+        tasks
     }
-    Some(interval).filter(|steps| *steps > 0)
+
+    pub fn interval(
+        &self,
+        given: Option<u64>,
+        tasks: &BTreeMap<String, EvalTask>,
+        report: &mut Report,
+    ) -> Option<u64> {
+        let any = self.sets || !tasks.is_empty();
+        let interval = given.unwrap_or(if any { 1000 } else { 0 });
+        if interval > 0 && !any && report.sound(&["data", "train"]) {
+            let what = format!("evaluation every {interval} steps, but no validation set");
+            let remedy = "add data.valid, or a split with a second share, or set it to 0";
+            report.add("train.eval_interval", what, remedy);
+        }
+        Some(interval).filter(|steps| *steps > 0)
+    }
 }
 
 pub fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes> {

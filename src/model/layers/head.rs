@@ -15,7 +15,7 @@ pub struct Acts {
     norm: norm::Acts, //       of the last block's output
     logits: Tensor, // [R, v]   of one chunk of R tokens; then their gradient
     stats:  Tensor, // [tp·R, 3]
-    losses: Tensor, // [N, 1]   of each token, weighted
+    pub losses: Tensor, // [N, 1]   of each token, weighted
 }
 
 impl Acts {

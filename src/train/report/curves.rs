@@ -1,6 +1,6 @@
 //! From a run's record to curves: smoothing, thinning, and which charts there are.
 
-use super::metrics::{Metrics, StepRow};
+use super::metrics::{Metrics, StepRow, TaskRow};
 use crate::base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
 /// More points than this are not seen on a chart a thousand pixels wide.
@@ -86,6 +86,37 @@ pub fn valid_sets(metrics: &Metrics) -> Vec<&str> {
 pub fn valid_points(metrics: &Metrics, set: &str) -> Vec<(f64, f64)> {
     let rows = metrics.evals.iter().filter(|row| row.eval == set);
     rows.map(|row| (row.step as f64, row.lm_loss)).collect()
+}
+
+/// The accuracy on each task, normalised by length; none where there are no tasks.
+pub fn tasks(metrics: &Metrics) -> Option<Chart> {
+    let names = task_names(metrics);
+    let curve = |(i, name): (usize, &&str)| Curve {
+        name: name.to_string(),
+        stroke: Stroke::Dots,
+        colour: i % COLOURS,
+        points: task_rows(metrics, name)
+            .map(|row| (row.step as f64, row.accuracy.acc_norm))
+            .collect(),
+    };
+    let curves: Vec<Curve> = names.iter().enumerate().map(curve).collect();
+    let chart = || chart(metrics, "", 560.0, 240.0, Scale::FromZero, curves);
+    (!names.is_empty()).then(chart)
+}
+
+/// Names of the tasks, in the order first evaluated.
+pub fn task_names(metrics: &Metrics) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in &metrics.tasks {
+        if !names.contains(&row.task.as_str()) {
+            names.push(&row.task);
+        }
+    }
+    names
+}
+
+pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &'m TaskRow> {
+    metrics.tasks.iter().filter(move |row| row.task == task)
 }
 
 /// Logarithmic where the values span more than a factor of 30 and are all positive, else linear.

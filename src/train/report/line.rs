@@ -6,6 +6,7 @@
 //! NVIDIA's Megatron does. Our own fields follow after `TFLOPs`.
 
 use super::{RunInfo, StepLine};
+use crate::data::eval::Accuracy;
 
 /// The steps since the last log line.
 #[derive(Default)]
@@ -88,6 +89,15 @@ pub(super) fn validation(step: u64, set: &str, loss: f64) -> String {
     format!(
         " validation loss at iteration {step} | lm loss value: {loss} | \
          lm loss PPL: {perplexity} | validation set: {set} |"
+    )
+}
+
+/// A line of ours in the form of the validation line.
+pub(super) fn task(step: u64, task: &str, accuracy: &Accuracy) -> String {
+    let Accuracy { questions, acc, acc_norm } = accuracy;
+    format!(
+        " task accuracy at iteration {step} | acc: {acc:.4} | acc_norm: {acc_norm:.4} | \
+         questions: {questions} | task: {task} |"
     )
 }
 

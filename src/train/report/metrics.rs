@@ -1,4 +1,5 @@
-//! `metrics.jsonl`: one JSON object a step, and one for each validation set at each evaluation.
+//! `metrics.jsonl`: one JSON object a step, and one for each validation set and task at each
+//! evaluation.
 //!
 //! Each line is one write to a file opened for appending, so a kill at any moment leaves at most
 //! one torn last line. Numbers are written with the fewest digits that give the same bits back;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RunInfo, StepLine};
 use crate::base::{Problems, null_is_nan};
+use crate::data::eval::Accuracy;
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
@@ -53,11 +55,23 @@ pub struct EvalRow {
     pub lm_loss: f64,
 }
 
-/// A line of either kind; only an evaluation has the key `eval`.
+/// The accuracy on one task's questions, as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskRow {
+    pub step: u64,
+    pub consumed_samples: u64,
+    /// The task's name.
+    pub task: String,
+    #[serde(flatten)]
+    pub accuracy: Accuracy,
+}
+
+/// A line of any kind; only an evaluation has the key `eval`, only a task's the key `task`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Row {
     Eval(EvalRow),
+    Task(TaskRow),
     Step(StepRow),
 }
 
@@ -121,6 +135,10 @@ impl MetricsFile {
         self.write(row)
     }
 
+    pub fn task(&mut self, row: &TaskRow) -> Result<()> {
+        self.write(row)
+    }
+
     fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
         line.push(b'\n');
@@ -164,6 +182,7 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
 fn step_of(line: &[u8]) -> Option<u64> {
     match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
         Row::Eval(row) => Some(row.step),
+        Row::Task(row) => Some(row.step),
         Row::Step(row) => Some(row.step),
     }
 }
@@ -174,6 +193,7 @@ pub struct Metrics {
     /// In the order of steps.
     pub steps: Vec<StepRow>,
     pub evals: Vec<EvalRow>,
+    pub tasks: Vec<TaskRow>,
     /// The last line was cut short: the run was killed, or is writing it now.
     pub torn: bool,
 }
@@ -202,6 +222,7 @@ impl Metrics {
                 _ if whole.is_none() => metrics.torn = true,
                 Ok(Row::Step(row)) => metrics.steps.push(row),
                 Ok(Row::Eval(row)) => metrics.evals.push(row),
+                Ok(Row::Task(row)) => metrics.tasks.push(row),
                 Err(_) => problems.add(
                     format!("{place}:{}", i + 1),
                     format!("not a line of metrics: {}", excerpt(line)),

@@ -18,8 +18,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::data::eval::Accuracy;
+
 use line::Interval;
-use metrics::{EvalRow, MetricsFile, StepRow};
+use metrics::{EvalRow, MetricsFile, StepRow, TaskRow};
 pub use screen::Console;
 use screen::Screen;
 use tensorboard::Events;
@@ -159,6 +161,25 @@ impl Report {
             events.scalars(step, consumed_samples, &[(&tag, loss)])?;
         }
         self.screen.print(&line::validation(step, set, loss));
+        Ok(())
+    }
+
+    /// Records the accuracy on a task after `step` steps.
+    pub fn task(
+        &mut self,
+        step: u64,
+        consumed_samples: u64,
+        task: &str,
+        accuracy: Accuracy,
+    ) -> Result<()> {
+        let name = task.to_string();
+        self.metrics.task(&TaskRow { step, consumed_samples, task: name, accuracy })?;
+        if let Some(events) = &mut self.events {
+            let [plain, normed] = ["acc", "acc_norm"].map(|of| format!("eval-tasks/{task}/{of}"));
+            let scalars = [(&*plain, accuracy.acc), (&*normed, accuracy.acc_norm)];
+            events.scalars(step, consumed_samples, &scalars)?;
+        }
+        self.screen.print(&line::task(step, task, &accuracy));
         Ok(())
     }
 

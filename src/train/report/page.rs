@@ -10,6 +10,7 @@ use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
 use crate::base::svg::{Chart, STYLE, Scale, Stroke, escape, short};
 use crate::base::{Count, Seconds};
+use crate::data::eval::Accuracy;
 
 /// Steps that tell how a run is doing at its end.
 const RECENT: usize = 50;
@@ -45,7 +46,7 @@ impl Run {
         let name = escape(&self.name);
         let (style, script) = (include_str!("page.css"), include_str!("page.js"));
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
-        let valid = self.valid_table();
+        let valid = self.valid_table() + &self.task_table();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
             format!(
                 "<details><summary>manifest.yaml</summary><pre>{}</pre></details>",
@@ -125,6 +126,9 @@ impl Run {
         if let Some(chart) = &late {
             to += &figure("loss, without the first tenth", chart, "");
         }
+        if let Some(chart) = &curves::tasks(metrics) {
+            to += &figure("accuracy on tasks, normalised by length", chart, "");
+        }
         for (title, chart) in &charts {
             to += &figure(title, chart, "");
         }
@@ -174,6 +178,33 @@ impl Run {
                 number(last),
                 number(loss),
                 number(loss.exp())
+            );
+        }
+        to + "</table></section>\n"
+    }
+}
+
+/// The newest accuracies.
+impl Run {
+    fn task_table(&self) -> String {
+        let names = curves::task_names(&self.metrics);
+        if names.is_empty() {
+            return String::new();
+        }
+        let mut to = String::from(
+            "<section><h2>tasks</h2>\n<table>\n<tr><th>task</th><th>acc</th><th>acc_norm</th>\
+             <th>at step</th><th>questions</th></tr>\n",
+        );
+        for name in names {
+            let Some(row) = curves::task_rows(&self.metrics, name).last() else { continue };
+            let Accuracy { questions, acc, acc_norm } = row.accuracy;
+            let _ = writeln!(
+                to,
+                "<tr><th scope=\"row\">{}</th><td>{acc:.4}</td><td>{acc_norm:.4}</td>\
+                 <td>{}</td><td>{}</td></tr>",
+                escape(name),
+                Count(row.step),
+                Count(questions)
             );
         }
         to + "</table></section>\n"

@@ -1,0 +1,37 @@
+//! A folder's weights on a rank of any grid, without a checkpoint in between.
+
+use super::{HfTensor, Weights, tensors_of};
+use crate::engine::{Frozen, saved_shape};
+use crate::manifest::Family;
+use crate::model::{Layout, ModelShard, Param};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Reads the weights of this rank, parameter after parameter; an error tells all that is missing in
+/// the folder or too much.
+pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Result<()> {
+    let (model, weights) = (to.model(), Weights::open(folder, family)?);
+    let layout = Layout::new(model, ModelShard::whole(model));
+    let shape = |param: &Param| saved_shape(param, model.vocab);
+    let tensors = |param: &Param| tensors_of(family, param, &shape(param), model.heads());
+    let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
+    weights.check(&needed, model.tied_head)?;
+    let whole: HashMap<&str, &Param> = layout.params().map(|p| (p.name.as_str(), p)).collect();
+    let (mut name, mut values) = (String::new(), Vec::new());
+    for slice in to.slices() {
+        // Slices of one parameter follow each other.
+        if slice.param.name != name {
+            name.clone_from(&slice.param.name);
+            let param = whole[name.as_str()];
+            values = vec![0.0f32; shape(param).iter().product()];
+            for tensor in tensors(param) {
+                weights.read(&tensor, &mut values)?;
+            }
+        }
+        let (cols, width) = (slice.slice.cols(), slice.shape[1]);
+        let row = |row: usize| &values[row * width + cols.start..row * width + cols.end];
+        let rows: Vec<f32> = slice.slice.rows().flat_map(row).copied().collect();
+        to.write(&slice, 0, bytemuck::cast_slice(&rows));
+    }
+    Ok(())
+}

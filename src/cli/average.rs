@@ -1,0 +1,25 @@
+//! `gptrain average`: one model from several checkpoints.
+
+use crate::checkpoint;
+use crate::train::average;
+use std::path::PathBuf;
+
+/// Average the weights of several checkpoints into a new run
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Checkpoints, or runs' folders: their newest
+    #[arg(required = true, num_args = 2..)]
+    checkpoints: Vec<PathBuf>,
+    /// The new run's folder
+    #[arg(long, value_name = "DIR")]
+    output: PathBuf,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let found = args.checkpoints.iter().map(|path| checkpoint::find(path));
+    let found = found.collect::<anyhow::Result<Vec<_>>>()?;
+    let written = average::average(&found, &args.output)?;
+    println!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
+    println!("`gptrain run {}` goes on from it", args.output.display());
+    Ok(())
+}

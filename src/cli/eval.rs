@@ -1,0 +1,68 @@
+//! `gptrain eval`
+
+use crate::train::eval::{self, Options};
+use crate::train::messages::Messages;
+use anyhow::Context;
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// A run's folder (its newest checkpoint), one checkpoint, or a Hugging Face folder
+    model: PathBuf,
+    /// A dataset's PREFIX, or a file of UTF-8 text: loss and perplexity on it
+    #[arg(long, value_name = "PREFIX|FILE", required_unless_present = "tasks")]
+    data: Option<PathBuf>,
+    /// Tokens of a sample [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    seq_len: Option<u32>,
+    /// Questions in JSON lines, in the format of HellaSwag, ARC or PIQA: accuracy on them
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    tasks: Vec<PathBuf>,
+    /// Read so many questions of each file
+    #[arg(long, value_name = "N", requires = "tasks")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+    /// Print a line of JSON for each sample of the data, log p of every next token
+    #[arg(long, requires = "data")]
+    logprobs: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// A tokenizer.json, if not the model's
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Change a setting, as in `--set topology.tensor=2` or `--set batch.micro=8`
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Args {
+    /// Whether standard output is for JSON alone.
+    pub fn json(&self) -> bool {
+        self.json || self.logprobs
+    }
+}
+
+pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
+    let document = args.json();
+    let options = Options {
+        model: args.model,
+        data: args.data,
+        seq_len: args.seq_len.map(|n| n as usize),
+        tasks: args.tasks,
+        limit: args.limit.map(|n| n as usize),
+        logprobs: args.logprobs,
+        tokenizer: args.tokenizer,
+        sets: args.set,
+    };
+    let Some(scored) = eval::run(&options, messages)? else { return Ok(()) };
+    let mut out = std::io::stdout();
+    match (args.json, document) {
+        (true, _) => writeln!(out, "{}", serde_json::to_string(&scored)?),
+        (false, true) => writeln!(std::io::stderr(), "{scored}"),
+        (false, false) => writeln!(out, "{scored}"),
+    }
+    .context("cannot write the scores")
+}

@@ -1,0 +1,118 @@
+//! Short sequences, several in a sample: each sees itself alone and counts its positions from 0, so
+//! that its losses are those of a sample of its own, without the padding.
+
+use super::{Samples, put};
+use crate::data::batch::Sample;
+use anyhow::Result;
+use std::ops::Range;
+
+/// Tokens of which the last are scored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Two at least.
+    pub tokens: Vec<u32>,
+    /// Targets that count, from the end.
+    pub scored: usize,
+}
+
+impl Sequence {
+    /// Positions that it takes in a sample: the last token is a target alone.
+    fn len(&self) -> usize {
+        self.tokens.len() - 1
+    }
+}
+
+/// Sequences, and which lie together.
+#[derive(Debug)]
+pub struct Packed {
+    sequences: Vec<Sequence>,
+    /// The sequences of each sample, which follow each other.
+    samples: Vec<Range<usize>>,
+}
+
+impl Packed {
+    /// Sequences of at most `seq_len` + 1 tokens, in their order, as many in a sample as fit.
+    pub fn new(sequences: Vec<Sequence>, seq_len: usize) -> Packed {
+        let mut samples: Vec<Range<usize>> = Vec::new();
+        let mut left = 0;
+        for (i, sequence) in sequences.iter().enumerate() {
+            let len = sequence.len();
+            assert!((1..=seq_len).contains(&len), "a sequence of {len} in samples of {seq_len}");
+            match samples.last_mut() {
+                Some(last) if len <= left => last.end = i + 1,
+                _ => {
+                    samples.push(i..i + 1);
+                    left = seq_len;
+                }
+            }
+            left -= len;
+        }
+        Packed { sequences, samples }
+    }
+
+    /// The sequences of a sample, each with its first position.
+    fn places(&self, number: u64) -> impl Iterator<Item = (usize, &Sequence)> {
+        let mut at = 0;
+        self.sequences[self.samples[number as usize].clone()].iter().map(move |sequence| {
+            let from = at;
+            at += sequence.len();
+            (from, sequence)
+        })
+    }
+}
+
+impl Samples for Packed {
+    fn count(&self) -> u64 {
+        self.samples.len() as u64
+    }
+
+    fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
+        let mut end = 0;
+        for (from, sequence) in self.places(number) {
+            put(sample, from, sequence.tokens.iter().map(|id| *id as i32), sequence.scored);
+            end = from + sequence.len();
+        }
+        sample.clear_from(end);
+        Ok(())
+    }
+
+    /// The sum of each sequence.
+    fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
+        let sum = |(from, sequence): (usize, &Sequence)| {
+            let end = from + sequence.len();
+            losses[end - sequence.scored..end].iter().map(|loss| f64::from(*loss)).sum()
+        };
+        self.places(number).map(sum).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Batch;
+
+    #[test]
+    fn sequences_lie_side_by_side_and_see_themselves_alone() {
+        let sequence = |tokens: &[u32], scored| Sequence { tokens: tokens.to_vec(), scored };
+        let all = vec![sequence(&[1, 2, 3], 1), sequence(&[4, 5], 1), sequence(&[6, 7, 8, 9], 2)];
+        let packed = Packed::new(all, 5);
+        assert_eq!(packed.count(), 2);
+        let mut batch = Batch::default();
+        batch.reshape(0, 2, 5);
+        for (number, mut sample) in (0..).zip(batch.samples_mut()) {
+            packed.fill(number, &mut sample).unwrap();
+        }
+        let samples: Vec<_> = batch.samples_mut().collect();
+        assert_eq!(samples[0].tokens, [1, 2, 4, 0, 0]);
+        assert_eq!(samples[0].targets, [2, 3, 5, 0, 0]);
+        assert_eq!(samples[0].weights, [0.0, 1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(samples[0].positions, [0, 1, 0, 0, 0]);
+        assert_eq!(samples[0].visible, [0, 1, 0, 2, 2, 3, 3, 4, 4, 5]);
+        assert_eq!(
+            (&*samples[1].tokens, &*samples[1].targets),
+            (&[6, 7, 8, 0, 0][..], &[7, 8, 9, 0, 0][..])
+        );
+        assert_eq!(packed.values(0, &[9.0, 1.0, 2.0, 0.0, 0.0]), [1.0, 2.0]);
+        assert_eq!(packed.values(1, &[9.0, 1.0, 2.0, 0.0, 0.0]), [3.0]);
+    }
+}

@@ -1,0 +1,314 @@
+//! Multiple-choice questions in JSON lines, one a line, in the formats of HellaSwag, ARC and PIQA.
+//!
+//! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness (tasks hellaswag,
+//! arc_easy and arc_challenge, piqa, without examples before the question): an answer scores the sum
+//! of log p over its own tokens, after the question. `acc` is the share of questions whose right
+//! answer scores highest; `acc_norm` divides by the answer's length in characters first.
+
+use super::packed::{Packed, Sequence};
+use crate::base::Problems;
+use crate::data::tokenizer::{Encoder, Tokenizer};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+
+/// Wrong lines listed at most.
+const MOST_LISTED: usize = 20;
+
+/// The questions of a file, and the samples to be scored for them.
+#[derive(Debug)]
+pub struct Task {
+    questions: Vec<Question>,
+    /// A sequence for each answer of each question.
+    pub packed: Packed,
+}
+
+#[derive(Debug)]
+struct Question {
+    right: usize,
+    /// Of each answer, in characters.
+    lengths: Vec<usize>,
+}
+
+/// The share of questions that a model answers right.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Accuracy {
+    pub questions: u64,
+    /// By log p of the answers.
+    pub acc: f64,
+    /// By log p a character.
+    pub acc_norm: f64,
+}
+
+/// How text becomes sequences.
+pub struct Reading<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// What stands before an answer whose question has no tokens.
+    pub eod: Option<u32>,
+    /// Tokens of a sample: longer questions lose their beginning.
+    pub seq_len: usize,
+    /// Of the model.
+    pub vocab: usize,
+}
+
+/// A question as text.
+#[derive(Debug, PartialEq)]
+struct Text {
+    question: String,
+    answers: Vec<String>,
+    right: usize,
+}
+
+impl Task {
+    /// Reads the file's first `limit` questions. Every line that is no question is a mistake, by its
+    /// number.
+    pub fn read(path: &Path, how: &Reading, limit: Option<usize>) -> Result<Task> {
+        let place = path.display().to_string();
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {place}"))?;
+        let (mut questions, mut sequences) = (Vec::new(), Vec::new());
+        let mut problems = Problems::default();
+        let mut encoder = Encoder::new(how.tokenizer);
+        let lines = bytes.split(|byte| *byte == b'\n').enumerate();
+        let lines = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
+        for (i, line) in lines.take(limit.unwrap_or(usize::MAX)) {
+            match Text::parse(line).and_then(|text| how.question(text, &mut encoder)) {
+                Ok((question, answers)) => {
+                    questions.push(question);
+                    sequences.extend(answers);
+                }
+                Err((what, remedy)) => problems.add(format!("{place}:{}", i + 1), what, remedy),
+            }
+            if problems.list.len() == MOST_LISTED {
+                break;
+            }
+        }
+        if problems.list.is_empty() && questions.is_empty() {
+            problems.add(place, "holds no question", "give one JSON object a line");
+        }
+        problems.or(())?;
+        Ok(Task { questions, packed: Packed::new(sequences, how.seq_len) })
+    }
+
+    /// From −log p of each sequence, in their order.
+    pub fn accuracy(&self, losses: &[f64]) -> Accuracy {
+        let (mut plain, mut by_length, mut first) = (0, 0, 0);
+        for Question { right, lengths } in &self.questions {
+            let losses = &losses[first..first + lengths.len()]; // every answer was scored
+            first += lengths.len();
+            let mean = |(loss, length): (&f64, &usize)| loss / *length as f64;
+            let normed: Vec<f64> = losses.iter().zip(lengths).map(mean).collect();
+            plain += u64::from(lowest(losses) == Some(*right));
+            by_length += u64::from(lowest(&normed) == Some(*right));
+        }
+        let questions = self.questions.len() as u64;
+        let share = |count| count as f64 / questions as f64;
+        Accuracy { questions, acc: share(plain), acc_norm: share(by_length) }
+    }
+}
+
+/// The first of the lowest; none where one is not a number.
+fn lowest(losses: &[f64]) -> Option<usize> {
+    let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
+    if losses.iter().any(|loss| loss.is_nan()) {
+        None
+    } else {
+        losses.iter().position(|l| *l == least)
+    }
+}
+
+impl Reading<'_> {
+    fn question(
+        &self,
+        text: Text,
+        encoder: &mut Encoder,
+    ) -> Result<(Question, Vec<Sequence>), Wrong> {
+        let sequence = |answer: &String| self.sequence(encoder, &text.question, answer);
+        let sequences = text.answers.iter().map(sequence).collect::<Result<_, _>>()?;
+        let lengths = text.answers.iter().map(|answer| answer.chars().count()).collect();
+        Ok((Question { right: text.right, lengths }, sequences))
+    }
+
+    /// The tokens of question and answer, as the harness cuts them: those of both together, after as
+    /// many as the question has alone. Spaces at the question's end belong to the answer.
+    fn sequence(
+        &self,
+        encoder: &mut Encoder,
+        question: &str,
+        answer: &str,
+    ) -> Result<Sequence, Wrong> {
+        let whole_text = format!("{question} {answer}");
+        let question = question.trim_end();
+        let mut ids = |text: &str| {
+            let mut ids = Vec::new();
+            let known = encoder.encode(text, &mut ids);
+            known.map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
+            Ok::<_, Wrong>(ids)
+        };
+        let (mut tokens, before) = (ids(&whole_text)?, ids(question)?.len());
+        let scored = tokens.len().saturating_sub(before);
+        if scored == 0 {
+            return Err(wrong(format!("the answer {answer:?} has no tokens of its own"), ""));
+        }
+        if before == 0 {
+            let none = || wrong("the question is empty", "name data.eod.token, to begin with");
+            tokens.insert(0, self.eod.ok_or_else(none)?);
+        }
+        if scored > self.seq_len {
+            let what = format!("an answer of {scored} tokens in samples of {}", self.seq_len);
+            return Err(wrong(what, "say a longer --seq-len"));
+        }
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
+            let what = format!("gives token {id}, the model's vocabulary is {}", self.vocab);
+            return Err(wrong(what, "use the model's own tokenizer"));
+        }
+        tokens.drain(..tokens.len().saturating_sub(self.seq_len + 1));
+        Ok(Sequence { tokens, scored })
+    }
+}
+
+/// What is wrong with a line, and the remedy.
+type Wrong = (String, String);
+
+fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
+    (what.into(), remedy.into())
+}
+
+const FORMATS: &str = "write HellaSwag's ctx, endings, label; ARC's question, choices, answerKey; \
+                       or PIQA's goal, sol1, sol2, label";
+
+impl Text {
+    /// A line, in the format that its keys show.
+    fn parse(line: &[u8]) -> Result<Text, Wrong> {
+        let read = serde_json::from_slice::<Value>(line);
+        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
+        let text = match () {
+            () if row.get("endings").is_some() => Text::hellaswag(&row)?,
+            () if row.get("choices").is_some() => Text::arc(&row)?,
+            () if row.get("goal").is_some() => Text::piqa(&row)?,
+            () => return Err(wrong("neither endings, nor choices, nor goal is there", FORMATS)),
+        };
+        let Text { answers, right, .. } = &text;
+        if answers.len() < 2 || *right >= answers.len() {
+            let what = format!("the right answer is number {right} of {}", answers.len());
+            return Err(wrong(what, "answers are numbered from 0 on"));
+        }
+        match answers.iter().position(String::is_empty) {
+            Some(i) => Err(wrong(format!("answer {i} is empty"), "")),
+            None => Ok(text),
+        }
+    }
+
+    /// With activity_label, ctx_a and ctx_b as published; else with ctx alone.
+    fn hellaswag(row: &Value) -> Result<Text, Wrong> {
+        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
+        let question = match parts {
+            [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
+            _ => string(row, "ctx")?.to_string(),
+        };
+        let answers = strings(&row["endings"], "endings")?;
+        let answers = answers.into_iter().map(without_marks).collect();
+        Ok(Text { question: without_marks(&question), answers, right: number(row, "label")? })
+    }
+
+    fn arc(row: &Value) -> Result<Text, Wrong> {
+        let question = format!("Question: {}\nAnswer:", string(row, "question")?);
+        let answers = strings(&row["choices"]["text"], "choices.text")?;
+        let labels = strings(&row["choices"]["label"], "choices.label")?;
+        let key = string(row, "answerKey")?;
+        let right = labels.iter().position(|label| *label == key);
+        let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
+        let answers = answers.into_iter().map(str::to_string).collect();
+        Ok(Text { question, answers, right: right.ok_or_else(none)? })
+    }
+
+    fn piqa(row: &Value) -> Result<Text, Wrong> {
+        let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
+        let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
+        let [first, second] = answers;
+        Ok(Text { question, answers: vec![first?, second?], right: number(row, "label")? })
+    }
+}
+
+fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
+    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), FORMATS))
+}
+
+fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
+    let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+    texts.ok_or_else(|| wrong(format!("{key} is no list of texts"), FORMATS))
+}
+
+/// A number from 0 on, perhaps written as text.
+fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
+    let value = &row[key];
+    let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+    let none = || wrong(format!("{key} is {value}, not the number of an answer"), FORMATS);
+    number.map(|number| number as usize).ok_or_else(none)
+}
+
+/// Python's `str.capitalize`.
+fn capitalised(text: &str) -> String {
+    let mut rest = text.chars();
+    let first = rest.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(rest.flat_map(char::to_lowercase)).collect()
+}
+
+/// HellaSwag's text without what is left in it of WikiHow's markup, as the harness cleans it.
+fn without_marks(text: &str) -> String {
+    let text = text.trim().replace(" [title]", ". ");
+    let (mut clean, mut rest) = (String::new(), text.as_str());
+    while let Some(open) = rest.find('[') {
+        let inside = rest[open..].find([']', '\n']);
+        match inside.filter(|end| rest.as_bytes()[open + end] == b']') {
+            Some(end) => {
+                clean += &rest[..open];
+                rest = &rest[open + end + 1..];
+            }
+            None => {
+                clean += &rest[..=open];
+                rest = &rest[open + 1..];
+            }
+        }
+    }
+    (clean + rest).replace("  ", " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(question: &str, answers: &[&str], right: usize) -> Text {
+        let answers = answers.iter().map(|answer| answer.to_string()).collect();
+        Text { question: question.into(), answers, right }
+    }
+
+    /// The expected texts are lm-evaluation-harness's.
+    #[test]
+    fn lines_become_the_prompts_of_the_harness() {
+        let of = |line: &str| Text::parse(line.as_bytes()).unwrap();
+        let hellaswag = r#"{"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he Then",
+            "ctx": "unused", "endings": ["runs [step] off.", "[header] Naps [title] now"],
+            "label": "1"}"#;
+        let answers = ["runs off.", " Naps. now"];
+        assert_eq!(of(hellaswag), text("Roof: A man sits. He then", &answers, 1));
+        let short = r#"{"ctx": "A [x man", "endings": ["a", "b"], "label": 0}"#;
+        assert_eq!(of(short), text("A [x man", &["a", "b"], 0));
+        let arc = r#"{"question": "Why?", "choices": {"text": ["a", "b", "c"],
+            "label": ["1", "2", "3"]}, "answerKey": "3"}"#;
+        assert_eq!(of(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
+        let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
+        assert_eq!(of(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
+    }
+
+    #[test]
+    fn the_longer_answer_wins_by_its_length() {
+        let question = Question { right: 1, lengths: vec![2, 10] };
+        let sequence = Sequence { tokens: vec![1, 2], scored: 1 };
+        let packed = Packed::new(vec![sequence; 2], 8);
+        let task = Task { questions: vec![question], packed };
+        let scored = task.accuracy(&[4.0, 9.0]);
+        assert_eq!(scored, Accuracy { questions: 1, acc: 0.0, acc_norm: 1.0 });
+        assert_eq!(task.accuracy(&[f64::NAN, 9.0]).acc_norm, 0.0);
+    }
+}

@@ -1,0 +1,143 @@
+//! A stream of tokens in windows that do not overlap: window k predicts tokens k·S+1 to (k+1)·S
+//! from those of the window before each. Every token but the first is scored once; the last window
+//! may be shorter.
+
+use super::{Samples, put};
+use crate::base::{Count, Problems};
+use crate::data::batch::Sample;
+use crate::data::indexed::{Indexed, index_path};
+use crate::data::tokenizer::{Encoder, Tokenizer};
+use anyhow::{Context, Result};
+use std::path::Path;
+
+/// A stream of tokens.
+pub enum Tokens {
+    /// A text's, with its length in bytes.
+    Text { ids: Vec<u32>, bytes: u64 },
+    /// A dataset's, document after document.
+    Dataset(Indexed),
+}
+
+/// What such files hold is no plain text.
+const NO_TEXT: [&str; 6] = ["json", "jsonl", "gz", "zst", "parquet", "safetensors"];
+
+impl Tokens {
+    /// The dataset PREFIX.bin and PREFIX.idx, or a file of UTF-8 text, as the tokenizer has it.
+    pub fn open(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Tokens> {
+        let place = || path.display().to_string();
+        let user = |what: &str, remedy: String| Err(Problems::one(place(), what, remedy).into());
+        if !path.is_file() {
+            if index_path(path).exists() {
+                return Ok(Tokens::Dataset(Indexed::open(path)?));
+            }
+            let remedy = "give a file of text, or PREFIX of PREFIX.bin and PREFIX.idx";
+            return user("there is no such file or dataset", remedy.into());
+        }
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        if matches!(ending, "bin" | "idx") {
+            let remedy = format!("write {}", path.with_extension("").display());
+            return user("this is one of a dataset's two files", remedy);
+        }
+        if NO_TEXT.contains(&ending) {
+            let remedy = "make a dataset of it: gptrain data build".to_string();
+            return user(&format!("a .{ending} file is no plain text"), remedy);
+        }
+        let Some(tokenizer) = tokenizer else {
+            let remedy = "say --tokenizer tokenizer.json".to_string();
+            return user("the model names no tokenizer for text", remedy);
+        };
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", place()))?;
+        let text = str::from_utf8(&bytes).map_err(|error| {
+            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+            let at = format!("{}:{line}", place());
+            Problems::one(at, "not UTF-8 text from here on", "save the file as UTF-8")
+        })?;
+        let mut ids = Vec::new();
+        Encoder::new(tokenizer).encode(text, &mut ids)?;
+        Ok(Tokens::Text { ids, bytes: bytes.len() as u64 })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        match self {
+            Tokens::Text { ids, .. } => ids.len() as u64,
+            Tokens::Dataset(dataset) => dataset.tokens(),
+        }
+    }
+
+    fn read(&self, first: u64, out: &mut [i32]) -> Result<()> {
+        match self {
+            Tokens::Dataset(dataset) => dataset.tokens_from(first, out),
+            Tokens::Text { ids, .. } => {
+                let ids = &ids[first as usize..first as usize + out.len()];
+                out.iter_mut().zip(ids).for_each(|(to, id)| *to = *id as i32);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The windows of a stream, each a sample.
+pub struct Windows {
+    pub tokens: Tokens,
+    place: String,
+    seq_len: usize,
+    vocab: usize,
+    /// Whether the loss of every token is kept, else their sum.
+    pub each: bool,
+}
+
+impl Windows {
+    /// Windows of `seq_len` tokens of the stream in `path`, for a model of `vocab` ids.
+    pub fn new(
+        path: &Path,
+        tokens: Tokens,
+        seq_len: usize,
+        vocab: usize,
+        each: bool,
+    ) -> Result<Windows> {
+        let place = path.display().to_string();
+        if tokens.count() < 2 {
+            let what = format!("holds {} tokens; a score needs two", tokens.count());
+            return Err(Problems::one(place, what, "give a longer text").into());
+        }
+        Ok(Windows { tokens, place, seq_len, vocab, each })
+    }
+
+    /// Tokens that are scored.
+    pub fn scored(&self) -> u64 {
+        self.tokens.count() - 1
+    }
+
+    /// Targets of a window.
+    fn targets(&self, number: u64) -> usize {
+        (self.scored() - number * self.seq_len as u64).min(self.seq_len as u64) as usize
+    }
+}
+
+impl Samples for Windows {
+    fn count(&self) -> u64 {
+        self.scored().div_ceil(self.seq_len as u64)
+    }
+
+    fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
+        let targets = self.targets(number);
+        let mut tokens = vec![0; targets + 1];
+        self.tokens.read(number * self.seq_len as u64, &mut tokens)?;
+        let wrong = |id: &&i32| **id < 0 || **id as usize >= self.vocab;
+        if let Some(id) = tokens.iter().find(wrong) {
+            let vocab = Count(self.vocab as u64);
+            let what = format!("holds token id {id}; the model's vocabulary has {vocab} ids");
+            let remedy = "use the model's own tokenizer";
+            return Err(Problems::one(self.place.as_str(), what, remedy).into());
+        }
+        put(sample, 0, tokens.into_iter(), targets);
+        sample.clear_from(targets);
+        Ok(())
+    }
+
+    fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
+        let losses = losses[..self.targets(number)].iter().map(|loss| f64::from(*loss));
+        if self.each { losses.collect() } else { vec![losses.sum()] }
+    }
+}

@@ -1,0 +1,65 @@
+//! Weights that are read and never trained: f32, each of a rank's buckets whole, all the time.
+
+use super::arenas::Arenas;
+use super::params::{Held, StateSlice, cut};
+use super::states::StateSpec;
+use crate::base::DType;
+use crate::device::{Backend, Tensor};
+use crate::manifest::Model;
+use crate::model::{Bucket, Layout, ModelShard, ParamStore, Params};
+
+/// The weights of a rank that has neither gradients nor an optimizer.
+pub struct Frozen<'a> {
+    be: &'a dyn Backend,
+    model: Model,
+    layout: Layout,
+    /// Where each bucket lies.
+    flat: Vec<Tensor>,
+    params: Vec<Params>,
+}
+
+impl<'a> Frozen<'a> {
+    /// Zero until every slice is written.
+    pub(super) fn lay(be: &'a dyn Backend, model: &Model, shard: ModelShard, at: &Arenas) -> Self {
+        let layout = Layout::new(model, shard);
+        let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), DType::F32);
+        let flat: Vec<Tensor> = layout.buckets.iter().map(bucket).collect();
+        let params = layout.buckets.iter().zip(&flat).map(|(b, at)| Params::new(b, *at)).collect();
+        Frozen { be, model: model.clone(), layout, flat, params }
+    }
+
+    /// The weights of this rank, as rectangles of the whole model's.
+    pub fn slices(&self) -> Vec<StateSlice> {
+        let held = self.layout.params().map(|param| {
+            let bucket = &self.layout.buckets[param.bucket];
+            let at = param.tensor(bucket, self.flat[param.bucket]);
+            Held { param, state: StateSpec::master(), range: 0..param.numel(), at, data: 0 }
+        });
+        cut(&self.layout, &self.model, held)
+    }
+
+    /// Writes rows of a weight, from row `first` on.
+    pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
+        self.be.upload(bytes, slice.rows_of(first, bytes));
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+impl ParamStore for Frozen<'_> {
+    fn weights(&self, bucket: usize) -> &Params {
+        &self.params[bucket]
+    }
+    fn grads(&self, _: usize) -> &Params {
+        unreachable!("frozen weights have no gradients")
+    }
+    fn grads_done(&self, _: usize, _: bool) {
+        unreachable!("frozen weights have no gradients")
+    }
+}

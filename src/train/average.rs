@@ -1,0 +1,93 @@
+//! The mean of several checkpoints' weights, as a run of its own: at the end of a decay it is often
+//! better than each of them (Izmailov et al. 2018; Kaddour 2022).
+
+use super::fresh::{self, Whole};
+use super::saving;
+use crate::base::Problems;
+use crate::checkpoint::{self, Checkpoint, State, aside};
+use crate::engine::{MASTER, Scale};
+use crate::manifest::{self, Loaded};
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
+/// that run's manifest. It stands where the last of them stood: its step, its place in the data. The
+/// optimizer's states begin anew. The mean is taken in f64, in the order given.
+pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
+    aside::vacant(output)?;
+    let all = from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;
+    let last = all.last().context("no checkpoint was given")?;
+    same_shapes(&all)?;
+    let run = std::path::absolute(output);
+    let run = run.with_context(|| format!("cannot find {}", output.display()))?;
+    let loaded = manifest_of(last, &run)?;
+    let mut weights = Vec::new();
+    for tensor in &last.index.tensors {
+        weights.push(Whole { shape: tensor.shape.clone(), values: mean(&all, &tensor.name)? });
+    }
+    let step = last.index.progress.step;
+    let names: Vec<String> = from.iter().map(|folder| folder.display().to_string()).collect();
+    let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
+    let state = State {
+        run: checkpoint::nonce(),
+        loss_scale: last.index.loss_scale.map(Scale::uncounted),
+        optimizer,
+        imported: Some(format!("mean of {}", names.join(", "))),
+        manifest: loaded.effective.clone(),
+        ..last.index.state.clone()
+    };
+    aside::write_folder(output, |fresh| {
+        let path = fresh.join(manifest::IN_FOLDER);
+        fs::write(&path, &loaded.effective)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        fresh::save(&loaded.manifest, &fresh.join("checkpoints"), &weights, &state)
+    })?;
+    Ok(output.join("checkpoints").join(checkpoint::name(step)))
+}
+
+/// The manifest of the last one, of a run in `output`.
+fn manifest_of(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
+    let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
+    let text = &last.index.manifest;
+    Ok(manifest::parse(text, "the checkpoint's manifest", Path::new("."), &sets)?)
+}
+
+/// Every checkpoint has the tensors of the last one.
+fn same_shapes(all: &[Checkpoint]) -> Result<(), Problems> {
+    let (Some(last), mut problems) = (all.last(), Problems::default()) else { return Ok(()) };
+    let remedy = "average checkpoints of one model";
+    let there = last.folder.display();
+    for other in all {
+        let place = other.folder.display().to_string();
+        for tensor in &last.index.tensors {
+            let name = &tensor.name;
+            match other.index.tensor(name) {
+                None => problems.add(&place, format!("has no {name}; {there} has"), remedy),
+                Some(found) if found.shape != tensor.shape => {
+                    let (ours, theirs) = (&found.shape, &tensor.shape);
+                    let what = format!("{name} is {ours:?}, in {there} it is {theirs:?}");
+                    problems.add(&place, what, remedy);
+                }
+                Some(_) => {}
+            }
+        }
+        let more = other.index.tensors.iter().find(|t| last.index.tensor(&t.name).is_none());
+        if let Some(more) = more {
+            problems.add(&place, format!("has {}; {there} has not", more.name), remedy);
+        }
+    }
+    problems.list.truncate(8);
+    problems.or(())
+}
+
+fn mean(all: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
+    let mut sums: Vec<f64> = Vec::new();
+    for checkpoint in all {
+        let tensor = checkpoint.index.tensor(name).context("it was there")?;
+        let values = checkpoint.whole(tensor, MASTER)?;
+        sums.resize(values.len(), 0.0);
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value));
+    }
+    Ok(sums.into_iter().map(|sum| (sum / all.len() as f64) as f32).collect())
+}

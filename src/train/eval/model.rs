@@ -1,0 +1,69 @@
+//! The model that is scored: a run's checkpoint, or a folder of Hugging Face's.
+
+use super::Options;
+use crate::checkpoint::hf::{self, HfConfig};
+use crate::checkpoint::{self, Index};
+use crate::comm::LauncherEnv;
+use crate::engine::Frozen;
+use crate::manifest::{self, Family, Loaded, Manifest, Position};
+use anyhow::Context;
+use std::path::{Path, PathBuf};
+
+/// Where weights come from.
+pub enum Source {
+    Checkpoint(PathBuf),
+    HuggingFace { folder: PathBuf, family: Family },
+}
+
+impl Source {
+    /// Reads this rank's share of the weights. What was read, for a person.
+    pub fn load(&self, weights: &Frozen) -> anyhow::Result<String> {
+        match self {
+            Source::Checkpoint(folder) => {
+                let step = checkpoint::load_weights(folder, weights)?.step;
+                Ok(format!("{}, step {step}", folder.display()))
+            }
+            Source::HuggingFace { folder, family } => {
+                hf::load_weights(folder, *family, weights)?;
+                Ok(format!("{}, {}", folder.display(), family.name()))
+            }
+        }
+    }
+}
+
+/// The model in a folder, and a manifest to score it with: its own tokenizer, and one rank, or as
+/// many replicas as ranks were started, unless the options say otherwise.
+pub fn open(folder: &Path, options: &Options) -> anyhow::Result<(Source, Loaded)> {
+    let (source, mut m) = match folder.join("config.json").exists() {
+        true => hugging_face(folder)?,
+        false => of_run(folder)?,
+    };
+    if let Some(tokenizer) = &options.tokenizer {
+        m.data.tokenizer = Some(tokenizer.clone());
+    }
+    if m.model.position != Position::Learned {
+        m.model.seq_len = options.seq_len.unwrap_or(m.model.seq_len); // no weight has this size
+    }
+    let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
+    let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
+    let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
+    let sets: Vec<String> = replicas.into_iter().chain(options.sets.iter().cloned()).collect();
+    Ok((source, manifest::for_inference(&m, &sets)?))
+}
+
+fn of_run(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
+    let found = checkpoint::find(folder)?;
+    let index = Index::read(&found)?;
+    let place = "the checkpoint's manifest";
+    let m = manifest::parse(&index.manifest, place, Path::new("."), &[])?.manifest;
+    Ok((Source::Checkpoint(found), m))
+}
+
+fn hugging_face(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
+    let HfConfig { family, model, .. } = hf::read_config(folder)?;
+    let tokenizer = folder.join(hf::TOKENIZER);
+    let tokenizer = tokenizer.exists().then(|| tokenizer.canonicalize()).transpose();
+    let mut m = Manifest::of_model(&model);
+    m.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
+    Ok((Source::HuggingFace { folder: folder.into(), family }, m))
+}

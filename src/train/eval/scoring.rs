@@ -1,0 +1,93 @@
+//! Samples scored by all ranks together. Replicas take micro-batches in turn, as in training; rank 0
+//! hears of every sample in the samples' order, so that sums over them do not depend on the grid.
+
+use super::super::loader::DataShard;
+use super::super::rank::Rank;
+use crate::data::Batch;
+use crate::data::eval::{Accuracy, Samples, Task};
+use crate::device::Backend;
+use crate::engine::Scores;
+use crate::model::Inputs;
+
+/// Micro-batches of each replica between two times that rank 0 hears of them: enough to fill a
+/// pipeline, few enough to be sent at once.
+const ROUNDS: u64 = 32;
+
+/// A model on the ranks of a grid.
+pub struct Scoring<'a> {
+    pub rank: &'a Rank<'a>,
+    pub be: &'a dyn Backend,
+    pub model: &'a dyn Scores,
+    pub shard: DataShard,
+    pub seq_len: usize,
+}
+
+/// A sample's number, and what is kept of it, as bits: JSON has no NaN.
+type Kept = (u64, Vec<u64>);
+
+impl Scoring<'_> {
+    /// Calls `take` on rank 0 with what is kept of each sample, in their order. A collective.
+    pub fn each(
+        &self,
+        samples: &dyn Samples,
+        take: &mut dyn FnMut(u64, &[f64]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let (rounds, mut batch) = (self.shard.rounds(samples.count()), Batch::default());
+        for first in (0..rounds).step_by(ROUNDS as usize) {
+            let mine = self.rounds(samples, first..rounds.min(first + ROUNDS), &mut batch)?;
+            let mut all: Vec<Kept> = self.rank.gather(&mine)?.into_iter().flatten().collect();
+            all.sort_by_key(|(number, _)| *number);
+            let mut taken = all.iter().map(|(number, values)| {
+                let values: Vec<f64> = values.iter().map(|bits| f64::from_bits(*bits)).collect();
+                take(*number, &values)
+            });
+            self.rank.agree(taken.try_for_each(|taken| taken))?;
+        }
+        Ok(())
+    }
+
+    /// This rank's share of some rounds. Where the samples end in the middle of one, the rest of it
+    /// is empty. Of a replica, the first tensor-parallel rank of the last stage keeps the values.
+    fn rounds(
+        &self,
+        samples: &dyn Samples,
+        rounds: std::ops::Range<u64>,
+        batch: &mut Batch,
+    ) -> anyhow::Result<Vec<Kept>> {
+        let DataShard { micro, replicas, replica } = self.shard;
+        let first_of = |round: u64| round * (micro * replicas) as u64 + (replica * micro) as u64;
+        let (mut loading, mut heard, mut kept) = (rounds.clone(), rounds.clone(), Vec::new());
+        let mut load = |inputs: &Inputs| {
+            let first = first_of(loading.next().expect("as many as were asked for"));
+            batch.reshape(first, micro, self.seq_len);
+            for (number, mut sample) in (first..).zip(batch.samples_mut()) {
+                match number < samples.count() {
+                    true => samples.fill(number, &mut sample)?,
+                    false => sample.clear_from(0),
+                }
+            }
+            inputs.upload(self.be, batch);
+            Ok(())
+        };
+        let mut hear = |losses: &[f32]| {
+            let first = first_of(heard.next().expect("as many as were asked for"));
+            for (number, losses) in (first..samples.count()).zip(losses.chunks(self.seq_len)) {
+                let values = samples.values(number, losses).into_iter().map(f64::to_bits);
+                kept.push((number, values.collect()));
+            }
+        };
+        let micros = (rounds.end - rounds.start) as usize;
+        self.model.score(&mut load, micros, &mut hear)?;
+        Ok(if self.rank.at.tensor == 0 { kept } else { Vec::new() })
+    }
+
+    /// The accuracy on a task's questions; on rank 0. A collective.
+    pub fn task(&self, task: &Task) -> anyhow::Result<Option<Accuracy>> {
+        let mut losses = Vec::new();
+        self.each(&task.packed, &mut |_, values| {
+            losses.extend_from_slice(values);
+            Ok(())
+        })?;
+        Ok(self.rank.is_first().then(|| task.accuracy(&losses)))
+    }
+}

@@ -1,0 +1,50 @@
+//! Checkpoints made of weights alone: imported ones, and means of others.
+
+use crate::checkpoint::disk::Disk;
+use crate::checkpoint::{self, Share, State};
+use crate::engine::{Initial, TensorSlice, model_dtype, rule};
+use crate::manifest::Manifest;
+use crate::model::{Layout, ModelShard};
+use std::path::{Path, PathBuf};
+
+/// A whole parameter, of the shape that checkpoints have.
+pub struct Whole {
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// Saves weights, in the model's order, as a checkpoint of the manifest's run in the folder
+/// `checkpoints`: the optimizer's states are those before its first update.
+pub fn save(
+    m: &Manifest,
+    checkpoints: &Path,
+    weights: &[Whole],
+    state: &State,
+) -> anyhow::Result<PathBuf> {
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let rounded = weights.iter().map(|whole| model_dtype(m.precision).halves(&whole.values));
+    let rounded: Vec<Option<Vec<u16>>> = rounded.collect();
+    let longest = weights.iter().map(|whole| whole.values.len()).max().unwrap_or(0);
+    let (zeros, rule) = (vec![0u8; 4 * longest], rule(m));
+    let mut shares = Vec::new();
+    for (number, (param, whole)) in layout.params().zip(weights).enumerate() {
+        let Whole { shape, values } = whole;
+        let cols = shape[shape.len() - 1];
+        let states = rule.states(&param.spec).into_iter();
+        for state in states.filter(|state| !state.extent.serves_exchange()) {
+            let size = state.extent.shape([values.len() / cols, cols]);
+            let slice = TensorSlice { at: [0, 0], size };
+            let bytes: &[u8] = match (state.init, &rounded[number]) {
+                (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
+                (Initial::Zero, _) => &zeros[..slice.numel() * state.dtype.size()],
+                (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
+                (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
+                    bytemuck::cast_slice(values)
+                }
+            };
+            let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+            shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
+        }
+    }
+    checkpoint::save(&Disk::default(), checkpoints, &shares, state)
+}
