@@ -10,7 +10,8 @@ use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
-    AdamW, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Tensor, Visible,
+    AdamW, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Tensor,
+    Visible,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -316,11 +317,12 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let stats = t.matrix_of(n, 3, DType::F32);
     let losses = t.matrix_of(n, 1, DType::F32);
     let scale = t.matrix_of(1, 1, DType::F32);
-    let statistics = move || be.cross_entropy_stats(logits, targets, 0, v, stats.set());
+    let how = Logits { x: logits, first: 0, vocab: v, cap: None };
+    let statistics = move || be.cross_entropy_stats(&how, targets, stats.set());
     statistics();
     let loss = move || {
         let to = Some((scale, logits.set()));
-        be.cross_entropy(logits, targets, weights, stats, 0, v, losses.set(), to);
+        be.cross_entropy(&how, targets, weights, stats, losses.set(), None, to);
     };
     vec![
         product(t, "head", 1, Gemm::NT, [n, v, h], None),

@@ -309,6 +309,8 @@ struct CrossEntropy {
     float* stats;
     // Null for the stats.
     float* losses;
+    // Null without the second loss.
+    float* z_losses;
     // Of the gradient; null where the logits are not overwritten by their gradient.
     const float* scale;
     // Entry of the vocabulary in the first column.
@@ -320,14 +322,20 @@ struct CrossEntropy {
     // Not for the stats.
     uint32_t shares;
     uint32_t vector;
+    // Of the logits; 0 is none.
+    float cap;
+    // The second loss's coefficient.
+    float z;
 };
 static_assert(AT(CrossEntropy, logits) == 0 && AT(CrossEntropy, targets) == 8 &&
               AT(CrossEntropy, weights) == 16 && AT(CrossEntropy, stats) == 24 &&
-              AT(CrossEntropy, losses) == 32 && AT(CrossEntropy, scale) == 40 &&
-              AT(CrossEntropy, first) == 48 && AT(CrossEntropy, rows) == 56 &&
-              AT(CrossEntropy, cols) == 64 && AT(CrossEntropy, own) == 68 &&
-              AT(CrossEntropy, shares) == 72 && AT(CrossEntropy, vector) == 76 &&
-              sizeof(CrossEntropy) == 80, "layout");
+              AT(CrossEntropy, losses) == 32 && AT(CrossEntropy, z_losses) == 40 &&
+              AT(CrossEntropy, scale) == 48 && AT(CrossEntropy, first) == 56 &&
+              AT(CrossEntropy, rows) == 64 && AT(CrossEntropy, cols) == 72 &&
+              AT(CrossEntropy, own) == 76 && AT(CrossEntropy, shares) == 80 &&
+              AT(CrossEntropy, vector) == 84 && AT(CrossEntropy, cap) == 88 &&
+              AT(CrossEntropy, z) == 92 &&
+              sizeof(CrossEntropy) == 96, "layout");
 
 struct SumParts {
     const void* x;

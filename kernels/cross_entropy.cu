@@ -15,11 +15,17 @@ __device__ __forceinline__ float exp_from(float x, float maximum) {
     return expf(x - (maximum == -INFINITY ? 0.0f : maximum));
 }
 
+// A logit as it counts.
+__device__ __forceinline__ float capped(const CrossEntropy& a, float x) {
+    return a.cap > 0.0f ? a.cap * tanhf(x / a.cap) : x;
+}
+
 template <class T, int V> __device__ void stats_by(const CrossEntropy& a) {
     uint64_t row = blockIdx.x;
     const T* logits = static_cast<const T*>(a.logits) + row * a.cols;
     float maximum = -INFINITY, sum = 0;
     auto visit = [&](auto& x) {
+        for (float& each : x) each = capped(a, each);
         float top = maximum;
         for (float each : x) top = fmaxf(top, each);
         if (top > maximum) {
@@ -46,7 +52,7 @@ template <class T, int V> __device__ void stats_by(const CrossEntropy& a) {
         int64_t place = place_of(a, row);
         a.stats[3 * row] = largest;
         a.stats[3 * row + 1] = sum;
-        a.stats[3 * row + 2] = place < 0 ? -INFINITY : widen(logits[place]);
+        a.stats[3 * row + 2] = place < 0 ? -INFINITY : capped(a, widen(logits[place]));
     }
 }
 
@@ -66,7 +72,9 @@ __device__ void gradient_by(const CrossEntropy& a, float largest, float factor, 
         load(logits + col, x);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            float slope = factor * expf(x[i] - largest) - (col + i == place ? weight : 0.0f);
+            float y = capped(a, x[i]);
+            float slope = factor * expf(y - largest) - (col + i == place ? weight : 0.0f);
+            if (a.cap > 0.0f) slope *= 1.0f - (y / a.cap) * (y / a.cap);
             x[i] = weight == 0.0f || col + i >= a.own ? 0.0f : slope;
         }
         store(logits + col, x);
@@ -87,11 +95,15 @@ template <class T> __device__ void cross_entropy(const CrossEntropy& a) {
         // A share without entries adds nothing; without this, −∞ − −∞ would.
         sum += stats[0] > -INFINITY ? stats[1] * exp((double)stats[0] - largest) : stats[1];
     }
-    if (threadIdx.x == 0)
-        a.losses[row] = weight == 0.0f ? 0.0f : (float)(weight * (log(sum) + largest - target));
+    double log_z = log(sum) + largest;
+    if (threadIdx.x == 0) {
+        a.losses[row] = weight == 0.0f ? 0.0f : (float)(weight * (log_z - target));
+        if (a.z_losses)
+            a.z_losses[row] = weight == 0.0f ? 0.0f : (float)(weight * (a.z * log_z * log_z));
+    }
     if (!a.scale) return;
     weight *= *a.scale;
-    float factor = (float)(weight / sum);
+    float factor = (float)(weight * (1.0 + 2.0 * a.z * log_z) / sum);
     if (a.vector) gradient_by<T, WIDE<T>>(a, largest, factor, weight);
     else gradient_by<T, 1>(a, largest, factor, weight);
 }

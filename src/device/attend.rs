@@ -1,6 +1,6 @@
-//! What the ops of normalisation, dropout and attention are told.
+//! What the ops of normalisation, dropout, attention and loss are told.
 
-use super::Tensor;
+use super::{Out, Tensor};
 use crate::base::{DType, Heads, div_exact};
 
 /// The normalisation of each row of H elements, with its weights [1, H].
@@ -70,6 +70,34 @@ impl QueryKey {
             assert!(self.heads.dim.is_multiple_of(2), "a head of {} columns", self.heads.dim);
         }
     }
+}
+
+/// This rank's share of the logits of R tokens, and how they are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits {
+    /// [R, v]: entries `first ..` of the vocabulary. Those from `vocab` on are padding and do not
+    /// count.
+    pub x: Tensor,
+    pub first: usize,
+    pub vocab: usize,
+    /// Of a cap c every logit x counts as c·tanh(x/c) (Gemma 2).
+    pub cap: Option<f32>,
+}
+
+impl Logits {
+    /// Columns that are entries of the vocabulary.
+    pub fn own(&self) -> usize {
+        self.vocab.saturating_sub(self.first).min(self.x.cols)
+    }
+}
+
+/// A second loss, which keeps the logits' normaliser Z = Σ exp(logit) near 1: coefficient·(ln Z)²
+/// (PaLM: Chowdhery et al. 2022, § 5).
+#[derive(Clone, Copy, Debug)]
+pub struct ZLoss {
+    pub coefficient: f32,
+    /// Of each token, weighted: f32 [R, 1].
+    pub losses: Out,
 }
 
 /// Inverted dropout without a stored mask: whether an element is kept is a function of its place in

@@ -1,6 +1,6 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
-use super::{AdafactorOps, Attend, Dropout, Home, Norm, Out, QueryKey, Tensor};
+use super::{AdafactorOps, Attend, Dropout, Home, Logits, Norm, Out, QueryKey, Tensor, ZLoss};
 use crate::base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
@@ -348,31 +348,22 @@ pub trait Backend: AdafactorOps {
     );
 
     /// Per row of this rank's share of the logits: stats f32 [R, 3] = maximum, Σ exp(logit −
-    /// maximum), and the target's logit (−∞ if the target is not in this share). logits [R, v]
-    /// cover vocabulary entries `first ..`; entries at or above `vocab` are padding and do not
-    /// count.
-    fn cross_entropy_stats(
-        &self,
-        logits: Tensor,
-        targets: Tensor,
-        first: usize,
-        vocab: usize,
-        stats: Out,
-    );
+    /// maximum), and the target's logit (−∞ if the target is not in this share).
+    fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out);
     /// From the stats of all shares, [shares·R, 3]: losses[r] = weights[r]·(−log p(target)), f32
-    /// [R, 1]; and, in place of the logits, dlogits = scale·weights[r]·(p − onehot), 0 in the
-    /// padding; the losses are not scaled. targets i32 [R, 1], weights f32 [R, 1], the gradient's
-    /// scale f32 [1, 1]. A weight of 0 gives loss 0 whatever the logits.
+    /// [R, 1], and the second loss where there is one; and, in place of the logits, the gradient of
+    /// the sum of both losses, scaled, 0 in the padding; the losses are not scaled. targets i32
+    /// [R, 1], weights f32 [R, 1], the gradient's scale f32 [1, 1]. A weight of 0 gives loss 0
+    /// whatever the logits.
     #[allow(clippy::too_many_arguments)]
     fn cross_entropy(
         &self,
-        logits: Tensor,
+        logits: &Logits,
         targets: Tensor,
         weights: Tensor,
         stats: Tensor,
-        first: usize,
-        vocab: usize,
         losses: Out,
+        z: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     );
 

@@ -3,8 +3,8 @@
 
 use super::{
     Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home,
-    MatrixPart, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, Tensor, Transfer,
-    Visible,
+    Logits, MatrixPart, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, Tensor,
+    Transfer, Visible, ZLoss,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -265,25 +265,24 @@ impl Backend for Dry {
         // Scores are rebuilt: five products for forward's two.
         self.attend("attention backward", 5, qkv, how, &[dy, qkv, y, lse, dqkv.to]);
     }
-    fn cross_entropy_stats(&self, logits: Tensor, _: Tensor, _: usize, _: usize, stats: Out) {
-        self.note("cross entropy", 4 * logits.numel(), &[logits, stats.to]);
+    fn cross_entropy_stats(&self, logits: &Logits, _: Tensor, stats: Out) {
+        self.note("cross entropy", 4 * logits.x.numel(), &[logits.x, stats.to]);
     }
     fn cross_entropy(
         &self,
-        logits: Tensor,
+        logits: &Logits,
         _: Tensor,
         _: Tensor,
         stats: Tensor,
-        _: usize,
-        _: usize,
         losses: Out,
+        _: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     ) {
         let whole = match dlogits {
-            Some((_, d)) => vec![logits, d.to, stats, losses.to],
+            Some((_, d)) => vec![logits.x, d.to, stats, losses.to],
             None => vec![stats, losses.to],
         };
-        self.note("cross entropy", 4 * logits.numel(), &whole);
+        self.note("cross entropy", 4 * logits.x.numel(), &whole);
     }
     fn sum(&self, x: Tensor, y: Out) {
         self.note("sum", x.numel(), &[x, y.to]);

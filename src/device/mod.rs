@@ -18,7 +18,7 @@ mod tensor;
 pub use crate::base::Gelu;
 pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
-pub use attend::{Attend, Dropout, Norm, QkNorm, QueryKey, Rotation, Visible};
+pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
 pub use backend::{
     AdamW, Backend, Coded, Dead, Epilogue, Gemm, Graph, OutOfMemory, Scaler, Scaling, Timeline,
     Transfer, digest_term,

@@ -170,6 +170,7 @@ pub fn context<'a>(
         recompute: manifest.topology.recompute,
         seed: manifest.train.seed,
         training,
+        z_loss: manifest.train.z_loss.filter(|_| training),
     }
 }
 

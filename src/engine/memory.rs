@@ -68,7 +68,8 @@ pub fn lay(
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
     let (work, arrived, slots) = at.workspace.temporary(|workspace| {
-        let work = GradBuffers::plan(&train, inputs[0].rows(), scalars.scaler.scale, workspace);
+        let sums = [scalars.scaler.scale, scalars.z_loss];
+        let work = GradBuffers::plan(&train, inputs[0].rows(), sums, workspace);
         let stream = work.stream;
         let receives = |chunk| pp.stage(chunk) + 1 < pp.stages();
         let arrived = match (0..pp.chunks).any(receives) {

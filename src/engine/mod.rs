@@ -251,10 +251,14 @@ impl<'a> Engine<'a> {
         params.set_compressing(compression.is_some());
         params.zero_grads();
         be.zero(s.loss);
+        be.zero(s.z_loss);
         self.run(&order.1, &self.slots, true, load, None)?;
         params.finish_grads();
         let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
         params.groups().sum_over_stages_and_replicas(s.loss);
+        if self.manifest.train.z_loss.is_some() {
+            params.groups().sum_over_stages_and_replicas(s.z_loss);
+        }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
         self.update.run(params, &*self.rule, s, scale, lr);
         params.begin_all_gather();

@@ -87,11 +87,14 @@ impl<'a> Sampler<'a> {
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         self.activations.inputs.upload(self.be, &self.batch);
         stage.forward(&self.activations);
-        let Model { vocab, vocab_padded, .. } = self.manifest.model;
+        let Model { vocab, vocab_padded, logit_softcap, .. } = self.manifest.model;
         let mut host = vec![0.0; vocab_padded];
         for position in positions {
             let logits = stage.logits(&self.activations, position);
             self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
+            if let Some(cap) = logit_softcap {
+                host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+            }
             each(position, &host[..vocab]);
         }
     }

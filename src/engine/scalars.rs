@@ -8,6 +8,8 @@ use crate::device::{Arena, Scaler, Tensor};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     pub loss: f64,
+    /// The second loss, which the run also descends: 0 where it has none.
+    pub z_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
     /// The gradient was not finite: nothing was updated.
@@ -32,6 +34,7 @@ pub struct Scalars {
     pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
     pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
     pub status: Tensor,  // f32 [1, 1]  whether the step was skipped, or the loss scale is stuck
+    pub z_loss: Tensor,  // f32 [1, 1]
     pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
     pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
     pub own: Tensor,     // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
@@ -53,6 +56,7 @@ impl Scalars {
             clip: outcome.span(2, 2),
             rule: outcome.span(3, 3),
             status: outcome.span(6, 1),
+            z_loss: outcome.span(8, 1),
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
             own: outcome.span(Scalars::BEFORE_SUMS + sums, own),
@@ -62,9 +66,10 @@ impl Scalars {
 
     /// What an outcome says, by the places above.
     pub fn read(outcome: &[f32]) -> Outcome {
-        let [loss, grad_norm, fate, loss_scale] = [1, 2, 6, 7].map(|place| outcome[place]);
+        let [loss, grad_norm, fate, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
         Outcome {
             loss: loss.into(),
+            z_loss: z.into(),
             grad_norm: grad_norm.into(),
             skipped: fate > 0.0,
             stuck: fate > 1.0,

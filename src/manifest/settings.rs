@@ -88,6 +88,9 @@ Model(raw, tensor: usize) {
     /// Whether the output layer is the embedding itself. Default: true, of the Llama families
     /// false. False is Megatron's --untie-embeddings-and-output-weights.
     tied_head: bool = !family.is_llama();
+    /// Every logit x counts as c·tanh(x/c) of this c, in training as in sampling (Gemma 2: 30).
+    /// Default: none.
+    logit_softcap: f32, in 1e-3..=1e6;
     /// Which formula of ffn: gelu. Default: tanh, as GPT-2, Megatron and BLOOM.
     gelu: Gelu = Gelu::Tanh;
     /// Added to the variance in every norm (--layernorm-epsilon). Default: 1e-5, of families qwen2
@@ -444,8 +447,7 @@ Plan(raw) {
 
 /// Questions with several answers, of which a model should find the right one likeliest.
 EvalTask(raw) {
-    /// JSON lines in the format of HellaSwag, ARC or PIQA. A relative path starts at the manifest's
-    /// folder.
+    /// JSON lines as HellaSwag's, ARC's or PIQA's; a relative path starts at the manifest's folder.
     #[schemars(required)]
     file: PathBuf => PathBuf = raw.file.unwrap_or_default(), written Some(file.clone());
     /// Only the first so many are read. Default: all.
@@ -476,6 +478,9 @@ Train(raw, length: u64, validated: &Validated, batch: &Batch, report: &mut Repor
     audit_interval: u64
         => Option<u64> = Some(raw.audit_interval.unwrap_or(100)).filter(|steps| *steps > 0),
         in 0..=1_000_000_000_000_000u64, written audit_interval.or(Some(0));
+    /// What (ln Σ exp(logit))² adds to each token's loss, so that logits do not drift (PaLM: 1e-4).
+    /// Logged by itself; validation is without it. Default: none.
+    z_loss: f32, in 1e-12..=1.0;
     /// Seed of initial weights and dropout. Default: 1234.
     seed: u64 = 1234, in 0..=18_446_744_073_709_551_615u64;
     /// CPU threads of each rank. Default: all there are, shared among the ranks of a machine.

@@ -26,10 +26,12 @@ pub struct GradBuffers {
     pub ctx:       Tensor, // [N, q]
     pub qkv:       Tensor, // [N, qkv]
     pub scale:     Tensor, // f32 [1, 1]  of all gradients: what the loss is multiplied by
+    pub z_loss:    Tensor, // f32 [1, 1]  where the second loss is added up
 }
 
 impl GradBuffers {
-    pub fn plan(cx: &Cx, all: usize, scale: Tensor, arena: &Arena) -> GradBuffers {
+    /// `sums` are the places of `scale` and `z_loss`.
+    pub fn plan(cx: &Cx, all: usize, [scale, z_loss]: [Tensor; 2], arena: &Arena) -> GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let (stream, h) = (outside(), outside());
         let stream_in = cx.tp.gathered(stream, all, arena);
@@ -51,6 +53,7 @@ impl GradBuffers {
             ctx: arena.matrix(all, cx.heads().query_width(), cx.dtype),
             qkv: arena.matrix(all, cx.heads().qkv_width(), cx.dtype),
             scale,
+            z_loss,
         }
     }
 }

@@ -51,6 +51,8 @@ pub struct Cx<'a> {
     pub seed: u64,
     /// False switches dropout off.
     pub training: bool,
+    /// The coefficient of the second loss, in training.
+    pub z_loss: Option<f32>,
 }
 
 impl Cx<'_> {

@@ -12,8 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
-/// that run's manifest. It stands where the last of them stood: its step, its place in the data. The
-/// optimizer's states begin anew. The mean is taken in f64, in the order given.
+/// that run's manifest. It stands where the last of them stood: its step, its place in the data.
+/// The optimizer's states begin anew. The mean is taken in f64, in the order given.
 pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
     aside::vacant(output)?;
     let all = from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;

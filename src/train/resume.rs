@@ -55,6 +55,7 @@ const RULES: &[(&str, Change)] = &[
     ("loss_scale",          Change::Warn),
     ("model.dropout",       Change::Warn),
     ("batch.micro",         Change::Warn),     // sums of floats in another order
+    ("train.z_loss",        Change::Warn),
     ("train.samples",       Change::Warn),     // and with it the order of samples
     ("model",               Change::Reject),
     ("precision",           Change::Reject),

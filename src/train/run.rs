@@ -138,8 +138,8 @@ impl Run<'_> {
         Ok((reached > 0).then_some(Ended::Reached).or(stopped))
     }
 
-    /// Whether the loss is as low as train.stop_at_loss: on validation where there is a set, else of
-    /// the last steps.
+    /// Whether the loss is as low as train.stop_at_loss: on validation where there is a set, else
+    /// of the last steps.
     fn reached(&self) -> bool {
         let loss = if self.valid.is_empty() { self.saver.mean_loss() } else { self.evaluated };
         self.manifest.train.stop_at_loss.zip(loss).is_some_and(|(at, loss)| loss <= at)
@@ -200,6 +200,7 @@ impl Run<'_> {
             global_batch: global,
             seconds,
             data_wait_seconds: data_wait.as_secs_f64(),
+            z_loss: self.manifest.train.z_loss.map(|_| outcome.z_loss),
             loss_scale: scaled.then_some(outcome.loss_scale),
             skipped: outcome.skipped,
         })?;

@@ -41,6 +41,7 @@ fn train(folder: &Path, from: u64, to: u64) {
             global_batch: 16,
             seconds: 0.25,
             data_wait_seconds: 0.001,
+            z_loss: None,
             loss_scale: None,
             skipped: false,
         };

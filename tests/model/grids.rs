@@ -113,6 +113,27 @@ adafactor!(adafactor_pipeline_2: "topology.pipeline=2");
 adafactor!(adafactor_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1", "topology.schedule=interleaved");
 
+/// A cap of the logits, and the second loss, over a vocabulary that is not the ranks' multiple.
+const CAPPED: [&[&str]; 2] = [
+    &["model.logit_softcap=0.3", "train.z_loss=0.1", "model.vocab=101"],
+    &["train.z_loss=0.01", "model.tied_head=false"],
+];
+
+macro_rules! capped {
+    ($name:ident: $($set:literal),+) => {
+        #[test]
+        fn $name() {
+            check_families(&[$($set),+], &GLOBAL, &CAPPED);
+            assert!(serial(CAPPED[0], &GLOBAL).outcomes[0].z_loss > 0.1);
+        }
+    };
+}
+
+capped!(capped_tensor_4: "topology.tensor=4", "topology.recompute=full");
+capped!(capped_pipeline_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1");
+capped!(capped_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.sequence_parallel=true", "topology.schedule=interleaved");
+
 /// Eight micro-batches of two samples, or two of eight. (The evaluations are of other samples.)
 #[test]
 fn adafactor_accumulates() {
@@ -398,6 +419,8 @@ pub fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
         };
         let (loss, norm) = (off(a.loss, b.loss), off(a.grad_norm, b.grad_norm));
         let place = format!("step {step} of {what:?}: {a:?}, one rank {b:?}");
+        let z = if a.z_loss == b.z_loss { 0.0 } else { off(a.z_loss, b.z_loss) };
+        assert!(z <= tolerance.0, "{place}: second loss off by {z:.1e}");
         assert!(loss <= tolerance.0, "{place}: loss off by {loss:.1e}");
         // Rounding in the gradients goes through AdamW's quotient into the next step's weights.
         let grown = if step == 0 { 1.0 } else { 20.0 };

@@ -52,6 +52,13 @@ fn nccl_qwen3_tensor_2() {
     check_model(&qwen3, &["topology.tensor=2", "topology.sequence_parallel=true"], How::Nccl);
 }
 
+/// The cap of the logits and the second loss, over a vocabulary that two ranks share.
+#[test]
+fn nccl_capped_tensor_2() {
+    let capped = ["model.logit_softcap=0.3", "train.z_loss=0.1", "model.vocab=101"];
+    check_model(&capped, &["topology.tensor=2"], How::Nccl);
+}
+
 fn check_model(model: &[&str], topology: &[&str], how: How) {
     let fp16 = ["precision=fp16", "loss_scale=1024"];
     let precisions: [(&[&str], f64); 3] =
@@ -65,6 +72,8 @@ fn check_model(model: &[&str], topology: &[&str], how: How) {
         for (a, b) in ours.iter().zip(&one) {
             let off = |a: f64, b: f64| (a - b).abs() / b;
             assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
+            let equal = a.z_loss == b.z_loss;
+            assert!(equal || off(a.z_loss, b.z_loss) <= tolerance, "{a:?}, one rank {b:?}");
             assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
         }
         if precision == ["precision=bf16"] {

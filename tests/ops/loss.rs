@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::slopes;
 use crate::{Case, case};
 use gptrain::base::{DType, div_exact};
-use gptrain::device::Tensor;
+use gptrain::device::{Logits, Tensor, ZLoss};
 
 pub fn table() -> Vec<Case> {
     let sizes = [(1, 1, 1, 1), (1, 50, 50, 1), (17, 33, 40, 1), (9, 33, 40, 4), (5, 30, 48, 3)];
@@ -15,6 +15,17 @@ pub fn table() -> Vec<Case> {
             case(name, move |b| cross_entropy(b, rows, vocab, padded, shares))
         })
         .collect();
+    for (rows, vocab, padded, shares) in [(17, 33, 40, 1), (9, 33, 40, 4)] {
+        let name = format!("cross-entropy {rows}x{vocab} of {padded}, {shares} shares");
+        let extra = |cap, z| Extra { cap, z };
+        let all = [("capped", extra(Some(5.0), None)), ("z-loss", extra(None, Some(1e-2)))];
+        for (what, extra) in
+            all.into_iter().chain([("capped, z-loss", extra(Some(3.0), Some(0.1)))])
+        {
+            let run = move |b: &Bench| cross_entropy_of(b, rows, vocab, padded, shares, extra);
+            cases.push(case(format!("{name}, {what}"), run));
+        }
+    }
     cases.push(case("cross-entropy of infinite logits", infinite));
     cases
 }
@@ -25,17 +36,42 @@ fn columns(x: &[f64], cols: usize, share: usize, shares: usize) -> Vec<f64> {
     x.chunks(cols).flat_map(|row| row[share * own..(share + 1) * own].to_vec()).collect()
 }
 
+/// A cap of the logits, and the coefficient of the second loss.
+#[derive(Clone, Copy, Default)]
+struct Extra {
+    cap: Option<f32>,
+    z: Option<f32>,
+}
+
+impl Extra {
+    fn capped(&self, x: f64) -> f64 {
+        self.cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+    }
+}
+
 pub fn cross_entropy(b: &Bench, rows: usize, vocab: usize, padded: usize, shares: usize) {
+    cross_entropy_of(b, rows, vocab, padded, shares, Extra::default());
+}
+
+fn cross_entropy_of(
+    b: &Bench,
+    rows: usize,
+    vocab: usize,
+    padded: usize,
+    shares: usize,
+    extra: Extra,
+) {
     let logits = b.normal(rows, padded).x.iter().map(|x| 4.0 * x).collect::<Vec<_>>();
     let targets: Vec<i32> = (0..rows).map(|row| (row * 7 % vocab) as i32).collect();
     let weights: Vec<f64> = (0..rows).map(|row| (row % 4) as f64 / 2.0 + 0.25).collect();
     let weights = [&weights[1..], &[0.0]].concat();
-    compare(b, [vocab, padded, shares], &logits, &targets, &weights);
+    compare(b, [vocab, padded, shares], extra, &logits, &targets, &weights);
 }
 
 fn compare(
     b: &Bench,
     [vocab, padded, shares]: [usize; 3],
+    extra: Extra,
     logits: &[f64],
     targets: &[i32],
     weights: &[f64],
@@ -49,30 +85,44 @@ fn compare(
         .collect();
     for (share, part) in parts.iter().enumerate() {
         let to = stats.row_range(share * rows, rows);
-        b.backend.cross_entropy_stats(part.on, on, share * own, vocab, to.set());
-        b.expect("stats", to, || stats_of(&part.x, own, share * own, vocab, targets));
+        let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
+        b.backend.cross_entropy_stats(&how, on, to.set());
+        let x: Vec<f64> = part.x.iter().map(|x| extra.capped(*x)).collect();
+        b.expect("stats", to, || stats_of(&x, own, share * own, vocab, targets));
     }
     let logit = |row: usize, entry: usize| parts[entry / own].x[row * own + entry % own];
     let whole = |row: usize| (0..vocab).map(|entry| logit(row, entry)).collect::<Vec<_>>();
+    // Of logits before the cap, so that the slopes are those of the cap too.
+    let log_z =
+        |logits: &[f64]| log_sum_exp(&logits.iter().map(|x| extra.capped(*x)).collect::<Vec<_>>());
     let loss = |row: usize, logits: &[f64]| match weights.x[row] {
         0.0 => 0.0,
-        weight => weight * (log_sum_exp(logits) - logits[targets[row] as usize]),
+        weight => weight * (log_z(logits) - extra.capped(logits[targets[row] as usize])),
+    };
+    let z_loss = |row: usize, logits: &[f64]| {
+        weights.x[row] * f64::from(extra.z.unwrap_or(0.0)) * log_z(logits).powi(2)
     };
     for (share, part) in parts.iter().enumerate() {
-        let losses = b.blank(rows, 1, DType::F32);
+        let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let run = |losses: Tensor, dlogits| {
-            let (first, to) = (share * own, losses.set());
-            b.backend.cross_entropy(part.on, on, weights.on, stats, first, vocab, to, dlogits);
+            let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
+            let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
+            b.backend.cross_entropy(&how, on, weights.on, stats, losses.set(), z, dlogits);
         };
         let scale = b.known(1, 1, DType::F32, &[1.5]);
         run(losses, None);
         b.expect("losses", losses, || (0..rows).map(|row| loss(row, &whole(row))).collect());
+        if extra.z.is_some() {
+            let z_of = |row: usize| z_loss(row, &whole(row));
+            b.expect("second losses", z_losses, || (0..rows).map(z_of).collect());
+        }
         let again = b.blank(rows, 1, DType::F32);
         run(again, Some((scale.on, part.on.set())));
         b.same("losses without and with dlogits", losses, again);
         b.expect("dlogits", part.on, || {
             let row = |row| {
-                let mut slopes = slopes(&whole(row), |logits| 1.5 * loss(row, logits));
+                let both = |logits: &[f64]| 1.5 * (loss(row, logits) + z_loss(row, logits));
+                let mut slopes = slopes(&whole(row), both);
                 slopes.resize(padded, 0.0);
                 slopes[share * own..(share + 1) * own].to_vec()
             };
@@ -108,9 +158,10 @@ fn infinite(b: &Bench) {
         let targets = b.integers(3, 1, &[2, 0, 1]);
         let weights = b.known(3, 1, DType::F32, weights);
         let (stats, losses) = (b.blank(3, 3, DType::F32), b.blank(3, 1, DType::F32));
-        b.backend.cross_entropy_stats(logits.on, targets, 0, 4, stats.set());
+        let how = Logits { x: logits.on, first: 0, vocab: 4, cap: None };
+        b.backend.cross_entropy_stats(&how, targets, stats.set());
         let to = Some((b.known(1, 1, DType::F32, &[1.0]).on, logits.on.set()));
-        b.backend.cross_entropy(logits.on, targets, weights.on, stats, 0, 4, losses.set(), to);
+        b.backend.cross_entropy(&how, targets, weights.on, stats, losses.set(), None, to);
         (losses, logits.on)
     };
     let p = 1.0 / (1.0 + 1f64.exp());

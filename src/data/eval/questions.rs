@@ -1,8 +1,8 @@
 //! Multiple-choice questions in JSON lines, one a line, in the formats of HellaSwag, ARC and PIQA.
 //!
 //! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness (tasks hellaswag,
-//! arc_easy and arc_challenge, piqa, without examples before the question): an answer scores the sum
-//! of log p over its own tokens, after the question. `acc` is the share of questions whose right
+//! arc_easy and arc_challenge, piqa, without examples before the question): an answer scores the
+//! sum of log p over its own tokens, after the question. `acc` is the share of questions whose right
 //! answer scores highest; `acc_norm` divides by the answer's length in characters first.
 
 use super::packed::{Packed, Sequence};
@@ -61,8 +61,8 @@ struct Text {
 }
 
 impl Task {
-    /// Reads the file's first `limit` questions. Every line that is no question is a mistake, by its
-    /// number.
+    /// Reads the file's first `limit` questions. Every line that is no question is a mistake, by
+    /// its number.
     pub fn read(path: &Path, how: &Reading, limit: Option<usize>) -> Result<Task> {
         let place = path.display().to_string();
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {place}"))?;
@@ -129,8 +129,8 @@ impl Reading<'_> {
         Ok((Question { right: text.right, lengths }, sequences))
     }
 
-    /// The tokens of question and answer, as the harness cuts them: those of both together, after as
-    /// many as the question has alone. Spaces at the question's end belong to the answer.
+    /// The tokens of question and answer, as the harness cuts them: those of both together, after
+    /// as many as the question has alone. Spaces at the question's end belong to the answer.
     fn sequence(
         &self,
         encoder: &mut Encoder,

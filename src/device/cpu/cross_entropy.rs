@@ -5,33 +5,24 @@ use super::math::{exp_scaled, maximum, sum_exp};
 use super::memory::{BLOCK, Block, clear, integer, load, scalar, store};
 use super::parallel::blocks;
 use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::device::{Logits, Out, Tensor, ZLoss};
 
 pub(super) struct Inputs {
-    pub logits: Tensor,
+    pub logits: Logits,
     pub targets: Tensor,
     pub weights: Tensor,
     pub stats: Tensor,
-    pub first: usize,
-    pub vocab: usize,
 }
 
-pub(super) fn stats(
-    cpu: &Cpu,
-    logits: Tensor,
-    targets: Tensor,
-    first: usize,
-    vocab: usize,
-    stats: Out,
-) {
-    assert_eq!((targets.numel(), stats.to.numel()), (logits.rows, 3 * logits.rows), "rows");
+pub(super) fn stats(cpu: &Cpu, logits: &Logits, targets: Tensor, stats: Out) {
+    let x = logits.x;
+    assert_eq!((targets.numel(), stats.to.numel()), (x.rows, 3 * x.rows), "rows");
     assert!(stats.to.dtype == DType::F32 && !stats.add, "stats are f32 and overwritten");
-    let own = vocab.saturating_sub(first).min(logits.cols);
-    cpu.each_rows(logits.rows, logits.cols, |rows| {
+    cpu.each_rows(x.rows, x.cols, |rows| {
         for row in rows {
-            let at = row * logits.cols;
+            let at = row * x.cols;
             let (mut largest, mut sum) = (f32::NEG_INFINITY, 0.0f64);
-            each_block_of(logits, at, own, |block| {
+            each_block_of(logits, at, |block| {
                 let top = maximum(block);
                 if top > largest {
                     sum *= (largest as f64 - top as f64).exp();
@@ -41,36 +32,43 @@ pub(super) fn stats(
                 let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
                 sum += sum_exp(block, base) as f64;
             });
-            let column = column_of(targets, row, first, own);
-            let target = column.map_or(f32::NEG_INFINITY, |column| scalar(logits, at + column));
+            let value = |column| capped(scalar(x, at + column), logits.cap);
+            let target = column_of(targets, row, logits).map_or(f32::NEG_INFINITY, value);
             store(&[largest, sum as f32, target], stats.to, 3 * row);
         }
     });
 }
 
-pub(super) fn losses(cpu: &Cpu, inputs: &Inputs, losses: Out, dlogits: Option<(Tensor, Out)>) {
-    let Inputs { logits, targets, weights, stats, first, vocab } = *inputs;
-    let rows = logits.rows;
+pub(super) fn losses(
+    cpu: &Cpu,
+    inputs: &Inputs,
+    losses: Out,
+    z: Option<ZLoss>,
+    dlogits: Option<(Tensor, Out)>,
+) {
+    let Inputs { logits, targets, weights, stats } = *inputs;
+    let rows = logits.x.rows;
     assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
     assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
-    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits && !d.add), "in place");
-    let own = vocab.saturating_sub(first).min(logits.cols);
+    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits.x && !d.add), "in place");
+    assert!(z.is_none_or(|z| z.losses.to.numel() == rows && !z.losses.add), "z losses");
     let scale = dlogits.map(|(scale, _)| scalar(scale, 0));
-    cpu.each_rows(rows, logits.cols, |range| {
+    let coefficient = z.map_or(0.0, |z| f64::from(z.coefficient));
+    cpu.each_rows(rows, logits.x.cols, |range| {
         for row in range {
             let weight = scalar(weights, row);
             let (largest, sum, target) = merge(stats, rows, row);
-            let loss = if weight == 0.0 {
-                0.0
-            } else {
-                weight as f64 * (sum.ln() + largest as f64 - target as f64)
-            };
-            store(&[loss as f32], losses.to, row);
+            let log_z = sum.ln() + largest as f64;
+            let weighted =
+                |loss: f64| if weight == 0.0 { 0.0 } else { (weight as f64 * loss) as f32 };
+            store(&[weighted(log_z - target as f64)], losses.to, row);
+            if let Some(z) = z {
+                store(&[weighted(coefficient * log_z * log_z)], z.losses.to, row);
+            }
             if let Some(scale) = scale {
                 let weight = scale * weight;
-                let factor = (weight as f64 / sum) as f32;
-                let column = column_of(targets, row, first, own);
-                slopes(logits, row, own, weight, [largest, factor], column);
+                let factor = (weight as f64 * (1.0 + 2.0 * coefficient * log_z) / sum) as f32;
+                slopes(&logits, row, weight, [largest, factor], column_of(targets, row, &logits));
             }
         }
     });
@@ -96,44 +94,60 @@ fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
     (largest, sum, target)
 }
 
-/// Overwrites a row of logits by weight·(p − onehot), with p = exp(logit − largest)·factor /
-/// weight.
+/// Overwrites a row of logits by factor·exp(logit − largest) − weight·onehot, times the slope of
+/// the cap.
 fn slopes(
-    logits: Tensor,
+    logits: &Logits,
     row: usize,
-    own: usize,
     weight: f32,
     [largest, factor]: [f32; 2],
     target: Option<usize>,
 ) {
-    let at = row * logits.cols;
+    let Logits { x, cap, .. } = *logits;
+    let (at, own) = (row * x.cols, logits.own());
     if weight == 0.0 {
-        return clear(logits, at, logits.cols);
+        return clear(x, at, x.cols);
     }
-    let mut buffer: Block = [0.0; BLOCK];
+    let (mut buffer, mut bent): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
     for cols in blocks(0..own) {
-        let buffer = &mut buffer[..cols.len()];
-        load(logits, at + cols.start, buffer);
+        let (buffer, bent) = (&mut buffer[..cols.len()], &mut bent[..cols.len()]);
+        load(x, at + cols.start, buffer);
+        if cap.is_some() {
+            buffer.iter_mut().for_each(|x| *x = capped(*x, cap));
+            bent.copy_from_slice(buffer);
+        }
         exp_scaled(buffer, largest, factor);
         if let Some(target) = target.filter(|target| cols.contains(target)) {
             buffer[target - cols.start] -= weight;
         }
-        store(buffer, logits, at + cols.start);
+        if let Some(cap) = cap {
+            let slope = |y: f32| 1.0 - (y / cap) * (y / cap);
+            buffer.iter_mut().zip(bent).for_each(|(d, y)| *d *= slope(*y));
+        }
+        store(buffer, x, at + cols.start);
     }
-    clear(logits, at + own, logits.cols - own);
+    clear(x, at + own, x.cols - own);
 }
 
-fn each_block_of(x: Tensor, at: usize, len: usize, mut with: impl FnMut(&[f32])) {
+fn capped(x: f32, cap: Option<f32>) -> f32 {
+    cap.map_or(x, |cap| cap * (x / cap).tanh())
+}
+
+/// The entries of the vocabulary in a row that begins at `at`, capped.
+fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
     let mut buffer: Block = [0.0; BLOCK];
-    for range in blocks(at..at + len) {
+    for range in blocks(at..at + logits.own()) {
         let buffer = &mut buffer[..range.len()];
-        load(x, range.start, buffer);
+        load(logits.x, range.start, buffer);
+        if logits.cap.is_some() {
+            buffer.iter_mut().for_each(|x| *x = capped(*x, logits.cap));
+        }
         with(buffer);
     }
 }
 
 /// The column of a row's target, where this share has it.
-fn column_of(targets: Tensor, row: usize, first: usize, own: usize) -> Option<usize> {
+fn column_of(targets: Tensor, row: usize, logits: &Logits) -> Option<usize> {
     let target = usize::try_from(integer(targets, row)).ok()?;
-    target.checked_sub(first).filter(|column| *column < own)
+    target.checked_sub(logits.first).filter(|column| *column < logits.own())
 }

@@ -25,8 +25,8 @@ mod query_key;
 mod tests;
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Norm, Out, OutOfMemory, QueryKey,
-    Scaler, Scaling, Tensor, Transfer,
+    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,
+    QueryKey, Scaler, Scaling, Tensor, Transfer, ZLoss,
 };
 use crate::base::Bytes;
 use crate::device::Home;
@@ -215,30 +215,22 @@ impl Backend for Cpu {
         attention::backward(self, [dy, qkv, y, lse], how, dqkv);
     }
 
-    fn cross_entropy_stats(
-        &self,
-        logits: Tensor,
-        targets: Tensor,
-        first: usize,
-        vocab: usize,
-        stats: Out,
-    ) {
-        cross_entropy::stats(self, logits, targets, first, vocab, stats);
+    fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out) {
+        cross_entropy::stats(self, logits, targets, stats);
     }
 
     fn cross_entropy(
         &self,
-        logits: Tensor,
+        logits: &Logits,
         targets: Tensor,
         weights: Tensor,
         stats: Tensor,
-        first: usize,
-        vocab: usize,
         losses: Out,
+        z: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     ) {
-        let inputs = cross_entropy::Inputs { logits, targets, weights, stats, first, vocab };
-        cross_entropy::losses(self, &inputs, losses, dlogits);
+        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
+        cross_entropy::losses(self, &inputs, losses, z, dlogits);
     }
 
     fn sum(&self, x: Tensor, y: Out) {

@@ -215,6 +215,8 @@ kernel_args! {
         stats: *mut f32,
         /// Null for the stats.
         losses: *mut f32,
+        /// Null without the second loss.
+        z_losses: *mut f32,
         /// Of the gradient; null where the logits are not overwritten by their gradient.
         scale: *const f32,
         /// Entry of the vocabulary in the first column.
@@ -225,6 +227,10 @@ kernel_args! {
         /// Not for the stats.
         shares: u32,
         vector: u32,
+        /// Of the logits; 0 is none.
+        cap: f32,
+        /// The second loss's coefficient.
+        z: f32,
     }
 
     struct SumParts {

@@ -35,8 +35,8 @@ pub use launch::Kernels;
 pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Norm, Out,
-    OutOfMemory, QueryKey, Scaler, Scaling, Tensor, Timeline, Transfer,
+    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Logits, Norm,
+    Out, OutOfMemory, QueryKey, Scaler, Scaling, Tensor, Timeline, Transfer, ZLoss,
 };
 use crate::base::{Bytes, DType, Problems};
 use crate::device::cpu::Cpu;
@@ -376,30 +376,22 @@ impl Backend for Cuda {
         attention::backward(self, [dy, qkv, y, lse], how, dqkv);
     }
 
-    fn cross_entropy_stats(
-        &self,
-        logits: Tensor,
-        targets: Tensor,
-        first: usize,
-        vocab: usize,
-        stats: Out,
-    ) {
-        cross_entropy::stats(self, logits, targets, first, vocab, stats);
+    fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out) {
+        cross_entropy::stats(self, logits, targets, stats);
     }
 
     fn cross_entropy(
         &self,
-        logits: Tensor,
+        logits: &Logits,
         targets: Tensor,
         weights: Tensor,
         stats: Tensor,
-        first: usize,
-        vocab: usize,
         losses: Out,
+        z: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     ) {
-        let inputs = cross_entropy::Inputs { logits, targets, weights, stats, first, vocab };
-        cross_entropy::losses(self, &inputs, losses, dlogits);
+        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
+        cross_entropy::losses(self, &inputs, losses, z, dlogits);
     }
 
     fn sum(&self, x: Tensor, y: Out) {

@@ -7,9 +7,10 @@ use super::super::settings::{Written, raw};
 use super::super::{
     Data, DataStage, Dataset, Eod, Model, Objective, PrefixLm, Sequences, ValidSet, tree,
 };
+use super::paths::resolve;
 use super::time::Length;
 use crate::base::Count;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";
 /// In the order of a split's numbers.
@@ -195,25 +196,6 @@ impl Blends<'_, '_> {
     pub fn resolve(&self, path: PathBuf) -> PathBuf {
         resolve(self.folder, &path)
     }
-}
-
-/// `path` as seen from the folder, whose links are resolved, without leading `..`.
-pub fn resolve(folder: &Path, path: &Path) -> PathBuf {
-    let mut whole = if path.is_absolute() { PathBuf::new() } else { folder.to_path_buf() };
-    let mut at_start = true;
-    for component in path.components() {
-        match component {
-            Component::CurDir => {}
-            Component::ParentDir if at_start && !path.is_absolute() => {
-                whole.pop();
-            }
-            other => {
-                at_start = false;
-                whole.push(other);
-            }
-        }
-    }
-    whole
 }
 
 /// The valid share of the training datasets, where their splits have one.

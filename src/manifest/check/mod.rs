@@ -3,6 +3,7 @@
 //! it is never returned, since the report holds the mistake.
 
 pub mod data;
+mod paths;
 pub mod shape;
 pub mod time;
 

@@ -3,7 +3,7 @@
 
 use super::{linear, norm};
 use crate::base::DType;
-use crate::device::{Arena, Epilogue, Out, Tensor};
+use crate::device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
 use crate::model::weights::Weight::*;
 use crate::model::{Cx, GradBuffers, Inputs, Params};
 
@@ -16,6 +16,7 @@ pub struct Acts {
     logits: Tensor, // [R, v]   of one chunk of R tokens; then their gradient
     stats:  Tensor, // [tp·R, 3]
     pub losses: Tensor, // [N, 1]   of each token, weighted
+    z_losses: Option<Tensor>, // [N, 1]  the second loss, where the run has one
 }
 
 impl Acts {
@@ -28,6 +29,7 @@ impl Acts {
             logits: workspace.matrix(chunk, share, cx.dtype),
             stats: workspace.matrix(cx.tp.group.size() * chunk, 3, DType::F32),
             losses: workspace.matrix(rows, 1, DType::F32),
+            z_losses: cx.z_loss.map(|_| workspace.matrix(rows, 1, DType::F32)),
         }
     }
 
@@ -49,7 +51,8 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, lo
     cx.be.sum(a.losses, loss);
 }
 
-/// Forward and backward in one pass over the chunks; leaves the gradient of x in `d.stream`.
+/// Forward and backward in one pass over the chunks; leaves the gradient of x in `d.stream`. The
+/// second loss is added to `d.z_loss`.
 #[allow(clippy::too_many_arguments)]
 pub fn forward_backward(
     cx: &Cx,
@@ -71,11 +74,14 @@ pub fn forward_backward(
         linear::backward(cx, logits, h, table, Epilogue::Nothing, dh.set(), dtable.add());
     }
     cx.be.sum(a.losses, loss);
+    if let Some(z_losses) = a.z_losses {
+        cx.be.sum(z_losses, d.z_loss.add());
+    }
     cx.tp.reduce_out(d.h_in, d.h);
     norm::backward(cx, w, g, &a.norm, d.h, d.stream.set());
 }
 
-/// Logits of one token, f32 or the compute type [1, v].
+/// Logits of one token before any cap, f32 or the compute type [1, v].
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
     norm::forward(cx, w, &a.norm);
     let logits = a.logits.row_range(0, 1);
@@ -92,13 +98,18 @@ fn cross_entropy(
     logits: Tensor,
     dlogits: Option<(Tensor, Out)>,
 ) {
-    let (rows, vocab) = (logits.rows, cx.model.vocab);
-    let at = cx.tp.first(cx.model.vocab_padded);
+    let rows = logits.rows;
+    let (first_entry, vocab) = (cx.tp.first(cx.model.vocab_padded), cx.model.vocab);
+    let how = Logits { x: logits, first: first_entry, vocab, cap: cx.model.logit_softcap };
     let targets = i.targets.row_range(first, rows);
     let stats = a.stats.row_range(0, cx.tp.group.size() * rows);
     let part = stats.row_range(cx.tp.group.rank() * rows, rows);
-    cx.be.cross_entropy_stats(logits, targets, at, vocab, part.set());
+    cx.be.cross_entropy_stats(&how, targets, part.set());
     cx.tp.group.all_gather(part, stats);
     let (weights, losses) = (i.weights.row_range(first, rows), a.losses.row_range(first, rows));
-    cx.be.cross_entropy(logits, targets, weights, stats, at, vocab, losses.set(), dlogits);
+    let z = a
+        .z_losses
+        .zip(cx.z_loss)
+        .map(|(all, coefficient)| ZLoss { coefficient, losses: all.row_range(first, rows).set() });
+    cx.be.cross_entropy(&how, targets, weights, stats, losses.set(), z, dlogits);
 }

@@ -17,7 +17,7 @@ use crate::manifest::{EvalTask, Loaded, Manifest, Position};
 use model::Source;
 use serde::Serialize;
 use std::fmt;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// Options of `gptrain eval`.
@@ -179,7 +179,7 @@ fn score(
     let (m, be, seq_len) = (&loaded.manifest, device.backend(), exam.seq_len);
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
-    tracing::info!("memory: {}", scorer.memory_plan());
+    tracing::info!("memory: {}", scorer.memory_plan().total());
     let model = rank.phase("loading", || source.load(&scorer))?;
     rank.set_phase("scoring");
     let scoring = Scoring { rank, be, model: &scorer, shard: DataShard::of(rank, m), seq_len };
@@ -191,7 +191,7 @@ fn score(
         let task = path.display().to_string();
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
-    Ok(rank.is_first().then(|| Scored { model, data, tasks }))
+    Ok(rank.is_first().then_some(Scored { model, data, tasks }))
 }
 
 /// The loss on a stream. Prints a line for each sample where each token's loss is kept.
@@ -234,7 +234,10 @@ fn print_logprobs(sample: u64, losses: &[f64]) -> anyhow::Result<()> {
     let logprobs = losses.iter().map(|loss| -*loss as f32).collect();
     let mut line = serde_json::to_vec(&LogProbs { sample, logprobs })?;
     line.push(b'\n');
-    Ok(std::io::stdout().lock().write_all(&line)?)
+    match std::io::stdout().lock().write_all(&line) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()), // `| head`
+        written => Ok(written?),
+    }
 }
 
 impl fmt::Display for Scored {

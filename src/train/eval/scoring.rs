@@ -1,5 +1,5 @@
-//! Samples scored by all ranks together. Replicas take micro-batches in turn, as in training; rank 0
-//! hears of every sample in the samples' order, so that sums over them do not depend on the grid.
+//! Samples scored by all ranks together. Replicas take micro-batches in turn, as in training; rank
+//! 0 hears of every sample in the samples' order, so that sums over them do not depend on the grid.
 
 use super::super::loader::DataShard;
 use super::super::rank::Rank;

@@ -70,7 +70,8 @@ impl Interval {
             format!("data wait (s): {:.4}", self.data_wait / steps),
         ];
         let loss = loss.map(|loss| format!("lm loss: {loss}"));
-        let between = [loss, scale].into_iter().flatten();
+        let z = last.z_loss.map(|loss| format!("z loss: {}", scientific(loss, 6)));
+        let between = [loss, z, scale].into_iter().flatten();
         let fields: Vec<String> = first.into_iter().chain(between).chain(rest).collect();
         let mut text = fields.join(" | ");
         if let Some(peak) = info.peak_flops {

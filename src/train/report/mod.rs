@@ -72,6 +72,8 @@ pub struct StepLine {
     /// Time that the host spent waiting for the step's data; the device may have been computing the
     /// step before.
     pub data_wait_seconds: f64,
+    /// The second loss, where the run has one.
+    pub z_loss: Option<f64>,
     /// In fp16: what the next step's loss is multiplied by.
     pub loss_scale: Option<f64>,
     /// The gradient overflowed, and nothing was updated.
@@ -138,6 +140,7 @@ impl Report {
             ];
             let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
             scalars.extend(scale);
+            scalars.extend(row.z_loss.map(|loss| ("z-loss/z-loss", loss)));
             events.scalars(row.step, row.consumed_samples, &scalars)?;
         }
         self.interval.add(line);

@@ -33,6 +33,7 @@ fn line(step: u64, lm_loss: f64) -> StepLine {
         global_batch: 16,
         seconds: 2.0,
         data_wait_seconds: 0.01,
+        z_loss: None,
         loss_scale: None,
         skipped: false,
     }

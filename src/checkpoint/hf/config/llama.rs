@@ -202,6 +202,7 @@ pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
         (m.qk_norm && !qwen3, "queries and keys are normalised"),
         (!m.qk_norm && qwen3, "queries and keys are not normalised"),
         (m.window.is_some() && family == Family::Llama, "attention has a window"),
+        (m.logit_softcap.is_some(), "logits are capped"),
         (attention, "products have other biases"),
     ];
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, what)| what).collect()
