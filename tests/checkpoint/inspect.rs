@@ -3,8 +3,10 @@
 
 use crate::common::binary::Lab;
 use crate::common::saved::{STATES, Saved};
+use gptrain::checkpoint::Checkpoint;
 use gptrain::checkpoint::inspect::{diff, inspect};
 use gptrain::checkpoint::safetensors::Reader;
+use gptrain::device::dynamic_map::UNSIGNED;
 use std::fs;
 
 fn lab(sets: &[&str]) -> Lab {
@@ -43,6 +45,43 @@ fn a_sound_checkpoint_is_shown_whole() {
     assert!((row["master"]["l2"].as_f64().unwrap() - squares.sqrt()).abs() < 1e-9);
     let largest = values.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
     assert_eq!(row["master"]["max"].as_f64().unwrap(), f64::from(largest));
+}
+
+/// Moments and not their codes, each with what it is of.
+#[test]
+fn the_states_of_every_optimizer_are_shown_as_numbers() {
+    let powersgd = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";
+    let rules: [(&[&str], &[&str]); 3] = [
+        (
+            &["optimizer.adam8bit.block=16"],
+            &["m       of 8 bits", "v       of 8 bits", "√v scales"],
+        ),
+        (&["optimizer=adafactor"], &["v by row", "v by column"]),
+        (&["topology.data=2", powersgd], &["PowerSGD error", "PowerSGD Q", " m  "]),
+    ];
+    for (sets, words) in rules {
+        let lab = lab(sets);
+        let done = lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]);
+        done.expect(0, &[]);
+        words.iter().for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
+        for raw in ["codes", "_", "cannot be read"] {
+            let table = done.out.split("\n\n").nth(1).unwrap();
+            assert!(!table.contains(raw), "{raw}: {table}");
+        }
+    }
+    let lab = lab(rules[0].0);
+    let step = lab.path("runs/a/checkpoints/step-00000012");
+    let (found, checkpoint) = (inspect(&step, true).unwrap(), Checkpoint::open(&step).unwrap());
+    let name = "block.1.mlp.fc2.weight";
+    let row = found.tensors.iter().find(|row| row.name == name).unwrap();
+    let tensor = checkpoint.index.tensor(name).unwrap();
+    let whole = |state: &str| checkpoint.whole(tensor, state).unwrap();
+    let codes: Vec<u8> = whole("second_codes").into_iter().map(|code| code as u8).collect();
+    let decoded = UNSIGNED.decode(&codes, &whole("second_scales"));
+    let most = decoded.iter().fold(0.0f32, |most, root| most.max(root * root));
+    let stats = row.states["second_moment"].as_ref().unwrap();
+    assert_eq!((stats.count, stats.max, stats.negative), (32 * 128, f64::from(most), 0));
+    assert!(stats.mean > 0.0 && stats.mean < stats.max && !row.states.contains_key("second_codes"));
 }
 
 #[test]

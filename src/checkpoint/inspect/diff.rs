@@ -1,10 +1,11 @@
 //! Two checkpoints side by side: what changed, and by how much.
 
+use super::numbers::{Numbers, numbers};
 use crate::checkpoint::read::Buffer;
-use crate::checkpoint::{Checkpoint, Index, Tensor, row_blocks};
+use crate::checkpoint::{Checkpoint, Index, Tensor};
 use crate::engine::MASTER;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What is different in B.
@@ -32,7 +33,8 @@ pub struct TensorDiff {
     pub name: String,
     /// All states are equal, bit for bit.
     pub equal: bool,
-    /// ‖B − A‖ / ‖A‖ of each saved state; infinite where A is zero, or one of the two has it not.
+    /// ‖B − A‖ / ‖A‖ of each saved state, a moment in the place of its codes; infinite where A is
+    /// zero, or one of the two has it not.
     #[serde(flatten)]
     pub states: BTreeMap<String, f64>,
     /// Largest change of a single weight.
@@ -55,15 +57,27 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
             state.push(Change { what: format!("shape of {}", tensor.name), a, b });
             continue;
         }
-        let names: BTreeSet<&str> = tensor.saved().chain(other.saved()).map(|(n, _)| n).collect();
-        let (mut states, mut largest, mut equal) = (BTreeMap::new(), 0.0, true);
-        for name in names {
-            let (change, most) = moved(&a, tensor, &b, other, name)?;
-            states.insert(name.to_string(), change);
-            equal &= same(tensor, other, name);
-            if name == MASTER {
+        let mut saved = tensor.saved().chain(other.saved());
+        let same = |name: &str| same(tensor, other, name);
+        let equal = saved.all(|(name, _)| same(name));
+        let (mut states, mut largest) = (BTreeMap::new(), 0.0);
+        let (before, after) = (numbers(&a, tensor), numbers(&b, other));
+        for x in &before {
+            let found = after.iter().find(|y| y.name == x.name);
+            let (change, most) = match found {
+                Some(y) if x.sources() == y.sources() && x.sources().into_iter().all(same) => {
+                    (0.0, 0.0)
+                }
+                Some(y) => moved(x, y)?,
+                None => MISSING,
+            };
+            states.insert(x.name.clone(), change);
+            if x.name == MASTER {
                 largest = most;
             }
+        }
+        for y in after {
+            states.entry(y.name).or_insert(MISSING.0);
         }
         tensors.push(TensorDiff { name: tensor.name.clone(), equal, states, largest });
     }
@@ -83,37 +97,27 @@ fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
     of(a) == of(b)
 }
 
+/// The changes of a state that one of the two has not, or in another shape.
+const MISSING: (f64, f64) = (f64::INFINITY, f64::INFINITY);
+
 /// Relative change of a state, and the largest change of one value.
-fn moved(
-    a: &Checkpoint,
-    tensor: &Tensor,
-    b: &Checkpoint,
-    other: &Tensor,
-    state: &str,
-) -> anyhow::Result<(f64, f64)> {
-    if same(tensor, other, state) {
-        return Ok((0.0, 0.0));
+fn moved(a: &Numbers, b: &Numbers) -> anyhow::Result<(f64, f64)> {
+    if a.shape()? != b.shape()? {
+        return Ok(MISSING);
     }
-    let (Some(x), Some(y)) = (tensor.states.get(state), other.states.get(state)) else {
-        return Ok((f64::INFINITY, f64::INFINITY));
-    };
-    if x.extent != y.extent {
-        return Ok((f64::INFINITY, f64::INFINITY));
-    }
-    let [rows, cols] = tensor.shape_of(x)?;
     let (mut before, mut after) = (Buffer::default(), Buffer::default());
     let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
-    for rows in row_blocks(tensor, state, 0..rows)? {
-        a.read(&mut before, tensor, state, rows.clone(), 0..cols)?;
-        b.read(&mut after, other, state, rows, 0..cols)?;
-        for (x, y) in before.values(x.dtype).iter().zip(after.values(y.dtype)) {
-            let (x, y) = (f64::from(*x), f64::from(y));
+    for rows in a.blocks()? {
+        let (x, y) = (a.read(&mut before, rows.clone())?, b.read(&mut after, rows)?);
+        for (x, y) in x.into_iter().zip(y) {
+            let (x, y) = (f64::from(x), f64::from(y));
             norm += x * x;
             change += (y - x) * (y - x);
             largest = largest.max((y - x).abs());
         }
     }
-    Ok((change.sqrt() / norm.sqrt(), largest))
+    let relative = if change == 0.0 { 0.0 } else { change.sqrt() / norm.sqrt() };
+    Ok((relative, largest))
 }
 
 /// Everything but the tensors.

@@ -2,6 +2,7 @@
 //! from another. Reads a few MiB at a time.
 
 mod diff;
+mod numbers;
 mod plot;
 mod print;
 mod stats;
@@ -18,6 +19,7 @@ use crate::base::in_order;
 use crate::engine::{MASTER, MODEL, SECOND, Scale, rule};
 use crate::manifest::{self, Model};
 use crate::model::{Layout, ModelShard, Param};
+use numbers::numbers;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -67,7 +69,8 @@ pub struct Row {
     pub decay: bool,
     /// Bit for bit what the run began with.
     pub as_initialised: bool,
-    /// Of each saved state that was read: without `--deep` of the master weight alone.
+    /// Of each state that was read, a moment in the place of its codes: without `--deep` of the
+    /// master weight alone.
     #[serde(flatten)]
     pub states: BTreeMap<String, Option<Stats>>,
 }
@@ -205,7 +208,7 @@ fn row(
     expected: Option<&Expected>,
 ) -> (Row, Vec<String>) {
     let mut damage = Vec::new();
-    let mut stats = |state: &str| match Stats::of(checkpoint, tensor, state) {
+    let mut kept = |state: &str, stats: anyhow::Result<Stats>| match stats {
         Ok(stats) => {
             check(checkpoint, tensor, state, &stats, &mut damage);
             Some(stats)
@@ -215,11 +218,18 @@ fn row(
             None
         }
     };
-    let read = |state: &str| deep || state == MASTER;
-    let states: BTreeMap<String, Option<Stats>> = tensor
-        .saved()
-        .map(|(name, _)| (name.to_string(), if read(name) { stats(name) } else { None }))
-        .collect();
+    let saved = tensor.saved().filter(|(name, _)| deep || *name == MASTER);
+    let read = saved.map(|(name, _)| (name, kept(name, Stats::of(checkpoint, tensor, name))));
+    let mut read: BTreeMap<&str, Option<Stats>> = read.collect();
+    let mut states = BTreeMap::new();
+    for numbers in numbers(checkpoint, tensor) {
+        let name = numbers.name.clone();
+        let stats = match numbers.is_made() && deep {
+            true => kept(&name, Stats::made(&numbers)),
+            false => read.remove(name.as_str()).flatten(),
+        };
+        states.insert(name, stats);
+    }
     let initial = expected.filter(|_| states.get(MASTER).is_some_and(Option::is_some));
     let as_initialised =
         initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
@@ -235,6 +245,12 @@ fn row(
 impl Row {
     pub fn master(&self) -> Option<&Stats> {
         self.states.get(MASTER)?.as_ref()
+    }
+
+    /// Whether the numbers of a state are those that codes of 8 bits stand for.
+    fn is_coded(&self, state: &str) -> bool {
+        let moment = state.strip_suffix("_moment");
+        moment.is_some_and(|moment| self.states.contains_key(&format!("{moment}_scales")))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Diff, Inspection, Stats};
 use crate::base::{Bytes, Count};
-use crate::engine::{MASTER, SECOND};
+use crate::engine::{ERROR, MASTER, Q, SECOND};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -79,9 +79,9 @@ impl Inspection {
             numbers(f, row.master())?;
             writeln!(f, "{}", if row.as_initialised { "  as initialised" } else { "" })?;
             for (state, stats) in row.states.iter().filter(|(state, _)| *state != MASTER) {
-                let name = title(state);
+                let of = if row.is_coded(state) { "of 8 bits" } else { "" };
                 if let Some(stats) = stats {
-                    write!(f, "  {:>width$}  {:>14}       ", name, "")?;
+                    write!(f, "  {:>width$}  {:>14}       ", title(state), of)?;
                     numbers(f, Some(stats))?;
                     writeln!(f)?;
                 }
@@ -97,10 +97,12 @@ fn title(state: &str) -> &str {
         MASTER => "weight",
         "first_moment" => "m",
         SECOND => "v",
-        "first_codes" => "m codes",
         "first_scales" => "m scales",
-        "second_codes" => "√v codes",
         "second_scales" => "√v scales",
+        "row_mean" => "v by row",
+        "col_mean" => "v by column",
+        ERROR => "PowerSGD error",
+        Q => "PowerSGD Q",
         other => other,
     }
 }

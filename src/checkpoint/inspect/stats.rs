@@ -1,6 +1,7 @@
 //! Numbers that describe a tensor, gathered in one pass.
 
-use crate::checkpoint::{Checkpoint, Digest, Tensor};
+use super::numbers::Numbers;
+use crate::checkpoint::{Buffer, Checkpoint, Digest, Tensor};
 use crate::engine::{MASTER, MODEL};
 use serde::Serialize;
 
@@ -31,10 +32,17 @@ pub struct Stats {
     pub rounded: Digest,
 }
 
-impl Stats {
-    /// Reads a state once, a few MiB at a time; every byte is verified on the way.
-    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
-        let mut stats = Stats {
+/// Of the finite values so far.
+#[derive(Default)]
+struct Sums {
+    values: f64,
+    squares: f64,
+}
+
+impl Default for Stats {
+    /// Of no values.
+    fn default() -> Stats {
+        Stats {
             count: 0,
             min: f64::INFINITY,
             max: f64::NEG_INFINITY,
@@ -46,8 +54,15 @@ impl Stats {
             exponents: vec![0; BINS],
             digest: Digest::default(),
             rounded: Digest::default(),
-        };
-        let (mut sum, mut squares) = (0.0, 0.0);
+        }
+    }
+}
+
+impl Stats {
+    /// Reads a state once, a few MiB at a time; every byte is verified on the way.
+    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
+        let mut stats = Stats::default();
+        let mut sums = Sums::default();
         let dtype = tensor.state(state)?.dtype;
         let model = tensor.states.get(MODEL).filter(|_| state == MASTER).map(|model| model.dtype);
         checkpoint.blocks(tensor, state, &mut |first, bytes| {
@@ -61,28 +76,44 @@ impl Stats {
                 None => digest,
             };
             stats.rounded = stats.rounded.and(rounded);
-            for value in &values {
-                let x = f64::from(*value);
-                stats.count += 1;
-                if !x.is_finite() {
-                    *if x.is_nan() { &mut stats.nan } else { &mut stats.inf } += 1;
-                    continue;
-                }
-                stats.min = stats.min.min(x);
-                stats.max = stats.max.max(x);
-                stats.negative += u64::from(x < 0.0);
-                sum += x;
-                squares += x * x;
-                let exponent = (value.to_bits() >> 23 & 0xff) as i32 - 127;
-                let bin = (exponent - FIRST_EXPONENT).clamp(0, BINS as i32 - 1);
-                stats.exponents[bin as usize] += 1;
-            }
+            stats.add(&values, &mut sums);
             Ok(())
         })?;
-        let finite = stats.count - stats.nan - stats.inf;
-        stats.mean = sum / finite.max(1) as f64;
-        stats.l2 = squares.sqrt();
-        Ok(stats)
+        Ok(stats.with(sums))
+    }
+
+    /// The same of numbers that are made of saved ones. They have no digest.
+    pub fn made(numbers: &Numbers) -> anyhow::Result<Stats> {
+        let (mut stats, mut sums) = (Stats::default(), Sums::default());
+        let mut buffer = Buffer::default();
+        for rows in numbers.blocks()? {
+            stats.add(&numbers.read(&mut buffer, rows)?, &mut sums);
+        }
+        Ok(stats.with(sums))
+    }
+
+    fn add(&mut self, values: &[f32], sums: &mut Sums) {
+        for value in values {
+            let x = f64::from(*value);
+            self.count += 1;
+            if !x.is_finite() {
+                *if x.is_nan() { &mut self.nan } else { &mut self.inf } += 1;
+                continue;
+            }
+            self.min = self.min.min(x);
+            self.max = self.max.max(x);
+            self.negative += u64::from(x < 0.0);
+            sums.values += x;
+            sums.squares += x * x;
+            let exponent = (value.to_bits() >> 23 & 0xff) as i32 - 127;
+            let bin = (exponent - FIRST_EXPONENT).clamp(0, BINS as i32 - 1);
+            self.exponents[bin as usize] += 1;
+        }
+    }
+
+    fn with(self, sums: Sums) -> Stats {
+        let finite = self.count - self.nan - self.inf;
+        Stats { mean: sums.values / finite.max(1) as f64, l2: sums.squares.sqrt(), ..self }
     }
 
     pub fn finite(&self) -> bool {

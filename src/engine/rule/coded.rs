@@ -92,6 +92,13 @@ impl Moment {
     }
 }
 
+/// The moments of which a checkpoint has codes, each with how it is made in 32 bits.
+pub fn decoded(saved: Saved) -> Vec<(&'static str, Conversion)> {
+    let plain = [FIRST, SECOND].into_iter().map(|moment| moment.plain);
+    let made = plain.map(|name| (name, convert(&StateSpec::moment(name), 0, saved)));
+    made.filter_map(|(name, made)| Some((name, made?))).collect()
+}
+
 /// How a state of one kind, in blocks of `block` columns, is made of a moment of another kind; None
 /// where the checkpoint has this kind, or none.
 pub fn convert(state: &StateSpec, block: usize, saved: Saved) -> Option<Conversion> {

@@ -6,7 +6,7 @@ mod adamw;
 mod coded;
 mod powersgd;
 
-pub use coded::Saved;
+pub use coded::{Saved, decoded};
 pub use powersgd::{ERROR, Q};
 
 /// The second moment, which is never below zero.

@@ -1,0 +1,65 @@
+//! What is saved of a tensor as numbers: its states, with a moment in the place of its codes.
+
+use crate::base::DType;
+use crate::checkpoint::{Buffer, Checkpoint, Tensor, row_blocks};
+use crate::engine::{Conversion, TensorSlice, decoded};
+use std::ops::Range;
+
+/// One state.
+pub struct Numbers<'c> {
+    checkpoint: &'c Checkpoint,
+    tensor: &'c Tensor,
+    pub name: String,
+    made: Option<Conversion>,
+}
+
+/// All states of a tensor.
+pub fn numbers<'c>(checkpoint: &'c Checkpoint, tensor: &'c Tensor) -> Vec<Numbers<'c>> {
+    let decoded = decoded(&|name| tensor.form(name));
+    let is_code = |name: &str| decoded.iter().any(|(_, made)| made.from[0].name == name);
+    let of = |name: &str, made| Numbers { checkpoint, tensor, name: name.to_string(), made };
+    let saved = tensor.saved().filter(|(name, _)| !is_code(name));
+    let mut all: Vec<_> = saved.map(|(name, _)| of(name, None)).collect();
+    all.extend(decoded.into_iter().map(|(name, made)| of(name, Some(made))));
+    all
+}
+
+impl Numbers<'_> {
+    /// Whether it is made of codes.
+    pub fn is_made(&self) -> bool {
+        self.made.is_some()
+    }
+
+    /// The states that are read.
+    pub fn sources(&self) -> Vec<&str> {
+        let of = |made: &Conversion| made.from.iter().map(|state| state.name).collect();
+        self.made.as_ref().map_or(vec![self.name.as_str()], of)
+    }
+
+    /// [rows, cols].
+    pub fn shape(&self) -> anyhow::Result<[usize; 2]> {
+        self.tensor.shape_of(self.tensor.state(self.sources()[0])?)
+    }
+
+    /// Rows to be read together, some MiB.
+    pub fn blocks(&self) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
+        row_blocks(self.tensor, self.sources()[0], 0..self.shape()?[0])
+    }
+
+    pub fn read(&self, buffer: &mut Buffer, rows: Range<usize>) -> anyhow::Result<Vec<f32>> {
+        let (checkpoint, tensor, cols) = (self.checkpoint, self.tensor, self.shape()?[1]);
+        let Some(made) = &self.made else {
+            let dtype = tensor.state(&self.name)?.dtype;
+            checkpoint.read(buffer, tensor, &self.name, rows, 0..cols)?;
+            return Ok(buffer.values(dtype));
+        };
+        let part = TensorSlice { at: [rows.start, 0], size: [rows.len(), cols] };
+        let mut bytes = Vec::new();
+        for source in &made.from {
+            let around = source.extent.around(part);
+            checkpoint.read(buffer, tensor, source.name, around.rows(), around.cols())?;
+            bytes.push(buffer.bytes().to_vec());
+        }
+        Ok(DType::F32.widen(&(made.make)(part, &bytes)))
+    }
+}
