@@ -41,6 +41,19 @@ pub struct Step {
     pub buckets: Vec<Bucket>,
     /// Bytes of the f32 gradient of a tied embedding that another stage has too, or 0.
     pub tied: f64,
+    /// Of an optimizer that adds sums up in its update.
+    pub sums: Sums,
+}
+
+/// Bytes of an optimizer's f32 sums, over all rounds in which they are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// All: replicas that share parameters (ZeRO) add what each has of them.
+    pub all: f64,
+    /// Of what tensor-parallel ranks have other elements of.
+    pub split: f64,
+    /// Of a tied embedding that another stage has too.
+    pub tied: f64,
 }
 
 /// Weights that are gathered and reduced together, as they lie in memory, padding and all.
@@ -88,7 +101,7 @@ const NUMBER: f64 = 4.0;
 
 /// What a rank sends in a step.
 pub fn sent(step: &Step) -> Volume {
-    let Step { pipeline, sequence, tied, .. } = *step;
+    let Step { pipeline, sequence, tied, sums, .. } = *step;
     let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
     let share = if sequence { step.stream / step.tensor as f64 } else { step.stream };
     let messages = step.micros * (step.before + step.after);
@@ -98,11 +111,12 @@ pub fn sent(step: &Step) -> Volume {
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
     Volume {
         tensor: step.micros as f64 * activations(step)
+            + all_reduce(step.tensor, sums.split)
             + (1.0 + agreed) * all_reduce(step.tensor, NUMBER),
         tp_async: if sequence { step.buckets.iter().map(tp_async).sum() } else { 0.0 },
         pipeline: messages as f64 * share + (2.0 + agreed) * all_reduce(pipeline, NUMBER),
         data: replicas(step, blocks.count()),
-        embedding: if tied > 0.0 { all_reduce(2, tied) } else { 0.0 },
+        embedding: all_reduce(2, tied) + all_reduce(2, sums.tied),
     }
 }
 
@@ -153,7 +167,9 @@ fn replicas(step: &Step, blocks: usize) -> f64 {
     };
     let numbers = if step.zero > 0 { 2.0 } else { 1.0 };
     let numbers = numbers + f64::from(u8::from(is_compressed(step)));
-    step.buckets.iter().map(of).sum::<f64>() + numbers * all_reduce(ranks, NUMBER)
+    let sums = if step.zero > 0 { step.sums.all } else { 0.0 };
+    let numbers = numbers * all_reduce(ranks, NUMBER) + all_reduce(ranks, sums);
+    step.buckets.iter().map(of).sum::<f64>() + numbers
 }
 
 /// How often a bucket's gradients are reduced in a step.

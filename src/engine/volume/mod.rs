@@ -10,8 +10,8 @@ pub use formulas::Volume;
 use super::groups::{Groups, context, model_shard, pipeline_rank};
 use crate::base::{DType, div_exact};
 use crate::device::Backend;
-use crate::manifest::{Manifest, Recompute};
-use crate::model::{Bucket, Layout, Module, Param};
+use crate::manifest::{Manifest, Optimizer, Recompute};
+use crate::model::{Bucket, Layout, Module, Param, TpSplit};
 use formulas::{Kind, Step};
 
 /// Bytes this rank sends in a step of `global` samples, by group.
@@ -42,7 +42,36 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
         buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype, m)).collect(),
         tied: shared.map_or(0.0, |param| bytes(param.numel(), DType::F32)),
+        sums: sums(&layout, both, m),
     })
+}
+
+/// Adafactor's two rounds (Shazeer & Stern 2018, and `engine::rule`): Σ g² of each row and column
+/// of a matrix, or of each number of a vector, then ΣU² of each matrix; with `scale_parameter` Σ θ²
+/// too. Of q, k and v that lie in one matrix each has sums by column of its own.
+fn sums(layout: &Layout, both: bool, m: &Manifest) -> formulas::Sums {
+    let Optimizer::Adafactor(settings) = m.optimizer else { return formulas::Sums::default() };
+    let whole = if settings.scale_parameter { 2 } else { 1 };
+    let mut sums = formulas::Sums::default();
+    for param in layout.params() {
+        let (spec, fused) = (&param.spec, param.spec.fused(&m.model).count());
+        let (by_row, by_col) = match spec.rows {
+            1 => (0, param.cols),
+            _ => (param.rows, fused * param.cols),
+        };
+        let scalars = whole * fused;
+        let split = match spec.split {
+            TpSplit::Whole => 0,
+            TpSplit::Rows => by_col + scalars,
+            TpSplit::Cols => by_row + scalars,
+        };
+        let all = by_row + by_col + scalars;
+        let f32s = |numbers: usize| (4 * numbers) as f64;
+        sums.all += f32s(all);
+        sums.split += f32s(split);
+        sums.tied += if both && spec.tied { f32s(all) } else { 0.0 };
+    }
+    sums
 }
 
 fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {

@@ -135,3 +135,20 @@ fn compressed_traffic_is_that_of_the_factors() {
         check(&[sets, &[compression]].concat());
     }
 }
+
+#[test]
+fn adafactors_sums_are_two_small_rounds() {
+    let rules = ["optimizer=adafactor", "optimizer.adafactor.scale_parameter=true"];
+    for rule in rules {
+        for sets in [
+            &["topology.data=2"][..],
+            &["topology.data=4", "topology.zero=1", "precision=bf16"],
+            &["topology.data=2", "topology.zero=3", "topology.tensor=2"],
+            &["topology.tensor=4", "topology.sequence_parallel=true"],
+            &["topology.pipeline=2", "topology.tensor=2", "topology.data=2", "topology.zero=1"],
+            &["topology.pipeline=2", "model.family=llama", "topology.tensor=2"],
+        ] {
+            check(&[sets, &[rule]].concat());
+        }
+    }
+}

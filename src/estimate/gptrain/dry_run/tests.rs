@@ -15,7 +15,7 @@ train: {samples: 800}
     manifest::of_test(text, sets)
 }
 
-const GRIDS: [&[&str]; 14] = [
+const GRIDS: [&[&str]; 16] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -30,6 +30,8 @@ const GRIDS: [&[&str]; 14] = [
     &["topology={pipeline: 2, tensor: 2, data: 2, sequence_parallel: true, zero: 1}"],
     &["topology={data: 4, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
     &["topology={tensor: 2, data: 2, zero: 1, compression: {powersgd: {rank: 1}}}"],
+    &["topology={tensor: 2, data: 2, zero: 1}", "optimizer.adafactor.scale_parameter=true"],
+    &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}", "optimizer=adafactor"],
 ];
 
 /// Of a step with the manifest's batch, though fewer micro-batches were counted.
