@@ -92,9 +92,19 @@ pub fn begin(disk: &Disk, checkpoints: &Path, step: u64, bytes: u64) -> anyhow::
 /// Removes what ranks have written of a checkpoint when one of them failed, and says so. For the
 /// rank that began it, when no other writes any more.
 pub fn abandon(disk: &Disk, fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
+    discard(disk, fresh);
+    not_saved(fresh, step, error)
+}
+
+/// Removes it, and says nothing.
+pub fn discard(disk: &Disk, fresh: &Path) {
     if fresh.exists() {
         let _ = disk.remove_folder(fresh); // what is left of it must not fill the disk
     }
+}
+
+/// What is said of it, by whichever rank failed.
+pub fn not_saved(fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
     let intact = fresh.parent().unwrap_or(fresh).display();
     error.context(format!(
         "checkpoint of step {step} was not saved; those in {intact} are as they were"

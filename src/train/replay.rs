@@ -18,7 +18,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Computes `steps` steps from the engine's state. Nothing is reported or saved.
+/// Computes `steps` steps from the engine's state. Nothing is reported or saved. `saved` are the
+/// steps that the run saved after, beside those of `checkpoint.interval`.
 pub fn replay(
     m: &Manifest,
     engine: &Engine,
@@ -27,6 +28,7 @@ pub fn replay(
     shard: DataShard,
     from: Progress,
     steps: u64,
+    saved: &[u64],
 ) -> anyhow::Result<Vec<Past>> {
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
@@ -40,7 +42,7 @@ pub fn replay(
         let rate = lr::at(&m.lr, consumed);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
         let outcome = engine.step(load, micros, rate)?;
-        if step.is_multiple_of(m.checkpoint.interval) {
+        if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did
         }
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
@@ -61,20 +63,26 @@ pub fn verify(
     train: &Arc<Source>,
 ) -> anyhow::Result<String> {
     let m = &loaded.manifest;
-    let (found, recorded) = rank.on_first(|| {
+    let (found, reset_optimizer, recorded, saved) = rank.on_first(|| {
         let recorded = recorded(&Metrics::read(&m.log.folder)?);
         let has = |step: u64| recorded.iter().any(|past| past.step == step);
-        let published = checkpoint::published(&saving::folder(m))?.into_iter().rev();
-        let found = published.into_iter().find(|found| (1..=steps).all(|k| has(found.step + k)));
+        let published = checkpoint::published(&saving::folder(m))?;
+        let saved: Vec<u64> = published.iter().map(|found| found.step).collect();
+        let found =
+            published.into_iter().rev().find(|found| (1..=steps).all(|k| has(found.step + k)));
         let found = found.ok_or_else(|| {
             let what = format!("no checkpoint has {steps} recorded steps after it");
             let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";
             Problems::one("--verify-resume", what, remedy)
         })?;
-        Ok((found, recorded))
+        let reset_optimizer = is_reset(&found, steps, m)?;
+        Ok((found, reset_optimizer, recorded, saved))
     })?;
-    let state = resume::resume(rank, &found, Asked::default(), loaded, data, engine)?;
-    for again in replay(m, engine, be, train, DataShard::of(rank, m), state.progress, steps)? {
+    let asked = Asked { checkpoint: false, reset_optimizer };
+    let state = resume::resume(rank, &found, asked, loaded, data, engine)?;
+    for again in
+        replay(m, engine, be, train, DataShard::of(rank, m), state.progress, steps, &saved)?
+    {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
             bail!(
@@ -91,6 +99,35 @@ pub fn verify(
     }
     let first = found.step + 1;
     Ok(format!("verified: steps {first} to {} again, equal to the last bit", found.step + steps))
+}
+
+/// Whether the run went on from a checkpoint with new states of the optimizer, as those after it
+/// say. An error if not all of the `steps` that follow were taken with the manifest's optimizer.
+fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
+    let (now, last) = (m.optimizer.name(), found.step + steps);
+    let mut reset = None;
+    for later in checkpoint::published(&saving::folder(m))? {
+        if later.step <= found.step {
+            continue;
+        }
+        let optimizer = checkpoint::Index::read(&later.folder)?.state.optimizer;
+        let (rule, began) = (&optimizer.rule, optimizer.began);
+        let other = match () {
+            _ if later.step > last => None,
+            _ if rule != now => Some((later.step, format!("step {} was by {rule}", later.step))),
+            _ if began > found.step => Some((began, format!("its states began at step {began}"))),
+            _ => None,
+        };
+        if let Some((at, why)) = other {
+            let first = found.step + 1;
+            let what =
+                format!("steps {first} to {last} are not all of one optimizer, {now}: {why}");
+            let remedy = format!("verify at most the {} steps after that", last - at);
+            return Err(Problems::one("--verify-resume", what, remedy).into());
+        }
+        reset.get_or_insert(found.step > 0 && began == found.step);
+    }
+    Ok(reset.unwrap_or(false))
 }
 
 /// The step after a checkpoint: repeated and as recorded.
@@ -116,7 +153,7 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), progress, 1)?[0];
+    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), progress, 1, &[])?[0];
     Ok(Replayed { now, before: next_recorded(folder, now.step) })
 }
 

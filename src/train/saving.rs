@@ -15,7 +15,6 @@ use crate::data::MixturePlan;
 use crate::engine::Engine;
 use crate::manifest::{Loaded, Manifest};
 use crate::model::{Layout, ModelShard, Param};
-use anyhow::Context;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -150,13 +149,11 @@ impl Saver {
         let save = self.in_flight.pop_front().expect("a save is in flight");
         let PendingSave { fresh, state, begun, stall, part } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
-        let part = part.expect("written").with_context(|| {
-            let intact = self.checkpoints.display();
-            format!("checkpoint of step {step} was not saved; those in {intact} are as they were")
-        });
-        let part = rank.agree(part).inspect_err(|_| {
+        let part = part.expect("written");
+        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&fresh, step, error)));
+        let part = part.inspect_err(|_| {
             if rank.is_first() {
-                let _ = disk.remove_folder(&fresh); // an incomplete save must not fill the disk
+                checkpoint::discard(&disk, &fresh);
             }
         })?;
         let parts = rank.gather(&part)?;

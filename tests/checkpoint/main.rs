@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `resume` | a run that was stopped, killed or asked to save, through the real binary |
 //! | `grids` | what any grid saved, any grid loads |
+//! | `matrix` | every optimizer, saved and gone on with on every grid and place of its states |
 //! | `compression` | PowerSGD's mean error goes on among any number of replicas |
 //! | `rules` | states of every shape and type, of an optimizer made up for it |
-//! | `adam8bit` | moments in 8 bits, on any grid; another optimizer at a resume |
+//! | `adam8bit` | moments in 8 bits are converted from AdamW's, and back |
+//! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
@@ -20,6 +22,7 @@
 mod common;
 
 mod adam8bit;
+mod changes;
 mod compression;
 mod damage;
 mod eval;
@@ -30,6 +33,7 @@ mod hf;
 mod hf_llama;
 mod hf_refused;
 mod inspect;
+mod matrix;
 mod resume;
 mod rules;
 mod slices;

@@ -46,7 +46,7 @@ impl OptimizerRule for Adam8bit {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        for p in params {
+        for p in params.iter().filter(|p| !p.part.is_empty()) {
             if !self.is_coded(&p.param.spec) {
                 self.adamw.update_one(step, p);
                 continue;

@@ -1,0 +1,149 @@
+//! Another optimizer at a resume, through the real binary: converted and said, refused, or begun anew;
+//! and steps after that, and after saves that were asked for by a signal, are repeated to the last bit.
+
+use crate::common::binary::{Done, Lab, until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+
+/// With words in what it printed.
+fn says(done: &Done, words: &[&str]) {
+    done.expect(0, &[]);
+    words.iter().for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
+}
+
+fn ran(lab: &Lab, flags: &[&str], steps: u32, optimizer: &str) -> Done {
+    let sets = [format!("train.steps={steps}"), format!("optimizer={optimizer}")];
+    let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
+    let more = ["--set", "model.hidden=64", "--set", "lr={peak: 3e-3, decay: constant}"];
+    lab.gptrain(&[&["run", "run.yaml"], flags, &more, &sets.collect::<Vec<_>>()].concat())
+}
+
+#[test]
+fn a_change_of_the_optimizer_is_said_in_one_line() {
+    let lab = Lab::new();
+    ran(&lab, &[], 6, "adamw").expect(0, &[]);
+    let there = ran(&lab, &[], 9, "{adam8bit: {beta2: 0.99}}");
+    let lines = |done: &Done, word: &str| done.out.matches(word).count();
+    there.expect(0, &[]);
+    let converted = "the optimizer was adamw, is adam8bit from step 6 on: its states are converted";
+    assert_eq!(lines(&there, converted), 1, "{}", there.out);
+    assert_eq!(lines(&there, "optimizer."), 1, "beta2 alone: {}", there.out);
+    assert_eq!(lines(&there, "optimizer.adam8bit.beta2 was 0.95, is 0.99"), 1, "{}", there.out);
+    let shown = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000009", "--deep"]);
+    shown.expect(0, &[]);
+    for word in
+        ["adam8bit, beta1 0.9, beta2 0.99, block 64", "of 8 bits", "√v scales", "sound: every"]
+    {
+        assert!(shown.out.contains(word), "{word:?} is not in:\n{}", shown.out);
+    }
+    let on = ran(&lab, &[], 10, "{adam8bit: {beta2: 0.99}}");
+    on.expect(0, &[]);
+    assert_eq!(lines(&on, "converted"), 0, "once: {}", on.out);
+    let back = ran(&lab, &[], 12, "adamw");
+    back.expect(0, &[]);
+    assert_eq!(lines(&back, "is adamw from step 10 on"), 1, "{}", back.out);
+}
+
+/// In fp16 too, where updates and skipped steps add up to the steps since.
+#[test]
+fn states_begin_anew_where_asked() {
+    for precision in ["f32", "fp16"] {
+        let lab = Lab::new();
+        let set = format!("precision={precision}");
+        let flags = ["--set", set.as_str()];
+        let scale = ["--set", "loss_scale=1024"];
+        let flags = if precision == "fp16" { [&flags[..], &scale].concat() } else { flags.into() };
+        ran(&lab, &flags, 6, "adamw").expect(0, &[]);
+        let again = ran(&lab, &[&["--reset-optimizer"], &flags[..]].concat(), 9, "adam8bit");
+        again.expect(0, &[]);
+        let said = "the optimizer's states begin anew at step 6 (adam8bit; it was adamw)";
+        assert_eq!(again.out.matches(said).count(), 1, "{}", again.out);
+        let shown = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000009", "--deep"]);
+        shown.expect(0, &[]);
+        for word in ["states from step 6 on", "decay 0.1, 3 updates", "sound: every"] {
+            assert!(shown.out.contains(word), "{word:?} is not in:\n{}", shown.out);
+        }
+        // Updates are counted on: a run that was not stopped has the same bits.
+        let whole = lab.losses("runs/a");
+        std::fs::remove_dir_all(lab.path("runs/a/checkpoints/step-00000009")).unwrap();
+        let asked = [&["--reset-optimizer", "--set", "checkpoint.interval=2"], &flags[..]].concat();
+        ran(&lab, &asked, 8, "adam8bit").expect(0, &[]);
+        ran(&lab, &flags, 9, "adam8bit").expect(0, &[]);
+        let losses = lab.losses("runs/a");
+        assert_eq!(losses[losses.len() - 3..], whole[whole.len() - 3..], "{precision}");
+    }
+}
+
+/// A rule that cannot read the states says so, with both remedies, and changes nothing.
+#[test]
+fn an_optimizer_that_cannot_go_on_is_refused_and_may_begin_anew() {
+    let lab = Lab::new();
+    ran(&lab, &[], 6, "adamw").expect(0, &[]);
+    let refused = |now: &str, before: &str, step: u32| {
+        let cannot = format!("trained with the optimizer {before}: {now} cannot go on from its");
+        let remedy = format!("set optimizer to {before}, or begin its states anew");
+        let place = format!("step-{step:08}");
+        ran(&lab, &[], 12, now).expect(2, &[&cannot, &remedy, "--reset-optimizer", &place]);
+        assert_eq!(lab.losses("runs/a").len(), step as usize);
+    };
+    refused("adafactor", "adamw", 6);
+    let anew = ran(&lab, &["--reset-optimizer"], 9, "adafactor");
+    says(&anew, &["states begin anew at step 6 (adafactor; it was adamw): the weights stay"]);
+    refused("adamw", "adafactor", 9);
+    refused("adam8bit", "adafactor", 9);
+    says(&ran(&lab, &[], 12, "adafactor"), &["resuming from", "(step 9,"]);
+    assert_eq!(lab.losses("runs/a").len(), 12);
+}
+
+#[test]
+fn verify_resume_repeats_what_followed_a_change() {
+    for (now, flags) in [("adam8bit", &[][..]), ("adafactor", &["--reset-optimizer"])] {
+        let lab = Lab::new();
+        let keep = ["--set", "checkpoint.keep_last=9"];
+        ran(&lab, &keep, 6, "adamw").expect(0, &[]);
+        ran(&lab, &[&keep, flags].concat(), 12, now).expect(0, &[]);
+        let verify = |steps: &str| ran(&lab, &["--verify-resume", steps], 12, now);
+        // From the checkpoint of step 10; and from that of step 6, which is the other optimizer's.
+        says(&verify("2"), &["verified: steps 11 to 12 again"]);
+        let changed = ["converted", "begin anew"][usize::from(!flags.is_empty())];
+        says(&verify("6"), &[changed, "verified: steps 7 to 12 again, equal to the last bit"]);
+        // Step 6 was the other's.
+        let mixed =
+            format!("steps 6 to 12 are not all of one optimizer, {now}: step 6 was by adamw");
+        verify("7").expect(2, &[&mixed, "verify at most the 6 steps after that"]);
+    }
+}
+
+/// At each save the replicas take the mean of their errors, also at one that a signal asks for: what
+/// follows is repeated from it, and from the checkpoint before it.
+#[test]
+fn powersgd_goes_on_from_a_save_that_a_signal_asked_for() {
+    let lab = Lab::new();
+    let powersgd = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";
+    let keep = ["checkpoint.interval=40", "checkpoint.keep_last=999", "train.steps=400"];
+    let sets = [&["topology.data=2", powersgd], &keep[..]].concat();
+    let saved = || -> Vec<usize> {
+        let entries = fs::read_dir(lab.path("runs/a/checkpoints")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
+    };
+    let asked = || saved().into_iter().find(|step| step % 40 != 0);
+    let child = lab.start(&sets);
+    lab.wait_for_steps("runs/a", 47);
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    until("the save that was asked for is there", || asked().is_some());
+    let asked = asked().unwrap();
+    lab.wait_for_steps("runs/a", asked + 25);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    Done::of(child.wait_with_output().unwrap()).well();
+    let stopped = saved().into_iter().max().unwrap();
+    let done = lab.run(&sets);
+    says(&done, &["complete"]);
+    assert!(stopped == 400 || done.out.contains(&format!("(step {stopped},")), "{}", done.out);
+    for from in [stopped, asked, 40].into_iter().filter(|from| *from < 400) {
+        let steps = (400 - from).to_string();
+        let set = sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+        let verify = [&["run", "run.yaml", "--verify-resume", &steps], &set[..]].concat();
+        says(&lab.gptrain(&verify), &[&format!("verified: steps {} to 400 again", from + 1)]);
+    }
+}
