@@ -2,9 +2,10 @@
 //!
 //! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`. The
 //! best of many runs is given, since other programs only make a run longer; the last line adds up a
-//! step. What moves bytes is also given as a share of the device's own copy. On a GPU attention is
-//! compared with PyTorch's flash attention in the same run, on the CPU AdamW (what the host does under
-//! `topology.offload`) with PyTorch's fused one (`PYTHON` with torch).
+//! step. What moves bytes is also given as a share of the device's own copy, an update also in
+//! nanoseconds a weight. On a GPU attention is compared with PyTorch's flash attention in the same
+//! run, on the CPU AdamW (what the host does under `topology.offload`) with PyTorch's fused one and
+//! adam8bit with bitsandbytes' (`PYTHON` with torch, and with bitsandbytes).
 
 use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::Cpu;
@@ -44,6 +45,8 @@ enum Work {
     Flops(f64),
     /// Bytes read and written, each once.
     Bytes(f64),
+    /// The same of an optimizer's update, and its weights.
+    Update(f64, usize),
 }
 
 /// What is measured on: a name and the device.
@@ -75,7 +78,7 @@ fn main() {
     if on_gpu && "attention".contains(part) {
         flash_attention(&shape);
     }
-    if !on_gpu && "adamw".contains(part) {
+    if !on_gpu && "adamw adam8bit".contains(part) {
         fused_adamw(&shape);
     }
 }
@@ -145,6 +148,10 @@ fn rate(work: Work, seconds: f64, copy: f64) -> String {
             let rate = bytes / seconds;
             format!("{:>8.1} GB/s {:>3.0} %   ", rate / 1e9, 100.0 * rate / copy)
         }
+        Work::Update(bytes, weights) => {
+            let (rate, each) = (bytes / seconds, 1e9 * seconds / weights as f64);
+            format!("{:>8.1} GB/s {:>3.0} % {each:.2} ns", rate / 1e9, 100.0 * rate / copy)
+        }
     }
 }
 
@@ -160,7 +167,7 @@ fn flash_attention(shape: &Shape) {
     }
 }
 
-/// Time of PyTorch's fused update of as many weights, in f32, as it has no other.
+/// Time of PyTorch's fused update of as many weights, in f32, as it has no other; and of bitsandbytes'.
 fn fused_adamw(shape: &Shape) {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let threads = Cpu::new(None).threads();
@@ -433,14 +440,24 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
     let b = grad.bytes() as f64;
     let written = if live == master { 0.0 } else { live.bytes() as f64 };
+    let one = |name: &str, times, each: f64, run: Box<dyn Fn() + 'a>| {
+        let work = Work::Update(each * len as f64 + written, len);
+        Row { name: format!("{name} {len}"), times, work, run }
+    };
     vec![
         row(format!("zero {len}"), 10, b, move || be.zero(grad)),
         row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
-        row(format!("adamw {len}"), 10, 7.0 * b + written, move || {
-            be.adamw(&rule, scalars, grad, master, m, v, live)
-        }),
-        row(format!("adam8bit {len}"), 0, 16.25 / 4.0 * b + written, move || {
-            be.adam8bit(&rule, scalars, grad, master, moments, live)
-        }),
+        one(
+            "adamw",
+            10,
+            28.0,
+            Box::new(move || be.adamw(&rule, scalars, grad, master, m, v, live)),
+        ),
+        one(
+            "adam8bit",
+            0,
+            16.25,
+            Box::new(move || be.adam8bit(&rule, scalars, grad, master, moments, live)),
+        ),
     ]
 }

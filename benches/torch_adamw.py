@@ -1,24 +1,43 @@
 #!/usr/bin/env python3
-"""PyTorch's fused AdamW on the CPU, f32: one line, as `cargo bench --bench ops -- cpu adamw` prints its
-own.
+"""PyTorch's fused AdamW on the CPU, f32, and bitsandbytes' AdamW8bit where that is installed: a line
+each, as `cargo bench --bench ops -- cpu adam` prints its own.
 
     torch_adamw.py WEIGHTS THREADS
 """
+import os
 import sys
 import time
+
+os.environ["OMP_NUM_THREADS"] = sys.argv[2]
 
 import torch
 
 weights, threads = map(int, sys.argv[1:])
 torch.set_num_threads(threads)
-w = torch.nn.Parameter(torch.randn(weights) * 0.02)
-w.grad = torch.randn(weights) * 0.02
-optimizer = torch.optim.AdamW([w], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-times = []
-for _ in range(12):
-    start = time.perf_counter()
-    optimizer.step()
-    times.append(time.perf_counter() - start)
-best = min(times[2:])
-what = f"PyTorch {torch.__version__} AdamW, fused, f32, {threads} threads"
-print(f"{what:<48}  {1e3 * best:>9.3f} ms {28 * weights / best / 1e9:>8.1f} GB/s")
+
+
+def measure(name, make, each):
+    """`each`: bytes read and written of a weight."""
+    w = torch.nn.Parameter(torch.randn(weights) * 0.02)
+    w.grad = torch.randn(weights) * 0.02
+    optimizer = make([w], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    times = []
+    for _ in range(12):
+        start = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+    best = min(times[2:])
+    what = f"{name}, f32, {threads} threads"
+    rate, each_ns = each * weights / best / 1e9, 1e9 * best / weights
+    print(f"{what:<48}  {1e3 * best:>9.3f} ms {rate:>8.1f} GB/s {each_ns:.2f} ns")
+
+
+fused = lambda *args, **settings: torch.optim.AdamW(*args, **settings, fused=True)
+measure(f"PyTorch {torch.__version__} AdamW, fused", fused, 28)
+try:
+    import bitsandbytes
+except ImportError:
+    print("no bitsandbytes to compare adam8bit with")
+else:
+    # Codes in blocks of 256, each with two scales.
+    measure(f"bitsandbytes {bitsandbytes.__version__} AdamW8bit", bitsandbytes.optim.AdamW8bit, 16 + 16 / 256)

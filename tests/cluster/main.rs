@@ -5,6 +5,7 @@
 //! | `ranks` | `gptrain run` on several ranks equals one rank, and resumes on another grid |
 //! | `rank_faults` | ranks of a run killed, stopped, slow, out of memory, with a flipped bit or a cut cable |
 //! | `comm_faults` | groups of processes over TCP: killed, stopped, out of step |
+//! | `throttled` | PowerSGD between ranks that send slowly: the bytes of a step |
 //! | `bench` | `gptrain bench`: a slow node is named, groups of a grid, the plan learns from it |
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
@@ -19,4 +20,5 @@ mod rank_faults;
 mod ranks;
 mod run_cuda;
 mod slurm;
+mod throttled;
 mod trace;
