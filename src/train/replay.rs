@@ -18,18 +18,24 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Computes `steps` steps from the engine's state. Nothing is reported or saved. `saved` are the
-/// steps that the run saved after, beside those of `checkpoint.interval`.
-pub fn replay(
+/// Steps to repeat.
+struct Again<'a> {
+    from: Progress,
+    steps: u64,
+    /// Those that the run saved after, beside those of `checkpoint.interval`.
+    saved: &'a [u64],
+}
+
+/// Computes steps from the engine's state. Nothing is reported or saved.
+fn replay(
     m: &Manifest,
     engine: &Engine,
     be: &dyn Backend,
     train: &Arc<Source>,
     shard: DataShard,
-    from: Progress,
-    steps: u64,
-    saved: &[u64],
+    again: Again,
 ) -> anyhow::Result<Vec<Past>> {
+    let Again { from, steps, saved } = again;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
     let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
@@ -80,9 +86,8 @@ pub fn verify(
     })?;
     let asked = Asked { checkpoint: false, reset_optimizer };
     let state = resume::resume(rank, &found, asked, loaded, data, engine)?;
-    for again in
-        replay(m, engine, be, train, DataShard::of(rank, m), state.progress, steps, &saved)?
-    {
+    let again = Again { from: state.progress, steps, saved: &saved };
+    for again in replay(m, engine, be, train, DataShard::of(rank, m), again)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
             bail!(
@@ -153,7 +158,8 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), progress, 1, &[])?[0];
+    let again = Again { from: progress, steps: 1, saved: &[] };
+    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?[0];
     Ok(Replayed { now, before: next_recorded(folder, now.step) })
 }
 
