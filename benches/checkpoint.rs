@@ -173,6 +173,7 @@ fn state(m: &Manifest) -> State {
         next_batch: 1,
         lr: 1e-3,
         loss_scale: None,
+        pending: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
         optimizer: Optimizer { rule, began: 0, numbers: Default::default(), groups },
         history: Vec::new(),

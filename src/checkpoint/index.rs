@@ -5,7 +5,7 @@
 use super::digest::{self, CHUNK, Digest};
 use crate::base::{DType, null_is_nan};
 use crate::data::MixturePlan;
-use crate::engine::{Extent, MASTER, MODEL, Replica, Scale, TensorSlice};
+use crate::engine::{Extent, MASTER, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +47,9 @@ pub struct State {
     pub lr: f64,
     /// Of an fp16 run that has begun; no other precision scales the loss.
     pub loss_scale: Option<Scale>,
+    /// The update of the last step, where it waits for the next one; its gradient is a state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingUpdate>,
     pub rng: Rng,
     pub optimizer: Optimizer,
     /// The last steps, oldest first.

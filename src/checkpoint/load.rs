@@ -6,7 +6,8 @@ use super::replicas;
 use super::validate;
 use crate::base::{DType, in_order};
 use crate::engine::{
-    Conversion, Engine, Frozen, MASTER, OptimizerRule, Scale, StateSlice, StateSpec, TensorSlice,
+    Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
+    TensorSlice,
 };
 use crate::model::{Layout, ModelShard, Param};
 use anyhow::{Context, ensure};
@@ -22,7 +23,8 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
     let (store, index) = (engine.store(), &checkpoint.index);
     sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
     sound(checkpoint, &validate::groups(index))?;
-    read_states(checkpoint, engine, |state| state.saved)?;
+    read_states(checkpoint, engine, |state| state.saved && state.name != PENDING)?;
+    read_pending(checkpoint, engine)?;
     engine.set_scale(index.loss_scale, index.updates());
     Ok(index.progress)
 }
@@ -48,12 +50,23 @@ fn read_states(
     store.clear_padding();
     engine.init_exchange();
     let goes_on = |slice: &StateSlice| {
-        !slice.state.extent.serves_exchange() || goes_on(checkpoint, &slice.param, &slice.state)
+        !slice.state.is_dispensable() || goes_on(checkpoint, &slice.param, &slice.state)
     };
     let slices = store.slices().into_iter().filter(|slice| which(&slice.state) && goes_on(slice));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
     read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)?;
     engine.set_steps(checkpoint.index.progress.step);
+    Ok(())
+}
+
+/// Of an update that waited when the run was saved, the gradient and the rest.
+fn read_pending(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<()> {
+    let (store, pending) = (engine.store(), checkpoint.index.pending);
+    if pending.is_some() {
+        let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
+        read_all(checkpoint, &store.pending_slices(), None, put)?;
+    }
+    engine.set_pending(pending);
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::save::Share;
 use crate::base::Bytes;
-use crate::engine::{Engine, StateSlice, saved_shape};
+use crate::engine::{Engine, PendingUpdate, StateSlice, saved_shape};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -11,6 +11,7 @@ use std::ops::Range;
 pub struct Snapshot {
     saved: Vec<Saved>,
     bytes: Vec<u8>,
+    pending: Option<PendingUpdate>,
 }
 
 /// A slice, and where its values lie in the snapshot.
@@ -42,7 +43,7 @@ impl Snapshot {
             saved.push(Saved { range: first..first + slice.bytes(), slice, shape });
         }
         // A page of zeros is not memory yet until something else is written.
-        Snapshot { saved, bytes: vec![u8::MAX; len] }
+        Snapshot { saved, bytes: vec![u8::MAX; len], pending: None }
     }
 
     pub fn bytes(&self) -> Bytes {
@@ -55,12 +56,18 @@ impl Snapshot {
         engine.average_errors();
         let (store, mut end) = (engine.store(), 0);
         store.wait_gathers();
+        self.pending = engine.pending();
         for Saved { slice, range, .. } in &self.saved {
             if range.start >= end {
                 store.read(slice, 0..slice.slice.size[0], &mut self.bytes[range.clone()]);
                 end = range.end;
             }
         }
+    }
+
+    /// The update that waits, whose gradient is among the states.
+    pub fn pending(&self) -> Option<PendingUpdate> {
+        self.pending
     }
 
     /// What this rank writes, or compares with what others write.

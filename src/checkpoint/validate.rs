@@ -1,7 +1,7 @@
 //! What an index says, against what must hold of it: the model's table, the optimizer's groups.
 
 use super::index::{Group, Index};
-use crate::engine::{OptimizerRule, Saved, StateSpec, saved_shape};
+use crate::engine::{OptimizerRule, Saved, StateSpec, is_dispensable, saved_shape};
 use crate::manifest::Model;
 use crate::model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,12 +26,12 @@ fn states(
     let layout = Layout::new(model, ModelShard::whole(model));
     for param in layout.params() {
         let Some(tensor) = index.tensor(&param.name) else { continue };
-        let of_model = tensor.saved().filter(|(_, state)| !state.extent.serves_exchange());
+        let of_model = tensor.saved().filter(|(name, state)| !is_dispensable(name, state.extent));
         let mut found: BTreeMap<&str, _> = of_model.collect();
         let saved = |name: &str| tensor.form(name);
         let mut converted = false;
         let states = rule.states(&param.spec).into_iter();
-        for spec in states.filter(|spec| spec.saved && !spec.extent.serves_exchange()) {
+        for spec in states.filter(|spec| spec.saved && !spec.is_dispensable()) {
             let (name, what) = (&param.name, spec.name);
             if made(&spec, &saved) {
                 converted = true;

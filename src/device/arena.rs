@@ -31,7 +31,12 @@ impl Arena {
 
     /// An arena without memory: a layout in it shows by `peak` how much to reserve.
     pub fn measuring() -> Arena {
-        Arena::at(Home::Device, ALIGN, usize::MAX / 2)
+        Arena::measuring_in(Home::Device)
+    }
+
+    /// The same of a memory.
+    pub fn measuring_in(home: Home) -> Arena {
+        Arena::at(home, ALIGN, usize::MAX / 2)
     }
 
     fn at(home: Home, base: usize, capacity: usize) -> Arena {

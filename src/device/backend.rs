@@ -194,6 +194,10 @@ pub trait Backend: AdafactorOps {
     fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory>;
     /// The processor of the host as a device, for what lies in its memory. A CPU is its own host.
     fn host(&self) -> &dyn Backend;
+    /// Runs `work` with the host's processor, on a thread of its own, while `meanwhile` runs on this
+    /// one; returns when both are done. `work` may use only tensors of the host that `meanwhile` does
+    /// not.
+    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut());
     /// Begins to copy the bytes of a tensor to one as large in the other memory: to the host as the
     /// tensor is after everything enqueued so far; to the device once all of that is done. Nobody
     /// may write the one tensor or use the other until the copy is done.

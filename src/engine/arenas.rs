@@ -1,7 +1,7 @@
 //! The regions of a rank's memory, on the device and on its host, and their sizes.
 
 use crate::base::Bytes;
-use crate::device::{Arena, Backend, OutOfMemory};
+use crate::device::{Arena, Backend, Home, OutOfMemory};
 use std::fmt;
 
 /// One region for each purpose.
@@ -12,8 +12,9 @@ pub struct Arenas {
     pub saved: Arena,
     pub workspace: Arena,
     pub inputs: Arena,
-    /// On the host: weights, states, and what is on its way to and from the device.
+    /// On the host: weights, gradients, states, and what is on its way to and from the device.
     pub host_weights: Arena,
+    pub host_grads: Arena,
     pub host_states: Arena,
     pub staging: Arena,
 }
@@ -27,9 +28,10 @@ impl Arenas {
             saved: Arena::measuring(),
             workspace: Arena::measuring(),
             inputs: Arena::measuring(),
-            host_weights: Arena::measuring(),
-            host_states: Arena::measuring(),
-            staging: Arena::measuring(),
+            host_weights: Arena::measuring_in(Home::Host),
+            host_grads: Arena::measuring_in(Home::Host),
+            host_states: Arena::measuring_in(Home::Host),
+            staging: Arena::measuring_in(Home::Host),
         }
     }
 
@@ -43,6 +45,7 @@ impl Arenas {
             workspace: Arena::new(be, self.workspace.peak())?,
             inputs: Arena::new(be, self.inputs.peak())?,
             host_weights: Arena::on_host(be, self.host_weights.peak())?,
+            host_grads: Arena::on_host(be, self.host_grads.peak())?,
             host_states: Arena::on_host(be, self.host_states.peak())?,
             staging: Arena::on_host(be, self.staging.peak())?,
         })
@@ -64,6 +67,7 @@ impl Arenas {
         }
         let on_host = [
             ("weights", &self.host_weights),
+            ("gradients", &self.host_grads),
             ("optimizer", &self.host_states),
             ("copies", &self.staging),
         ];

@@ -3,7 +3,7 @@
 //! so a replay needs no new arguments.
 //!
 //! A pass is captured as a whole where
-//! - no host takes part in the collectives inside, nor are weights copied from one;
+//! - no host takes part in the collectives inside, nor are weights copied from one, nor gradients to one;
 //! - no collective that was begun before it is still running: at ZeRO 1 to 3 the first micro-batch's
 //!   passes finish the gathers after the update one by one, during the computation, and are not captured;
 //! - it may wait at its end for every collective it began. That is free after the last micro-batch,
@@ -15,9 +15,9 @@
 //! All of this follows from the schedule, so the ranks of a group decide alike, as NCCL requires.
 
 use super::groups::Groups;
-use super::params::{GatherState, ShardedParams};
+use super::params::{GatherState, OnHost, ShardedParams};
 use crate::device::Graph;
-use crate::manifest::{Manifest, OffloadWhat};
+use crate::manifest::Manifest;
 use crate::plan::schedule::Pass;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -72,9 +72,9 @@ pub struct GraphCache {
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
         let inside = [&groups.tensor, &groups.tp_async, &groups.data];
+        let OnHost { weights, grads, .. } = OnHost::of(m);
         GraphCache {
-            capturable: inside.iter().all(|group| group.capturable())
-                && m.topology.offload.what != OffloadWhat::Full,
+            capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
             in_group: inside.iter().any(|group| group.size() > 1),
             pipeline: m.topology.pipeline > 1,
             graphs: RefCell::default(),

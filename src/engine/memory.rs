@@ -2,8 +2,9 @@
 
 use super::arenas::Arenas;
 use super::groups::{Groups, context, model_shard, pipeline_rank, slots};
-use super::offload::{Offload, PIECE};
-use super::params::{self, BucketState};
+use super::masters::{Masters, PIECE};
+use super::offload::Offload;
+use super::params::{self, BucketState, Norms, OnHost};
 use super::powersgd::Compression;
 use super::replica_check;
 use super::rule::OptimizerRule;
@@ -12,7 +13,7 @@ use super::states::ParamStates;
 use super::update::Update;
 use crate::base::DType;
 use crate::device::{Arena, Backend, Tensor};
-use crate::manifest::{Manifest, OffloadWhat};
+use crate::manifest::{GradientHome, Manifest};
 use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use crate::plan::schedule;
 
@@ -22,6 +23,7 @@ pub struct Laid {
     pub buckets: Vec<BucketState>,
     pub states: Vec<ParamStates>,
     pub offload: Option<Offload>,
+    pub norms: Option<Norms>,
     pub update: Update,
     pub compression: Option<Compression>,
     pub tables: Tables,
@@ -30,6 +32,26 @@ pub struct Laid {
     pub arrived: Tensor,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
+}
+
+/// The manifest, with gradients on the host where it leaves that open and more of the device's memory
+/// would be needed otherwise than it allows.
+pub fn placed(
+    be: &dyn Backend,
+    groups: &Groups,
+    m: &Manifest,
+    rule: &dyn OptimizerRule,
+    causal: bool,
+) -> Manifest {
+    let Some(most) = m.train.device_memory.filter(|_| m.gradients_are_open()) else {
+        return m.clone();
+    };
+    let measured = Arenas::measuring();
+    lay(be, groups, m, rule, causal, &measured);
+    match measured.memory_plan(be.workspace()).total() > most {
+        true => m.with_gradients(GradientHome::Host),
+        false => m.clone(),
+    }
 }
 
 /// Pure but for the arenas: the same calls give the same places.
@@ -44,12 +66,13 @@ pub fn lay(
     let (train, eval) = (context(be, groups, m, true), context(be, groups, m, false));
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let (level, dp_rank) = (params::zero_level(groups, m), groups.data.rank());
-    let what = m.topology.offload.what;
-    let (offloads, full) = (what != OffloadWhat::None, what == OffloadWhat::Full);
-    let buckets = params::buckets(level, dp_rank, &layout, train.dtype, full, at);
-    let states = params::states(&layout, &buckets, rule, offloads, at);
-    let offload =
-        offloads.then(|| Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging));
+    let on_host = OnHost::of(m);
+    let buckets = params::buckets(level, dp_rank, &layout, train.dtype, on_host, at);
+    let states = params::states(&layout, &buckets, rule, on_host.states, at);
+    let offload = on_host.states.then(|| match rule.sums_up() {
+        true => Offload::to_device(Masters::plan(&states, train.dtype, PIECE, &at.optimizer), at),
+        false => Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging),
+    });
     let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let compression = Compression::plan(&layout, &buckets, &states, m, at);
@@ -58,6 +81,10 @@ pub fn lay(
     let digests = replica_check::room(groups, &states, params, &at.inputs);
     let own = compression.as_ref().map_or(0, Compression::sums);
     let scalars = Scalars::plan([update.sums(), own], digests, &at.inputs);
+    let norms = on_host.grads.then(|| Norms {
+        squares: update.squares(&buckets, &layout, scalars.sums),
+        sums: Norms::sums(level, &buckets, &at.grads),
+    });
 
     let pp = pipeline_rank(groups, m);
     let (held, evaluated) = (slots(groups, m), schedule::forward_slots(pp));
@@ -91,6 +118,7 @@ pub fn lay(
         buckets,
         states,
         offload,
+        norms,
         update,
         compression,
         tables,

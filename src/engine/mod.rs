@@ -22,6 +22,8 @@ mod graph_cache;
 mod arenas;
 mod memory;
 mod offload;
+mod late;
+mod masters;
 mod scalars;
 mod replica_check;
 mod frozen;
@@ -33,6 +35,7 @@ pub mod lr;
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
 pub use groups::{Groups, actions, cuts, model_dtype, orders};
+pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{Conversion, ERROR, OptimizerRule, Q, SECOND, Saved, Step, decoded, of as rule};
@@ -40,7 +43,9 @@ pub use sampler::Sampler;
 pub use scalars::Outcome;
 pub use scaler::Scale;
 pub use scorer::{Heard, Scorer, Scores};
-pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
+pub use states::{
+    Extent, Initial, MASTER, MODEL, PENDING, ParamStates, StateSpec, TensorSlice, is_dispensable,
+};
 
 use crate::comm::Message;
 use crate::device::{Backend, Home, OutOfMemory, Tensor};
@@ -69,6 +74,9 @@ pub struct Engine<'a> {
     rule: Box<dyn OptimizerRule>,
     update: Update,
     compression: Option<Compression>,
+    /// An update that waited when the run was saved, to be made before the next step; its gradients
+    /// are in their place. Where updates come late, `params` have it.
+    waiting: Cell<Option<PendingUpdate>>,
     /// Steps of the run that were asked for.
     steps: Cell<u64>,
     manifest: Manifest,
@@ -108,6 +116,7 @@ impl<'a> Engine<'a> {
         causal: bool,
         rule: Box<dyn OptimizerRule>,
     ) -> Result<Engine<'a>, OutOfMemory> {
+        let manifest = &memory::placed(be, &groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
         memory::lay(be, &groups, manifest, &*rule, causal, &measured);
         let (home, asked) = (Home::Device, measured.memory_plan(be.workspace()).total());
@@ -131,10 +140,11 @@ impl<'a> Engine<'a> {
                 laid.buckets,
                 laid.states,
             )
-            .offloaded(laid.offload),
+            .offloaded(laid.offload, laid.norms),
             rule,
             update: laid.update,
             compression: laid.compression,
+            waiting: Cell::new(None),
             steps: Cell::new(0),
             manifest: manifest.clone(),
             slots: laid.slots,
@@ -157,8 +167,10 @@ impl<'a> Engine<'a> {
         manifest: &Manifest,
         causal: bool,
     ) -> (MemoryPlan, Layout) {
+        let rule = rule::of(manifest);
+        let manifest = &memory::placed(be, groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
-        let laid = memory::lay(be, groups, manifest, &*rule::of(manifest), causal, &measured);
+        let laid = memory::lay(be, groups, manifest, &*rule, causal, &measured);
         (measured.memory_plan(be.workspace()), laid.layout)
     }
 
@@ -188,12 +200,33 @@ impl<'a> Engine<'a> {
 
     /// Sets every weight and state to its initial value.
     pub fn init(&self) {
+        self.set_pending(None);
         self.params.init(self.manifest.train.seed);
     }
 
     /// The next step is the one after so many of the run.
     pub fn set_steps(&self, steps: u64) {
         self.steps.set(steps);
+    }
+
+    /// The update that waits, of the last step (`topology.offload.delay`).
+    pub fn pending(&self) -> Option<PendingUpdate> {
+        self.params.late().and_then(|(late, offload)| late.pending(offload, self.be))
+    }
+
+    /// Goes on with an update that waited when the run was saved, whose gradients were written to
+    /// `ShardedParams::pending_slices`. Where updates are not late, it is made before the next step.
+    pub fn set_pending(&self, pending: Option<PendingUpdate>) {
+        match self.params.late() {
+            Some((late, offload)) => late.set(offload, self.be, pending),
+            None => self.waiting.set(pending),
+        }
+    }
+
+    /// Whether the update of the step after so many waits for the one after it.
+    fn is_late(&self, steps: u64) -> bool {
+        let offload = self.manifest.topology.offload;
+        offload.delay > 0 && steps >= offload.delay_after
     }
 
     /// Sets what serves the exchange of gradients alone to its initial values.
@@ -212,6 +245,7 @@ impl<'a> Engine<'a> {
 
     /// Gradients of the last step's micro-batches, unclipped, f32; of a weight this rank owns whole.
     pub fn read_grad(&self, param: &Param, out: &mut [f32]) {
+        self.params.finish_copies();
         self.be.download(self.params.grad(param), bytemuck::cast_slice_mut(out));
     }
 
@@ -246,21 +280,29 @@ impl<'a> Engine<'a> {
     pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
         let (be, s, params) = (self.be, &self.scalars, &self.params);
         let order = self.order(micros);
-        let compression = self.compression.as_ref().filter(|c| c.applies(self.steps.get()));
-        self.steps.set(self.steps.get() + 1);
+        let (rule, step) = (&*self.rule, self.steps.get());
+        let compression = self.compression.as_ref().filter(|c| c.applies(step));
+        self.steps.set(step + 1);
         params.set_compressing(compression.is_some());
-        params.zero_grads();
-        be.zero(s.loss);
-        be.zero(s.z_loss);
-        self.run(&order.1, &self.slots, true, load, None)?;
-        params.finish_grads();
+        if let Some(pending) = self.waiting.take() {
+            self.update.resume(params, rule, s, pending);
+        }
+        let mut computed = Ok(());
+        params.beside_update(rule, &mut || {
+            params.zero_grads(micros);
+            be.zero(s.loss);
+            be.zero(s.z_loss);
+            computed = self.run(&order.1, &self.slots, true, load, None);
+            computed.iter().for_each(|()| params.finish_grads());
+        });
+        computed?;
         let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
         params.groups().sum_over_stages_and_replicas(s.loss);
         if self.manifest.train.z_loss.is_some() {
             params.groups().sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update.run(params, &*self.rule, s, scale, lr);
+        self.update.run(params, rule, s, scale, lr, self.is_late(step));
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

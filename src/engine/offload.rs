@@ -4,7 +4,10 @@
 //! updated, gradients of the next ones and weights of the ones before are on their way.
 //!
 //! Norm, clipping, loss scale and the rule's own scalars stay on the device, which has them anyway.
+//! An update may also come late (`Late`): then every piece has a place of its own on the host.
 
+use super::arenas::Arenas;
+use super::masters::Masters;
 use super::params::BucketState;
 use super::rule::{OptimizerRule, Step};
 use super::states::{ParamStates, StateSpec};
@@ -13,31 +16,31 @@ use crate::device::{Arena, Backend, Home, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Most elements of a piece: 16 MiB of gradients, which a link needs some 300 µs for. A multiple of
-/// 64, as shards are, so that no block of a state is cut.
-pub const PIECE: usize = 4 << 20;
-
 /// Pieces on the host at once: one that comes, one that is updated, one that goes.
 const BUFFERS: usize = 3;
 
 /// Where states lie on the host, piece by piece.
 pub struct Offload {
     /// Copies of `Step`'s.
-    scalars: Tensor,
-    updates: Tensor,
-    pieces: Vec<Piece>,
+    pub(super) scalars: Tensor,
+    pub(super) updates: Tensor,
+    pub(super) pieces: Vec<Piece>,
+    /// Of a rule that updates on the device; there are no pieces then.
+    masters: Option<Masters>,
 }
 
 /// Part of a bucket that this rank updates.
-struct Piece {
-    /// Model weights and f32 gradients on the device; no weights, where they lie on the host.
-    weights: Option<Tensor>,
-    grads: Tensor,
+pub(super) struct Piece {
+    /// Model weights and f32 gradients, where they lie on the device.
+    pub weights: Option<Tensor>,
+    pub grads: Option<Tensor>,
     /// Where they lie on the host for a while, the same for every `BUFFERS`th piece; or for good.
-    staged_weights: Tensor,
-    staged_grads: Tensor,
+    pub staged_weights: Tensor,
+    pub staged_grads: Tensor,
+    /// Gradients that lie on the host and are to be copied there, where updates come late.
+    pub kept_grads: Option<Tensor>,
     /// Parts of parameters in it, whose weights and gradients are the staged ones.
-    params: Vec<ParamStates>,
+    pub params: Vec<ParamStates>,
     /// Whether elements between parameters are among the weights that go to the device.
     padded: bool,
 }
@@ -60,58 +63,92 @@ impl Offload {
             .collect();
         let longest = ranges.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
         let buffer = |dtype| staging.matrix(1, longest, dtype);
-        let buffers: Vec<_> = (0..BUFFERS).map(|_| [buffer(model), buffer(DType::F32)]).collect();
-        let piece = |(i, (bucket, range)): (usize, (usize, Range<usize>))| {
-            Piece::of(&buckets[bucket], &of(bucket), range, buffers[i % BUFFERS])
+        let late = buckets.iter().any(|bucket| bucket.pending.is_some());
+        let places = if late { 0 } else { BUFFERS };
+        let buffers: Vec<_> = (0..places).map(|_| [buffer(model), buffer(DType::F32)]).collect();
+        let piece = |(i, (number, range)): (usize, (usize, Range<usize>))| {
+            let (bucket, len) = (&buckets[number], range.len());
+            let staged = match bucket.pending {
+                Some(all) => {
+                    [staging.matrix(1, len, model), all.span(range.start - bucket.own.start, len)]
+                }
+                None => buffers[i % BUFFERS].map(|buffer| buffer.span(0, len)),
+            };
+            Piece::of(bucket, &of(number), range, staged)
         };
         Offload {
             scalars: staging.matrix(1, 3, DType::F32),
             updates: staging.matrix(1, 1, DType::I64),
             pieces: ranges.into_iter().enumerate().map(piece).collect(),
+            masters: None,
         }
     }
 
-    /// The rule's update. `step` is the device's, with the rule's numbers there.
-    pub fn update(&self, step: &Step, rule: &dyn OptimizerRule) {
+    /// For a rule that sums up (`OptimizerRule::sums_up`).
+    pub fn to_device(masters: Masters, at: &Arenas) -> Offload {
+        Offload {
+            scalars: at.staging.matrix(1, 3, DType::F32),
+            updates: at.staging.matrix(1, 1, DType::I64),
+            pieces: Vec::new(),
+            masters: Some(masters),
+        }
+    }
+
+    /// The rule's update of `params`. `step` is the device's, with the rule's numbers there.
+    pub fn update(&self, step: &Step, rule: &dyn OptimizerRule, params: &[ParamStates]) {
         let be = step.be;
         let small = [(step.scalars, self.scalars), (step.updates, self.updates)];
         let small = small.map(|(from, to)| be.transfer(from, to));
         small.into_iter().for_each(|transfer| be.finish_transfer(transfer));
-        let mut factor = 0.0f32;
-        be.host().download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
-        if factor.is_nan() {
+        if self.skips(be) {
             return; // No staged weight would be written, so none may go back.
+        }
+        if let Some(masters) = &self.masters {
+            return rule.update(&Step { masters: Some(masters), ..*step }, params);
         }
         let (scalars, updates) = (self.scalars, self.updates);
         let step = Step { be: be.host(), scalars, updates, ..*step };
         self.each(be, true, |piece| rule.update(&step, &piece.params));
     }
 
-    /// Rounds the master weights into the model weights.
-    pub fn cast(&self, be: &dyn Backend) {
+    /// Whether the factor that came to the host says that nothing is updated.
+    pub(super) fn skips(&self, be: &dyn Backend) -> bool {
+        let mut factor = 0.0f32;
+        be.host().download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
+        factor.is_nan()
+    }
+
+    /// Rounds the master weights of `params` into the model weights.
+    pub fn cast(&self, be: &dyn Backend, params: &[ParamStates]) {
+        if let Some(masters) = &self.masters {
+            return masters.each(be, params, true, &mut |_, piece| piece.cast(be));
+        }
         self.each(be, false, |piece| piece.params.iter().for_each(|kept| kept.cast(be.host())));
     }
 
     /// Runs `pass` for one piece after the other, with its gradients there if they are asked for;
     /// afterwards the weights that it left are on their way to the device.
     fn each(&self, be: &dyn Backend, grads: bool, pass: impl Fn(&Piece)) {
-        let fetch = |piece: &Piece| grads.then(|| be.transfer(piece.grads, piece.staged_grads));
-        let mut coming: VecDeque<_> = self.pieces.iter().take(BUFFERS).filter_map(fetch).collect();
+        let fetch = |piece: &Piece| {
+            let grads = piece.grads.filter(|_| grads);
+            grads.map(|from| be.transfer(from, piece.staged_grads))
+        };
+        let mut coming: VecDeque<_> = self.pieces.iter().take(BUFFERS).map(fetch).collect();
         let mut going = VecDeque::new();
         for (i, piece) in self.pieces.iter().enumerate() {
-            if let Some(transfer) = coming.pop_front() {
-                be.finish_transfer(transfer);
+            let arriving = coming.pop_front().flatten();
+            arriving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+            if let Some(kept) = piece.kept_grads.filter(|_| grads) {
+                be.host().copy(kept, piece.staged_grads.set());
             }
             if going.len() == BUFFERS {
                 let sent: Option<_> = going.pop_front().flatten();
                 sent.into_iter().for_each(|transfer| be.finish_transfer(transfer));
             }
-            if piece.padded {
-                be.host().zero(piece.staged_weights);
-            }
+            piece.pad(be.host());
             pass(piece);
             going.push_back(piece.weights.map(|to| be.transfer(piece.staged_weights, to)));
-            coming.extend(self.pieces.get(i + BUFFERS).and_then(fetch));
+            coming.extend(self.pieces.get(i + BUFFERS).map(fetch));
         }
         going.into_iter().flatten().for_each(|transfer| be.finish_transfer(transfer));
     }
@@ -138,9 +175,12 @@ impl Piece {
         [weights, grads]: [Tensor; 2],
     ) -> Piece {
         let (first, len) = (range.start - bucket.own.start, range.len());
-        let (own, staged_grads) = (bucket.own_weights.span(first, len), grads.span(0, len));
-        let on_device = own.home() == Home::Device;
-        let staged_weights = if on_device { weights.span(0, len) } else { own };
+        let own = [bucket.own_weights, bucket.own_grads].map(|own| own.span(first, len));
+        let on_device = |own: &Tensor| own.home() == Home::Device;
+        let [own_weights, own_grads] = own.map(|own| Some(own).filter(on_device));
+        let staged_weights = if own_weights.is_some() { weights } else { own[0] };
+        let stays = own_grads.is_none() && bucket.pending.is_none();
+        let staged_grads = if stays { own[1] } else { grads };
         let mut params = Vec::new();
         for kept in kept {
             let offset = kept.param.offset;
@@ -157,12 +197,20 @@ impl Piece {
         }
         let filled: usize = params.iter().map(|kept| kept.part.len()).sum();
         Piece {
-            weights: on_device.then_some(own),
-            grads: bucket.own_grads.span(first, len),
+            weights: own_weights,
+            grads: own_grads,
             staged_weights,
             staged_grads,
+            kept_grads: (own_grads.is_none() && !stays).then_some(own[1]),
             params,
-            padded: on_device && filled < len,
+            padded: own_weights.is_some() && filled < len,
+        }
+    }
+
+    /// Zeroes what lies between parameters.
+    pub fn pad(&self, host: &dyn Backend) {
+        if self.padded {
+            host.zero(self.staged_weights);
         }
     }
 }
@@ -171,9 +219,9 @@ impl Piece {
 mod tests {
     use super::*;
     use crate::device::cpu::Cpu;
-    use crate::engine::arenas::Arenas;
     use crate::engine::groups::Groups;
-    use crate::engine::params;
+    use crate::engine::masters::PIECE;
+    use crate::engine::params::{self, OnHost};
     use crate::engine::rule;
     use crate::manifest::{self, Manifest};
     use crate::model::{Layout, ModelShard};
@@ -197,7 +245,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let rule = rule::of(&m);
         let lay = |at: &Arenas| {
-            let buckets = params::buckets(1, dp_rank, &layout, DType::BF16, false, at);
+            let buckets = params::buckets(1, dp_rank, &layout, DType::BF16, OnHost::of(&m), at);
             let states = params::states(&layout, &buckets, &*rule, true, at);
             let offload = Offload::plan(&buckets, &states, DType::BF16, size, &at.staging);
             let scalars = at.inputs.matrix(1, 3, DType::F32);
@@ -215,9 +263,10 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
             let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
             let (be, sharded) = (&cpu, false);
-            let step = Step { be, groups, sharded, lr: 1e-2, scalars, updates, scratch };
+            let (lr, masters) = (1e-2, None);
+            let step = Step { be, groups, sharded, lr, scalars, updates, scratch, masters };
             rule.begin(&step);
-            offload.update(&step, &*rule);
+            offload.update(&step, &*rule, &states);
         }
         let read = |at: Tensor| {
             let mut bytes = vec![0; at.bytes()];

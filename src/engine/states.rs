@@ -13,6 +13,15 @@ pub const MODEL: &str = "model";
 /// The f32 weight that is updated. Every parameter has one.
 pub const MASTER: &str = "master";
 
+/// The gradient of an update that is late (`topology.offload.delay`).
+pub const PENDING: &str = "pending_gradient";
+
+/// Whether a run may go on without what was saved of a state: of what serves the exchange of
+/// gradients, and of a gradient where no update waits for it.
+pub fn is_dispensable(name: &str, extent: Extent) -> bool {
+    name == PENDING || extent.serves_exchange()
+}
+
 /// A row of the table: one thing that is kept of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
@@ -50,6 +59,16 @@ impl StateSpec {
     /// The weight that is updated.
     pub const fn master() -> StateSpec {
         StateSpec { init: Initial::Parameter, ..StateSpec::moment(MASTER) }
+    }
+
+    /// The gradient of an update that is late.
+    pub const fn pending() -> StateSpec {
+        StateSpec::moment(PENDING)
+    }
+
+    /// See `is_dispensable`.
+    pub fn is_dispensable(&self) -> bool {
+        is_dispensable(self.name, self.extent)
     }
 
     /// An f32 number for each of the parameter's, 0 at first.
@@ -266,6 +285,12 @@ impl ParamStates {
         };
         let states = self.states.iter().map(cut).collect();
         ParamStates { param: self.param.clone(), part, grad, states }
+    }
+
+    /// The same with a state elsewhere.
+    pub fn moved(mut self, name: &str, at: Tensor) -> ParamStates {
+        self.states.iter_mut().filter(|(spec, _)| spec.name == name).for_each(|one| one.1 = at);
+        self
     }
 
     /// The states of which something is here, each with the range of its elements, and where they lie.

@@ -1,20 +1,25 @@
 //! The update that ends a step: clip by the global norm, advance the loss scale, apply the rule.
 
-use super::params::ShardedParams;
+use super::late::PendingUpdate;
+use super::params::{BucketState, ShardedParams, Squares};
 use super::rule::{OptimizerRule, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use crate::device::{Scaling, Tensor};
+use crate::device::{Home, Scaling, Tensor};
 use crate::manifest::Manifest;
-use crate::model::TpSplit;
+use crate::model::{Layout, TpSplit};
+use std::ops::Range;
 
 /// What every rule's update begins with.
 pub struct Update {
     /// Gradients that count in the norm, then those that count on another rank.
     grads: Vec<Tensor>,
-    /// The parameters they belong to.
+    /// The parameters they belong to, their buckets, and the elements of the layout.
     names: Vec<String>,
+    places: Vec<(usize, Range<usize>)>,
+    /// Runs of gradients that lie on the device when a step ends.
+    on_device: Vec<Range<usize>>,
     counted: usize,
     scaling: Scaling,
     max_norm: f32,
@@ -32,9 +37,23 @@ impl Update {
         let owned = states.iter().filter(|kept| !kept.part.is_empty());
         let (elsewhere, counted): (Vec<_>, Vec<_>) = owned.partition(elsewhere);
         let all = || counted.iter().chain(&elsewhere);
+        let offset = |kept: &ParamStates, at: usize| kept.param.offset + at;
+        let place = |kept: &&ParamStates| {
+            (kept.param.bucket, offset(kept, kept.part.start)..offset(kept, kept.part.end))
+        };
+        let grads: Vec<Tensor> = all().map(|kept| kept.grad).collect();
+        let mut on_device: Vec<Range<usize>> = Vec::new();
+        for (i, _) in grads.iter().enumerate().filter(|(_, g)| g.home() == Home::Device) {
+            match on_device.last_mut().filter(|run| run.end == i) {
+                Some(run) => run.end += 1,
+                None => on_device.push(i..i + 1),
+            }
+        }
         Update {
-            grads: all().map(|kept| kept.grad).collect(),
+            grads,
             names: all().map(|kept| kept.param.name.clone()).collect(),
+            places: all().map(place).collect(),
+            on_device,
             counted: counted.len(),
             scaling: scaler::scaling(m),
             max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
@@ -52,8 +71,24 @@ impl Update {
         &self.names
     }
 
+    /// The gradients that lie on the host when a step ends, by bucket, as they are in its buffer before
+    /// that; and where among `sums` their squares' go.
+    pub fn squares(&self, buckets: &[BucketState], layout: &Layout, sums: Tensor) -> Squares {
+        let mut all: Squares = buckets.iter().map(|_| Vec::new()).collect();
+        for (i, (number, range)) in self.places.iter().enumerate() {
+            let bucket = &buckets[*number];
+            if bucket.host_grads.is_some() {
+                let first = range.start - layout.buckets[*number].range.start;
+                let grad = bucket.grads.span(first, range.len());
+                all[*number].push((vec![grad], sums.span(i, 1)));
+            }
+        }
+        all
+    }
+
     /// Clips by the norm over all ranks and updates. A norm that is not finite updates nothing, on
-    /// any rank: all have the same. `scale` is the loss's, or NaN.
+    /// any rank: all have the same. `scale` is the loss's, or NaN. Where the update is `late`, it waits,
+    /// with all that this decided of it.
     pub fn run(
         &self,
         params: &ShardedParams,
@@ -61,30 +96,60 @@ impl Update {
         s: &Scalars,
         scale: Tensor,
         lr: f64,
+        late: bool,
     ) {
         let be = params.backend();
-        be.square_sums(&self.grads, s.sums.set());
+        for run in &self.on_device {
+            be.square_sums(&self.grads[run.clone()], s.sums.span(run.start, run.len()).set());
+        }
         be.sum(s.sums.span(0, self.counted), s.norm.set());
         params.sum_over_owners(s.norm);
         be.clip(s.norm, scale, self.max_norm, s.clip.set());
         be.loss_scale_step(&self.scaling, s.scaler, s.rule.span(0, 1), s.status);
-        let (groups, updates) = (params.groups(), s.scaler.counts.span(2, 1));
-        let step = Step {
-            be,
-            groups,
-            sharded: params.is_sharded(),
-            lr: lr as f32,
-            scalars: s.rule,
-            updates,
-            scratch: self.scratch,
-        };
+        let step = self.step(params, s, lr as f32);
         rule.begin(&step);
-        match params.offload() {
-            None => rule.update(&step, params.states()),
-            Some(offload) => {
-                params.finish_fills();
-                offload.update(&step, rule);
+        match params.late() {
+            Some((kept, offload)) if late => {
+                params.finish_copies();
+                kept.keep(offload, &step);
             }
+            _ => apply(params, rule, &step),
+        }
+    }
+
+    /// Makes an update that waited, by the gradients that are in place, before a step.
+    pub fn resume(
+        &self,
+        params: &ShardedParams,
+        rule: &dyn OptimizerRule,
+        s: &Scalars,
+        pending: PendingUpdate,
+    ) {
+        params.backend().upload(bytemuck::cast_slice(&pending.scalars), s.rule);
+        apply(params, rule, &self.step(params, s, pending.lr));
+        params.begin_all_gather();
+    }
+
+    fn step<'a>(&self, params: &'a ShardedParams, s: &Scalars, lr: f32) -> Step<'a> {
+        Step {
+            be: params.backend(),
+            groups: params.groups(),
+            sharded: params.is_sharded(),
+            lr,
+            scalars: s.rule,
+            updates: s.scaler.counts.span(2, 1),
+            scratch: self.scratch,
+            masters: None,
+        }
+    }
+}
+
+fn apply(params: &ShardedParams, rule: &dyn OptimizerRule, step: &Step) {
+    match params.offload() {
+        None => rule.update(step, params.states()),
+        Some(offload) => {
+            params.finish_copies();
+            offload.update(step, rule, params.states());
         }
     }
 }

@@ -160,6 +160,7 @@ pub fn of_other(
 
 /// Of gptrain itself: what its engine reserves and does.
 pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
+    let m = &dry_run::placed(m, Room::of(m, setup.hardware));
     let counted = dry_run::stages(m);
     let stage = |stage: &dry_run::Stage| Stage {
         layers: stage.layers,

@@ -181,7 +181,7 @@ GradientHome {
     Auto = "auto",
     /// The device's.
     Device = "device",
-    /// The host's: not in this version.
+    /// The host's, but for those of embedding and head.
     Host = "host",
 }
 

@@ -67,6 +67,21 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Whether it leaves open in which memory gradients lie.
+    pub fn gradients_are_open(&self) -> bool {
+        let Offload { what, gradients, .. } = self.topology.offload;
+        let may_leave = self.topology.compression.is_none();
+        let may_leave = may_leave && !matches!(self.optimizer, Optimizer::Adafactor(_));
+        what != OffloadWhat::None && gradients == GradientHome::Auto && may_leave
+    }
+
+    /// The same with gradients in one.
+    pub fn with_gradients(&self, home: GradientHome) -> Manifest {
+        let mut m = self.clone();
+        m.topology.offload.gradients = home;
+        m
+    }
+
     /// Valid settings that gptrain cannot train with are rejected by name, never ignored.
     pub fn runnable(&self) -> Result<(), Problems> {
         if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {

@@ -356,7 +356,7 @@ Topology(raw) {
     recompute: Recompute = Recompute::None;
     /// What lies in the memory of the host in place of the device's: none, optimizer,
     /// full, or settings.
-    /// Changes no number. Default: none.
+    /// Changes no number, but for delay. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
     /// Less to send between replicas, for slow networks: powersgd; with zero at most 1. A single
     /// replica sends nothing and compresses nothing. Default: none.
@@ -370,8 +370,8 @@ Offload(raw) {
     what: OffloadWhat = OffloadWhat::None;
     /// Where gradients wait for the update. Default: auto.
     gradients: GradientHome = GradientHome::Auto;
-    /// Steps by which updates come late, while the next step computes: 0. 1 is not in this
-    /// version. Default: 0.
+    /// Steps by which updates come late, while the next step computes: 0 or 1. 1 changes the
+    /// training, a little. Default: 0.
     delay: u8 = 0, in 0..=1;
     /// Steps at the start of a run without delay. Default: 40.
     delay_after: u64 = 40, in 0..=1_000_000_000_000u64;

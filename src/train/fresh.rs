@@ -31,7 +31,7 @@ pub fn save(
         let Whole { shape, values } = whole;
         let cols = shape[shape.len() - 1];
         let states = rule.states(&param.spec).into_iter();
-        for state in states.filter(|state| !state.extent.serves_exchange()) {
+        for state in states.filter(|state| !state.is_dispensable()) {
             let size = state.extent.shape([values.len() / cols, cols]);
             let slice = TensorSlice { at: [0, 0], size };
             let bytes: &[u8] = match (state.init, &rounded[number]) {

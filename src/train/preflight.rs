@@ -5,16 +5,17 @@ use super::rank::Rank;
 use super::resume;
 use crate::base::{Bytes, Problems};
 use crate::checkpoint::DataId;
+use crate::device::cpu::HostMemory;
 use crate::device::cuda::Identity;
 use crate::device::{Backend, Home, OutOfMemory};
-use crate::engine::MemoryPlan;
+use crate::engine::{Engine, Groups, MemoryPlan};
 use crate::estimate::gptrain::dry_run::{self, Room};
 use crate::estimate::gptrain::remedies;
 use crate::estimate::hardware;
-use crate::manifest::{Loaded, Manifest};
+use crate::manifest::{GradientHome, Loaded, Manifest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::{fmt, fs};
+use std::fmt;
 
 /// An error unless every node's datasets are `ids`, those of rank 0: one rank per node compares
 /// index digests and lengths, as a resume does.
@@ -60,7 +61,12 @@ struct Need {
     /// For a device whose memory is the node's, and for what a device's host is to hold.
     device: u64,
     host: u64,
+    /// Whether that is page-locked: a GPU's host's is.
+    locks: bool,
     free: Option<u64>,
+    /// `HostMemory` in words, and what it lets a process lock.
+    limits: String,
+    lockable: Option<u64>,
 }
 
 /// An error unless each node has memory for all that its ranks are to reserve there: what is free of
@@ -76,38 +82,97 @@ pub fn enough_memory(
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
     let device = if shared.is_some() { needed.total().0 } else { 0 };
     let free = free.map(|bytes| bytes.0);
-    let all = rank.gather(&Need { node: node.to_string(), device, host, free })?;
-    rank.on_first(|| too_little_memory(&all).map_or(Ok(()), |problem| Err(problem.into())))
+    let memory = HostMemory::here();
+    let limits = memory.as_ref().map_or("nothing is known".to_string(), HostMemory::to_string);
+    let lockable = memory.and_then(|memory| memory.lockable).map(|limit| limit.0);
+    let (node, locks) = (node.to_string(), shared.is_none());
+    let all = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
+    rank.on_first(|| too_little_memory(&all).map_or(Ok(()), |problem| Err(problem.into())))?;
+    if rank.is_first() {
+        node_lines(&all).into_iter().for_each(|line| tracing::info!("{line}"));
+        if let Some(line) = too_little_lockable(&all) {
+            tracing::warn!("{line}");
+        }
+    }
+    Ok(())
 }
+
+/// What the ranks of a node need of it, and what there is.
+struct OnNode<'a> {
+    ranks: usize,
+    asked: u64,
+    /// Of that, by `topology.offload`.
+    host: u64,
+    free: u64,
+    limits: &'a str,
+}
+
+/// By node, in the order of names.
+fn by_node(all: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
+    let mut nodes = BTreeMap::new();
+    for need in all {
+        let none = || OnNode { ranks: 0, asked: 0, host: 0, free: u64::MAX, limits: &need.limits };
+        let sums = nodes.entry(need.node.as_str()).or_insert_with(none);
+        sums.ranks += 1;
+        sums.asked += need.device + need.host;
+        sums.host += need.host;
+        sums.free = sums.free.min(need.free.unwrap_or(u64::MAX));
+    }
+    nodes
+}
+
+impl OnNode<'_> {
+    /// "its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) between them, and …".
+    fn text(&self) -> String {
+        let (need, between) = match self.ranks {
+            1 => ("its rank needs".to_string(), ""),
+            ranks => (format!("its {ranks} ranks need"), " between them"),
+        };
+        let offloaded = match self.host {
+            0 => String::new(),
+            host => format!(" ({} of it by topology.offload)", Bytes(host)),
+        };
+        format!("{need} {}{offloaded}{between}, and {}", Bytes(self.asked), self.limits)
+    }
+}
+
+/// What is taken of each node for `topology.offload`.
+fn node_lines(all: &[Need]) -> Vec<String> {
+    let nodes = by_node(all).into_iter().filter(|(_, sums)| sums.host > 0);
+    nodes.map(|(node, sums)| format!("memory of node {node}: {}", sums.text())).collect()
+}
+
+/// Said where a rank is to lock more than its limit: many drivers lock memory without regard to it.
+fn too_little_lockable(all: &[Need]) -> Option<String> {
+    let short = |need: &&Need| need.lockable.is_some_and(|most| need.locks && need.host > most);
+    let Need { node, host, lockable, .. } = all.iter().find(short)?;
+    Some(format!(
+        "node {node}: a rank is to page-lock {} for topology.offload, and ulimit -l is {}: a driver \
+         that counts it will refuse; {RAISE}",
+        Bytes(*host),
+        Bytes(lockable.unwrap_or_default())
+    ))
+}
+
+/// What to do about `ulimit -l`.
+const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLOCK, docker: --ulimit \
+                     memlock=-1)";
 
 /// The first node, by name, whose ranks need more than is free.
 fn too_little_memory(all: &[Need]) -> Option<Problems> {
-    let mut nodes: BTreeMap<&str, (usize, u64, u64, u64)> = BTreeMap::new();
-    for Need { node, device, host, free } in all {
-        let (ranks, asked, on_host, left) = nodes.entry(node).or_insert((0, 0, 0, u64::MAX));
-        (*ranks, *asked, *on_host) = (*ranks + 1, *asked + device + host, *on_host + host);
-        *left = (*left).min(free.unwrap_or(u64::MAX));
-    }
-    let (node, (ranks, asked, host, left)) =
-        nodes.into_iter().find(|(_, (_, asked, _, left))| asked > left)?;
-    let (need, between) = match ranks {
-        1 => ("its rank needs".to_string(), ""),
-        _ => (format!("its {ranks} ranks need"), " between them"),
-    };
-    let (offloaded, remedy) = match host {
-        0 => (String::new(), ""),
-        _ => (
-            format!(" ({} of it by topology.offload)", Bytes(host)),
+    let (node, sums) = by_node(all).into_iter().find(|(_, sums)| sums.asked > sums.free)?;
+    let remedy = match sums.host {
+        0 => "",
+        _ => {
             "let more replicas share the states (topology.zero=1 or more, topology.data), turn \
-             topology.offload off, ",
-        ),
+             topology.offload off, "
+        }
     };
-    let what = format!("{need} {}{offloaded}{between}, and {} is free", Bytes(asked), Bytes(left));
     let remedy = format!(
         "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
          topology.tensor, batch.micro, topology.recompute"
     );
-    Some(Problems::one(format!("node {node}"), what, remedy))
+    Some(Problems::one(format!("node {node}"), sums.text(), remedy))
 }
 
 /// The memory of a GPU before any rank has reserved its arenas.
@@ -136,6 +201,29 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Op
         let free = Bytes(free.0 + taken);
         GpuMemory { gpu: gpu.clone(), free, all, sharing }
     }))
+}
+
+/// The manifest, with gradients on the host where it leaves that open and some rank's device has no
+/// room for them. A collective.
+pub fn placed(
+    rank: &Rank,
+    be: &dyn Backend,
+    groups: &Groups,
+    m: &Manifest,
+    memory: Option<&GpuMemory>,
+) -> Manifest {
+    if !m.gradients_are_open() {
+        return m.clone();
+    }
+    let present = memory.map(|memory| Bytes(memory.free.0 / memory.sharing as u64));
+    let most = present.into_iter().chain(m.train.device_memory).min();
+    let needed =
+        || Engine::plan(be, groups, &m.with_gradients(GradientHome::Device), m.data.causal()).0;
+    let short = most.is_some_and(|most| needed().total() > most);
+    match rank.count([short]) {
+        [0] => m.with_gradients(GradientHome::Device),
+        _ => m.with_gradients(GradientHome::Host),
+    }
 }
 
 /// The error for an engine that does not fit, with the settings that would make it fit.
@@ -186,13 +274,9 @@ impl fmt::Display for GpuMemory {
 
 /// The error for memory that the host has and does not give.
 fn not_locked(place: String, error: &OutOfMemory) -> Problems {
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-    let limit = line.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
-    let limit = limit.parse().map_or(limit.to_string(), |bytes| Bytes(bytes).to_string());
+    let limit = HostMemory::here().map_or("unknown".to_string(), |memory| memory.lockable());
     let what = format!("{error}, page-locked for topology.offload; ulimit -l is {limit}");
-    let remedy = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLOCK, docker: --ulimit \
-                  memlock=-1), start fewer ranks on the node, or set topology.offload to none";
+    let remedy = format!("{RAISE}, start fewer ranks on the node, or set topology.offload to none");
     Problems::one(place, what, remedy)
 }
 
@@ -201,19 +285,22 @@ mod tests {
     use super::*;
 
     /// Two ranks to a node, of which each needs 2 + 3 GiB.
-    fn verdict(free: [u64; 2]) -> Option<String> {
+    fn needs(free: [u64; 2], lockable: Option<u64>) -> Vec<Need> {
         let need = |i: usize| Need {
             node: format!("n{}", i / 2),
             device: 2 << 30,
             host: 3 << 30,
+            locks: true,
             free: Some(free[i / 2]),
+            limits: format!("{} is free", Bytes(free[i / 2])),
+            lockable,
         };
-        let all: Vec<Need> = (0..4).map(need).collect();
-        too_little_memory(&all).map(|problems| problems.to_string())
+        (0..4).map(need).collect()
     }
 
     #[test]
     fn a_node_has_memory_for_all_its_ranks_or_is_named() {
+        let verdict = |free| too_little_memory(&needs(free, None)).map(|found| found.to_string());
         assert_eq!(verdict([10 << 30, 10 << 30]), None);
         let refused = verdict([11 << 30, (10 << 30) - 1]).unwrap();
         let says = [
@@ -222,5 +309,18 @@ mod tests {
             "topology.zero=1 or more, topology.data",
         ];
         assert!(says.iter().all(|part| refused.contains(part)), "{refused}");
+    }
+
+    #[test]
+    fn what_is_taken_of_each_node_is_said_and_what_may_not_be_locked() {
+        let all = needs([11 << 30, 12 << 30], None);
+        let lines = node_lines(&all);
+        let second = "memory of node n1: its 2 ranks need 10.0 GiB (6.0 GiB of it by \
+                      topology.offload) between them, and 12.0 GiB is free";
+        assert_eq!((lines.len(), lines[1].as_str()), (2, second));
+        assert_eq!(too_little_lockable(&all), None);
+        assert_eq!(too_little_lockable(&needs([11 << 30; 2], Some(3 << 30))), None);
+        let said = too_little_lockable(&needs([11 << 30; 2], Some(8 << 20))).unwrap();
+        assert!(said.contains("page-lock 3.0 GiB") && said.contains("is 8.0 MiB"), "{said}");
     }
 }

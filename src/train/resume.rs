@@ -191,6 +191,14 @@ fn load(
         false => checkpoint::read_into(&checkpoint, engine),
     };
     read.map_err(|error| with_older(error, found))?;
+    let delay = loaded.manifest.topology.offload.delay;
+    if checkpoint.index.pending.is_some() && delay == 0 && !asked.reset_optimizer {
+        tracing::info!(
+            "the update of step {}, which waited (topology.offload.delay), is made before the next \
+             step",
+            found.step
+        );
+    }
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }

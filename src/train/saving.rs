@@ -122,6 +122,7 @@ impl Saver {
         state.consumed_tokens = progress.consumed_samples * seq_len as u64;
         state.history = self.history.iter().copied().collect();
         let scale = engine.scale();
+        state.pending = snapshot.pending();
         state.loss_scale = self.scaled.then_some(scale);
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (to, of) = (fresh.clone(), state.clone());
@@ -232,6 +233,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         next_batch: m.batch.ramp().batch_at(0) as u64,
         lr: 0.0,
         loss_scale: None,
+        pending: None,
         rng: Rng {
             generator: "philox4x32-10".to_string(),
             seed: m.train.seed,

@@ -223,6 +223,7 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
         let groups = device.groups(rank.world(), m);
         Ok(groups.map_err(|problems| launch::of_rank(rank, node, problems))?)
     })?;
+    let m = &preflight::placed(rank, be, &groups, m, memory.as_ref());
     let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
     preflight::enough_memory(rank, be, node, &needed)?;
     rank.phase("reserving memory", || {

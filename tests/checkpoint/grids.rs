@@ -329,7 +329,8 @@ impl Done {
         checkpoints: &Path,
         change: impl Fn(&mut Vec<WrittenPart>),
     ) -> anyhow::Result<PathBuf> {
-        let (disk, state) = (Disk::default(), state(loaded, self.step));
+        let (disk, mut state) = (Disk::default(), state(loaded, self.step));
+        state.pending = self.ranks[0].pending();
         let bytes = checkpoint::saved_bytes(&loaded.manifest);
         let fresh = checkpoint::begin(&disk, checkpoints, self.step as u64, bytes).unwrap();
         let mut parts: Vec<WrittenPart> = std::thread::scope(|scope| {
@@ -399,6 +400,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         next_batch: 16,
         lr: 3e-3,
         loss_scale: None,
+        pending: None,
         rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7 },
         optimizer: Optimizer {
             rule: "adamw".into(),

@@ -6,6 +6,7 @@
 //! | `grids` | what any grid saved, any grid loads |
 //! | `matrix` | every optimizer, saved and gone on with on every grid and place of its states |
 //! | `compression` | PowerSGD's mean error goes on among any number of replicas |
+//! | `late` | updates that come a step late: the gradient that waits |
 //! | `rules` | states of every shape and type, of an optimizer made up for it |
 //! | `adam8bit` | moments in 8 bits are converted from AdamW's, and back |
 //! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
@@ -33,6 +34,7 @@ mod hf;
 mod hf_llama;
 mod hf_refused;
 mod inspect;
+mod late;
 mod matrix;
 mod resume;
 mod rules;

@@ -52,6 +52,7 @@ impl Saved {
             next_batch: 4,
             lr: 1e-3,
             loss_scale: None,
+            pending: None,
             rng,
             optimizer,
             history: vec![Past { step, loss: 3.25, grad_norm: 1.5 }],

@@ -466,15 +466,20 @@ fn blocks_of_8_bit_moments_must_be_whole() {
 }
 
 #[test]
-fn offload_that_is_not_there_yet_is_refused_by_name() {
-    for (set, remedy) in [
-        ("topology.offload.gradients=host", "topology.offload.gradients to device"),
-        ("topology.offload.delay=1", "topology.offload.delay to 0"),
+fn offload_that_cannot_be_is_refused_by_name() {
+    let delay = "topology.offload={what: optimizer, delay: 1}";
+    let host = "topology.offload={what: optimizer, gradients: host}";
+    let compressed = "topology={data: 2, compression: powersgd}";
+    let adafactor = "optimizer=adafactor";
+    for (sets, what, remedy) in [
+        (&[delay, "topology.offload.what=full"][..], "would write them", "what to optimizer"),
+        (&[delay, "precision=fp16"], "can wait", "precision to bf16"),
+        (&[delay, adafactor], "has no such pass", "topology.offload.delay to 0"),
+        (&[host, adafactor], "of every gradient", "topology.offload.gradients to device"),
+        (&[compressed, host], "of all gradients of a step", "topology.compression to none"),
     ] {
-        let all = complaints(GOOD, &["topology.offload.what=optimizer", set]);
-        let (key, value) = set.split_once('=').unwrap();
-        assert!(all.contains(&format!("{key} {value} is not in this version")), "{all}");
-        assert!(all.contains(remedy), "{all}");
+        let all = complaints(GOOD, sets);
+        assert!(all.contains(what) && all.contains(remedy), "{sets:?}: {all}");
     }
     check_set(
         "topology.offload.delay_after=3",

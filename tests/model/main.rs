@@ -7,6 +7,7 @@
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
+//! | `late` | updates that come a step late, by a second implementation of them |
 //! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
 //! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
@@ -19,6 +20,7 @@ mod compression;
 mod fp16;
 mod grids;
 mod grids_cuda;
+mod late;
 mod llama;
 mod offload;
 mod pytorch;

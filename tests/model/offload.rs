@@ -21,6 +21,84 @@ fn same(sets: &[&str]) {
     }
 }
 
+const HOST_GRADS: &str = "topology.offload={what: optimizer, gradients: host}";
+const ALL: &str = "topology.offload={what: full, gradients: host}";
+
+/// Gradients lie on the host too, summed up over micro-batches where they would be without.
+fn same_with_gradients(sets: &[&str]) {
+    for precision in ["precision=f32", "precision=bf16"] {
+        let sets = [&[precision, "model.dropout=0.1"], sets].concat();
+        let device = train(&sets, &GLOBAL);
+        for offload in [HOST_GRADS, ALL] {
+            let host = train(&[&sets[..], &[offload]].concat(), &GLOBAL);
+            assert!(device == host, "{offload} {sets:?}");
+        }
+    }
+}
+
+#[test]
+fn of_gradients() {
+    same_with_gradients(&[]);
+    same_with_gradients(&["batch.micro=8", "model.layers=7"]);
+    same_with_gradients(&["batch.micro=1", "model.layers=1", "model.tied_head=false"]);
+    for zero in ["topology.zero=0", "topology.zero=1", "topology.zero=2", "topology.zero=3"] {
+        same_with_gradients(&["topology.data=2", zero]);
+        same_with_gradients(&["topology.data=2", zero, "batch.micro=4"]);
+    }
+}
+
+#[test]
+fn of_gradients_in_tensor_and_pipeline_parallel_ranks() {
+    same_with_gradients(&["topology.tensor=2", "topology.sequence_parallel=true"]);
+    same_with_gradients(&["topology.pipeline=2"]);
+    same_with_gradients(&["topology.pipeline=2", "topology.schedule=interleaved"]);
+    let all = ["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"];
+    same_with_gradients(&[&all[..], &["topology.sequence_parallel=true"]].concat());
+    let shards = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
+    same_with_gradients(&[&shards[..], &["topology.sequence_parallel=true"]].concat());
+}
+
+/// Its master weights come to the device piece by piece.
+#[test]
+fn of_adafactor() {
+    let relative = "optimizer.adafactor={relative_step: true, clip: 0.3}";
+    let constant = ["lr.decay=constant", relative];
+    let grids: [&[&str]; 6] = [
+        &[],
+        &["topology.data=2"],
+        &["topology.data=2", "topology.zero=1", "batch.micro=4"],
+        &["topology.data=2", "topology.zero=3"],
+        &["topology.tensor=2", "topology.sequence_parallel=true"],
+        &["topology.pipeline=2", "topology.data=2", "topology.zero=1"],
+    ];
+    for grid in grids {
+        same(&[&["optimizer.adafactor={clip: 0.3}"], grid].concat());
+        same(&[&constant[..], grid].concat());
+    }
+}
+
+/// Gradients stay where they fit: a cap on the device's memory sends them to the host, by itself.
+#[test]
+fn gradients_leave_where_they_do_not_fit() {
+    let sets = ["precision=bf16", "model.layers=12", "model.hidden=64", "model.seq_len=24"];
+    let cpu = Cpu::new(Some(1));
+    let plan = |more: &[&str]| {
+        let m = common::manifest(&[&sets[..], more].concat());
+        Engine::new(&cpu, Groups::solo(), &m, true).map(|engine| engine.memory_plan().clone())
+    };
+    let (stay, leave) = (plan(&[OFFLOAD]).unwrap(), plan(&[HOST_GRADS]).unwrap());
+    assert!(leave.total() < stay.total() && leave.host_total() > stay.host_total());
+    let cap = |most: u64| format!("train.device_memory={most}B");
+    assert_eq!(plan(&[OFFLOAD, &cap(stay.total().0)]).unwrap(), stay);
+    assert_eq!(plan(&[OFFLOAD, &cap(stay.total().0 - 1)]).unwrap(), leave);
+    assert!(plan(&[OFFLOAD, &cap(leave.total().0 - 1)]).is_err());
+    let device = "topology.offload={what: optimizer, gradients: device}";
+    assert!(plan(&[device, &cap(stay.total().0 - 1)]).is_err());
+    let whole = train(&sets, &GLOBAL);
+    let capped = cap(leave.total().0);
+    assert!(whole == train(&[&sets[..], &[OFFLOAD, &capped]].concat(), &GLOBAL));
+}
+
 #[test]
 fn of_one_rank() {
     same(&[]);
@@ -58,12 +136,16 @@ fn of_steps_that_are_skipped() {
     }
 }
 
-/// The kernel and the host's processor round alike, in every step of an update.
+/// The kernel and the host's processor round alike, in every step of an update; Adafactor's is the
+/// device's.
 #[test]
 fn of_gpus() {
     let zero_3: &[&str] = &["topology.data=2", "topology.zero=3"];
     let tensor: &[&str] = &["topology.tensor=2", "topology.sequence_parallel=true"];
-    let grids: [(&[&str], &[&str]); 5] = [
+    let adafactor = ["precision=bf16", "optimizer.adafactor={scale_parameter: true}"];
+    let grids: [(&[&str], &[&str]); 7] = [
+        (zero_3, &adafactor),
+        (tensor, &adafactor),
         (zero_3, &["precision=f32"]),
         (zero_3, &["precision=fp16", "loss_scale=1024"]),
         (tensor, &["precision=bf16"]),
@@ -75,7 +157,8 @@ fn of_gpus() {
         let sets = [&small[..], precision, grid].concat();
         let on = |sets: &[&str]| outcomes(&common::manifest(sets), How::Nccl);
         let device = on(&sets);
-        for offload in [OFFLOAD, FULL] {
+        let gradients = precision != adafactor;
+        for offload in [OFFLOAD, FULL, HOST_GRADS].into_iter().take(2 + usize::from(gradients)) {
             let host = on(&[&sets[..], &[offload]].concat());
             assert_eq!(device, host, "{offload} {precision:?} {grid:?}");
         }
@@ -121,11 +204,14 @@ fn a_model_that_is_refused_trains_with_its_weights_on_the_host() {
         Engine::new(&cpu, Groups::solo(), &m, true).map(|engine| engine.memory_plan().clone())
     };
     let weights = plan(&[]).unwrap().rows.iter().find(|row| row.0 == "weights").unwrap().1.0;
-    let least = plan(&[OFFLOAD]).unwrap().total().0 - weights / 2;
+    // Gradients stay on the device.
+    let [optimizer, full] = ["optimizer", "full"]
+        .map(|what| format!("topology.offload={{what: {what}, gradients: device}}"));
+    let least = plan(&[&optimizer]).unwrap().total().0 - weights / 2;
     let cap = format!("train.device_memory={least}B");
-    assert!(plan(&[&cap]).is_err() && plan(&[OFFLOAD, &cap]).is_err(), "refused");
+    assert!(plan(&[&cap]).is_err() && plan(&[&optimizer, &cap]).is_err(), "refused");
     let whole = train(&model, &GLOBAL);
-    assert!(whole == train(&[&model[..], &[FULL, &cap]].concat(), &GLOBAL));
+    assert!(whole == train(&[&model[..], &[&full, &cap]].concat(), &GLOBAL));
 }
 
 /// A cap on the device's memory is kept, and what it refuses fits once the states are elsewhere.

@@ -16,7 +16,7 @@ use super::index::{DataId, Optimizer, Past};
 use super::read::{Buffer, Checkpoint};
 use super::validate;
 use crate::base::in_order;
-use crate::engine::{MASTER, MODEL, SECOND, Scale, rule};
+use crate::engine::{MASTER, MODEL, PendingUpdate, SECOND, Scale, rule};
 use crate::manifest::{self, Model};
 use crate::model::{Layout, ModelShard, Param};
 use numbers::numbers;
@@ -50,6 +50,9 @@ pub struct Overview {
     pub lr: f64,
     /// Of an fp16 run.
     pub loss_scale: Option<Scale>,
+    /// The last step's update, where it waits for the next one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingUpdate>,
     pub last: Option<Past>,
     pub parameters: u64,
     pub bytes: u64,
@@ -134,6 +137,7 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         next_batch: index.next_batch,
         lr: index.lr,
         loss_scale: index.loss_scale,
+        pending: index.pending,
         last: index.history.last().copied(),
         parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),

@@ -30,8 +30,10 @@ use super::{
 };
 use crate::base::Bytes;
 use crate::device::Home;
+pub use memory::HostMemory;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
+use std::cell::RefCell;
 use std::time::Instant;
 
 /// A CPU with its own threads and memory. Several may live in one process, as ranks on threads.
@@ -44,6 +46,8 @@ pub struct Cpu {
     /// Of products too deep to be summed up at once, while `workspace` holds their operands.
     sums: Workspace,
     downloads: memory::Downloads,
+    /// Of `beside`: threads and scratch of its own, made when it is first asked for.
+    second: RefCell<Option<Box<Cpu>>>,
 }
 
 impl Cpu {
@@ -57,7 +61,8 @@ impl Cpu {
         });
         let (workspace, sums) = (Workspace::default(), Workspace::default());
         let (regions, downloads) = (Regions::default(), memory::Downloads::default());
-        Cpu { threads, pool, regions, workspace, sums, downloads }
+        let second = RefCell::default();
+        Cpu { threads, pool, regions, workspace, sums, downloads, second }
     }
 
     pub fn threads(&self) -> usize {
@@ -92,6 +97,16 @@ impl Backend for Cpu {
 
     fn host(&self) -> &dyn Backend {
         self
+    }
+
+    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
+        let second = &mut *self.second.borrow_mut();
+        let host: &mut Cpu = second.get_or_insert_with(|| Box::new(Cpu::new(Some(self.threads))));
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || work(&*host));
+            meanwhile();
+            working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
     }
 
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {

@@ -23,6 +23,7 @@ pub mod library;
 mod low_rank;
 mod lt;
 mod memory;
+mod numa;
 pub mod observer;
 mod optimizer;
 mod preflight;
@@ -77,6 +78,8 @@ impl Cuda {
         let opened = preflight::open(options)?;
         let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
         let preflight::Opened { hopper, machine, lt_name, .. } = opened;
+        // Before any thread is started and any memory locked.
+        let near = numa::bind(&identity.bus).map(|near| format!("; {near}")).unwrap_or_default();
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
@@ -94,7 +97,7 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let wgmma = if hopper.is_some() { "; attention by wgmma" } else { "" };
-        let description = format!("{machine} ({lt_name}; {how}{wgmma})");
+        let description = format!("{machine} ({lt_name}; {how}{wgmma}{near})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
@@ -197,6 +200,10 @@ impl Backend for Cuda {
 
     fn host(&self) -> &dyn Backend {
         self.cpu()
+    }
+
+    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
+        self.cpu().beside(work, meanwhile);
     }
 
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {

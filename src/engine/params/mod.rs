@@ -5,22 +5,28 @@
 //! All of these are begun and run during the computation: a block of ZeRO 2 and 3 has until the block
 //! after the next one needs its buffer.
 
+mod host_grads;
 mod plan;
 mod slices;
+mod windows;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{BucketState, buckets, states};
+pub use host_grads::{Norms, Squares};
+pub use plan::{BucketState, OnHost, buckets, states};
 pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};
+use super::late::Late;
 use super::offload::Offload;
+use super::rule::OptimizerRule;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use crate::base::{DType, rng};
 use crate::comm::{Collective, Pending};
-use crate::device::{Backend, Home, Tensor, Transfer};
+use crate::device::{Backend, Tensor, Transfer};
 use crate::manifest::{Manifest, Model};
 use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, Weight};
+use host_grads::HostGrads;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -41,6 +47,10 @@ pub struct ShardedParams<'a> {
     params: Vec<ParamStates>,
     /// Where states lie on the host.
     offload: Option<Offload>,
+    /// Of updates that may come late.
+    late: Option<Late>,
+    /// Where gradients of blocks lie there.
+    host_grads: Option<HostGrads>,
     /// Whether blocks leave their gradients to `Compression` in this step.
     compressing: Cell<bool>,
     in_flight: RefCell<InFlight>,
@@ -53,11 +63,14 @@ struct InFlight {
     gathers: Vec<Option<Pending>>,
     /// Copies of weights from the host, by bucket.
     fills: Vec<Option<Transfer>>,
+    /// Whose own shares are on the device, or on their way there.
+    shares: [Option<usize>; 2],
     reductions: Vec<Pending>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
-    /// ZeRO 2 and 3: the block whose gradients are being reduced in each of the two buffers.
-    scattering: [Option<(usize, Pending)>; 2],
+    /// The block whose gradients are being reduced in each of the buffers that blocks share, and
+    /// whether they are of the last micro-batch.
+    scattering: [Option<(usize, bool, Pending)>; 3],
     gathered: GatherState,
 }
 
@@ -93,14 +106,23 @@ impl<'a> ShardedParams<'a> {
             buckets,
             params,
             offload: None,
+            late: None,
+            host_grads: None,
             compressing: Cell::new(false),
             in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
         }
     }
 
-    /// With states on the host.
-    pub fn offloaded(self, offload: Option<Offload>) -> ShardedParams<'a> {
-        ShardedParams { offload, ..self }
+    /// With states on the host; gradients too, where these say how their norm is taken.
+    pub fn offloaded(self, offload: Option<Offload>, norms: Option<Norms>) -> ShardedParams<'a> {
+        let host_grads = norms.map(|norms| HostGrads::new(&self.buckets, norms));
+        let waits = self.buckets.iter().any(|bucket| bucket.pending.is_some());
+        ShardedParams { offload, host_grads, late: waits.then(Late::default), ..self }
+    }
+
+    /// The update that waits, and where its gradient and states lie, if updates may come late.
+    pub fn late(&self) -> Option<(&Late, &Offload)> {
+        self.late.as_ref().zip(self.offload.as_ref())
     }
 
     pub fn offload(&self) -> Option<&Offload> {
@@ -183,8 +205,8 @@ impl<'a> ShardedParams<'a> {
     pub fn cast_master_to_model(&self) {
         match &self.offload {
             Some(offload) => {
-                self.finish_fills();
-                offload.cast(self.be);
+                self.finish_copies();
+                offload.cast(self.be, &self.params);
             }
             None => self.params.iter().for_each(|kept| kept.cast(self.be)),
         }
@@ -211,10 +233,11 @@ impl<'a> ShardedParams<'a> {
         self.compressing.get()
     }
 
-    /// Zeroes the gradients, at the beginning of a step.
-    pub fn zero_grads(&self) {
+    /// Begins a step of so many micro-batches with gradients of zero.
+    pub fn zero_grads(&self, micros: usize) {
+        self.host_grads.iter().for_each(|host| host.begin_step(micros));
         // The buffers that blocks share are zero whenever a block begins to use them.
-        for bucket in &self.buckets {
+        for bucket in self.buckets.iter().filter(|bucket| bucket.host_grads.is_none()) {
             self.be.zero(if self.scatters(bucket) { bucket.own_grads } else { bucket.grads });
         }
     }
@@ -223,6 +246,14 @@ impl<'a> ShardedParams<'a> {
     pub fn grad(&self, param: &Param) -> Tensor {
         let bucket = &self.buckets[param.bucket];
         bucket.own_grads.span(param.offset - bucket.own.start, param.numel())
+    }
+
+    /// Computes, and makes the update that waits, if one does, meanwhile.
+    pub fn beside_update(&self, rule: &dyn OptimizerRule, compute: &mut dyn FnMut()) {
+        match self.late() {
+            Some((late, offload)) => late.beside(offload, self.be, rule, compute),
+            None => compute(),
+        }
     }
 
     /// Whether a bucket's gradients are reduced after every micro-batch.
@@ -253,16 +284,17 @@ impl<'a> ShardedParams<'a> {
     pub fn begin_all_gather(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         in_flight.gathered.whole = [None; 2];
+        in_flight.shares = [None; 2];
         for (number, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                let gather = bucket.gather(self.layout.buckets[number].range.start);
-                in_flight.gathers[number] = Some(self.groups.data.begin(gather));
+                in_flight.gathers[number] = Some(self.groups.data.begin(bucket.gather()));
             }
         }
     }
 
-    /// Waits for every gather, so that weights can be read.
+    /// Waits for every gather, so that weights can be read, and gradients that wait on the host.
     pub fn wait_gathers(&self) {
+        self.late.iter().for_each(|late| late.settle(self.be));
         let in_flight = &mut *self.in_flight.borrow_mut();
         let gathers = in_flight.gathers.iter_mut().filter_map(Option::take);
         gathers.for_each(|pending| self.groups.data.finish(pending));
@@ -289,7 +321,7 @@ impl<'a> ShardedParams<'a> {
             for (number, bucket) in self.buckets.iter().enumerate() {
                 if matches!(bucket.module, Module::Embed | Module::TiedCopy) {
                     self.groups.embedding.all_reduce(bucket.grads_by_name[Weight::TokenEmbed]);
-                    self.begin_reduction(number);
+                    self.begin_reduction(number, true);
                 }
             }
         }
@@ -298,7 +330,7 @@ impl<'a> ShardedParams<'a> {
 
     /// Waits for all reductions.
     pub fn wait_reductions(&self) {
-        (0..2).for_each(|buffer| self.accumulate_shard(buffer));
+        (0..3).for_each(|buffer| self.accumulate_shard(buffer));
         let in_flight = &mut *self.in_flight.borrow_mut();
         let Groups { tp_async, data, .. } = &self.groups;
         in_flight.tp_sums.drain(..).for_each(|pending| tp_async.finish(pending));
@@ -307,7 +339,7 @@ impl<'a> ShardedParams<'a> {
 
     /// Begins to sum a bucket's gradients over the ranks. What is begun runs in order, so the sums
     /// over tensor-parallel ranks are there before the replicas'.
-    fn begin_reduction(&self, number: usize) {
+    fn begin_reduction(&self, number: usize, last_micro: bool) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
         let Groups { tp_async, data, .. } = &self.groups;
@@ -322,77 +354,52 @@ impl<'a> ShardedParams<'a> {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
-        match self.scatters(bucket) {
-            true => in_flight.scattering[number % 2] = Some((number, pending)),
-            false => in_flight.reductions.push(pending),
+        match self.window(number) {
+            Some(window) => in_flight.scattering[window] = Some((number, last_micro, pending)),
+            None => in_flight.reductions.push(pending),
         }
     }
 
-    /// ZeRO 2 and 3: adds up what was reduced in one of the two buffers, and clears it for the next
-    /// block.
+    /// Whether there are replicas, among which gradients are reduced.
+    fn reduces(&self) -> bool {
+        self.groups.data.size() > 1
+    }
+
+    /// The buffer in which a block's gradients are computed, if it shares one with other blocks.
+    fn window(&self, number: usize) -> Option<usize> {
+        let bucket = &self.buckets[number];
+        let shared = bucket.host_grads.is_some() || self.scatters(bucket);
+        shared.then_some(number % if self.host_grads.is_some() { 3 } else { 2 })
+    }
+
+    /// Takes what was reduced in one of the buffers that blocks share to where it is kept.
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
-        if let Some((number, pending)) = reduced {
-            self.groups.data.finish(pending);
-            let bucket = &self.buckets[number];
-            let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
-            self.be.copy(part, bucket.own_grads.add());
-            self.be.zero(bucket.grads);
-        }
-    }
-
-    /// Makes a bucket with a window whole (a block of ZeRO 3; with weights on the host, the embedding
-    /// too), and begins to do so with the one after it in the direction of travel.
-    fn gather_block(&self, block: usize) {
-        let in_flight = &mut *self.in_flight.borrow_mut();
-        self.begin_window(in_flight, block);
-        self.finish_window(in_flight, block);
-        let last = std::mem::replace(&mut in_flight.gathered.last, block);
-        let next = if block < last { block.checked_sub(1) } else { Some(block + 1) };
-        let has_window = |b: &usize| self.buckets.get(*b).is_some_and(|bucket| bucket.windowed);
-        if let Some(next) = next.filter(has_window) {
-            self.begin_window(in_flight, next);
-        }
-    }
-
-    /// Begins to make a bucket whole, unless its window has it.
-    fn begin_window(&self, in_flight: &mut InFlight, number: usize) {
-        let before = in_flight.gathered.whole[number % 2].replace(number);
-        if before == Some(number) {
-            return;
-        }
-        // A prefetch into this window may still be running: it must end before it is overwritten.
-        if let Some(late) = before {
-            self.finish_window(in_flight, late);
-        }
-        let (bucket, start) = (&self.buckets[number], self.layout.buckets[number].range.start);
-        if bucket.own_weights.home() == Home::Host {
-            let fill = self.be.transfer(bucket.own_weights, bucket.own_window(start));
-            if self.level == 0 {
-                in_flight.fills[number] = Some(fill);
-                return;
+        let Some((number, last_micro, pending)) = reduced else { return };
+        self.groups.data.finish(pending);
+        let bucket = &self.buckets[number];
+        let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
+        match &self.host_grads {
+            None => {
+                self.be.copy(part, bucket.own_grads.add());
+                self.be.zero(bucket.grads);
             }
-            self.be.join_transfer(fill);
-        }
-        in_flight.gathers[number] = Some(self.groups.data.begin(bucket.gather(start)));
-    }
-
-    /// What is enqueued from now on finds a bucket whole.
-    fn finish_window(&self, in_flight: &mut InFlight, number: usize) {
-        if let Some(fill) = in_flight.fills[number].take() {
-            self.be.join_transfer(fill);
-        }
-        if let Some(pending) = in_flight.gathers[number].take() {
-            self.groups.data.finish(pending);
+            Some(host) => {
+                let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
+                sums.into_iter().for_each(|pending| self.groups.tp_async.finish(pending));
+                host.land(self, number, part, last_micro);
+            }
         }
     }
 
-    /// Waits until nothing reads the weights on the host any more.
-    pub fn finish_fills(&self) {
+    /// Waits until nothing reads the weights on the host any more, and every gradient that is to lie
+    /// there does.
+    pub fn finish_copies(&self) {
         self.wait_gathers();
         let in_flight = &mut *self.in_flight.borrow_mut();
         let fills = in_flight.fills.iter_mut().filter_map(Option::take);
         fills.for_each(|fill| self.be.finish_transfer(fill));
+        self.host_grads.iter().for_each(|host| host.finish(self.be));
     }
 }
 
@@ -415,18 +422,25 @@ impl ParamStore for ShardedParams<'_> {
     }
 
     fn grads(&self, number: usize) -> &Params {
-        let bucket = &self.buckets[number];
-        if self.scatters(bucket) {
-            self.accumulate_shard(number % 2);
+        if let Some(window) = self.window(number) {
+            self.accumulate_shard(window);
         }
-        &bucket.grads_by_name
+        if let Some(host) = &self.host_grads {
+            host.open(self, number);
+        }
+        &self.buckets[number].grads_by_name
     }
 
     fn grads_done(&self, number: usize, last_micro: bool) {
         let bucket = &self.buckets[number];
         let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
         if (last_micro || self.scatters(bucket)) && !later {
-            self.begin_reduction(number);
+            self.begin_reduction(number, last_micro);
+            if let Some(window) = self.window(number).filter(|_| !self.reduces()) {
+                self.accumulate_shard(window);
+            }
+        } else if let Some(host) = &self.host_grads {
+            host.leave(self.be, number, bucket);
         }
     }
 }

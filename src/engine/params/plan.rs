@@ -11,17 +11,46 @@
 //!
 //! With `topology.offload: full` the own share (without ZeRO, all) of blocks, of the embedding and of
 //! the head's matrix lies on the host. Two windows on the device hold what is in use, as the two
-//! buffers of ZeRO 3 do.
+//! buffers of ZeRO 3 do; two smaller ones under ZeRO the own shares that are gathered next. Gradients of blocks may lie there too (`host_grads`).
 
 use crate::base::DType;
 use crate::comm::Collective;
-use crate::device::{Arena, Home, Tensor};
+use crate::device::{Arena, Tensor};
 use crate::engine::arenas::Arenas;
 use crate::engine::rule::OptimizerRule;
-use crate::engine::states::StateSpec;
-use crate::engine::states::{MODEL, ParamStates};
+use crate::engine::states::{MODEL, PENDING, ParamStates, StateSpec};
+use crate::manifest::{GradientHome, Manifest, OffloadWhat};
 use crate::model::{Bucket, Layout, Module, Params};
 use std::ops::Range;
+
+/// What of a rank's memory lies on its host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnHost {
+    pub weights: bool,
+    /// Gradients of blocks, but for those that are being computed.
+    pub grads: bool,
+    pub states: bool,
+    /// The gradient of an update that is late.
+    pub pending: bool,
+}
+
+impl OnHost {
+    /// Gradients, where the manifest leaves it open, lie on the device.
+    pub fn of(m: &Manifest) -> OnHost {
+        let offload = m.topology.offload;
+        let states = offload.what != OffloadWhat::None;
+        OnHost {
+            weights: offload.what == OffloadWhat::Full,
+            grads: states && offload.gradients == GradientHome::Host,
+            states,
+            pending: states && offload.delay > 0,
+        }
+    }
+}
+
+/// Buffers of gradients that blocks take in turn: one is computed, one reduced; on its way to the
+/// host or from it, one more.
+const WINDOWS: [usize; 2] = [2, 3];
 
 /// Where a bucket's weights and gradients lie: whole (for forward and backward, perhaps for a
 /// while), and this rank's own shard (all of it, at ZeRO 0).
@@ -33,20 +62,23 @@ pub struct BucketState {
     pub own: Range<usize>,
     pub weights: Tensor,
     pub own_weights: Tensor,
+    /// On the device, for a while: `own_weights`, where those lie on the host and are gathered.
+    pub share: Option<Tensor>,
     pub grads: Tensor,
     pub own_grads: Tensor,
+    /// On the host: the gradients so far, whole up to ZeRO 1, else the own share; `own_grads` are of
+    /// these.
+    pub host_grads: Option<Tensor>,
+    /// On the host: the own share of the gradients of an update that is late.
+    pub pending: Option<Tensor>,
     pub weights_by_name: Params,
     pub grads_by_name: Params,
 }
 
 impl BucketState {
-    /// Of a bucket that starts at `start`. What lies on the host has been copied to its place.
-    pub fn gather(&self, start: usize) -> Collective {
-        let part = match self.own_weights.home() {
-            Home::Device => self.own_weights,
-            Home::Host => self.own_window(start),
-        };
-        Collective::AllGather { part, whole: self.weights }
+    /// What lies on the host has been copied to `share`.
+    pub fn gather(&self) -> Collective {
+        Collective::AllGather { part: self.share.unwrap_or(self.own_weights), whole: self.weights }
     }
 
     /// Where this rank's share of the weights lies among all of a bucket that starts at `start`.
@@ -60,23 +92,26 @@ impl BucketState {
     }
 }
 
-/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks; with `full` their
-/// weights on the host.
+/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks.
 pub fn buckets(
     level: u8,
     dp_rank: usize,
     layout: &Layout,
     model: DType,
-    full: bool,
+    on_host: OnHost,
     at: &Arenas,
 ) -> Vec<BucketState> {
     let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
     let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
     let large = |bucket: &Bucket| bucket.params.iter().any(|param| param.spec.vocab);
-    let gathered =
-        (level == 3 || full).then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
-    let reduced = || [buffer(&at.grads, DType::F32), buffer(&at.grads, DType::F32)];
-    let reduced = (level >= 2).then(reduced);
+    let gathered = (level == 3 || on_host.weights)
+        .then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
+    let longest_share = longest / layout.shard.dp.max(1);
+    let share = || at.weights.matrix(1, longest_share, model);
+    let shares = (on_host.weights && level > 0).then(|| [share(), share()]);
+    let windows = WINDOWS[usize::from(on_host.grads)];
+    let reduced = || (0..windows).map(|_| buffer(&at.grads, DType::F32)).collect::<Vec<_>>();
+    let reduced = (level >= 2 || on_host.grads).then(reduced);
     let lay = |(i, bucket): (usize, &Bucket)| {
         let len = bucket.range.len();
         let block = bucket.module == Module::Block;
@@ -85,32 +120,42 @@ pub fn buckets(
             _ => bucket.shard(layout.shard.dp, dp_rank),
         };
         let (offset, shard) = (own.start - bucket.range.start, own.len());
-        let windowed = gathered.is_some() && (block || full && large(bucket));
+        let windowed = gathered.is_some() && (block || on_host.weights && large(bucket));
         let weights = match &gathered {
             Some(buffers) if windowed => buffers[i % 2].span(0, len),
             _ => at.weights.matrix(1, len, model),
         };
         let grads = match &reduced {
-            Some(buffers) if block => buffers[i % 2].span(0, len),
+            Some(buffers) if block => buffers[i % windows].span(0, len),
             _ => at.grads.matrix(1, len, DType::F32),
         };
         let own_weights = match level == 3 {
-            _ if windowed && full => at.host_weights.matrix(1, shard, model),
+            _ if windowed && on_host.weights => at.host_weights.matrix(1, shard, model),
             true => at.weights.matrix(1, shard, model),
             false => weights.span(offset, shard),
         };
-        let own_grads = match level >= 2 && block {
-            true => at.grads.matrix(1, shard, DType::F32),
-            false => grads.span(offset, shard),
+        let share = shares.filter(|_| windowed).map(|shares| shares[i % 2].span(0, shard));
+        let host = |arena: &Arena, len| arena.matrix(1, len, DType::F32);
+        let kept = if level >= 2 { shard } else { len };
+        let host_grads = (on_host.grads && block).then(|| host(&at.host_grads, kept));
+        let own_grads = match (host_grads, level >= 2 && block) {
+            (Some(own), true) => own,
+            (Some(whole), false) => whole.span(offset, shard),
+            (None, true) => at.grads.matrix(1, shard, DType::F32),
+            (None, false) => grads.span(offset, shard),
         };
+        let pending = on_host.pending.then(|| host(&at.host_states, shard));
         BucketState {
             module: bucket.module,
             windowed,
             own,
             weights,
             own_weights,
+            share,
             grads,
             own_grads,
+            host_grads,
+            pending,
             weights_by_name: Params::new(bucket, weights),
             grads_by_name: Params::new(bucket, grads),
         }
@@ -119,7 +164,7 @@ pub fn buckets(
 }
 
 /// Lays out the states of every parameter that this rank keeps something of; with `offload` those
-/// that may lie on the host lie there.
+/// that may lie on the host lie there, and what waits for an update always does.
 pub fn states(
     layout: &Layout,
     buckets: &[BucketState],
@@ -141,6 +186,9 @@ pub fn states(
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
             let place = |spec: &StateSpec, len| {
+                if let (PENDING, Some(pending)) = (spec.name, kept.pending) {
+                    return cut(pending);
+                }
                 let arena = if on_host(spec) { &at.host_states } else { &at.optimizer };
                 arena.matrix(1, len, spec.dtype)
             };

@@ -6,7 +6,7 @@
 
 use super::ShardedParams;
 use crate::device::Tensor;
-use crate::engine::states::{Extent, StateSpec, TensorSlice};
+use crate::engine::states::{Extent, PENDING, StateSpec, TensorSlice};
 use crate::manifest::Model;
 use crate::model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
 use serde::{Deserialize, Serialize};
@@ -180,6 +180,25 @@ impl ShardedParams<'_> {
                 let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
                 Held { param: &kept.param, state: *state, range, at, data }
             })
+        });
+        cut(&self.layout, &self.model, held)
+    }
+
+    /// Where the gradient of an update that waits is to lie: its state; where the rule has none, the
+    /// gradients of a step.
+    pub fn pending_slices(&self) -> Vec<StateSlice> {
+        let is_pending = |slice: &StateSlice| slice.state.name == PENDING;
+        let own: Vec<_> = self.slices().into_iter().filter(is_pending).collect();
+        if !own.is_empty() {
+            return own;
+        }
+        let data = if self.level > 0 { 0 } else { self.groups.data.rank() };
+        let held = self.params.iter().filter(|kept| !kept.part.is_empty()).map(|kept| Held {
+            param: &kept.param,
+            state: StateSpec::pending(),
+            range: kept.part.clone(),
+            at: kept.grad,
+            data,
         });
         cut(&self.layout, &self.model, held)
     }

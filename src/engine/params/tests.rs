@@ -63,9 +63,9 @@ train: {samples: 800}
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
     let (cpu, log) = (Cpu::new(Some(1)), Log::default());
     let measured = Arenas::measuring();
-    buckets(level, 0, &layout, DType::BF16, false, &measured);
+    buckets(level, 0, &layout, DType::BF16, OnHost::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();
-    let buckets = buckets(level, 0, &layout, DType::BF16, false, &arenas);
+    let buckets = buckets(level, 0, &layout, DType::BF16, OnHost::default(), &arenas);
     let groups = Groups { data: Box::new(log.clone()), ..Groups::solo() };
     let params = ShardedParams::new(&cpu, groups, &m, layout, buckets, Vec::new());
     for block in (1..=4).rev() {

@@ -5,7 +5,7 @@
 //! | a matrix [rows, cols] | means of g² by row [rows], by column [cols] for each fused matrix |
 //! | a vector | the whole second moment |
 //!
-//! These are small, so every replica keeps them whole. What a step adds up goes through groups
+//! These are small, so every replica keeps them whole, on the device wherever its master weights lie. What a step adds up goes through groups
 //! twice, all parameters at once:
 //!
 //! 1. Σ g² by row and by column, and Σ θ²;
@@ -170,7 +170,7 @@ impl Adafactor {
 
 impl OptimizerRule for Adafactor {
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
-        let mean = |name, extent| StateSpec { extent, ..StateSpec::moment(name) };
+        let mean = |name, extent| StateSpec { extent, offloads: false, ..StateSpec::moment(name) };
         let mut states = vec![StateSpec::model(self.dtype), StateSpec::master()];
         match (param.rows, param.fused(&self.model).count()) {
             (1, _) => states.push(mean(SECOND, Extent::Cols)),
@@ -183,6 +183,10 @@ impl OptimizerRule for Adafactor {
     fn scratch(&self, params: &[ParamStates]) -> usize {
         let room = self.room(params);
         room.first.total() + room.second.total() + room.means
+    }
+
+    fn sums_up(&self) -> bool {
+        true
     }
 
     fn begin(&self, step: &Step) {
@@ -202,9 +206,15 @@ impl OptimizerRule for Adafactor {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows).add());
             let grad = p.grad.span(0, part.len);
             be.factor_sums(grad, step.scalars.span(0, 1), &part, rows, sums.cols.add());
-            if self.scale_parameter {
-                be.fused_square_sums(p.get(MASTER).span(0, part.len), &part, sums.weight.add());
-            }
+        }
+        if self.scale_parameter {
+            step.each_piece(params, false, &mut |i, piece| {
+                let part = part(piece);
+                if !piece.param.tied_copy && part.len > 0 {
+                    let master = piece.get(MASTER).span(0, part.len);
+                    be.fused_square_sums(master, &part, sums[i].weight.add());
+                }
+            });
         }
         room.first.add_up(step, step.scratch.span(0, room.first.total()));
         for (p, part, sums) in all() {
@@ -216,7 +226,11 @@ impl OptimizerRule for Adafactor {
             be.adafactor_square_sums(&rule, step.scalars, grad, &part, &v, sums.update.add());
         }
         room.second.add_up(step, step.scratch.span(room.first.total(), room.second.total()));
-        for (p, part, sums) in all().filter(|(_, part, _)| part.len > 0) {
+        step.each_piece(params, true, &mut |i, p| {
+            let (part, sums) = (part(p), &sums[i]);
+            if part.len == 0 {
+                return;
+            }
             let weight_decay = if p.param.spec.decay { rule.weight_decay } else { 0.0 };
             let rule = device::Adafactor { weight_decay, ..rule };
             let own = |x: Tensor| x.span(0, part.len);
@@ -224,7 +238,7 @@ impl OptimizerRule for Adafactor {
             let v = second(p, &part, sums);
             let [master, model] = [MASTER, MODEL].map(|name| own(p.get(name)));
             be.adafactor(&rule, step.scalars, own(p.grad), &part, &v, squares, master, model);
-        }
+        });
     }
 }
 

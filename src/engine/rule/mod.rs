@@ -4,6 +4,7 @@ mod adafactor;
 mod adam8bit;
 mod adamw;
 mod coded;
+mod late;
 mod powersgd;
 
 pub use coded::{Saved, decoded};
@@ -13,6 +14,7 @@ pub use powersgd::{ERROR, Q};
 pub const SECOND: &str = coded::SECOND.plain;
 
 use super::groups::{Groups, model_dtype};
+use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
 use crate::device::{Backend, Tensor};
 use crate::manifest::{Manifest, Optimizer};
@@ -20,10 +22,11 @@ use crate::model::ParamSpec;
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
+use late::WithPending;
 use powersgd::WithPowerSgd;
 
-/// An optimizer.
-pub trait OptimizerRule {
+/// An optimizer. An update that is late runs on a thread of its own, hence `Sync`.
+pub trait OptimizerRule: Sync {
     /// What is kept of a parameter, its model weight first; the same on every grid. ZeRO shares what
     /// has the parameter's columns (`Extent::is_sharded`); the rest every replica keeps whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
@@ -41,6 +44,13 @@ pub trait OptimizerRule {
     /// all parameters; where states lie on the host, with the host's backend and several times, each
     /// for some of them, and a parameter whose states are all sharded may come in several parts.
     fn update(&self, step: &Step, params: &[ParamStates]);
+
+    /// Whether an update has sums over all parameters and ranks. It then runs on the device, for all
+    /// parameters at once, also where master weights lie on the host: these come to the device in
+    /// pieces (`Step::each_piece`), and no other state lies on the host.
+    fn sums_up(&self) -> bool {
+        false
+    }
 
     /// Whether a run may go on from the states that another rule saved, of which `convert` makes
     /// this rule's. `rule` is the other's name in manifests.
@@ -81,6 +91,25 @@ pub struct Step<'a> {
     pub updates: Tensor,
     /// f32 [1, n] of any content: what `OptimizerRule::scratch` asked for.
     pub scratch: Tensor,
+    /// Of master weights that lie on the host, for a rule that sums up.
+    pub masters: Option<&'a Masters>,
+}
+
+impl Step<'_> {
+    /// Calls `work` with the number of a parameter and a piece of it, for all pieces of all, in their
+    /// order: with the master and the model weight where the rule updates. Whether `work` changes
+    /// them is to be said.
+    pub fn each_piece(
+        &self,
+        params: &[ParamStates],
+        changes: bool,
+        work: &mut dyn FnMut(usize, &ParamStates),
+    ) {
+        match self.masters {
+            None => masters::each_in_place(params, work),
+            Some(masters) => masters.each(self.be, params, changes, work),
+        }
+    }
 }
 
 /// The rule of a manifest, with what the compression of gradients keeps.
@@ -90,6 +119,10 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
+    };
+    let rule: Box<dyn OptimizerRule> = match m.topology.offload.delay {
+        0 => rule,
+        _ => Box::new(WithPending::new(rule)),
     };
     match m.topology.compression.filter(|_| m.topology.data > 1) {
         Some(settings) => Box::new(WithPowerSgd::new(rule, settings, m.topology.tensor)),

@@ -57,6 +57,10 @@ impl OptimizerRule for WithPowerSgd {
         self.rule.begin(step);
     }
 
+    fn sums_up(&self) -> bool {
+        self.rule.sums_up()
+    }
+
     fn goes_on_from(&self, rule: &str) -> bool {
         self.rule.goes_on_from(rule)
     }

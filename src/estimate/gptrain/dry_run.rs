@@ -7,7 +7,7 @@ use crate::device::{self, COPIES, Tally};
 use crate::engine::{self, Engine, Groups, MemoryPlan};
 use crate::estimate::hardware::Hardware;
 use crate::estimate::setup::Setup;
-use crate::manifest::{Batch, DeviceChoice, Manifest, Train};
+use crate::manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
 use crate::plan::grid::Coord;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -99,6 +99,8 @@ impl Stage {
 
 /// The first rank of every stage.
 pub fn stages(m: &Manifest) -> Vec<Stage> {
+    let cap = m.train.device_memory.map(|device| Room { device, host: Bytes(u64::MAX) });
+    let m = &cap.map_or_else(|| m.clone(), |room| placed(m, room));
     let mut stages: Vec<Stage> = Vec::new();
     for (stage, first) in first_alike(m).into_iter().enumerate() {
         let work = stages.get(first).map(|alike| alike.work.clone());
@@ -130,9 +132,24 @@ impl Room {
     }
 }
 
+/// The manifest, with gradients on the host where it leaves that open and they have no `room` on the
+/// device, but there.
+pub fn placed(m: &Manifest, room: Room) -> Manifest {
+    let alike = first_alike(m);
+    let holds = |m: &Manifest| reserved_within(m, &alike, room).is_some();
+    if m.gradients_are_open() && !holds(m) {
+        let host = m.with_gradients(GradientHome::Host);
+        if holds(&host) {
+            return host;
+        }
+    }
+    m.clone()
+}
+
 /// As `stages`, where no rank reserves more than `room`. Stages that do the same work are all taken
 /// to reserve what the first of them does, which holds the most micro-batches.
 pub fn stages_within(m: &Manifest, room: Room) -> Option<Vec<Stage>> {
+    let m = &placed(m, room);
     let alike = first_alike(m);
     let distinct = reserved_within(m, &alike, room)?;
     let with_work = |(stage, needs): (usize, Reserved)| (stage, needs.with(work_of(m, stage)));
@@ -142,6 +159,7 @@ pub fn stages_within(m: &Manifest, room: Room) -> Option<Vec<Stage>> {
 
 /// Whether no rank reserves more than `room`.
 pub fn fits(m: &Manifest, room: Room) -> bool {
+    let m = &placed(m, room);
     reserved_within(m, &first_alike(m), room).is_some()
 }
 
@@ -205,9 +223,13 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     let engine = Engine::new(&device, groups(m, stage, &messages), m, m.data.causal());
     let engine = engine.expect("a dry device is never full");
     engine.set_steps(u64::MAX / 2); // whatever a run begins with is over
+    let step = |micros| {
+        engine.step(&mut |_: &_| Ok(()), micros, 0.0).expect("loading nothing does not fail");
+    };
+    step(fewest); // of which an update may be late
     let count = |micros: usize| {
         drop((device.take(), device.host_device().take(), messages.take()));
-        engine.step(&mut |_: &_| Ok(()), micros, 0.0).expect("loading nothing does not fail");
+        step(micros);
         let host = device.host_device().take();
         Workload { ops: device.take(), host, messages: messages.take() }
     };
@@ -256,10 +278,13 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     parts.push(("pipeline bubble", bubble));
     parts.push(("once a step: sums", sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
-    let host = host_seconds(&work.step.host, s);
+    let host = match s.topology.offload.delay {
+        0 => host_seconds(&work.step.host, s),
+        _ => late_seconds(&work.step.host, s, each[slowest] * micros),
+    };
     parts.extend((host > 0.0).then_some(("once a step: host", host)));
-    let weights = host_seconds(&work.micro.host, s) - each[slowest];
-    parts.extend((weights > 0.0).then_some(("waiting for weights", weights * micros)));
+    let copies = host_seconds(&work.micro.host, s) - each[slowest];
+    parts.extend((copies > 0.0).then_some(("waiting for copies", copies * micros)));
     parts
 }
 
@@ -307,13 +332,27 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
 /// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run
 /// beside the copies in both directions, and the longest of them counts.
 fn host_seconds(work: &Tally, s: &Setup) -> f64 {
+    copy_seconds(work, s).into_iter().fold(pass_seconds(work, s), f64::max)
+}
+
+/// The same where the passes run while the device computes for so long: what is left of them, and
+/// the copies, of gradients before and of weights after.
+fn late_seconds(work: &Tally, s: &Setup, computing: f64) -> f64 {
+    (pass_seconds(work, s) - computing).max(0.0) + copy_seconds(work, s).iter().sum::<f64>()
+}
+
+fn pass_seconds(work: &Tally, s: &Setup) -> f64 {
     let hw = s.hardware;
     let ranks = hw.per_node.min(s.ranks()) as f64;
     let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
     let passes: f64 = passes.map(|(_, work)| work.bytes).sum();
-    let passes = passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share);
-    let copies = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
-    copies.iter().map(|bytes| bytes / (hw.link_gb_s * 1e9)).fold(passes, f64::max)
+    passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share)
+}
+
+/// To the host, and to the device.
+fn copy_seconds(work: &Tally, s: &Setup) -> [f64; 2] {
+    let bytes = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
+    bytes.map(|bytes| bytes / (s.hardware.link_gb_s * 1e9))
 }
 
 /// The share of its prediction that a step's time is within, nine times in ten.

@@ -12,8 +12,8 @@ use super::forms::{self, LossScaleForm, OptimizerForm, Raw};
 use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
-    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, Log, LossScale, Lr, Manifest,
-    Model, OffloadWhat, Optimizer, Plan, Precision, Topology, Train,
+    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
+    Manifest, Model, Optimizer, Plan, Precision, Topology, Train,
 };
 use std::path::Path;
 
@@ -45,6 +45,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     time::lr(&lr, in_tokens, report);
     relative_step(&optimizer, &lr, report);
     adafactor_offloaded(&optimizer, &topology, report);
+    delayed(precision, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
@@ -229,15 +230,35 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
     }
 }
 
-/// Adafactor's sums go through the device's groups in the middle of an update.
+/// Adafactor's sums go through the device's groups in the middle of an update, so that it is made
+/// there.
 fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
-    let offloads = topology.offload.what != OffloadWhat::None;
     let sound = report.sound(&["optimizer", "topology.offload"]);
-    if matches!(optimizer, Optimizer::Adafactor(_)) && offloads && sound {
-        let what = "optimizer adafactor with topology.offload is not in this version: its states \
-                    are 4 bytes a parameter where adamw's are 12";
-        let remedy = "set topology.offload: none, or take adamw";
-        report.between(&["optimizer", "topology.offload"], what, remedy);
+    if !matches!(optimizer, Optimizer::Adafactor(_)) || !sound {
+        return;
+    }
+    if topology.offload.delay > 0 {
+        let what = "topology.offload.delay 1 makes the host's pass late, and optimizer adafactor \
+                    has no such pass: the device updates its master weights";
+        let remedy = "set topology.offload.delay to 0, or take adamw";
+        report.between(&["topology.offload.delay", "optimizer"], what, remedy);
+    }
+    if topology.offload.gradients == GradientHome::Host {
+        let what = "topology.offload.gradients host with optimizer adafactor: the device sums up \
+                    the squares of every gradient, twice";
+        let remedy = "set topology.offload.gradients to device, or take adamw";
+        report.between(&["topology.offload.gradients", "optimizer"], what, remedy);
+    }
+}
+
+/// An update that waits has its factor; where the loss has a scale, it may have none.
+fn delayed(precision: Precision, topology: &Topology, report: &mut Report) {
+    let sound = report.sound(&["precision", "topology.offload"]);
+    if precision == Precision::Fp16 && topology.offload.delay > 0 && sound {
+        let what = "topology.offload.delay 1 with precision fp16: a step whose gradients overflow is \
+                    skipped, and no update of it can wait";
+        let remedy = "set precision to bf16, or topology.offload.delay to 0";
+        report.between(&["precision", "topology.offload.delay"], what, remedy);
     }
 }
 

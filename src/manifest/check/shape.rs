@@ -183,7 +183,7 @@ pub fn topology(
     interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
     compressed(topology, report);
-    offloaded(&topology.offload, report);
+    offloaded(topology, report);
 }
 
 pub fn offload(form: Option<OffloadForm>) -> Offload {
@@ -194,26 +194,28 @@ pub fn offload(form: Option<OffloadForm>) -> Offload {
     })
 }
 
-/// Rejects what is not there yet, and settings of nothing.
-fn offloaded(offload: &Offload, report: &mut Report) {
-    let Offload { what, gradients, delay, .. } = *offload;
+/// Rejects settings of nothing, and what excludes each other.
+fn offloaded(topology: &Topology, report: &mut Report) {
+    let Offload { what, gradients, delay, .. } = topology.offload;
     if !report.sound(&["topology.offload"]) {
         return;
     }
-    let mut later = |key: &str, value: &str, instead: &str| {
-        let path = format!("topology.offload{key}");
-        let what = format!("{path} {value} is not in this version");
-        report.add(&path, what, format!("set {path} to {instead}"));
-    };
-    if gradients == GradientHome::Host {
-        later(".gradients", "host", "device, or topology.zero to 2, which shares them");
-    }
-    if delay > 0 {
-        later(".delay", "1", "0");
-    }
-    if what == OffloadWhat::None && *offload != Offload::NONE {
+    if what == OffloadWhat::None && topology.offload != Offload::NONE {
         let what = "topology.offload has settings and does not say what lies on the host";
         report.add("topology.offload", what, "set topology.offload.what to optimizer");
+    }
+    if delay > 0 && what == OffloadWhat::Full {
+        let what = "topology.offload.delay 1 with topology.offload.what full: the device copies the \
+                    weights from where the late update would write them";
+        let remedy = "set topology.offload.what to optimizer, or topology.offload.delay to 0";
+        report.between(&["topology.offload.delay", "topology.offload.what"], what, remedy);
+    }
+    let compressed = topology.compression.is_some() && report.sound(&["topology"]);
+    if compressed && gradients == GradientHome::Host {
+        let what = "topology.compression powersgd with topology.offload.gradients host: the factors \
+                    are made of all gradients of a step, on the device";
+        let remedy = "set topology.offload.gradients to device, or topology.compression to none";
+        report.between(&["topology.offload.gradients", "topology.compression"], what, remedy);
     }
 }
 

@@ -105,3 +105,75 @@ fn what_lies_on_the_host_is_billed_there() {
     assert!(fits(&m, Room { device: most, host: least }));
     assert!(!fits(&m, Room { device: most, host: Bytes(least.0 - 1) }));
 }
+
+/// Gradients of blocks on the host take as much there as they did on the device, but for three
+/// buffers. A micro-batch sends them there and back; the update does not.
+#[test]
+fn gradients_on_the_host_are_billed_there() {
+    let wide = ["model.hidden=128", "model.vocab=128", "model.layers=8", "precision=bf16"];
+    let of = |offload: &str| {
+        let offload = format!("topology.offload={{what: optimizer, {offload}}}");
+        planned(&[&wide[..], &[&offload]].concat())
+    };
+    let [device, host] = ["gradients: device", "gradients: host"].map(|set| stages(&of(set)));
+    let row = |rows: &[(&str, Bytes)]| {
+        rows.iter().find(|row| row.0 == "gradients").map_or(0, |row| row.1.0)
+    };
+    let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
+    let block = row(&after.host) / 8;
+    assert!(block > 0 && row(&before.host) == 0);
+    assert_eq!(row(&before.rows) - row(&after.rows), 5 * block);
+    let copied = |stage: &Stage, name: &str| {
+        [&stage.work.micro, &stage.work.step]
+            .map(|work| work.host.get(name).map_or(0.0, |w| w.bytes))
+    };
+    for name in ["to the host", "to the device"] {
+        let [there, here] = [&host[0], &device[0]].map(|stage| copied(stage, name));
+        assert_eq!(there[0] - here[0], row(&after.host) as f64, "{name}, a micro-batch");
+    }
+    // In a step of one micro-batch they go once, and none comes back.
+    let total = |stage: &Stage, name: &str| copied(stage, name).iter().sum::<f64>();
+    assert_eq!(total(&host[0], "to the host"), total(&device[0], "to the host"));
+    assert_eq!(total(&host[0], "to the device"), total(&device[0], "to the device"));
+    // Left open, they go where there is room.
+    let open = of("gradients: auto");
+    let room = |device: Bytes| Room { device, host: Bytes(u64::MAX) };
+    let most = peak(&device).1;
+    assert_eq!(stages_within(&open, room(most)).unwrap()[0].memory_plan, *before);
+    let less = stages_within(&open, room(Bytes(most.0 - 1))).unwrap();
+    assert_eq!(less[0].memory_plan, *after);
+    assert!(!fits(&open, room(Bytes(peak(&host).1.0 - 1))));
+}
+
+/// A gradient that waits takes 4 bytes a parameter of the host, and weights that are to go 2; the pass
+/// costs no time as long as the device computes.
+#[test]
+fn a_late_update_is_billed() {
+    let wide = ["model.hidden=128", "model.vocab=128", "precision=bf16"];
+    let of =
+        |more: &str| planned(&[&wide[..], &["topology.offload.what=optimizer", more]].concat());
+    let (now, late) = (of("topology.offload.delay=0"), of("topology.offload.delay=1"));
+    let (before, after) = (stages(&now), stages(&late));
+    let host = |stage: &Stage, name: &str| {
+        stage.memory_plan.host.iter().find(|row| row.0 == name).unwrap().1.0 as f64
+    };
+    let parameters = before[0].parameters as f64;
+    let waits = host(&after[0], "optimizer") - host(&before[0], "optimizer");
+    let staged = host(&after[0], "copies");
+    assert!((4.0..4.1).contains(&(waits / parameters)), "{}", waits / parameters);
+    assert!((2.0..2.1).contains(&(staged / parameters)), "{}", staged / parameters);
+    // There is a state more to compare among replicas, which takes some bytes of the inputs.
+    let rows = |stage: &Stage| {
+        let rows = stage.memory_plan.rows.clone().into_iter();
+        rows.filter(|row| row.0 != "inputs").collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&after[0]), rows(&before[0]));
+    assert_eq!(after[0].work.step.host["adamw"].bytes, before[0].work.step.host["adamw"].bytes);
+    let hw = crate::estimate::hardware::find("a100-80g", "").unwrap();
+    let setup = |m: &Manifest| Setup::of(m, crate::estimate::setup::Program::Gptrain, hw);
+    let tally = &after[0].work.step.host;
+    let copies: f64 = copy_seconds(tally, &setup(&late)).iter().sum();
+    let pass = pass_seconds(tally, &setup(&late));
+    assert_eq!(late_seconds(tally, &setup(&late), pass), copies);
+    assert_eq!(late_seconds(tally, &setup(&late), 0.0), pass + copies);
+}

@@ -1,0 +1,186 @@
+//! Master weights that lie on the host, for a rule that updates on the device since its sums go over
+//! all parameters and ranks: they come piece by piece, and go back with what the device made of them.
+//! While one piece is updated the next ones come and the one before leaves.
+
+use super::states::{MASTER, MODEL, ParamStates};
+use crate::base::DType;
+use crate::device::{Arena, Backend, Home, Tensor, Transfer};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Most elements of a piece: 16 MiB of f32, which a link needs some 300 µs for. A multiple of 64, as
+/// shards are, so that no block of a state is cut.
+pub const PIECE: usize = 4 << 20;
+
+/// Pieces on the device at once.
+const WINDOWS: usize = 3;
+
+/// Where pieces are on the device.
+pub struct Masters {
+    /// Elements of a piece, at most.
+    size: usize,
+    /// f32 [1, size], and in the model's dtype.
+    windows: [[Tensor; 2]; WINDOWS],
+}
+
+/// A piece of a parameter: its number, and the elements.
+type Cut = (usize, Range<usize>);
+
+/// Consecutive pieces of at most `size` elements of what is here of each parameter.
+fn cuts(params: &[ParamStates], size: usize) -> Vec<Cut> {
+    let of = |(i, kept): (usize, &ParamStates)| {
+        let end = kept.part.end;
+        let starts = kept.part.clone().step_by(size);
+        starts.map(move |start| (i, start..end.min(start + size))).collect::<Vec<_>>()
+    };
+    params.iter().enumerate().flat_map(of).collect()
+}
+
+/// A piece, where it lies.
+fn in_place(kept: &ParamStates, range: &Range<usize>) -> ParamStates {
+    let cut = |flat: Tensor| flat.span(range.start - kept.part.start, range.len());
+    kept.piece(range.clone(), [cut(kept.get(MODEL)), cut(kept.grad)])
+}
+
+/// Calls `work` with the number of a parameter and a piece of it, for all pieces of all in their order.
+pub fn each_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamStates)) {
+    cuts(params, PIECE).iter().for_each(|(i, range)| work(*i, &in_place(&params[*i], range)));
+}
+
+impl Masters {
+    /// In pieces of at most `size` elements.
+    pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> Masters {
+        let longest = states.iter().map(|kept| kept.part.len().min(size)).max().unwrap_or(0);
+        let of_host = states.iter().any(|kept| kept.get(MODEL).home() == Home::Host);
+        let models = if of_host { longest } else { 0 };
+        let window = |_| [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)];
+        Masters { size, windows: std::array::from_fn(window) }
+    }
+
+    /// As `each_in_place`, with the piece's master weight on the device, and its model weight; both
+    /// are taken back where `work` changes them. Returns when that is done.
+    pub fn each(
+        &self,
+        be: &dyn Backend,
+        params: &[ParamStates],
+        changes: bool,
+        work: &mut dyn FnMut(usize, &ParamStates),
+    ) {
+        let cuts = cuts(params, self.size);
+        let host = |k: usize| in_place(&params[cuts[k].0], &cuts[k].1);
+        let fetch = |k: usize| be.transfer(host(k).get(MASTER), self.master(k, cuts[k].1.len()));
+        let mut coming: VecDeque<Transfer> = (0..cuts.len().min(WINDOWS)).map(fetch).collect();
+        let mut leaving = Vec::new();
+        for (k, (i, _)) in cuts.iter().enumerate() {
+            be.join_transfer(coming.pop_front().expect("one for each piece"));
+            let there = self.on_device(k, host(k));
+            work(*i, &there);
+            let back = if changes { self.back(be, &host(k), &there) } else { Vec::new() };
+            let before = std::mem::replace(&mut leaving, back);
+            before.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+            // The window of the piece before is free.
+            if k > 0 && k + WINDOWS - 1 < cuts.len() {
+                coming.push_back(fetch(k + WINDOWS - 1));
+            }
+        }
+        leaving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+    }
+
+    fn master(&self, k: usize, len: usize) -> Tensor {
+        self.windows[k % WINDOWS][0].span(0, len)
+    }
+
+    /// A piece with what lies on the host in its window.
+    fn on_device(&self, k: usize, piece: ParamStates) -> ParamStates {
+        let (master, model, len) = (piece.get(MASTER), piece.get(MODEL), piece.part.len());
+        let at = self.master(k, len);
+        let model = match model.home() {
+            Home::Device => model,
+            Home::Host if model.addr() == master.addr() => at,
+            Home::Host => self.windows[k % WINDOWS][1].span(0, len),
+        };
+        piece.moved(MASTER, at).moved(MODEL, model)
+    }
+
+    fn back(&self, be: &dyn Backend, host: &ParamStates, there: &ParamStates) -> Vec<Transfer> {
+        let moved = |name| (there.get(name), host.get(name));
+        let mut pairs = vec![moved(MASTER), moved(MODEL)];
+        pairs.dedup();
+        pairs.retain(|(from, to)| from.home() != to.home());
+        pairs.into_iter().map(|(from, to)| be.transfer(from, to)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::Cpu;
+    use crate::engine::arenas::Arenas;
+    use crate::engine::params::{self, OnHost};
+    use crate::engine::{groups, rule};
+    use crate::manifest;
+    use crate::model::{Layout, ModelShard};
+
+    fn numbers(cpu: &Cpu, at: Tensor) -> Vec<f32> {
+        let mut bytes = vec![0; at.bytes()];
+        cpu.download(at, &mut bytes);
+        at.dtype.widen(&bytes)
+    }
+
+    /// Master and model weights after each master weight was doubled where it came.
+    fn doubled(sets: &[&str], size: usize) -> Vec<Vec<f32>> {
+        let text = "
+model: {layers: 2, hidden: 20, heads: 2, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 1, global: 2}
+lr: {peak: 1e-3}
+optimizer: adafactor
+train: {samples: 800}
+topology: {data: 2, zero: 1}
+";
+        let (m, cpu) = (manifest::of_test(text, sets), Cpu::new(Some(1)));
+        let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
+        let (rule, model) = (rule::of(&m), groups::model_dtype(m.precision));
+        let lay = |at: &Arenas| {
+            let buckets = params::buckets(1, 1, &layout, model, OnHost::of(&m), at);
+            let states = params::states(&layout, &buckets, &*rule, true, at);
+            let masters = Masters::plan(&states, model, size, &at.optimizer);
+            (states, masters)
+        };
+        let measured = Arenas::measuring();
+        lay(&measured);
+        let (states, masters) = lay(&measured.reserve(&cpu).unwrap());
+        for kept in &states {
+            let values: Vec<f32> = kept.part.clone().map(|i| (i as f32 * 0.37).sin()).collect();
+            cpu.upload(bytemuck::cast_slice(&values), kept.get(MASTER));
+        }
+        masters.each(&cpu, &states, true, &mut |_, piece| {
+            let master = piece.get(MASTER);
+            let twice: Vec<f32> = numbers(&cpu, master).iter().map(|x| 2.0 * x).collect();
+            cpu.upload(bytemuck::cast_slice(&twice), master);
+            piece.cast(&cpu);
+        });
+        let mut seen = 0;
+        masters.each(&cpu, &states, false, &mut |i, piece| {
+            assert_eq!(piece.param.name, states[i].param.name);
+            seen += piece.part.len();
+        });
+        assert_eq!(seen, states.iter().map(|kept| kept.part.len()).sum::<usize>());
+        let both = |kept: &ParamStates| [MASTER, MODEL].map(|name| numbers(&cpu, kept.get(name)));
+        states.iter().flat_map(both).collect()
+    }
+
+    /// Wherever model weights lie, in pieces of any size, every element comes once and goes back.
+    #[test]
+    fn every_master_weight_comes_to_the_device_and_goes_back() {
+        for precision in ["precision=f32", "precision=bf16"] {
+            let whole = doubled(&[precision, "topology.offload=optimizer"], PIECE);
+            assert!(whole[0].iter().zip(&whole[1]).all(|(a, b)| (a - b).abs() <= a.abs() / 128.0));
+            assert!(whole.iter().flatten().any(|x| x.abs() > 1.5), "doubled");
+            for (what, size) in [("optimizer", 64), ("full", 64), ("full", 100), ("full", PIECE)] {
+                let what = format!("topology.offload={what}");
+                assert_eq!(doubled(&[precision, &what], size), whole, "{precision} {what} {size}");
+            }
+        }
+    }
+}

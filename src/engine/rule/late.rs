@@ -1,0 +1,48 @@
+//! The gradient that an update waits for, beside the states of any optimizer (`engine::late`).
+
+use super::{Conversion, OptimizerRule, Saved, Step};
+use crate::engine::states::{ParamStates, StateSpec};
+use crate::model::ParamSpec;
+
+/// An optimizer's rule whose updates may come late.
+pub struct WithPending {
+    rule: Box<dyn OptimizerRule>,
+}
+
+impl WithPending {
+    pub fn new(rule: Box<dyn OptimizerRule>) -> WithPending {
+        WithPending { rule }
+    }
+}
+
+impl OptimizerRule for WithPending {
+    fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
+        let mut states = self.rule.states(param);
+        states.push(StateSpec::pending());
+        states
+    }
+
+    fn scratch(&self, params: &[ParamStates]) -> usize {
+        self.rule.scratch(params)
+    }
+
+    fn begin(&self, step: &Step) {
+        self.rule.begin(step);
+    }
+
+    fn sums_up(&self) -> bool {
+        self.rule.sums_up()
+    }
+
+    fn goes_on_from(&self, rule: &str) -> bool {
+        self.rule.goes_on_from(rule)
+    }
+
+    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+        self.rule.convert(state, saved)
+    }
+
+    fn update(&self, step: &Step, params: &[ParamStates]) {
+        self.rule.update(step, params);
+    }
+}
