@@ -202,12 +202,12 @@ train: {samples: 800, seed: 7}
 }
 
 /// Samples of a step: the batch grows on the way.
-fn global(m: &Manifest, step: usize) -> usize {
+pub fn global(m: &Manifest, step: usize) -> usize {
     if step < SAVED { m.batch.global / 2 } else { m.batch.global }
 }
 
 /// Samples before a step.
-fn consumed(m: &Manifest, step: usize) -> usize {
+pub fn consumed(m: &Manifest, step: usize) -> usize {
     (0..step).map(|step| global(m, step)).sum()
 }
 
@@ -311,7 +311,7 @@ fn rank(
 }
 
 /// One sample, counting 1 / `of` in the loss.
-fn sample(number: usize, of: usize) -> Batch {
+pub fn sample(number: usize, of: usize) -> Batch {
     let seq = 24;
     let tokens = common::tokens(1, seq, 120, number as u64);
     Batch::causal(&tokens, 1, number as u64, 1.0 / (of * seq) as f32)

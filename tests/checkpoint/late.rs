@@ -1,7 +1,7 @@
 //! Updates that come late: the gradient that waits is saved, and read by any grid; a run without delay
 //! makes the update before its next step.
 
-use crate::grids::{Done, GLOBAL, loaded, sample, try_run};
+use crate::grids::{Done, consumed, global, loaded, sample, try_run};
 use gptrain::checkpoint::{self, Checkpoint, inspect};
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups, rule};
@@ -10,7 +10,8 @@ use gptrain::model::Inputs;
 use std::ops::Range;
 use std::path::Path;
 
-/// Steps before the save.
+/// Steps of a run, and those before the save.
+const STEPS: usize = 5;
 const SAVED: usize = 3;
 
 fn manifest(grid: &[&str], offload: &str) -> Loaded {
@@ -39,7 +40,7 @@ fn loss_with_weights(from: &Path, step: usize) -> f64 {
     let engine = Engine::new(&cpu, Groups::solo(), &m.manifest, true).unwrap();
     checkpoint::read_weights_into(&Checkpoint::open(from).unwrap(), &engine).unwrap();
     engine.store().cast_master_to_model();
-    let (global, mut next) = (GLOBAL[step], GLOBAL[..step].iter().sum::<usize>());
+    let (global, mut next) = (global(&m.manifest, step), consumed(&m.manifest, step));
     let mut load = |inputs: &Inputs| {
         inputs.upload(&cpu, &sample(next, global));
         next += 1;
@@ -61,11 +62,11 @@ fn the_gradient_that_waits_goes_on_on_any_grid() {
     let place = |name: String| folder.path().join(name);
     for (i, grid) in grids.iter().enumerate() {
         let m = manifest(grid, &late(1));
-        let whole = run(&m, None, 0..GLOBAL.len()).outcomes;
+        let whole = run(&m, None, 0..STEPS).outcomes;
         let saved = run(&m, None, 0..SAVED).save(&m, &place(format!("{i}")));
         let damage = inspect::inspect(&saved, true).unwrap().damage;
         assert!(damage.is_empty(), "{grid:?}: {damage:?}");
-        let after = run(&m, Some(&saved), SAVED..GLOBAL.len());
+        let after = run(&m, Some(&saved), SAVED..STEPS);
         assert_eq!(after.outcomes, whole[SAVED..], "{grid:?}");
         let waits = Checkpoint::open(&saved).unwrap().index.pending;
         assert!(waits.is_some_and(|pending| pending.lr == 3e-3), "{waits:?}");
@@ -76,7 +77,7 @@ fn the_gradient_that_waits_goes_on_on_any_grid() {
         assert!(diff.equal(), "{grid:?}: {diff}");
         assert_eq!(Checkpoint::open(&again).unwrap().index.pending, waits, "{grid:?}");
         let close = |a: f64, b: f64| (a - b).abs() < 4e-3 * b;
-        let after = run(&other, Some(&saved), SAVED..GLOBAL.len()).outcomes;
+        let after = run(&other, Some(&saved), SAVED..STEPS).outcomes;
         let same = after.iter().zip(&whole[SAVED..]).all(|(a, b)| close(a.loss, b.loss));
         assert!(same, "{grid:?}: {after:?}, {:?}", &whole[SAVED..]);
     }
@@ -87,10 +88,10 @@ fn the_gradient_that_waits_goes_on_on_any_grid() {
 fn nothing_waits_before_the_first_late_update() {
     let folder = tempfile::tempdir().unwrap();
     let m = manifest(&["data=2", "zero=1"], &late(4));
-    let whole = run(&m, None, 0..GLOBAL.len()).outcomes;
+    let whole = run(&m, None, 0..STEPS).outcomes;
     let saved = run(&m, None, 0..SAVED).save(&m, folder.path());
     assert_eq!(Checkpoint::open(&saved).unwrap().index.pending, None);
-    assert_eq!(run(&m, Some(&saved), SAVED..GLOBAL.len()).outcomes, whole[SAVED..]);
+    assert_eq!(run(&m, Some(&saved), SAVED..STEPS).outcomes, whole[SAVED..]);
 }
 
 #[test]
@@ -119,8 +120,8 @@ fn delay_is_switched_off_and_on_at_a_resume() {
     }
     let on_time = manifest(&[], "none");
     let saved = run(&on_time, None, 0..SAVED).save(&on_time, &place("on time"));
-    let whole = run(&on_time, None, 0..GLOBAL.len()).outcomes;
-    let after = run(&manifest(&[], &late(0)), Some(&saved), SAVED..GLOBAL.len()).outcomes;
+    let whole = run(&on_time, None, 0..STEPS).outcomes;
+    let after = run(&manifest(&[], &late(0)), Some(&saved), SAVED..STEPS).outcomes;
     assert_eq!(after[0], whole[SAVED]);
     assert_eq!(after[1].loss, loss_with_weights(&saved, SAVED + 1), "no update of the first step");
 }

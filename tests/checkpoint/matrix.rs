@@ -61,7 +61,7 @@ rows! {
 }
 
 /// What a row has, what a cell has, and the words that refuse it.
-const REFUSED: [(&str, &str, &str); 5] = [
+const REFUSED: [(&str, &str, &str); 3] = [
     (
         "powersgd",
         "zero=2",
@@ -73,8 +73,6 @@ const REFUSED: [(&str, &str, &str); 5] = [
         "powersgd with topology.zero 3: every replica keeps an error of 4 bytes",
     ),
     ("powersgd", "offload=full", "powersgd with topology.offload full: every replica keeps"),
-    ("adafactor", "offload=optimizer", "adafactor with topology.offload is not in this version"),
-    ("adafactor", "offload=full", "adafactor with topology.offload is not in this version"),
 ];
 
 /// Steps of a run, and those before the save.
