@@ -19,7 +19,7 @@ const QUICK: [u64; 5] = [LATENCY_BYTES, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
 const LARGEST_WORLD: usize = 128;
 
 /// Ends of this part, in seconds from the beginning.
-const END: (f64, f64) = (36.0, 6.3);
+const END: (f64, f64) = (36.0, 5.6);
 
 /// An op on one size is repeated so often, where there is time.
 const REPEATS: usize = 20;

@@ -32,7 +32,7 @@ pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
     let bytes = sizes.take_while(|bytes| *bytes > tried).find(affordable).unwrap_or(tried);
     let took = within_device(site, scratch, bytes, seconds)?.best;
     let device = 2.0 * bytes as f64 / took / 1e9;
-    let host = within_host(host_bytes, seconds);
+    let host = within_host(host_bytes, seconds, threads(site));
     let transfers = gpu.then(|| transfers(site, scratch, host_bytes.min(bytes), seconds));
     let (upload, download) = transfers.transpose()?.unzip();
     Ok(Copies { device, host, upload, download })
@@ -53,14 +53,25 @@ fn within_device(
     })
 }
 
-/// From one allocation to another, by one thread.
-fn within_host(bytes: usize, seconds: f64) -> f64 {
+/// This rank's part of its node's processors.
+fn threads(site: &Site) -> usize {
+    let all = std::thread::available_parallelism().map_or(1, |count| count.get());
+    (all / site.per_node()).max(1)
+}
+
+/// From one allocation to another, by so many threads at once.
+fn within_host(bytes: usize, seconds: f64, threads: usize) -> f64 {
     let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
+    let part = bytes.div_ceil(threads);
     let mut best = f64::INFINITY;
     let start = Instant::now();
     while best == f64::INFINITY || start.elapsed().as_secs_f64() < seconds {
         let start = Instant::now();
-        to.copy_from_slice(std::hint::black_box(&from));
+        std::thread::scope(|scope| {
+            for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
+                scope.spawn(|| to.copy_from_slice(std::hint::black_box(from)));
+            }
+        });
         std::hint::black_box(&mut to);
         best = best.min(start.elapsed().as_secs_f64());
     }

@@ -1,6 +1,7 @@
-//! A check of the machine before a run: what each rank does alone (`products`, `copies`, `files`),
-//! what the groups of the real grid do together (`collectives`), and which pairs of nodes are slow
-//! (`tournament`). `outliers` decides from the figures alone who is slow; `print` tells it.
+//! A check of the machine before a run: whether it is idle (`busy`), what each rank does alone
+//! (`products`, `copies`, `files`), what the groups of the real grid do together (`collectives`), and
+//! which pairs of nodes are slow (`tournament`). `outliers` decides from the figures alone who is slow;
+//! `print` tells it.
 //!
 //! All ranks measure at once, as they will train. Every measurement is the best of several, in a
 //! fixed share of the time: 60 s, or 10 s for a quick check. Where ranks must choose alike (rows,
@@ -18,6 +19,7 @@ extern crate plan;
 extern crate self as bench;
 extern crate train;
 
+mod busy;
 mod collectives;
 mod copies;
 mod files;
@@ -93,6 +95,7 @@ pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
 }
 
 fn measure(site: &Site) -> anyhow::Result<Outcome> {
+    let busy = busy::notes(site)?;
     let scratch = Scratch::new(site, products::bytes(site.m))?;
     let mut ranks = alone(site, &scratch)?;
     let slow_ranks = confirm_products(site, &scratch, &mut ranks)?;
@@ -116,7 +119,7 @@ fn measure(site: &Site) -> anyhow::Result<Outcome> {
             units: pairs.units_are.into(),
             pairs: pairs.rows(),
             slow,
-            notes: [groups.notes, pairs.notes()].concat(),
+            notes: [busy, groups.notes, pairs.notes()].concat(),
             ranks,
         }
     });

@@ -68,7 +68,7 @@ fn compute(ranks: &[RankSpeeds]) -> String {
     }
     line(&shape(&ranks[0].cube), "TFLOP/s", &|rank| Some(rank.cube.tflops));
     line("copy within the device", "GB/s", &|rank| Some(rank.device_copy_gb_s));
-    line("copy within the host, one thread", "GB/s", &|rank| Some(rank.host_copy_gb_s));
+    line("copy within the host", "GB/s", &|rank| Some(rank.host_copy_gb_s));
     line("host to device", "GB/s", &|rank| rank.upload_gb_s);
     line("device to host", "GB/s", &|rank| rank.download_gb_s);
     let access = &ranks[0].file_access;

@@ -26,12 +26,12 @@ const TRIED: usize = 64 << 10;
 const LARGEST: usize = 256 << 20;
 
 /// End of this part, in seconds from the beginning; the least that a round has, however late it is.
-const END: (f64, f64) = (54.0, 8.8);
+const END: (f64, f64) = (53.0, 7.6);
 const LEAST_SECONDS: f64 = 0.05;
 const LEAST_RETRY_SECONDS: f64 = 0.4;
 
 /// Nobody meets again after so many seconds from the beginning.
-const RETRY_END: (f64, f64) = (57.0, 9.2);
+const RETRY_END: (f64, f64) = (56.0, 8.2);
 
 /// So many times END, and no more pairs meet.
 const HOPELESS: f64 = 3.0;

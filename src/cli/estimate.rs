@@ -1,17 +1,20 @@
 //! `gptrain estimate`
 
+mod idle;
 mod search;
 
-use crate::estimate::gptrain::calibrate::line as learned_line;
-use crate::estimate::gptrain::exchange;
+use crate::estimate::gptrain::dry_run::Room;
+use crate::estimate::gptrain::ladder::Ladder;
 use crate::estimate::others::predict::Predictor;
 use crate::estimate::others::{calibrate, rows, score};
 use crate::estimate::request::{Flags, Request};
-use crate::estimate::setup::{Program, Setup};
-use crate::estimate::{hardware, plot, print};
+use crate::estimate::setup::{Extras, Program, Setup};
+use crate::estimate::view::View;
+use crate::estimate::{hardware, plot, print, words};
 use crate::manifest;
 use crate::plan::timeline;
 use anyhow::Context;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -26,14 +29,14 @@ pub struct Args {
     /// hf-deepspeed, ddp, fsdp
     #[arg(long = "as", value_name = "PROGRAM")]
     program: Option<String>,
-    /// A row of the hardware table, in place of the manifest's plan.hardware
+    /// A row of the hardware table, in place of the manifest's plan.hardware; h100 is h100-80g
     #[arg(long, value_name = "NAME")]
     hardware: Option<String>,
     /// Print the hardware table
     #[arg(long)]
     list_hardware: bool,
-    /// Length of the run, in place of the manifest's, such as 366e9
-    #[arg(long)]
+    /// Length of the run, in place of the manifest's, such as 366e9 or 300B
+    #[arg(long, value_parser = words::tokens)]
     tokens: Option<f64>,
     /// Price of a device and hour
     #[arg(long)]
@@ -50,8 +53,9 @@ pub struct Args {
     async_launches: bool,
     #[command(flatten)]
     search: search::Search,
-    /// Fit the constants: for gptrain's own plan to what `gptrain bench --json` printed, for other
-    /// programs to runs, a csv with the columns of `measured_runs.csv`, or a log
+    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to the
+    /// metrics.jsonl or the log of a run; of other programs to a log, or a csv with the columns of
+    /// `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// Replay the shipped measured runs and print the errors
@@ -73,8 +77,9 @@ pub struct Args {
 
 /// Ok(false): the plan does not fit.
 pub fn run(args: Args) -> anyhow::Result<bool> {
+    args.refuse_idle()?;
     if args.list_hardware {
-        list_hardware();
+        list_hardware(args.json);
         return Ok(true);
     }
     if args.selftest {
@@ -95,7 +100,9 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
 
 fn plan(args: &Args) -> anyhow::Result<bool> {
     let path = args.manifest.as_ref().expect("clap asks for it");
-    let mut request = Request::new(manifest::load(path, &args.set)?.manifest, &args.flags())?;
+    let loaded = manifest::load(path, &args.set)?;
+    let mut request = Request::new(loaded.manifest, &args.flags())?;
+    args.refuse_idle_for(request.setup.program)?;
     let mut from = args.calibrate.as_deref();
     if request.setup.program == Program::Gptrain
         && let Some(path) = from.take()
@@ -106,30 +113,52 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     let calibrated = from.map(|from| calibrate(from, Some(setup))).transpose()?;
     let predictor = calibrated.as_ref().unwrap_or_else(|| Predictor::shipped());
     if args.search.asked() {
-        let (text, json) = search::run(&args.search, &request, predictor)?;
-        show(args.json, &text, &json);
-        return Ok(true);
+        return search::run(args, &request, predictor);
     }
+    let (view, text, json) = planned(&request, &loaded.effective, predictor);
+    let text = finished(args, &request, predictor, &view, text)?;
+    show(args.json, &text, &json);
+    Ok(view.fits_all())
+}
+
+/// The plan with advice, as text and as JSON.
+fn planned(
+    request: &Request,
+    effective: &str,
+    predictor: &Predictor,
+) -> (View, String, serde_json::Value) {
     let (view, prediction) = request.view(predictor);
     let (mut text, mut json) = (print::text(&view), print::json(&view));
+    let Request { manifest, setup, .. } = request;
     match &prediction {
         Some(now) => print::advise(&view, now, predictor, &mut text, &mut json),
-        None => text += &exchange::advice(&request.manifest, setup),
+        None => {
+            let room = Room::of(manifest, setup.hardware);
+            let ladder = Ladder { effective, manifest, setup, room };
+            print::advise_own(&view, &ladder, &mut text, &mut json);
+        }
     }
+    (view, text, json)
+}
+
+/// With the schedule and pictures that were asked for.
+fn finished(
+    args: &Args,
+    request: &Request,
+    predictor: &Predictor,
+    view: &View,
+    mut text: String,
+) -> anyhow::Result<String> {
     let played = view.schedule();
     if args.draw_schedule {
         text += &format!("\nSchedule\n{}", timeline::draw(&played, 90));
     }
     if let Some(folder) = &args.plot {
-        let points = match setup.program {
-            Program::Other(_) => request.search(predictor).scaling(),
-            Program::Gptrain => Vec::new(),
-        };
-        plot::write(folder, &view, &text, &played, &points)?;
+        let points = request.search(predictor, Extras::default()).scaling();
+        plot::write(folder, view, &text, &played, &points)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
-    show(args.json, &text, &json);
-    Ok(view.fits && view.fits_host())
+    Ok(text)
 }
 
 impl Args {
@@ -153,8 +182,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
 /// From what `gptrain bench` measured; tells of it on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let name = path.display().to_string();
-    let learned = request.learn(&read(path)?, &name)?;
-    eprintln!("{name}: {}", learned_line(&learned.setup));
+    let (learned, line) = request.learn(&read(path)?, &name)?;
+    eprintln!("{name}: {line}");
     Ok(learned)
 }
 
@@ -170,10 +199,20 @@ fn calibrate(path: &Path, setup: Option<&Setup>) -> anyhow::Result<Predictor> {
     Ok(found.predictor)
 }
 
-fn list_hardware() {
+fn list_hardware(json: bool) {
+    if json {
+        let row = |h: &hardware::Hardware| {
+            json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
+                "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
+                "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
+                "price": h.price })
+        };
+        let all: Vec<serde_json::Value> = hardware::table().iter().map(row).collect();
+        return show(true, "", &json!(all));
+    }
     for h in hardware::table() {
         println!(
-            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB {:>5}/h  {}",
+            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB ${:>4}/h  {}",
             h.name, h.peak_tflops, h.hbm_gb_s, h.memory_gib, h.price, h.about
         );
     }

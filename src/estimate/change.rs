@@ -22,12 +22,29 @@ impl Change {
     }
 }
 
+/// What a change does, in the order in which changes help: what costs least comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rung {
+    /// More, smaller micro-batches; sums of gradients for more tokens.
+    Accumulate,
+    /// Recomputation, ZeRO, and other cuts of the model.
+    Shard,
+    /// States in the host's memory.
+    Offload,
+    /// Moments in 8 bits.
+    Code,
+    /// Gradients of low rank between replicas.
+    Compress,
+}
+
 /// A changed plan before it is judged.
+#[derive(Clone, Debug)]
 pub struct Step {
-    what: String,
+    pub rung: Rung,
+    pub what: String,
     /// As of `Change`; empty where no setting does it.
     pub sets: Vec<String>,
-    setup: Setup,
+    pub setup: Setup,
 }
 
 /// The smallest changes that make it fit, cheapest first: single ones, or pairs where no single one
@@ -41,6 +58,7 @@ pub fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
     if found.is_empty() {
         let pairs = smaller_steps(setup).into_iter().flat_map(|first| {
             smaller_steps(&first.setup).into_iter().map(move |second| Step {
+                rung: first.rung.max(second.rung),
                 what: format!("{} and {}", first.what, second.what),
                 sets: [first.sets.clone(), second.sets].concat(),
                 setup: second.setup,
@@ -80,11 +98,11 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn add(&mut self, what: String, sets: &[(&str, String)], setup: Setup) {
+    fn add(&mut self, rung: Rung, what: String, sets: &[(&str, String)], setup: Setup) {
         let spread_out = setup.topology.tensor > setup.per_node;
         if setup.impossible().is_empty() && !spread_out {
             let sets = sets.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            self.list.push(Step { what, sets, setup });
+            self.list.push(Step { rung, what, sets, setup });
         }
     }
 
@@ -111,13 +129,13 @@ impl Steps<'_> {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
             t.layer_split = split;
         });
-        self.add(what, &sets, setup);
+        self.add(Rung::Shard, what, &sets, setup);
     }
 
     fn micro(&mut self, micro: usize) {
         let what = format!("micro-batch {} → {micro}", self.from.micro);
         let sets = [("batch.micro", micro.to_string())];
-        self.add(what, &sets, Setup { micro, ..self.from.clone() });
+        self.add(Rung::Accumulate, what, &sets, Setup { micro, ..self.from.clone() });
     }
 
     fn recompute(&mut self, recompute: Recompute) {
@@ -126,7 +144,37 @@ impl Steps<'_> {
         }
         let word = recompute.name();
         let setup = self.from.clone().cut(|t| t.recompute = recompute);
-        self.add(format!("recompute {word}"), &[("topology.recompute", word.to_string())], setup);
+        let set = ("topology.recompute", word.to_string());
+        self.add(Rung::Shard, format!("recompute {word}"), &[set], setup);
+    }
+
+    fn zero(&mut self, zero: u8) {
+        let setup = self.from.clone().cut(|t| t.zero = zero);
+        let set = ("topology.zero", zero.to_string());
+        self.add(Rung::Shard, format!("ZeRO-{zero}"), &[set], setup);
+    }
+
+    /// What of the states, then of the weights, can wait in the host's memory.
+    fn offload(&mut self) {
+        let (from, t) = (self.from, &self.from.topology);
+        let optimizer = "optimizer in host memory".to_string();
+        if from.program != Program::Gptrain {
+            let mut setup = from.clone();
+            setup.offload.optimizer = true;
+            if !from.offload.optimizer && t.zero > 0 {
+                self.add(Rung::Offload, optimizer, &[], setup);
+            }
+            return;
+        }
+        let full = "optimizer and weights in host memory".to_string();
+        let more = [(OffloadWhat::Optimizer, optimizer), (OffloadWhat::Full, full)];
+        let done = [OffloadWhat::None, OffloadWhat::Optimizer, OffloadWhat::Full];
+        let at = done.iter().position(|what| *what == t.offload.what).expect("one of three");
+        for (what, words) in more.into_iter().skip(at) {
+            let setup = from.clone().cut(|t| t.offload.what = what);
+            let set = ("topology.offload", what.name().to_string());
+            self.add(Rung::Offload, words, &[set], setup);
+        }
     }
 }
 
@@ -147,11 +195,23 @@ pub fn split_word(split: &LayerSplit) -> &'static str {
     }
 }
 
+/// Settings as flags that a shell takes.
+pub fn flags_of(sets: &[String]) -> String {
+    let flag = |set: &String| match set.contains(' ') {
+        true => format!("--set '{set}'"),
+        false => format!("--set {set}"),
+    };
+    sets.iter().map(flag).collect::<Vec<_>>().join(" ")
+}
+
 /// Steps that need less memory.
 pub fn smaller_steps(from: &Setup) -> Vec<Step> {
     let t = &from.topology;
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
     let mut steps = Steps { from, list: Vec::new() };
+    if from.micro > 1 {
+        steps.micro(from.micro / 2);
+    }
     match t.recompute {
         Recompute::None => {
             steps.recompute(Recompute::Selective);
@@ -160,12 +220,8 @@ pub fn smaller_steps(from: &Setup) -> Vec<Step> {
         Recompute::Selective => steps.recompute(Recompute::Full),
         Recompute::Full => {}
     }
-    for &zero in from.program.zeros(pipeline).iter().filter(|zero| **zero > t.zero) {
-        let setup = from.clone().cut(|t| t.zero = zero);
-        steps.add(format!("ZeRO-{zero}"), &[("topology.zero", zero.to_string())], setup);
-    }
-    if from.micro > 1 {
-        steps.micro(from.micro / 2);
+    for &zero in from.program.zeros(pipeline).iter().filter(|zero| **zero > t.zero && data > 1) {
+        steps.zero(zero);
     }
     if data.is_multiple_of(2) {
         steps.cut(2 * tensor, pipeline, data / 2);
@@ -174,22 +230,12 @@ pub fn smaller_steps(from: &Setup) -> Vec<Step> {
     if pipeline.is_multiple_of(2) {
         steps.cut(2 * tensor, pipeline / 2, data);
     }
-    if from.program == Program::Gptrain && t.offload.what == OffloadWhat::None {
-        let setup = from.clone().cut(|t| t.offload.what = OffloadWhat::Optimizer);
-        let set = ("topology.offload", OffloadWhat::Optimizer.name().to_string());
-        steps.add("optimizer in host memory".to_string(), &[set], setup);
-    }
-    let offloads = from.program != Program::Gptrain && !from.offload.optimizer;
-    if offloads && from.topology.zero > 0 {
-        let mut setup = from.clone();
-        setup.offload.optimizer = true;
-        steps.add("optimizer in host memory".to_string(), &[], setup);
-    }
+    steps.offload();
     steps.list
 }
 
 /// Steps that may be faster.
-fn faster_steps(from: &Setup) -> Vec<Step> {
+pub fn faster_steps(from: &Setup) -> Vec<Step> {
     let (m, t) = (&from.model, &from.topology);
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
     let mut steps = Steps { from, list: Vec::new() };
@@ -203,7 +249,7 @@ fn faster_steps(from: &Setup) -> Vec<Step> {
         let what = format!("{} → {heads} heads: head_dim {before} → {after}", m.heads);
         let mut setup = from.clone();
         setup.model.heads = heads;
-        steps.add(what, &[("model.heads", heads.to_string())], setup);
+        steps.add(Rung::Shard, what, &[("model.heads", heads.to_string())], setup);
     }
     steps.micro(2 * from.micro);
     if from.micro > 1 {
@@ -234,19 +280,20 @@ fn faster_steps(from: &Setup) -> Vec<Step> {
         let what = "embedding and head counted as a layer each".to_string();
         let setup = from.clone().cut(|t| t.layer_split = LayerSplit::TransformerAndEmbedding);
         let word = "transformer_and_embedding".to_string();
-        steps.add(what, &[("topology.layer_split", word)], setup);
+        steps.add(Rung::Shard, what, &[("topology.layer_split", word)], setup);
     }
     let chunked = from.program.chunks().contains(&2) && m.layers.is_multiple_of(2 * pipeline);
     if chunked && pipeline > 1 && t.schedule == Schedule::OneFOneB {
         let setup = from.clone().cut(|t| (t.schedule, t.chunks) = (Schedule::Interleaved, 2));
         let what = "interleaved schedule, 2 chunks".to_string();
-        steps.add(what, &[("topology.schedule", "interleaved".to_string())], setup);
+        let set = ("topology.schedule", "interleaved".to_string());
+        steps.add(Rung::Shard, what, &[set], setup);
     }
     if from.micros() < 4 * pipeline && pipeline > 1 {
         let global = 2 * from.global;
         let what = format!("global batch {} → {global}", from.global);
         let setup = Setup { global, ..from.clone() };
-        steps.add(what, &[("batch.global", global.to_string())], setup);
+        steps.add(Rung::Accumulate, what, &[("batch.global", global.to_string())], setup);
     }
     steps.list
 }

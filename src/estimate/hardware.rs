@@ -41,6 +41,23 @@ pub struct Hardware {
     /// What was measured of the links; not in the table.
     #[serde(skip)]
     pub links: Links,
+    /// A step of a real run by the planner's figure for it; not in the table.
+    #[serde(skip, default = "one")]
+    pub slowdown: f64,
+    /// What the plan's time is off by even if nothing differs between days; not in the table.
+    #[serde(skip, default = "unmeasured")]
+    pub doubt: f64,
+    /// The processor at hand, which all ranks share as threads; not in the table.
+    #[serde(skip)]
+    pub here: bool,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn unmeasured() -> f64 {
+    0.1
 }
 
 /// Measured links. None: by the data sheet.
@@ -64,11 +81,12 @@ pub struct Link {
 const LINK_SHARE: f64 = 0.7;
 
 impl Hardware {
-    /// The link of a device to another of its node, of so many devices, or of another node.
-    pub fn link(&self, in_node: bool, per_node: usize) -> Link {
+    /// The link of a device to another of its node, or of another node, where so many groups of the node
+    /// use its adapters at once.
+    pub fn link(&self, in_node: bool, groups: usize) -> Link {
         let (measured, sheet) = match in_node {
             true => (self.links.bus, self.bus_gb_s),
-            false => (self.links.network, self.network_gb_s / per_node as f64),
+            false => (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups as f64)),
         };
         measured.unwrap_or(Link { latency_us: 0.0, gb_s: sheet * LINK_SHARE })
     }
@@ -82,14 +100,39 @@ pub fn table() -> &'static [Hardware] {
     &TABLE
 }
 
-/// The row of that name.
+/// The row of that name, or the only one whose name begins so.
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
-    let known = || TABLE.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
-    TABLE.iter().find(|h| h.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
-        Problems::one(
-            place,
-            format!("unknown hardware `{name}`"),
-            format!("take one of {}", known()),
-        )
-    })
+    let names =
+        |rows: &[&Hardware]| rows.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
+    let all: Vec<&'static Hardware> = TABLE.iter().collect();
+    let name = name.to_ascii_lowercase();
+    let begins = |h: &&'static Hardware| {
+        let rest = h.name.strip_prefix(&*name);
+        rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
+    };
+    let alike: Vec<&'static Hardware> = all.iter().copied().filter(begins).collect();
+    match (all.iter().find(|h| h.name == name), &alike[..]) {
+        (Some(row), _) => Ok(row),
+        (None, [row]) => Ok(row),
+        (None, []) => {
+            let remedy = format!("take one of {}", names(&all));
+            Err(Problems::one(place, format!("unknown hardware `{name}`"), remedy))
+        }
+        (None, several) => {
+            let what = format!("hardware `{name}` is {} machines", several.len());
+            Err(Problems::one(place, what, format!("take one of {}", names(several))))
+        }
+    }
+}
+
+#[test]
+fn a_machine_is_found_by_the_beginning_of_its_name() {
+    let name = |name: &str| find(name, "--hardware").map(|h| h.name.clone());
+    assert_eq!(name("H100").unwrap(), "h100-80g");
+    assert_eq!(name("cpu").unwrap(), "cpu");
+    let two = name("a100").unwrap_err().to_string();
+    assert!(two.contains("is 2 machines") && two.contains("a100-40g, a100-80g"), "{two}");
+    for unknown in ["h10", "", "h100-90g"] {
+        assert!(name(unknown).unwrap_err().to_string().contains("unknown hardware"), "{unknown}");
+    }
 }

@@ -142,11 +142,21 @@ impl RankSpeeds {
 }
 
 impl Measured {
+    /// Whether a text is meant to be a document of gptrain bench: one JSON object, not one a line.
+    pub fn is(text: &str) -> bool {
+        let whole = serde_json::from_str::<serde_json::Value>(text);
+        let first = text.trim_start().lines().next().unwrap_or("");
+        match whole {
+            Ok(value) => value.get("format").is_some() || value.get("step").is_none(),
+            Err(_) => first == "{" || first.contains("\"format\"") && first.starts_with('{'),
+        }
+    }
+
     /// The document in a file of that name.
     pub fn read(text: &str, name: &str) -> Result<Measured, Problems> {
         let foreign = |what: String| {
-            let remedy = "give what `gptrain bench --json` printed; logs and tables of runs \
-                          calibrate the programs of --as";
+            let remedy = "give what `gptrain bench --json` printed, or the metrics.jsonl or log of a \
+                          run of this manifest";
             Problems::one(name, what, remedy)
         };
         let value: serde_json::Value = serde_json::from_str(text)

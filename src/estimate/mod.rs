@@ -28,6 +28,7 @@ pub mod change;
 pub mod days;
 
 pub mod view;
+pub mod words;
 pub mod print;
 pub mod plot;
 

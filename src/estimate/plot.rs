@@ -1,7 +1,13 @@
 //! Pictures of an estimate: SVG files and one page that holds them all.
 
-use super::view::{GB, View};
-use crate::base::svg::{COLOURS, Chart, Curve, Drawing, STYLE, Scale, Stroke, escape, text_width};
+use super::search::{Planned, Ranking, print};
+use super::view::{GIB, Terms, View};
+use super::words;
+use crate::base::Seconds;
+use crate::base::svg::{
+    COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width,
+};
+use crate::manifest::Manifest;
 use crate::plan::timeline::Timeline;
 use anyhow::Context;
 use std::path::Path;
@@ -32,7 +38,7 @@ fn memory(v: &View) -> Drawing {
     let slot = (WIDTH - left - 20.0) / v.stages.len() as f64;
     let base = height - foot;
     let mut to = Drawing::new(WIDTH, height);
-    let title = format!("Memory of each stage's rank, GB: {}", v.name);
+    let title = format!("Memory of each stage's rank, GiB: {}", v.name);
     to.text("title", (left, 22.0), &title);
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
     legend(&mut to, &names, 44.0);
@@ -41,12 +47,12 @@ fn memory(v: &View) -> Drawing {
         for (j, (name, bytes)) in stage.terms.iter().enumerate() {
             let h = bytes * scale;
             y -= h;
-            let tip = format!("stage {i}, {name}: {:.2} GB", bytes / GB);
+            let tip = format!("stage {i}, {name}: {:.2} GiB", bytes / GIB);
             to.rect(&fill(j), (x, y), (slot * 0.8, h), &tip);
         }
         let middle = x + slot * 0.4;
         if v.stages.len() <= 24 {
-            let sum = stage.bytes() / GB;
+            let sum = stage.bytes() / GIB;
             let digits = if sum < 10.0 { 2 } else { 0 };
             to.text("middle", (middle, y - 4.0), &format!("{sum:.digits$}"));
         }
@@ -55,7 +61,7 @@ fn memory(v: &View) -> Drawing {
     to.text("middle", ((left + WIDTH) / 2.0, height - 6.0), "pipeline stage");
     let line = base - v.capacity * scale;
     to.path("limit", &format!("M{left} {line:.1}H{}", WIDTH - 20.0));
-    to.text("end", (left - 6.0, line + 4.0), &format!("{:.0}", v.capacity / GB));
+    to.text("end", (left - 6.0, line + 4.0), &format!("{:.0}", v.capacity / GIB));
     to.text("end", (left - 6.0, base), "0");
     to
 }
@@ -112,55 +118,98 @@ fn schedule(v: &View, played: &Timeline) -> Drawing {
     to
 }
 
-/// Days of the run against devices, both logarithmic: (devices, days, how).
-fn scaling(v: &View, points: &[(usize, f64, String)]) -> Drawing {
-    let curve = points.iter().map(|(devices, days, _)| (*devices as f64, *days));
+/// A point of a chart against devices: how many, the value, and a tip.
+type Point = (usize, f64, String);
+
+/// Points against devices, both logarithmic, and the plan's own.
+fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawing {
+    let curve = points.iter().map(|(devices, value, _)| (*devices as f64, *value));
+    let first = points.iter().chain(&own).map(|point| point.0).min().expect("a point at least");
+    let mut curves = vec![Curve {
+        name: String::new(),
+        stroke: Stroke::Line,
+        colour: 0,
+        points: curve.collect(),
+    }];
+    // The scale holds the marked point too.
+    curves.extend(own.iter().map(|(devices, value, _)| Curve {
+        name: String::new(),
+        stroke: Stroke::Line,
+        colour: 1,
+        points: vec![(*devices as f64, *value)],
+    }));
     let chart = Chart {
-        title: format!("Days for {:.0} B tokens against devices: {}", v.tokens / 1e9, v.name),
+        title,
         width: WIDTH,
         height: 360.0,
         names: ["devices", ""],
-        first: points[0].0 as f64,
+        first: first as f64,
         log: true,
         scale: Scale::Log,
         legend: false,
-        curves: vec![Curve {
-            name: String::new(),
-            stroke: Stroke::Line,
-            colour: 0,
-            points: curve.collect(),
-        }],
+        curves,
         second: Vec::new(),
     };
     let (mut to, [across, up]) = (chart.draw(), chart.axes());
-    for (devices, days, how) in points {
-        let (x, y) = (across.at(*devices as f64), up.at(*days));
-        to.dot("f0", (x, y), &format!("{devices} devices: {days:.1} days, {how}"));
-        let digits = if *days < 10.0 { 1 } else { 0 };
-        to.text("", (x + 7.0, y - 7.0), &format!("{days:.digits$}"));
-    }
+    let mut mark = |class: &str, (devices, value, tip): &Point, word: &str| {
+        let (x, y) = (across.at(*devices as f64), up.at(*value));
+        to.dot(class, (x, y), tip);
+        let digits = if *value < 10.0 { 1 } else { 0 };
+        to.text("", (x + 7.0, y - 7.0), &format!("{value:.digits$}{word}"));
+    };
+    points.iter().for_each(|point| mark("f0", point, ""));
+    own.iter().for_each(|point| mark("f1", point, " this plan"));
     to
 }
 
-/// One page with every picture and the table.
-fn page(v: &View, table: &str, pictures: &[Picture]) -> String {
+/// A figure in large letters: name, value, and what it is made of.
+type Tile = (&'static str, String, String);
+
+/// One page with tiles, every picture and the table.
+fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String {
+    let name = escape(name);
+    let tile = |(name, value, more): &Tile| {
+        let (value, more) = (escape(value), escape(more));
+        format!("<li><span>{name}</span><b>{value}</b><small>{more}</small></li>\n")
+    };
+    let tiles: String = tiles.iter().map(tile).collect();
     let figure = |(_, caption, drawing): &Picture| {
         let svg = drawing.inline();
-        format!("<figure>{svg}<figcaption>{caption}</figcaption></figure>\n")
+        format!(
+            "<figure class=\"wide\">{svg}<figcaption><small>{caption}</small></figcaption></figure>\n"
+        )
     };
     let figures: String = pictures.iter().map(figure).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><title>Estimate: {name}</title>\n\
-         <style>\n{STYLE}body{{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
-         padding:0 1em}}pre{{font-size:12.5px;line-height:1.35;overflow-x:auto;\
-         background:#8881;padding:1em}}figure{{margin:2em 0}}svg{{max-width:100%;height:auto}}\
-         figcaption{{opacity:.7}}</style></head>\n<body><h1>{name}</h1>\n{figures}<pre>{}</pre>\
-         </body></html>\n",
-        escape(table),
-        name = escape(&v.name)
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><title>{name} – gptrain estimate</title>\n\
+         <style>\n{STYLE}{PAGE}</style></head>\n<body><main>\n<header><h1>{name}</h1>\
+         <p>gptrain estimate</p></header>\n<ul class=\"tiles\">\n{tiles}</ul>\n{figures}\
+         <section><pre>{}</pre></section>\n</main></body></html>\n",
+        escape(table)
     )
+}
+
+fn tiles(v: &View) -> Vec<Tile> {
+    let (t, model) = (&v.setup.topology, v.tflops().0);
+    let memory = format!("{:.1} GiB", v.reserved / GIB);
+    let room =
+        format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
+    let bar = format!("± {:.0} %, nine in ten", 100.0 * v.seconds_error);
+    let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
+    let devices = format!("{} × {}", v.setup.ranks(), v.setup.hardware.name);
+    let grid = format!("TP {} × PP {} × DP {}, ZeRO {}", t.tensor, t.pipeline, t.data, t.zero);
+    let paid = words::money(v.currency, v.money());
+    let hours = words::hours(v.days.device_hours() / v.availability);
+    vec![
+        ("devices", devices, grid),
+        ("memory of a device", memory, room),
+        ("a step", Seconds(v.seconds).to_string(), bar),
+        ("model FLOPs utilisation", format!("{mfu:.0} %"), format!("{model:.0} TFLOP/s a device")),
+        ("the run", words::span(v.calendar_seconds()), format!("{:.1} B tokens", v.tokens / 1e9)),
+        ("money", paid, format!("{hours} device-hours")),
+    ]
 }
 
 /// Every picture, and the page, into a folder.
@@ -169,7 +218,7 @@ pub fn write(
     v: &View,
     table: &str,
     played: &Timeline,
-    points: &[(usize, f64, String)],
+    points: &[Point],
 ) -> anyhow::Result<()> {
     let mut pictures: Vec<Picture> = vec![
         ("memory", "Memory of each stage's first rank.", memory(v)),
@@ -178,12 +227,59 @@ pub fn write(
     ];
     if points.len() > 1 {
         let caption = "The best way to cut the model over each number of devices.";
-        pictures.push(("days", caption, scaling(v, points)));
+        let title = format!("Days for {:.1} B tokens against devices: {}", v.tokens / 1e9, v.name);
+        let days = v.days.days();
+        let own = (v.setup.ranks(), days, format!("this plan: {days:.1} days"));
+        pictures.push(("days", caption, against_devices(title, points, Some(own))));
     }
+    files(folder, &pictures, &page(&v.name, &tiles(v), &pictures, table))
+}
+
+/// Pictures of a search, and the page, into a folder: days and money against devices.
+pub fn write_search(
+    folder: &Path,
+    m: &Manifest,
+    found: &Ranking,
+    terms: &Terms,
+    table: &str,
+) -> anyhow::Result<()> {
+    let days = |p: &Planned| p.days.days() / terms.availability;
+    let money = |p: &Planned| p.days.device_hours() / terms.availability * terms.price;
+    let points = |of: &dyn Fn(&Planned) -> f64, unit: &str| -> Vec<Point> {
+        let one = |p: &Planned| {
+            let (value, way) = (of(p), print::way(&p.candidate.setup));
+            (p.days.devices, value, format!("{} devices: {value:.1} {unit}, {way}", p.days.devices))
+        };
+        let mut all: Vec<Point> = found.pareto.iter().map(one).collect();
+        all.sort_by_key(|point| point.0);
+        all
+    };
+    let caption =
+        "The best cut of each number of devices that is faster or cheaper than all others.";
+    let chart = |title: &str, points: &[Point]| {
+        against_devices(format!("{title} against devices: {}", m.name), points, None)
+    };
+    let pictures: Vec<Picture> = vec![
+        ("days", caption, chart("Days", &points(&days, "days"))),
+        ("money", caption, chart("Money", &points(&money, "of money"))),
+    ];
+    let best = &found.best[0];
+    let devices = format!("{} × {}", best.days.devices, best.candidate.setup.hardware.name);
+    let bar = format!("± {:.0} %, nine in ten", 100.0 * best.candidate.seconds_error);
+    let span = words::span(best.days.seconds / terms.availability);
+    let tiles: Vec<Tile> = vec![
+        ("devices", devices, format!("{} cuts fit", found.fitting)),
+        ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
+        ("fastest run", span, print::way(&best.candidate.setup)),
+        ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),
+    ];
+    files(folder, &pictures, &page(&m.name, &tiles, &pictures, table))
+}
+
+fn files(folder: &Path, pictures: &[Picture], page: &str) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let files = pictures.iter().map(|(name, _, drawing)| (format!("{name}.svg"), drawing.file()));
-    let page = ("estimate.html".to_string(), page(v, table, &pictures));
-    for (name, content) in files.chain([page]) {
+    let drawn = pictures.iter().map(|(name, _, drawing)| (format!("{name}.svg"), drawing.file()));
+    for (name, content) in drawn.chain([("estimate.html".to_string(), page.to_string())]) {
         let path = folder.join(name);
         std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }

@@ -1,14 +1,17 @@
 //! An estimate as text of at most 100 columns, and as JSON.
 
-use super::change::{self, Change};
+use super::change::{self, Change, flags_of};
 use super::days::Segment;
 use super::gptrain::dry_run::TRAFFIC;
+use super::gptrain::ladder::{self, Ladder};
+use super::gptrain::{exchange, remedies};
 use super::others::cost::deepspeed::states;
 use super::others::predict::{Prediction, Predictor};
 use super::others::shape_lint;
 use super::rates::simple_days;
-use super::view::{GB, Stage, View};
-use crate::base::Count;
+use super::view::{GB, GIB, Stage, View};
+use super::words::{self, hours, span};
+use crate::base::{Count, Seconds};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -17,8 +20,9 @@ const MIB: f64 = 1048576.0;
 /// The whole table.
 pub fn text(v: &View) -> String {
     let (s, t) = (&v.setup, &v.setup.topology);
-    let mut out = format!(
-        "{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
+    let mut out = headline(v);
+    out += &format!(
+        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
         v.name,
         v.program,
         s.ranks(),
@@ -47,6 +51,36 @@ pub fn text(v: &View) -> String {
     out
 }
 
+/// "fits: 43.3 of 79.2 GiB; a step 4.9 s ± 20 %; 27.1 days, $145,875".
+pub fn headline(v: &View) -> String {
+    let host = match v.fits_host() {
+        true => String::new(),
+        false => format!(", {:.0} of {:.0} GiB of its node's", v.host[0] / GIB, v.host[1] / GIB),
+    };
+    let memory = |bytes: f64| match v.capacity {
+        GIB.. => format!("{:.1}", bytes / GIB),
+        _ => format!("{:.3}", bytes / GIB),
+    };
+    let mut out = format!(
+        "{}: {} of {} GiB{host}; a step {} ± {:.0} %; {}, {}\n",
+        verdict(v.fits_all()),
+        memory(v.reserved),
+        memory(v.capacity),
+        Seconds(v.seconds),
+        100.0 * v.seconds_error,
+        span(v.calendar_seconds()),
+        words::money(v.currency, v.money()),
+    );
+    if v.setup.hardware.here && v.calendar_seconds() > LONG_HERE {
+        out += "  This is the processor of this machine; for GPUs: --hardware h100-80g (see \
+                --list-hardware).\n";
+    }
+    out
+}
+
+/// Longer than this, nobody means to train on the processor at hand.
+const LONG_HERE: f64 = 86400.0;
+
 /// "176.2 B", "4.24 M".
 fn size(count: f64) -> String {
     match count {
@@ -59,7 +93,7 @@ fn size(count: f64) -> String {
 fn memory(v: &View) -> String {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
     let (unit, called, params, thousands) = match v.needed {
-        GB.. => (GB, "GB of 1000 MiB", 1e9, "params B"),
+        GIB.. => (GIB, "GiB", 1e9, "params B"),
         _ => (MIB, "MiB", 1e6, "params M"),
     };
     let mut out = format!("\nMemory of a rank, {called}\n");
@@ -89,11 +123,11 @@ fn memory(v: &View) -> String {
         v.capacity / unit,
         verdict(v.fits)
     );
-    let [needed, present] = v.host.map(|bytes| bytes / GB);
+    let [needed, present] = v.host.map(|bytes| bytes / GIB);
     if needed > 0.0 {
         let _ = writeln!(
             out,
-            "Host memory of a node, GB: needed {needed:.1} of {present:.1}: {}",
+            "Host memory of a node, GiB: needed {needed:.1} of {present:.1}: {}",
             verdict(v.fits_host())
         );
     }
@@ -201,19 +235,24 @@ fn rates(v: &View) -> String {
 
 fn days(v: &View) -> String {
     let d = &v.days;
-    let calendar = d.days() / v.availability;
+    let calendar = match v.availability < 1.0 {
+        true => format!(
+            " ({} of the calendar at {:.0} % availability)",
+            span(v.calendar_seconds()),
+            100.0 * v.availability
+        ),
+        false => String::new(),
+    };
     let mut out = format!(
-        "\nRun of {} tokens: {:.1} days, {calendar:.1} of the calendar at {:.0} % availability; \
-         {} GPU-hours\n",
+        "\nRun of {} tokens: {}{calendar}; {} device-hours\n",
         size(v.tokens),
-        d.days(),
-        100.0 * v.availability,
-        Count((d.device_hours() / v.availability) as u64)
+        span(d.seconds),
+        hours(d.device_hours() / v.availability)
     );
     let _ = writeln!(
         out,
-        "  {:>14}{:>10}{:>10}{:>10}{:>9}",
-        "batch", "steps", "s/step", "hours", "TFLOP/s"
+        "  {:>14}{:>10}{:>10}{:>12}{:>9}",
+        "batch", "steps", "s/step", "time", "TFLOP/s"
     );
     for rows in condensed(&d.segments) {
         let (first, last) = (&rows[0], &rows[rows.len() - 1]);
@@ -227,9 +266,9 @@ fn days(v: &View) -> String {
             rows.iter().map(|s| s.tflops * s.steps as f64 * s.seconds).sum::<f64>() / seconds;
         let _ = writeln!(
             out,
-            "  {batch:>14}{steps:>10}{:>10.3}{:>10.1}{mean:>9.1}",
+            "  {batch:>14}{steps:>10}{:>10.3}{:>12}{mean:>9.1}",
             seconds / steps as f64,
-            seconds / 3600.0
+            span(seconds)
         );
     }
     let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
@@ -237,7 +276,8 @@ fn days(v: &View) -> String {
     let rule = simple_days(factor, v.parameters as f64, v.tokens, v.setup.ranks() as f64, simple);
     let _ = writeln!(
         out,
-        "  {rule:.1} days if every step were a full one ({factor} FLOPs a parameter and token)"
+        "  {} if every step were a full one ({factor} FLOPs a parameter and token)",
+        span(86400.0 * rule)
     );
     match d.full_from {
         Some(batch) if v.setup.topology.pipeline > 1 => {
@@ -246,11 +286,17 @@ fn days(v: &View) -> String {
         None => out += "  No batch fills the pipe.\n",
         _ => {}
     }
-    let _ = write!(out, "  Money at {} per GPU-hour: {}", v.price, Count(v.money() as u64));
+    let _ = write!(
+        out,
+        "  Money at {}{} a device-hour: {}",
+        v.currency,
+        v.price,
+        words::money(v.currency, v.money())
+    );
     if let Some(budget) = v.budget {
         let left = budget - v.money();
         let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
-        let _ = write!(out, "; {word} {}", Count(left.abs() as u64));
+        let _ = write!(out, "; {word} {}", words::money(v.currency, left.abs()));
     }
     out + "\n"
 }
@@ -298,13 +344,86 @@ fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize
         let cost = change.cost(&v.setup, now);
         let _ = writeln!(
             out,
-            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GB",
+            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GiB",
             change.what,
             100.0 * cost / now.seconds,
-            change.prediction.gigabytes
+            change.prediction.gigabytes * GB / GIB
         );
     }
     out
+}
+
+/// Of gptrain's own plan: what would make it fit where it does not, else what would be faster, in the
+/// order that helps.
+pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value) {
+    *text += &exchange::told(ladder.manifest, &v.setup);
+    let (title, key, list) = match v.fits_all() {
+        true => ("Faster, in the order that helps", "faster", ladder.speed_ups()),
+        false => ("Would fit, in the order that helps", "ladder", ladder.remedies()),
+    };
+    json[key] = list.iter().map(|change| own_json(change, v)).collect();
+    *text += &own_changes(title, &list, v);
+    if list.is_empty() && !v.fits_all() {
+        let found = remedies::same_devices(ladder.manifest, &v.setup, ladder.room);
+        let cut = match &found {
+            Some(flags) => format!("over {} devices this cut does: {flags}", v.setup.ranks()),
+            None => format!(
+                "and no cut over {} devices: --search tries the host and 8 bits, --min-gpus more",
+                v.setup.ranks()
+            ),
+        };
+        *text += &format!("\nNo change of one or two steps fits:\n  {cut}\n");
+        json["advice"] = json!(cut);
+    }
+}
+
+/// So many changes of a rung are named.
+const NAMED: usize = 3;
+
+/// Changes of gptrain's own plan: what each rank would reserve, seconds for the tokens of a step now,
+/// and the flags.
+fn own_changes(title: &str, list: &[ladder::Change], v: &View) -> String {
+    if list.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{title:<54}{:>9}{:>11}\n", "GiB", "s/step");
+    for rung in list.chunk_by(|a, b| a.rung == b.rung) {
+        for change in rung.iter().take(NAMED) {
+            let off = 100.0 * (change.seconds / v.seconds - 1.0);
+            let gib = own_bytes(change, v) / GIB;
+            let _ = writeln!(
+                out,
+                "  {:<52}{gib:>9.1}{:>11.3} {off:>+7.1} %",
+                change.what, change.seconds,
+            );
+            out += &flags(&change.sets);
+        }
+    }
+    out
+}
+
+/// Flags in lines that are indented, of at most 100 columns.
+fn flags(sets: &[String]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for set in sets {
+        let flag = flags_of(std::slice::from_ref(set));
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + flag.len() <= 96 => *line += &format!(" {flag}"),
+            _ => lines.push(flag),
+        }
+    }
+    lines.iter().map(|line| format!("    {line}\n")).collect()
+}
+
+/// As seen from outside.
+fn own_bytes(change: &ladder::Change, v: &View) -> f64 {
+    change.bytes.0 as f64 + v.setup.hardware.context_mib * MIB
+}
+
+fn own_json(change: &ladder::Change, v: &View) -> Value {
+    json!({ "change": change.what, "set": change.sets, "seconds": change.seconds,
+        "cost_seconds": change.seconds - v.seconds, "mem_gib": own_bytes(change, v) / GIB,
+        "host_gib": change.host.0 as f64 / GIB, "fits": true })
 }
 
 fn notes(list: &[String]) -> String {
@@ -360,7 +479,7 @@ pub fn json(v: &View) -> Value {
 fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
     let one = |c: &Change| {
         json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
-            "mem_gb": c.prediction.gigabytes, "fits": c.prediction.fits })
+            "mem_gib": c.prediction.gigabytes * GB / GIB, "fits": c.prediction.fits })
     };
     list.iter().map(one).collect()
 }

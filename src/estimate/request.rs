@@ -1,13 +1,15 @@
 //! What is to be estimated: a manifest, and the flags that stand in place of its settings.
 
-use super::gptrain::calibrate;
+use super::gptrain::{calibrate, here};
 use super::hardware;
 use super::measured::Measured;
 use super::others::predict::{Prediction, Predictor};
+use super::others::rows::logs;
 use super::search::{Planner, Search};
-use super::setup::{Program, Setup};
+use super::setup::{Extras, Program, Setup};
 use super::view::{self, Terms, View};
 use crate::base::Problems;
+use crate::engine::model_dtype;
 use crate::manifest::Manifest;
 use serde_json::json;
 
@@ -28,6 +30,9 @@ pub struct Flags<'a> {
     pub async_launches: bool,
 }
 
+/// The row of the processor at hand.
+const CPU: &str = "cpu";
+
 /// A manifest as some program would train it on some hardware.
 pub struct Request {
     pub manifest: Manifest,
@@ -41,9 +46,16 @@ impl Request {
         let program = program(m, flags)?;
         let place = if flags.hardware.is_some() { "--hardware" } else { "plan.hardware" };
         let small = program == Program::Gptrain && m.topology.ranks() <= 8;
-        let default = if small { "cpu" } else { "a100-80g" };
+        let default = if small { CPU } else { "a100-80g" };
         let named = flags.hardware.or(m.plan.hardware.as_deref());
         let hw = hardware::find(named.unwrap_or(default), place)?;
+        let hw = match program {
+            // A command plans once, and every copy of a setup points at its hardware.
+            Program::Gptrain if hw.name == CPU => {
+                Box::leak(Box::new(here::measured(hw, model_dtype(m.precision))))
+            }
+            _ => hw,
+        };
         let mut setup = Setup::of(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {
@@ -54,8 +66,10 @@ impl Request {
             let what = format!("{} tokens are less than one step", flags.tokens.unwrap_or(0.0));
             return Err(Problems::one("--tokens", what, "give more, such as 366e9"));
         }
+        let price = flags.price.or(m.plan.price);
         let terms = Terms {
-            price: flags.price.or(m.plan.price).unwrap_or(hw.price),
+            price: price.unwrap_or(hw.price),
+            currency: if price.is_some() { "" } else { "$" },
             availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
             budget: flags.budget.or(m.plan.budget),
             samples,
@@ -67,18 +81,26 @@ impl Request {
         Ok(Request { manifest, setup, terms })
     }
 
-    /// gptrain's own plan with what `gptrain bench` measured, a document of that name in `text`.
-    pub fn learn(self, text: &str, name: &str) -> Result<Request, Problems> {
+    /// gptrain's own plan with what was measured: the document of `gptrain bench --json` in `text`, or
+    /// the steps of a run of this manifest (`metrics.jsonl`, or the lines of its log). `name` is the
+    /// file's. And what was learned, in one line.
+    pub fn learn(self, text: &str, name: &str) -> Result<(Request, String), Problems> {
+        if !Measured::is(text) {
+            let rows = logs::read(text, name, &self.setup)?;
+            let (setup, line) = calibrate::slowdown(rows, name, &self.manifest, self.setup)?;
+            return Ok((Request { setup, ..self }, line));
+        }
         let found = Measured::read(text, name)?;
         let setup = calibrate::learn(&found, name, &self.manifest, self.setup)?;
-        Ok(Request { setup, ..self })
+        let line = calibrate::line(&found, &setup);
+        Ok((Request { setup, ..self }, line))
     }
 
-    /// For the best cuts of its model.
-    pub fn search<'a>(&'a self, predictor: &'a Predictor) -> Search<'a> {
+    /// For the best cuts of its model, with the extras too.
+    pub fn search<'a>(&'a self, predictor: &'a Predictor, extras: Extras) -> Search<'a> {
         let Request { manifest, setup, terms } = self;
         let planner = Planner::new(manifest, setup, predictor);
-        Search { planner, setup, ramp: manifest.batch.ramp(), samples: terms.samples }
+        Search { planner, setup, ramp: manifest.batch.ramp(), samples: terms.samples, extras }
     }
 
     /// The estimate, with the prediction that it is made of where another program trains.

@@ -58,7 +58,10 @@ impl Program {
         match self {
             Program::Gptrain if pipeline == 1 => &[0, 1, 2, 3],
             Program::Other(Framework::Ddp) => &[0],
-            Program::Other(Framework::Fsdp | Framework::DeepSpeedZero) => &[3],
+            Program::Other(Framework::Fsdp) => &[3],
+            // A stage would gather its weights anew for each micro-batch.
+            Program::Other(Framework::DeepSpeedZero) if pipeline > 1 => &[],
+            Program::Other(Framework::DeepSpeedZero) => &[3],
             Program::Other(Framework::HfDeepSpeed) => &[1, 2, 3],
             Program::Other(Framework::MegatronDeepSpeed) if pipeline == 1 => &[0, 1, 2],
             Program::Gptrain
@@ -142,6 +145,22 @@ pub struct Offload {
     pub weights: bool,
 }
 
+/// What gptrain's cuts may have beside the setup's own choices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// States, or weights too, in the host's memory.
+    pub offload: bool,
+    /// AdamW's moments in 8 bits.
+    pub adam8bit: bool,
+    /// Gradients of low rank between replicas.
+    pub powersgd: bool,
+}
+
+impl Extras {
+    /// What needs less memory.
+    pub const SMALLER: Extras = Extras { offload: true, adam8bit: true, powersgd: false };
+}
+
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub model: Model,
@@ -217,7 +236,7 @@ impl Setup {
             hardware,
             per_node: hardware.per_node,
             blocking: program == deepspeed,
-            power_sgd: false,
+            power_sgd: m.topology.compression.is_some(),
             regime: None,
         }
     }
@@ -231,6 +250,11 @@ impl Setup {
             Program::Other(framework) => framework,
             Program::Gptrain => panic!("formulas of other programs for gptrain"),
         }
+    }
+
+    /// Of another manifest, on the same machines.
+    pub fn of_cut(&self, m: &Manifest) -> Setup {
+        Setup { per_node: self.per_node, ..Setup::of(m, self.program, self.hardware) }
     }
 
     /// Cut in another way: counts and vocabulary follow.

@@ -52,14 +52,15 @@ pub struct View {
     pub stage_seconds: Vec<f64>,
     pub days: Days,
     pub price: f64,
+    pub currency: &'static str,
     pub availability: f64,
     pub budget: Option<f64>,
     /// Tokens of the run.
     pub tokens: f64,
 }
 
-/// Logs count memory in GB of 1000 MiB.
-const GIB: f64 = 1073741824.0;
+pub const GIB: f64 = 1073741824.0;
+/// Of measured runs, whose logs count memory in GB of 1000 MiB.
 pub const GB: f64 = 1000.0 * 1048576.0;
 
 impl View {
@@ -95,6 +96,16 @@ impl View {
         timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
     }
 
+    /// On the device and on the host.
+    pub fn fits_all(&self) -> bool {
+        self.fits && self.fits_host()
+    }
+
+    /// Of the run, on a calendar.
+    pub fn calendar_seconds(&self) -> f64 {
+        self.days.seconds / self.availability
+    }
+
     /// Whether the host has memory for its ranks.
     pub fn fits_host(&self) -> bool {
         let [needed, present] = self.host;
@@ -109,6 +120,8 @@ impl View {
 /// What a manifest and its flags say beside the setup.
 pub struct Terms {
     pub price: f64,
+    /// The sign of the price's currency: the table's are dollars, another price says nothing.
+    pub currency: &'static str,
     pub availability: f64,
     pub budget: Option<f64>,
     pub samples: u64,
@@ -122,13 +135,19 @@ pub fn of_other(
     terms: &Terms,
 ) -> (View, Prediction) {
     let p = predictor.predict(&setup);
+    let needed = p.memory.needed();
+    // What the neighbours correct is corrected in each term; what does not fit is needed all the same.
+    let (shrink, reserved) = match p.fits {
+        true => ((p.gigabytes / needed).min(1.0), p.gigabytes),
+        false => (1.0, p.gigabytes.max(needed)),
+    };
     let cuts = setup.stages();
     let stage = |(i, terms): (usize, &Vec<(&'static str, f64)>)| {
         let last = i + 1 == cuts.len();
         Stage {
             layers: cuts[i].len(),
             parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
-            terms: terms.iter().map(|(name, gb)| (*name, gb * GB)).collect(),
+            terms: terms.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
             sends: Default::default(),
         }
     };
@@ -138,8 +157,8 @@ pub fn of_other(
         program: setup.program.name(),
         parameters: parameters(&setup.model),
         stages: p.memory.stages.iter().enumerate().map(stage).collect(),
-        needed: p.memory.needed() * GB,
-        reserved: p.gigabytes * GB,
+        needed: needed * shrink * GB,
+        reserved: reserved * GB,
         reserved_error: p.gigabytes_error,
         capacity: p.memory.capacity * GB,
         host: [0.0, setup.hardware.host_gib * GIB],
@@ -150,6 +169,7 @@ pub fn of_other(
         seconds_error: p.seconds_error,
         days: super::days::days(predictor, &setup, m.batch.ramp(), terms.samples),
         price: terms.price,
+        currency: terms.currency,
         availability: terms.availability,
         budget: terms.budget,
         tokens: terms.samples as f64 * setup.model.seq_len as f64,
@@ -198,6 +218,7 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
         seconds_error: dry_run::error(setup.hardware),
         days: through(m.batch.ramp(), terms.samples, &setup, &mut each),
         price: terms.price,
+        currency: terms.currency,
         availability: terms.availability,
         budget: terms.budget,
         tokens: terms.samples as f64 * setup.model.seq_len as f64,

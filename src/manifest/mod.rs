@@ -437,6 +437,34 @@ impl Offload {
     };
 }
 
+impl Adam8bit {
+    /// The same rule with its moments in 8 bits.
+    pub fn of(rule: AdamW) -> Adam8bit {
+        let AdamW { beta1, beta2, eps, weight_decay, clip } = rule;
+        Adam8bit { beta1, beta2, eps, weight_decay, clip, block: 64 }
+    }
+
+    /// What of `optimizer` is to be set for it, as `--set` takes it.
+    pub fn set(&self) -> String {
+        let Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = self;
+        let usual = Adam8bit::read(Default::default());
+        let clip = (clip.unwrap_or(0.0), usual.clip.unwrap_or(0.0));
+        let keys = [
+            (*beta1 != usual.beta1).then(|| format!("beta1: {beta1}")),
+            (*beta2 != usual.beta2).then(|| format!("beta2: {beta2}")),
+            (*eps != usual.eps).then(|| format!("eps: {eps:e}")),
+            (*weight_decay != usual.weight_decay).then(|| format!("weight_decay: {weight_decay}")),
+            (clip.0 != clip.1).then(|| format!("clip: {}", clip.0)),
+            (*block != usual.block).then(|| format!("block: {block}")),
+        ];
+        let keys: Vec<String> = keys.into_iter().flatten().collect();
+        match keys.is_empty() {
+            true => "optimizer=adam8bit".to_string(),
+            false => format!("optimizer={{adam8bit: {{{}}}}}", keys.join(", ")),
+        }
+    }
+}
+
 impl Default for PowerSgd {
     fn default() -> PowerSgd {
         PowerSgd::read(settings::raw::PowerSgd::default())

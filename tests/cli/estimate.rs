@@ -7,20 +7,18 @@ use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, WORKSPACE};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::days;
-use gptrain::estimate::gptrain::exchange::{self, Exchange};
 use gptrain::estimate::gptrain::{drift, dry_run};
+use gptrain::estimate::hardware;
+use gptrain::estimate::others::calibrate;
 use gptrain::estimate::others::cost::deepspeed::states;
 use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::others::rows::{self, Row};
 use gptrain::estimate::others::{score, shape_lint};
 use gptrain::estimate::rates::{simple_days, simple_tflops};
-use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::setup::{Offload, Setup};
-use gptrain::estimate::view::GB;
-use gptrain::manifest::{self, LayerSplit, Position};
+use gptrain::manifest::{LayerSplit, Position};
 use gptrain::model::parameters;
 use gptrain::plan::{ramp::Ramp, split};
-use std::path::Path;
 
 fn shipped() -> Vec<Row> {
     rows::read(rows::SHIPPED, "shipped").unwrap()
@@ -390,111 +388,31 @@ fn drift_from_the_plan_is_said_aloud() {
     assert!(drift::line(&m, 0, other, (8, 100.0)).unwrap().contains("bug"));
 }
 
-const SMALL: &str = "
-model: {layers: 8, hidden: 64, heads: 4, vocab: 512, seq_len: 64}
-precision: bf16
-data: {train: none}
-batch: {micro: 1, global: 8}
-lr: {peak: 1e-3}
-train: {samples: 800}
-";
-
-/// The small model with settings, as gptrain would train it; None where the manifest refuses them.
-fn planned(sets: &[String]) -> Option<Request> {
-    let loaded = manifest::parse(SMALL, "small", std::path::Path::new("."), sets).ok()?;
-    let flags = Flags { hardware: Some("a100-80g"), ..Flags::default() };
-    Some(Request::new(loaded.manifest, &flags).unwrap_or_else(|problems| panic!("{problems}")))
-}
-
-/// Settings of every cut over so many devices, possible or not.
-fn every_cut(devices: usize) -> Vec<Vec<String>> {
-    let axis = |key: &str, values: &[&str]| -> Vec<String> {
-        values.iter().map(|value| format!("{key}={value}")).collect()
-    };
-    let sizes: Vec<String> = (1..=devices).map(|n| n.to_string()).collect();
-    let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
-    let axes = [
-        axis("topology.tensor", &sizes),
-        axis("topology.pipeline", &sizes),
-        axis("topology.data", &sizes),
-        axis("batch.micro", &["1", "2", "4", "8"]),
-        axis("topology.zero", &["0", "1", "2", "3"]),
-        axis("topology.recompute", &["none", "selective", "full"]),
-        axis("topology.sequence_parallel", &["false", "true"]),
-        axis("topology.schedule", &["1f1b", "interleaved", "interleaved topology.chunks=4"]),
-        axis("topology.layer_split", &["uniform", "transformer_and_embedding", "balanced"]),
-    ];
-    let mut all: Vec<Vec<String>> = vec![Vec::new()];
-    for axis in &axes {
-        let longer = |cut: &Vec<String>, set: &String| [cut.clone(), vec![set.clone()]].concat();
-        all = all.iter().flat_map(|cut| axis.iter().map(|set| longer(cut, set))).collect();
-        all.retain(|cut| {
-            let size = |i: usize| -> Option<usize> { cut.get(i)?.split('=').nth(1)?.parse().ok() };
-            let Some(data) = size(2) else { return true };
-            let (tensor, pipeline) = (size(0).unwrap(), size(1).unwrap());
-            let has = |i: usize, word: &str| cut.get(i).is_some_and(|set| set.contains(word));
-            tensor * pipeline * data == devices
-                && (tensor > 1 || !has(6, "true"))
-                && (pipeline > 1 || !has(7, "interleaved"))
-                && (pipeline > 1 || cut.get(8).is_none() || has(8, "uniform"))
-                && (data > 1 || !has(4, "=1") && !has(4, "=2") && !has(4, "=3"))
-        });
-    }
-    let words = |cut: Vec<String>| cut.join(" ").split(' ').map(str::to_string).collect();
-    all.into_iter().map(words).collect()
-}
-
-/// The best cut that the search finds is the best of all legal ones asked one by one, and it says of
-/// each what its own estimate says.
+/// A file with times only leaves memory as shipped; no figure is no number, on any hardware.
 #[test]
-fn the_search_finds_the_best_of_all_cuts() {
-    let request = planned(&[]).unwrap();
-    let search = request.search(Predictor::shipped());
-    let found = search.all(4);
-    let estimates = every_cut(4).into_iter().filter_map(|sets| planned(&sets));
-    let views: Vec<_> = estimates.map(|cut| cut.view(Predictor::shipped()).0).collect();
-    assert!(views.len() > 200 && views.iter().all(|view| view.fits), "{} cuts", views.len());
-    let best = views.iter().map(|view| view.seconds).fold(f64::INFINITY, f64::min);
-    near(found[0].seconds, best, 1e-9);
-    for candidate in found.iter().step_by(17) {
-        let sets = gptrain::estimate::search::print::sets(&candidate.setup);
-        let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
-        let view = alone.view(Predictor::shipped()).0;
-        near(candidate.seconds, view.seconds, 1e-9);
-        near(candidate.gigabytes, view.reserved / GB, 1e-9);
-    }
-}
-
-/// The bytes of the formulas, and the advice in its order: larger steps, then factors, with the
-/// bandwidth from which these cost more than they save.
-#[test]
-fn compressed_gradients_are_billed_and_advised() {
-    let text = std::fs::read_to_string("manifests/bloom-7b1-powersgd.yaml").unwrap();
-    let read = |sets: &[&str]| {
-        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-        let loaded = manifest::parse(&text, "7b", Path::new("manifests"), &sets).unwrap();
-        Request::new(loaded.manifest, &Flags::default()).unwrap()
+fn what_a_file_does_not_measure_keeps_its_constants() {
+    let setup = run("002-052");
+    let line = |i: u64, ms: f64| {
+        format!(
+            " iteration {i}/ 100 | elapsed time per iteration (ms): {ms} | global batch size: 2048 |\n"
+        )
     };
-    let with = read(&[]);
-    let e = Exchange::of(&with.manifest, &with.setup).unwrap();
-    let (ranks, h) = (16.0, 4096.0);
-    let ring = 2.0 * (ranks - 1.0) / ranks;
-    // Of a block's matrices [n, m]: qkv, proj, fc1, fc2; and rank 4.
-    let factors = 4.0 * 4.0 * h * ((3.0 + 1.0) + (1.0 + 1.0) + (4.0 + 1.0) + (1.0 + 4.0));
-    let vectors = 4.0 * h * (4.0 + 3.0 + 1.0 + 4.0 + 1.0);
-    let saved = 30.0 * (ring / 2.0 * 4.0 * (12.0 * h * h + vectors / 4.0));
-    let spent = 30.0 * ring * (factors + vectors);
-    near(e.plain - e.compressed, saved - spent, 1e-4);
-    assert!(e.factors > 0.0 && e.factors < e.sums / 10.0, "{e:?}");
-    let expected = 8e-9 * (e.plain - e.compressed) / e.factors;
-    near(e.break_even(), expected, 1e-9);
-    let told = exchange::advice(&with.manifest, &with.setup);
-    assert!(told.contains("compressed: a rank sends") && told.contains("pays below"), "{told}");
-    let without = read(&["topology.compression=none"]);
-    let told = exchange::advice(&without.manifest, &without.setup);
-    let order = ["batch.global=64", "topology.compression=powersgd", "pays below"];
-    let places = order.map(|word| told.find(word).unwrap_or_else(|| panic!("{word}: {told}")));
-    assert!(places.is_sorted(), "{told}");
-    let alone = read(&["topology={data: 1}"]);
-    assert_eq!(exchange::advice(&alone.manifest, &alone.setup), "");
+    let log: String = (1..6).map(|i| line(i, 200_000.0)).collect();
+    let learned = calibrate::calibrate(&log, "run.log", Some(&setup)).unwrap();
+    assert_eq!(learned.learned("run.log").unwrap(), (4, 0));
+    let (own, shipped) = (learned.predictor.predict(&setup), Predictor::shipped().predict(&setup));
+    near(own.gigabytes, shipped.gigabytes, 1e-12);
+    near(own.gigabytes_error, shipped.gigabytes_error, 1e-12);
+    assert!(own.seconds > 1.3 * shipped.seconds, "{} {}", own.seconds, shipped.seconds);
+    for hw in hardware::table() {
+        let setup = Setup { hardware: hw, per_node: hw.per_node, ..setup.clone() };
+        let before = Predictor::shipped().predict(&setup).seconds;
+        let log: String = (1..6).map(|i| line(i, 2000.0 * before)).collect();
+        let learned = calibrate::calibrate(&log, "run.log", Some(&setup)).unwrap().predictor;
+        let p = learned.predict(&setup);
+        let figures = [p.seconds, p.seconds_error, p.gigabytes, p.gigabytes_error];
+        assert!(figures.iter().all(|figure| figure.is_finite()), "{}: {figures:?}", hw.name);
+        let slower = p.seconds / before;
+        assert!((1.4..2.4).contains(&slower), "{}: {slower}", hw.name);
+    }
 }

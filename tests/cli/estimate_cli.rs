@@ -62,8 +62,8 @@ fn a_host_that_is_too_small_ends_with_4() {
         estimate(&[&args[..], &sets].concat())
     };
     let (code, out, _) = on("cpu");
-    assert!(out.contains("of 16.4: fits"), "the device has room: {out}");
-    assert!(out.contains("Host memory of a node, GB: needed 17.9 of 16.4: DOES NOT FIT"), "{out}");
+    assert!(out.contains("of 16.0: fits"), "the device has room: {out}");
+    assert!(out.contains("Host memory of a node, GiB: needed 17.5 of 16.0: DOES NOT FIT"), "{out}");
     assert!(code == 4 && out.contains("DOES NOT FIT"), "{out}");
     let (code, out, _) = on("a100-80g");
     assert!(code == 0 && out.contains("once a step: host"), "{out}");
@@ -221,11 +221,163 @@ fn a_search_says_what_estimate_says() {
         let same = |a: &serde_json::Value, b: f64| (a.as_f64().unwrap() / b - 1.0).abs() < 1e-9;
         assert!(same(&alone["time"]["seconds"], way["sec_per_iter"].as_f64().unwrap()), "{way}");
         assert!(same(&alone["run"]["days"], way["days"].as_f64().unwrap()), "{way}");
-        let gigabytes = alone["memory"]["reserved_bytes"].as_f64().unwrap() / 1048576e3;
-        assert!(same(&way["mem_gb"], gigabytes) && alone["memory"]["fits"] == true, "{way}");
+        let gibibytes = alone["memory"]["reserved_bytes"].as_f64().unwrap() / 1073741824.0;
+        assert!(same(&way["mem_gib"], gibibytes) && alone["memory"]["fits"] == true, "{way}");
     }
     let fewest = json(&[&of[..], &["--min-gpus"]].concat());
     assert_eq!(fewest["min_gpus"], 1, "{fewest}");
     let largest = json(&[&of[..], &["--max-params", "--gpus", "4"]].concat());
     assert!(largest["max_params"].as_f64().unwrap() > 5e9, "{largest}");
+}
+
+/// The same of every other program: the first row of its search is its estimate of that row.
+#[test]
+fn a_search_of_every_program_says_what_estimate_says() {
+    let programs =
+        ["megatron-deepspeed", "megatron-lm", "deepspeed-zero3", "hf-deepspeed", "ddp", "fsdp"];
+    for program in programs {
+        let sets = ["--set", "batch.global=64", "--hardware", "a100-80g", "--as", program];
+        let of = [&["manifests/gpt2-1.5b.yaml"][..], &sets].concat();
+        let v = json(&[&of[..], &["--search", "--gpus", "16"]].concat());
+        let way = &v["ways"][0];
+        let all =
+            way["set"].as_array().unwrap().iter().flat_map(|set| set.as_str().unwrap().split(' '));
+        let alone = json(&[&of[..], &all.collect::<Vec<_>>()].concat());
+        let same = |a: &serde_json::Value, b: &serde_json::Value| {
+            (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-9
+        };
+        assert!(same(&alone["time"]["seconds"], &way["sec_per_iter"]), "{program}: {way}");
+        assert!(same(&alone["run"]["days"], &way["days"]), "{program}: {way}");
+    }
+}
+
+#[test]
+fn an_own_plan_that_does_not_fit_ends_with_4_and_a_list_of_changes() {
+    let sets =
+        ["--set", "topology={data: 8, recompute: full}", "--set", "batch={micro: 1, global: 64}"];
+    let args = [&["manifests/gpt2-1.5b.yaml", "--hardware", "v100-16g"][..], &sets].concat();
+    let (code, out, err) = estimate(&args);
+    assert_eq!((code, err.as_str()), (4, ""), "{out}");
+    assert!(out.starts_with("DOES NOT FIT: "), "{out}");
+    let list = out.split("Would fit, in the order that helps").nth(1).unwrap();
+    let rungs = ["topology.zero=1", "topology.offload=optimizer"];
+    let places = rungs.map(|word| list.find(word).unwrap_or_else(|| panic!("{word}: {list}")));
+    assert!(places.is_sorted(), "{list}");
+    let v = json(&args);
+    let first = &v["ladder"][0];
+    assert!(first["mem_gib"].as_f64().unwrap() < 15.75 && first["fits"] == true, "{first}");
+    let small = ["--set", "train.device_memory=1GiB"];
+    let (code, out, _) = estimate(&[&args[..], &small].concat());
+    assert!(code == 4 && out.contains("No change of one or two steps fits"), "{out}");
+}
+
+#[test]
+fn an_own_plan_says_what_is_faster_and_draws_its_days() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let sets = ["--set", "topology={data: 8, recompute: full}", "--set", "batch.global=64"];
+    let args = [&["manifests/gpt2-1.5b.yaml", "--hardware", "a100"][..], &sets].concat();
+    let two = estimate(&args);
+    assert!(two.0 == 2 && two.2.contains("a100-40g, a100-80g"), "{}", two.2);
+    let args = [&["manifests/gpt2-1.5b.yaml", "--hardware", "h100"][..], &sets].concat();
+    let (code, out, err) = estimate(&[&args[..], &["--plot", at]].concat());
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.starts_with("fits: ") && out.contains("Faster, in the order that helps"), "{out}");
+    let wide = out.lines().find(|line| line.chars().count() > 100);
+    assert_eq!(wide, None);
+    let page = std::fs::read_to_string(folder.path().join("estimate.html")).unwrap();
+    assert!(
+        page.contains("class=\"tiles\"") && page.contains("this plan"),
+        "tiles and the own point"
+    );
+    assert!(folder.path().join("days.svg").exists());
+}
+
+#[test]
+fn a_search_is_drawn_and_keeps_to_a_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let of = ["manifests/gpt2-124m.yaml", "--hardware", "a100-40g", "--set", "batch.global=16"];
+    let search = [&of[..], &["--search", "--gpus", "8"]].concat();
+    let (code, out, err) = estimate(&[&search[..], &["--plot", at]].concat());
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("best by days: 8 × a100-40g"), "{out}");
+    for name in ["days.svg", "money.svg", "estimate.html"] {
+        let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert!(text.contains("<svg") && !text.contains("NaN"), "{name}");
+    }
+    let v = json(&search);
+    let money = |way: &serde_json::Value| way["money"].as_f64().unwrap();
+    let cheapest = v["pareto"].as_array().unwrap().iter().map(money).fold(f64::INFINITY, f64::min);
+    let budget = format!("{}", cheapest * 1.001);
+    let within = json(&[&search[..], &["--budget", &budget]].concat());
+    assert!(
+        money(&within["best"]) <= cheapest * 1.001 && money(&v["best"]) >= money(&within["best"])
+    );
+    let (_, out, _) = estimate(&[&search[..], &["--budget", "1"]].concat());
+    assert!(out.contains("above the budget of $1.00"), "{out}");
+}
+
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    let plan = |more: &[&str], word: &str| {
+        refused(&[&[BLOOM][..], more].concat(), &[word, "leave it out"])
+    };
+    plan(&["--gpus", "512"], "--gpus");
+    plan(&["--objective", "money"], "--objective");
+    plan(&["--nodes-spare", "2"], "--nodes-spare");
+    plan(&["--with", "offload"], "--with");
+    plan(&["--min-gpus", "--gpus", "8"], "--gpus");
+    plan(&["--min-gpus", "--plot", "x"], "--plot");
+    plan(&["--max-params", "--gpus", "8", "--budget", "9"], "--budget");
+    plan(&["--search", "--gpus", "8", "--draw-schedule"], "--draw-schedule");
+    plan(&["--search", "--gpus", "8", "--with", "offload"], "gptrain's own plans");
+    plan(&["--as", "gptrain", "--async-launches"], "--async-launches");
+    plan(&["--selftest"], "MANIFEST");
+    refused(&["--list-hardware", "--plot", "x"], &["--plot", "leave it out"]);
+    refused(&["--selftest", "--calibrate", "x"], &["--calibrate", "leave it out"]);
+    let (code, _, err) = estimate(&[BLOOM, "--tokens", "many"]);
+    assert!(code == 2 && err.contains("300B"), "{err}");
+    let tokens = |text: &str| json(&[BLOOM, "--tokens", text])["run"]["tokens"].as_f64().unwrap();
+    assert_eq!([tokens("300B"), tokens("300_000_000_000")], [tokens("300e9"); 2]);
+    assert!(json(&["--list-hardware"]).as_array().unwrap().len() > 5);
+}
+
+/// Minutes for what takes minutes; the processor at hand is measured, and a run of years is told of GPUs.
+#[test]
+fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
+    let (_, out, _) = estimate(&["manifests/quickstart.yaml"]);
+    let run = out.lines().find(|line| line.starts_with("Run of")).unwrap();
+    assert!(!run.contains("0.0 days") && !out.contains("--list-hardware"), "{out}");
+    let (_, out, _) = estimate(&["manifests/gpt2-1.5b.yaml", "--set", "train.tokens=300e9"]);
+    assert!(out.lines().nth(1).unwrap().contains("--hardware h100-80g"), "{out}");
+}
+
+/// The metrics of a run that took twice what is planned: twice the seconds, the same bytes.
+#[test]
+fn the_metrics_of_a_run_calibrate_its_plan() {
+    let of = ["manifests/gpt2-1.5b.yaml", "--hardware", "h100-80g"];
+    let plain = json(&of);
+    let seconds = plain["time"]["seconds"].as_f64().unwrap();
+    let batch = plain["topology"]["global_batch"].as_u64().unwrap();
+    let row = |step: u64| {
+        format!("{{\"step\":{step},\"global_batch\":{batch},\"sec\":{}}}\n", 2.0 * seconds)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    std::fs::write(&path, (1..9).map(row).collect::<String>()).unwrap();
+    let (code, out, err) =
+        estimate(&[&of[..], &["--calibrate", path.to_str().unwrap(), "--json"]].concat());
+    assert!(code == 0 && err.contains("learned from 7 steps: they took 2.00 times"), "{err}");
+    let learned: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
+    near(learned["time"]["seconds"].as_f64().unwrap(), 2.0 * seconds);
+    near(learned["run"]["days"].as_f64().unwrap(), 2.0 * plain["run"]["days"].as_f64().unwrap());
+    assert_eq!(learned["memory"]["reserved_bytes"], plain["memory"]["reserved_bytes"]);
+    // The search follows it too.
+    let search = |more: &[&str]| {
+        let args = [&of[..], &["--search", "--gpus", "1"], more].concat();
+        json(&args)["ways"][0]["sec_per_iter"].as_f64().unwrap()
+    };
+    near(search(&["--calibrate", path.to_str().unwrap()]), 2.0 * search(&[]));
 }

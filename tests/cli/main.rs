@@ -5,6 +5,7 @@
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
+//! | `estimate_own` | gptrain's own plan: the search, and changes in the order that helps |
 //! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
 
 #[path = "../common/mod.rs"]
@@ -12,5 +13,6 @@ mod common;
 
 mod estimate;
 mod estimate_cli;
+mod estimate_own;
 mod report;
 mod run;

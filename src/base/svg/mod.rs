@@ -10,6 +10,9 @@ pub use chart::{Chart, Curve, Scale, Stroke};
 /// Style of all pictures.
 pub const STYLE: &str = include_str!("style.css");
 
+/// The style of a page of figures, tiles and tables.
+pub const PAGE: &str = include_str!("page.css");
+
 /// How many colours there are: classes `s0` (strokes) and `f0` (fills) up to one below this; more
 /// series use them again.
 pub const COLOURS: usize = 8;

@@ -1,67 +1,106 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
+use super::{Args, show};
 use crate::base::Problems;
 use crate::estimate::others::predict::Predictor;
+use crate::estimate::plot;
 use crate::estimate::request::Request;
-use crate::estimate::search::{MOST_DEVICES, print};
-use serde_json::Value;
+use crate::estimate::search::{MOST_DEVICES, Search as Searched, print};
+use crate::estimate::setup::Extras;
+use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub struct Search {
     /// Find the best way to cut the model over --gpus
-    #[arg(long, requires = "gpus")]
-    search: bool,
+    #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
+    pub search: bool,
     /// Devices to use
     #[arg(long)]
-    gpus: Option<usize>,
+    pub gpus: Option<usize>,
     /// Nodes of --gpus that are kept idle, for failures
-    #[arg(long, default_value_t = 0)]
-    nodes_spare: usize,
-    /// What the search minimises: days, gpu-hours or money
-    #[arg(long, default_value = "days", value_parser = ["days", "gpu-hours", "money"])]
-    objective: String,
+    #[arg(long)]
+    pub nodes_spare: Option<usize>,
+    /// What the search minimises: days, gpu-hours or money [default: days]
+    #[arg(long, value_parser = ["days", "gpu-hours", "money"])]
+    pub objective: Option<String>,
+    /// Try these too, with every cut (gptrain's own plans; where nothing else fits, the first two are
+    /// tried in any case): offload, adam8bit, powersgd
+    #[arg(long, value_delimiter = ',', value_parser = ["offload", "adam8bit", "powersgd"])]
+    pub with: Vec<String>,
     /// The largest model of the manifest's proportions that --gpus hold
-    #[arg(long, requires = "gpus")]
-    max_params: bool,
+    #[arg(long, requires = "gpus", conflicts_with = "min_gpus")]
+    pub max_params: bool,
     /// The fewest devices that hold the manifest's model
     #[arg(long)]
-    min_gpus: bool,
+    pub min_gpus: bool,
 }
 
 impl Search {
     pub fn asked(&self) -> bool {
         self.search || self.max_params || self.min_gpus
     }
+
+    fn extras(&self) -> Extras {
+        let has = |name: &str| self.with.iter().any(|with| with == name);
+        Extras { offload: has("offload"), adam8bit: has("adam8bit"), powersgd: has("powersgd") }
+    }
 }
 
-pub fn run(
-    args: &Search,
+/// Ok(false): nothing fits.
+pub fn run(args: &Args, request: &Request, predictor: &Predictor) -> anyhow::Result<bool> {
+    let (search, m) = (request.search(predictor, args.search.extras()), &request.manifest);
+    if args.search.min_gpus {
+        let found = search.fewest(MOST_DEVICES).map(|found| print::fewest(m, &found));
+        return Ok(shown(args, found, "no number of devices up to 65,536"));
+    }
+    let devices = devices(args, request)?;
+    if args.search.max_params {
+        let found = search.largest(devices).map(|found| print::largest(m, devices, &found));
+        return Ok(shown(args, found, "no model of these proportions"));
+    }
+    let found = ranked(args, request, &search, devices)?;
+    Ok(shown(args, found, &format!("no way to cut it over {devices} devices")))
+}
+
+/// --gpus without the spare nodes'.
+fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
+    let all = args.search.gpus.expect("clap asks for it");
+    let spare = args.search.nodes_spare.unwrap_or(0);
+    match all.saturating_sub(spare * request.setup.per_node) {
+        0 => {
+            let what = format!("{spare} spare nodes leave nothing of {all} devices");
+            Err(Problems::one("--nodes-spare", what, "keep fewer, or give more --gpus"))
+        }
+        devices => Ok(devices),
+    }
+}
+
+fn ranked(
+    args: &Args,
     request: &Request,
-    predictor: &Predictor,
-) -> anyhow::Result<(String, Value)> {
-    let search = request.search(predictor);
-    if args.min_gpus {
-        let found = search.fewest(MOST_DEVICES);
-        let found = found.ok_or_else(|| none("no number of devices up to 65,536"))?;
-        return Ok(print::fewest(&request.manifest.name, &found));
+    search: &Searched,
+    devices: usize,
+) -> anyhow::Result<Option<(String, Value)>> {
+    let Some(found) = search.rank(devices) else { return Ok(None) };
+    let objective = args.search.objective.as_deref().unwrap_or("days");
+    let (m, terms) = (&request.manifest, &request.terms);
+    let (mut text, json) = print::ranking(m, &found, devices, objective, terms);
+    if let Some(folder) = &args.plot {
+        plot::write_search(folder, m, &found, terms, &text)?;
+        text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
-    let all = args.gpus.expect("clap asks for it");
-    let devices = all.saturating_sub(args.nodes_spare * request.setup.per_node);
-    if devices == 0 {
-        let what = format!("{} spare nodes leave nothing of {all} devices", args.nodes_spare);
-        return Err(Problems::one("--nodes-spare", what, "keep fewer, or give more --gpus").into());
-    }
-    if args.max_params {
-        let found = search.largest(devices);
-        let found = found.ok_or_else(|| none("no model of these proportions"))?;
-        return Ok(print::largest(devices, &found));
-    }
-    let found = search.rank(devices);
-    let found = found.ok_or_else(|| none(&format!("no way to cut it over {devices} devices")))?;
-    Ok(print::ranking(&search, &found, devices, &args.objective, &request.terms))
+    Ok(Some((text, json)))
 }
 
-fn none(what: &str) -> Problems {
-    let remedy = "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
-    Problems::one("search", format!("{what} fits: memory, divisibility or heads forbid it"), remedy)
+/// Whether anything was found; else a word about it.
+fn shown(args: &Args, found: Option<(String, Value)>, what: &str) -> bool {
+    let Some((text, json)) = found else {
+        let remedy =
+            "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
+        let text = format!("{what} fits: memory, divisibility or heads forbid it\n  → {remedy}\n");
+        show(args.json, &text, &json!({ "fits": false, "what": text.trim_end() }));
+        return false;
+    };
+    show(args.json, &text, &json);
+    true
 }

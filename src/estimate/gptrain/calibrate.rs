@@ -1,12 +1,16 @@
 //! Constants of gptrain's own plan, learned from what `gptrain bench` measured of a machine: the
-//! shares of peak and memory bandwidth that the kernels reach, and the links' latency α and
-//! bandwidth β (a message of n bytes takes α + n/β).
+//! shares of peak and memory bandwidth that the kernels reach, the links' latency α and bandwidth β (a
+//! message of n bytes takes α + n/β), and the copies to and from the host; or its slowdown, learned from
+//! the steps of a real run. What a file does not measure keeps the table's figure.
 
+use super::dry_run;
 use crate::base::Problems;
 use crate::estimate::hardware::{Hardware, Link, Links};
-use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES, Measured, median};
+use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds, median};
+use crate::estimate::others::rows::{Row, logs};
 use crate::estimate::setup::Setup;
 use crate::manifest::Manifest;
+use std::collections::BTreeMap;
 
 /// The plan's setup, with what was measured in place of the hardware table's constants. `name` is
 /// the document's file.
@@ -29,8 +33,9 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     let learned = Hardware {
         product_share: median(products) / hw.peak_tflops,
         memory_share,
-        // Nothing is learned of the host's memory, which has the same share in the plan.
-        host_gb_s: hw.host_gb_s * hw.memory_share / memory_share,
+        // The plan takes the same share of the host's memory.
+        host_gb_s: host(found).unwrap_or(hw.host_gb_s * hw.memory_share) / memory_share,
+        link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
         ..hw.clone()
     };
@@ -40,8 +45,65 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     Ok(Setup { hardware, per_node, ..setup })
 }
 
-/// What was learned, in one line.
-pub fn line(setup: &Setup) -> String {
+/// GB/s at which the ranks of a node copy within its memory, all at once: the median node. None where
+/// the copy on the device is the same.
+fn host(found: &Measured) -> Option<f64> {
+    let separate = found.ranks.iter().any(|rank| rank.upload_gb_s.is_some());
+    let mut nodes: BTreeMap<&str, f64> = BTreeMap::new();
+    for rank in &found.ranks {
+        *nodes.entry(&rank.node).or_default() += rank.host_copy_gb_s;
+    }
+    separate.then(|| median(nodes.into_values()))
+}
+
+/// GB/s between a device and its host, in the slower direction: the median rank.
+fn transfers(found: &Measured) -> Option<f64> {
+    let ways = |rank: &RankSpeeds| Some(rank.upload_gb_s?.min(rank.download_gb_s?));
+    let rate = median(found.ranks.iter().filter_map(ways));
+    rate.is_finite().then_some(rate)
+}
+
+/// The plan's setup with the slowdown of a run of `m`: the median over its steps of what they took by what
+/// was planned for their batch. And what was learned, in one line. `name` is the log's file.
+pub fn slowdown(
+    rows: Vec<Row>,
+    name: &str,
+    m: &Manifest,
+    setup: Setup,
+) -> Result<(Setup, String), Problems> {
+    let odd = logs::odd(&rows);
+    let stages = dry_run::stages(m);
+    let usual = rows.iter().filter(|row| odd.iter().all(|(id, _)| *id != row.id));
+    let ratio = |row: &Row| {
+        let own = row.setup.as_ref().ok()?;
+        Some(row.seconds? / dry_run::seconds(&stages, own))
+    };
+    let ratios: Vec<f64> = usual.filter_map(ratio).collect();
+    let slowdown = median(ratios.iter().copied());
+    if !(slowdown.is_finite() && slowdown > 0.0) {
+        let what = "its steps have no times above zero";
+        let remedy = "give the metrics.jsonl or the log of a run of this manifest";
+        return Err(Problems::one(name, what, remedy));
+    }
+    // 1.4826 median deviations are a standard deviation.
+    let scatter = 1.4826 * median(ratios.iter().map(|ratio| (ratio / slowdown - 1.0).abs()));
+    let hw = setup.hardware;
+    let learned =
+        Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw.clone() };
+    let line = format!(
+        "learned from {} steps: they took {slowdown:.2} times what is planned for {}",
+        ratios.len(),
+        hw.name
+    );
+    // A command plans once, and every copy of a setup points at its hardware.
+    Ok((Setup { hardware: Box::leak(Box::new(learned)), ..setup }, line))
+}
+
+/// What a plan with a learned slowdown is off by, where it is another cut than the one that ran.
+const LEARNED: f64 = 0.05;
+
+/// What was learned from a document, in one line.
+pub fn line(found: &Measured, setup: &Setup) -> String {
     let hw = setup.hardware;
     let mut line = format!(
         "learned: products {:.1} % of {}'s peak, memory {:.1} % of its bandwidth",
@@ -49,6 +111,9 @@ pub fn line(setup: &Setup) -> String {
         hw.name,
         100.0 * hw.memory_share
     );
+    if transfers(found).is_some() {
+        line += &format!(", {:.3} GB/s to the host", hw.link_gb_s);
+    }
     for (link, place) in [(hw.links.bus, "within a node"), (hw.links.network, "between nodes")] {
         if let Some(Link { latency_us, gb_s }) = link {
             line += &format!(", {gb_s:.3} GB/s and {latency_us:.1} µs {place}");
@@ -77,9 +142,8 @@ fn link(found: &Measured, in_node: bool) -> Option<Link> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::gptrain::dry_run;
     use crate::estimate::hardware;
-    use crate::estimate::measured::{FORMAT, Product, RankSpeeds};
+    use crate::estimate::measured::{FORMAT, Product};
     use crate::estimate::setup::Program;
     use crate::manifest;
     use serde_json::json;
@@ -205,6 +269,45 @@ train: {samples: 800}
         let data = sums(&work.step, &["data"], 30e-6, 0.5e9);
         assert!(data > 30e-6);
         near(part("once a step: sums"), data);
+    }
+
+    /// A node's ranks copy at once; transfers are the slower way's. Nothing is said of a CPU's.
+    #[test]
+    fn host_and_transfers_are_those_of_the_document() {
+        let m = planned(&[]);
+        let mut gpus = measured();
+        for (rank, (up, down)) in gpus.ranks.iter_mut().zip([(9.0, 8.0), (7.0, 9.0), (6.0, 30.0)]) {
+            (rank.upload_gb_s, rank.download_gb_s) = (Some(up), Some(down));
+            rank.host_copy_gb_s = 12.0;
+        }
+        let learned = learn(&gpus, "bench.json", &m, setup(&m)).unwrap().hardware;
+        near(learned.link_gb_s, 7.0);
+        near(learned.host_gb_s * learned.memory_share, 18.0); // of 24 and 12
+        let without = learn(&measured(), "bench.json", &m, setup(&m)).unwrap().hardware;
+        near(without.link_gb_s, 10.0);
+        near(without.host_gb_s * without.memory_share, 20.0 * 0.7);
+    }
+
+    /// A machine half as fast as planned: twice the seconds, and bytes as before.
+    #[test]
+    fn the_pace_of_a_run_shows_in_its_plan() {
+        let m = planned(&["topology={tensor: 2, data: 2}"]);
+        let (stages, base) = (dry_run::stages(&m), setup(&m));
+        let half = 2.0 * dry_run::seconds(&stages, &base);
+        let line = |step: usize, sec: f64| {
+            format!("{{\"step\":{step},\"global_batch\":32,\"sec\":{sec},\"lm_loss\":null}}\n")
+        };
+        let eval = "{\"step\":3,\"consumed_samples\":96,\"eval\":\"valid\",\"lm_loss\":3.0}\n";
+        let times = [9.0, half, half * 1.01, half * 0.99, half * 7.0];
+        let text: String = times.iter().enumerate().map(|(i, sec)| line(i + 1, *sec)).collect();
+        let text = text + eval;
+        assert!(!Measured::is(&text) && !Measured::is(&line(1, half)));
+        let rows = logs::read(&text, "metrics.jsonl", &base).unwrap();
+        assert_eq!(rows.len(), 4, "the first step warms up");
+        let (learned, said) = slowdown(rows, "metrics.jsonl", &m, base).unwrap();
+        near(dry_run::seconds(&stages, &learned), half);
+        assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
+        assert!(dry_run::error(learned.hardware) <= 0.1);
     }
 
     #[test]

@@ -1,16 +1,23 @@
 //! The cuts of a model that gptrain can train: the manifest's rules of topology and batch.
 
 use crate::engine::cuts;
-use crate::estimate::setup::Setup;
-use crate::manifest::{Batch, LayerSplit, Manifest, Schedule, Topology};
+use crate::estimate::setup::{Extras, Moments, Setup};
+use crate::manifest::{
+    Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Schedule, Topology,
+};
 use crate::plan::ramp::Ramp;
 
 /// Samples of a micro-batch that are tried, beside the manifest's own.
 const MICROS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// The manifest with a setup's model, cut and batch.
+/// The manifest with a setup's model, cut, batch and moments.
 pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
+    let optimizer = match (&m.optimizer, s.moments) {
+        (Optimizer::AdamW(rule), Moments::Adam8bit) => Optimizer::Adam8bit(Adam8bit::of(*rule)),
+        (optimizer, _) => optimizer.clone(),
+    };
     Manifest {
+        optimizer,
         model: s.model.clone(),
         topology: s.topology.clone(),
         batch: Batch { micro: s.micro, global: s.global, ..m.batch },
@@ -18,8 +25,9 @@ pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
     }
 }
 
-/// Every cut over exactly `devices`, in which all batches of the ramp-up divide.
-pub fn all(base: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
+/// Every cut over exactly `devices`, in which all batches of the ramp-up divide: as the manifest has
+/// it, and with the extras.
+pub fn all(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
     let mut micros: Vec<usize> = MICROS.into_iter().chain([base.micro]).collect();
     micros.sort_unstable();
     micros.dedup();
@@ -40,7 +48,8 @@ pub fn all(base: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
                 let t = &mut setup.topology;
                 t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
                 (t.chunks, t.layer_split) = (chunks, layer_split.clone());
-                all.extend(memory_savings(&setup));
+                let plain = memory_savings(&setup);
+                all.extend(plain.into_iter().flat_map(|cut| with(cut, extras)));
             }
         }
     }
@@ -77,6 +86,48 @@ fn is_repeated(s: &Setup) -> bool {
     let earlier = all.into_iter().take_while(|rule| *rule != t.layer_split);
     let own = cuts(&s.model, t);
     earlier.into_iter().any(|rule| by(rule) == own)
+}
+
+/// The cut alone, and with each combination of the extras that it can have.
+fn with(cut: Setup, extras: Extras) -> Vec<Setup> {
+    let mut all = vec![cut];
+    if extras.adam8bit {
+        let coded = all.iter().filter(|s| codes_divide(s));
+        let coded = coded.map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
+        all.extend(coded.collect::<Vec<_>>());
+    }
+    if extras.offload {
+        let from = |what| {
+            move |s: &Setup| {
+                let rank = |what| what as usize;
+                let more =
+                    rank(s.topology.offload.what) < rank(what) && s.moments != Moments::Adafactor;
+                more.then(|| s.clone().cut(|t| t.offload.what = what))
+            }
+        };
+        let optimizer: Vec<Setup> = all.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
+        let full: Vec<Setup> = all.iter().filter_map(from(OffloadWhat::Full)).collect();
+        all.extend(optimizer.into_iter().chain(full));
+    }
+    if extras.powersgd {
+        let compressed = all.iter().filter(|s| {
+            let t = &s.topology;
+            t.data > 1 && t.zero < 2 && t.offload.what != OffloadWhat::Full
+        });
+        let compressed = compressed.filter(|s| s.topology.compression.is_none());
+        let low = |s: &Setup| s.clone().cut(|t| t.compression = Some(PowerSgd::default()));
+        all.extend(compressed.map(low).collect::<Vec<_>>());
+    }
+    all
+}
+
+/// Whether Adam's moments may be coded: a rank's columns are whole blocks, as a manifest must have it.
+fn codes_divide(s: &Setup) -> bool {
+    const BLOCK: usize = 64;
+    let whole =
+        |cols: usize| !cols.is_multiple_of(BLOCK) || cols.is_multiple_of(s.topology.tensor * BLOCK);
+    let cols = [s.model.heads().query_width(), s.model.ffn_hidden];
+    s.moments == Moments::Adam && cols.into_iter().all(whole)
 }
 
 /// Sequence parallelism, ZeRO levels and recomputation.

@@ -1,7 +1,8 @@
 //! Predicted against actual, once a run has made its first real steps.
 
-use super::dry_run;
+use super::{dry_run, here};
 use crate::base::{Bytes, Seconds};
+use crate::engine::model_dtype;
 use crate::estimate::hardware;
 use crate::estimate::setup::{Program, Setup};
 use crate::manifest::{DeviceChoice, Manifest};
@@ -20,7 +21,12 @@ pub fn line(
 ) -> Option<String> {
     let named = m.plan.hardware.as_deref();
     let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { "cpu" };
-    let hw = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
+    let row = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
+    let hw = match &*row.name {
+        // A run says this once, and every copy of a setup points at its hardware.
+        "cpu" => Box::leak(Box::new(here::measured(row, model_dtype(m.precision)))),
+        _ => row,
+    };
     let stages = dry_run::stages(m);
     let mut setup = Setup::of(m, Program::Gptrain, hw);
     setup.global = global;
@@ -33,7 +39,7 @@ pub fn line(
         Seconds(seconds)
     );
     let off = seconds / planned;
-    // One row stands for every CPU: being far from it means nothing, unless it was asked for.
+    // A processor is measured while others use it: being far off means nothing, unless it was asked for.
     let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
     if known && !(1.0 / FAR..FAR).contains(&off) {
         let word = if off > 1.0 { "slower" } else { "faster" };

@@ -5,7 +5,7 @@ use crate::base::Bytes;
 use crate::comm::{Op, Solo, dry};
 use crate::device::{self, COPIES, Tally};
 use crate::engine::{self, Engine, Groups, MemoryPlan};
-use crate::estimate::hardware::Hardware;
+use crate::estimate::hardware::{Hardware, Link};
 use crate::estimate::setup::Setup;
 use crate::manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
 use crate::plan::grid::Coord;
@@ -261,6 +261,9 @@ pub fn stage_seconds(stages: &[Stage], s: &Setup) -> Vec<f64> {
     stages.iter().map(|stage| total(&seconds_of(&stage.work.micro, s))).collect()
 }
 
+/// The part of a step in which replicas sum up gradients and gather weights.
+pub const SUMS: &str = "once a step: sums";
+
 /// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
 /// shorten the pipeline's bubble (Narayanan et al. 2021).
 pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
@@ -276,7 +279,7 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     let step = seconds_of(&work.step, s);
     let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
     parts.push(("pipeline bubble", bubble));
-    parts.push(("once a step: sums", sums));
+    parts.push((SUMS, sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
     let host = match s.topology.offload.delay {
         0 => host_seconds(&work.step.host, s),
@@ -300,33 +303,46 @@ fn total(parts: &[(&'static str, f64)]) -> f64 {
 /// Seconds of a workload on the setup's device and links, by purpose.
 fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
     let hw = s.hardware;
-    let rate = hw.peak_tflops * 1e12 * hw.product_share;
-    let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share;
+    // Ranks that are threads of one processor have a part of it each.
+    let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
+    let rate = hw.peak_tflops * 1e12 * hw.product_share * part;
+    let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share * part;
     let each = |w: &device::Work| {
-        (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6
+        let seconds = (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6;
+        seconds * hw.slowdown
     };
     let compute = |of: &dyn Fn(&str) -> bool| {
         work.ops.iter().filter(|(name, _)| of(name)).map(|(_, work)| each(work)).sum::<f64>()
     };
-    let messages = |groups: &[&str], ranks: usize| {
-        let link = hw.link(ranks <= s.per_node, s.per_node);
+    let messages = |groups: &[&str], members: &[usize]| {
+        let link = link(s, members);
         let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
         let seconds =
             |sent: &dry::Sent| sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
-        of.map(|(_, sent)| seconds(sent)).sum::<f64>()
+        of.map(|(_, sent)| seconds(sent) * hw.slowdown).sum::<f64>()
     };
     let products = |name: &str| name == "gemm";
     let attention = |name: &str| name.starts_with("attention");
-    let t = &s.topology;
+    let (grid, first) = (s.topology.grid(), Coord { tensor: 0, pipeline: 0, data: 0 });
+    let [to_tensor, to_data] = [grid.tensor_group(first), grid.data_group(first)];
+    let stages = grid.pipeline_group(first);
     let [tensor, pipeline, data, tied] = TRAFFIC.map(|(_, groups)| groups);
     vec![
         ("matrix products", compute(&products)),
         ("attention", compute(&attention)),
         ("element-wise", compute(&|name| !products(name) && !attention(name))),
-        ("tensor parallel", messages(tensor, t.tensor)),
-        ("pipeline sends", messages(pipeline, t.ranks()) + messages(tied, t.ranks())),
-        ("data parallel", messages(data, t.tensor * t.data)),
+        ("tensor parallel", messages(tensor, &to_tensor)),
+        ("pipeline sends", messages(pipeline, &stages) + messages(tied, &stages)),
+        ("data parallel", messages(data, &to_data)),
     ]
+}
+
+/// The link of a rank to the next of its group. Of a group over nodes all members of a node are in one
+/// ring, which leaves the node once: they have their part of its adapters together.
+pub fn link(s: &Setup, members: &[usize]) -> Link {
+    let node = |rank: &usize| rank / s.per_node;
+    let beside = members.iter().filter(|rank| node(rank) == node(&members[0])).count();
+    s.hardware.link(beside == members.len(), s.per_node.div_ceil(beside))
 }
 
 /// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run
@@ -346,18 +362,18 @@ fn pass_seconds(work: &Tally, s: &Setup) -> f64 {
     let ranks = hw.per_node.min(s.ranks()) as f64;
     let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
     let passes: f64 = passes.map(|(_, work)| work.bytes).sum();
-    passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share)
+    passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share) * hw.slowdown
 }
 
 /// To the host, and to the device.
 fn copy_seconds(work: &Tally, s: &Setup) -> [f64; 2] {
     let bytes = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
-    bytes.map(|bytes| bytes / (s.hardware.link_gb_s * 1e9))
+    bytes.map(|bytes| bytes / (s.hardware.link_gb_s * 1e9) * s.hardware.slowdown)
 }
 
 /// The share of its prediction that a step's time is within, nine times in ten.
 pub fn error(hw: &Hardware) -> f64 {
-    2.0 * hw.scatter.max(0.1)
+    2.0 * hw.scatter.max(hw.doubt)
 }
 
 /// The stage whose first rank reserves most.

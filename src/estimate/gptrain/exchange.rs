@@ -1,10 +1,11 @@
-//! What to do about the time that replicas take to sum up gradients: larger steps first, then
-//! compression, with the bandwidth below which it pays.
+//! What compressing the gradients that replicas sum up saves and costs: the bandwidth below which it
+//! pays.
 
 use super::dry_run;
 use crate::base::Bytes;
 use crate::estimate::setup::Setup;
 use crate::manifest::{Manifest, Topology};
+use crate::plan::grid::Coord;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,12 +19,6 @@ pub struct Exchange {
     /// What computing the factors adds to a step, in seconds.
     pub factors: f64,
 }
-
-/// From so large a share of a step on, the sums are worth a word.
-const WORTH: f64 = 0.1;
-
-/// Accumulating so many times as long is suggested.
-const TIMES: usize = 4;
 
 impl Exchange {
     /// None where no gradient is sent, or compression would be refused.
@@ -49,7 +44,7 @@ impl Exchange {
             plain: sent(&plain),
             compressed: sent(&compressed),
             step: dry_run::seconds(&plain, setup),
-            sums: part(&plain, "once a step: sums"),
+            sums: part(&plain, dry_run::SUMS),
             factors: part(&compressed, once) - part(&plain, once),
         })
     }
@@ -58,38 +53,33 @@ impl Exchange {
     pub fn break_even(&self) -> f64 {
         8.0 * (self.plain - self.compressed) / self.factors / 1e9
     }
+
+    /// Whether compressed gradients are fewer bytes.
+    pub fn saves(&self) -> bool {
+        self.compressed < self.plain
+    }
+
+    /// Gb/s that a rank sends to replicas at on the setup's machines.
+    pub fn here(setup: &Setup) -> f64 {
+        let first = Coord { tensor: 0, pipeline: 0, data: 0 };
+        8.0 * dry_run::link(setup, &setup.topology.grid().data_group(first)).gb_s
+    }
 }
 
-/// In words, one paragraph; empty where there is nothing to say.
-pub fn advice(m: &Manifest, setup: &Setup) -> String {
-    let Some(e) = Exchange::of(m, setup) else { return String::new() };
-    let t = &m.topology;
-    let compressed = t.compression.is_some();
-    let share = e.sums / e.step;
-    if e.plain <= e.compressed || !(compressed || share >= WORTH) {
+/// What compression does to the plan, in words; empty where there is none.
+pub fn told(m: &Manifest, setup: &Setup) -> String {
+    let compressed = m.topology.compression.is_some();
+    let Some(e) = Exchange::of(m, setup).filter(|e| compressed && e.saves()) else {
         return String::new();
-    }
-    let near = t.tensor * t.data <= setup.per_node;
-    let here = 8.0 * setup.hardware.link(near, setup.per_node).gb_s;
+    };
     let size = |bytes: f64| Bytes(bytes as u64);
-    let what = format!(
-        "{} in place of {} a step; that costs {:.1} ms and pays below {:.0} Gb/s a rank (here {here:.0})",
+    format!(
+        "\nGradients between replicas, compressed: a rank sends {} in place of {} a step;\n  that \
+         costs {:.1} ms and pays below {:.0} Gb/s a rank (here {:.0})\n",
         size(e.compressed),
         size(e.plain),
         1e3 * e.factors,
         e.break_even(),
-    );
-    if compressed {
-        return format!("\nGradients between replicas, compressed: a rank sends\n  {what}\n");
-    }
-    let times = TIMES as f64;
-    let larger = e.sums / (times * (e.step - e.sums) + e.sums);
-    format!(
-        "\nGradients between replicas take {:.0} % of a step. Less of it:\n  \
-         --set batch.global={} sends them once for {TIMES} times the tokens: {:.0} %\n  \
-         --set topology.compression=powersgd sends\n  {what}\n",
-        100.0 * share,
-        TIMES * setup.global,
-        100.0 * larger,
+        Exchange::here(setup),
     )
 }

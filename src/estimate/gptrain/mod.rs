@@ -2,7 +2,9 @@
 
 pub mod dry_run;
 pub mod cuts;
+pub mod ladder;
 pub mod remedies;
 pub mod drift;
 pub mod calibrate;
 pub mod exchange;
+pub mod here;

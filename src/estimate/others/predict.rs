@@ -61,14 +61,23 @@ impl Predictor {
         Predictor::new(&Constants::prior(), &[])
     }
 
-    /// Of somebody's own runs.
+    /// Of somebody's own runs. What they do not measure, time or memory, stays as shipped.
     pub fn calibrated(rows: &[Row]) -> Predictor {
         let timed = rows.iter().filter(|row| row.timing().is_some()).count();
         let start = match timed < WHOLE_TABLE {
             true => Predictor::shipped().constants.clone(),
             false => Constants::prior(),
         };
-        Predictor::new(&start, &rows.iter().collect::<Vec<_>>())
+        let mut own = Predictor::new(&start, &rows.iter().collect::<Vec<_>>());
+        let shipped = Predictor::shipped();
+        if own.learned.0 == 0 {
+            (own.time, own.constants.time) = (shipped.time.clone(), shipped.constants.time.clone());
+        }
+        if own.learned.1 == 0 {
+            (own.memory, own.constants.memory) =
+                (shipped.memory.clone(), shipped.constants.memory.clone());
+        }
+        own
     }
 
     /// Of these rows, those that say they may be used; `start` is believed before.
@@ -157,7 +166,7 @@ fn point(s: &Setup, scatter: f64) -> Point {
         step(t.recompute == Recompute::Full),
         f64::from(t.zero),
         3.0 * f64::from(s.framework() as u8),
-        3.0 * ln(s.hardware.peak_tflops as usize),
+        3.0 * s.hardware.peak_tflops.ln(),
     ];
     let period = s.regime.clone().unwrap_or_default();
     Point { place, family: format!("{} {period}", s.hardware.name), scatter }

@@ -8,9 +8,9 @@ use super::days::{Days, days, through};
 use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, Room};
 use super::others::predict::Predictor;
-use super::setup::{Program, Setup};
+use super::setup::{Extras, Program, Setup};
 use super::view::GB;
-use crate::manifest::{LayerSplit, Manifest, Recompute, Schedule};
+use crate::manifest::{LayerSplit, Manifest, Model, Recompute, Schedule};
 use crate::plan::ramp::Ramp;
 use rayon::prelude::*;
 
@@ -32,8 +32,8 @@ pub struct Candidate {
     /// Of a step; nine in ten measurements are within this share of it.
     pub seconds: f64,
     pub seconds_error: f64,
-    /// Of the device that needs most, in GB of 1000 MiB.
-    pub gigabytes: f64,
+    /// Of the device that needs most, as seen from outside.
+    pub bytes: f64,
 }
 
 impl<'a> Planner<'a> {
@@ -63,7 +63,7 @@ impl<'a> Planner<'a> {
                 Some(Candidate {
                     seconds: dry_run::seconds(&stages, &setup),
                     seconds_error: dry_run::error(setup.hardware),
-                    gigabytes: (dry_run::peak(&stages).1.0 as f64 + around) / GB,
+                    bytes: dry_run::peak(&stages).1.0 as f64 + around,
                     setup,
                 })
             }
@@ -71,7 +71,7 @@ impl<'a> Planner<'a> {
             Planner::Other(predictor) => predictor.fits(&setup).then(|| {
                 let p = predictor.predict(&setup);
                 let (seconds, seconds_error) = (p.seconds, p.seconds_error);
-                Candidate { setup, seconds, seconds_error, gigabytes: p.gigabytes }
+                Candidate { setup, seconds, seconds_error, bytes: p.gigabytes * GB }
             }),
         }
     }
@@ -95,6 +95,8 @@ pub struct Search<'a> {
     pub ramp: Ramp,
     /// Length of the run.
     pub samples: u64,
+    /// Tried beside what the setup has.
+    pub extras: Extras,
 }
 
 /// A candidate through its run.
@@ -108,6 +110,8 @@ pub struct Planned {
 pub struct Ranking {
     /// How many cuts fit.
     pub fitting: usize,
+    /// Nothing fitted without `Extras::SMALLER`.
+    pub only_smaller: bool,
     /// The fastest through the run.
     pub best: Vec<Planned>,
     /// The best of each number of devices that is faster or cheaper than all others.
@@ -143,7 +147,7 @@ impl Search<'_> {
 
     fn cuts(&self, devices: usize) -> Vec<Setup> {
         match self.planner {
-            Planner::Gptrain { .. } => cuts::all(self.setup, self.ramp, devices),
+            Planner::Gptrain { .. } => cuts::all(self.setup, self.ramp, devices, self.extras),
             Planner::Other(_) => cuts_of_others(self.setup, self.ramp, devices),
         }
     }
@@ -161,15 +165,25 @@ impl Search<'_> {
         Search { setup, ..*self }
     }
 
-    /// The best cuts of `devices`; None where nothing fits.
+    /// The best cuts of `devices`, of gptrain with `Extras::SMALLER` where nothing else fits; None where
+    /// nothing fits.
     pub fn rank(&self, devices: usize) -> Option<Ranking> {
+        self.rank_as_asked(devices).or_else(|| {
+            let own = matches!(self.planner, Planner::Gptrain { .. });
+            let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };
+            let wider = (own && extras != self.extras).then_some(Search { extras, ..*self })?;
+            Some(Ranking { only_smaller: true, ..wider.rank_as_asked(devices)? })
+        })
+    }
+
+    fn rank_as_asked(&self, devices: usize) -> Option<Ranking> {
         let found = self.all(devices);
         let fitting = found.len();
         let fastest = found.into_iter().take(BEST).map(|candidate| self.planned(candidate));
         let mut best: Vec<Planned> = fastest.collect();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let first = best.first()?.clone();
-        Some(Ranking { fitting, pareto: self.pareto(devices, first), best })
+        Some(Ranking { fitting, only_smaller: false, pareto: self.pareto(devices, first), best })
     }
 
     /// Days against GPU-hours over numbers of devices.
@@ -206,23 +220,11 @@ impl Search<'_> {
         self.all(devices).into_iter().next()
     }
 
-    /// The widest model of the setup's proportions (layers to hidden, head dimension) that fits:
-    /// layers are rounded to what a pipeline on these devices divides.
+    /// The widest model of the setup's proportions that fits: layers, head dimension, heads a key-value
+    /// head, and feed-forward width by hidden width. Layers are rounded to what a pipeline on these
+    /// devices divides.
     pub fn largest(&self, devices: usize) -> Option<Candidate> {
-        let m = &self.setup.model;
-        let head = m.heads().dim.next_multiple_of(8);
-        let ratio = m.hidden as f64 / m.layers as f64;
-        let sized = |width: usize, unit: usize| {
-            let mut setup = self.setup.clone();
-            setup.model.heads = 8 * width;
-            setup.model.hidden = setup.model.heads * head;
-            setup.model.ffn_hidden = 4 * setup.model.hidden;
-            setup.model.kv_heads =
-                setup.model.kv_heads.filter(|kv| (8 * width).is_multiple_of(*kv));
-            let layers = (setup.model.hidden as f64 / ratio).round() as usize;
-            setup.model.layers = layers.next_multiple_of(unit);
-            setup.cut(|_| ())
-        };
+        let sized = |width: usize, unit: usize| sized(self.setup, width, unit);
         let units: Vec<usize> =
             (1..=24).rev().filter(|unit| devices.is_multiple_of(*unit)).collect();
         let (mut found, mut misses) = (None, 0);
@@ -240,6 +242,28 @@ impl Search<'_> {
         }
         self.of(&found?).all(devices).into_iter().next()
     }
+}
+
+/// A model of the setup's proportions with 8 heads for each `width`, or as many more as whole groups
+/// take, and a multiple of `unit` layers.
+fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
+    let m = &setup.model;
+    let group = m.heads / m.heads().kv;
+    let heads = (8 * width).next_multiple_of(group);
+    let hidden = match m.head_dim {
+        Some(_) => (heads * m.hidden / m.heads).next_multiple_of(64),
+        None => heads * m.heads().dim.next_multiple_of(8),
+    };
+    // Widths that are no multiple of the hidden width are rounded as Llama's.
+    let ffn_hidden = match m.ffn_hidden.is_multiple_of(m.hidden) {
+        true => m.ffn_hidden / m.hidden * hidden,
+        false => (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256),
+    };
+    let ratio = m.hidden as f64 / m.layers as f64;
+    let layers = ((hidden as f64 / ratio).round() as usize).next_multiple_of(unit);
+    let kv_heads = m.kv_heads.map(|_| heads / group);
+    let model = Model { heads, kv_heads, hidden, ffn_hidden, layers, ..m.clone() };
+    Setup { model, ..setup.clone() }.cut(|_| ())
 }
 
 /// Every cut of another program over exactly `devices`.

@@ -1,80 +1,137 @@
 //! A search's findings as text and as JSON.
 
-use super::{Candidate, Planned, Ranking, Search};
-use crate::base::Count;
-use crate::estimate::change::split_word;
-use crate::estimate::setup::{Program, Setup};
-use crate::estimate::view::Terms;
-use crate::manifest::LayerSplit;
+use super::{Candidate, Planned, Ranking};
+use crate::base::{Count, Seconds};
+use crate::estimate::change::{flags_of, split_word};
+use crate::estimate::setup::{Moments, Program, Setup};
+use crate::estimate::view::{GIB, Terms};
+use crate::estimate::words::{self, span};
+use crate::manifest::{Adam8bit, LayerSplit, Manifest, OffloadWhat, Optimizer};
 use crate::model::parameters;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// The fewest devices.
-pub fn fewest(name: &str, found: &Candidate) -> (String, Value) {
-    let s = &found.setup;
-    let text = format!("{name}: at least {} × {}: {}\n", s.ranks(), s.hardware.name, way(s));
-    (text, json!({ "min_gpus": s.ranks(), "way": way_json(found) }))
+pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
+    let (s, name) = (&found.setup, &m.name);
+    let text = format!(
+        "{name}: at least {} × {}: {:.1} GiB a device, {}\n  {}\n  {}\n",
+        s.ranks(),
+        s.hardware.name,
+        found.bytes / GIB,
+        bar(found),
+        way(s),
+        flags(m, s).join("\n  ")
+    );
+    (text, json!({ "min_gpus": s.ranks(), "way": way_json(m, found) }))
+}
+
+/// "a step 4.92 s ± 20 %".
+fn bar(found: &Candidate) -> String {
+    format!("a step {} ± {:.0} %", Seconds(found.seconds), 100.0 * found.seconds_error)
+}
+
+/// A cut's settings, two to a line.
+fn flags(m: &Manifest, s: &Setup) -> Vec<String> {
+    sets(m, s).chunks(2).map(flags_of).collect()
 }
 
 /// The largest model.
-pub fn largest(devices: usize, found: &Candidate) -> (String, Value) {
+pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Value) {
     let model = &found.setup.model;
     let size = parameters(model);
     let text = format!(
-        "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, {} heads: {}\n",
+        "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;\n  \
+         {:.1} GiB a device, {}: {}\n",
         found.setup.hardware.name,
         size as f64 / 1e9,
         model.layers,
         model.hidden,
+        model.ffn_hidden,
         model.heads,
+        found.bytes / GIB,
+        bar(found),
         way(&found.setup)
     );
     let json = json!({
         "max_params": size, "layers": model.layers, "hidden": model.hidden,
-        "heads": model.heads, "way": way_json(found),
+        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way_json(m, found),
     });
     (text, json)
 }
 
 /// The best cuts of `devices`, and of fewer where that saves. `objective` is days, gpu-hours or money.
 pub fn ranking(
-    search: &Search,
+    m: &Manifest,
     found: &Ranking,
     devices: usize,
     objective: &str,
     terms: &Terms,
 ) -> (String, Value) {
-    let name = &search.setup.hardware.name;
-    let mut text = format!(
-        "{} ways fit on {devices} × {name}; the fastest through the whole run:\n",
-        found.fitting
-    );
-    text += &table(&found.best, terms);
-    text +=
-        "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
-    text += &table(&found.pareto, terms);
     let by_hours =
         |a: &&Planned, b: &&Planned| a.days.device_hours().total_cmp(&b.days.device_hours());
     let chosen = match objective {
         "days" => &found.best[0],
         _ => found.pareto.iter().min_by(by_hours).unwrap_or(&found.best[0]),
     };
-    let setup = &chosen.candidate.setup;
-    let _ =
-        writeln!(text, "\nBest by {objective}: {} devices, {}", chosen.days.devices, way(setup));
-    for pair in sets(setup).chunks(2) {
-        let flags: Vec<String> = pair.iter().map(|set| format!("--set {set}")).collect();
-        let _ = writeln!(text, "  {}", flags.join(" "));
-    }
-    let list = |all: &[Planned]| all.iter().map(|p| planned_json(p, terms)).collect::<Vec<_>>();
+    let (chosen, over) = within_budget(found, chosen, terms);
+    let (best, setup) = (&chosen.candidate, &chosen.candidate.setup);
+    let mut text = format!(
+        "best by {objective}{over}: {} × {}, {}, {}, {}\n  {}\n",
+        chosen.days.devices,
+        setup.hardware.name,
+        bar(best),
+        span(chosen.days.seconds / terms.availability),
+        words::money(terms.currency, money(chosen, terms)),
+        way(setup)
+    );
+    flags(m, setup).iter().for_each(|line| text += &format!("  {line}\n"));
+    let smaller = match found.only_smaller {
+        true => ", none without 8-bit moments or states on the host",
+        false => "",
+    };
+    let _ = writeln!(
+        text,
+        "\n{} ways fit on {devices} × {}{smaller}; the fastest through the whole run:",
+        found.fitting, setup.hardware.name
+    );
+    text += &table(&found.best, terms);
+    text +=
+        "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
+    text += &table(&found.pareto, terms);
+    let list = |all: &[Planned]| all.iter().map(|p| planned_json(m, p, terms)).collect::<Vec<_>>();
     let json = json!({
         "objective": objective,
-        "best": planned_json(chosen, terms),
+        "best": planned_json(m, chosen, terms),
+        "only_smaller": found.only_smaller,
         "ways": list(&found.best),
         "pareto": list(&found.pareto),
     });
     (text, json)
+}
+
+/// The chosen plan, or the fastest that the budget pays where that is another; and a word about it.
+fn within_budget<'a>(
+    found: &'a Ranking,
+    chosen: &'a Planned,
+    terms: &Terms,
+) -> (&'a Planned, String) {
+    let Some(budget) = terms.budget else { return (chosen, String::new()) };
+    let paid = |p: &&Planned| money(p, terms) <= budget;
+    let all = std::iter::once(chosen).chain(&found.best).chain(&found.pareto);
+    match all.filter(paid).min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds)) {
+        _ if paid(&chosen) => {
+            (chosen, format!(" for at most {}", words::money(terms.currency, budget)))
+        }
+        Some(cheaper) => {
+            (cheaper, format!(" for at most {}", words::money(terms.currency, budget)))
+        }
+        None => (chosen, format!(", above the budget of {}", words::money(terms.currency, budget))),
+    }
+}
+
+fn money(p: &Planned, terms: &Terms) -> f64 {
+    p.days.device_hours() / terms.availability * terms.price
 }
 
 /// Heads and widths of columns. The last is gptrain's alone, on the left.
@@ -86,7 +143,7 @@ const COLUMNS: [(&str, usize); 13] = [
     ("micro", 6),
     ("ZeRO", 6),
     ("recompute", 11),
-    ("GB", 8),
+    ("GiB", 8),
     ("s/step", 9),
     ("TFLOPs", 8),
     ("days", 8),
@@ -123,7 +180,7 @@ fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
         s.micro.to_string(),
         t.zero.to_string(),
         t.recompute.name().to_string(),
-        format!("{:.1}", c.gigabytes),
+        format!("{:.1}", c.bytes / GIB),
         format!("{:.2}", c.seconds),
         format!("{tflops:.1}"),
         format!("{:.1}", p.days.days() / terms.availability),
@@ -140,6 +197,9 @@ fn with(s: &Setup) -> Option<String> {
         (t.chunks > 1).then(|| format!("{} chunks", t.chunks)),
         (t.layer_split != LayerSplit::Uniform)
             .then(|| split_word(&t.layer_split).replace('_', " ")),
+        (t.offload.what != OffloadWhat::None).then(|| format!("offload {}", t.offload.what.name())),
+        (s.moments == Moments::Adam8bit).then(|| "8-bit moments".to_string()),
+        t.compression.map(|_| "PowerSGD".to_string()),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
     (s.program == Program::Gptrain && !words.is_empty()).then(|| words.join(", "))
@@ -164,8 +224,8 @@ pub fn way(s: &Setup) -> String {
     )
 }
 
-/// The manifest's settings for a cut, as `--set` takes them.
-pub fn sets(s: &Setup) -> Vec<String> {
+/// The settings of `m` for a cut of it, as `--set` takes them.
+pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
     let t = &s.topology;
     let keys = [
         ("topology.tensor", t.tensor.to_string()),
@@ -177,28 +237,39 @@ pub fn sets(s: &Setup) -> Vec<String> {
         ("batch.micro", s.micro.to_string()),
     ];
     let mut all: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    all.push(format!("topology.sequence_parallel={}", t.sequence_parallel));
+    all.push(format!("topology.schedule={}", t.schedule.name()));
+    if t.chunks > 1 {
+        all.push(format!("topology.chunks={}", t.chunks));
+    }
     if s.program == Program::Gptrain {
-        all.push(format!("topology.sequence_parallel={}", t.sequence_parallel));
-        all.push(format!("topology.schedule={}", t.schedule.name()));
-        if t.chunks > 1 {
-            all.push(format!("topology.chunks={}", t.chunks));
+        if t.offload.what != m.topology.offload.what {
+            all.push(format!("topology.offload={}", t.offload.what.name()));
+        }
+        if t.compression != m.topology.compression {
+            all.push("topology.compression=powersgd".to_string());
+        }
+        if let (Optimizer::AdamW(rule), Moments::Adam8bit) = (&m.optimizer, s.moments) {
+            all.push(Adam8bit::of(*rule).set());
         }
     }
     all
 }
 
-fn way_json(c: &Candidate) -> Value {
+fn way_json(m: &Manifest, c: &Candidate) -> Value {
     let (s, t) = (&c.setup, &c.setup.topology);
-    let flags: Vec<String> = sets(s).iter().map(|set| format!("--set {set}")).collect();
+    let flags: Vec<String> = sets(m, s).iter().map(|set| format!("--set {set}")).collect();
     json!({
         "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "micro_batch": s.micro,
         "zero": t.zero, "recompute": t.recompute.name(), "set": flags,
-        "sec_per_iter": c.seconds, "sec_error": c.seconds_error, "mem_gb": c.gigabytes,
+        "offload": t.offload.what.name(), "adam8bit": s.moments == Moments::Adam8bit,
+        "powersgd": t.compression.is_some(),
+        "sec_per_iter": c.seconds, "sec_error": c.seconds_error, "mem_gib": c.bytes / GIB,
     })
 }
 
-fn planned_json(p: &Planned, terms: &Terms) -> Value {
-    let mut way = way_json(&p.candidate);
+fn planned_json(m: &Manifest, p: &Planned, terms: &Terms) -> Value {
+    let mut way = way_json(m, &p.candidate);
     let hours = p.days.device_hours() / terms.availability;
     way["gpus"] = json!(p.days.devices);
     way["days"] = json!(p.days.days() / terms.availability);

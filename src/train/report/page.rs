@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
-use crate::base::svg::{Chart, STYLE, Scale, Stroke, escape, short};
+use crate::base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use crate::base::{Count, Seconds};
 use crate::data::eval::Accuracy;
 
@@ -44,7 +44,7 @@ impl Run {
     /// The whole page.
     pub fn html(&self, scale: Scale) -> String {
         let name = escape(&self.name);
-        let (style, script) = (include_str!("page.css"), include_str!("page.js"));
+        let (style, script) = (PAGE, include_str!("page.js"));
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
         let valid = self.valid_table() + &self.task_table();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {

@@ -9,7 +9,9 @@ use crate::common::binary;
 use crate::common::binary::{Lab, free_port, until};
 use crate::common::softgpu;
 use cluster::Cluster;
+use gptrain::comm::tcp::SEND_LIMIT;
 use gptrain::device::cuda::{FOLDER, Kernels};
+use gptrain::estimate::measured::Measured;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -45,6 +47,7 @@ fn slurm_starts_ends_and_requeues_runs() {
         as_many_tasks_as_fit_on_each_node(&cluster);
         a_killed_task_ends_all(&cluster);
         a_stopped_task_is_named(&cluster);
+        bench_names_the_node_that_sends_slowly(&cluster);
     });
     a_dead_daemon_ends_nobody_and_a_dead_node_is_named(&cluster);
     limited();
@@ -199,6 +202,39 @@ fn tasks_with_gpus_equal_one_rank(cluster: &Cluster, lab: &Lab) {
         let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
         assert!((a[1] - b[1]).abs() <= 1e-5 * b[1], "{a:?} and {b:?}");
     }
+}
+
+/// `srun gptrain bench` over four nodes: nothing is slow, or the one whose two ranks send slowly. No
+/// bound is near what a machine does: see `crate::bench`.
+fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
+    const SLOW: usize = 2;
+    let lab = Lab::new();
+    let grid = "--set 'topology={tensor: 2, data: 4}' --set batch.global=8";
+    let bench = |limit: &str, tolerance: f64| {
+        let script = format!(
+            "{limit} exec {} bench run.yaml --quick --json --tolerance={tolerance} {grid}",
+            env!("CARGO_BIN_EXE_gptrain")
+        );
+        let mut srun = cluster.command("srun");
+        srun.args(["-N", "4", "-n", "8", "--ntasks-per-node=2", "sh", "-c", &script]);
+        srun.current_dir(lab.path(""));
+        srun.env("GPTRAIN_RENDEZVOUS", format!("127.0.0.1:{}", free_port()));
+        let output = srun.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let found = Measured::read(&text, "stdout");
+        let found = found
+            .unwrap_or_else(|problems| panic!("{problems}: {output:?}", output = output.stderr));
+        (output.status.code(), found)
+    };
+    let (code, found) = bench("", 0.99);
+    assert_eq!((code, found.slow.len()), (Some(0), 0), "{:?}", found.slow);
+    assert_eq!((found.ranks.len(), &*found.units, found.pairs.len()), (8, "nodes", 6));
+    let node = |rank: usize| &*found.ranks[rank].node;
+    assert_eq!([node(0), node(1), node(2), node(7)], ["n1", "n1", "n2", "n4"]);
+    let limit = format!("if [ $SLURM_NODEID = {SLOW} ]; then export {SEND_LIMIT}=3e5; fi;");
+    let (code, found) = bench(&limit, 0.8);
+    let slow: Vec<_> = found.slow.iter().map(|slow| (&*slow.what, &slow.who[..])).collect();
+    assert_eq!((code, &slow[..]), (Some(5), &[("node", &["n3".to_string()][..])][..]));
 }
 
 /// Three on one node, one on the other.

@@ -1,6 +1,7 @@
 //! Systems of linear equations with a symmetric, positive definite matrix.
 
 /// A = L·Lᵀ.
+#[derive(Clone)]
 pub struct Cholesky {
     rows: Vec<Vec<f64>>,
 }

@@ -37,6 +37,7 @@ impl Kernel {
 }
 
 /// Measured runs and what each says.
+#[derive(Clone)]
 pub struct Neighbours {
     kernel: Kernel,
     points: Vec<Point>,

@@ -1,8 +1,31 @@
-//! Lines of a training log as measured runs: Megatron's, Megatron-DeepSpeed's and gptrain's.
+//! Lines of a training log as measured runs: Megatron's, Megatron-DeepSpeed's and gptrain's, and
+//! gptrain's `metrics.jsonl`.
 
 use super::Row;
 use crate::base::Problems;
 use crate::estimate::setup::Setup;
+use serde::Deserialize;
+
+/// What a line says.
+struct Line {
+    seconds: f64,
+    global: Option<f64>,
+}
+
+/// A step of `metrics.jsonl`; an evaluation has no seconds.
+#[derive(Deserialize)]
+struct Step {
+    sec: f64,
+    global_batch: usize,
+}
+
+fn read_line(line: &str) -> Option<Line> {
+    if line.starts_with('{') {
+        let Step { sec, global_batch } = serde_json::from_str(line).ok()?;
+        return Some(Line { seconds: sec, global: Some(global_batch as f64) });
+    }
+    Some(Line { seconds: seconds(line)?, global: field(line, "global batch size:") })
+}
 
 /// Every iteration's line, as a run of `setup` with that line's batch. The first is left out where
 /// there are more: it pays for the warm-up.
@@ -14,9 +37,9 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Vec<Row>, Problems>
         {
             row.memory_gb = Some(reserved / 1000.0);
         }
-        let Some(seconds) = seconds(line) else { continue };
+        let Some(Line { seconds, global }) = read_line(line) else { continue };
         let mut setup = setup.clone();
-        if let Some(batch) = field(line, "global batch size:") {
+        if let Some(batch) = global {
             setup.global = batch as usize;
         }
         rows.push(Row {
@@ -36,8 +59,9 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Vec<Row>, Problems>
         });
     }
     if rows.is_empty() {
-        let what = "no line says `elapsed time per iteration`";
-        let remedy = "give a log of Megatron, Megatron-DeepSpeed or gptrain, or a csv of runs";
+        let what = "no line says `elapsed time per iteration`, and none is a step of metrics.jsonl";
+        let remedy = "give a log of Megatron, Megatron-DeepSpeed or gptrain, a metrics.jsonl, or (of \
+                      other programs) a csv of runs";
         return Err(Problems::one(name, what, remedy));
     }
     if rows.len() > 1 {

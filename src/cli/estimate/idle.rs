@@ -1,0 +1,68 @@
+//! Flags that would do nothing are refused, each with what it belongs to.
+
+use super::Args;
+use crate::base::Problems;
+use crate::estimate::setup::{Framework, Program};
+
+/// A flag, whether it is given, whether it acts here, and what it acts with.
+type Rule = (&'static str, bool, bool, &'static str);
+
+impl Args {
+    pub fn refuse_idle(&self) -> Result<(), Problems> {
+        let s = &self.search;
+        let (over, plans) = (s.search || s.max_params, !s.max_params && !s.min_gpus);
+        let planning = !(self.selftest || self.list_hardware || self.score.is_some());
+        let run = "a plan or --search, which have days and money";
+        let rules: [Rule; 13] = [
+            ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
+            (
+                "--gpus",
+                s.gpus.is_some(),
+                over,
+                "--search and --max-params; a plan has its own grid",
+            ),
+            ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
+            ("--objective", s.objective.is_some(), s.search, "--search"),
+            ("--with", !s.with.is_empty(), s.asked(), "--search, --min-gpus and --max-params"),
+            ("--draw-schedule", self.draw_schedule, !s.asked(), "a plan"),
+            ("--plot", self.plot.is_some(), plans, "a plan or --search"),
+            ("--budget", self.budget.is_some(), plans, run),
+            ("--price", self.price.is_some(), plans, run),
+            ("--availability", self.availability.is_some(), plans, run),
+            ("--tokens", self.tokens.is_some(), plans, run),
+            (
+                "--calibrate",
+                self.calibrate.is_some(),
+                !self.selftest,
+                "a plan, a search or --score",
+            ),
+            ("--async-launches", self.async_launches, planning, "a plan or a search"),
+        ];
+        let searched = |(name, given, ..): &&Rule| *given && !planning && !SCORES.contains(name);
+        let idle = rules.iter().find(|(_, given, acts, _)| *given && !acts);
+        match idle.or_else(|| rules.iter().find(searched)) {
+            None => Ok(()),
+            Some((flag, _, _, with)) => Err(refused(flag, with)),
+        }
+    }
+
+    /// Flags that only some programs have.
+    pub fn refuse_idle_for(&self, program: Program) -> Result<(), Problems> {
+        let deepspeed = program == Program::Other(Framework::MegatronDeepSpeed);
+        if self.async_launches && !deepspeed {
+            return Err(refused("--async-launches", "--as megatron-deepspeed"));
+        }
+        if !self.search.with.is_empty() && program != Program::Gptrain {
+            return Err(refused("--with", "gptrain's own plans"));
+        }
+        Ok(())
+    }
+}
+
+/// What acts with --score too.
+const SCORES: [&str; 1] = ["--calibrate"];
+
+fn refused(flag: &str, with: &str) -> Problems {
+    let what = "does nothing here";
+    Problems::one(flag, what, format!("leave it out; it is for {with}"))
+}

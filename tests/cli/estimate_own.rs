@@ -1,0 +1,234 @@
+//! gptrain's own plan: the search against every cut asked one by one, and changes in the order that
+//! helps, each against its own estimate.
+
+use gptrain::base::Bytes;
+use gptrain::estimate::change::Rung;
+use gptrain::estimate::gptrain::dry_run::Room;
+use gptrain::estimate::gptrain::exchange::{self, Exchange};
+use gptrain::estimate::gptrain::ladder::{Change, Ladder};
+use gptrain::estimate::others::predict::Predictor;
+use gptrain::estimate::request::{Flags, Request};
+use gptrain::estimate::setup::Extras;
+use gptrain::manifest;
+use gptrain::model::parameters;
+use std::path::Path;
+
+fn near(a: f64, b: f64, share: f64) {
+    assert!((a / b - 1.0).abs() <= share, "{a} is not {b}");
+}
+
+const SMALL: &str = "
+model: {layers: 8, hidden: 64, heads: 4, vocab: 512, seq_len: 64}
+precision: bf16
+data: {train: none}
+batch: {micro: 1, global: 8}
+lr: {peak: 1e-3}
+train: {samples: 800}
+";
+
+/// The small model with settings, as gptrain would train it; None where the manifest refuses them.
+fn planned(sets: &[String]) -> Option<Request> {
+    let loaded = manifest::parse(SMALL, "small", std::path::Path::new("."), sets).ok()?;
+    let flags = Flags { hardware: Some("a100-80g"), ..Flags::default() };
+    Some(Request::new(loaded.manifest, &flags).unwrap_or_else(|problems| panic!("{problems}")))
+}
+
+/// Settings of every cut over so many devices, possible or not.
+fn every_cut(devices: usize) -> Vec<Vec<String>> {
+    let axis = |key: &str, values: &[&str]| -> Vec<String> {
+        values.iter().map(|value| format!("{key}={value}")).collect()
+    };
+    let sizes: Vec<String> = (1..=devices).map(|n| n.to_string()).collect();
+    let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+    let axes = [
+        axis("topology.tensor", &sizes),
+        axis("topology.pipeline", &sizes),
+        axis("topology.data", &sizes),
+        axis("batch.micro", &["1", "2", "4", "8"]),
+        axis("topology.zero", &["0", "1", "2", "3"]),
+        axis("topology.recompute", &["none", "selective", "full"]),
+        axis("topology.sequence_parallel", &["false", "true"]),
+        axis("topology.schedule", &["1f1b", "interleaved", "interleaved topology.chunks=4"]),
+        axis("topology.layer_split", &["uniform", "transformer_and_embedding", "balanced"]),
+    ];
+    let mut all: Vec<Vec<String>> = vec![Vec::new()];
+    for axis in &axes {
+        let longer = |cut: &Vec<String>, set: &String| [cut.clone(), vec![set.clone()]].concat();
+        all = all.iter().flat_map(|cut| axis.iter().map(|set| longer(cut, set))).collect();
+        all.retain(|cut| {
+            let size = |i: usize| -> Option<usize> { cut.get(i)?.split('=').nth(1)?.parse().ok() };
+            let Some(data) = size(2) else { return true };
+            let (tensor, pipeline) = (size(0).unwrap(), size(1).unwrap());
+            let has = |i: usize, word: &str| cut.get(i).is_some_and(|set| set.contains(word));
+            tensor * pipeline * data == devices
+                && (tensor > 1 || !has(6, "true"))
+                && (pipeline > 1 || !has(7, "interleaved"))
+                && (pipeline > 1 || cut.get(8).is_none() || has(8, "uniform"))
+                && (data > 1 || !has(4, "=1") && !has(4, "=2") && !has(4, "=3"))
+        });
+    }
+    let words = |cut: Vec<String>| cut.join(" ").split(' ').map(str::to_string).collect();
+    all.into_iter().map(words).collect()
+}
+
+/// The best cut that the search finds is the best of all legal ones asked one by one, and it says of
+/// each what its own estimate says.
+#[test]
+fn the_search_finds_the_best_of_all_cuts() {
+    let request = planned(&[]).unwrap();
+    let search = request.search(Predictor::shipped(), Extras::default());
+    let found = search.all(4);
+    let estimates = every_cut(4).into_iter().filter_map(|sets| planned(&sets));
+    let views: Vec<_> = estimates.map(|cut| cut.view(Predictor::shipped()).0).collect();
+    assert!(views.len() > 200 && views.iter().all(|view| view.fits), "{} cuts", views.len());
+    let best = views.iter().map(|view| view.seconds).fold(f64::INFINITY, f64::min);
+    near(found[0].seconds, best, 1e-9);
+    for candidate in found.iter().step_by(17) {
+        let sets = gptrain::estimate::search::print::sets(&request.manifest, &candidate.setup);
+        let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
+        let view = alone.view(Predictor::shipped()).0;
+        near(candidate.seconds, view.seconds, 1e-9);
+        near(candidate.bytes, view.reserved, 1e-9);
+    }
+}
+
+/// The bytes of the formulas, with the bandwidth from which factors cost more than they save.
+#[test]
+fn compressed_gradients_are_billed_and_advised() {
+    let text = std::fs::read_to_string("manifests/bloom-7b1-powersgd.yaml").unwrap();
+    let read = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        let loaded = manifest::parse(&text, "7b", Path::new("manifests"), &sets).unwrap();
+        Request::new(loaded.manifest, &Flags::default()).unwrap()
+    };
+    let with = read(&[]);
+    let e = Exchange::of(&with.manifest, &with.setup).unwrap();
+    let (ranks, h) = (16.0, 4096.0);
+    let ring = 2.0 * (ranks - 1.0) / ranks;
+    // Of a block's matrices [n, m]: qkv, proj, fc1, fc2; and rank 4.
+    let factors = 4.0 * 4.0 * h * ((3.0 + 1.0) + (1.0 + 1.0) + (4.0 + 1.0) + (1.0 + 4.0));
+    let vectors = 4.0 * h * (4.0 + 3.0 + 1.0 + 4.0 + 1.0);
+    let saved = 30.0 * (ring / 2.0 * 4.0 * (12.0 * h * h + vectors / 4.0));
+    let spent = 30.0 * ring * (factors + vectors);
+    near(e.plain - e.compressed, saved - spent, 1e-4);
+    assert!(e.factors > 0.0 && e.factors < e.sums / 5.0, "{e:?}");
+    let expected = 8e-9 * (e.plain - e.compressed) / e.factors;
+    near(e.break_even(), expected, 1e-9);
+    let told = exchange::told(&with.manifest, &with.setup);
+    assert!(told.contains("compressed: a rank sends") && told.contains("pays below"), "{told}");
+    let none = read(&["topology.compression=none"]);
+    assert_eq!(exchange::told(&none.manifest, &none.setup), "");
+}
+
+/// What `estimate` would say of the small model on a GPU with so much memory.
+fn ladder(
+    sets: &[&str],
+    memory: Option<u64>,
+    list: &dyn Fn(&Ladder) -> Vec<Change>,
+) -> Vec<Change> {
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    let loaded = manifest::parse(SMALL, "small", Path::new("."), &sets).unwrap();
+    let flags = Flags { hardware: Some("a100-80g"), ..Flags::default() };
+    let request = Request::new(loaded.manifest, &flags).unwrap();
+    let Request { manifest, setup, .. } = &request;
+    let mut room = Room::of(manifest, setup.hardware);
+    room.device = memory.map_or(room.device, Bytes);
+    let changes = list(&Ladder { effective: &loaded.effective, manifest, setup, room });
+    for change in &changes {
+        // Each is what its own estimate says.
+        let alone = manifest::parse(&loaded.effective, "changed", Path::new("."), &change.sets);
+        let alone = Request::new(alone.unwrap().manifest, &flags).unwrap();
+        let view = alone.view(Predictor::shipped()).0;
+        near(view.needed, change.bytes.0 as f64, 1e-12);
+        let tokens = setup.global as f64 / alone.setup.global as f64;
+        near(view.seconds * tokens, change.seconds, 1e-9);
+        assert!(change.bytes <= room.device, "{change:?}");
+    }
+    changes
+}
+
+/// Accumulate, then recompute and shard, then the host, then 8 bits; every rung is there.
+#[test]
+fn what_does_not_fit_is_mended_in_the_order_that_helps() {
+    let sets = ["topology.data=2", "batch.micro=4"];
+    let all = ladder(&sets, None, &|ladder| ladder.remedies());
+    let most = all.iter().map(|change| change.bytes.0).max().unwrap();
+    // Less than each of them needs: only pairs are left.
+    let rungs: Vec<Rung> = all.iter().map(|change| change.rung).collect();
+    assert!(rungs.is_sorted(), "{rungs:?}");
+    for rung in [Rung::Accumulate, Rung::Shard, Rung::Offload, Rung::Code] {
+        assert!(rungs.contains(&rung), "{rung:?} in {all:#?}");
+    }
+    let least = all.iter().map(|change| change.bytes.0).min().unwrap();
+    let pairs = ladder(&sets, Some(least - 1), &|ladder| ladder.remedies());
+    assert!(!pairs.is_empty() && least < most);
+    assert!(pairs.iter().all(|change| change.what.contains(" and ")), "{pairs:#?}");
+    let none = ladder(&sets, Some(1000), &|ladder| ladder.remedies());
+    assert!(none.is_empty(), "{none:#?}");
+}
+
+/// Larger steps before compression, which says where it pays; each faster than the plan.
+#[test]
+fn what_is_slow_is_sped_up_in_the_order_that_helps() {
+    let sets = ["topology.data=16", "batch.global=16", "model.hidden=512", "model.vocab=50000"];
+    let all = ladder(&sets, None, &|ladder| ladder.speed_ups());
+    let rungs: Vec<Rung> = all.iter().map(|change| change.rung).collect();
+    assert!(rungs.is_sorted() && rungs.first() == Some(&Rung::Accumulate), "{all:#?}");
+    let last = all.last().unwrap();
+    assert!(last.rung == Rung::Compress && last.what.contains("pays below"), "{all:#?}");
+    assert_eq!(last.sets, ["topology.compression=powersgd"]);
+}
+
+/// What the search tries beside the manifest's own is what an estimate says of it.
+#[test]
+fn a_search_has_the_extras_it_is_given() {
+    let request = planned(&["topology.data=4".to_string()]).unwrap();
+    let extras = Extras { offload: true, adam8bit: true, powersgd: true };
+    let found = request.search(Predictor::shipped(), extras).all(4);
+    let plain = request.search(Predictor::shipped(), Extras::default()).all(4);
+    near(found.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min), found[0].seconds, 1e-12);
+    assert!(found.len() > 4 * plain.len(), "{} and {}", found.len(), plain.len());
+    let (mut coded, mut offloaded, mut compressed) = (0, 0, 0);
+    for candidate in found.iter().step_by(97) {
+        let sets = gptrain::estimate::search::print::sets(&request.manifest, &candidate.setup);
+        let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
+        let view = alone.view(Predictor::shipped()).0;
+        near(candidate.seconds, view.seconds, 1e-9);
+        near(candidate.bytes, view.reserved, 1e-9);
+        let has = |word: &str| usize::from(sets.iter().any(|set| set.contains(word)));
+        (coded, offloaded) = (coded + has("adam8bit"), offloaded + has("offload"));
+        compressed += has("powersgd");
+    }
+    assert!(coded > 0 && offloaded > 0 && compressed > 0, "{coded} {offloaded} {compressed}");
+}
+
+/// A device that holds no cut of the model without 8-bit moments or the host's memory.
+#[test]
+fn where_nothing_fits_the_search_says_what_would() {
+    let mut request = planned(&["model.hidden=512".to_string()]).unwrap();
+    let search = request.search(Predictor::shipped(), Extras::default());
+    let least = search.all(1).iter().map(|c| c.bytes).fold(f64::INFINITY, f64::min);
+    assert!(!search.rank(1).unwrap().only_smaller);
+    let around = request.setup.hardware.context_mib * 1048576.0;
+    request.manifest.train.device_memory = Some(Bytes((least - around) as u64 - 1));
+    let found = request.search(Predictor::shipped(), Extras::default()).rank(1).unwrap();
+    let best = &found.best[0].candidate;
+    assert!(found.only_smaller && best.bytes < least);
+}
+
+/// The largest model keeps the proportions of the manifest's: SwiGLU's width, and groups of heads.
+#[test]
+fn the_largest_model_has_the_manifests_proportions() {
+    let text = std::fs::read_to_string("manifests/llama3-8b.yaml").unwrap();
+    let loaded = manifest::parse(&text, "8b", Path::new("manifests"), &[]).unwrap();
+    let flags = Flags { hardware: Some("h100-80g"), ..Flags::default() };
+    let request = Request::new(loaded.manifest, &flags).unwrap();
+    let found = request.search(Predictor::shipped(), Extras::default()).largest(2).unwrap();
+    let (model, own) = (&found.setup.model, &request.manifest.model);
+    let ratio = |m: &manifest::Model| m.ffn_hidden as f64 / m.hidden as f64;
+    near(ratio(model), ratio(own), 0.05);
+    assert_eq!(model.heads / model.heads().kv, own.heads / own.heads().kv);
+    assert!(parameters(model) > 4_000_000_000, "{model:?}");
+    let deeper = model.layers as f64 / model.hidden as f64;
+    near(deeper, own.layers as f64 / own.hidden as f64, 0.3);
+}
