@@ -371,7 +371,7 @@ Offload(raw) {
     /// Where gradients wait for the update. Default: auto.
     gradients: GradientHome = GradientHome::Auto;
     /// Steps by which updates come late, while the next step computes: 0 or 1. 1 changes the
-    /// training, a little. Default: 0.
+    /// training: steps are by stale gradients. Default: 0.
     delay: u8 = 0, in 0..=1;
     /// Steps at the start of a run without delay. Default: 40.
     delay_after: u64 = 40, in 0..=1_000_000_000_000u64;
