@@ -7,10 +7,13 @@ mod dtype;
 mod fused;
 mod heads;
 mod json;
+pub mod memory;
+pub mod output;
 mod problems;
 pub mod rng;
 pub mod svg;
 mod units;
+mod visible;
 mod worker;
 
 pub use choices::Gelu;
@@ -20,6 +23,7 @@ pub use heads::{Heads, Qkv};
 pub use json::null_is_nan;
 pub use problems::{Problem, Problems};
 pub use units::{Bytes, Count, Seconds};
+pub use visible::visible;
 pub use worker::{Worker, in_order};
 
 /// n / d where d is relied on to divide n.

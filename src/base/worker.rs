@@ -77,8 +77,8 @@ impl<J, R> Drop for Worker<J, R> {
 
 /// Works on `jobs` by several threads, each with a `state` of its own; `sink` takes the results in
 /// the order of the jobs. Jobs are drawn and results taken on the caller's thread, with at most
-/// `room` jobs between the two. Ends at the first error of `sink`; a panic of `work` is passed on
-/// to the caller.
+/// `room` jobs between the two. Ends at the first error of `sink`, or where the system gives no more
+/// threads; a panic of `work` is passed on to the caller.
 pub fn in_order<J: Send, S, R: Send>(
     threads: usize,
     room: usize,
@@ -91,9 +91,9 @@ pub fn in_order<J: Send, S, R: Send>(
     let todo = Mutex::new(todo);
     std::thread::scope(|scope| {
         let (done, results) = channel();
-        for _ in 0..threads {
+        for number in 1..=threads {
             let (done, todo, state, work) = (done.clone(), &todo, &state, &work);
-            scope.spawn(move || {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || {
                 let mut state = state();
                 let next = || todo.lock().recv().ok();
                 while let Some((number, job)) = next() {
@@ -103,6 +103,7 @@ pub fn in_order<J: Send, S, R: Send>(
                     }
                 }
             });
+            started.with_context(|| format!("cannot start thread {number} of {threads}"))?;
         }
         // Both ends close when this returns, and the threads end.
         let (give, results) = (give, results);

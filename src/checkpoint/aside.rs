@@ -2,7 +2,7 @@
 //! sees no folder or a whole one, and a disk that fills up leaves nothing behind.
 
 use super::disk::{Disk, nonce};
-use crate::base::Problems;
+use crate::base::{Problems, output};
 use anyhow::Context;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -40,6 +40,7 @@ pub fn write_folder<T>(
     let disk = Disk::default();
     let fresh = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
     disk.make_folder(&fresh)?;
+    let _unfinished = output::unfinished(&fresh);
     let place = || {
         let written = write(&fresh)?;
         sync(&disk, &fresh)?;

@@ -9,6 +9,7 @@ use crate::base::Problems;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The name of the file that names the newest checkpoint.
@@ -143,12 +144,23 @@ pub fn fresh(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("{}.tmp-{}", name(step), nonce()))
 }
 
+/// What is in the folder; nothing where nothing has its name. A link that leads nowhere (a disk that
+/// is not mounted) is an error, as is all else that hides what is there.
 fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
-    if !checkpoints.exists() {
-        return Ok(Vec::new());
-    }
     let failed = || format!("cannot list {}", checkpoints.display());
-    let entries = fs::read_dir(checkpoints).with_context(failed)?;
+    let entries = match fs::read_dir(checkpoints) {
+        Err(error) if error.kind() == ErrorKind::NotFound => match fs::read_link(checkpoints) {
+            Ok(target) => {
+                let (link, target) = (checkpoints.display(), target.display());
+                let what = format!("is a link to {target}, which is not there");
+                let remedy = "mount the disk or bring the folder back; remove the link if it is \
+                              lost";
+                return Err(Problems::one(link.to_string(), what, remedy).into());
+            }
+            Err(_) => return Ok(Vec::new()),
+        },
+        listed => listed.with_context(failed)?,
+    };
     let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
     let names: anyhow::Result<Vec<_>> = names.collect();
     Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())

@@ -144,6 +144,18 @@ pub struct DataId {
     pub index_digest: Digest,
     /// Bytes of `PREFIX.bin`.
     pub token_bytes: u64,
+    /// Digest of pieces of it that the data seed chooses. None of older checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_digest: Option<Digest>,
+}
+
+impl DataId {
+    /// Whether the content is the same, wherever it lies, as far as both tell.
+    pub fn same_content(&self, other: &DataId) -> bool {
+        let index = |id: &DataId| (id.index_bytes, id.index_digest, id.token_bytes);
+        let digests = self.token_digest.zip(other.token_digest);
+        index(self) == index(other) && digests.is_none_or(|(ours, theirs)| ours == theirs)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -320,8 +332,13 @@ impl Index {
     /// to be what was written, and to fit together; the files themselves have not been looked at.
     pub fn read(folder: &Path) -> anyhow::Result<Index> {
         let path = folder.join(NAME);
-        let file = File::open(&path)
-            .with_context(|| format!("{} is not a checkpoint", folder.display()))?;
+        // What is no file, such as a link to a device, need not end.
+        let about = path.metadata();
+        let file = about.and_then(|about| match about.is_file() {
+            true => File::open(&path),
+            false => Err(std::io::Error::other(format!("{NAME} is not a file"))),
+        });
+        let file = file.with_context(|| format!("{} is not a checkpoint", folder.display()))?;
         let damaged = || format!("{} is damaged", path.display());
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).with_context(damaged)?;
@@ -350,6 +367,7 @@ impl Index {
     /// Whether it is about what it says: no name twice, each piece inside its tensor and its file,
     /// each tensor covered once.
     pub fn check(&self) -> anyhow::Result<()> {
+        self.state.mixture.check().map_err(anyhow::Error::msg)?;
         let mut files = BTreeSet::new();
         for shard in &self.shards {
             let plain = !shard.file.contains(['/', '\\', '\0']) && shard.file.ends_with(SHARD_END);

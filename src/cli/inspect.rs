@@ -2,9 +2,11 @@
 //!
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
+use super::Overwrite;
+use crate::base::output;
 use crate::checkpoint::{self, inspect};
 use crate::train::replay;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -26,6 +28,8 @@ pub struct Args {
     /// Draw norms by layer and the sizes of values
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,8 +46,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     show(&args, &inspection)?;
     if let Some(path) = &args.plot {
         let picture = inspect::svg(&inspection);
-        std::fs::write(path, picture)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        output::write(path, args.overwrite.existing(), picture.as_bytes())?;
     }
     if args.replay.is_some() {
         let again = replay::checkpoint(&folder)?;

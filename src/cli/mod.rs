@@ -2,7 +2,8 @@
 //!
 //! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
 //! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
-//! at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`).
+//! at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`). A command other
+//! than `run` that is interrupted ends by the signal.
 
 mod run;
 mod sample;
@@ -17,7 +18,9 @@ mod manifest;
 mod data;
 mod estimate;
 mod bench;
+mod interrupt;
 
+use crate::base::output::Existing;
 use crate::train::exit;
 use crate::train::messages::Messages;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -74,6 +77,20 @@ enum Command {
     Data(data::Command),
 }
 
+/// What is done with files that exist.
+#[derive(clap::Args, Clone, Copy, Debug)]
+struct Overwrite {
+    /// Replace files that exist already
+    #[arg(long)]
+    overwrite: bool,
+}
+
+impl Overwrite {
+    fn existing(self) -> Existing {
+        if self.overwrite { Existing::Replaced } else { Existing::Refused }
+    }
+}
+
 pub fn main() -> ExitCode {
     let Cli { command, log_level } = Cli::parse();
     let messages = Messages::standard();
@@ -93,6 +110,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
+    if !matches!(command, Command::Run(_)) {
+        interrupt::listen()?;
+    }
     match command {
         Command::Run(args) => run::run(args, messages),
         Command::Sample(args) => sample::run(args),

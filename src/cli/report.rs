@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use super::Overwrite;
+use crate::base::output::{self, Existing};
 use crate::base::svg::Scale;
 use crate::train::report::page::Run;
 
@@ -18,6 +20,8 @@ pub struct Args {
     /// Also write the loss curves alone as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Draw the loss on a logarithmic axis
     #[arg(long)]
     pub log: bool,
@@ -30,16 +34,20 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("the last line of metrics.jsonl is cut short and left out: was the run killed?");
     }
     let scale = if args.log { Scale::Log } else { Scale::Linear };
-    let page = args.output.unwrap_or_else(|| args.run.join("report.html"));
-    write(&page, &run.html(scale))?;
+    let existing = args.overwrite.existing();
+    match &args.output {
+        Some(page) => write(page, existing, &run.html(scale))?,
+        // The run's own page is made anew at every call.
+        None => write(&args.run.join("report.html"), Existing::Replaced, &run.html(scale))?,
+    }
     if let Some(picture) = &args.svg {
-        write(picture, &run.loss_svg(scale))?;
+        write(picture, existing, &run.loss_svg(scale))?;
     }
     Ok(())
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+fn write(path: &Path, existing: Existing, text: &str) -> Result<()> {
+    output::write(path, existing, text.as_bytes())?;
     println!("wrote {}", path.display());
     Ok(())
 }

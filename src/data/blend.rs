@@ -3,6 +3,8 @@
 //! Megatron's greedy rule: at every step the dataset that lags furthest behind its share gives the
 //! next sample. It needs no random numbers, and position k is independent of how far a run goes.
 
+use crate::base::Problems;
+
 /// The dataset of every sample, in order; a dataset's own samples are taken in order.
 #[derive(Debug)]
 pub struct Blend {
@@ -13,13 +15,23 @@ pub struct Blend {
     datasets: usize,
 }
 
+/// As many datasets as Megatron mixes.
+pub const MOST_DATASETS: usize = i16::MAX as usize - 1;
+
+/// The mistake of more.
+pub fn too_many(place: &str, datasets: usize) -> Option<Problems> {
+    let what = format!("{datasets} datasets; a mixture has at most {MOST_DATASETS}");
+    let remedy = "merge some of them: gptrain data merge";
+    (datasets > MOST_DATASETS).then(|| Problems::one(place, what, remedy))
+}
+
 /// Samples per entry of `given`: short enough to count through, long enough to cost little memory.
 const BLOCK: usize = 1024;
 
 impl Blend {
     /// `size` samples of datasets with these weights, all above 0 (normalised here).
     pub fn weighted(weights: &[f64], size: usize) -> Blend {
-        assert!(weights.len() < i16::MAX as usize, "Megatron allows 32,766 datasets");
+        assert!(weights.len() <= MOST_DATASETS, "{} datasets", weights.len());
         let weights = normalized(weights);
         Blend::build(weights.len(), size, |i, used| lagging(&weights, used, i, |_| true))
     }
@@ -49,6 +61,11 @@ impl Blend {
             blend.given.extend_from_slice(&used); // so that `given(size)` finds its block
         }
         blend
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> u64 {
+        (size_of_val(&*self.dataset) + size_of_val(&*self.given)) as u64
     }
 
     /// How many samples there are.

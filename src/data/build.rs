@@ -50,13 +50,14 @@ struct Encoded {
 }
 
 impl Build<'_> {
-    /// Builds. `progress` is told how far reading has come, and the tokens so far; its error stops
-    /// the work. On an error, nothing is left of the output.
-    pub fn run(&self, mut progress: impl FnMut(Report, u64) -> Result<()>) -> Result<Built> {
+    /// Builds. `progress` is told how far reading has come, and the tokens so far. On an error,
+    /// nothing is left of the output.
+    pub fn run(&self, mut progress: impl FnMut(Report, u64)) -> Result<Built> {
         let mut writer = Writer::create(&self.output, self.token_type)?;
         let mut built = Built::default();
         let whole_texts = !self.tokenizer.cuts_at_lines();
-        let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts };
+        let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
+        let reading = Reading { inputs: self.inputs, threads, whole_texts, skip_long };
         let encoder = || match self.parse_special {
             true => Encoder::new(self.tokenizer).parse_special(),
             false => Encoder::new(self.tokenizer),
@@ -72,7 +73,8 @@ impl Build<'_> {
                 built.skipped += some.skipped;
                 built.text += some.text;
                 built.read = report.text;
-                progress(report, built.tokens)
+                progress(report, built.tokens);
+                Ok(())
             },
         )?;
         if built.documents == 0 {
@@ -146,7 +148,8 @@ impl Train<'_> {
     ) -> Result<Trained> {
         let mut all = Trainer::new();
         let mut text = 0;
-        let reading = Reading { inputs: self.inputs, threads: self.threads, whole_texts: false };
+        let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
+        let reading = Reading { inputs: self.inputs, threads, whole_texts: false, skip_long };
         let count = |_: &mut (), chunk: corpus::Chunk| {
             let mut some = Trainer::new();
             chunk.documents(&self.rules, |text| {

@@ -106,6 +106,13 @@ impl Mixture {
         self.stages.last().map_or(0, |stage| stage.until)
     }
 
+    /// Bytes of memory in which the order of samples is kept.
+    pub fn bytes(&self) -> u64 {
+        let segments = self.members.iter().flat_map(|member| &member.segments);
+        let blends = self.stages.iter().filter_map(|stage| stage.blend.as_ref());
+        segments.map(Order::bytes).sum::<u64>() + blends.map(Blend::bytes).sum::<u64>()
+    }
+
     /// Tokens of one sample's input.
     pub fn seq_len(&self) -> usize {
         self.seq_len

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::blend::{Blend, normalized};
+use super::blend::{Blend, normalized, too_many};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
 use super::order::{Cache, Order, OrderSpec};
@@ -88,6 +88,8 @@ impl MixtureBuilder {
         if stage.datasets.is_empty() {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
         }
+        let place = format!("data.{name}");
+        problems.list.extend(too_many(&place, stage.datasets.len()).unwrap_or_default().list);
         for share in &stage.datasets {
             if !(share.weight.is_finite() && share.weight > 0.0) {
                 let place = format!("data.{name}: {}", share.prefix.display());

@@ -55,6 +55,25 @@ impl MixturePlan {
         MixturePlan { stages: vec![PlannedStage::new(0, samples, datasets)] }
     }
 
+    /// Whether it can be followed: what a checkpoint says is not believed.
+    pub fn check(&self) -> Result<(), String> {
+        let first = self.stages.first().map(|stage| stage.from);
+        if first != Some(0) || self.stages.windows(2).any(|two| two[0].from >= two[1].from) {
+            return Err("its mixture's stages do not follow one another from sample 0 on".into());
+        }
+        let shares = self.stages.iter().flat_map(|stage| &stage.datasets);
+        for share in shares {
+            let known = match share.part {
+                SharePart::Split(_, part) => part < super::split::PARTS.len(),
+                SharePart::Range(from, to) => 0.0 <= from && from < to && to <= 1.0,
+            };
+            if !known {
+                return Err(format!("{:?} is no part of a dataset", share.part));
+            }
+        }
+        Ok(())
+    }
+
     /// This plan, with a dataset found in another place.
     pub fn moved(mut self, from: &str, to: &str) -> MixturePlan {
         for share in self.stages.iter_mut().flat_map(|stage| &mut stage.datasets) {
@@ -123,5 +142,30 @@ impl Share {
             }
             SharePart::Range(from, to) => format!("its range {from}..{to}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_cannot_be_followed_is_told() {
+        let stage = |from, part| {
+            let share = Share { prefix: "d".into(), weight: 1.0, part };
+            PlannedStage { from, until: 9, datasets: vec![share] }
+        };
+        let split = |part| SharePart::Split("9,1,0".into(), part);
+        let check = |stages: Vec<PlannedStage>| MixturePlan { stages }.check();
+        check(vec![stage(0, split(2)), stage(5, SharePart::Range(0.0, 0.5))]).unwrap();
+        let wrong = [
+            vec![],
+            vec![stage(1, split(0))],
+            vec![stage(0, split(0)), stage(0, split(0))],
+            vec![stage(0, split(3))],
+            vec![stage(0, SharePart::Range(0.5, 0.5))],
+            vec![stage(0, SharePart::Range(f64::NAN, 1.0))],
+        ];
+        assert!(wrong.into_iter().all(|stages| check(stages).is_err()));
     }
 }

@@ -33,6 +33,9 @@ pub struct Preview {
 
 /// The samples, at least as many as asked for where there is one dataset: whole epochs.
 pub fn open(preview: &Preview) -> Result<Mixture> {
+    if let Some(problems) = super::blend::too_many("PREFIX", preview.datasets.len()) {
+        return Err(problems.into());
+    }
     let wanted = wanted(preview)?;
     let mut problems = Problems::default();
     let mut members = Vec::new();

@@ -10,7 +10,7 @@ use super::mask::Masks;
 use super::mixture::{Cursor, Mixture};
 use super::open::MixtureBuilder;
 use super::plan::MixturePlan;
-use crate::base::{Count, Problems, rng};
+use crate::base::{Bytes, Count, Problems, rng};
 use crate::manifest::Data;
 
 /// Everything a run reads.
@@ -74,6 +74,14 @@ impl Datasets {
         let train = train.context("no problem was reported, yet no source")?;
         let valid = valid.into_iter().flat_map(|(name, source)| Some((name, source?))).collect();
         Ok(Datasets { train, valid, plan })
+    }
+}
+
+impl Datasets {
+    /// Memory of a process in which the order of samples is kept.
+    pub fn order_bytes(&self) -> Bytes {
+        let valid = self.valid.iter().map(|(_, source)| source);
+        Bytes(valid.chain([&self.train]).map(|source| source.mixture.bytes()).sum())
     }
 }
 

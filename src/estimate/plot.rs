@@ -4,6 +4,7 @@ use super::search::{Planned, Ranking, print};
 use super::view::{GIB, Terms, View};
 use super::words;
 use crate::base::Seconds;
+use crate::base::output::{self, Existing};
 use crate::base::svg::{
     COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width,
 };
@@ -280,8 +281,7 @@ fn files(folder: &Path, pictures: &[Picture], page: &str) -> anyhow::Result<()> 
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let drawn = pictures.iter().map(|(name, _, drawing)| (format!("{name}.svg"), drawing.file()));
     for (name, content) in drawn.chain([("estimate.html".to_string(), page.to_string())]) {
-        let path = folder.join(name);
-        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+        output::write(&folder.join(name), Existing::Replaced, content.as_bytes())?;
     }
     Ok(())
 }

@@ -1,10 +1,14 @@
 //! `--set a.b=c`: values given on the command line, put into the tree as if the file had them.
 
+use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use crate::base::Problems;
 
 /// `optimizer.lr` is another name of `lr.peak`.
 const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
+
+/// More than any key has.
+const LEVELS: usize = 16;
 
 /// Keys of which only one is given: one on the command line replaces another in the file.
 const EXCLUSIVE: &[&[&str]] = &[
@@ -24,9 +28,10 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
             continue;
         };
         let path = path.trim();
-        if path.split('.').any(str::is_empty) {
+        if path.split('.').any(str::is_empty) || path.split('.').nth(LEVELS).is_some() {
             let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
-            problems.add(format!("--set {set}"), format!("`{path}` is not a key"), remedy);
+            let (set, what) = (short(set), format!("`{}` is not a key", short(path)));
+            problems.add(format!("--set {set}"), what, remedy);
             continue;
         }
         match tree::parse(text, "", Some(path)) {

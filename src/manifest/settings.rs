@@ -338,8 +338,8 @@ Topology(raw) {
     /// What replicas keep only a share of: 0 nothing, 1 optimizer states, 2 gradients too,
     /// 3 weights too (--zero-stage); in a pipeline at most 1. Default: 0.
     zero: u8 = 0, in 0..=3;
-    /// Tensor-parallel ranks share norms and dropout along the sequence (--sequence-parallel).
-    /// Default: false.
+    /// Tensor-parallel ranks share norms and dropout along the sequence (--sequence-parallel);
+    /// with tensor: 1 it is off. Default: false.
     sequence_parallel: bool = false;
     /// The order of forwards and backwards in the pipeline. Default: 1f1b.
     schedule: Schedule = Schedule::OneFOneB;
@@ -484,7 +484,7 @@ Train(raw, length: u64, validated: &Validated, batch: &Batch, report: &mut Repor
     /// Seed of initial weights and dropout. Default: 1234.
     seed: u64 = 1234, in 0..=18_446_744_073_709_551_615u64;
     /// CPU threads of each rank. Default: all there are, shared among the ranks of a machine.
-    threads: usize, in 1..=65_536;
+    threads: usize, in 1..=1_024;
     /// The machine: cpu, cuda, or what there is. Default: auto.
     device: DeviceChoice = DeviceChoice::Auto;
     /// The most of a device's memory that a rank reserves, such as 30GiB: a rank that needs more

@@ -2,7 +2,7 @@
 //! checkpoint, must not use the machine for ever.
 
 use crate::base::Problems;
-use anyhow::Context;
+use crate::base::output::{self, Existing};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,10 +40,7 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
         return Err(Problems::one(folder.display().to_string(), what, remedy).into());
     }
     let now = Starts { from_step: step, starts: before + 1 };
-    let new = path.with_extension("json.new");
-    fs::write(&new, serde_json::to_vec(&now)?)
-        .and_then(|()| fs::rename(&new, &path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    output::write(&path, Existing::Replaced, &serde_json::to_vec(&now)?)
 }
 
 /// Resets the count: the run has ended without an error.

@@ -1,6 +1,6 @@
 //! The exit code of the program, and what it prints last: decided here, for every command and rank.
 
-use crate::base::Problems;
+use crate::base::{Problems, visible};
 use crate::comm::Failed;
 use std::fmt;
 
@@ -46,6 +46,11 @@ impl std::error::Error for PeerExit {}
 /// The exit code for an error, and the line to print on standard error; None where it was printed
 /// already, or by another process.
 pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
+    let (code, line) = code_and_line(error);
+    (code, line.map(|line| visible(&line).into_owned()))
+}
+
+fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
     if let Some(problems) = error.downcast_ref::<Problems>() {
         (2, Some(problems.to_string()))
     } else if let Some(failed) = error.downcast_ref::<Failed>() {

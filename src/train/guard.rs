@@ -4,11 +4,12 @@ use super::rank::Rank;
 use crate::base::{DType, Problems};
 use crate::engine::{Engine, Outcome};
 use anyhow::Context;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +24,10 @@ impl FolderLock {
     /// Creates the folder if it is missing, and locks it.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let path = folder.join("run.lock");
-        let open =
-            || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.custom_flags(OFlags::NOFOLLOW.bits() as i32); // it may lead to a file of worth
+        let open = || options.open(&path);
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;
@@ -38,8 +41,9 @@ impl FolderLock {
             )
             .into());
         }
-        file.set_len(0)?;
-        writeln!(file, "process {} on {}", std::process::id(), hostname())?;
+        let holder = format!("process {} on {}\n", std::process::id(), hostname());
+        let written = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(FolderLock { _file: file })
     }
 }

@@ -3,7 +3,7 @@
 
 use super::divergence::{self, Divergence};
 use super::fresh::{self, Whole};
-use super::{guard, resume, saving};
+use super::{guard, last_checkpoint, resume, saving};
 use crate::base::{DType, Problems};
 use crate::checkpoint::hf::{
     self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of,
@@ -47,6 +47,7 @@ pub fn import(from: &Path, loaded: &Loaded, reference: Option<&Path>) -> anyhow:
     same_model(&config.model, &m.model, from)?;
     let source = Source::open(from, config)?;
     let checkpoint = source.save(loaded, resume::data_ids(m)?, &checkpoints)?;
+    last_checkpoint::note(&m.log.folder, 0)?;
     source.done(checkpoint.clone(), &checkpoint, m, reference)
 }
 
@@ -68,6 +69,7 @@ pub fn import_run(from: &Path, to: &Path, reference: Option<&Path>) -> anyhow::R
         fs::create_dir(&beside).with_context(|| format!("cannot create {}", beside.display()))?;
         hf::carry(from, &beside)?;
         let written = source.save(&loaded, Vec::new(), &fresh.join("checkpoints"))?;
+        last_checkpoint::note(fresh, 0)?;
         let at = run.join("checkpoints").join(checkpoint::name(0));
         source.done(at, &written, &loaded.manifest, reference)
     })

@@ -71,10 +71,11 @@ impl LocalRanks {
         };
         let (local_rank, local_world) = (launch.local_rank, launch.local_world);
         let local = LocalRank { local_rank, local_world, process: true };
-        let worlds = vec![(tcp::join(&join)?, local)];
+        let joined = tcp::join(&join);
         if launch.rank == 0 {
-            tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected
+            tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
         }
+        let worlds = vec![(joined?, local)];
         Ok(LocalRanks { worlds, node: join.node, threads, kind: "processes" })
     }
 

@@ -6,6 +6,7 @@
 
 use super::report::Console;
 use super::trace::SpanRecorder;
+use crate::base::visible;
 use crate::comm::Recorder;
 use parking_lot::Mutex;
 use std::fmt;
@@ -127,10 +128,11 @@ impl Messages {
     }
 
     fn print(&self, level: Level, message: &str) {
+        let message = visible(message);
         match level {
             Level::ERROR => self.console.error(&format!("gptrain: {message}")),
             Level::WARN => self.console.print(&format!("note: {message}")),
-            Level::INFO => self.console.print(message),
+            Level::INFO => self.console.print(&message),
             Level::DEBUG => self.console.print(&format!("debug: {message}")),
             Level::TRACE => self.console.print(&format!("trace: {message}")),
         }

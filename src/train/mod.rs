@@ -25,6 +25,7 @@ pub mod trace;
 mod preflight;
 mod crash_loop;
 mod guard;
+mod last_checkpoint;
 mod loader;
 mod resume;
 mod saving;

@@ -41,14 +41,9 @@ pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> anyho
 fn other_data(rank: &Rank, number: usize, node: &str, ours: &DataId, theirs: &DataId) -> Problems {
     let place = rank.grid.coord(number).name();
     let what = format!(
-        "rank {number} (node {node}, {place}) has another dataset there than rank 0: index of {} \
-         bytes and digest {}, {} bytes of tokens; not {}, {}, {}",
-        theirs.index_bytes,
-        theirs.index_digest,
-        theirs.token_bytes,
-        ours.index_bytes,
-        ours.index_digest,
-        ours.token_bytes
+        "rank {number} (node {node}, {place}) has another dataset there than rank 0: {}, not {}",
+        resume::identity(theirs),
+        resume::identity(ours)
     );
     let remedy = "copy the same .idx and .bin to every node, or keep them on a disk that all see";
     Problems::one(ours.prefix.as_str(), what, remedy)

@@ -2,18 +2,17 @@
 //! continue the same run.
 
 use super::rank::Rank;
-use super::saving;
+use super::{last_checkpoint, saving};
 use crate::base::Problems;
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
 use crate::data::MixturePlan;
+use crate::data::indexed::digest::{sampled_digest, whole_digest};
 use crate::data::indexed::{index_path, tokens_path};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
 use anyhow::Context;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// What a changed setting means for a run that is resumed.
@@ -80,7 +79,13 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
         tracing::warn!("{hint}");
     }
-    let Some(asked) = asked else { return checkpoint::latest(&checkpoints) };
+    let Some(asked) = asked else {
+        let latest = checkpoint::latest(&checkpoints)?;
+        if latest.is_none() {
+            last_checkpoint::check(&m.log.folder)?;
+        }
+        return Ok(latest);
+    };
     let published = checkpoint::published(&checkpoints)?;
     let name = asked.file_name().unwrap_or_default();
     let found = published.iter().find(|found| found.folder.file_name() == Some(name));
@@ -102,7 +107,7 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
-        let there = now.iter().find(|now| content(saved) == content(now)).filter(|_| gone);
+        let there = now.iter().find(|now| saved.same_content(now)).filter(|_| gone);
         there.map(|now| (&saved.prefix, &now.prefix))
     });
     let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
@@ -352,29 +357,19 @@ fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
-/// The identity of a dataset, independent of its path.
-fn content(id: &DataId) -> (u64, Digest, u64) {
-    (id.index_bytes, id.index_digest, id.token_bytes)
-}
-
 /// An error if another dataset lies at the path of one of the run's training datasets.
 fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for saved in saved {
         let Some(now) = now.iter().find(|now| now.prefix == saved.prefix) else { continue };
-        if content(saved) != content(now) {
+        if !saved.same_content(now) {
             problems.add(
                 now.prefix.clone(),
                 format!(
-                    "is not the dataset that {} was trained on: its .idx has {} bytes (digest {}) \
-                     and its .bin {}, it was {} bytes ({}) and {}",
+                    "is not the dataset that {} was trained on: it is {}, it was {}",
                     found.folder.display(),
-                    now.index_bytes,
-                    now.index_digest,
-                    now.token_bytes,
-                    saved.index_bytes,
-                    saved.index_digest,
-                    saved.token_bytes
+                    identity(now),
+                    identity(saved)
                 ),
                 "bring the old dataset back, or start a new run: --set log.folder=DIR",
             );
@@ -383,26 +378,26 @@ fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Prob
     problems.or(())
 }
 
+/// "its .idx of 5,000 bytes (digest 0f…), its .bin of 9,000 (digest of pieces 3a…)".
+pub fn identity(id: &DataId) -> String {
+    let DataId { index_bytes, index_digest, token_bytes, token_digest, .. } = id;
+    let pieces = token_digest.map_or(String::new(), |d| format!(" (digest of pieces {d})"));
+    format!(
+        "an .idx of {index_bytes} bytes (digest {index_digest}) and a .bin of {token_bytes}{pieces}"
+    )
+}
+
 /// The identities of the training datasets, in the manifest's order.
 pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
     let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));
         let failed = |path: &Path| format!("cannot read {}", path.display());
-        let mut file = File::open(&index).with_context(|| failed(&index))?;
-        let (mut hash, mut bytes) = (xxhash_rust::xxh3::Xxh3::new(), 0);
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let read = file.read(&mut buffer).with_context(|| failed(&index))?;
-            if read == 0 {
-                break;
-            }
-            hash.update(&buffer[..read]);
-            bytes += read as u64;
-        }
-        let token_bytes = fs::metadata(&tokens).with_context(|| failed(&tokens))?.len();
-        let prefix = prefix.display().to_string();
-        let index_digest = Digest(hash.digest());
-        Ok(DataId { prefix, index_bytes: bytes, index_digest, token_bytes })
+        let (index_bytes, index_digest) = whole_digest(&index).with_context(|| failed(&index))?;
+        let sampled = sampled_digest(&tokens, m.data.seed);
+        let (token_bytes, token_digest) = sampled.with_context(|| failed(&tokens))?;
+        let (prefix, token_digest) = (prefix.display().to_string(), Some(Digest(token_digest)));
+        let index_digest = Digest(index_digest);
+        Ok(DataId { prefix, index_bytes, index_digest, token_bytes, token_digest })
     };
     m.data.train_prefixes().into_iter().map(id).collect()
 }

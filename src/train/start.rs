@@ -11,6 +11,7 @@ use super::run::Run;
 use super::saving::{self, Saver};
 use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, preflight, replay, resume};
+use crate::base::output::{self, Existing};
 use crate::base::{Bytes, Count};
 use crate::checkpoint::{DataId, Found, State};
 use crate::data::eval::Task;
@@ -18,11 +19,9 @@ use crate::data::{Datasets, MixturePlan};
 use crate::engine::Engine;
 use crate::manifest::{self, Loaded, Manifest};
 use crate::model;
-use anyhow::Context;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -125,7 +124,7 @@ pub fn open<'a>(
     }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
     let engine = reserve(process, rank, device)?;
-    announce(process, rank, device, &engine)?;
+    announce(process, rank, device, &engine, data.order_bytes())?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         let message = rank.agree(verified)?;
@@ -247,8 +246,7 @@ fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
     // A manifest that stands there itself is its author's, with its comments.
     let real = |path: &Path| path.canonicalize().ok();
     if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
-        fs::write(&path, &loaded.effective)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
     }
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
     Report::open(process.messages.console(), folder, run_info(m), every, events, step)
@@ -274,6 +272,7 @@ fn announce(
     rank: &Rank,
     device: &Device,
     engine: &Engine,
+    order: Bytes,
 ) -> anyhow::Result<()> {
     let m = &process.loaded.manifest;
     let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
@@ -291,6 +290,7 @@ fn announce(
         Count(tokens),
         engine.store().model_dtype(),
     );
+    tracing::info!("sample order: {order} of host memory in each process");
     if rank.grid.size() > 1 {
         let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
         tracing::info!("{}", placement(process, rank, &places));

@@ -410,7 +410,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         },
         history: Vec::new(),
         data: Vec::new(),
-        mixture: data::MixturePlan { stages: Vec::new() },
+        mixture: data::MixturePlan::new(&[], 1),
         imported: None,
         manifest: loaded.effective.clone(),
     }

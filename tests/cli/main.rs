@@ -11,6 +11,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attacks;
 mod estimate;
 mod estimate_cli;
 mod estimate_own;

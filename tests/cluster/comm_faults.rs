@@ -1,6 +1,7 @@
 //! Ranks as processes over loopback: killed, stopped, out of step, busy. Every one of them ends by
 //! itself within seconds, with one line that names the rank at fault.
 
+use crate::common::binary::{has_ended, until};
 use crate::common::hosts::Hosts;
 use gptrain::base::DType;
 use gptrain::comm::tcp::{self, Join};
@@ -10,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, ChildStderr, Command, Stdio, exit};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A rank that waits longer is held up.
@@ -62,18 +63,11 @@ impl Ranks {
 
     /// Exit code (None: killed) of each of these ranks, and all that they printed as errors.
     fn ends(&mut self, ranks: &[usize]) -> (Vec<Option<i32>>, Vec<String>) {
-        let end = Instant::now() + Duration::from_secs(15);
         let (mut codes, mut lines) = (Vec::new(), Vec::new());
         for rank in ranks {
             let child = &mut self.children[*rank];
-            let status = loop {
-                if let Some(status) = child.try_wait().unwrap() {
-                    break status;
-                }
-                assert!(Instant::now() < end, "rank {rank} still runs after 15 s");
-                std::thread::sleep(Duration::from_millis(10));
-            };
-            codes.push(status.code());
+            until(&format!("rank {rank} has ended"), || has_ended(child));
+            codes.push(child.wait().unwrap().code());
             lines.extend(read(child.stderr.take().unwrap()));
         }
         (codes, lines)

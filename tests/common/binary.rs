@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A folder with a dataset and a manifest `run.yaml` that trains in about a second.
@@ -116,13 +116,23 @@ impl Lab {
     }
 }
 
-/// Waits until it is so, as long as it may take on a busy machine.
+/// Waits until it is so, however busy the machine is: gives up only when processors have meanwhile
+/// had nothing to do for as long as the slowest wait, Slurm's for a requeued job, takes.
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(150);
+    let end = idle_seconds() + 300.0;
     while !is_so() {
-        assert!(Instant::now() < end, "after 150 s it is not so that {what}");
+        assert!(idle_seconds() < end, "the machine stood idle, and it is not so that {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Seconds since the machine was started in which a processor had nothing to do, on average.
+fn idle_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/stat").unwrap();
+    let processors = text.lines().filter(|line| line.starts_with("cpu")).count() - 1;
+    let mut fields = text.lines().next().unwrap().split_whitespace();
+    let hundredths: f64 = fields.nth(4).unwrap().parse().unwrap();
+    hundredths / 100.0 / processors as f64
 }
 
 /// Of a failed run's processes: exactly one says why, in one line, and each ends with code 3.
@@ -150,7 +160,7 @@ impl Ranks {
 
     /// Whether a rank has ended.
     pub fn ended(&self, rank: usize) -> bool {
-        waitid(WaitId::Pid(self.pid(rank)), ENDED).unwrap().is_some()
+        has_ended(&self.children[rank])
     }
 
     /// Waits until all of these have ended by themselves.
@@ -176,6 +186,11 @@ impl Drop for Ranks {
             let _ = child.wait();
         }
     }
+}
+
+/// Whether a process has ended; it is still to be waited for.
+pub fn has_ended(child: &Child) -> bool {
+    waitid(WaitId::Pid(Pid::from_child(child)), ENDED).unwrap().is_some()
 }
 
 /// Asks whether a process has ended, and leaves it to be waited for.

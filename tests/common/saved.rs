@@ -45,7 +45,7 @@ impl Saved {
         let (rule, groups) = ("adamw".to_string(), Vec::new());
         let optimizer = Optimizer { rule, began: 0, numbers: Default::default(), groups };
         let state = State {
-            mixture: gptrain::data::MixturePlan { stages: Vec::new() },
+            mixture: gptrain::data::MixturePlan::new(&[], 1),
             run: "a test".into(),
             progress,
             consumed_tokens: 64 * step,

@@ -41,7 +41,7 @@ fn build<'a>(inputs: &'a [Input], tokenizer: &'a Tokenizer, output: &Path) -> Bu
 fn the_bundled_dataset_is_rebuilt_from_its_text_byte_for_byte() {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/austen");
     let folder = folder("bundled");
-    let inputs = corpus::find(&[bundled.join("austen.jsonl.zst")], None).unwrap();
+    let inputs = corpus::find(&[bundled.join("austen.jsonl.zst")], None).unwrap().inputs;
     let train = Train { inputs: &inputs, rules: rules(), training: training(4096), threads: 2 };
     let trained = train.run(|_| {}, |_| {}).unwrap();
     let file = |name: &str| std::fs::read(bundled.join(name)).unwrap();
@@ -49,7 +49,7 @@ fn the_bundled_dataset_is_rebuilt_from_its_text_byte_for_byte() {
 
     let tokenizer = Tokenizer::load(&bundled).unwrap();
     let output = folder.join("austen");
-    let built = build(&inputs, &tokenizer, &output).run(|_, _| Ok(())).unwrap();
+    let built = build(&inputs, &tokenizer, &output).run(|_, _| ()).unwrap();
     assert_eq!((built.documents, built.tokens, built.skipped), (269, 987_652, 0));
     for name in ["austen.bin", "austen.idx"] {
         let rebuilt = std::fs::read(folder.join(name)).unwrap();
@@ -74,9 +74,9 @@ fn a_text_cut_into_chunks_is_one_document_with_the_same_ids() {
     }
     assert!(text.len() > 3 << 20);
     std::fs::write(folder.join("novels.txt"), &text).unwrap();
-    let inputs = corpus::find(std::slice::from_ref(&folder), None).unwrap();
+    let inputs = corpus::find(std::slice::from_ref(&folder), None).unwrap().inputs;
     let output = folder.join("d");
-    let built = build(&inputs, &tokenizer, &output).run(|_, _| Ok(())).unwrap();
+    let built = build(&inputs, &tokenizer, &output).run(|_, _| ()).unwrap();
     let mut want: Vec<i32> = tokenizer.encode(&text).iter().map(|id| *id as i32).collect();
     want.push(0);
     assert_eq!((built.documents, built.tokens), (1, want.len() as u64));

@@ -1,6 +1,7 @@
 //! `gptrain data …` as a user runs it.
 
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -270,7 +271,7 @@ fn two_builders_of_one_output_do_not_meet() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let error = failed(other.wait_with_output().unwrap(), 2);
-    assert!(error.contains("another process is building this dataset"), "{error}");
+    assert!(error.contains("another process is writing it"), "{error}");
     one.stdin.take().unwrap().write_all(&bytes(&folder, "corpus.jsonl")).unwrap();
     assert!(one.wait().unwrap().success());
     assert_eq!(files(&folder), ["corpus.jsonl", "d.bin", "d.idx"]);
@@ -289,17 +290,20 @@ fn an_output_is_never_overwritten_or_shared_or_left_half() {
     let held = std::fs::File::create(folder.join("e.bin.partial")).unwrap();
     held.lock().unwrap();
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o e", 2);
-    assert!(error.contains("another process is building this dataset"), "{error}");
+    assert!(error.contains("another process is writing it"), "{error}");
     assert!(folder.join("e.bin.partial").exists(), "the other's work was removed");
     drop(held); // it was killed: what it left is taken over
     std::fs::write(folder.join("e.bin.partial"), [7; 10_000]).unwrap();
     good(&folder, "build corpus.jsonl -t TOKENIZER -o e");
     assert_eq!(bytes(&folder, "e.bin"), before);
 
-    // A full disk.
-    std::os::unix::fs::symlink("/dev/full", folder.join("f.bin.partial")).unwrap();
-    let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o f", 1);
-    assert!(error.contains("No space left on device") && error.contains("nothing of it is kept"));
+    // A full disk: no file may have a byte.
+    let gptrain = data(&folder, "build corpus.jsonl -t TOKENIZER -o f");
+    let mut full = Command::new("sh");
+    full.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]);
+    full.arg(gptrain.get_program()).args(gptrain.get_args()).current_dir(&folder);
+    let error = failed(full.output().unwrap(), 1);
+    assert!(error.contains("File too large") && error.contains("nothing of it is kept"), "{error}");
     let left = ["corpus.jsonl", "d.bin", "d.idx", "e.bin", "e.idx"];
     assert_eq!(files(&folder), left);
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o nowhere/g", 1);
@@ -322,7 +326,9 @@ fn an_interrupted_build_leaves_nothing() {
     assert!(kill.success());
     input.write_all(line.as_bytes()).ok(); // it may have ended by now
     drop(input);
-    let error = failed(child.wait_with_output().unwrap(), 1);
+    let ended = child.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.signal(), Some(2), "{error}");
     assert!(error.contains("interrupted; nothing of the output is kept"), "{error}");
     assert_eq!(files(&folder), ["corpus.jsonl"]);
 }

@@ -14,6 +14,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod attacks;
 mod build;
 mod cli;
 mod fuzz;

@@ -6,10 +6,12 @@
 //! | `circles` | no files import each other in a circle |
 //! | `ops` | every op of a backend has a case |
 //! | `words` | private words that do not come back |
+//! | `fresh` | a build without a change does nothing |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
 mod circles;
 mod docs;
+mod fresh;
 mod ops;
 mod source;
 mod words;

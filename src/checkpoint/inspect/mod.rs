@@ -12,12 +12,12 @@ pub use plot::svg;
 pub use stats::Stats;
 
 use super::Tensor;
-use super::index::{DataId, Optimizer, Past};
+use super::index::{DataId, Index, Optimizer, Past};
 use super::read::{Buffer, Checkpoint};
 use super::validate;
 use crate::base::in_order;
 use crate::engine::{MASTER, MODEL, PendingUpdate, SECOND, Scale, rule};
-use crate::manifest::{self, Model};
+use crate::manifest::{self, Manifest, Model};
 use crate::model::{Layout, ModelShard, Param};
 use numbers::numbers;
 use serde::Serialize;
@@ -96,6 +96,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
     let expected = m.as_ref().zip(layout.as_ref()).map(|(m, layout)| Expected {
         model: &m.model,
         seed: m.train.seed,
+        largest_lr: largest_lr(index, m),
         layout,
         params: layout.params().map(|param| (param.name.as_str(), param)).collect(),
     });
@@ -156,11 +157,28 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
 struct Expected<'a> {
     model: &'a Model,
     seed: u64,
+    /// Of the steps so far.
+    largest_lr: f64,
     layout: &'a Layout,
     params: BTreeMap<&'a str, &'a Param>,
 }
 
+/// During the warm-up that of the last step, afterwards the peak.
+fn largest_lr(index: &Index, m: &Manifest) -> f64 {
+    match index.progress.consumed_samples > m.lr.warmup_samples {
+        true => m.lr.peak.max(index.lr),
+        false => index.lr,
+    }
+}
+
 impl Expected<'_> {
+    /// Whether steps so far could change a weight of this size at all: an update of AdamW is about
+    /// as large as the learning rate, and what is below half the distance of two floats is lost.
+    fn must_move(&self, master: &Stats) -> bool {
+        let size = master.max.abs().max(master.min.abs());
+        self.largest_lr > 2.0 * f64::from(f32::EPSILON) * size
+    }
+
     /// Whether the weight is what it was at step 0, down to the last value.
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
         let Some(param) = self.params.get(tensor.name.as_str()) else { return Ok(false) };
@@ -238,7 +256,9 @@ fn row(
     let as_initialised =
         initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
     let index = &checkpoint.index;
-    if as_initialised && index.updates() > 0 && index.lr > 0.0 && index.imported.is_none() {
+    let master = states.get(MASTER).and_then(Option::as_ref);
+    let must_move = expected.zip(master).is_some_and(|(e, master)| e.must_move(master));
+    if as_initialised && index.updates() > 0 && must_move && index.imported.is_none() {
         let step = index.progress.step;
         damage.push(format!("{} is still what it began as, at step {step}", tensor.name));
     }

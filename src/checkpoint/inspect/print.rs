@@ -73,7 +73,7 @@ impl fmt::Display for Inspection {
 
 impl Inspection {
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
+        let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).clamp(6, 80);
         writeln!(
             f,
             "\n  {:width$}  {:>14}  decay {:>11} {:>11} {:>11} {:>11}",

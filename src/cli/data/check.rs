@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::base::{Count, Problems};
-use crate::data::indexed::Indexed;
+use crate::data::indexed::digest::whole_digest;
+use crate::data::indexed::{Indexed, index_path, tokens_path};
 
 use super::progress::Progress;
 
@@ -20,6 +21,9 @@ pub struct Args {
     /// Unless given, tokenizer.json beside the dataset, if there is one
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
+    /// Also print the digest of each file's bytes (XXH3), to compare copies
+    #[arg(long)]
+    digest: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -67,5 +71,12 @@ fn check(prefix: &Path, args: &Args) -> Result<()> {
         dataset.token_type(),
         Count(id)
     );
+    if args.digest {
+        for path in [index_path(prefix), tokens_path(prefix)] {
+            let digest = whole_digest(&path);
+            let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
+            println!("{}  {digest:016x}", path.display());
+        }
+    }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::json;
 
-use crate::base::{Bytes, Count};
+use crate::base::{Bytes, Count, visible};
 use crate::data::indexed::Indexed;
 use crate::data::tokenizer::Tokenizer;
 
@@ -154,6 +154,7 @@ fn show(
         Some(tokenizer) => {
             let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
             let text = tokenizer.decode(&ids);
+            let text = visible(&text);
             for line in text.lines() {
                 writeln!(out, "  {line}")?;
             }

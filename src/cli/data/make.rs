@@ -1,18 +1,21 @@
 //! `data build`, `data train-tokenizer`, `data merge`: what makes datasets.
 
+use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 
 use super::progress::Progress;
-use crate::base::{Bytes, Count, Problems};
+use crate::base::output::Output;
+use crate::base::{Bytes, Count, Problems, visible};
 use crate::data::build::{self, Build, Train};
 use crate::data::corpus::{self, Format, Input, Rules};
 use crate::data::indexed::{Indexed, TokenType};
 use crate::data::tokenizer::{Tokenizer, Training};
+
+use super::super::Overwrite;
 
 /// Where text comes from.
 #[derive(clap::Args, Debug)]
@@ -30,7 +33,7 @@ struct Text {
     #[arg(long)]
     skip_invalid: bool,
     /// Threads that work; all there are unless given
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: Option<usize>,
 }
 
@@ -84,6 +87,8 @@ pub struct TrainArgs {
     /// Write this tokenizer.json
     #[arg(short, long)]
     output: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
     /// Ids in all: special tokens, 256 bytes, and one for each merge
     #[arg(long)]
     vocab: usize,
@@ -105,14 +110,24 @@ pub struct MergeArgs {
     output: PathBuf,
 }
 
+/// Notes on the corpus that are printed.
+const NOTES: usize = 3;
+
 impl Text {
+    /// The files to read; what is left out is told.
     fn inputs(&self) -> Result<Vec<Input>> {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
             TextFormat::Lines => Format::Lines,
         });
-        corpus::find(&self.input, format)
+        let found = corpus::find(&self.input, format)?;
+        let more = found.notes.len().saturating_sub(NOTES);
+        found.notes.iter().take(NOTES).for_each(|note| eprintln!("note: {}", visible(note)));
+        if more > 0 {
+            eprintln!("note: and {more} more like these");
+        }
+        Ok(found.inputs)
     }
 
     fn rules(&self) -> Rules {
@@ -145,17 +160,9 @@ pub fn build(args: BuildArgs) -> Result<()> {
         parse_special: args.parse_special,
         threads: args.text.threads(),
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())?;
-    }
     let built = build.run(|report, tokens| {
         progress
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted; nothing of the output is kept");
-        }
-        Ok(())
     })?;
     let seconds = progress.finish();
     println!(
@@ -206,6 +213,7 @@ fn token_type(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<TokenType, Prob
 }
 
 pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
+    let mut output = Output::create(&args.output, args.overwrite.existing())?;
     let inputs = args.text.inputs()?;
     let total = inputs.iter().map(|input| input.size).sum();
     let training = Training {
@@ -221,8 +229,10 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
         |_| {},
     )?;
     let seconds = progress.finish();
-    std::fs::write(&args.output, &trained.json)
+    output
+        .write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", args.output.display()))?;
+    output.finish()?;
     println!(
         "{}: {} ids learned from {} ({} different pieces) in {seconds}",
         args.output.display(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::base::Problems;
+use crate::base::{Problems, visible};
 use crate::data::mixture::Mixture;
 use crate::data::order::Cache;
 use crate::data::plan::{Share, SharePart};
@@ -83,6 +83,9 @@ pub fn run(args: Args) -> Result<()> {
     let Ranges { rows, fractions } = ranges(&args.range)?;
     let mixture = open(&preview(&args, fractions)?)?;
     let count = mixture.samples();
+    if count == 0 {
+        return Err(no_sample(&args).into());
+    }
     let default = if args.json { count } else { count.min(SHOWN) };
     let rows = rows.unwrap_or(0..default);
     if rows.end > count {
@@ -95,6 +98,15 @@ pub fn run(args: Args) -> Result<()> {
         false => super::tokenizer(args.tokenizer.as_deref(), &args.datasets[0])?,
     };
     super::until_closed(print(&mixture, rows, args.json, tokenizer.as_ref()))
+}
+
+/// Of parts too small for one sample. Megatron repeats them where a number of samples is asked for.
+fn no_sample(args: &Args) -> Problems {
+    let place = super::prefix(&args.datasets[0]).display().to_string();
+    let what = format!("what is read of it has no {} tokens: not one sample", args.seq_len + 1);
+    let remedy = "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
+                  (`run` does not)";
+    Problems::one(place, what, remedy)
 }
 
 /// What the options ask for, checked.
@@ -189,7 +201,7 @@ fn print(mixture: &Mixture, rows: Rows, json: bool, tokenizer: Option<&Tokenizer
         match tokenizer {
             Some(tokenizer) => {
                 let ids: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
-                writeln!(out, "{}\n", tokenizer.decode(&ids))?;
+                writeln!(out, "{}\n", visible(&tokenizer.decode(&ids)))?;
             }
             None => writeln!(out, "{tokens:?}\n")?,
         }

@@ -9,12 +9,14 @@
 //! It keeps other programs and jobs out; later data is neither encrypted nor signed.
 
 use hmac::{Hmac, Mac};
+use parking_lot::Mutex;
 use sha2::Sha256;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 16] = b"gptrain ranks 1\n";
@@ -80,6 +82,43 @@ impl From<io::Error> for AuthError {
     }
 }
 
+/// The handshakes that a listener has begun.
+#[derive(Default)]
+pub struct Handshakes {
+    /// Oldest first, by number.
+    waiting: Mutex<VecDeque<(u64, Arc<TcpStream>)>>,
+    begun: AtomicU64,
+    strangers: AtomicU64,
+}
+
+impl Handshakes {
+    /// Connections that did not prove the key.
+    pub fn strangers(&self) -> u64 {
+        self.strangers.load(Ordering::Relaxed)
+    }
+
+    /// Where there are too many, the oldest is ended: a rank's takes milliseconds, so whoever waits
+    /// that long is none.
+    fn begin(&self, stream: &Arc<TcpStream>, most: usize) -> u64 {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= most
+            && let Some((_, oldest)) = waiting.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both); // its thread counts it
+        }
+        waiting.push_back((number, stream.clone()));
+        number
+    }
+
+    fn end(&self, number: u64, is_stranger: bool) {
+        self.waiting.lock().retain(|(other, _)| *other != number);
+        if is_stranger {
+            self.strangers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Accepts connections until `stop`, checked at each. One whose peer proves the key goes to
 /// `accepted` with the peer's body, on a thread of its own.
 pub fn accept_all(
@@ -87,35 +126,36 @@ pub fn accept_all(
     key: &Key,
     purpose: &'static str,
     world: usize,
+    handshakes: &Arc<Handshakes>,
     stop: impl Fn() -> bool,
     accepted: impl Fn(Vec<u8>, TcpStream) + Clone + Send + 'static,
 ) {
-    let busy = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         if stop() {
             return;
         }
-        let Ok(mut stream) = stream else {
+        let Ok(stream) = stream.map(Arc::new) else {
             // Out of file descriptors: let some handshakes time out.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        if busy.fetch_add(1, Ordering::Relaxed) >= MAX_HANDSHAKES + world {
-            busy.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (key, accepted, busy) = (key.clone(), accepted.clone(), busy.clone());
-        std::thread::spawn(move || {
-            if let Ok(body) = accept(&mut stream, &key, purpose) {
+        let number = handshakes.begin(&stream, MAX_HANDSHAKES + world);
+        let (key, accepted, all) = (key.clone(), accepted.clone(), handshakes.clone());
+        let handshake = move || {
+            let body = accept(&stream, &key, purpose);
+            all.end(number, body.is_err());
+            if let (Ok(body), Some(stream)) = (body, Arc::into_inner(stream)) {
                 accepted(body, stream);
             }
-            busy.fetch_sub(1, Ordering::Relaxed);
-        });
+        };
+        if std::thread::Builder::new().spawn(handshake).is_err() {
+            handshakes.end(number, false); // the peer tries again
+        }
     }
 }
 
 /// The listening side: returns the peer's body once the peer is authenticated.
-pub fn accept(stream: &mut TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
+pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
     let end = Instant::now() + TIMEOUT;
     let mine = nonce()?;
     let mut greeting = MAGIC.to_vec();
@@ -180,7 +220,7 @@ fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Fills `to` before `end`; a slow sender does not extend the limit.
-fn read(stream: &mut TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
+fn read(mut stream: &TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
     let mut filled = 0;
     while filled < to.len() {
         let left = end.saturating_duration_since(Instant::now());

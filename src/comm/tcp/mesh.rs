@@ -5,7 +5,7 @@ use super::super::inbox::{Frame, Transport};
 use super::super::{Failed, World};
 use super::connect;
 use super::frames;
-use super::handshake::{self, Key};
+use super::handshake::{self, Handshakes, Key};
 use super::process::{ControlChannel, ProcessState, describe};
 use super::throttle::Throttle;
 use parking_lot::{Condvar, Mutex};
@@ -62,7 +62,8 @@ impl Mesh {
             }
         };
         let (world, left) = (self.process.size, || self.process.left());
-        handshake::accept_all(listener, &self.key, "data", world, left, accepted);
+        let all = Arc::new(Handshakes::default());
+        handshake::accept_all(listener, &self.key, "data", world, &all, left, accepted);
     }
 
     fn connect_to(self: &Arc<Mesh>, to: usize) -> Result<(), Failed> {

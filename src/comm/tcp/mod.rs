@@ -142,6 +142,7 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
 fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<TcpStream, Failed> {
     let end = Instant::now() + join.start_timeout;
     let body = serde_json::to_vec(request).expect("plain data");
+    let mut answered = None;
     loop {
         let tried = connect(&join.address).map_err(AuthError::Io).and_then(|mut stream| {
             handshake::authenticate(&mut stream, key, "join", &body).map(|()| stream)
@@ -150,11 +151,17 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
             Ok(stream) => return Ok(stream),
             Err(why) => why,
         };
+        // What somebody there has answered says more than that nobody is there any more.
+        let why = match why {
+            AuthError::Io(_) => answered.take().unwrap_or(why),
+            answer => answer,
+        };
         if Instant::now() > end {
             let seconds = join.start_timeout.as_secs_f64();
             let what = format!("did not find rank 0 at {} in {seconds:.0} s: {why}", join.address);
             return Err(failed(join, what));
         }
+        answered = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -206,7 +213,9 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt;
     let path = secret_file(folder, job);
     let nonce = handshake::nonce().context("reading /dev/urandom")?;
-    let new = path.with_extension(format!("{:016x}", u64::from_le_bytes(nonce[..8].try_into()?)));
+    // Anyone may see the name: it is made of other bits than the secret.
+    let name = handshake::nonce().context("reading /dev/urandom")?;
+    let new = path.with_extension(format!("{:016x}", u64::from_le_bytes(name[..8].try_into()?)));
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);

@@ -1,13 +1,14 @@
 //! The rendezvous server on rank 0: accepts the job's ranks until all have joined. Unauthenticated
-//! peers cost one thread for five seconds each, up to a limit.
+//! peers cost one thread for five seconds each, up to a limit; they are counted.
 
 use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
-use super::handshake::{self, Key};
+use super::handshake::{self, Handshakes, Key};
 use super::{Join, LOOPBACK, failed, loopback};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -30,13 +31,17 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
             let _ = joined.send((request, address.ip(), stream));
         }
     };
+    let handshakes = Arc::new(Handshakes::default());
+    let all = handshakes.clone();
     std::thread::spawn(move || {
-        handshake::accept_all(&listener, &key, "join", world, || false, accepted)
+        handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
     });
     let mut present = BTreeMap::new();
     present.insert(0, own_entry(join, data_port));
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
-    let problem = missing(join, &present, &duplicates).or_else(|| mismatch(&present));
+    let strangers = handshakes.strangers();
+    let missing = missing(join, &present, &duplicates, strangers);
+    let problem = missing.or_else(|| mismatch(&present));
     std::thread::spawn(move || reject_late(&arrivals));
     match problem {
         None => Ok(present.into_values().collect()),
@@ -118,11 +123,12 @@ fn reject(mut control: TcpStream, why: &str) {
     let _ = control::write(&mut control, &ControlMessage::Rejected(why.to_string()));
 }
 
-/// "ranks 3, 5 did not come in 60 s; rank 2 came twice".
+/// "ranks 3, 5 did not come in 60 s; rank 2 came twice; 12 connections were strangers'".
 fn missing(
     join: &Join,
     present: &BTreeMap<usize, Arrived>,
     duplicates: &[usize],
+    strangers: u64,
 ) -> Option<String> {
     let absent: Vec<usize> = (0..join.world).filter(|rank| !present.contains_key(rank)).collect();
     if absent.is_empty() {
@@ -133,6 +139,10 @@ fn missing(
     line += &format!("; {} of {} are there", present.len(), join.world);
     if !duplicates.is_empty() {
         line += &format!("; {} came twice", ranks(duplicates));
+    }
+    if strangers > 0 {
+        let noun = if strangers == 1 { "connection" } else { "connections" };
+        line += &format!("; {strangers} {noun} did not prove to be of this job");
     }
     Some(line)
 }

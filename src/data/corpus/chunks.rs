@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 
 use anyhow::{Context, Result};
 
-use super::{Chunk, Format, Input};
+use super::{Chunk, Format, Input, Reading};
 use crate::base::{Bytes, Problems};
 
 /// Bytes of text in a chunk, where lines allow: enough to be worth a thread's attention.
@@ -12,21 +12,31 @@ const CHUNK: usize = 1 << 20;
 /// The longest line. It has to be in memory at once, several times over.
 const LONGEST: usize = 256 << 20;
 
-/// Hands the chunks of one file to `chunk`, until it answers false. `whole_texts` keeps plain text
-/// in one piece.
-pub fn cut(input: &Input, whole_texts: bool, mut chunk: impl FnMut(Chunk) -> bool) -> Result<()> {
-    let whole = whole_texts && input.format == Format::Text;
+/// Hands the chunks of one file to `chunk`, until it answers false.
+pub fn cut(
+    input: &Input,
+    reading: &Reading<'_>,
+    mut chunk: impl FnMut(Chunk) -> bool,
+) -> Result<()> {
+    let whole = reading.whole_texts && input.format == Format::Text;
+    let skip_long = reading.skip_long && input.format != Format::Text;
     let (mut stream, position) = input.open()?;
     let (mut bytes, mut first_line) = (Vec::new(), 1);
     let mut searched = 0; // bytes known to hold no boundary
+    let mut skipped = 0;
     loop {
-        let ended = fill(&mut *stream, &mut bytes, CHUNK)
-            .with_context(|| format!("cannot read {}", input.place()))?;
+        let failed = || format!("cannot read {}", input.place());
+        let ended = fill(&mut *stream, &mut bytes, CHUNK).with_context(failed)?;
         let end = match ended {
             true => Some(bytes.len()),
             false if whole => None,
             false => boundary(input.format, &bytes, searched),
         };
+        if end.is_none() && bytes.len() >= LONGEST && skip_long {
+            skip_line(&mut *stream, &mut bytes).with_context(failed)?;
+            (skipped, first_line, searched) = (skipped + 1, first_line + 1, 0);
+            continue;
+        }
         if end.is_none() && bytes.len() >= LONGEST {
             let unit = if whole { "text" } else { "line" };
             let what = format!("a {unit} of more than {}", Bytes(LONGEST as u64));
@@ -45,6 +55,7 @@ pub fn cut(input: &Input, whole_texts: bool, mut chunk: impl FnMut(Chunk) -> boo
             place: input.place(),
             format: input.format,
             first_line,
+            skipped: std::mem::take(&mut skipped),
             bytes: std::mem::replace(&mut bytes, rest),
             continues: input.format == Format::Text && !ended,
             continued: input.format == Format::Text && first_line > 1,
@@ -52,6 +63,19 @@ pub fn cut(input: &Input, whole_texts: bool, mut chunk: impl FnMut(Chunk) -> boo
         });
         first_line += lines;
         if ended || !goes_on {
+            return Ok(());
+        }
+    }
+}
+
+/// Leaves in `bytes`, which have no line end, what was read of the line after.
+fn skip_line(stream: &mut dyn Read, bytes: &mut Vec<u8>) -> std::io::Result<()> {
+    loop {
+        bytes.clear();
+        let ended = fill(stream, bytes, CHUNK)?;
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        if let Some(end) = end.map(|at| at + 1).or(ended.then_some(bytes.len())) {
+            bytes.drain(..end);
             return Ok(());
         }
     }

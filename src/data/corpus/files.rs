@@ -1,7 +1,9 @@
 //! Which files a corpus is made of, and opening them.
 
-use std::fs::File;
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -32,54 +34,111 @@ pub struct Input {
 const JSON_ENDINGS: [&str; 4] = ["jsonl", "json", "ndjson", "jl"];
 const TEXT_ENDINGS: [&str; 3] = ["txt", "text", "md"];
 
+/// The files of a corpus.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    pub inputs: Vec<Input>,
+    /// What was left out, and why: links back to what is read already, and what is not a file.
+    pub notes: Vec<String>,
+}
+
 /// The files `paths` name, in order: a folder stands for all files of a known kind below it, sorted
-/// by name; `-` for standard input. `format` overrules what the names say.
-pub fn find(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<Input>> {
+/// by name; `-` for standard input. `format` overrules what the names say. A file is read once,
+/// whatever leads to it.
+pub fn find(paths: &[PathBuf], format: Option<Format>) -> Result<Found> {
     let mut problems = Problems::default();
-    let mut inputs = Vec::new();
+    let mut search = Search { format, seen: HashMap::new(), found: Found::default() };
     for path in paths {
         if path.as_os_str() == "-" {
             let format = format.unwrap_or(Format::JsonLines);
-            inputs.push(Input { path: None, format, size: 0 });
-        } else if path.is_dir() {
-            let before = inputs.len();
-            let mut files = Vec::new();
-            walk(path, &mut files)?;
-            inputs.extend(files.into_iter().filter_map(|file| input(file, None, format)));
-            if inputs.len() == before {
-                let what = "the folder holds no .jsonl or .txt files, plain, .gz or .zst";
-                problems.add(path.display().to_string(), what, "name the files, with --format");
+            search.found.inputs.push(Input { path: None, format, size: 0 });
+            continue;
+        }
+        let place = path.display().to_string();
+        match std::fs::metadata(path) {
+            Ok(about) if about.is_dir() => {
+                let before = search.found.clone();
+                search.folder(path, &about)?;
+                if search.found == before {
+                    let what = "the folder holds no .jsonl or .txt files, plain, .gz or .zst";
+                    problems.add(place, what, "name the files, with --format");
+                }
             }
-        } else if !path.exists() {
-            problems.add(path.display().to_string(), "does not exist", "check the path");
-        } else {
-            let fallback = Some(Format::Text);
-            inputs.extend(input(path.clone(), fallback, format));
+            Ok(about) => search.file(path, Some(&about), Some(Format::Text)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                problems.add(place, "does not exist", "check the path");
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot look at {place}")),
         }
     }
-    problems.or(inputs).map_err(Into::into)
+    if problems.list.is_empty() && search.found.inputs.is_empty() {
+        let place = paths.first().map_or(String::new(), |path| path.display().to_string());
+        let what = format!("nothing is left to read: {}", search.found.notes.join("; "));
+        problems.add(place, what, "name other files");
+    }
+    problems.or(search.found).map_err(Into::into)
 }
 
-fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let failed = || format!("cannot list {}", folder.display());
-    let entries = std::fs::read_dir(folder).with_context(failed)?;
-    let mut paths = entries
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<std::io::Result<Vec<_>>>()
-        .with_context(failed)?;
-    paths.sort();
-    for path in paths {
-        if path.is_dir() {
-            walk(&path, files)?;
-        } else {
-            files.push(path);
+/// A walk through folders that ends, whatever links there are.
+struct Search {
+    format: Option<Format>,
+    /// The path of each file and folder by its device and inode.
+    seen: HashMap<(u64, u64), PathBuf>,
+    found: Found,
+}
+
+impl Search {
+    fn folder(&mut self, folder: &Path, about: &Metadata) -> Result<()> {
+        if !self.is_new(folder, about) {
+            return Ok(());
+        }
+        let failed = || format!("cannot list {}", folder.display());
+        let entries = std::fs::read_dir(folder).with_context(failed)?;
+        let mut paths = entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<std::io::Result<Vec<_>>>()
+            .with_context(failed)?;
+        paths.sort();
+        for path in paths {
+            match std::fs::metadata(&path) {
+                Ok(about) if about.is_dir() => self.folder(&path, &about)?,
+                Ok(about) if !about.is_file() && input(&path, None, None).is_some() => {
+                    let note = format!("{} is not a file: left out", path.display());
+                    self.found.notes.push(note);
+                }
+                // A link that leads nowhere is told when it is opened.
+                about => self.file(&path, about.as_ref().ok(), None),
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, path: &Path, about: Option<&Metadata>, fallback: Option<Format>) {
+        let Some(input) = input(path, fallback, self.format) else { return };
+        if about.is_none_or(|about| self.is_new(path, about)) {
+            self.found.inputs.push(input);
         }
     }
-    Ok(())
+
+    /// Whether nothing led there before; otherwise it is noted.
+    fn is_new(&mut self, path: &Path, about: &Metadata) -> bool {
+        let id = (about.dev(), about.ino());
+        let Some(first) = self.seen.get(&id) else {
+            self.seen.insert(id, path.into());
+            return true;
+        };
+        let (path, first) = (path.display(), first.display());
+        let note = match about.is_dir() && path.to_string().starts_with(&format!("{first}/")) {
+            true => format!("{path} leads back to {first}: not followed"),
+            false => format!("{path} is the same as {first}: read once"),
+        };
+        self.found.notes.push(note);
+        false
+    }
 }
 
 /// A file with its format, by its name or else `fallback`.
-fn input(path: PathBuf, fallback: Option<Format>, wanted: Option<Format>) -> Option<Input> {
+fn input(path: &Path, fallback: Option<Format>, wanted: Option<Format>) -> Option<Input> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = name.trim_end_matches(".gz").trim_end_matches(".zst");
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
@@ -89,8 +148,8 @@ fn input(path: PathBuf, fallback: Option<Format>, wanted: Option<Format>) -> Opt
         _ => fallback,
     };
     let format = by_name.map(|by_name| wanted.unwrap_or(by_name))?;
-    let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-    Some(Input { path: Some(path), format, size })
+    let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    Some(Input { path: Some(path.into()), format, size })
 }
 
 impl Input {

@@ -8,8 +8,8 @@ mod files;
 mod json;
 mod pipeline;
 
-pub use files::{Format, Input, find};
-pub use pipeline::{Reading, Report, in_order};
+pub use files::{Format, Found, Input, find};
+pub use pipeline::{Report, in_order};
 
 use std::borrow::Cow;
 
@@ -25,6 +25,8 @@ pub struct Chunk {
     pub format: Format,
     /// Number of the first line.
     pub first_line: u64,
+    /// Lines before it that were left out unread, since they are too long.
+    pub skipped: u64,
     /// Whole lines of JSON; or text, which ends where no tokenizer's pattern joins across.
     pub bytes: Vec<u8>,
     /// Whether the document goes on in the next chunk. JSON lines never do.
@@ -35,12 +37,23 @@ pub struct Chunk {
     pub read: u64,
 }
 
+/// How a corpus is read.
+pub struct Reading<'a> {
+    pub inputs: &'a [Input],
+    /// Threads that work, besides the one that reads.
+    pub threads: usize,
+    /// Keep plain text in one piece, for tokenizers whose ids would differ across a cut.
+    pub whole_texts: bool,
+    /// Leave out lines that are too long, and count them.
+    pub skip_long: bool,
+}
+
 /// How documents are taken out of chunks.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// The field of a JSON line that holds the text.
     pub key: String,
-    /// Lines that cannot be read are counted, not fatal.
+    /// Lines that cannot be read, or are too long to be, are counted, not fatal.
     pub skip_invalid: bool,
 }
 
@@ -55,7 +68,7 @@ impl Chunk {
             return self.text(rules, document);
         }
         let field = Field::new(&rules.key);
-        let mut skipped = 0;
+        let mut skipped = self.skipped;
         for (line, number) in self.bytes.split(|byte| *byte == b'\n').zip(self.first_line..) {
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;

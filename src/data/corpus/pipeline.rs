@@ -3,19 +3,10 @@
 
 use std::sync::mpsc::sync_channel;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::{Chunk, Input, chunks};
+use super::{Chunk, Reading, chunks};
 use crate::base;
-
-/// How a corpus is read.
-pub struct Reading<'a> {
-    pub inputs: &'a [Input],
-    /// Threads that work, besides the one that reads.
-    pub threads: usize,
-    /// Keep plain text in one piece, for tokenizers whose ids would differ across a cut.
-    pub whole_texts: bool,
-}
 
 /// How far reading has come.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +29,9 @@ pub fn in_order<S, T: Send>(
     let room = 2 * reading.threads;
     let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {
-        scope.spawn(move || read(reading, |chunk| send.send(chunk).is_ok()));
+        let reader = move || read(reading, |chunk| send.send(chunk).is_ok());
+        let reader = std::thread::Builder::new().spawn_scoped(scope, reader);
+        reader.context("cannot start the thread that reads")?;
         let work = |state: &mut S, chunk: Result<(Chunk, Report)>| {
             chunk.and_then(|(chunk, report)| Ok((work(state, chunk)?, report)))
         };
@@ -53,7 +46,7 @@ fn read(reading: &Reading<'_>, mut send: impl FnMut(Result<(Chunk, Report)>) -> 
     let mut text = 0;
     for input in reading.inputs {
         let mut goes_on = true;
-        let cut = chunks::cut(input, reading.whole_texts, |chunk| {
+        let cut = chunks::cut(input, reading, |chunk| {
             text += chunk.bytes.len() as u64;
             let report = Report { read: files + chunk.read, text };
             goes_on = send(Ok((chunk, report)));

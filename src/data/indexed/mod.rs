@@ -10,6 +10,7 @@
 //!
 //! Does not know samples, nor what a token means.
 
+pub mod digest;
 mod read;
 mod write;
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
@@ -224,8 +224,10 @@ impl Indexed {
                 *token = wide as i32;
             }
             if outside {
-                let path = self.tokens.path().display();
-                bail!("{path} holds a token id beyond 31 bits near byte {}", at + i * CHUNK);
+                let place = self.tokens.path().display().to_string();
+                let what = format!("holds a token id beyond 31 bits near byte {}", at + i * CHUNK);
+                let remedy = "it is damaged, or holds no tokens: build it again";
+                return Err(Problems::one(place, what, remedy).into());
             }
         }
         Ok(())

@@ -1,74 +1,43 @@
 //! Writing: tokens stream into `PREFIX.bin.partial`, the index follows at the end, and both get
-//! their names only when complete and on the disk.
+//! their names only when complete and on the disk (`base::output`).
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Indexed, MAGIC, TokenType, index_path, tokens_path, with_ending};
-use crate::base::Problems;
+use super::{Indexed, MAGIC, TokenType, index_path, tokens_path};
+use crate::base::output::{self, Existing, Output};
 
 /// Writes one dataset. Dropped before `finish`, it leaves nothing behind.
 pub struct Writer {
     prefix: PathBuf,
     token_type: TokenType,
-    /// Locked while it is written, so that two writers cannot share an output.
-    out: BufWriter<File>,
+    out: BufWriter<Output>,
     lengths: Vec<i32>,
     documents: Vec<i64>,
     /// Tokens of the sequence that has not ended.
     open: usize,
     tokens: u64,
-    finished: bool,
 }
 
 impl Writer {
     /// Starts `prefix.bin` and `prefix.idx`. Refuses names that exist or that somebody else is
     /// writing right now.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
-        let place = prefix.display().to_string();
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
-        for path in [tokens_path(prefix), index_path(prefix)] {
-            if path.exists() {
-                let what = format!("{} exists", path.display());
-                let remedy = "choose another output, or remove the old dataset first";
-                return Err(Problems::one(place, what, remedy).into());
-            }
-        }
-        let partial = partial(&tokens_path(prefix));
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false) // it may be somebody else's: lock first
-            .open(&partial)
-            .with_context(|| format!("cannot create {}", partial.display()))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(others(&place)),
-            Err(TryLockError::Error(error)) => {
-                return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
-            }
-        }
-        // Whoever had the lock may have finished meanwhile: then this is the dataset itself.
-        if !is_at(&file, &partial)? {
-            return Err(others(&place));
-        }
-        // What a killed process has left is overwritten.
-        if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
-            file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
-        }
+        output::names_a_file(prefix)?;
+        output::is_free(&tokens_path(prefix))?;
+        output::is_free(&index_path(prefix))?;
+        let out = Output::create(&tokens_path(prefix), Existing::Refused)?;
         Ok(Writer {
             prefix: prefix.into(),
             token_type,
-            out: BufWriter::with_capacity(1 << 20, file),
+            out: BufWriter::with_capacity(1 << 20, out),
             lengths: Vec::new(),
             documents: vec![0],
             open: 0,
             tokens: 0,
-            finished: false,
         })
     }
 
@@ -159,22 +128,16 @@ impl Writer {
     /// Writes the index and gives both files their names.
     pub fn finish(mut self) -> Result<()> {
         let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
-        self.out
-            .flush()
-            .and_then(|()| self.out.get_ref().sync_all())
-            .with_context(|| self.failed(&tokens))?;
-        self.write_index(&partial(&index)).with_context(|| self.failed(&index))?;
-        for path in [&tokens, &index] {
-            let from = partial(path);
-            std::fs::rename(&from, path)
-                .with_context(|| format!("cannot rename {} into place", from.display()))?;
-        }
-        self.finished = true;
-        Ok(())
+        self.out.flush().with_context(|| self.failed(&tokens))?;
+        let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, Existing::Refused)?);
+        self.write_index(&mut out).with_context(|| self.failed(&index))?;
+        let whole = |error: IntoInnerError<_>| error.into_error();
+        let failed = self.failed(&tokens);
+        let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
+        output::finish(two).context(failed)
     }
 
-    fn write_index(&self, path: &Path) -> std::io::Result<()> {
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    fn write_index(&self, out: &mut impl Write) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
         out.write_all(&1u64.to_le_bytes())?;
         out.write_all(&[self.token_type.code()])?;
@@ -191,37 +154,10 @@ impl Writer {
         for bound in &self.documents {
             out.write_all(&bound.to_le_bytes())?;
         }
-        out.into_inner()?.sync_all()
+        out.flush()
     }
 
     fn failed(&self, path: &Path) -> String {
         format!("writing {} failed; nothing of it is kept", path.display())
     }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.finished {
-            for path in [tokens_path(&self.prefix), index_path(&self.prefix)] {
-                std::fs::remove_file(partial(&path)).ok();
-            }
-        }
-    }
-}
-
-fn others(place: &str) -> anyhow::Error {
-    let what = "another process is building this dataset right now";
-    Problems::one(place, what, "wait for it, or choose another output").into()
-}
-
-/// Whether an open file is what lies at a path now.
-fn is_at(file: &File, path: &Path) -> Result<bool> {
-    let failed = || format!("cannot stat {}", path.display());
-    let open = file.metadata().with_context(failed)?;
-    let there = std::fs::metadata(path).ok();
-    Ok(there.is_some_and(|there| (there.dev(), there.ino()) == (open.dev(), open.ino())))
-}
-
-fn partial(path: &Path) -> PathBuf {
-    with_ending(path, ".partial")
 }

@@ -31,6 +31,14 @@ impl<T: Pod> Array<T> {
         self.len() == 0
     }
 
+    /// Bytes in memory: none of a file's.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Array::Memory(values) => size_of_val(&**values) as u64,
+            Array::Mapped { .. } => 0,
+        }
+    }
+
     /// Value `i`. Fails if the file has shrunk since it was mapped.
     pub fn at(&self, i: usize) -> Result<T> {
         match self {

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::super::indexed::{Access, Indexed, Mapped};
 use super::{Array, Extent, Order, OrderSpec};
+use crate::base::memory;
 
 /// A folder of orders. Files in it may be removed at any time between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,7 @@ impl Cache {
         let lengths = dataset.lengths();
         let extent = Extent::new(spec, lengths, &part, place)?;
         if extent.bytes() < self.from_bytes {
+            extent.has_room(memory::available(), place)?;
             return Ok(Order::of_extent(&extent, spec, lengths, part));
         }
         let key = key(spec, &extent, dataset, &part);
@@ -73,6 +75,7 @@ impl Cache {
         if let Some(order) = read(&path, &key, spec, &extent)?.filter(|_| locked) {
             return Ok(order);
         }
+        extent.has_room(memory::available(), place)?;
         let order = Order::of_extent(&extent, spec, lengths, part);
         if !locked {
             return Ok(order);

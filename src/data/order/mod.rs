@@ -15,7 +15,7 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 
 use super::random::RandomState;
-use crate::base::{Count, Problems};
+use crate::base::{Bytes, Count, Problems, memory};
 use crate::manifest::DataRule;
 
 /// What an order is made from, besides the sequences' lengths.
@@ -71,6 +71,7 @@ impl Order {
         place: &str,
     ) -> Result<Order> {
         let extent = Extent::new(spec, lengths, &part, place)?;
+        extent.has_room(memory::available(), place)?;
         Ok(Order::of_extent(&extent, spec, lengths, part))
     }
 
@@ -86,6 +87,11 @@ impl Order {
         }
         let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
         Order { seq_len: spec.seq_len, epochs: extent.epochs, sequences, starts, shuffle }
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> u64 {
+        self.sequences.bytes() + self.starts.bytes() + self.shuffle.bytes()
     }
 
     /// How many samples there are.
@@ -152,6 +158,16 @@ impl Extent {
     /// Bytes of the order.
     fn bytes(&self) -> u64 {
         4 * self.entries + 8 * (self.samples + 1) + 4 * self.samples
+    }
+
+    /// An error where the order has no room in memory, in which it is made.
+    fn has_room(&self, left: Option<Bytes>, place: &str) -> Result<(), Problems> {
+        let Some(left) = left.filter(|left| left.0 < self.bytes()) else { return Ok(()) };
+        let (samples, bytes) = (Count(self.samples), Bytes(self.bytes()));
+        let what = format!("the order of its {samples} samples takes {bytes}, and {left} is free");
+        let remedy = "ask for fewer samples (train.steps, train.samples, train.tokens), or start \
+                      fewer runs here";
+        Err(Problems::one(place, what, remedy))
     }
 }
 

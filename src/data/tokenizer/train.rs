@@ -201,21 +201,23 @@ impl Learner {
 /// Merges a pair everywhere in one word; returns how often each neighbouring pair came or went.
 fn merge_word(ids: &mut Vec<u32>, pair: Pair, id: u32) -> Vec<(Pair, i64)> {
     let mut changes = Vec::new();
-    let mut i = 0;
-    while i + 1 < ids.len() {
-        if (ids[i], ids[i + 1]) == pair {
-            if i > 0 {
-                changes.push(((ids[i - 1], pair.0), -1));
-                changes.push(((ids[i - 1], id), 1));
+    let (mut at, mut kept) = (0, 0);
+    while at < ids.len() {
+        if ids[at..].starts_with(&[pair.0, pair.1]) {
+            if kept > 0 {
+                changes.push(((ids[kept - 1], pair.0), -1));
+                changes.push(((ids[kept - 1], id), 1));
             }
-            if i + 2 < ids.len() {
-                changes.push(((pair.1, ids[i + 2]), -1));
-                changes.push(((id, ids[i + 2]), 1));
+            if at + 2 < ids.len() {
+                changes.push(((pair.1, ids[at + 2]), -1));
+                changes.push(((id, ids[at + 2]), 1));
             }
-            ids[i] = id;
-            ids.remove(i + 1);
+            (ids[kept], at) = (id, at + 2);
+        } else {
+            (ids[kept], at) = (ids[at], at + 1);
         }
-        i += 1;
+        kept += 1;
     }
+    ids.truncate(kept);
     changes
 }

@@ -28,7 +28,7 @@ use super::{
     AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,
     QueryKey, Scaler, Scaling, Tensor, Transfer, ZLoss,
 };
-use crate::base::Bytes;
+use crate::base::{Bytes, Problems};
 use crate::device::Home;
 pub use memory::HostMemory;
 use memory::{Regions, Workspace};
@@ -53,16 +53,26 @@ pub struct Cpu {
 impl Cpu {
     /// A backend with that many threads, or as many as the machine gives this process.
     pub fn new(threads: Option<usize>) -> Cpu {
+        Cpu::open(threads).unwrap_or_else(|problems| panic!("{problems}"))
+    }
+
+    /// The same, or an error where the system does not give as many threads.
+    pub fn open(threads: Option<usize>) -> Result<Cpu, Problems> {
         let all = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = threads.unwrap_or_else(all).max(1);
-        let pool = (threads > 1).then(|| {
+        let start = || {
             let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
-            builder.thread_name(|i| format!("cpu-{i}")).build().expect("threads can be started")
-        });
+            builder.thread_name(|i| format!("cpu-{i}")).build()
+        };
+        let pool = (threads > 1).then(start).transpose().map_err(|error| {
+            let what = format!("{threads} threads cannot be started: {error}");
+            let remedy = "lower train.threads, start fewer ranks here, or raise ulimit -u, -v";
+            Problems::one("this machine", what, remedy)
+        })?;
         let (workspace, sums) = (Workspace::default(), Workspace::default());
         let (regions, downloads) = (Regions::default(), memory::Downloads::default());
         let second = RefCell::default();
-        Cpu { threads, pool, regions, workspace, sums, downloads, second }
+        Ok(Cpu { threads, pool, regions, workspace, sums, downloads, second })
     }
 
     pub fn threads(&self) -> usize {

@@ -22,7 +22,9 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let name = name(raw.name, report, stem);
     let cut = raw.topology.unwrap_or_default();
     let chunks = cut.chunks.is_some();
-    let topology = Topology::read(cut);
+    let mut topology = Topology::read(cut);
+    // There is nothing to share among the ranks of a group of one; so says Megatron too.
+    topology.sequence_parallel &= topology.tensor > 1;
     let model = raw.model.unwrap_or_default();
     shape::written(&model, report);
     let model = Model::read(model, topology.tensor);

@@ -54,7 +54,7 @@ impl Device {
                 let what = "precision is tf32, and the device is the CPU, which cannot";
                 return Err(Problems::one(m.name.as_str(), what, "--set precision=f32"));
             }
-            return Ok(Device::Cpu(Cpu::new(threads)));
+            return Cpu::open(threads).map(Device::Cpu);
         };
         let (dtype, tf32) = (model_dtype(m.precision), m.precision == Precision::Tf32);
         let options = Options { dtype, tf32, threads, ..Options::of_machine(ordinal) };

@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{RunInfo, StepLine};
+use crate::base::output::{Existing, Output};
 use crate::base::{Problems, null_is_nan};
 use crate::data::eval::Accuracy;
 
@@ -158,8 +159,7 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Dropped::default()),
         opened => opened?,
     };
-    let copy_path = path.with_extension("jsonl.tmp");
-    let mut copy = BufWriter::new(File::create(&copy_path)?);
+    let mut copy = BufWriter::new(Output::create(path, Existing::Replaced)?);
     let mut dropped = Dropped::default();
     let (mut lines, mut text) = (BufReader::new(file), Vec::new());
     for number in 1.. {
@@ -173,11 +173,8 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
             None => dropped.unreadable.push(number),
         }
     }
-    copy.into_inner()?.sync_all()?;
-    if dropped == Dropped::default() {
-        fs::remove_file(&copy_path)?;
-    } else {
-        fs::rename(&copy_path, path)?;
+    if dropped != Dropped::default() {
+        copy.into_inner().map_err(|error| error.into_error())?.finish()?;
     }
     Ok(dropped)
 }

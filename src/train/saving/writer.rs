@@ -1,5 +1,6 @@
 //! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
+use super::super::last_checkpoint;
 use crate::base::{Seconds, Worker};
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Keep, Snapshot, State, WrittenPart};
@@ -67,6 +68,9 @@ impl Publish {
             .map_err(|error| checkpoint::abandon(&disk, &fresh, state.progress.step, error))?;
         let checkpoints = folder.parent().unwrap_or(Path::new("."));
         checkpoint::write_hint(&disk, checkpoints, state.progress.step)?;
+        if let Some(run) = checkpoints.parent() {
+            last_checkpoint::note(run, state.progress.step)?;
+        }
         checkpoint::prune(&disk, checkpoints, keep)?;
         let (stall, seconds) = (Seconds(stall), Seconds(begun.elapsed().as_secs_f64()));
         Ok(format!("saved {} in {seconds} (training waited {stall})", folder.display()))

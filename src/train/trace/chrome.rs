@@ -2,22 +2,32 @@
 //! https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 use super::spans::RankSpans;
+use crate::base::output::{Existing, Output};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
+/// How a trace begins.
+const START: &str = "{\"displayTimeUnit\":\"ms\"";
+
+/// Whether the file has the name of something that is no trace.
+pub fn is_other(file: &Path) -> bool {
+    let about = std::fs::metadata(file).ok();
+    if about.is_none_or(|about| !about.is_file() || about.len() == 0) {
+        return false;
+    }
+    let mut start = vec![0; START.len()];
+    let read = File::open(file).and_then(|mut file| file.read_exact(&mut start));
+    read.is_err() || start != START.as_bytes()
+}
+
 /// Writes the file atomically: it is valid JSON whenever the process ends.
-pub fn write(file: &Path, parts: &[RankSpans], steps: &str) -> io::Result<()> {
-    let mut new = file.to_path_buf();
-    new.as_mut_os_string().push(".new");
-    let written = File::create(&new).and_then(|to| {
-        let mut to = BufWriter::new(to);
-        events(parts, steps, &mut to)?;
-        to.flush()
-    });
-    written.and_then(|()| fs::rename(&new, file)).inspect_err(|_| drop(fs::remove_file(&new)))
+pub fn write(file: &Path, parts: &[RankSpans], steps: &str) -> anyhow::Result<()> {
+    let mut to = BufWriter::new(Output::create(file, Existing::Replaced)?);
+    events(parts, steps, &mut to)?;
+    to.into_inner().map_err(|error| error.into_error())?.finish()
 }
 
 fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<()> {
@@ -27,7 +37,7 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
         "missing": missing(parts),
         "spans dropped": parts.iter().map(|part| part.dropped).sum::<u64>(),
     });
-    writeln!(to, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[")?;
+    writeln!(to, "{START},\"otherData\":{about},\"traceEvents\":[")?;
     let spans = || parts.iter().flat_map(|part| part.spans.iter().map(move |span| (part, span)));
     let tracks: BTreeSet<(usize, &str)> = spans().map(|(_, span)| order(&span.track)).collect();
     let tracks: Vec<&str> = tracks.into_iter().map(|(_, track)| track).collect();

@@ -83,9 +83,14 @@ impl Trace {
                 let what = format!("the run resumes after step {from}");
                 return reject(what, format!("trace steps from {} on", from + 1));
             }
+            let place = format!("--trace {}", file.display());
+            if chrome::is_other(file) {
+                let what = "there is another file, which is no trace";
+                return Err(Problems::one(place, what, "choose another name").into());
+            }
             chrome::write(file, &[], &steps.to_string()).map_err(|error| {
-                let place = format!("--trace {}", file.display());
-                Problems::one(place, error.to_string(), "name a file that can be written").into()
+                let what = format!("{error:#}");
+                Problems::one(place, what, "name a file that can be written").into()
             })
         })?;
         let (label, ranks) = (rank.world().name(), rank.grid.size());
@@ -126,7 +131,7 @@ impl Trace {
         match chrome::write(&file, &parts, &steps.to_string()) {
             Ok(()) if first.rank > 0 => {}
             Ok(()) => tracing::info!("{}", summary(&parts, &file.display().to_string())),
-            Err(error) => tracing::warn!("no trace in {}: {error}", file.display()),
+            Err(error) => tracing::warn!("no trace in {}: {error:#}", file.display()),
         }
     }
 }

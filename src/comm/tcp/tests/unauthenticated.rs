@@ -1,11 +1,12 @@
 //! Peers without the job's key at a rank's port: none is accepted, none disturbs the ranks.
 
 use super::{free_address, joins, run};
-use crate::comm::tcp::handshake::{AuthError, Key, accept, authenticate};
+use crate::comm::tcp::handshake::{AuthError, Handshakes, Key, accept, accept_all, authenticate};
 use crate::comm::tcp::{connect, control, frames};
 use crate::comm::tests::exercise::check_ops;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connects as soon as the address listens.
@@ -55,6 +56,28 @@ fn unauthenticated_peers_do_not_disturb_the_ranks() {
     assert_eq!(ends, vec![Ok(()); 3]);
 }
 
+/// However many connections say nothing, a rank comes in at once.
+#[test]
+fn silent_strangers_make_way_for_a_rank() {
+    let key = Key::new(b"secret", "job");
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    let (theirs, all) = (key.clone(), Arc::new(Handshakes::default()));
+    let (joined, arrived) = std::sync::mpsc::channel();
+    let handshakes = all.clone();
+    std::thread::spawn(move || {
+        let accepted = move |body, _| drop(joined.send(body));
+        accept_all(&server, &theirs, "join", 2, &handshakes, || false, accepted);
+    });
+    let mut silent: Vec<TcpStream> = (0..200).map(|_| connect(&*address).unwrap()).collect();
+    let mut rank = connect(&*address).unwrap();
+    authenticate(&mut rank, &key, "join", b"rank 1").unwrap();
+    assert_eq!(arrived.recv().unwrap(), b"rank 1");
+    // The first were ended, before their five seconds.
+    silent[0].read_to_end(&mut Vec::new()).ok();
+    assert!(all.strangers() > 0);
+}
+
 #[test]
 fn another_program_is_told_from_another_job() {
     let mut join = joins(2).remove(1);
@@ -79,10 +102,10 @@ fn a_replayed_handshake_is_rejected() {
     let meeting = between.local_addr().unwrap();
     let heard = std::thread::scope(|scope| {
         let listening = scope.spawn(|| {
-            let (mut one, _) = server.accept().unwrap();
-            let first = accept(&mut one, &key, "join").map_err(|why| why.to_string());
-            let (mut two, _) = server.accept().unwrap();
-            (first, accept(&mut two, &key, "join"))
+            let (one, _) = server.accept().unwrap();
+            let first = accept(&one, &key, "join").map_err(|why| why.to_string());
+            let (two, _) = server.accept().unwrap();
+            (first, accept(&two, &key, "join"))
         });
         let client =
             scope.spawn(|| authenticate(&mut connect(meeting).unwrap(), &key, "join", b"me"));
@@ -122,8 +145,8 @@ fn a_slow_peer_is_dropped_in_time() {
                 std::thread::sleep(Duration::from_millis(500));
             }
         });
-        let (mut stream, _) = server.accept().unwrap();
-        assert!(matches!(accept(&mut stream, &key, "join"), Err(AuthError::Io(_))));
+        let (stream, _) = server.accept().unwrap();
+        assert!(matches!(accept(&stream, &key, "join"), Err(AuthError::Io(_))));
         let waited = started.elapsed();
         assert!(waited < Duration::from_secs(8), "{waited:?}");
     });

@@ -1,0 +1,321 @@
+//! Files that commands write: beside their place, as `PLACE.partial`, until they are whole and on
+//! the disk. Only then they get their names, so a full disk, a kill or an interrupt leaves what was
+//! there; the next try takes over what was left behind.
+//!
+//! A partial file is locked: two processes cannot share an output. Symbolic links are replaced, not
+//! followed. A device or a pipe (`/dev/stdout`) has nothing to lose and is written as it is.
+
+use super::Problems;
+use anyhow::{Context, Result};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It is the user's mistake, told before anything is written.
+    Refused,
+    /// It stays until the new one is whole.
+    Replaced,
+}
+
+/// The partial files and folders of this process.
+static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file being written. Dropped before `finish`, it leaves nothing behind.
+#[derive(Debug)]
+pub struct Output {
+    place: PathBuf,
+    /// None: `place` is a device or a pipe.
+    partial: Option<PathBuf>,
+    /// Locked while it is written.
+    file: File,
+    existing: Existing,
+}
+
+/// Writes a small file whole.
+pub fn write(place: &Path, existing: Existing, bytes: &[u8]) -> Result<()> {
+    let mut output = Output::create(place, existing)?;
+    output.write_all(bytes).with_context(|| format!("cannot write {}", place.display()))?;
+    output.finish()
+}
+
+/// An error for a place that names a folder: `runs/`.
+pub fn names_a_file(place: &Path) -> Result<(), Problems> {
+    let shown = place.display().to_string();
+    if place.as_os_str().as_bytes().ends_with(b"/") || place.file_name().is_none() {
+        let remedy = format!("name a file: {}/NAME", shown.trim_end_matches('/'));
+        return Err(Problems::one(shown, "names a folder", remedy));
+    }
+    Ok(())
+}
+
+/// An error where something has the name already, be it a link that leads nowhere.
+pub fn is_free(place: &Path) -> Result<()> {
+    match fs::symlink_metadata(place) {
+        Ok(_) => {
+            let (shown, remedy) = (place.display(), "choose another output, or remove it first");
+            Err(Problems::one(shown.to_string(), format!("{shown} exists"), remedy).into())
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot look for {}", place.display())),
+    }
+}
+
+impl Output {
+    /// Starts to write what is to have the name `place`. Refuses what somebody else is writing.
+    pub fn create(place: &Path, existing: Existing) -> Result<Output> {
+        names_a_file(place)?;
+        if let Some(file) = stream(place)? {
+            return Ok(Output { place: place.into(), partial: None, file, existing });
+        }
+        if fs::symlink_metadata(place).is_ok_and(|there| there.is_dir()) {
+            let (shown, remedy) = (place.display(), "name a file");
+            return Err(Problems::one(shown.to_string(), "is a folder", remedy).into());
+        }
+        if existing == Existing::Refused {
+            is_free(place)?;
+        }
+        let partial = partial(place);
+        let mut open = OPEN.lock();
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false) // it may be somebody else's: lock first
+            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+            .open(&partial)
+            .with_context(|| format!("cannot create {}", partial.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(others(place).into()),
+            // Not every file system can.
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
+            }
+        }
+        // Whoever had the lock may have finished meanwhile: then this is the output itself.
+        if !is_at(&file, &partial)? {
+            return Err(others(place).into());
+        }
+        // What a killed process has left is overwritten.
+        file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
+        open.push(partial.clone());
+        Ok(Output { place: place.into(), partial: Some(partial), file, existing })
+    }
+
+    /// Gives the file its name.
+    pub fn finish(self) -> Result<()> {
+        finish([self])
+    }
+
+    /// The one moment at which the old file makes way for the new.
+    fn rename(&self, open: &mut Vec<PathBuf>) -> io::Result<()> {
+        let Some(partial) = &self.partial else { return Ok(()) };
+        let refused = || renameat_with(CWD, partial, CWD, &self.place, RenameFlags::NOREPLACE);
+        match self.existing {
+            Existing::Replaced => fs::rename(partial, &self.place)?,
+            Existing::Refused => match refused() {
+                // Not every file system can.
+                Err(Errno::INVAL | Errno::NOSYS) => fs::rename(partial, &self.place)?,
+                done => done?,
+            },
+        }
+        open.retain(|other| other != partial);
+        Ok(())
+    }
+}
+
+/// Gives several files their names, all or none; an interrupt comes before or after.
+pub fn finish(outputs: impl Into<Vec<Output>>) -> Result<()> {
+    let outputs = outputs.into();
+    for output in &outputs {
+        match output.file.sync_all() {
+            // A pipe has nothing to sync.
+            Err(error) if output.partial.is_some() => {
+                return Err(error)
+                    .with_context(|| format!("cannot write {}", output.place.display()));
+            }
+            _ => {}
+        }
+    }
+    let mut open = OPEN.lock();
+    for (number, output) in outputs.iter().enumerate() {
+        if let Err(error) = output.rename(&mut open) {
+            let named = outputs[..number].iter().filter(|o| o.existing == Existing::Refused);
+            named.for_each(|output| drop(fs::remove_file(&output.place)));
+            return Err(error)
+                .with_context(|| format!("cannot give {} its name", output.place.display()));
+        }
+    }
+    drop(open);
+    // Where a folder cannot be synced, the files are there all the same.
+    let folders = outputs.iter().filter(|o| o.partial.is_some()).map(|o| folder(&o.place));
+    folders.for_each(|folder| drop(File::open(folder).and_then(|folder| folder.sync_all())));
+    Ok(())
+}
+
+/// A folder that is written aside. Until this is dropped, `abandon` removes it.
+pub struct Unfinished(PathBuf);
+
+/// Notes that a folder is not finished.
+pub fn unfinished(folder: &Path) -> Unfinished {
+    OPEN.lock().push(folder.into());
+    Unfinished(folder.into())
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        OPEN.lock().retain(|other| *other != self.0);
+    }
+}
+
+/// Removes what this process has not finished. For a process that ends now: nothing can be created
+/// or finished any more. Returns how many files there were.
+pub fn abandon() -> usize {
+    let open = OPEN.lock();
+    for path in open.iter() {
+        if fs::remove_file(path).is_err() {
+            fs::remove_dir_all(path).ok();
+        }
+    }
+    let open = MutexGuard::leak(open);
+    open.len()
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let mut open = OPEN.lock();
+        if let Some(partial) = &self.partial
+            && let Some(at) = open.iter().position(|other| other == partial)
+        {
+            open.swap_remove(at);
+            fs::remove_file(partial).ok();
+        }
+    }
+}
+
+/// The device or pipe that lies at a place, or that a link to an open file leads to.
+fn stream(place: &Path) -> Result<Option<File>> {
+    let opened = fs::read_link(place).is_ok_and(|target| target.starts_with("/proc"));
+    let special = fs::metadata(place).is_ok_and(|there| !there.is_file() && !there.is_dir());
+    if !opened && !special {
+        return Ok(None);
+    }
+    let file = OpenOptions::new().append(true).open(place);
+    file.map(Some).with_context(|| format!("cannot open {}", place.display()))
+}
+
+fn others(place: &Path) -> Problems {
+    let what = "another process is writing it right now";
+    Problems::one(place.display().to_string(), what, "wait for it, or choose another output")
+}
+
+/// Whether an open file is what lies at a path now.
+fn is_at(file: &File, path: &Path) -> Result<bool> {
+    let open = file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
+    let there = fs::symlink_metadata(path).ok();
+    Ok(there.is_some_and(|there| (there.dev(), there.ino()) == (open.dev(), open.ino())))
+}
+
+fn folder(place: &Path) -> &Path {
+    place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Where a file is until it is whole.
+pub fn partial(place: &Path) -> PathBuf {
+    let mut path = place.as_os_str().to_os_string();
+    path.push(".partial");
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        let all = fs::read_dir(folder).unwrap().map(|entry| name(entry).into_string().unwrap());
+        let mut all: Vec<String> = all.collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn a_file_has_its_name_when_it_is_whole_and_no_other_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("a");
+        let mut output = Output::create(&place, Existing::Refused).unwrap();
+        output.write_all(b"half").unwrap();
+        assert_eq!(names(folder.path()), ["a.partial"]);
+        let second = Output::create(&place, Existing::Refused).unwrap_err().to_string();
+        assert!(second.contains("another process is writing it"), "{second}");
+        // Somebody else takes the name meanwhile, without this module.
+        fs::write(&place, "theirs").unwrap();
+        assert!(output.finish().unwrap_err().to_string().contains("cannot give"));
+        assert_eq!(
+            (names(folder.path()), &*fs::read(&place).unwrap()),
+            (vec!["a".into()], &b"theirs"[..])
+        );
+
+        let refused = write(&place, Existing::Refused, b"mine").unwrap_err();
+        assert!(refused.is::<Problems>() && refused.to_string().contains("a exists"), "{refused}");
+        drop(Output::create(&place, Existing::Replaced).unwrap());
+        assert_eq!(fs::read(&place).unwrap(), b"theirs");
+        write(&place, Existing::Replaced, b"mine").unwrap();
+        assert_eq!(
+            (names(folder.path()), &*fs::read(&place).unwrap()),
+            (vec!["a".into()], &b"mine"[..])
+        );
+    }
+
+    #[test]
+    fn links_are_not_followed_and_folders_are_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let (place, precious) = (folder.path().join("a"), folder.path().join("precious"));
+        fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, &place).unwrap();
+        assert!(write(&place, Existing::Refused, b"mine").is_err());
+        write(&place, Existing::Replaced, b"mine").unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        std::os::unix::fs::symlink(&precious, partial(&folder.path().join("b"))).unwrap();
+        assert!(write(&folder.path().join("b"), Existing::Replaced, b"mine").is_err());
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        for place in [folder.path().join("c/"), folder.path().to_path_buf()] {
+            let error = write(&place, Existing::Replaced, b"mine").unwrap_err();
+            assert!(error.is::<Problems>(), "{error}");
+        }
+        write(Path::new("/dev/null"), Existing::Refused, b"gone").unwrap();
+    }
+
+    #[test]
+    fn two_files_get_their_names_together_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let two = ["a", "b"].map(|name| folder.path().join(name));
+        let outputs =
+            || two.each_ref().map(|place| Output::create(place, Existing::Refused).unwrap());
+        let late = outputs();
+        fs::write(&two[1], "theirs").unwrap();
+        finish(late).unwrap_err();
+        assert_eq!(names(folder.path()), ["b"]);
+        fs::remove_file(&two[1]).unwrap();
+        finish(outputs()).unwrap();
+        assert_eq!(names(folder.path()), ["a", "b"]);
+    }
+}

@@ -1,0 +1,22 @@
+//! Ctrl-C and SIGTERM end every command at once, whatever it waits for, and leave nothing half
+//! written. Only `run` listens itself: it finishes its step and saves.
+
+use crate::base::output;
+use anyhow::Context;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+/// From now on one of the signals ends the process, by that signal.
+pub fn listen() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    let end = move || {
+        for signal in signals.forever() {
+            let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };
+            eprintln!("gptrain: interrupted{kept}");
+            emulate_default_handler(signal).ok();
+        }
+    };
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(end);
+    thread.map(drop).context("cannot start the thread that waits for signals")
+}

@@ -1,0 +1,80 @@
+//! Digests of a dataset's files: of all bytes, and of pieces of a file that may have terabytes.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::base::rng;
+
+/// Bytes of a piece, and pieces: 16 MiB are read of a larger file, in about 0.1 s.
+const PIECE: u64 = 64 << 10;
+const PIECES: u64 = 256;
+
+/// A file's length and the digest of its bytes.
+pub fn whole_digest(path: &Path) -> std::io::Result<(u64, u64)> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((bytes, hash.digest()));
+        }
+        hash.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+}
+
+/// A file's length and the digest of pieces of it, chosen by `seed`: its first and its last piece
+/// and, of a large file, others between. Content that was replaced is noticed; a change in one place
+/// of a large file may not be (`whole_digest` notices it).
+pub fn sampled_digest(path: &Path, seed: u64) -> std::io::Result<(u64, u64)> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    if bytes <= PIECE * PIECES {
+        return whole_digest(path);
+    }
+    let key = rng::key(seed, "dataset digest");
+    let starts = (2..PIECES).map(|piece| rng::below(key, piece, bytes - PIECE));
+    let mut hash = Xxh3::new();
+    let mut buffer = vec![0; PIECE as usize];
+    for start in [0, bytes - PIECE].into_iter().chain(starts) {
+        file.read_exact_at(&mut buffer, start)?;
+        hash.update(&buffer);
+    }
+    Ok((bytes, hash.digest()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pieces_of_a_large_file_are_the_seeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d.bin");
+        let bytes: Vec<u8> = (0..20u32 << 20).map(|i| (i ^ i >> 9) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let digest = |seed| sampled_digest(&path, seed).unwrap();
+        let before = digest(7);
+        assert_eq!((before, before.0), (digest(7), 20 << 20));
+        assert_ne!(before, digest(8));
+        // Reversed, it has the same length; its middle half zero, most pieces notice.
+        let reversed: Vec<u8> = bytes.iter().rev().copied().collect();
+        let mut zeroed = bytes.clone();
+        zeroed[5 << 20..15 << 20].fill(0);
+        for other in [reversed, zeroed] {
+            std::fs::write(&path, other).unwrap();
+            assert_ne!(before, digest(7));
+        }
+        // A small file is read whole: one byte is noticed.
+        std::fs::write(&path, &bytes[..1000]).unwrap();
+        let small = digest(7);
+        assert_eq!(small, whole_digest(&path).unwrap());
+        std::fs::write(&path, [&bytes[..500], &[!bytes[500]], &bytes[501..1000]].concat()).unwrap();
+        assert_ne!(small, digest(7));
+    }
+}

@@ -1,0 +1,143 @@
+//! What was tried to make `gptrain run` and its checkpoints panic, begin again or lose something.
+
+use crate::common::binary::{Done, Lab, within};
+use std::fs;
+use std::os::unix::fs::symlink;
+
+#[test]
+fn sequence_parallelism_of_one_tensor_rank_is_none() {
+    let lab = Lab::new();
+    let alone = &["topology.sequence_parallel=true", "train.steps=2"];
+    lab.run(alone).well();
+    lab.run(&["train.steps=2", "log.folder=runs/plain"]).well();
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/plain"));
+    for grid in ["{data: 2, zero: 1}", "{pipeline: 2}"] {
+        let grid = grid.replace('}', ", sequence_parallel: true}");
+        let sets = [format!("topology={grid}"), "train.steps=2".into(), "log.folder=g".into()];
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        lab.run(&sets).well();
+        let _ = fs::remove_dir_all(lab.path("g"));
+        let estimate = ["estimate", "run.yaml", "--set", sets[0]];
+        assert!(!lab.gptrain(&estimate).err.contains("panicked"));
+    }
+}
+
+#[test]
+fn checkpoints_that_cannot_be_seen_are_not_taken_for_none() {
+    let lab = Lab::new();
+    let run = || lab.run(&["train.steps=6"]);
+    run().well();
+    let (checkpoints, away) = (lab.path("runs/a/checkpoints"), lab.path("away"));
+    let metrics = fs::read(lab.path("runs/a/metrics.jsonl")).unwrap();
+    fs::rename(&checkpoints, &away).unwrap();
+
+    // Moved away.
+    let says =
+        ["holds no checkpoint, and the run has saved step-00000006", "bring the checkpoints"];
+    run().expect(2, &says);
+    // On a disk that is not mounted.
+    symlink(lab.path("scratch/checkpoints"), &checkpoints).unwrap();
+    run().expect(2, &["runs/a/checkpoints: is a link to", "which is not there"]);
+    lab.gptrain(&["inspect-ckpt", "runs/a"]).expect(2, &["which is not there"]);
+    fs::remove_file(&checkpoints).unwrap();
+    // Something else of the name.
+    fs::write(&checkpoints, "").unwrap();
+    run().expect(1, &["cannot list runs/a/checkpoints", "Not a directory"]);
+    fs::remove_file(&checkpoints).unwrap();
+    assert_eq!(fs::read(lab.path("runs/a/metrics.jsonl")).unwrap(), metrics, "nothing was cut");
+
+    fs::rename(&away, &checkpoints).unwrap();
+    run().well();
+    // Whoever wants to begin again is told how.
+    fs::remove_dir_all(&checkpoints).unwrap();
+    fs::remove_file(lab.path("runs/a/last-checkpoint")).unwrap();
+    run().well();
+    assert_eq!(lab.metrics("runs/a").len(), 6);
+}
+
+#[test]
+fn a_dataset_whose_tokens_change_is_noticed_at_a_resume() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=5"]).well();
+    let path = lab.path("corpus.bin");
+    let whole = fs::read(&path).unwrap();
+    let mut changed = whole.clone();
+    changed[whole.len() / 2] ^= 1;
+    fs::write(&path, changed).unwrap();
+    lab.run(&["train.steps=6"]).expect(2, &["is not the dataset", "digest of pieces"]);
+    fs::write(&path, whole).unwrap();
+    lab.run(&["train.steps=6"]).well();
+    let digests = lab.gptrain(&["data", "check", "corpus", "--digest"]);
+    digests.well();
+    assert!(digests.out.contains("corpus.bin  ") && digests.out.contains("corpus.idx  "));
+}
+
+#[test]
+fn an_order_that_memory_has_no_room_for_is_refused() {
+    let lab = Lab::new();
+    let sets = ["train.steps=500000000"];
+    let args = ["run", "run.yaml", "--set", sets[0]];
+    let done = within(&["prlimit", "--as=4000000000"], &lab.command(&args)).output().unwrap();
+    Done::of(done).expect(2, &["the order of its", "is free", "ask for fewer samples"]);
+    let done = lab.run(&["train.steps=2"]);
+    assert!(done.expect(0, &[]).out.contains("sample order: "), "{}", done.out);
+}
+
+#[test]
+fn more_threads_than_a_machine_has_are_a_mistake() {
+    let lab = Lab::new();
+    lab.run(&["train.threads=3000"]).expect(2, &["train.threads", "1024"]);
+}
+
+#[test]
+fn a_slow_warm_up_is_no_damage() {
+    let lab = Lab::new();
+    // After step 3 the rate is 1.8e-8: less than a float next to 1 can show.
+    let slow = ["lr={peak: 3e-8, warmup_samples: 20, decay: constant}", "train.steps=3"];
+    lab.run(&slow).well();
+    let done = lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]);
+    done.well();
+    assert!(done.out.contains("as initialised"), "{}", done.out);
+}
+
+#[test]
+fn outputs_of_a_run_are_not_written_through_links_or_over_others() {
+    let lab = Lab::new();
+    fs::write(lab.path("precious"), "precious").unwrap();
+    fs::create_dir_all(lab.path("runs/a")).unwrap();
+    symlink(lab.path("precious"), lab.path("runs/a/run.lock")).unwrap();
+    lab.run(&["train.steps=2"]).expect(1, &["runs/a"]);
+    fs::remove_file(lab.path("runs/a/run.lock")).unwrap();
+    for name in ["manifest.yaml", "report.html"] {
+        symlink(lab.path("precious"), lab.path("runs/a").join(name)).unwrap();
+    }
+    lab.run(&["train.steps=2"]).well();
+    lab.gptrain(&["report", "runs/a"]).well();
+    lab.gptrain(&["report", "runs/a"]).well();
+    lab.gptrain(&["report", "runs/a", "-o", "precious"]).expect(2, &["precious exists"]);
+    let plot = ["inspect-ckpt", "runs/a", "--plot", "precious"];
+    lab.gptrain(&plot).expect(2, &["precious exists"]);
+    let trace = ["run", "run.yaml", "--set", "log.folder=b", "--set", "train.steps=2"];
+    let traced = [&trace[..], &["--trace", "precious", "--trace-steps", "1..2"]].concat();
+    lab.gptrain(&traced).expect(2, &["there is another file, which is no trace"]);
+    assert_eq!(fs::read(lab.path("precious")).unwrap(), b"precious");
+    let traced = [&trace[..], &["--trace", "t.json", "--trace-steps", "1..2"]].concat();
+    lab.gptrain(&traced).well();
+
+    // An export that finds no room leaves nothing in the way of the next.
+    let export = ["export", "runs/a", "--hf", "out"];
+    let shell = "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"";
+    let full = within(&["sh", "-c", shell], &lab.command(&export)).output().unwrap();
+    Done::of(full).expect(1, &["cannot write", "model.safetensors", "File too large"]);
+    lab.gptrain(&export).well();
+}
+
+#[test]
+fn an_index_that_is_no_file_is_not_read() {
+    let lab = Lab::new();
+    let step = lab.path("step-00000001");
+    fs::create_dir(&step).unwrap();
+    symlink("/dev/zero", step.join("index.json")).unwrap();
+    let done = lab.gptrain(&["inspect-ckpt", "step-00000001"]);
+    done.expect(1, &["is not a checkpoint", "index.json is not a file"]);
+}
