@@ -59,8 +59,10 @@ pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
     if path.join("index.json").exists() || name.starts_with("step-") {
         return Ok(path.to_path_buf());
     }
-    let inside = [path.join("checkpoints"), path.to_path_buf()];
-    let found = inside.iter().find_map(|folder| latest(folder).ok().flatten());
+    let found = match latest(&path.join("checkpoints"))? {
+        Some(found) => Some(found),
+        None => latest(path)?,
+    };
     Ok(found.ok_or_else(|| mistake("holds no checkpoint"))?.folder)
 }
 
