@@ -99,10 +99,8 @@ impl fmt::Display for Optimizer {
                 number => write!(f, ", {name} {number}")?,
             }
         }
-        match self.began {
-            0 => Ok(()),
-            step => write!(f, ", states from step {step} on"),
-        }
+        let step = self.began;
+        if step == 0 { Ok(()) } else { write!(f, ", states from step {step} on") }
     }
 }
 
@@ -255,9 +253,8 @@ struct AdamWStates<T> {
 
 impl<T> AdamWStates<T> {
     fn named(self) -> impl Iterator<Item = (String, T)> {
-        let AdamWStates { live, master, first_moment, second_moment } = self;
-        let moments = [("first_moment", first_moment), ("second_moment", second_moment)];
-        let all = [(MODEL, live), (MASTER, master)].into_iter().chain(moments);
+        let moments = [("first_moment", self.first_moment), ("second_moment", self.second_moment)];
+        let all = [(MODEL, self.live), (MASTER, self.master)].into_iter().chain(moments);
         all.filter_map(|(name, state)| Some((name.to_string(), state?)))
     }
 }
