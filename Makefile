@@ -9,14 +9,22 @@ export PYTHON
 # SM70=1: kernels for the V100 too.
 export SM70
 
-.PHONY: run build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release help
+.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release help
 
-run: build
+run: quick
 	$(GPTRAIN) run manifests/quickstart.yaml
 	@echo
 	$(GPTRAIN) sample runs/quickstart --prompt "It is a truth universally acknowledged, that" --tokens 100
 	@echo
 	$(GPTRAIN) report runs/quickstart
+
+# What the quick start needs: no tokenizers of Hugging Face's crate, and GPU kernels only where
+# NVIDIA's driver answers, or with GPU=1; cargo compiles them beside the rest.
+GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+quick:
+	@[ $(GPU) = 0 ] || kernels/build.sh target/kernels --compiler || \
+		echo "no CUDA compiler: gptrain is built for the CPU only"
+	GPU=$(GPU) cargo build --release --locked --no-default-features --bin gptrain
 
 build: kernels
 	cargo build --release --locked
@@ -33,6 +41,7 @@ test: kernels
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
+	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 
 # Against PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
 bench-cpu:

@@ -3,6 +3,7 @@
 # what comes after. Prints nothing and does nothing where they are up to date.
 #   kernels/build.sh OUT             exit code 3: there is no nvcc
 #   kernels/build.sh OUT --install   without one, gets the compiler from PyPI into .toolchain/cuda
+#   kernels/build.sh OUT --compiler  does no more than that
 # With SM70=1 also OUT/sm_70/*.cubin, for the V100: by nvcc where it is of CUDA 12, else by NVRTC 12.9
 # in .toolchain/cuda12, which --install gets from PyPI; exit code 4: there is neither.
 # A warning is an error, and so is a register that is spilled to memory.
@@ -23,7 +24,7 @@ find_nvcc() {
 }
 
 nvcc=$(find_nvcc)
-if [ -z "$nvcc" ] && [ "${2:-}" = --install ]; then
+if [ -z "$nvcc" ] && [ -n "${2:-}" ]; then
     echo "no nvcc in CUDA_HOME or PATH: getting the compiler from PyPI into .toolchain/cuda" >&2
     "${PYTHON:-python3}" -m venv "$own.venv"
     "$own.venv/bin/pip" install --quiet --target "$own" nvidia-cuda-nvcc==13.0.88 \
@@ -32,6 +33,7 @@ if [ -z "$nvcc" ] && [ "${2:-}" = --install ]; then
     nvcc=$(find_nvcc)
 fi
 [ -n "$nvcc" ] || exit 3
+[ "${2:-}" != --compiler ] || exit 0
 
 # Whether OUT/$1 is older than what it is made of.
 stale() { # output, source
@@ -43,18 +45,22 @@ mkdir -p "$out"
 "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p' >"$out/release"
 # A fifth of the bytes, where the compiler is new enough.
 smaller=$("$nvcc" --help | grep -q -e --compress-mode && echo --compress-mode=size || true)
-for source in "$here"/*.cu; do
-    name=$(basename "$source" .cu)
-    fatbin="$out/$name.fatbin"
-    stale "$fatbin" "$source" || continue
-    # shellcheck disable=SC2086
+stale_sources() {
+    for source in "$here"/*.cu; do
+        stale "$out/$(basename "$source" .cu).fatbin" "$source" && echo "$source"
+    done
+}
+# As many at once as there are cores, the longest first.
+# shellcheck disable=SC2016
+stale_sources | xargs -r -d "\n" ls -S |
+    nvcc="$nvcc" out="$out" smaller="$smaller" xargs -r -d "\n" -n 1 -P "$(nproc)" sh -euc '
+    fatbin="$out/$(basename "$1" .cu).fatbin"
     "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 $smaller \
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
-        -o "$fatbin.$$" "$source"
-    mv "$fatbin.$$" "$fatbin"
-done
+        -o "$fatbin.$$" "$1"
+    mv "$fatbin.$$" "$fatbin"' compile
 
 [ "${SM70:-}" = 1 ] || exit 0
 # CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async, no ldmatrix: attention.cu does it all.

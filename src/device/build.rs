@@ -1,7 +1,7 @@
 //! Puts the compiled kernels into the binary, or says that there are none.
 //!
 //! `kernels/build.sh` compiles them where there is an nvcc, with SM70=1 those for the V100 too; it
-//! never installs a compiler from here.
+//! never installs a compiler from here. With GPU=0 there are none.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,12 +25,12 @@ fn main() {
     for watched in ["kernels", TOOLCHAIN] {
         println!("cargo:rerun-if-changed=../../{watched}");
     }
-    for variable in ["NVCC", "CUDA_HOME", "PATH", "SM70"] {
+    for variable in ["GPU", "NVCC", "CUDA_HOME", "PATH", "SM70"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     let folder = Path::new("target/kernels");
-    let there = compile(folder);
+    let there = env::var_os("GPU").is_none_or(|gpu| gpu != "0") && compile(folder);
     let volta = there && env::var_os("SM70").is_some_and(|set| set == "1");
     let sets = [
         set("EMBEDDED", there.then_some((folder, "fatbin")), &out),
@@ -45,7 +45,7 @@ fn compile(to: &Path) -> bool {
     match done.status.code() {
         Some(0) => true,
         Some(NO_COMPILER) => {
-            println!("cargo:warning=no nvcc: built without CUDA kernels (`make` gets one)");
+            println!("cargo:warning=no nvcc: built without CUDA kernels (`make build` gets one)");
             false
         }
         Some(NO_OLD_COMPILER) => panic!("SM70=1 and no CUDA 12 compiler: `make SM70=1` gets one"),

@@ -9,6 +9,7 @@
 
 mod encoder;
 mod end_of_document;
+#[cfg_attr(not(feature = "tokenizers"), path = "no_hugging_face.rs")]
 mod hugging_face;
 mod json;
 mod merges;
@@ -43,6 +44,7 @@ pub struct Tokenizer {
 enum Rules {
     Bpe(Box<Bpe>),
     /// Anything else, left to Hugging Face's own crate.
+    #[cfg_attr(not(feature = "tokenizers"), expect(dead_code))]
     HuggingFace(HfTokenizer),
 }
 

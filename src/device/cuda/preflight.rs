@@ -104,8 +104,8 @@ pub fn device_count(options: &Options) -> usize {
 pub fn open(options: &Options) -> Result<Opened, Problems> {
     let kernels = options.kernels.ok_or_else(|| {
         refuse(
-            "this gptrain was built without CUDA kernels: there was no nvcc",
-            "`make` gets the compiler and builds them; or set CUDA_HOME, and build again",
+            "this gptrain was built without CUDA kernels",
+            "`make build` gets the compiler and builds them; or set CUDA_HOME, and build again",
         )
     })?;
     let graphs = graphs(options)?;
