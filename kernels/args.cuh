@@ -618,6 +618,86 @@ static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
               AT(Adafactor, part) == 88 &&
               sizeof(Adafactor) == 144, "layout");
 
+struct Momentum {
+    const float* grad;
+    float* m;
+    void* out;
+    const float* factor;
+    uint64_t numel;
+    float momentum;
+    uint32_t nesterov;
+    uint32_t vector;
+};
+static_assert(AT(Momentum, grad) == 0 && AT(Momentum, m) == 8 && AT(Momentum, out) == 16 &&
+              AT(Momentum, factor) == 24 && AT(Momentum, numel) == 32 &&
+              AT(Momentum, momentum) == 40 && AT(Momentum, nesterov) == 44 &&
+              AT(Momentum, vector) == 48 &&
+              sizeof(Momentum) == 56, "layout");
+
+// One of the matrices that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
+struct FusedRows {
+    // [cols / share, all_rows, share] and [rows, cols]; `back`: one is copied into all
+    void* all;
+    void* one;
+    uint64_t all_rows;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t share;
+    // Its rows begin here, lie in groups of `width`, and these `period` apart.
+    uint32_t first;
+    uint32_t width;
+    uint32_t period;
+    uint32_t back;
+    uint32_t vector;
+};
+static_assert(AT(FusedRows, all) == 0 && AT(FusedRows, one) == 8 &&
+              AT(FusedRows, all_rows) == 16 && AT(FusedRows, rows) == 24 &&
+              AT(FusedRows, cols) == 32 && AT(FusedRows, share) == 36 &&
+              AT(FusedRows, first) == 40 && AT(FusedRows, width) == 44 &&
+              AT(FusedRows, period) == 48 && AT(FusedRows, back) == 52 &&
+              AT(FusedRows, vector) == 56 &&
+              sizeof(FusedRows) == 64, "layout");
+
+struct ScaleToNorm {
+    void* x;
+    const float* sum;
+    uint64_t numel;
+    float eps;
+    uint32_t vector;
+};
+static_assert(AT(ScaleToNorm, x) == 0 && AT(ScaleToNorm, sum) == 8 &&
+              AT(ScaleToNorm, numel) == 16 && AT(ScaleToNorm, eps) == 24 &&
+              AT(ScaleToNorm, vector) == 28 &&
+              sizeof(ScaleToNorm) == 32, "layout");
+
+struct Blend {
+    const void* x;
+    void* y;
+    uint64_t numel;
+    float a;
+    float b;
+    uint32_t vector;
+};
+static_assert(AT(Blend, x) == 0 && AT(Blend, y) == 8 && AT(Blend, numel) == 16 &&
+              AT(Blend, a) == 24 && AT(Blend, b) == 28 && AT(Blend, vector) == 32 &&
+              sizeof(Blend) == 40, "layout");
+
+struct Descend {
+    // `live` is null where it is the master.
+    const void* direction;
+    float* master;
+    void* live;
+    const float* factor;
+    uint64_t numel;
+    float keep;
+    float step;
+    uint32_t vector;
+};
+static_assert(AT(Descend, direction) == 0 && AT(Descend, master) == 8 && AT(Descend, live) == 16 &&
+              AT(Descend, factor) == 24 && AT(Descend, numel) == 32 && AT(Descend, keep) == 40 &&
+              AT(Descend, step) == 44 && AT(Descend, vector) == 48 &&
+              sizeof(Descend) == 56, "layout");
+
 struct Axpy {
     const float* x;
     float* y;

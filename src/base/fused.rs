@@ -2,7 +2,7 @@
 
 /// Several matrices in one, by its rows (of a vector: by its elements): `widths[0]` rows of the
 /// first, then `widths[1]` of the second, and so on; then rows of the first again. As the queries,
-/// keys and values of attention's heads lie in one matrix.
+/// keys and values of attention's heads lie in one matrix, and SwiGLU's gates and values in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fused {
     widths: [usize; Fused::MOST],
@@ -28,7 +28,8 @@ impl Fused {
         self.widths.iter().filter(|width| **width > 0).count()
     }
 
-    fn period(self) -> usize {
+    /// Rows until the first matrix comes again.
+    pub fn period(self) -> usize {
         self.widths.iter().sum()
     }
 
@@ -46,6 +47,12 @@ impl Fused {
         }
         let until: usize = self.widths[..=self.of(row)].iter().sum();
         row - row % self.period() + until
+    }
+
+    /// The row at which row `row` of a matrix lies.
+    pub fn place(self, number: usize, row: usize) -> usize {
+        let (width, before) = (self.widths[number], &self.widths[..number]);
+        row / width * self.period() + before.iter().sum::<usize>() + row % width
     }
 
     /// How many of `rows` rows belong to a matrix. Whole periods only.
@@ -68,5 +75,16 @@ mod tests {
         assert_eq!([0, 1, 2].map(|number| fused.rows(number, 24)), [12, 6, 6]);
         assert_eq!((Fused::ONE.count(), Fused::ONE.of(7), Fused::ONE.next(7)), (1, 0, usize::MAX));
         assert_eq!(Fused::ONE.rows(0, 7), 7);
+    }
+
+    #[test]
+    fn rows_of_a_matrix_lie_in_their_order() {
+        for fused in [Fused::new([4, 2, 2]), Fused::new([1, 1, 0]), Fused::ONE] {
+            for number in 0..fused.count() {
+                let own: Vec<usize> = (0..16).filter(|row| fused.of(*row) == number).collect();
+                let placed: Vec<usize> = (0..own.len()).map(|i| fused.place(number, i)).collect();
+                assert_eq!(placed, own, "{number} of {fused:?}");
+            }
+        }
     }
 }

@@ -39,6 +39,11 @@ impl Arena {
         Arena::at(home, ALIGN, usize::MAX / 2)
     }
 
+    /// An arena in the memory of a tensor.
+    pub fn over(x: Tensor) -> Arena {
+        Arena::at(x.home(), x.addr(), x.bytes())
+    }
+
     fn at(home: Home, base: usize, capacity: usize) -> Arena {
         Arena { home, base, capacity, top: Cell::new(0), peak: Cell::new(0) }
     }

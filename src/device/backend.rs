@@ -1,6 +1,8 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
-use super::{AdafactorOps, Attend, Dropout, Home, Logits, Norm, Out, QueryKey, Tensor, ZLoss};
+use super::{
+    AdafactorOps, Attend, Dropout, Home, Logits, MuonOps, Norm, Out, QueryKey, Tensor, ZLoss,
+};
 use crate::base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
@@ -187,7 +189,7 @@ pub struct Transfer(pub(super) usize);
 ///
 /// Tensors lie on the device. `upload`, `download`, `zero` and `digests` also take tensors at home
 /// on the host; the ops of `host` take only those.
-pub trait Backend: AdafactorOps {
+pub trait Backend: AdafactorOps + MuonOps {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
     /// As `reserve`, of the host's memory, page-locked where the device copies to and from it.

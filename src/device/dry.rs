@@ -2,9 +2,9 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Home,
-    Logits, MatrixPart, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, Tensor,
-    Transfer, Visible, ZLoss,
+    Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, FusedMatrix, Gelu,
+    Gemm, Home, Logits, MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, QueryKey, Scaler,
+    Scaling, SecondMoment, Tensor, Transfer, Visible, ZLoss,
 };
 use crate::base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -398,5 +398,27 @@ impl AdafactorOps for Dry {
     ) {
         let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
         self.note("adafactor", 8 * grad.numel(), &[grad, master, master, written]);
+    }
+}
+
+impl MuonOps for Dry {
+    fn momentum(&self, _: &Momentum, _: Tensor, grad: Tensor, m: Tensor, out: Out) {
+        self.note("momentum", 5 * grad.numel(), &[grad, m, m, out.to]);
+    }
+    fn unfuse(&self, _: Tensor, _: &FusedMatrix, one: Out) {
+        self.note("fused rows", 0, &[one.to, one.to]);
+    }
+    fn fuse(&self, one: Tensor, _: &FusedMatrix, _: Out) {
+        self.note("fused rows", 0, &[one, one]);
+    }
+    fn scale_to_norm_1(&self, x: Tensor, _: Tensor, _: f32) {
+        self.note("scale to norm 1", x.numel(), &[x, x]);
+    }
+    fn blend(&self, _: f32, x: Tensor, _: f32, y: Tensor) {
+        self.note("blend", 3 * x.numel(), &[x, y, y]);
+    }
+    fn descend(&self, _: [f32; 2], _: Tensor, direction: Tensor, master: Tensor, weight: Tensor) {
+        let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
+        self.note("descend", 3 * direction.numel(), &[direction, master, master, written]);
     }
 }

@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod cuda;
 mod dry;
 pub mod dynamic_map;
+mod muon;
 mod tensor;
 
 pub use crate::base::Gelu;
@@ -24,4 +25,5 @@ pub use backend::{
     Transfer, digest_term,
 };
 pub use dry::{COPIES, Dry, Tally, Work};
+pub use muon::{FusedMatrix, Momentum, MuonOps};
 pub use tensor::{Element, Home, Out, Tensor};

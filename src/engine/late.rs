@@ -10,8 +10,9 @@
 
 use super::groups::Groups;
 use super::offload::{Offload, Piece};
-use super::rule::{OptimizerRule, Step};
+use super::rule::{OptimizerRule, Place, Step};
 use crate::device::{Backend, Transfer};
+use crate::model::{Layout, ModelShard};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 
@@ -69,9 +70,12 @@ impl Late {
         let Offload { pieces, scalars, updates, .. } = offload;
         let (pieces, scalars, updates) = (pieces.as_slice(), *scalars, *updates);
         let mut pass = |host: &dyn Backend| {
-            let (groups, sharded, masters) = (&Groups::solo(), false, None);
-            let scratch = scalars.span(0, 0);
-            let step = Step { be: host, groups, sharded, lr, scalars, updates, scratch, masters };
+            // No rule whose update may be late looks at these two.
+            let shard = ModelShard { chunks: Vec::new(), tp: 1, tp_rank: 0, dp: 1 };
+            let layout = &Layout { buckets: Vec::new(), shard };
+            let at = Place { groups: &Groups::solo(), layout, sharded: false };
+            let (scratch, masters) = (scalars.span(0, 0), None);
+            let step = Step { be: host, at, lr, scalars, updates, scratch, masters };
             for piece in pieces {
                 piece.pad(host);
                 rule.update(&step, &piece.params);

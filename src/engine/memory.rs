@@ -7,7 +7,7 @@ use super::offload::Offload;
 use super::params::{self, BucketState, Norms, OnHost};
 use super::powersgd::Compression;
 use super::replica_check;
-use super::rule::OptimizerRule;
+use super::rule::{OptimizerRule, Place};
 use super::scalars::Scalars;
 use super::states::ParamStates;
 use super::update::Update;
@@ -54,6 +54,11 @@ pub fn placed(
     }
 }
 
+/// Of an update, which uses what activations lie in: none are kept from one step to the next.
+fn scratch(len: usize, at: &Arenas) -> Tensor {
+    at.saved.temporary(|saved| saved.matrix(1, len, DType::F32))
+}
+
 /// Pure but for the arenas: the same calls give the same places.
 pub fn lay(
     be: &dyn Backend,
@@ -73,7 +78,8 @@ pub fn lay(
         true => Offload::to_device(Masters::plan(&states, train.dtype, PIECE, &at.optimizer), at),
         false => Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging),
     });
-    let scratch = at.optimizer.matrix(1, rule.scratch(&states), DType::F32);
+    let place = Place { groups, layout: &layout, sharded: level > 0 };
+    let scratch = scratch(rule.scratch(&place, &states), at);
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let compression = Compression::plan(&layout, &buckets, &states, m, at);
     let tables = Tables::plan(&train, &at.inputs);

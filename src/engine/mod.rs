@@ -38,7 +38,9 @@ pub use groups::{Groups, actions, cuts, model_dtype, orders};
 pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
-pub use rule::{Conversion, ERROR, OptimizerRule, Q, SECOND, Saved, Step, decoded, of as rule};
+pub use rule::{
+    Conversion, ERROR, OptimizerRule, Place, Q, SECOND, Saved, Step, decoded, of as rule,
+};
 pub use sampler::Sampler;
 pub use scalars::Outcome;
 pub use scaler::Scale;

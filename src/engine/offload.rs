@@ -222,7 +222,7 @@ mod tests {
     use crate::engine::groups::Groups;
     use crate::engine::masters::PIECE;
     use crate::engine::params::{self, OnHost};
-    use crate::engine::rule;
+    use crate::engine::rule::{self, Place};
     use crate::manifest::{self, Manifest};
     use crate::model::{Layout, ModelShard};
 
@@ -262,9 +262,9 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.upload(bytemuck::bytes_of(&update), updates);
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
             let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
-            let (be, sharded) = (&cpu, false);
+            let at = Place { groups, layout: &layout, sharded: false };
             let (lr, masters) = (1e-2, None);
-            let step = Step { be, groups, sharded, lr, scalars, updates, scratch, masters };
+            let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
             rule.begin(&step);
             offload.update(&step, &*rule, &states);
         }

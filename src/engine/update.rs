@@ -2,7 +2,7 @@
 
 use super::late::PendingUpdate;
 use super::params::{BucketState, ShardedParams, Squares};
-use super::rule::{OptimizerRule, Step};
+use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
@@ -133,8 +133,11 @@ impl Update {
     fn step<'a>(&self, params: &'a ShardedParams, s: &Scalars, lr: f32) -> Step<'a> {
         Step {
             be: params.backend(),
-            groups: params.groups(),
-            sharded: params.is_sharded(),
+            at: Place {
+                groups: params.groups(),
+                layout: params.layout(),
+                sharded: params.is_sharded(),
+            },
             lr,
             scalars: s.rule,
             updates: s.scaler.counts.span(2, 1),

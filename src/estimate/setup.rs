@@ -126,6 +126,7 @@ pub enum Moments {
     Adam,
     Adam8bit,
     Adafactor,
+    Muon,
 }
 
 impl Moments {
@@ -134,6 +135,7 @@ impl Moments {
             Moments::Adam => 8.0,
             Moments::Adam8bit => 2.0,
             Moments::Adafactor => 0.0,
+            Moments::Muon => 4.0,
         }
     }
 }
@@ -227,6 +229,7 @@ impl Setup {
                 Optimizer::AdamW(_) => Moments::Adam,
                 Optimizer::Adam8bit(_) => Moments::Adam8bit,
                 Optimizer::Adafactor(_) => Moments::Adafactor,
+                Optimizer::Muon(_) => Moments::Muon,
             },
             offload: Offload {
                 optimizer: m.topology.offload.what != OffloadWhat::None,

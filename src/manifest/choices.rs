@@ -115,6 +115,16 @@ OptimizerName {
     Adam8bit = "adam8bit",
     /// Adafactor: second moments of matrices by row and by column.
     Adafactor = "adafactor",
+    /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
+    Muon = "muon",
+}
+
+/// What Muon multiplies the step of a matrix [rows, cols] by, whose singular values are near 1.
+MuonScale {
+    /// 0.2·√max(rows, cols), so that its root mean square is about AdamW's (Liu et al. 2025).
+    MatchRmsAdamw = "match_rms_adamw",
+    /// √max(1, rows/cols) (Jordan et al. 2024).
+    Original = "original",
 }
 
 /// Orders of the pipeline.

@@ -3,9 +3,8 @@
 
 use super::choices::*;
 use super::define::{forms, sections};
-use super::settings::raw::{
-    self, Adafactor, Adam8bit, AdamW, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn,
-};
+use super::optimizers::raw::{Adafactor, Adam8bit, AdamW, Muon};
+use super::settings::raw::{self, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -136,6 +135,8 @@ Optimizer {
     adam8bit: Adam8bit;
     /// Adafactor: second moments of matrices by row and by column.
     adafactor: Adafactor;
+    /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
+    muon: Muon;
     /// Another name of lr.peak.
     lr: f64, in 0.0..=1000.0;
 }

@@ -15,6 +15,7 @@ mod define;
 mod forms;
 mod inference;
 mod keys;
+mod optimizers;
 mod overrides;
 mod read;
 mod report;
@@ -25,16 +26,16 @@ mod tree;
 pub use crate::base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
-    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, NormKind,
-    OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
+    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, MuonScale,
+    NormKind, OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
 };
 pub use inference::for_inference;
 pub use keys::schema;
+pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
 pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
-    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init,
-    Linear, Llama3, Log, Lr, Model, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology,
-    Train, Yarn,
+    Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr, Model,
+    Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
 };
 
 use crate::base::{Heads, Problems};
@@ -323,6 +324,7 @@ pub enum Optimizer {
     AdamW(AdamW),
     Adam8bit(Adam8bit),
     Adafactor(Adafactor),
+    Muon(Muon),
 }
 
 impl Optimizer {
@@ -331,6 +333,7 @@ impl Optimizer {
             Optimizer::AdamW(_) => OptimizerName::Adamw.name(),
             Optimizer::Adam8bit(_) => OptimizerName::Adam8bit.name(),
             Optimizer::Adafactor(_) => OptimizerName::Adafactor.name(),
+            Optimizer::Muon(_) => OptimizerName::Muon.name(),
         }
     }
 
@@ -340,6 +343,7 @@ impl Optimizer {
             Optimizer::AdamW(rule) => rule.weight_decay,
             Optimizer::Adam8bit(rule) => rule.weight_decay,
             Optimizer::Adafactor(rule) => rule.weight_decay,
+            Optimizer::Muon(rule) => rule.weight_decay,
         }
     }
 
@@ -349,6 +353,7 @@ impl Optimizer {
             Optimizer::AdamW(rule) => rule.clip,
             Optimizer::Adam8bit(rule) => rule.clip,
             Optimizer::Adafactor(rule) => rule.clip,
+            Optimizer::Muon(rule) => rule.clip,
         }
     }
 
@@ -371,6 +376,17 @@ impl Optimizer {
                 ("scale_eps", rule.scale_eps),
                 ("relative_step", f32::from(u8::from(rule.relative_step))),
                 ("scale_parameter", f32::from(u8::from(rule.scale_parameter))),
+            ],
+            Optimizer::Muon(rule) => &[
+                ("momentum", rule.momentum),
+                ("nesterov", f32::from(u8::from(rule.nesterov))),
+                ("ns_steps", rule.ns_steps as f32),
+                ("a", rule.coefficients[0]),
+                ("b", rule.coefficients[1]),
+                ("c", rule.coefficients[2]),
+                ("beta1", rule.adamw.beta1),
+                ("beta2", rule.adamw.beta2),
+                ("eps", rule.adamw.eps),
             ],
         };
         all.iter().map(|(name, number)| (name.to_string(), *number)).collect()

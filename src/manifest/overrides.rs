@@ -15,7 +15,7 @@ const EXCLUSIVE: &[&[&str]] = &[
     &["train.samples", "train.tokens", "train.steps"],
     &["lr.warmup_samples", "lr.warmup_tokens"],
     &["lr.decay.linear", "lr.decay.cosine", "lr.decay.wsd"],
-    &["optimizer.adamw", "optimizer.adam8bit", "optimizer.adafactor"],
+    &["optimizer.adamw", "optimizer.adam8bit", "optimizer.adafactor", "optimizer.muon"],
 ];
 
 /// Applies every `PATH=VALUE`, a later one over an earlier one.

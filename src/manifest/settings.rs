@@ -247,69 +247,6 @@ RampUp(raw) {
     samples: u64, required in 1..=1_000_000_000_000_000u64;
 }
 
-#[derive(Copy)]
-/// Adam with decoupled weight decay (Loshchilov & Hutter 2019).
-AdamW(raw) {
-    /// Decay of the first moment. Default: 0.9.
-    beta1: f32 = 0.9, in 0.0..=0.999_999;
-    /// Decay of the second moment. Default: 0.95 (PyTorch's and Megatron's default is 0.999).
-    beta2: f32 = 0.95, in 0.0..=0.999_999;
-    /// Added to the root of the second moment. Default: 1e-8.
-    eps: f32 = 1e-8, in 1e-20..=1.0;
-    /// Weight decay of matrices; norms and biases have none. Default: 0.1.
-    weight_decay: f32 = 0.1, in 0.0..=100.0;
-    /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
-}
-
-#[derive(Copy)]
-/// AdamW with the moments of the blocks' matrices in 8 bits (Dettmers et al. 2022).
-Adam8bit(raw) {
-    /// Decay of the first moment. Default: 0.9.
-    beta1: f32 = 0.9, in 0.0..=0.999_999;
-    /// Decay of the second moment. Default: 0.95.
-    beta2: f32 = 0.95, in 0.0..=0.999_999;
-    /// Added to the root of the second moment. Default: 1e-8.
-    eps: f32 = 1e-8, in 1e-20..=1.0;
-    /// Weight decay of matrices; norms and biases have none. Default: 0.1.
-    weight_decay: f32 = 0.1, in 0.0..=100.0;
-    /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
-    /// Columns of a row that share a scale: 16, 32 or 64. A matrix whose columns are not whole
-    /// blocks keeps its moments in 32 bits. Default: 64.
-    block: usize = 64, in 16..=64;
-}
-
-#[derive(Copy)]
-/// Adafactor without momentum (Shazeer & Stern 2018), as PyTorch's and, where these coincide,
-/// Hugging Face's: of a matrix it keeps means of the squared gradient by row and by column. Each
-/// step is the gradient over the root of their product, times the learning rate.
-Adafactor(raw) {
-    /// The step shrinks with the number t of updates: it is min(lr.peak, 1/√t) in place of the
-    /// learning rate, which must be constant then. Default: false.
-    relative_step: bool = false;
-    /// Steps are multiplied by each weight's own root mean square, or by scale_eps where that is
-    /// larger. Default: as relative_step.
-    scale_parameter: bool = relative_step;
-    /// Decay of the second moment at update t is 1 − t^beta2_decay. Default: -0.8.
-    beta2_decay: f32 = -0.8, in -10.0..=0.0;
-    /// The root mean square of a weight's step, before the learning rate, is at most this
-    /// (PyTorch's d). Default: 1.
-    clip_threshold: f32 = 1.0, in 1e-6..=1e9;
-    /// The root of the second moment is at least this. Default: 1e-15, whose square is the
-    /// paper's 1e-30. PyTorch's default is 1.2e-7, which is more than many gradients are.
-    eps: f32 = 1e-15, in 1e-18..=1.0;
-    /// With scale_parameter: the least that a step is multiplied by. Default: 1e-3.
-    scale_eps: f32 = 1e-3, in 0.0..=1.0;
-    /// Weight decay of matrices; norms and biases have none. Default: 0, as PyTorch's.
-    weight_decay: f32 = 0.0, in 0.0..=100.0;
-    /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
-}
-
 /// The learning rate: warm-up from 0 to the peak, then a decay to the minimum.
 Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
     /// The highest learning rate (--lr).

@@ -2,7 +2,7 @@
 //! estimator are all read off these rows.
 
 use crate::base::{Fused, div_exact};
-use crate::manifest::{Bias, Model, NormKind, Position, Recompute};
+use crate::manifest::{Bias, Ffn, Model, NormKind, Position, Recompute};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,6 +84,8 @@ impl ParamSpec {
     pub fn fused(&self, m: &Model) -> Fused {
         match self.weight {
             Weight::QkvW | Weight::QkvB => m.heads().fused(),
+            // A gate's row, then its value's.
+            Weight::Fc1W | Weight::Fc1B if m.ffn == Ffn::Swiglu => Fused::new([1, 1, 0]),
             _ => Fused::ONE,
         }
     }

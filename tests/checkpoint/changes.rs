@@ -147,3 +147,31 @@ fn powersgd_goes_on_from_a_save_that_a_signal_asked_for() {
         says(&lab.gptrain(&verify), &[&format!("verified: steps {} to 400 again", from + 1)]);
     }
 }
+
+/// Muon's momentum is no moment of AdamW's; without them it begins anew, and is saved and read.
+#[test]
+fn muon_goes_on_from_no_other_rule() {
+    let lab = Lab::new();
+    let ran = |lab: &Lab, flags: &[&str], steps: u32, optimizer: &str| {
+        let sets = [format!("train.steps={steps}"), format!("optimizer={optimizer}")];
+        let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
+        let more = ["--set", "lr={peak: 3e-3, decay: constant}"];
+        lab.gptrain(&[&["run", "run.yaml"], flags, &more, &sets.collect::<Vec<_>>()].concat())
+    };
+    ran(&lab, &[], 6, "adamw").expect(0, &[]);
+    ran(&lab, &[], 9, "muon").expect(
+        2,
+        &[
+            "was trained with the optimizer adamw: muon cannot go on from its states",
+            "--reset-optimizer",
+        ],
+    );
+    ran(&lab, &["--reset-optimizer"], 9, "muon").expect(0, &[]);
+    ran(&lab, &[], 10, "muon").expect(0, &[]);
+    let shown = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000010", "--deep"]);
+    shown.expect(0, &[]);
+    for word in ["muon, a 3.4445, b -4.775, beta1 0.9", "  momentum ", "sound: every"] {
+        assert!(shown.out.contains(word), "{word:?} is not in:\n{}", shown.out);
+    }
+    ran(&lab, &[], 12, "adamw").expect(2, &["adamw cannot go on from its states"]);
+}

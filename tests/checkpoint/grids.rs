@@ -42,13 +42,14 @@ grids!(tensor_zero_2_and_gpipe: ["tensor=2", "data=2", "zero=2"] ["pipeline=2", 
 
 /// For both model families and precisions. (The vocabularies are padded to different sizes.)
 fn there_and_back(from: &[&str], to: &[&str]) {
-    let families: [(&[&str], f64); 3] = [
+    let families: [(&[&str], f64); 4] = [
         (&["model.dropout=0.1"], 1e-6),
         (
             &["model.position=alibi", "model.embedding_layernorm=true", "model.tied_head=false"],
             1e-6,
         ),
         (&["precision=bf16", "model.dropout=0.1"], 2e-3),
+        (&["optimizer.muon={clip: 0.3}"], 1e-6),
     ];
     for (family, tolerance) in families {
         let manifest = |topology: &[&str]| {

@@ -58,10 +58,13 @@ rows! {
     adamw_and_powersgd: 1e-5, ["optimizer.adamw={clip: 0.3}", POWERSGD];
     adam8bit_and_powersgd: 1e-5, ["optimizer.adam8bit={clip: 0.3, block: 16}", POWERSGD];
     adafactor_and_powersgd: 1e-5, ["optimizer.adafactor={clip: 0.3}", POWERSGD];
+    muon: 1e-5, ["optimizer.muon={clip: 0.3}", "model.dropout=0.1"];
 }
 
 /// What a row has, what a cell has, and the words that refuse it.
-const REFUSED: [(&str, &str, &str); 3] = [
+const REFUSED: [(&str, &str, &str); 5] = [
+    ("muon", "offload=optimizer", "optimizer muon with topology.offload is not in this version"),
+    ("muon", "offload=full", "optimizer muon with topology.offload is not in this version"),
     (
         "powersgd",
         "zero=2",

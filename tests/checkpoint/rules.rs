@@ -86,9 +86,9 @@ fn means(step: &Step, p: &ParamStates, weights: &[f32]) {
     {
         let at = p.get(name);
         step.be.upload(bytemuck::cast_slice(&values), at);
-        step.groups.data.all_reduce(at);
+        step.at.groups.data.all_reduce(at);
         if spec.split == split {
-            step.groups.tensor.all_reduce(at);
+            step.at.groups.tensor.all_reduce(at);
         }
     }
 }

@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `accepted` | what is accepted, and that the effective manifest says the same again |
 //! | `refused` | what is refused, with every message in its words |
-//! | `adafactor` | the settings of Adafactor |
+//! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
 //! | `hostile` | damaged and malicious files |
 //! | `shipped` | every manifest in `manifests/` |
 
 mod accepted;
 mod adafactor;
 mod hostile;
+mod muon;
 mod refused;
 mod shipped;
 

@@ -34,6 +34,12 @@ fn a_pipeline_gives_what_plain_replicas_give() {
     as_replicas(&["topology.pipeline=2", "topology.schedule=interleaved", "topology.zero=1"], &[]);
 }
 
+/// Muon orthogonalises what the factors leave of the gradients.
+#[test]
+fn muon_takes_compressed_gradients() {
+    as_replicas(&["optimizer=muon", "topology.zero=1"], &["optimizer=muon"]);
+}
+
 /// Tensor-parallel ranks compress their shares, so they are compared with each other.
 #[test]
 fn a_sequence_that_is_shared_changes_nothing() {

@@ -134,6 +134,15 @@ capped!(capped_pipeline_zero_1: "topology.pipeline=2", "topology.data=2", "topol
 capped!(capped_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.sequence_parallel=true", "topology.schedule=interleaved");
 
+/// Gates and values are matrices of their own.
+#[test]
+fn adafactor_llama() {
+    let rule = [&["optimizer.adafactor={clip: 0.3, weight_decay: 0.1}"], LLAMAS[0]].concat();
+    let one = serial(&rule, &GLOBAL);
+    let grid = ["topology.tensor=2", "topology.data=2", "topology.zero=2"];
+    close(&train(&[&rule[..], &grid].concat(), &GLOBAL), &one, (1e-6, 1e-6), &rule);
+}
+
 /// Eight micro-batches of two samples, or two of eight. (The evaluations are of other samples.)
 #[test]
 fn adafactor_accumulates() {
@@ -146,6 +155,44 @@ fn adafactor_accumulates() {
         close(&past(&["batch.micro=8"]), &past(&[]), (1e-6, 1e-6), rule);
     }
 }
+
+/// Steps of Muon: queries, keys, values, gates apart; an odd width; each scaling.
+const MUON: [&[&str]; 3] = [
+    &["optimizer.muon={clip: 0.3}", "model.dropout=0.1"],
+    &["optimizer.muon={scale: original, nesterov: false}", "model.tied_head=false"],
+    &[
+        "optimizer.muon={clip: 0.3, adamw: {lr_scale: 0.5}}",
+        "model.family=llama",
+        "model.heads=8",
+        "model.kv_heads=4",
+        "model.ffn_hidden=40",
+    ],
+];
+
+macro_rules! muon {
+    ($name:ident: $($set:literal),*) => {
+        #[test]
+        fn $name() {
+            for rule in MUON {
+                let one = serial(rule, &GLOBAL);
+                close(&train(&[rule, &[$($set),*]].concat(), &GLOBAL), &one, (1e-6, 1e-6), rule);
+            }
+            let bf16 = [MUON[0], &["precision=bf16", $($set),*]].concat();
+            let first = train(&bf16, &GLOBAL);
+            let one = serial(&[MUON[0], &["precision=bf16"]].concat(), &GLOBAL);
+            close(&first, &one, (2e-3, 2e-2), &bf16);
+            assert!(first == train(&bf16, &GLOBAL), "the same grid twice");
+        }
+    };
+}
+
+muon!(muon_data_2: "topology.data=2");
+muon!(muon_zero_1: "topology.data=4", "topology.zero=1");
+muon!(muon_zero_2: "topology.data=2", "topology.zero=2");
+muon!(muon_sequence_4: "topology.tensor=4", "topology.sequence_parallel=true");
+muon!(muon_tensor_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3");
+muon!(muon_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
+    "topology.zero=1", "topology.schedule=interleaved");
 
 macro_rules! llama {
     ($name:ident: $($set:literal),+) => {
@@ -187,6 +234,7 @@ fp16!(fp16_zero_1: "topology.data=2", "topology.zero=1");
 fp16!(fp16_zero_3: "topology.data=2", "topology.zero=3");
 fp16!(fp16_all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1");
+fp16!(fp16_muon: "optimizer=muon", "topology.tensor=2", "topology.data=2", "topology.zero=1");
 fp16!(fp16_adafactor: "optimizer=adafactor", "topology.tensor=2", "topology.pipeline=2",
     "topology.data=2", "topology.zero=1");
 

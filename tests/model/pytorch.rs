@@ -1,5 +1,5 @@
 //! Losses, gradients and twenty AdamW steps equal PyTorch's in float64, from the same weights and
-//! tokens; so do fifty of its Adafactor's and of Hugging Face's. The values were made by
+//! tokens; so do fifty of its Adafactor's and of Hugging Face's, and Muon's (`muon`). The values were made by
 //! `fixtures/pytorch/make.sh`.
 
 use crate::common;
@@ -55,41 +55,47 @@ fn prefix_lm_with_alibi() {
 #[test]
 fn adafactor_as_pytorch_and_as_hugging_face() {
     let sets = ["optimizer.adafactor={relative_step: true, clip: 0}", "lr.peak=0.01"];
-    follow_adafactor("torch", "torch", &sets, 1);
-    follow_adafactor("hf", "torch", &sets, 1);
+    follow("adafactor-torch", "adafactor-torch", &sets, 1, WITHIN);
+    follow("adafactor-hf", "adafactor-torch", &sets, 1, WITHIN);
 }
 
 #[test]
 fn adafactor_as_pytorch_with_decay_and_clipping() {
     let rule = "optimizer.adafactor={relative_step: true, clip: 0.3, clip_threshold: 1.5, \
                 weight_decay: 0.05}";
-    follow_adafactor("torch-decay", "torch-decay", &[rule, "lr.peak=0.02"], 2);
+    let name = "adafactor-torch-decay";
+    follow(name, name, &[rule, "lr.peak=0.02"], 2, WITHIN);
 }
 
 #[test]
 fn adafactor_as_hugging_face_with_a_learning_rate() {
     let rule = "optimizer.adafactor={weight_decay: 0.1, clip: 0}";
-    follow_adafactor("hf-lr", "hf-lr", &[rule, "lr.peak=0.001"], 1);
+    follow("adafactor-hf-lr", "adafactor-hf-lr", &[rule, "lr.peak=0.001"], 1, WITHIN);
 }
 
-/// 50 steps from the weights of `documents`: each loss to 1e-5 and each norm to 1e-4 relative, as
-/// AdamW's; the weights after the last step that the reference kept to 1e-5 of their norm.
-fn follow_adafactor(name: &str, weights: &str, sets: &[&str], accum: usize) {
+/// Of losses and norms, as AdamW's, and of weights.
+const WITHIN: [f64; 3] = [1e-5, 1e-4, 1e-5];
+
+/// The steps of a reference from the weights of `documents`: each loss and each norm, relative; the
+/// weights after the last step that the reference kept (in the file `weights`), of their norm.
+pub fn follow(name: &str, weights: &str, sets: &[&str], accum: usize, within: [f64; 3]) {
     let manifest = manifest(sets, accum);
     let cpu = Cpu::new(Some(2));
     let engine = Engine::new(&cpu, Groups::solo(), &manifest, false).unwrap();
     let heads = manifest.model.heads();
     load(&engine, "documents", heads);
-    let lines = lines(&format!("adafactor-{name}"));
-    assert_eq!(lines.len(), 52);
-    for (s, line) in lines[1..51].iter().enumerate() {
+    let lines = lines(name);
+    let steps = &lines[1..lines.len() - 1];
+    assert!(steps.len() > 20);
+    for (s, line) in steps.iter().enumerate() {
         let lr = gptrain::engine::lr::at(&manifest.lr, ((s + 1) * SAMPLES * accum) as u64);
         let outcome = step(&engine, &batches("documents"), s, accum, lr);
         let expected = |key: &str| line[key].as_f64().unwrap();
-        close(outcome.loss, expected("loss"), 1e-5, &format!("{name} loss of step {s}"));
-        close(outcome.grad_norm, expected("grad_norm"), 1e-4, &format!("{name} norm of step {s}"));
+        let (loss, norm) = (expected("loss"), expected("grad_norm"));
+        close(outcome.loss, loss, within[0], &format!("{name} loss of step {s}"));
+        close(outcome.grad_norm, norm, within[1], &format!("{name} norm of step {s}"));
     }
-    let reader = Reader::open(&fixture(&format!("adafactor-{weights}.safetensors"))).unwrap();
+    let reader = Reader::open(&fixture(&format!("{weights}.safetensors"))).unwrap();
     let ours: HashMap<String, Vec<f32>> = common::weights(&engine).into_iter().collect();
     let kept = |param: &&Param| reader.entries.contains_key(&common::reference_name(param));
     let params: Vec<&Param> = engine.params().filter(kept).collect();
@@ -104,7 +110,8 @@ fn follow_adafactor(name: &str, weights: &str, sets: &[&str], accum: usize) {
             squares.sum::<f64>().sqrt()
         };
         let off = norm(&|at| ours[&param.name][at] - theirs[at]) / norm(&|at| theirs[at]);
-        assert!(off <= 1e-5, "{name} {}: off by {off:.1e}", param.name);
+        println!("{name} {}: off by {off:.1e}", param.name);
+        assert!(off <= within[2], "{name} {}: off by {off:.1e}", param.name);
     }
 }
 

@@ -29,6 +29,7 @@ pub fn table() -> Vec<Case> {
     let by_rows = MatrixPart { rows: 16, len: 16 * 70, ..all([48, 70], qkv) };
     let by_cols = MatrixPart { cols: 35, len: 24 * 35, ..all([24, 70], Fused::ONE) };
     let biases = all([1, 64], qkv);
+    let gates = Fused::new([1, 1, 0]);
     vec![
         case("adafactor, a matrix", move |b| part(b, all([33, 41], Fused::ONE))),
         case("adafactor, q, k and v", move |b| part(b, all([48, 70], qkv))),
@@ -46,6 +47,11 @@ pub fn table() -> Vec<Case> {
         case("adafactor, some of these", move |b| {
             part(b, MatrixPart { first: 5, len: 30, ..biases });
         }),
+        case("adafactor, gates and values", move |b| part(b, all([26, 40], gates))),
+        case("adafactor, some of these, rows of which one is cut", move |b| {
+            part(b, MatrixPart { rows: 12, first: 30, len: 200, ..all([24, 40], gates) });
+        }),
+        case("adafactor, biases of gates and values", move |b| part(b, all([1, 50], gates))),
         case("adafactor, many rows", move |b| part(b, all([1700, 9], Fused::ONE))),
         case("adafactor scalars", scalars),
     ]

@@ -4,7 +4,8 @@
 use crate::attention::{Mask, Shape, attention};
 use crate::bench::{Bench, Seen};
 use crate::query_key::{self, query_key};
-use crate::{Case, adafactor, case, elementwise, loss, normalise, product, softgpu, table, update};
+use crate::update;
+use crate::{Case, adafactor, case, elementwise, loss, muon, normalise, product, softgpu, table};
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
@@ -32,12 +33,15 @@ fn open_for(tf32: bool) -> Cuda {
 }
 
 fn against_definitions(dtype: DType) {
-    let cuda = open();
     let mut wrong = Vec::new();
-    for case in table() {
-        let bench = Bench::new(&cuda, dtype, true).with_fused_epilogues();
-        (case.check)(&bench);
-        wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+    // As many as its memory holds.
+    for cases in table().chunks(64) {
+        let cuda = open();
+        for case in cases {
+            let bench = Bench::new(&cuda, dtype, true).with_fused_epilogues();
+            (case.check)(&bench);
+            wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+        }
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -134,6 +138,8 @@ fn larger() -> Vec<Case> {
         case("queries and keys, widest", |b| query_key(b, query_key::Shape::new(9, 2, 1, 256))),
         case("cross-entropy", |b| loss::cross_entropy(b, 20, 1999, 2048, 2)),
         case("optimizer", |b| update::all(b, 70_001)),
+        case("muon", |b| muon::all(b, 70_001)),
+        case("muon, vectors", |b| muon::all(b, 70_008)),
         case("adafactor", adafactor::large),
     ]
 }

@@ -5,7 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `adafactor`, `adam8bit`, `low_rank`, `update` | the optimizers' ops, PowerSGD's |
+//! | `adafactor`, `adam8bit`, `low_rank`, `muon`, `update` | the optimizers' ops, PowerSGD's |
 //! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
@@ -22,6 +22,7 @@ mod elementwise;
 mod host;
 mod loss;
 mod low_rank;
+mod muon;
 mod normalise;
 mod product;
 mod query_key;
@@ -60,6 +61,7 @@ fn table() -> Vec<Case> {
         host::table(),
         adafactor::table(),
         adam8bit::table(),
+        muon::table(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -105,6 +107,7 @@ fn large() -> Vec<Case> {
         case("optimizer", |b| update::all(b, 300_001)),
         case("adafactor", adafactor::large),
         case("axpy", |b| low_rank::axpy(b, 300_001)),
+        case("muon", |b| muon::all(b, 300_001)),
     ]
 }
 

@@ -18,6 +18,7 @@ mod layernorm;
 mod low_rank;
 mod math;
 mod memory;
+mod muon;
 mod optimizer;
 mod parallel;
 mod query_key;

@@ -403,6 +403,28 @@ kernel_args! {
         part: MatrixPart,
     }
 
+    struct Momentum {
+        grad: *const f32, m: *mut f32, out: *mut c_void, factor: *const f32, numel: u64,
+        momentum: f32, nesterov: u32, vector: u32,
+    }
+
+    /// One of the matrices that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
+    struct FusedRows {
+        /// [cols / share, all_rows, share] and [rows, cols]; `back`: one is copied into all
+        all: *mut c_void, one: *mut c_void,
+        all_rows: u64, rows: u64, cols: u32, share: u32,
+        /// Its rows begin here, lie in groups of `width`, and these `period` apart.
+        first: u32, width: u32, period: u32, back: u32, vector: u32,
+    }
+
+    struct ScaleToNorm { x: *mut c_void, sum: *const f32, numel: u64, eps: f32, vector: u32, }
+    struct Blend { x: *const c_void, y: *mut c_void, numel: u64, a: f32, b: f32, vector: u32, }
+    struct Descend {
+        /// `live` is null where it is the master.
+        direction: *const c_void, master: *mut f32, live: *mut c_void,
+        factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
+    }
+
     struct Axpy {
         x: *const f32, y: *mut f32, factor: *const f32, numel: u64, a: f32, add: u32, vector: u32,
     }

@@ -23,6 +23,7 @@ pub mod library;
 mod low_rank;
 mod lt;
 mod memory;
+mod muon;
 mod numa;
 pub mod observer;
 mod optimizer;

@@ -15,7 +15,7 @@
 //! where each has a shard (ZeRO). The copy of a tied embedding adds nothing and takes what the first
 //! stage has, so that both stay equal to the last bit.
 
-use super::{OptimizerRule, SECOND, Step};
+use super::{OptimizerRule, Place, SECOND, Step};
 use crate::base::DType;
 use crate::device::{self, MatrixPart, SecondMoment, Tensor};
 use crate::engine::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
@@ -76,11 +76,11 @@ impl Lens {
     /// Adds the sums in `all` up over their ranks.
     fn add_up(&self, step: &Step, all: Tensor) {
         let [tensor, tensor_tied, tied, _] = self.0;
-        let groups = step.groups;
+        let groups = step.at.groups;
         if tensor + tensor_tied > 0 {
             groups.tensor.all_reduce(all.span(0, tensor + tensor_tied));
         }
-        if step.sharded {
+        if step.at.sharded {
             groups.data.all_reduce(all);
         }
         if tensor_tied + tied > 0 {
@@ -180,7 +180,7 @@ impl OptimizerRule for Adafactor {
         states
     }
 
-    fn scratch(&self, params: &[ParamStates]) -> usize {
+    fn scratch(&self, _: &Place, params: &[ParamStates]) -> usize {
         let room = self.room(params);
         room.first.total() + room.second.total() + room.means
     }
@@ -198,7 +198,7 @@ impl OptimizerRule for Adafactor {
         let (be, rule) = (step.be, device::Adafactor { lr: step.lr, ..self.rule });
         let room = self.room(params);
         let (sums, _) = self.lay(params, &room, step.scratch);
-        let part = |p: &ParamStates| self.part(p, step.groups.tensor.rank());
+        let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
         let all = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
         let counted = || all().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
         be.zero(step.scratch);

@@ -1,6 +1,6 @@
 //! The gradient that an update waits for, beside the states of any optimizer (`engine::late`).
 
-use super::{Conversion, OptimizerRule, Saved, Step};
+use super::{Conversion, OptimizerRule, Place, Saved, Step};
 use crate::engine::states::{ParamStates, StateSpec};
 use crate::model::ParamSpec;
 
@@ -22,8 +22,8 @@ impl OptimizerRule for WithPending {
         states
     }
 
-    fn scratch(&self, params: &[ParamStates]) -> usize {
-        self.rule.scratch(params)
+    fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
+        self.rule.scratch(at, params)
     }
 
     fn begin(&self, step: &Step) {

@@ -5,6 +5,9 @@ mod adam8bit;
 mod adamw;
 mod coded;
 mod late;
+mod muon;
+mod newton_schulz;
+mod owners;
 mod powersgd;
 
 pub use coded::{Saved, decoded};
@@ -18,11 +21,12 @@ use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
 use crate::device::{Backend, Tensor};
 use crate::manifest::{Manifest, Optimizer};
-use crate::model::ParamSpec;
+use crate::model::{Layout, ParamSpec};
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
 use late::WithPending;
+use muon::Muon;
 use powersgd::WithPowerSgd;
 
 /// An optimizer. An update that is late runs on a thread of its own, hence `Sync`.
@@ -32,7 +36,7 @@ pub trait OptimizerRule: Sync {
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
 
     /// How many f32 of scratch (`Step::scratch`) an update of these needs.
-    fn scratch(&self, _: &[ParamStates]) -> usize {
+    fn scratch(&self, _: &Place, _: &[ParamStates]) -> usize {
         0
     }
 
@@ -78,12 +82,19 @@ pub struct Conversion {
 /// `Conversion::from` have of it (of blocks of columns: all that the part touches).
 pub type Make = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 
+/// Where a rank is, and what it holds of the model.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub groups: &'a Groups,
+    pub layout: &'a Layout,
+    /// Whether each data-parallel rank updates a share only (ZeRO).
+    pub sharded: bool,
+}
+
 /// What an update is by.
 pub struct Step<'a> {
     pub be: &'a dyn Backend,
-    pub groups: &'a Groups,
-    /// Whether each data-parallel rank updates a share only (ZeRO).
-    pub sharded: bool,
+    pub at: Place<'a>,
     pub lr: f32,
     /// f32 [1, 3]: the gradients' factor (loss scale and clipping), then two numbers for the rule.
     pub scalars: Tensor,
@@ -119,6 +130,7 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
+        Optimizer::Muon(ref settings) => Box::new(Muon::new(settings.clone(), model, &m.model)),
     };
     let rule: Box<dyn OptimizerRule> = match m.topology.offload.delay {
         0 => rule,

@@ -1,6 +1,6 @@
 //! What PowerSGD keeps of a matrix, beside the states of any optimizer.
 
-use super::{Conversion, OptimizerRule, Saved, Step};
+use super::{Conversion, OptimizerRule, Place, Saved, Step};
 use crate::engine::states::{Extent, Initial, ParamStates, StateSpec};
 use crate::manifest::PowerSgd;
 use crate::model::{Module, ParamSpec, TpSplit};
@@ -49,8 +49,8 @@ impl OptimizerRule for WithPowerSgd {
         states
     }
 
-    fn scratch(&self, params: &[ParamStates]) -> usize {
-        self.rule.scratch(params)
+    fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
+        self.rule.scratch(at, params)
     }
 
     fn begin(&self, step: &Step) {

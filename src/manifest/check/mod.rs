@@ -13,7 +13,7 @@ use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
-    Manifest, Model, Optimizer, Plan, Precision, Topology, Train,
+    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Topology, Train,
 };
 use std::path::Path;
 
@@ -47,6 +47,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     time::lr(&lr, in_tokens, report);
     relative_step(&optimizer, &lr, report);
     adafactor_offloaded(&optimizer, &topology, report);
+    muon_offloaded(&optimizer, &topology, report);
     delayed(precision, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
@@ -196,12 +197,16 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
             OptimizerName::Adafactor => {
                 forms::Optimizer { adafactor: Some(Default::default()), ..Default::default() }
             }
+            OptimizerName::Muon => {
+                forms::Optimizer { muon: Some(Default::default()), ..Default::default() }
+            }
         },
     };
     let given = [
         all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw))),
         all.adam8bit.map(|raw| Optimizer::Adam8bit(Adam8bit::read(raw))),
         all.adafactor.map(|raw| Optimizer::Adafactor(Adafactor::read(raw))),
+        all.muon.map(|raw| Optimizer::Muon(Muon::read(raw, report))),
     ];
     let given: Vec<Optimizer> = given.into_iter().flatten().collect();
     if given.len() > 1 && report.sound(&["optimizer"]) {
@@ -253,6 +258,18 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
     }
 }
 
+/// Muon's products are of whole matrices, which ranks send each other in the middle of an update.
+fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
+    let offloads = topology.offload.what != OffloadWhat::None;
+    let sound = report.sound(&["optimizer", "topology.offload"]);
+    if matches!(optimizer, Optimizer::Muon(_)) && offloads && sound {
+        let what = "optimizer muon with topology.offload is not in this version: its steps are \
+                    products of whole matrices, which a host's processor is too slow for";
+        let remedy = "set topology.offload: none, or take adamw";
+        report.between(&["optimizer", "topology.offload"], what, remedy);
+    }
+}
+
 /// An update that waits has its factor; where the loss has a scale, it may have none.
 fn delayed(precision: Precision, topology: &Topology, report: &mut Report) {
     let sound = report.sound(&["precision", "topology.offload"]);
@@ -273,6 +290,7 @@ impl Written for Optimizer {
             Optimizer::AdamW(rule) => form.adamw = rule.written(),
             Optimizer::Adam8bit(rule) => form.adam8bit = rule.written(),
             Optimizer::Adafactor(rule) => form.adafactor = rule.written(),
+            Optimizer::Muon(rule) => form.muon = rule.written(),
         }
         Some(form.into())
     }

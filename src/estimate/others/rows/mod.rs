@@ -199,6 +199,7 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         moments: match () {
             _ if optimizer.contains("8bit") => Moments::Adam8bit,
             _ if optimizer.contains("adafactor") => Moments::Adafactor,
+            _ if optimizer.contains("muon") => Moments::Muon,
             _ => Moments::Adam,
         },
         offload: Offload {

@@ -1,0 +1,287 @@
+//! Muon (Jordan et al. 2024, as PyTorch's; scaled as by Liu et al. 2025) for the matrices of the
+//! blocks, AdamW for the rest.
+//!
+//! | of | states beside model and master weight |
+//! |---|---|
+//! | a matrix of a block | its momentum, shared by ZeRO as any |
+//! | all else | AdamW's moments |
+//!
+//! A matrix is orthogonalised whole by one rank of those that share the stage's layers by tensor and
+//! data parallelism (`owners`), the same arithmetic on every grid. In rounds of one matrix for each
+//! rank:
+//!
+//! 1. every rank moves the momentum of what it updates, which gives its part of the direction;
+//! 2. under ZeRO the parts go to the ranks of the owner's replica, then from there to the owner;
+//! 3. the owner takes what is fused in the matrix apart, orthogonalises each, and puts them together;
+//! 4. the steps go back the same way: without ZeRO to all replicas, which have all of the weight.
+//!
+//! Of each parameter that a rank updates under ZeRO, it sends and receives at most two numbers of the
+//! products' type.
+
+#[cfg(test)]
+mod tests;
+
+use super::adamw::AdamW;
+use super::newton_schulz::{NewtonSchulz, Work};
+use super::owners;
+use super::{OptimizerRule, Place, Step};
+use crate::base::{DType, decayed};
+use crate::comm::{Group, Message};
+use crate::device::{Arena, FusedMatrix, Momentum, Tensor};
+use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
+use crate::manifest::{self, Model, MuonScale};
+use crate::model::{Param, ParamSpec, TpSplit};
+use std::collections::HashMap;
+use std::ops::Range;
+
+pub struct Muon {
+    settings: manifest::Muon,
+    newton_schulz: NewtonSchulz,
+    adamw: AdamW,
+    dtype: DType,
+    model: Model,
+}
+
+const MOMENTUM: &str = "momentum";
+
+/// A matrix of a round.
+struct Job<'a> {
+    param: &'a Param,
+    /// None where this rank updates nothing of it.
+    kept: Option<&'a ParamStates>,
+    /// Its owner, among data-parallel and tensor-parallel ranks.
+    data: usize,
+    tensor: usize,
+}
+
+/// Where the direction of a matrix lies on this rank, then its step.
+struct Laid {
+    /// All of it, share after share, on its owner.
+    whole: Option<Tensor>,
+    /// This rank's share, in the owner's replica.
+    share: Option<Tensor>,
+    /// What this rank updates of it; a part of the share where that is there.
+    own: Tensor,
+}
+
+/// A round's matrices, and where this rank works on those fused in its own.
+struct Room {
+    laid: Vec<Laid>,
+    work: Vec<(FusedMatrix, Work)>,
+}
+
+impl Muon {
+    pub fn new(settings: manifest::Muon, dtype: DType, model: &Model) -> Muon {
+        let manifest::MuonAdamW { beta1, beta2, eps, weight_decay, .. } = settings.adamw;
+        let adamw = manifest::AdamW { beta1, beta2, eps, weight_decay, clip: None };
+        let (newton_schulz, adamw) = (NewtonSchulz::new(&settings), AdamW::new(adamw, dtype));
+        Muon { settings, newton_schulz, adamw, dtype, model: model.clone() }
+    }
+
+    /// The type of the products, and of what ranks send each other.
+    fn products(&self) -> DType {
+        if self.dtype == DType::BF16 { DType::BF16 } else { DType::F32 }
+    }
+
+    /// The matrices that are orthogonalised apart.
+    fn matrices(&self, spec: &ParamSpec, tensor: usize) -> impl Iterator<Item = FusedMatrix> {
+        let ParamSpec { rows, cols, .. } = *spec;
+        let shares = if spec.split == TpSplit::Cols { tensor } else { 1 };
+        let fused = spec.fused(&self.model);
+        (0..fused.count()).map(move |number| FusedMatrix { rows, cols, shares, fused, number })
+    }
+
+    /// What a step of a matrix is multiplied by.
+    fn scale(&self, [rows, cols]: [usize; 2]) -> f32 {
+        match self.settings.scale {
+            MuonScale::MatchRmsAdamw => (0.2 * (rows.max(cols) as f64).sqrt()) as f32,
+            MuonScale::Original => (rows as f64 / cols as f64).max(1.0).sqrt() as f32,
+        }
+    }
+
+    fn rounds<'a>(&self, at: &Place<'a>, params: &'a [ParamStates]) -> Vec<Vec<Job<'a>>> {
+        let kept: HashMap<usize, &ParamStates> =
+            params.iter().map(|kept| (kept.param.offset, kept)).collect();
+        let all: Vec<&Param> =
+            at.layout.params().filter(|param| param.spec.is_block_matrix()).collect();
+        let flops = |one: FusedMatrix| self.newton_schulz.flops(one.size());
+        let costs: Vec<u64> =
+            all.iter().map(|param| self.matrices(&param.spec, 1).map(flops).sum()).collect();
+        let replicas = at.groups.data.size();
+        let job = |(piece, owner): (usize, usize)| {
+            let (param, kept) = (all[piece], kept.get(&all[piece].offset).copied());
+            Job { param, kept, data: owner % replicas, tensor: owner / replicas }
+        };
+        let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
+        rounds.into_iter().map(|round| round.into_iter().map(job).collect()).collect()
+    }
+
+    fn lay(&self, at: &Place, round: &[Job], arena: &Arena) -> Room {
+        let (dtype, shares) = (self.products(), at.groups.tensor.size());
+        let laid = round.iter().map(|job| Laid::plan(at, job, dtype, arena)).collect();
+        let own = round.iter().find(|job| job.is_owner(at));
+        // One after the other: they overlap.
+        let work =
+            |one: FusedMatrix| (one, arena.temporary(|arena| Work::plan(one.size(), dtype, arena)));
+        let of = |job: &Job| self.matrices(&job.param.spec, shares).map(work).collect();
+        Room { laid, work: own.map_or(Vec::new(), of) }
+    }
+
+    fn round(&self, step: &Step, round: &[Job]) {
+        let (be, at) = (step.be, &step.at);
+        let Room { laid, work } = self.lay(at, round, &Arena::over(step.scratch));
+        let jobs = || round.iter().zip(&laid);
+        let updated = || jobs().filter_map(|(job, laid)| Some((job.kept?, laid.own)));
+        let factor = step.scalars.span(0, 1);
+        let manifest::Muon { momentum, nesterov, weight_decay, .. } = self.settings;
+        for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
+            let rule = Momentum { momentum, nesterov };
+            be.momentum(&rule, factor, kept.grad, kept.get(MOMENTUM), own.set());
+        }
+        let parts = |way| jobs().flat_map(move |(job, laid)| laid.parts(at, job, way));
+        let shares = |way| jobs().flat_map(move |(job, laid)| laid.shares(at, job, way));
+        if at.sharded {
+            exchange(&*at.groups.data, parts(Way::ToOwner));
+        }
+        exchange(&*at.groups.tensor, shares(Way::ToOwner));
+        if let Some(whole) = laid.iter().find_map(|laid| laid.whole) {
+            for (one, work) in &work {
+                be.unfuse(whole, one, work.x[0].set());
+                let made = self.newton_schulz.run(be, work, self.scale(one.size()));
+                be.fuse(made, one, whole.set());
+            }
+        }
+        exchange(&*at.groups.tensor, shares(Way::FromOwner));
+        exchange(&*at.groups.data, parts(Way::FromOwner));
+        for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
+            let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
+            let by = [decayed(step.lr, weight_decay), step.lr];
+            be.descend(by, factor, own, kept.get(MASTER), kept.get(MODEL));
+        }
+    }
+
+    /// The step of what AdamW updates.
+    fn adamw_step<'a>(&self, step: &Step<'a>) -> Step<'a> {
+        Step { lr: step.lr * self.settings.adamw.lr_scale, ..*step }
+    }
+}
+
+impl OptimizerRule for Muon {
+    fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
+        match param.is_block_matrix() {
+            true => {
+                let (model, momentum) = (StateSpec::model(self.dtype), StateSpec::moment(MOMENTUM));
+                vec![model, StateSpec::master(), momentum]
+            }
+            false => self.adamw.states(param),
+        }
+    }
+
+    fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
+        let arena = Arena::measuring();
+        for round in self.rounds(at, params) {
+            arena.temporary(|arena| self.lay(at, &round, arena));
+        }
+        arena.peak().div_ceil(DType::F32.size())
+    }
+
+    fn begin(&self, step: &Step) {
+        self.adamw.begin(&self.adamw_step(step));
+    }
+
+    fn update(&self, step: &Step, params: &[ParamStates]) {
+        let rest = params.iter().filter(|p| !p.param.spec.is_block_matrix() && !p.part.is_empty());
+        rest.for_each(|p| self.adamw.update_one(&self.adamw_step(step), p));
+        self.rounds(&step.at, params).iter().for_each(|round| self.round(step, round));
+    }
+}
+
+/// The elements of this tensor-parallel rank's share of a parameter that a replica updates.
+fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
+    if !at.sharded {
+        return 0..param.numel();
+    }
+    let shard = at.layout.buckets[param.bucket].shard(at.layout.shard.dp, replica);
+    let inside = |element: usize| element.clamp(param.offset, param.range().end) - param.offset;
+    inside(shard.start)..inside(shard.end)
+}
+
+impl Job<'_> {
+    fn is_owner(&self, at: &Place) -> bool {
+        (self.data, self.tensor) == (at.groups.data.rank(), at.groups.tensor.rank())
+    }
+}
+
+impl Laid {
+    fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> Laid {
+        let (numel, replica) = (job.param.numel(), at.groups.data.rank());
+        let part = part(at, job.param, replica);
+        let row = |len| arena.matrix(1, len, dtype);
+        if job.data != replica {
+            return Laid { whole: None, share: None, own: row(part.len()) };
+        }
+        let tensor = &at.groups.tensor;
+        let whole = job.is_owner(at).then(|| row(tensor.size() * numel));
+        let share = whole.map_or_else(|| row(numel), |all| all.span(tensor.rank() * numel, numel));
+        Laid { whole, share: Some(share), own: share.span(part.start, part.len()) }
+    }
+
+    /// Messages among replicas: parts of the direction to the owner's, or of the step from there.
+    fn parts(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
+        let data = &at.groups.data;
+        let all: Vec<Message> = match self.share {
+            None => vec![way.from(job.data, self.own)],
+            Some(share) => {
+                let others = (0..data.size()).filter(|replica| *replica != data.rank());
+                let part = |replica| part(at, job.param, replica);
+                let place = |part: Range<usize>| share.span(part.start, part.len());
+                others.map(|replica| way.to(replica, place(part(replica)))).collect()
+            }
+        };
+        let holds = |message: &Message| match message {
+            Message::Send { x, .. } | Message::Recv { x, .. } => x.numel() > 0,
+        };
+        all.into_iter().filter(holds).collect()
+    }
+
+    /// Messages among tensor-parallel ranks of the owner's replica: their shares.
+    fn shares(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
+        let (tensor, Some(share)) = (&at.groups.tensor, self.share) else { return Vec::new() };
+        let Some(whole) = self.whole else { return vec![way.from(job.tensor, share)] };
+        let others = (0..tensor.size()).filter(|rank| *rank != tensor.rank());
+        let place = |rank| whole.span(rank * share.numel(), share.numel());
+        others.map(|rank| way.to(rank, place(rank))).collect()
+    }
+}
+
+/// Of messages between an owner and the others.
+#[derive(Clone, Copy)]
+enum Way {
+    ToOwner,
+    FromOwner,
+}
+
+impl Way {
+    /// A message to another rank, as the owner has it.
+    fn to(self, with: usize, x: Tensor) -> Message {
+        match self {
+            Way::FromOwner => Message::Send { to: with, x },
+            Way::ToOwner => Message::Recv { from: with, x },
+        }
+    }
+
+    /// A message between the owner and this rank, as this rank has it.
+    fn from(self, owner: usize, x: Tensor) -> Message {
+        match self {
+            Way::ToOwner => Message::Send { to: owner, x },
+            Way::FromOwner => Message::Recv { from: owner, x },
+        }
+    }
+}
+
+fn exchange(group: &dyn Group, messages: impl Iterator<Item = Message>) {
+    let messages: Vec<Message> = messages.collect();
+    if !messages.is_empty() {
+        group.exchange(&messages);
+    }
+}

@@ -1,0 +1,118 @@
+//! Where the gradients have the same bits, so have the steps, on every grid.
+
+use super::*;
+use crate::base::rng;
+use crate::comm::{World, threads};
+use crate::device::Backend;
+use crate::device::cpu::Cpu;
+use crate::engine::arenas::Arenas;
+use crate::engine::groups::{Groups, model_shard};
+use crate::engine::params::{self, OnHost};
+use crate::engine::rule;
+use crate::manifest::Manifest;
+use crate::model::Layout;
+use std::collections::BTreeMap;
+
+/// The bits of weights and momenta, by name and place in the whole.
+type Bits = BTreeMap<(String, &'static str, usize), u32>;
+
+/// A number for each element of the whole weight.
+fn gradient(name: &str, at: usize, update: usize) -> f32 {
+    let mut values = [0.0];
+    rng::normals(rng::key(update as u64, name), at as u64, &mut values);
+    values[0]
+}
+
+/// Of two updates on every rank, by gradients that the grid does not change.
+fn updated(sets: &[&str]) -> Bits {
+    let text = "
+model: {layers: 2, hidden: 24, heads: 4, kv_heads: 2, vocab: 60, seq_len: 8, family: llama}
+data: {train: none}
+batch: {micro: 1, global: 12}
+lr: {peak: 1e-3}
+train: {samples: 1200}
+optimizer: muon
+";
+    let m = manifest::of_test(text, sets);
+    let ranks: Vec<Bits> = std::thread::scope(|scope| {
+        let run = |world: World| scope.spawn(|| rank(world, &m));
+        let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    let mut all = Bits::new();
+    for (place, bits) in ranks.into_iter().flatten() {
+        let before = all.insert(place.clone(), bits);
+        assert!(before.is_none_or(|before| before == bits), "ranks differ in {place:?}");
+    }
+    all
+}
+
+fn rank(world: World, m: &Manifest) -> Bits {
+    let (cpu, groups) = (Cpu::new(Some(1)), Groups::new(&world, &m.topology));
+    let layout = Layout::new(&m.model, model_shard(&groups, m));
+    let (rule, dtype) = (rule::of(m), crate::engine::model_dtype(m.precision));
+    let level = params::zero_level(&groups, m);
+    let at = Place { groups: &groups, layout: &layout, sharded: level > 0 };
+    let lay = |arenas: &Arenas| {
+        let buckets =
+            params::buckets(level, groups.data.rank(), &layout, dtype, OnHost::default(), arenas);
+        let states = params::states(&layout, &buckets, &*rule, false, arenas);
+        let scratch = arenas.saved.matrix(1, rule.scratch(&at, &states), DType::F32);
+        let scalars = arenas.inputs.matrix(1, 3, DType::F32);
+        (states, scratch, scalars, arenas.inputs.matrix(1, 1, DType::I64))
+    };
+    let measured = Arenas::measuring();
+    lay(&measured);
+    let (states, scratch, scalars, updates) = lay(&measured.reserve(&cpu).unwrap());
+    let whole = |kept: &ParamStates, element: usize| {
+        let [row, col] = layout.tp_offset(&kept.param);
+        let (down, right) = (element / kept.param.cols, element % kept.param.cols);
+        (row + down) * kept.param.spec.cols + col + right
+    };
+    for update in 1..=2 {
+        for kept in &states {
+            let at = |element| gradient(&kept.param.name, whole(kept, element), update);
+            let grads: Vec<f32> = kept.part.clone().map(at).collect();
+            cpu.upload(bytemuck::cast_slice(&grads), kept.grad);
+        }
+        cpu.upload(bytemuck::bytes_of(&(update as i64)), updates);
+        cpu.upload(bytemuck::bytes_of(&0.5f32), scalars.span(0, 1));
+        let (lr, masters) = (1e-2, None);
+        let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
+        rule.begin(&step);
+        rule.update(&step, &states);
+    }
+    let mut bits = Bits::new();
+    for kept in states.iter().filter(|kept| kept.param.spec.is_block_matrix()) {
+        for state in [MASTER, MOMENTUM] {
+            let mut values = vec![0u32; kept.part.len()];
+            cpu.download(kept.get(state), bytemuck::cast_slice_mut(&mut values));
+            for (element, value) in kept.part.clone().zip(values) {
+                bits.insert((kept.param.name.clone(), state, whole(kept, element)), value);
+            }
+        }
+    }
+    bits
+}
+
+#[test]
+fn every_grid_makes_the_steps_of_one_rank_to_the_last_bit() {
+    for precision in ["precision=f32", "precision=bf16"] {
+        let one = updated(&[precision]);
+        assert!(one.values().any(|bits| *bits != 0));
+        for topology in [
+            "{tensor: 2}",
+            "{pipeline: 2}",
+            "{data: 2}",
+            "{data: 3, zero: 1}",
+            "{data: 4, zero: 3}",
+            "{tensor: 2, data: 2}",
+            "{tensor: 2, data: 3, zero: 2}",
+            "{tensor: 2, pipeline: 2, data: 2, zero: 1}",
+        ] {
+            let topology = format!("topology={topology}");
+            let many = updated(&[precision, &topology]);
+            assert!(many == one, "{precision}, {topology}");
+        }
+    }
+}
