@@ -63,6 +63,14 @@ pub struct State {
     pub manifest: String,
 }
 
+impl State {
+    /// Whether these are weights that were imported and not trained yet: nothing else counts of it,
+    /// and no optimizer's states are there.
+    pub fn is_import(&self) -> bool {
+        self.imported.is_some() && self.progress.step == 0
+    }
+}
+
 /// Every random number is a function of these and of a place (weight, sample, layer).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rng {

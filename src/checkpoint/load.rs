@@ -21,6 +21,9 @@ use std::sync::Arc;
 /// another. When all have read: `cast_master_to_model` on all, then `verify` their `replica_digests`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let (store, index) = (engine.store(), &checkpoint.index);
+    if index.is_import() {
+        return read_weights_into(checkpoint, engine);
+    }
     sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
     sound(checkpoint, &validate::groups(index))?;
     read_states(checkpoint, engine, |state| state.saved && state.name != PENDING)?;

@@ -131,7 +131,7 @@ fn copies(world: &[Vec<ReplicaDigest>]) -> Copies<'_> {
 pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::Result<()> {
     let copies = copies(world);
     let folder = checkpoint.folder.display();
-    let import = checkpoint.index.imported.is_some() && checkpoint.index.progress.step == 0;
+    let import = checkpoint.index.is_import();
     for tensor in &checkpoint.index.tensors {
         let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
         let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;

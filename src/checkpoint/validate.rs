@@ -38,6 +38,7 @@ fn states(
                 continue;
             }
             match found.remove(what) {
+                None if index.is_import() => {}
                 None => damage.push(format!("{name} has no {what}: the optimizer needs it")),
                 Some(state) if (state.dtype, state.extent) != (spec.dtype, spec.extent) => damage
                     .push(format!(

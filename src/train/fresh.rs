@@ -2,7 +2,7 @@
 
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::{self, Share, State};
-use crate::engine::{Initial, TensorSlice, model_dtype, rule};
+use crate::engine::{Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, rule};
 use crate::manifest::Manifest;
 use crate::model::{Layout, ModelShard};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ pub struct Whole {
 }
 
 /// Saves weights, in the model's order, as a checkpoint of the manifest's run in the folder
-/// `checkpoints`: the optimizer's states are those before its first update.
+/// `checkpoints`: the optimizer's states are those before its first update; of an import there are
+/// none, for which optimizer it will be is open.
 pub fn save(
     m: &Manifest,
     checkpoints: &Path,
@@ -26,12 +27,16 @@ pub fn save(
     let rounded: Vec<Option<Vec<u16>>> = rounded.collect();
     let longest = weights.iter().map(|whole| whole.values.len()).max().unwrap_or(0);
     let (zeros, rule) = (vec![0u8; 4 * longest], rule(m));
+    let kept = |spec: &StateSpec| match state.is_import() {
+        true => [MASTER, MODEL].contains(&spec.name),
+        false => !spec.is_dispensable(),
+    };
     let mut shares = Vec::new();
     for (number, (param, whole)) in layout.params().zip(weights).enumerate() {
         let Whole { shape, values } = whole;
         let cols = shape[shape.len() - 1];
         let states = rule.states(&param.spec).into_iter();
-        for state in states.filter(|state| !state.is_dispensable()) {
+        for state in states.filter(|state| kept(state)) {
             let size = state.extent.shape([values.len() / cols, cols]);
             let slice = TensorSlice { at: [0, 0], size };
             let bytes: &[u8] = match (state.init, &rounded[number]) {

@@ -66,11 +66,6 @@ const RULES: &[(&str, Change)] = &[
 /// Settings of a model that its weights leave open; and seq_len, where positions have no table.
 pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
-/// Whether weights were imported and not trained yet: all but the model is for this run to choose.
-fn is_import(state: &State) -> bool {
-    state.imported.is_some() && state.progress.step == 0
-}
-
 /// The checkpoint to resume from: the one that was `asked` for, else the newest; None for a new
 /// run. Also removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
@@ -156,7 +151,7 @@ pub fn resume(
     for name in rank.on_first(|| asked.checkpoint.then_some(()).map_or(Ok(Vec::new()), aside))? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
-    if is_import(&state) {
+    if state.is_import() {
         let State { run, imported, .. } = state;
         let begun = saving::initial_state(loaded, data.to_vec());
         return Ok(State { run, imported, ..begun });
@@ -180,7 +175,7 @@ fn load(
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved =
         manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
-    let import = is_import(&checkpoint.index);
+    let import = checkpoint.index.is_import();
     for warning in compare(&saved.effective, &loaded.effective, import, found)? {
         tracing::warn!("{warning}");
     }
@@ -191,7 +186,7 @@ fn load(
     {
         tracing::info!("{message}");
     }
-    let read = match asked.reset_optimizer || import {
+    let read = match asked.reset_optimizer {
         true => checkpoint::read_weights_into(&checkpoint, engine),
         false => checkpoint::read_into(&checkpoint, engine),
     };
