@@ -9,6 +9,8 @@ macro_rules! forms {
         $(#[$about])*
         #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
         #[serde(untagged)]
+        // A manifest holds one of each: their size is no matter.
+        #[allow(clippy::large_enum_variant)]
         pub enum $name { $($(#[$doc])* $variant($inner),)* }
 
         $(impl From<$inner> for $name {
