@@ -2,10 +2,12 @@
 //!
 //! The file's last field is the digest of all that stands before it.
 
+mod format1;
+
 use super::digest::{self, CHUNK, Digest};
 use crate::base::{DType, null_is_nan};
 use crate::data::MixturePlan;
-use crate::engine::{Extent, MASTER, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
+use crate::engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,7 +179,7 @@ pub struct Index {
 
 /// A parameter of the model, with its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "AnyTensor")]
+#[serde(from = "format1::AnyTensor")]
 pub struct Tensor {
     pub name: String,
     /// Of the whole: [rows, cols], or [cols]. Rows that only pad the vocabulary are not saved.
@@ -207,7 +209,7 @@ pub struct TensorState {
 /// Digests of a copy of a parameter that was not saved: the last stage's of a tied embedding, or that
 /// of a rank across which tensor parallelism does not split it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "AnyCopied")]
+#[serde(from = "format1::AnyCopied")]
 pub struct Copied {
     pub replica: Replica,
     pub states: BTreeMap<String, Digest>,
@@ -225,61 +227,6 @@ pub struct Piece {
     /// Digests of the piece's bytes, 4 MiB at a time.
     #[serde(with = "digest::list")]
     pub chunks: Vec<Digest>,
-}
-
-/// A tensor of this format, or of format 1.
-#[derive(Deserialize)]
-struct AnyTensor {
-    name: String,
-    shape: Vec<usize>,
-    decay: bool,
-    #[serde(default)]
-    states: BTreeMap<String, TensorState>,
-    #[serde(default)]
-    copies: Vec<Copied>,
-    #[serde(flatten)]
-    old: AdamWStates<TensorState>,
-}
-
-#[derive(Deserialize)]
-struct AnyCopied {
-    replica: Replica,
-    #[serde(default)]
-    states: BTreeMap<String, Digest>,
-    #[serde(flatten)]
-    old: AdamWStates<Digest>,
-}
-
-/// The states of format 1.
-#[derive(Deserialize)]
-struct AdamWStates<T> {
-    live: Option<T>,
-    master: Option<T>,
-    first_moment: Option<T>,
-    second_moment: Option<T>,
-}
-
-impl<T> AdamWStates<T> {
-    fn named(self) -> impl Iterator<Item = (String, T)> {
-        let moments = [("first_moment", self.first_moment), ("second_moment", self.second_moment)];
-        let all = [(MODEL, self.live), (MASTER, self.master)].into_iter().chain(moments);
-        all.filter_map(|(name, state)| Some((name.to_string(), state?)))
-    }
-}
-
-impl From<AnyTensor> for Tensor {
-    fn from(any: AnyTensor) -> Tensor {
-        let AnyTensor { name, shape, decay, mut states, copies, old } = any;
-        states.extend(old.named());
-        Tensor { name, shape, decay, states, copies }
-    }
-}
-
-impl From<AnyCopied> for Copied {
-    fn from(AnyCopied { replica, mut states, old }: AnyCopied) -> Copied {
-        states.extend(old.named());
-        Copied { replica, states }
-    }
 }
 
 fn f32() -> DType {

@@ -91,34 +91,9 @@ pub fn lay(
         squares: update.squares(&buckets, &layout, scalars.sums),
         sums: Norms::sums(level, &buckets, &at.grads),
     });
-
-    let pp = pipeline_rank(groups, m);
-    let (held, evaluated) = (slots(groups, m), schedule::forward_slots(pp));
-    let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
-    let inputs: Vec<Inputs> = (0..held.max(evaluated)).map(inputs).collect();
-    let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
-        let plan = |chunk| Activations::plan(cx, chunk, inputs, &tables, saved, workspace);
-        saved.overlay(layout.shard.chunks.iter().map(plan))
-    };
-    let (work, arrived, slots) = at.workspace.temporary(|workspace| {
-        let sums = [scalars.scaler.scale, scalars.z_loss];
-        let work = GradBuffers::plan(&train, inputs[0].rows(), sums, workspace);
-        let stream = work.stream;
-        let receives = |chunk| pp.stage(chunk) + 1 < pp.stages();
-        let arrived = match (0..pp.chunks).any(receives) {
-            true => workspace.matrix(stream.rows, stream.cols, stream.dtype),
-            false => stream,
-        };
-        let slots = inputs[..held].iter().map(|i| chunks(&train, *i, &at.saved, workspace));
-        (work, arrived, slots.collect())
-    });
-    let eval = at.workspace.temporary(|workspace| {
-        // Questions of tasks lie several in a sample, each with a mask of its own.
-        let masked = |i: &Inputs| if m.train.eval_tasks.is_empty() { *i } else { i.masked() };
-        let inputs = inputs[..evaluated].iter().map(masked);
-        let slots = inputs.map(|i| chunks(&eval, i, workspace, workspace));
-        slots.collect()
-    });
+    let sums = [scalars.scaler.scale, scalars.z_loss];
+    let passes = passes(groups, m, [&train, &eval], causal, (&layout, &tables), sums, at);
+    let Passes { slots, work, arrived, eval } = passes;
     Laid {
         layout,
         buckets,
@@ -134,4 +109,53 @@ pub fn lay(
         eval,
         scalars,
     }
+}
+
+/// What forward and backward passes lie in.
+struct Passes {
+    slots: Vec<Vec<Activations>>,
+    work: GradBuffers,
+    arrived: Tensor,
+    eval: Vec<Vec<Activations>>,
+}
+
+/// Activations of every micro-batch that is held, in training and in evaluation (`of`), and what a
+/// backward pass needs besides.
+fn passes(
+    groups: &Groups,
+    m: &Manifest,
+    of: [&Cx; 2],
+    causal: bool,
+    (layout, tables): (&Layout, &Tables),
+    sums: [Tensor; 2],
+    at: &Arenas,
+) -> Passes {
+    let [train, eval] = of;
+    let pp = pipeline_rank(groups, m);
+    let (held, evaluated) = (slots(groups, m), schedule::forward_slots(pp));
+    let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &at.inputs);
+    let inputs: Vec<Inputs> = (0..held.max(evaluated)).map(inputs).collect();
+    let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
+        let plan = |chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace);
+        saved.overlay(layout.shard.chunks.iter().map(plan))
+    };
+    let (work, arrived, slots) = at.workspace.temporary(|workspace| {
+        let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
+        let stream = work.stream;
+        let receives = |chunk| pp.stage(chunk) + 1 < pp.stages();
+        let arrived = match (0..pp.chunks).any(receives) {
+            true => workspace.matrix(stream.rows, stream.cols, stream.dtype),
+            false => stream,
+        };
+        let slots = inputs[..held].iter().map(|i| chunks(train, *i, &at.saved, workspace));
+        (work, arrived, slots.collect())
+    });
+    let evaluations = at.workspace.temporary(|workspace| {
+        // Questions of tasks lie several in a sample, each with a mask of its own.
+        let masked = |i: &Inputs| if m.train.eval_tasks.is_empty() { *i } else { i.masked() };
+        let inputs = inputs[..evaluated].iter().map(masked);
+        let slots = inputs.map(|i| chunks(eval, i, workspace, workspace));
+        slots.collect()
+    });
+    Passes { slots, work, arrived, eval: evaluations }
 }

@@ -1,7 +1,6 @@
 //! gptrain's own plan: the search against every cut asked one by one, and changes in the order that
 //! helps, each against its own estimate.
 
-use gptrain::base::Bytes;
 use gptrain::estimate::change::Rung;
 use gptrain::estimate::gptrain::dry_run::Room;
 use gptrain::estimate::gptrain::exchange::{self, Exchange};
@@ -126,13 +125,13 @@ fn ladder(
     memory: Option<u64>,
     list: &dyn Fn(&Ladder) -> Vec<Change>,
 ) -> Vec<Change> {
-    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+    let capped = memory.map(|bytes| format!("train.device_memory={bytes}"));
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).chain(capped).collect();
     let loaded = manifest::parse(SMALL, "small", Path::new("."), &sets).unwrap();
     let flags = Flags { hardware: Some("a100-80g"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
     let Request { manifest, setup, .. } = &request;
-    let mut room = Room::of(manifest, setup.hardware);
-    room.device = memory.map_or(room.device, Bytes);
+    let room = Room::of(manifest, setup.hardware);
     let changes = list(&Ladder { effective: &loaded.effective, manifest, setup, room });
     for change in &changes {
         // Each is what its own estimate says.
@@ -210,7 +209,7 @@ fn where_nothing_fits_the_search_says_what_would() {
     let least = search.all(1).iter().map(|c| c.bytes).fold(f64::INFINITY, f64::min);
     assert!(!search.rank(1).unwrap().only_smaller);
     let around = request.setup.hardware.context_mib * 1048576.0;
-    request.manifest.train.device_memory = Some(Bytes((least - around) as u64 - 1));
+    request.manifest.train.device_memory = Some(gptrain::base::Bytes((least - around) as u64 - 1));
     let found = request.search(Predictor::shipped(), Extras::default()).rank(1).unwrap();
     let best = &found.best[0].candidate;
     assert!(found.only_smaller && best.bytes < least);

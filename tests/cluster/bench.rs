@@ -116,7 +116,9 @@ fn one_rank_without_a_manifest_prints_a_table() {
     {
         assert!(done.out.contains(words), "no {words:?} in:\n{}", done.out);
     }
-    let wide = done.out.lines().find(|line| line.chars().count() > 100);
+    // Notes, such as of a busy machine, are sentences.
+    let mut rows = done.out.lines().filter(|line| !line.starts_with("note: "));
+    let wide = rows.find(|line| line.chars().count() > 100);
     assert_eq!(wide, None);
     assert!(!lab.path("gptrain-bench").exists(), "its folder is gone");
 }

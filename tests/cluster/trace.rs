@@ -237,7 +237,8 @@ fn steps_and_files_that_cannot_be_traced_are_rejected_before_training() {
     run("t.json", "5..3").expect(2, &["step 3 is before step 5"]);
     run("t.json", "0..3").expect(2, &["steps count from 1"]);
     run("t.json", "3..500").expect(2, &["--trace-steps 3..500: the run ends after step 12"]);
-    run("none/t.json", "3..4").expect(2, &["--trace none/t.json: No such file"]);
+    run("none/t.json", "3..4")
+        .expect(2, &["--trace none/t.json: cannot create none/t.json.partial: No such file"]);
     let alone = [&run_args(&[])[..], &["--trace", "t.json"]].concat();
     lab.gptrain(&alone).expect(2, &["--trace-steps"]);
     assert!(lab.metrics("runs/a").is_empty() && !lab.path("t.json").exists());

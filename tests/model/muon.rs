@@ -247,6 +247,7 @@ fn step(world: &World, m: &Manifest) {
         Ok(())
     };
     engine.step(load, m.batch.global / m.batch.micro / m.topology.data, 1e-3).unwrap();
+    engine.store().wait_gathers();
 }
 
 /// What a rank sends between replicas and among tensor-parallel ranks for Muon alone, in bytes: each
