@@ -1,7 +1,5 @@
 //! Words everybody speaks. Knows nothing of training.
 
-extern crate self as base;
-
 mod choices;
 mod dtype;
 mod fused;

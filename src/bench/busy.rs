@@ -2,7 +2,7 @@
 //! of a GPU that somebody holds.
 
 use super::site::Site;
-use crate::base::Bytes;
+use base::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::read_to_string;

@@ -3,12 +3,12 @@
 
 use super::scratch::{Scratch, Timing, timed_together};
 use super::site::Site;
-use crate::base::{Bytes, DType};
-use crate::comm::{Group, Message};
-use crate::device::Tensor;
-use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES};
-use crate::plan::grid::Grid;
-use crate::train::launch::Carrier;
+use base::{Bytes, DType};
+use comm::{Group, Message};
+use device::Tensor;
+use estimate::measured::{GroupSpeed, LATENCY_BYTES};
+use plan::grid::Grid;
+use train::launch::Carrier;
 
 /// Sizes of the array: the latency, a first try, and 1 MiB … 1 GiB.
 const SIZES: [u64; 8] =

@@ -2,7 +2,7 @@
 
 use super::scratch::{Scratch, Timing, fill, timed};
 use super::site::Site;
-use crate::base::DType;
+use base::DType;
 use std::time::Instant;
 
 /// GB/s. A copy reads and writes each byte: both count. A transfer counts once.

@@ -1,9 +1,9 @@
 //! A file of each rank in the run's folder, written and read around the page cache, as checkpoints
 //! are; all ranks at once.
 
-use crate::checkpoint::disk::{BLOCK, Disk};
-use crate::checkpoint::nonce;
 use anyhow::Context;
+use checkpoint::disk::{BLOCK, Disk};
+use checkpoint::nonce;
 use rustix::fs::{Advice, OFlags, fadvise};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

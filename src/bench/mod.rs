@@ -7,18 +7,6 @@
 //! fixed share of the time: 60 s, or 10 s for a quick check. Where ranks must choose alike (rows,
 //! sizes, repeats), they choose from the same gathered figures, or rank 0 does.
 
-extern crate base;
-extern crate checkpoint;
-extern crate comm;
-extern crate device;
-extern crate engine;
-extern crate estimate;
-extern crate manifest;
-extern crate model;
-extern crate plan;
-extern crate self as bench;
-extern crate train;
-
 mod busy;
 mod collectives;
 mod copies;
@@ -30,15 +18,15 @@ mod scratch;
 mod site;
 mod tournament;
 
-use crate::base::Problems;
-use crate::comm::LauncherEnv;
-use crate::estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
-use crate::manifest::Loaded;
-use crate::train::launch::LocalRanks;
-use crate::train::messages::Messages;
+use base::Problems;
+use comm::LauncherEnv;
+use estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
+use manifest::Loaded;
 use scratch::Scratch;
 use site::Site;
 use std::path::Path;
+use train::launch::LocalRanks;
+use train::messages::Messages;
 
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -7,7 +7,7 @@
 //! node slows every pair it is in, its partner only one. A link is slow if its pair is slow among the
 //! pairs of nodes that are not.
 
-use crate::estimate::measured::median;
+use estimate::measured::median;
 
 /// Usual tolerance of links, and of products: GPUs of one kind differ less.
 pub const LINKS: f64 = 0.05;
@@ -88,7 +88,7 @@ pub fn judge(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::rng;
+    use base::rng;
 
     /// Every pair of `units`, at a rate that depends on the pair.
     fn pairs(units: usize, rate: impl Fn(usize, usize) -> f64) -> Vec<Pair> {

@@ -1,8 +1,8 @@
 //! The figures as a table of at most 100 columns, and the sentences about what is slow.
 
 use super::outliers::Findings;
-use crate::base::Bytes;
-use crate::estimate::measured::{
+use base::Bytes;
+use estimate::measured::{
     GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow, median,
 };
 use std::fmt::Write;

@@ -2,12 +2,12 @@
 
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
 use super::site::Site;
-use crate::base::DType;
-use crate::device::{Epilogue, Gemm};
-use crate::engine::model_dtype;
-use crate::estimate::measured::Product;
-use crate::manifest::Manifest;
-use crate::model::{ParamSpec, table};
+use base::DType;
+use device::{Epilogue, Gemm};
+use engine::model_dtype;
+use estimate::measured::Product;
+use manifest::Manifest;
+use model::{ParamSpec, table};
 
 /// Edge of the cube where there is time and memory for it.
 const CUBE: usize = 8192;
@@ -146,7 +146,7 @@ fn cube_edge(rate: f64, limit: f64, room: usize, dtype: DType) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{self, Ffn, Model};
+    use manifest::{self, Ffn, Model};
 
     #[test]
     fn shapes_are_those_of_a_ranks_share() {

@@ -1,8 +1,8 @@
 //! Device memory that all measurements use in turn, its contents, and the timing of device ops.
 
 use super::site::Site;
-use crate::base::DType;
-use crate::device::{Arena, Backend, Tensor};
+use base::DType;
+use device::{Arena, Backend, Tensor};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;

@@ -1,13 +1,13 @@
 //! A rank among those that measure: its device and manifest, the nodes of all, and the time.
 
 use super::Options;
-use crate::device::Backend;
-use crate::estimate::hardware::{self, Hardware};
-use crate::manifest::Manifest;
-use crate::train::launch::Device;
-use crate::train::rank::Rank;
+use device::Backend;
+use estimate::hardware::{self, Hardware};
+use manifest::Manifest;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
+use train::launch::Device;
+use train::rank::Rank;
 
 pub struct Site<'a> {
     pub rank: &'a Rank<'a>,

@@ -6,12 +6,12 @@ use super::outliers::{self, Findings, Pair};
 use super::print;
 use super::scratch::Scratch;
 use super::site::Site;
-use crate::base::DType;
-use crate::comm::{Group, Message};
-use crate::estimate::hardware::Hardware;
-use crate::estimate::measured::{PairSpeed, Slow};
-use crate::train::launch::Carrier;
+use base::DType;
+use comm::{Group, Message};
+use estimate::hardware::Hardware;
+use estimate::measured::{PairSpeed, Slow};
 use std::time::Instant;
+use train::launch::Carrier;
 
 /// From so many units on, not every pair meets.
 const ALL_PAIRS: usize = 32;

@@ -2,8 +2,8 @@
 //! sees no folder or a whole one, and a disk that fills up leaves nothing behind.
 
 use super::disk::{Disk, nonce};
-use crate::base::{Problems, output};
 use anyhow::Context;
+use base::{Problems, output};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

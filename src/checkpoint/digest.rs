@@ -1,9 +1,9 @@
 //! Digests. Bytes in a file are hashed by chunk (xxh3), so that damage has a byte range; the values
 //! of a tensor are hashed by place, so that the digest does not depend on who holds which part.
 
-use crate::base::DType;
-use crate::device::digest_term;
-use crate::engine::TensorSlice;
+use base::DType;
+use device::digest_term;
+use engine::TensorSlice;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;

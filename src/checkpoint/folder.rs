@@ -5,8 +5,8 @@
 //! people.
 
 use super::disk::{Disk, nonce};
-use crate::base::Problems;
 use anyhow::Context;
+use base::Problems;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;

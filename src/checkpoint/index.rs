@@ -5,10 +5,10 @@
 mod format1;
 
 use super::digest::{self, CHUNK, Digest};
-use crate::base::{DType, null_is_nan};
-use crate::data::MixturePlan;
-use crate::engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use anyhow::{Context, bail, ensure};
+use base::{DType, null_is_nan};
+use data::MixturePlan;
+use engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -4,13 +4,13 @@ use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use super::validate;
-use crate::base::{DType, in_order};
-use crate::engine::{
+use anyhow::{Context, ensure};
+use base::{DType, in_order};
+use engine::{
     Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
     TensorSlice,
 };
-use crate::model::{Layout, ModelShard, Param};
-use anyhow::{Context, ensure};
+use model::{Layout, ModelShard, Param};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;

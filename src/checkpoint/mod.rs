@@ -16,14 +16,6 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
-extern crate base;
-extern crate data;
-extern crate device;
-extern crate engine;
-extern crate manifest;
-extern crate model;
-extern crate self as checkpoint;
-
 pub mod aside;
 mod digest;
 pub mod disk;

@@ -5,9 +5,9 @@
 
 use super::digest::Digest;
 use super::read::Checkpoint;
-use crate::base::{DType, in_order};
-use crate::engine::{Engine, MODEL, Replica, StateSlice, TensorSlice};
 use anyhow::{Context, ensure};
+use base::{DType, in_order};
+use engine::{Engine, MODEL, Replica, StateSlice, TensorSlice};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

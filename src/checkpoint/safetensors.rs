@@ -1,8 +1,8 @@
 //! The safetensors format (github.com/huggingface/safetensors): 8 bytes header length, a JSON header
 //! of names, shapes and offsets, then the tensors, without gaps.
 
-use crate::base::DType;
 use anyhow::{Context, bail, ensure};
+use base::DType;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as Read, Serialize};
 use std::collections::BTreeMap;

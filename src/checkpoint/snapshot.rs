@@ -2,8 +2,8 @@
 //! goes on.
 
 use super::save::Share;
-use crate::base::Bytes;
-use crate::engine::{Engine, PendingUpdate, StateSlice, saved_shape};
+use base::Bytes;
+use engine::{Engine, PendingUpdate, StateSlice, saved_shape};
 use std::collections::HashMap;
 use std::ops::Range;
 

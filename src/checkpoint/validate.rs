@@ -1,9 +1,9 @@
 //! What an index says, against what must hold of it: the model's table, the optimizer's groups.
 
 use super::index::{Group, Index};
-use crate::engine::{OptimizerRule, Saved, StateSpec, is_dispensable, saved_shape};
-use crate::manifest::Model;
-use crate::model::{Layout, ModelShard};
+use engine::{OptimizerRule, Saved, StateSpec, is_dispensable, saved_shape};
+use manifest::Model;
+use model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors are those of the model, each with the states that the optimizer's rule has for it.

@@ -1,8 +1,7 @@
 //! `gptrain average`: one model from several checkpoints.
 
-use crate::checkpoint;
-use crate::train::average;
 use std::path::PathBuf;
+use train::average;
 
 /// Average the weights of several checkpoints into a new run
 #[derive(clap::Args, Clone, Debug)]

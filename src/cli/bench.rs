@@ -1,10 +1,9 @@
 //! `gptrain bench`
 
-use crate::bench::{self, Options, print};
-use crate::manifest;
-use crate::train::exit;
-use crate::train::messages::Messages;
+use bench::{self, Options, print};
 use std::path::PathBuf;
+use train::exit;
+use train::messages::Messages;
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::data::Tokenizer;
+use data::Tokenizer;
 
 mod check;
 mod inspect;

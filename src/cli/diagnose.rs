@@ -1,7 +1,7 @@
 //! `gptrain diagnose`
 
-use crate::base::Seconds;
-use crate::comm::{Dump, End, Event, LogLine, RankReport};
+use base::Seconds;
+use comm::{Dump, End, Event, LogLine, RankReport};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]

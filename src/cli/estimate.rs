@@ -3,17 +3,16 @@
 mod idle;
 mod search;
 
-use crate::estimate::gptrain::dry_run::Room;
-use crate::estimate::gptrain::ladder::Ladder;
-use crate::estimate::others::predict::Predictor;
-use crate::estimate::others::{calibrate, rows, score};
-use crate::estimate::request::{Flags, Request};
-use crate::estimate::setup::{Extras, Program, Setup};
-use crate::estimate::view::View;
-use crate::estimate::{hardware, plot, print, words};
-use crate::manifest;
-use crate::plan::timeline;
 use anyhow::Context;
+use estimate::gptrain::dry_run::Room;
+use estimate::gptrain::ladder::Ladder;
+use estimate::others::predict::Predictor;
+use estimate::others::{calibrate, rows, score};
+use estimate::request::{Flags, Request};
+use estimate::setup::{Extras, Program, Setup};
+use estimate::view::View;
+use estimate::{hardware, plot, print, words};
+use plan::timeline;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,10 @@
 //! `gptrain eval`
 
-use crate::train::eval::{self, Options};
-use crate::train::messages::Messages;
 use anyhow::Context;
 use std::io::Write;
 use std::path::PathBuf;
+use train::eval::{self, Options};
+use train::messages::Messages;
 
 #[derive(clap::Args)]
 #[group(skip)]

@@ -1,7 +1,7 @@
 //! `gptrain export`: a checkpoint for Hugging Face's library.
 
-use crate::base::{Bytes, DType};
-use crate::checkpoint::{self, hf};
+use base::{Bytes, DType};
+use checkpoint::{self, hf};
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder

@@ -1,8 +1,7 @@
 //! `gptrain import`: starts a run from Hugging Face weights.
 
-use crate::manifest;
-use crate::train::import;
 use std::path::PathBuf;
+use train::import;
 
 /// Start a run from a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3
 #[derive(clap::Args, Clone, Debug)]

@@ -3,13 +3,13 @@
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
 use super::Overwrite;
-use crate::base::output;
-use crate::checkpoint::{self, inspect};
-use crate::train::replay;
 use anyhow::bail;
+use base::output;
+use checkpoint::{self, inspect};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
+use train::replay;
 
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]

@@ -1,8 +1,8 @@
 //! Ctrl-C and SIGTERM end every command at once, whatever it waits for, and leave nothing half
 //! written. Only `run` listens itself: it finishes its step and saves.
 
-use crate::base::output;
 use anyhow::Context;
+use base::output;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;

@@ -1,8 +1,8 @@
 //! `gptrain manifest`: check a manifest, show its effective values, print the schema for editors.
 
-use crate::base::Count;
-use crate::manifest::{self, Loaded, Manifest};
+use base::Count;
 use clap::{Args, Subcommand};
+use manifest::{self, Loaded, Manifest};
 use std::io::Write;
 use std::path::PathBuf;
 

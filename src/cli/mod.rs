@@ -20,13 +20,13 @@ mod estimate;
 mod bench;
 mod interrupt;
 
-use crate::base::output::Existing;
-use crate::train::exit;
-use crate::train::messages::Messages;
+use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
+use train::exit;
+use train::messages::Messages;
 
 /// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
@@ -94,7 +94,7 @@ impl Overwrite {
 pub fn main() -> ExitCode {
     let Cli { command, log_level } = Cli::parse();
     let messages = Messages::standard();
-    let _ = crate::train::heed_size_limits(); // without it the signal's own end is as clear
+    let _ = train::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
     let document = match &command {
         Command::Bench(args) => args.json(),

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::Overwrite;
-use crate::base::output::{self, Existing};
-use crate::base::svg::Scale;
-use crate::train::report::page::Run;
+use base::output::{self, Existing};
+use base::svg::Scale;
+use train::report::page::Run;
 
 /// Draw a run's curves as one self-contained HTML page
 #[derive(clap::Args, Clone, Debug)]

@@ -1,9 +1,8 @@
 //! `gptrain run`
 
-use crate::train::messages::Messages;
-use crate::train::trace::{Steps, TraceOptions};
-use crate::{manifest, train};
 use std::path::PathBuf;
+use train::messages::Messages;
+use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
 pub struct Args {

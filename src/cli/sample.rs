@@ -1,7 +1,7 @@
 //! `gptrain sample`
 
-use crate::train::generate::{self, Options};
 use std::path::PathBuf;
+use train::generate::{self, Options};
 
 #[derive(clap::Args)]
 pub struct Args {

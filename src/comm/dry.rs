@@ -1,7 +1,7 @@
 //! A group without other members: it counts the bytes that this rank would send.
 
 use super::{Group, Message, Op};
-use crate::device::Tensor;
+use device::Tensor;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

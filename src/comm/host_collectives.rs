@@ -3,8 +3,8 @@
 //! members of its grid groups.
 
 use super::{ClockOffset, Group, Message};
-use crate::base::DType;
-use crate::device::Tensor;
+use base::DType;
+use device::Tensor;
 
 pub struct HostCollectives {
     rank: usize,
@@ -146,7 +146,7 @@ fn tensor(words: &mut [u64]) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::{World, now_ns, threads};
+    use crate::{World, now_ns, threads};
 
     /// Two by three by two ranks, numbered along the first dimension first.
     fn together(world: &World) -> HostCollectives {

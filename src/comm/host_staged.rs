@@ -3,9 +3,9 @@
 //! on a single one. Slow: the host waits for each collective.
 
 use super::{Group, Message};
-use crate::device::Tensor;
-use crate::device::cuda::Cuda;
-use crate::device::cuda::device::Device;
+use device::Tensor;
+use device::cuda::Cuda;
+use device::cuda::device::Device;
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;

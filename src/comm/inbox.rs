@@ -2,7 +2,7 @@
 
 use super::memory::{Buffer, Pool};
 use super::{Failed, Op};
-use crate::base::DType;
+use base::DType;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 

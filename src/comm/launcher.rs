@@ -1,7 +1,7 @@
 //! The environment variables of a launcher: a Slurm step, or torchrun.
 
 use super::hostlist;
-use crate::base::Problems;
+use base::Problems;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// This process's rank, as the launcher assigned it.

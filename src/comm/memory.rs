@@ -2,8 +2,8 @@
 //!
 //! No reference to a tensor's memory outlives a call, so a part may lie inside its whole.
 
-use crate::base::DType;
-use crate::device::Tensor;
+use base::DType;
+use device::Tensor;
 use half::{bf16, f16};
 use parking_lot::Mutex;
 

@@ -11,10 +11,6 @@
 //! code that started the rank wraps it in `catch`, prints the line and exits with
 //! `Failed::EXIT_CODE`. A panic of one rank fails the others in the same way.
 
-extern crate base;
-extern crate device;
-extern crate self as comm;
-
 pub mod dry;
 mod p2p_group;
 mod hostlist;
@@ -50,8 +46,8 @@ pub use report::{End, GroupCount, LogLine, RankReport};
 pub use watchdog::Watchdog;
 pub use world::World;
 
-use crate::base::div_exact;
-use crate::device::Tensor;
+use base::div_exact;
+use device::Tensor;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -9,7 +9,7 @@ use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
 use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
-use crate::device::Tensor;
+use device::Tensor;
 use std::sync::Arc;
 use tracing::span::EnteredSpan;
 

@@ -2,7 +2,7 @@
 //! begun, concurrently with the thread that computes.
 
 use super::Failed;
-use crate::base::Worker;
+use base::Worker;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use super::Op;
 use super::report::{GroupCount, LogLine, RankReport};
-use crate::base::DType;
-use crate::device::Tensor;
+use base::DType;
+use device::Tensor;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -216,7 +216,7 @@ impl Recorder {
 }
 
 mod dtype_by_name {
-    use crate::base::DType;
+    use base::DType;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {

@@ -5,7 +5,7 @@ mod failures;
 mod hangs;
 
 use super::{Op, World, threads};
-use crate::base::DType;
+use base::DType;
 use exercise::{Numbers, check_ops, check_reduce};
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! A micro-batch: one buffer of columns, laid out alike on the host and on a device, so that it is
 //! copied to the device in one piece.
 
-use crate::base::DType;
 use Column::{FirstSample, Positions, Targets, Tokens, Visible, Weights};
+use base::DType;
 use bytemuck::{AnyBitPattern, NoUninit, cast_slice, cast_slice_mut};
 use std::ops::Range;
 

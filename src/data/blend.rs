@@ -3,7 +3,7 @@
 //! Megatron's greedy rule: at every step the dataset that lags furthest behind its share gives the
 //! next sample. It needs no random numbers, and position k is independent of how far a run goes.
 
-use crate::base::Problems;
+use base::Problems;
 
 /// The dataset of every sample, in order; a dataset's own samples are taken in order.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::corpus::{self, Input, Reading, Report, Rules};
 use super::indexed::{Indexed, TokenType, Writer};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
-use crate::base::Problems;
+use base::Problems;
 
 /// A dataset to be built.
 pub struct Build<'a> {

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::batch::Sample;
-use crate::base::rng;
-use crate::manifest::{Eod, Objective, PrefixLm};
+use base::rng;
+use manifest::{Eod, Objective, PrefixLm};
 
 /// The rules for one source of samples.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::blend::Blend;
 use super::indexed::Indexed;
 use super::order::{Order, SequenceSlice};
-use crate::base::Count;
+use base::Count;
 
 /// A list of samples.
 #[derive(Debug)]

@@ -15,10 +15,6 @@
 //!
 //! Does not know devices or ranks: sample k is the same on any of them.
 
-extern crate base;
-extern crate manifest;
-extern crate self as data;
-
 pub mod batch;
 pub mod blend;
 pub mod build;

@@ -14,8 +14,8 @@ use super::mixture::{Member, Mixture, MixtureStage};
 use super::order::{Cache, Order, OrderSpec};
 use super::plan::{MixturePlan, PlannedStage, Share, SharePart};
 use super::split;
-use crate::base::{Count, Problems};
-use crate::manifest::{Data, DataRule};
+use base::{Count, Problems};
+use manifest::{Data, DataRule};
 
 /// Opens mixtures; files that several of them read are opened once.
 pub struct MixtureBuilder {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{Data, Dataset, Sequences};
+use manifest::{Data, Dataset, Sequences};
 
 /// The history and the intention of a run's mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

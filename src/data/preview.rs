@@ -13,8 +13,8 @@ use super::mixture::{Member, Mixture, MixtureStage};
 use super::open::{part, shares};
 use super::order::{Cache, Order, OrderSpec};
 use super::plan::Share;
-use crate::base::Problems;
-use crate::manifest::DataRule;
+use base::Problems;
+use manifest::DataRule;
 
 /// What is to be looked at.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::batch::Batch;
 use super::source::Source;
-use crate::base::Worker;
+use base::Worker;
 
 /// A batch to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use super::mask::Masks;
 use super::mixture::{Cursor, Mixture};
 use super::open::MixtureBuilder;
 use super::plan::MixturePlan;
-use crate::base::{Bytes, Count, Problems, rng};
-use crate::manifest::Data;
+use base::{Bytes, Count, Problems, rng};
+use manifest::Data;
 
 /// Everything a run reads.
 #[derive(Debug)]

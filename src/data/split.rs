@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use anyhow::Result;
 
-use crate::base::Problems;
-use crate::manifest::DataRule;
+use base::Problems;
+use manifest::DataRule;
 
 /// The three parts' names, in the order of the split string.
 pub const PARTS: [&str; 3] = ["train", "valid", "test"];

@@ -2,7 +2,7 @@
 //! the second moment of the matrix by rows and columns.
 
 use super::{Out, Tensor};
-use crate::base::{Fused, decayed};
+use base::{Fused, decayed};
 use std::ops::Range;
 
 /// One Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in the order

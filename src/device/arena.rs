@@ -1,7 +1,7 @@
 //! Bump allocation out of regions reserved at start-up. Nothing is freed before the run ends.
 
 use super::{Backend, Home, OutOfMemory, Tensor};
-use crate::base::DType;
+use base::DType;
 use std::cell::Cell;
 
 /// Every tensor starts on a multiple of this: a cache line, a 128-byte GPU transaction, an AMX

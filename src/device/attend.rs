@@ -1,7 +1,7 @@
 //! What the ops of normalisation, dropout, attention and loss are told.
 
 use super::{Out, Tensor};
-use crate::base::{DType, Heads, div_exact};
+use base::{DType, Heads, div_exact};
 
 /// The normalisation of each row of H elements, with its weights [1, H].
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use super::{
     AdafactorOps, Attend, Dropout, Home, Logits, MuonOps, Norm, Out, QueryKey, Tensor, ZLoss,
 };
-use crate::base::{Bytes, DType, Gelu, decayed, div_exact};
+use base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -6,7 +6,7 @@ use super::{
     Gemm, Home, Logits, MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, QueryKey, Scaler,
     Scaling, SecondMoment, Tensor, Transfer, Visible, ZLoss,
 };
-use crate::base::Bytes;
+use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Instant;

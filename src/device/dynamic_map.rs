@@ -6,7 +6,7 @@
 //! bucket holds two midpoints between codes, so that one comparison decides. The tables stand here
 //! alone; `kernels/dynamic_map.cuh` is made from them.
 
-use crate::base::div_exact;
+use base::div_exact;
 use std::sync::LazyLock;
 
 /// Numbers of [−1, 1]: code 127 is 0. For first moments.

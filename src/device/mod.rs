@@ -2,9 +2,6 @@
 //!
 //! Does not know ranks, nor the model. Raw memory is touched only in here and in `comm`.
 
-extern crate base;
-extern crate self as device;
-
 mod adafactor;
 mod arena;
 mod attend;
@@ -16,7 +13,6 @@ pub mod dynamic_map;
 mod muon;
 mod tensor;
 
-pub use crate::base::Gelu;
 pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
 pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
@@ -24,6 +20,7 @@ pub use backend::{
     AdamW, Backend, Coded, Dead, Epilogue, Gemm, Graph, OutOfMemory, Scaler, Scaling, Timeline,
     Transfer, digest_term,
 };
+pub use base::Gelu;
 pub use dry::{COPIES, Dry, Tally, Work};
 pub use muon::{FusedMatrix, Momentum, MuonOps};
 pub use tensor::{Element, Home, Out, Tensor};

@@ -1,7 +1,7 @@
 //! What the ops of Muon are given: its momentum, and where one of several fused matrices lies.
 
 use super::{Out, Tensor};
-use crate::base::Fused;
+use base::Fused;
 
 /// Momentum as a mean (Jordan et al. 2024; PyTorch's Muon): with g the gradient times its factor,
 /// M ← M + (1 − momentum)·(g − M). The direction is M, or of Nesterov's kind g + momentum·(M − g).
@@ -36,7 +36,7 @@ impl FusedMatrix {
         assert_eq!(all.numel(), self.rows * self.cols, "elements of the fused matrices");
         assert_eq!([one.rows, one.cols], self.size(), "shape of one of them");
         assert_eq!(all.dtype, one.dtype, "dtypes");
-        crate::base::div_exact(self.cols, self.shares)
+        base::div_exact(self.cols, self.shares)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A tensor is an address.
 
-use crate::base::DType;
+use base::DType;
 use half::{bf16, f16};
 
 /// Which memory a tensor lies in.

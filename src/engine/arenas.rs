@@ -1,7 +1,7 @@
 //! The regions of a rank's memory, on the device and on its host, and their sizes.
 
-use crate::base::Bytes;
-use crate::device::{Arena, Backend, Home, OutOfMemory};
+use base::Bytes;
+use device::{Arena, Backend, Home, OutOfMemory};
 use std::fmt;
 
 /// One region for each purpose.

@@ -3,10 +3,10 @@
 use super::arenas::Arenas;
 use super::params::{Held, StateSlice, cut};
 use super::states::StateSpec;
-use crate::base::DType;
-use crate::device::{Backend, Tensor};
-use crate::manifest::Model;
-use crate::model::{Bucket, Layout, ModelShard, ParamStore, Params};
+use base::DType;
+use device::{Backend, Tensor};
+use manifest::Model;
+use model::{Bucket, Layout, ModelShard, ParamStore, Params};
 
 /// The weights of a rank that has neither gradients nor an optimizer.
 pub struct Frozen<'a> {

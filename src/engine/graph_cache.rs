@@ -16,9 +16,9 @@
 
 use super::groups::Groups;
 use super::params::{GatherState, OnHost, ShardedParams};
-use crate::device::Graph;
-use crate::manifest::Manifest;
-use crate::plan::schedule::Pass;
+use device::Graph;
+use manifest::Manifest;
+use plan::schedule::Pass;
 use std::cell::RefCell;
 use std::collections::HashMap;
 

@@ -1,13 +1,13 @@
 //! The groups a rank belongs to, and what follows from its place in them.
 
-use crate::base::{DType, div_exact};
-use crate::comm::{Group, Solo, World};
-use crate::device::{Backend, Tensor};
-use crate::manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
-use crate::model::{Chunk, Cx, ModelShard, TensorParallel, costs};
-use crate::plan::grid::{Coord, Grid};
-use crate::plan::schedule::{self, Action, PipelineRank};
-use crate::plan::split;
+use base::{DType, div_exact};
+use comm::{Group, Solo, World};
+use device::{Backend, Tensor};
+use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
+use model::{Chunk, Cx, ModelShard, TensorParallel, costs};
+use plan::grid::{Coord, Grid};
+use plan::schedule::{self, Action, PipelineRank};
+use plan::split;
 use std::ops::Range;
 
 pub struct Groups {
@@ -187,8 +187,7 @@ pub fn model_dtype(precision: Precision) -> DType {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest;
-    use crate::plan::timeline::{Costs, simulate};
+    use plan::timeline::{Costs, simulate};
 
     /// A ramp-up's steps run in the slots that were laid out, and no order of them deadlocks.
     #[test]

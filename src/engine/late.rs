@@ -11,8 +11,8 @@
 use super::groups::Groups;
 use super::offload::{Offload, Piece};
 use super::rule::{OptimizerRule, Place, Step};
-use crate::device::{Backend, Transfer};
-use crate::model::{Layout, ModelShard};
+use device::{Backend, Transfer};
+use model::{Layout, ModelShard};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 

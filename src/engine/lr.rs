@@ -1,6 +1,6 @@
 //! The learning rate, a function of consumed samples alone: resume and ramp-up need no state.
 
-use crate::manifest::{Decay, Lr};
+use manifest::{Decay, Lr};
 
 /// The rate of the step after which `consumed` samples will have been seen. Warm-up is linear from
 /// 0; then the decay, over what is left of its length (Megatron's rule, counted at the step's end).

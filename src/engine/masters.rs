@@ -3,8 +3,8 @@
 //! While one piece is updated the next ones come and the one before leaves.
 
 use super::states::{MASTER, MODEL, ParamStates};
-use crate::base::DType;
-use crate::device::{Arena, Backend, Home, Tensor, Transfer};
+use base::DType;
+use device::{Arena, Backend, Home, Tensor, Transfer};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -114,12 +114,11 @@ impl Masters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::Cpu;
-    use crate::engine::arenas::Arenas;
-    use crate::engine::params::{self, OnHost};
-    use crate::engine::{groups, rule};
-    use crate::manifest;
-    use crate::model::{Layout, ModelShard};
+    use crate::arenas::Arenas;
+    use crate::params::{self, OnHost};
+    use crate::{groups, rule};
+    use device::cpu::Cpu;
+    use model::{Layout, ModelShard};
 
     fn numbers(cpu: &Cpu, at: Tensor) -> Vec<f32> {
         let mut bytes = vec![0; at.bytes()];

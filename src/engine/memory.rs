@@ -11,11 +11,11 @@ use super::rule::{OptimizerRule, Place};
 use super::scalars::Scalars;
 use super::states::ParamStates;
 use super::update::Update;
-use crate::base::DType;
-use crate::device::{Arena, Backend, Tensor};
-use crate::manifest::{GradientHome, Manifest};
-use crate::model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
-use crate::plan::schedule;
+use base::DType;
+use device::{Arena, Backend, Tensor};
+use manifest::{GradientHome, Manifest};
+use model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
+use plan::schedule;
 
 /// A rank's memory, laid out.
 pub struct Laid {

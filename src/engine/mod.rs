@@ -1,15 +1,6 @@
 //! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
 //! update. Every tensor is reserved in `new`; knows no files and prints nothing.
 
-extern crate base;
-extern crate comm;
-extern crate data;
-extern crate device;
-extern crate manifest;
-extern crate model;
-extern crate plan;
-extern crate self as engine;
-
 mod states;
 mod rule;
 mod params;
@@ -49,14 +40,14 @@ pub use states::{
     Extent, Initial, MASTER, MODEL, PENDING, ParamStates, StateSpec, TensorSlice, is_dispensable,
 };
 
-use crate::comm::Message;
-use crate::device::{Backend, Home, OutOfMemory, Tensor};
-use crate::manifest::Manifest;
-use crate::model::{Activations, GradBuffers, Inputs, Layout, Param, Stage};
-use crate::plan::schedule::{self, Action, Pass, PipelineRank};
 use arenas::Arenas;
+use comm::Message;
+use device::{Backend, Home, OutOfMemory, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
+use manifest::Manifest;
+use model::{Activations, GradBuffers, Inputs, Layout, Param, Stage};
+use plan::schedule::{self, Action, Pass, PipelineRank};
 use play::play;
 use powersgd::Compression;
 use scalars::Scalars;

@@ -11,8 +11,8 @@ use super::masters::Masters;
 use super::params::BucketState;
 use super::rule::{OptimizerRule, Step};
 use super::states::{ParamStates, StateSpec};
-use crate::base::DType;
-use crate::device::{Arena, Backend, Home, Tensor};
+use base::DType;
+use device::{Arena, Backend, Home, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -218,13 +218,13 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::Cpu;
-    use crate::engine::groups::Groups;
-    use crate::engine::masters::PIECE;
-    use crate::engine::params::{self, OnHost};
-    use crate::engine::rule::{self, Place};
-    use crate::manifest::{self, Manifest};
-    use crate::model::{Layout, ModelShard};
+    use crate::groups::Groups;
+    use crate::masters::PIECE;
+    use crate::params::{self, OnHost};
+    use crate::rule::{self, Place};
+    use device::cpu::Cpu;
+    use manifest::{self, Manifest};
+    use model::{Layout, ModelShard};
 
     fn manifest() -> Manifest {
         let text = "

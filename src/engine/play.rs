@@ -1,7 +1,7 @@
 //! An order of actions, played: where a schedule becomes work.
 
-use crate::comm::{Group, Message};
-use crate::plan::schedule::{self, Action};
+use comm::{Group, Message};
+use plan::schedule::{self, Action};
 
 /// Runs a rank's actions in their order: computations one by one, messages that follow each other
 /// together.

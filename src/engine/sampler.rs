@@ -3,10 +3,10 @@
 use super::arenas::Arenas;
 use super::frozen::Frozen;
 use super::groups::{Groups, context};
-use crate::data::{Batch, Column};
-use crate::device::{Backend, OutOfMemory};
-use crate::manifest::{Manifest, Model, Precision};
-use crate::model::{Activations, Inputs, ModelShard, Stage, Tables};
+use data::{Batch, Column};
+use device::{Backend, OutOfMemory};
+use manifest::{Manifest, Model, Precision};
+use model::{Activations, Inputs, ModelShard, Stage, Tables};
 use std::ops::{Deref, Range};
 
 /// The model without its optimizer, for one text at a time.

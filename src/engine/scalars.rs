@@ -1,8 +1,8 @@
 //! The small results of a step, in device memory, and what the host reads of them.
 
 use super::scaler;
-use crate::base::DType;
-use crate::device::{Arena, Scaler, Tensor};
+use base::DType;
+use device::{Arena, Scaler, Tensor};
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]

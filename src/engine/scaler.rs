@@ -4,9 +4,9 @@
 //! f32 and bf16 have a scale of 1 that stays, and no patience: the first step that is not finite
 //! leaves them stuck, which ends the run.
 
-use crate::base::DType;
-use crate::device::{Arena, Backend, Scaler, Scaling, Tensor};
-use crate::manifest::{LossScale, Manifest};
+use base::DType;
+use device::{Arena, Backend, Scaler, Scaling, Tensor};
+use manifest::{LossScale, Manifest};
 use serde::{Deserialize, Serialize};
 
 /// Where the scale stands after a step.

@@ -5,12 +5,12 @@ use super::frozen::Frozen;
 use super::groups::{Groups, context, model_shard, pipeline_rank};
 use super::play::play;
 use super::{Engine, Load};
-use crate::base::DType;
-use crate::comm::Message;
-use crate::device::{Backend, OutOfMemory, Tensor};
-use crate::manifest::{Manifest, Precision};
-use crate::model::{Activations, Inputs, Stage, Tables};
-use crate::plan::schedule::{self, Action, Pass};
+use base::DType;
+use comm::Message;
+use device::{Backend, OutOfMemory, Tensor};
+use manifest::{Manifest, Precision};
+use model::{Activations, Inputs, Stage, Tables};
+use plan::schedule::{self, Action, Pass};
 use std::ops::Deref;
 
 /// Is told the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last

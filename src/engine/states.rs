@@ -2,9 +2,9 @@
 //! moments. The memory plan, the update, ZeRO, the replica check, checkpoints and the estimator are
 //! read off these rows.
 
-use crate::base::{DType, div_exact};
-use crate::device::{Backend, Home, Tensor};
-use crate::model::Param;
+use base::{DType, div_exact};
+use device::{Backend, Home, Tensor};
+use model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 

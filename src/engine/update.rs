@@ -6,9 +6,9 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use crate::device::{Home, Scaling, Tensor};
-use crate::manifest::Manifest;
-use crate::model::{Layout, TpSplit};
+use device::{Home, Scaling, Tensor};
+use manifest::Manifest;
+use model::{Layout, TpSplit};
 use std::ops::Range;
 
 /// What every rule's update begins with.

@@ -2,7 +2,7 @@
 
 use super::others::predict::{Prediction, Predictor};
 use super::setup::{Program, Setup};
-use crate::manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
+use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
 
 /// A changed plan.
 #[derive(Clone, Debug)]

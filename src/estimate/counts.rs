@@ -1,7 +1,7 @@
 //! Parameters of a rank, summed off the model's own table.
 
-use crate::manifest::Model;
-use crate::model::{Module, TpSplit, table};
+use manifest::Model;
+use model::{Module, TpSplit, table};
 
 /// Parameters of one rank under tensor parallelism.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

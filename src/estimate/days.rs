@@ -2,7 +2,7 @@
 
 use super::others::predict::Predictor;
 use super::setup::Setup;
-use crate::plan::ramp::Ramp;
+use plan::ramp::Ramp;
 
 /// Steps with the same global batch.
 #[derive(Clone, Debug, PartialEq)]

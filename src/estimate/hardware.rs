@@ -1,6 +1,6 @@
 //! Devices and the machines they stand in: a table (`hardware.yaml`).
 
-use crate::base::Problems;
+use base::Problems;
 use serde::Deserialize;
 use std::sync::LazyLock;
 

@@ -1,8 +1,8 @@
 //! What `gptrain bench` measured of a machine: the document that it prints with `--json`, and that
 //! `estimate --calibrate` reads.
 
-use crate::base::Problems;
-use crate::manifest::Precision;
+use base::Problems;
+use manifest::Precision;
 use serde::{Deserialize, Serialize};
 
 /// The first field of the document; a document of another version is refused.

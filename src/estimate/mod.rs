@@ -6,15 +6,6 @@
 //!
 //! Does not know the training loop, nor files but those it is given.
 
-extern crate base;
-extern crate comm;
-extern crate device;
-extern crate engine;
-extern crate manifest;
-extern crate model;
-extern crate plan;
-extern crate self as estimate;
-
 pub mod request;
 pub mod setup;
 pub mod hardware;

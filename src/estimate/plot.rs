@@ -3,14 +3,12 @@
 use super::search::{Planned, Ranking, print};
 use super::view::{GIB, Terms, View};
 use super::words;
-use crate::base::Seconds;
-use crate::base::output::{self, Existing};
-use crate::base::svg::{
-    COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width,
-};
-use crate::manifest::Manifest;
-use crate::plan::timeline::Timeline;
 use anyhow::Context;
+use base::Seconds;
+use base::output::{self, Existing};
+use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width};
+use manifest::Manifest;
+use plan::timeline::Timeline;
 use std::path::Path;
 
 /// Name, caption and drawing.

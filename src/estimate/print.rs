@@ -11,7 +11,7 @@ use super::others::shape_lint;
 use super::rates::simple_days;
 use super::view::{GB, GIB, Stage, View};
 use super::words::{self, hours, span};
-use crate::base::{Count, Seconds};
+use base::{Count, Seconds};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -8,9 +8,9 @@ use super::others::rows::logs;
 use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
 use super::view::{self, Terms, View};
-use crate::base::Problems;
-use crate::engine::model_dtype;
-use crate::manifest::Manifest;
+use base::Problems;
+use engine::model_dtype;
+use manifest::Manifest;
 use serde_json::json;
 
 /// Settings beside the manifest's own.

@@ -4,11 +4,11 @@
 use super::counts::Counts;
 use super::hardware::Hardware;
 use super::rates;
-use crate::manifest::{
+use manifest::{
     self, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Precision, Recompute, Topology,
 };
-use crate::model::{flops_per_token, parameters};
-use crate::plan::split;
+use model::{flops_per_token, parameters};
+use plan::split;
 use std::ops::Range;
 
 /// Who trains: gptrain itself, whose engine is run dry, or another program, whose needs are predicted.

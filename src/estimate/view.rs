@@ -4,10 +4,10 @@ use super::days::{Days, through};
 use super::gptrain::dry_run::{self, Room, TRAFFIC};
 use super::others::predict::{Prediction, Predictor};
 use super::setup::Setup;
-use crate::engine::orders;
-use crate::manifest::Manifest;
-use crate::model::parameters;
-use crate::plan::timeline::{self, Costs, Timeline};
+use engine::orders;
+use manifest::Manifest;
+use model::parameters;
+use plan::timeline::{self, Costs, Timeline};
 
 /// A stage's rank.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Spans of time and sums of money as a planner says them.
 
-use crate::base::{Count, Seconds};
+use base::{Count, Seconds};
 
 /// "27.1 days"; below one day "3 h 20 m", "55.0 s".
 pub fn span(seconds: f64) -> String {

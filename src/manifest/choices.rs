@@ -1,6 +1,6 @@
 //! Closed choices: the words that may be written, and what the program matches on.
 
-use crate::base::choices;
+use base::choices;
 
 choices! {
 /// Element types.

@@ -3,7 +3,7 @@
 use super::read::finish;
 use super::tree::{self, Node, Value};
 use super::{Loaded, Manifest, Model, Precision, check, overrides};
-use crate::base::Problems;
+use base::Problems;
 use std::path::{Path, PathBuf};
 
 /// A run of one step, of which everything but the model is a default.
@@ -62,7 +62,7 @@ fn number(node: Option<&Node>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::of_test;
+    use crate::of_test;
 
     const RUN: &str = "
 model: {layers: 4, hidden: 16, heads: 2, vocab: 60, seq_len: 8, position: alibi}

@@ -5,10 +5,6 @@
 //! Does not know devices, nor any file but its own. Nobody after this room validates or defaults
 //! a setting again.
 
-extern crate base;
-extern crate plan;
-extern crate self as manifest;
-
 mod check;
 pub mod choices;
 mod define;
@@ -23,7 +19,7 @@ mod settings;
 mod suggest;
 mod tree;
 
-pub use crate::base::Gelu;
+pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, MuonScale,
@@ -38,11 +34,11 @@ pub use settings::{
     Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
 };
 
-use crate::base::{Heads, Problems};
-use crate::plan::grid::Grid;
-use crate::plan::ramp::Ramp;
+use base::{Heads, Problems};
 use choices::PositionName;
 use forms::PositionForm;
+use plan::grid::Grid;
+use plan::ramp::Ramp;
 use settings::raw;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

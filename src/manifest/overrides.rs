@@ -2,7 +2,7 @@
 
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
-use crate::base::Problems;
+use base::Problems;
 
 /// `optimizer.lr` is another name of `lr.peak`.
 const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");

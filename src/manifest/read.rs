@@ -3,8 +3,8 @@
 use super::report::Report;
 use super::tree::Node;
 use super::{Manifest, check, forms::Raw, keys::Keys, overrides, tree};
-use crate::base::Problems;
 use anyhow::Context;
+use base::Problems;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 //! be relied on, so that no mistake is reported twice in different words.
 
 use super::tree::{self, Location, Node};
-use crate::base::{Problem, Problems};
+use base::{Problem, Problems};
 
 pub struct Report<'a> {
     name: &'a str,

@@ -10,7 +10,7 @@ use super::define::{checked, read, sections, settings, written};
 use super::forms::{self, *};
 use super::report::Report;
 use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, RopeScaling, ValidSet};
-use crate::base::{Bytes, Gelu};
+use base::{Bytes, Gelu};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

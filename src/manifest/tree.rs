@@ -1,7 +1,7 @@
 //! YAML as a tree in which every node knows its line, so that any later message can name it. serde
 //! would stop at the first mistake and drop the line numbers; the parser's events keep them.
 
-use crate::base::Problems;
+use base::Problems;
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::collections::HashMap;
 

@@ -4,8 +4,8 @@
 use super::layers::{attention, feed_forward, norm};
 use super::weights::Weight::*;
 use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
-use crate::device::{Arena, Dropout, Tensor};
-use crate::manifest::Recompute;
+use device::{Arena, Dropout, Tensor};
+use manifest::Recompute;
 
 /// Every buffer one block's forward writes, for one micro-batch.
 #[rustfmt::skip]

@@ -1,8 +1,8 @@
 //! Buffers that layers share.
 
 use super::Cx;
-use crate::device::{Arena, Tensor};
-use crate::manifest::Ffn;
+use device::{Arena, Tensor};
+use manifest::Ffn;
 
 /// Where a block's buffers are laid. Recompute is nothing but this choice.
 pub struct BlockArenas<'a> {

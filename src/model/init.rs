@@ -3,8 +3,8 @@
 
 use super::layout::{Layout, Param};
 use super::weights::Init;
-use crate::base::rng;
-use crate::manifest::Model;
+use base::rng;
+use manifest::Model;
 
 impl Layout {
     /// Fills this rank's share of a weight, on all the host's threads.

@@ -1,8 +1,8 @@
 //! A micro-batch on the device.
 
-use crate::base::DType;
-use crate::data::batch::{Batch, Column, Columns, Place};
-use crate::device::{Arena, Backend, Tensor, Visible};
+use base::DType;
+use data::batch::{Batch, Column, Columns, Place};
+use device::{Arena, Backend, Tensor, Visible};
 
 /// Where a micro-batch lies: filled before each forward, read again by its backward.
 #[rustfmt::skip]

@@ -2,9 +2,9 @@
 //! master weights and moments (all share these offsets).
 
 use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
-use crate::base::div_exact;
-use crate::device::Tensor;
-use crate::manifest::Model;
+use base::div_exact;
+use device::Tensor;
+use manifest::Model;
 use std::ops::{Index, Range};
 
 /// Params start on multiples of this many elements: 256 bytes in bf16.

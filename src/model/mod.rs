@@ -7,13 +7,6 @@
 //!
 //! Does not know ZeRO, schedules, files, nor the size of the world.
 
-extern crate base;
-extern crate comm;
-extern crate data;
-extern crate device;
-extern crate manifest;
-extern crate self as model;
-
 mod block;
 mod buffers;
 mod init;
@@ -33,9 +26,9 @@ pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
 pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
 
-use crate::base::{DType, Heads, rng};
-use crate::device::{Backend, Dropout, Norm};
-use crate::manifest::NormKind;
+use base::{DType, Heads, rng};
+use device::{Backend, Dropout, Norm};
+use manifest::NormKind;
 
 /// Context of every function of this room, its first argument: device, tensor-parallel group,
 /// model.

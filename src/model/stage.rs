@@ -2,7 +2,7 @@
 
 use super::layers::{embedding, head};
 use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Tables, Weight, block};
-use crate::device::{Arena, Out, Tensor};
+use device::{Arena, Out, Tensor};
 
 /// Owner of weights and gradients between uses. The stage calls it around every bucket and never
 /// learns the ZeRO level.

@@ -2,9 +2,9 @@
 //! RoPE turns each position.
 
 use super::Cx;
-use crate::base::DType;
-use crate::device::{Arena, Tensor};
-use crate::manifest::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
+use base::DType;
+use device::{Arena, Tensor};
+use manifest::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 use std::f64::consts::{PI, TAU};
 
 /// Where they lie on this rank; each only if the model has it.

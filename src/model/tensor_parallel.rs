@@ -1,8 +1,8 @@
 //! The two ends of a tensor-parallel region: Megatron's f and g.
 
-use crate::base::div_exact;
-use crate::comm::Group;
-use crate::device::{Arena, Tensor};
+use base::div_exact;
+use comm::Group;
+use device::{Arena, Tensor};
 
 /// Inside a tensor-parallel region a rank has all N tokens and a share of the features. Outside it
 /// has all features and, under sequence parallelism, n = N/tp tokens; without it both sides are one

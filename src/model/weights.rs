@@ -1,8 +1,8 @@
 //! THE parameter table. Layout, init, optimizer groups, gradient sync, checkpoints and the
 //! estimator are all read off these rows.
 
-use crate::base::{Fused, div_exact};
-use crate::manifest::{Bias, Ffn, Model, NormKind, Position, Recompute};
+use base::{Fused, div_exact};
+use manifest::{Bias, Ffn, Model, NormKind, Position, Recompute};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -210,7 +210,7 @@ fn forward_flops(m: &Model, module: Module) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Family, Sizes};
+    use manifest::{Family, Sizes};
 
     fn gpt2() -> Model {
         let sizes = Sizes { layers: 12, hidden: 768, heads: 12, vocab: 50257, seq_len: 1024 };

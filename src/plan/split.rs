@@ -39,7 +39,7 @@ pub fn balanced(
 /// Embedding and head count as a layer each (Megatron-DeepSpeed's `type:transformer|embedding`):
 /// (layers + 2) divides by the stages, the first and the last hold one less.
 pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
-    let each = crate::base::div_exact(layers + 2, stages);
+    let each = base::div_exact(layers + 2, stages);
     let ends = |stage| usize::from(stage == 0) + usize::from(stage == stages - 1);
     let sizes: Vec<usize> = (0..stages).map(|stage| each - ends(stage)).collect();
     explicit(&sizes)

@@ -3,11 +3,11 @@
 
 use super::fresh::{self, Whole};
 use super::saving;
-use crate::base::Problems;
-use crate::checkpoint::{self, Checkpoint, State, aside};
-use crate::engine::{MASTER, Scale};
-use crate::manifest::{self, Loaded};
 use anyhow::Context;
+use base::Problems;
+use checkpoint::{self, Checkpoint, State, aside};
+use engine::{MASTER, Scale};
+use manifest::{self, Loaded};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! Crash-loop guard: a run that a scheduler restarts again and again, and that never writes a newer
 //! checkpoint, must not use the machine for ever.
 
-use crate::base::Problems;
-use crate::base::output::{self, Existing};
+use base::Problems;
+use base::output::{self, Existing};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};

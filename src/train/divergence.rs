@@ -1,10 +1,10 @@
 //! How far an imported model's logits are from those that another program computed of it.
 
 use super::launch::{Device, LocalRank};
-use crate::base::Problems;
-use crate::checkpoint::{self, safetensors::Reader};
-use crate::engine::Sampler;
-use crate::manifest::{Manifest, Precision};
+use base::Problems;
+use checkpoint::{self, safetensors::Reader};
+use engine::Sampler;
+use manifest::{Manifest, Precision};
 use std::fmt;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! The exit code of the program, and what it prints last: decided here, for every command and rank.
 
-use crate::base::{Problems, visible};
-use crate::comm::Failed;
+use base::{Problems, visible};
+use comm::Failed;
 use std::fmt;
 
 /// The outcome of `gptrain estimate` for a plan that needs more memory than there is; it is printed

@@ -1,10 +1,10 @@
 //! Checkpoints made of weights alone: imported ones, and means of others.
 
-use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Share, State};
-use crate::engine::{Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, rule};
-use crate::manifest::Manifest;
-use crate::model::{Layout, ModelShard};
+use checkpoint::disk::Disk;
+use checkpoint::{self, Share, State};
+use engine::{Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, rule};
+use manifest::Manifest;
+use model::{Layout, ModelShard};
 use std::path::{Path, PathBuf};
 
 /// A whole parameter, of the shape that checkpoints have.

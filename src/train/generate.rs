@@ -1,12 +1,12 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
 use super::launch::{Device, LocalRank};
-use crate::base::{Problems, rng};
-use crate::checkpoint::{self, Index};
-use crate::data::tokenizer::Tokenizer;
-use crate::engine::Sampler;
-use crate::manifest::{self, Manifest, Precision};
 use anyhow::Context;
+use base::{Problems, rng};
+use checkpoint::{self, Index};
+use data::tokenizer::Tokenizer;
+use engine::Sampler;
+use manifest::{self, Manifest, Precision};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

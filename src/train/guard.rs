@@ -1,9 +1,9 @@
 //! Guards of a run: one process per run folder, signals, losses and gradients that are not finite.
 
 use super::rank::Rank;
-use crate::base::{DType, Problems};
-use crate::engine::{Engine, Outcome};
 use anyhow::Context;
+use base::{DType, Problems};
+use engine::{Engine, Outcome};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;

@@ -4,15 +4,13 @@
 use super::divergence::{self, Divergence};
 use super::fresh::{self, Whole};
 use super::{guard, last_checkpoint, resume, saving};
-use crate::base::{DType, Problems};
-use crate::checkpoint::hf::{
-    self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of,
-};
-use crate::checkpoint::{self, DataId, aside};
-use crate::engine::{model_dtype, saved_shape};
-use crate::manifest::{self, Loaded, Manifest, Model, Position};
-use crate::model::{Layout, ModelShard, Param, Weight};
 use anyhow::Context;
+use base::{DType, Problems};
+use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
+use checkpoint::{self, DataId, aside};
+use engine::{model_dtype, saved_shape};
+use manifest::{self, Loaded, Manifest, Model, Position};
+use model::{Layout, ModelShard, Param, Weight};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -203,7 +201,7 @@ impl Source<'_> {
         let compare = |reference| divergence::divergence(written, m, reference);
         let divergence = reference.map(compare).transpose()?;
         let count = |(name, count): (&String, &usize)| {
-            format!("{} numbers in {name}", crate::base::Count(*count as u64))
+            format!("{} numbers in {name}", base::Count(*count as u64))
         };
         let types: Vec<String> = self.types.iter().map(count).collect();
         let what = format!("{}: {}", self.config.family.name(), types.join(", "));

@@ -2,9 +2,8 @@
 //! whose checkpoints cannot be found (moved away, a disk that is not mounted) is not taken for a new
 //! one, which would begin at step 0 and cut the record of the old.
 
-use crate::base::Problems;
-use crate::base::output::{self, Existing};
-use crate::checkpoint;
+use base::Problems;
+use base::output::{self, Existing};
 use std::fs;
 use std::path::{Path, PathBuf};
 

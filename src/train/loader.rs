@@ -1,11 +1,11 @@
 //! Micro-batches from the reader thread to the device.
 
 use super::rank::Rank;
-use crate::data::{Reader, Request, Source};
-use crate::device::Backend;
-use crate::manifest::Manifest;
-use crate::model::Inputs;
-use crate::plan::ramp::Ramp;
+use data::{Reader, Request, Source};
+use device::Backend;
+use manifest::Manifest;
+use model::Inputs;
+use plan::ramp::Ramp;
 use std::sync::Arc;
 use std::time::Duration;
 

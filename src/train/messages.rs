@@ -6,8 +6,8 @@
 
 use super::report::Console;
 use super::trace::SpanRecorder;
-use crate::base::visible;
-use crate::comm::Recorder;
+use base::visible;
+use comm::Recorder;
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ impl Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::LogLine;
-    use crate::train::report::tests::Printed;
+    use crate::report::tests::Printed;
+    use comm::LogLine;
 
     /// What two ranks print and record of the same events, at a level.
     fn logged(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {

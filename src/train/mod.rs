@@ -1,18 +1,6 @@
 //! The loop around the optimizer step: start-up, resume, training, evaluation, checkpoints, a clean
 //! stop. All ranks of a run execute it in the same order; rank 0 reports.
 
-extern crate base;
-extern crate checkpoint;
-extern crate comm;
-extern crate data;
-extern crate device;
-extern crate engine;
-extern crate estimate;
-extern crate manifest;
-extern crate model;
-extern crate plan;
-extern crate self as train;
-
 mod start;
 mod run;
 
@@ -43,7 +31,7 @@ pub use guard::heed_size_limits;
 pub use run::Ended;
 pub use start::Options;
 
-use crate::manifest::Loaded;
+use manifest::Loaded;
 use messages::Messages;
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The

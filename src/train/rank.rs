@@ -1,10 +1,10 @@
 //! One rank of a run: its coordinates in the grid, and the small collectives by which ranks agree.
 
 use super::exit;
-use crate::comm::{self, ClockOffset, Failed, HostCollectives, World};
-use crate::device::Dead;
-use crate::manifest::Topology;
-use crate::plan::grid::{Coord, Grid};
+use comm::{self, ClockOffset, Failed, HostCollectives, World};
+use device::Dead;
+use manifest::Topology;
+use plan::grid::{Coord, Grid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;

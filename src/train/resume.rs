@@ -3,15 +3,15 @@
 
 use super::rank::Rank;
 use super::{last_checkpoint, saving};
-use crate::base::Problems;
-use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
-use crate::data::MixturePlan;
-use crate::data::indexed::digest::{sampled_digest, whole_digest};
-use crate::data::indexed::{index_path, tokens_path};
-use crate::engine::Engine;
-use crate::manifest::{self, Loaded, Manifest};
 use anyhow::Context;
+use base::Problems;
+use checkpoint::disk::Disk;
+use checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
+use data::MixturePlan;
+use data::indexed::digest::{sampled_digest, whole_digest};
+use data::indexed::{index_path, tokens_path};
+use engine::Engine;
+use manifest::{self, Loaded, Manifest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

@@ -8,13 +8,13 @@
 mod writer;
 
 use super::rank::Rank;
-use crate::base::Bytes;
-use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
-use crate::data::MixturePlan;
-use crate::engine::Engine;
-use crate::manifest::{Loaded, Manifest};
-use crate::model::{Layout, ModelShard, Param};
+use base::Bytes;
+use checkpoint::disk::Disk;
+use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
+use data::MixturePlan;
+use engine::Engine;
+use manifest::{Loaded, Manifest};
+use model::{Layout, ModelShard, Param};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;

@@ -7,7 +7,7 @@ use crate::source::{code, files};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// `crate::data::order` as ["data", "order"].
+/// `data::order` as ["data", "order"].
 type Module = Vec<String>;
 
 /// Not counted, with the reason.
@@ -15,6 +15,26 @@ const EXCEPT: &[(&str, &str)] = &[
     // The table of settings names the conversions of its rows, which return what it defines.
     ("manifest::settings", "manifest"),
 ];
+
+/// The floors, as a path to one begins.
+const FLOORS: [&str; 12] = [
+    "base::",
+    "plan::",
+    "manifest::",
+    "data::",
+    "device::",
+    "comm::",
+    "model::",
+    "engine::",
+    "checkpoint::",
+    "estimate::",
+    "train::",
+    "bench::",
+];
+
+fn is_floor(name: &str) -> bool {
+    FLOORS.iter().any(|floor| floor.trim_end_matches(':') == name)
+}
 
 fn excepted(from: &Module, to: &Module) -> bool {
     let (from, to) = (from.join("::"), to.join("::"));
@@ -100,9 +120,10 @@ impl File {
                 file.paths.insert(path);
             }
         }
-        for start in ["crate::", "super::"] {
+        for start in ["crate::", "super::"].into_iter().chain(FLOORS) {
             for (at, _) in code.match_indices(start) {
-                let inside = code[..at].ends_with("::");
+                let inside =
+                    code[..at].ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
                 let end = |c: char| !c.is_alphanumeric() && c != '_' && c != ':';
                 let path = code[at..].split(end).next().unwrap();
                 let parts: Module =
@@ -138,12 +159,17 @@ fn expand(tree: &str) -> Vec<(Module, String)> {
     parts.flat_map(|part| expand(&format!("{head}{}", part.trim()))).collect()
 }
 
-/// A path from the crate on; none for other crates.
+/// A path from `src/` on; none for crates of others.
 fn absolute(module: &Module, path: &[String]) -> Option<Module> {
     let mut at: Module = module.clone();
     let mut rest = path;
     match path.first()?.as_str() {
-        "crate" => return Some(path[1..].to_vec()),
+        // A floor is a crate; the folder `cli` is of the crate above them.
+        "crate" => {
+            let floor = module.first().filter(|floor| is_floor(floor));
+            return Some(floor.into_iter().chain(&path[1..]).cloned().collect());
+        }
+        floor if is_floor(floor) => return Some(path.to_vec()),
         "self" => rest = &path[1..],
         "super" => {
             while rest.first().is_some_and(|part| part == "super") {

@@ -1,6 +1,6 @@
 //! Axes: where a value stands, which values get a tick, and how they are written.
 
-use crate::base::Count;
+use crate::Count;
 
 /// An axis from `low` to `high`, drawn from pixel `from` to pixel `to`.
 #[derive(Clone, Debug, PartialEq)]

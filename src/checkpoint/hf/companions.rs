@@ -2,8 +2,8 @@
 //! through a run unchanged; for a model that began here they are written.
 
 use super::TokenIds;
-use crate::data::tokenizer::Tokenizer;
 use anyhow::Context;
+use data::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::ErrorKind;

@@ -1,9 +1,9 @@
 //! A folder's weights on a rank of any grid, without a checkpoint in between.
 
 use super::{HfTensor, Weights, tensors_of};
-use crate::engine::{Frozen, saved_shape};
-use crate::manifest::Family;
-use crate::model::{Layout, ModelShard, Param};
+use engine::{Frozen, saved_shape};
+use manifest::Family;
+use model::{Layout, ModelShard, Param};
 use std::collections::HashMap;
 use std::path::Path;
 

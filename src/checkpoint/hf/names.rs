@@ -4,9 +4,9 @@
 //! apart (queries, keys and values of each key/value head; a gate and a value in turn). GPT-2
 //! besides stores its matrices as [in, out].
 
-use crate::base::{Heads, Qkv};
-use crate::manifest::Family;
-use crate::model::{Param, Weight};
+use base::{Heads, Qkv};
+use manifest::Family;
+use model::{Param, Weight};
 
 /// A family's tensor, made of rows of one weight of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The weights in a Hugging Face folder: one safetensors file, or several and their index.
 
 use super::names::{HfTensor, prefix};
-use crate::base::Problems;
-use crate::checkpoint::safetensors::{Entry, Reader};
-use crate::manifest::Family;
+use crate::safetensors::{Entry, Reader};
 use anyhow::Context;
+use base::Problems;
+use manifest::Family;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

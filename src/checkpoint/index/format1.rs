@@ -2,8 +2,8 @@
 //! today's.
 
 use super::{Copied, Tensor, TensorState};
-use crate::checkpoint::digest::Digest;
-use crate::engine::{MASTER, MODEL, Replica};
+use crate::digest::Digest;
+use engine::{MASTER, MODEL, Replica};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 

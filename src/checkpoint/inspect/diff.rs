@@ -1,9 +1,9 @@
 //! Two checkpoints side by side: what changed, and by how much.
 
 use super::numbers::{Numbers, numbers};
-use crate::checkpoint::read::Buffer;
-use crate::checkpoint::{Checkpoint, Index, Tensor};
-use crate::engine::MASTER;
+use crate::read::Buffer;
+use crate::{Checkpoint, Index, Tensor};
+use engine::MASTER;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! What is saved of a tensor as numbers: its states, with a moment in the place of its codes.
 
-use crate::base::DType;
-use crate::checkpoint::{Buffer, Checkpoint, Tensor, row_blocks};
-use crate::engine::{Conversion, TensorSlice, decoded};
+use crate::{Buffer, Checkpoint, Tensor, row_blocks};
+use base::DType;
+use engine::{Conversion, TensorSlice, decoded};
 use std::ops::Range;
 
 /// One state.

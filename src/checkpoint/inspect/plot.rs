@@ -2,7 +2,7 @@
 //! values of each kind are.
 
 use super::{Inspection, Row, stats::FIRST_EXPONENT};
-use crate::base::svg::Drawing;
+use base::svg::Drawing;
 use std::collections::BTreeMap;
 
 /// One row of the picture, in pixels.

@@ -1,8 +1,8 @@
 //! An inspection and a diff as text for people.
 
 use super::{Diff, Inspection, Stats};
-use crate::base::{Bytes, Count};
-use crate::engine::{ERROR, MASTER, Q, SECOND};
+use base::{Bytes, Count};
+use engine::{ERROR, MASTER, Q, SECOND};
 use std::collections::BTreeSet;
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Numbers that describe a tensor, gathered in one pass.
 
 use super::numbers::Numbers;
-use crate::checkpoint::{Buffer, Checkpoint, Digest, Tensor};
-use crate::engine::{MASTER, MODEL};
+use crate::{Buffer, Checkpoint, Digest, Tensor};
+use engine::{MASTER, MODEL};
 use serde::Serialize;
 
 /// Bins of the histogram: powers of two from 2⁻⁴⁰ up to 2²³; the first also holds what is smaller.

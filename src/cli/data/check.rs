@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::base::{Count, Problems};
-use crate::data::indexed::digest::whole_digest;
-use crate::data::indexed::{Indexed, index_path, tokens_path};
+use base::{Count, Problems};
+use data::indexed::digest::whole_digest;
+use data::indexed::{Indexed, index_path, tokens_path};
 
 use super::progress::Progress;
 

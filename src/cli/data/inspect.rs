@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::json;
 
-use crate::base::{Bytes, Count, visible};
-use crate::data::indexed::Indexed;
-use crate::data::tokenizer::Tokenizer;
+use base::{Bytes, Count, visible};
+use data::indexed::Indexed;
+use data::tokenizer::Tokenizer;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {

@@ -8,12 +8,12 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
 use super::progress::Progress;
-use crate::base::output::Output;
-use crate::base::{Bytes, Count, Problems, visible};
-use crate::data::build::{self, Build, Train};
-use crate::data::corpus::{self, Format, Input, Rules};
-use crate::data::indexed::{Indexed, TokenType};
-use crate::data::tokenizer::{Tokenizer, Training};
+use base::output::Output;
+use base::{Bytes, Count, Problems, visible};
+use data::build::{self, Build, Train};
+use data::corpus::{self, Format, Input, Rules};
+use data::indexed::{Indexed, TokenType};
+use data::tokenizer::{Tokenizer, Training};
 
 use super::super::Overwrite;
 

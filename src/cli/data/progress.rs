@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::base::{Bytes, Seconds};
+use base::{Bytes, Seconds};
 
 pub struct Progress {
     doing: &'static str,

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::base::{Problems, visible};
-use crate::data::mixture::Mixture;
-use crate::data::order::Cache;
-use crate::data::plan::{Share, SharePart};
-use crate::data::preview::{Preview, open};
-use crate::data::tokenizer::Tokenizer;
-use crate::manifest::DataRule;
+use base::{Problems, visible};
+use data::mixture::Mixture;
+use data::order::Cache;
+use data::plan::{Share, SharePart};
+use data::preview::{Preview, open};
+use data::tokenizer::Tokenizer;
+use manifest::DataRule;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {

@@ -1,8 +1,8 @@
 //! Flags that would do nothing are refused, each with what it belongs to.
 
 use super::Args;
-use crate::base::Problems;
-use crate::estimate::setup::{Framework, Program};
+use base::Problems;
+use estimate::setup::{Framework, Program};
 
 /// A flag, whether it is given, whether it acts here, and what it acts with.
 type Rule = (&'static str, bool, bool, &'static str);

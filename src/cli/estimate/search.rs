@@ -1,12 +1,12 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
 use super::{Args, show};
-use crate::base::Problems;
-use crate::estimate::others::predict::Predictor;
-use crate::estimate::plot;
-use crate::estimate::request::Request;
-use crate::estimate::search::{MOST_DEVICES, Search as Searched, print};
-use crate::estimate::setup::Extras;
+use base::Problems;
+use estimate::others::predict::Predictor;
+use estimate::plot;
+use estimate::request::Request;
+use estimate::search::{MOST_DEVICES, Search as Searched, print};
+use estimate::setup::Extras;
 use serde_json::{Value, json};
 
 #[derive(clap::Args)]

@@ -1,8 +1,8 @@
 //! libnccl: the functions that are called in it.
 
-use crate::base::DType;
-use crate::device::cuda::library::{call, table};
+use base::DType;
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclResult_t};
+use device::cuda::library::{call, table};
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 

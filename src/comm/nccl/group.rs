@@ -3,12 +3,12 @@
 
 use super::api::{Code, data_type};
 use super::watchdog::{Comm, NcclWatchdog, Stream};
-use crate::comm::endpoint::{OpCounters, next_number};
-use crate::comm::{Collective, Event, Failed, Group, Message, Op, Pending};
-use crate::device::Tensor;
-use crate::device::cuda::driver::{CUevent, CUstream};
-use crate::device::cuda::library::call;
+use crate::endpoint::{OpCounters, next_number};
+use crate::{Collective, Event, Failed, Group, Message, Op, Pending};
 use cudarc::nccl::sys::{self, ncclComm_t};
+use device::Tensor;
+use device::cuda::driver::{CUevent, CUstream};
+use device::cuda::library::call;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

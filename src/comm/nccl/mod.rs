@@ -11,13 +11,13 @@ mod group;
 mod watchdog;
 
 use super::{Group, Solo, World, endpoint};
-use crate::base::{DType, Problems};
-use crate::device::Tensor;
-use crate::device::cuda::device::Device;
-use crate::device::cuda::library::{Library, call};
-use crate::device::cuda::{Cuda, FOLDER, Options};
 use api::Api;
+use base::{DType, Problems};
 use cudarc::nccl::sys::{self, ncclUniqueId};
+use device::Tensor;
+use device::cuda::device::Device;
+use device::cuda::library::{Library, call};
+use device::cuda::{Cuda, FOLDER, Options};
 use group::NcclGroup;
 use std::cell::OnceCell;
 use std::ffi::c_int;

@@ -3,13 +3,13 @@
 //! never return. The collectives of a CUDA graph all start and end with the graph.
 
 use super::api::{Api, Code, IN_PROGRESS};
-use crate::comm::endpoint::Endpoint;
-use crate::comm::{Event, Failed};
-use crate::device::cuda::device::Device;
-use crate::device::cuda::driver::{CUevent, CUstream};
-use crate::device::cuda::library::call;
-use crate::device::cuda::observer::{GraphLaunch, GraphObserver};
+use crate::endpoint::Endpoint;
+use crate::{Event, Failed};
 use cudarc::nccl::sys::{self, ncclComm_t};
+use device::cuda::device::Device;
+use device::cuda::driver::{CUevent, CUstream};
+use device::cuda::library::call;
+use device::cuda::observer::{GraphLaunch, GraphObserver};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ptr::null_mut;

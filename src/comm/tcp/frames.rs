@@ -3,7 +3,7 @@
 use super::super::Op;
 use super::super::inbox::{Frame, OpId, OpSignature};
 use super::super::memory::Pool;
-use crate::base::DType;
+use base::DType;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 

@@ -4,9 +4,9 @@ mod unauthenticated;
 
 use super::super::tests::exercise::check_ops;
 use super::*;
-use crate::base::DType;
-use crate::comm::{Message, catch};
-use crate::device::Tensor;
+use crate::{Message, catch};
+use base::DType;
+use device::Tensor;
 
 pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

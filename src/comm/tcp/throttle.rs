@@ -1,6 +1,6 @@
 //! A slow adapter, for tests: a limit on the bytes that a process sends per second.
 
-use crate::base::Problems;
+use base::Problems;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 

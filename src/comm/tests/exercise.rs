@@ -1,9 +1,9 @@
 //! The ops, checked bit by bit, over whatever carries them.
 
-use crate::base::{DType, rng};
-use crate::comm::memory::{self, Pool};
-use crate::comm::{Collective, Group, World};
-use crate::device::Tensor;
+use crate::memory::{self, Pool};
+use crate::{Collective, Group, World};
+use base::{DType, rng};
+use device::Tensor;
 use half::{bf16, f16};
 
 /// A tensor with memory of its own.

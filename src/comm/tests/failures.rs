@@ -2,7 +2,7 @@
 
 use super::exercise::Numbers;
 use super::on_threads;
-use crate::comm::{Failed, Group, World, catch, threads};
+use crate::{Failed, Group, World, catch, threads};
 use std::time::{Duration, Instant};
 
 /// The failure line of each of three ranks. Rank 2 ends as `last` does.
@@ -90,7 +90,7 @@ fn a_begun_collective_does_not_hold_a_failing_rank() {
             let group = world.group("all", &[0, 1]);
             let x = Numbers::f32(vec![1.0; 100]);
             if rank == 0 {
-                let _pending = group.begin(crate::comm::Collective::AllReduce(x.tensor()));
+                let _pending = group.begin(crate::Collective::AllReduce(x.tensor()));
                 Failed::new("given up").raise();
             }
             let y = Numbers::f32(vec![1.0; 100]);

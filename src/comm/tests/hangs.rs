@@ -2,9 +2,9 @@
 
 use super::exercise::Numbers;
 use super::on_threads;
-use crate::base::DType;
-use crate::comm::{Collective, Dump, Event, GroupCount, Op, RankReport, Watchdog, World};
-use crate::comm::{catch, diagnose, threads};
+use crate::{Collective, Dump, Event, GroupCount, Op, RankReport, Watchdog, World};
+use crate::{catch, diagnose, threads};
+use base::DType;
 use std::time::{Duration, Instant};
 
 /// The failure line of a watched world whose ranks run `rank`, and its dump.

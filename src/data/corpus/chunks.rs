@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use anyhow::{Context, Result};
 
 use super::{Chunk, Format, Input, Reading};
-use crate::base::{Bytes, Problems};
+use base::{Bytes, Problems};
 
 /// Bytes of text in a chunk, where lines allow: enough to be worth a thread's attention.
 const CHUNK: usize = 1 << 20;

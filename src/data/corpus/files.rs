@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::base::Problems;
+use base::Problems;
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 
 use anyhow::Result;
 
-use crate::base::Problems;
+use base::Problems;
 use json::Field;
 
 /// A stretch of a file that can be worked on by itself.

@@ -6,7 +6,6 @@ use std::sync::mpsc::sync_channel;
 use anyhow::{Context, Result};
 
 use super::{Chunk, Reading, chunks};
-use crate::base;
 
 /// How far reading has come.
 #[derive(Clone, Copy, Debug, Default)]

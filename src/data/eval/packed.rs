@@ -2,7 +2,7 @@
 //! that its losses are those of a sample of its own, without the padding.
 
 use super::{Samples, put};
-use crate::data::batch::Sample;
+use crate::batch::Sample;
 use anyhow::Result;
 use std::ops::Range;
 
@@ -89,7 +89,7 @@ impl Samples for Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Batch;
+    use crate::Batch;
 
     #[test]
     fn sequences_lie_side_by_side_and_see_themselves_alone() {

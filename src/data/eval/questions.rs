@@ -6,9 +6,9 @@
 //! answer scores highest; `acc_norm` divides by the answer's length in characters first.
 
 use super::packed::{Packed, Sequence};
-use crate::base::Problems;
-use crate::data::tokenizer::{Encoder, Tokenizer};
+use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::{Context, Result};
+use base::Problems;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;

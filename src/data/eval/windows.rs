@@ -3,11 +3,11 @@
 //! may be shorter.
 
 use super::{Samples, put};
-use crate::base::{Count, Problems};
-use crate::data::batch::Sample;
-use crate::data::indexed::{Indexed, index_path};
-use crate::data::tokenizer::{Encoder, Tokenizer};
+use crate::batch::Sample;
+use crate::indexed::{Indexed, index_path};
+use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::{Context, Result};
+use base::{Count, Problems};
 use std::path::Path;
 
 /// A stream of tokens.

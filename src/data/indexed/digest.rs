@@ -7,7 +7,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::base::rng;
+use base::rng;
 
 /// Bytes of a piece, and pieces: 16 MiB are read of a larger file, in about 0.1 s.
 const PIECE: u64 = 64 << 10;

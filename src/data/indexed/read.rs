@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
-use crate::base::{Count, Problems};
+use base::{Count, Problems};
 
 /// An open dataset, cheap to share between threads.
 #[derive(Debug)]

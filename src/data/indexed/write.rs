@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::{Indexed, MAGIC, TokenType, index_path, tokens_path};
-use crate::base::output::{self, Existing, Output};
+use base::output::{self, Existing, Output};
 
 /// Writes one dataset. Dropped before `finish`, it leaves nothing behind.
 pub struct Writer {

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::super::indexed::{Access, Indexed, Mapped};
 use super::{Array, Extent, Order, OrderSpec};
-use crate::base::memory;
+use base::memory;
 
 /// A folder of orders. Files in it may be removed at any time between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

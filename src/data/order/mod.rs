@@ -15,8 +15,8 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 
 use super::random::RandomState;
-use crate::base::{Bytes, Count, Problems, memory};
-use crate::manifest::DataRule;
+use base::{Bytes, Count, Problems, memory};
+use manifest::DataRule;
 
 /// What an order is made from, besides the sequences' lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]

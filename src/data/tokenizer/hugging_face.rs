@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow};
 use super::Rules;
 use super::Tokenizer;
 use super::end_of_document::end_of_document;
-use crate::base::Problems;
+use base::Problems;
 
 /// Hugging Face's tokenizer, twice: special tokens spelled out in text are text to the first.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::end_of_document::end_of_document;
 use super::merges::{Merge, Merges};
 use super::pre_tokenizer::{self, PreTokenizer};
 use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, hugging_face};
-use crate::base::Problems;
+use base::Problems;
 
 /// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
 const MOST_IDS: u32 = 1 << 22;

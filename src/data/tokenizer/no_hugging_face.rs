@@ -2,8 +2,8 @@
 //! that needs Hugging Face's crate is refused.
 
 use super::Tokenizer;
-use crate::base::Problems;
 use anyhow::Result;
+use base::Problems;
 use std::path::Path;
 
 /// There is none.

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use super::byte_alphabet::spell;
 use super::json;
 use super::pre_tokenizer::PreTokenizer;
-use crate::base::Problems;
+use base::Problems;
 
 /// What is to be learned.
 #[derive(Clone, Debug)]

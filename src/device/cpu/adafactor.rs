@@ -6,8 +6,8 @@ use super::Cpu;
 use super::math::{square_sum_f64, vectorised};
 use super::memory::{BLOCK, Block, download, load, put, scalar, store};
 use super::parallel::blocks;
-use crate::base::{DType, Fused};
-use crate::device::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
+use crate::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
+use base::{DType, Fused};
 use std::ops::Range;
 
 /// At most so many partial sums are kept of a sum over rows.

@@ -5,8 +5,8 @@ use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, load_bytes, store, store_bytes};
 use super::optimizer::{Update, update};
-use crate::device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use crate::device::{AdamW, Coded, Tensor};
+use crate::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
+use crate::{AdamW, Coded, Tensor};
 
 /// Most scales of a block of elements.
 const SCALES: usize = BLOCK / Coded::SMALLEST;

@@ -4,8 +4,8 @@ use super::Cpu;
 use super::math::{exp_scaled, maximum, sum_exp};
 use super::memory::{BLOCK, Block, clear, integer, load, scalar, store};
 use super::parallel::blocks;
-use crate::base::DType;
-use crate::device::{Logits, Out, Tensor, ZLoss};
+use crate::{Logits, Out, Tensor, ZLoss};
+use base::DType;
 
 pub(super) struct Inputs {
     pub logits: Logits,

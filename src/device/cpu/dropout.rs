@@ -2,7 +2,7 @@
 
 use super::math::{self, MaskIndex};
 use super::memory::{BLOCK, Block, long};
-use crate::device::Dropout;
+use crate::Dropout;
 
 /// What dropout multiplies elements with.
 pub(super) struct Mask {

@@ -5,7 +5,7 @@ use super::dropout::Mask;
 use super::math;
 use super::memory::{BLOCK, Block, clear, copy_bytes, load, put, store};
 use super::parallel::blocks;
-use crate::device::{Dropout, Gelu, Out, Tensor};
+use crate::{Dropout, Gelu, Out, Tensor};
 use std::ops::Range;
 
 pub(super) fn zero(cpu: &Cpu, x: Tensor) {

@@ -4,7 +4,7 @@ use super::Cpu;
 use super::math;
 use super::memory::{BLOCK, Block, integer, load, put, store};
 use super::parallel::blocks;
-use crate::device::{Out, Tensor};
+use crate::{Out, Tensor};
 
 /// Columns of the gradient that one task adds up, over all ids.
 const STRIP: usize = 64;

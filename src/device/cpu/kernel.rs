@@ -386,11 +386,11 @@ mod tests {
         let any = sums(cover_panels::<[f32; 4], 4, 2>);
         #[cfg(target_arch = "x86_64")]
         {
-            if crate::device::cpu::math::has_avx2() {
+            if crate::cpu::math::has_avx2() {
                 assert_eq!(sums(x86::panels_avx2), any);
                 assert_eq!(product(x86::avx2), by_definition);
             }
-            if crate::device::cpu::math::has_avx512() {
+            if crate::cpu::math::has_avx512() {
                 assert_eq!(sums(x86::panels_avx512), any);
                 assert_eq!(product(x86::avx512), by_definition);
             }

@@ -5,8 +5,8 @@ use super::Cpu;
 use super::math::{self, LANES, vectorised};
 use super::memory::{BLOCK, Block, load, put, round, scalar, store};
 use super::parallel::blocks;
-use crate::base::DType;
-use crate::device::{Norm, Out, Tensor};
+use crate::{Norm, Out, Tensor};
+use base::DType;
 
 pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
     let (scale, shift, eps) = norm.parts(x);

@@ -3,8 +3,8 @@
 use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store};
-use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::{Out, Tensor};
+use base::DType;
 
 pub(super) fn axpy(cpu: &Cpu, a: f32, factor: Tensor, x: Tensor, y: Out) {
     assert_eq!((x.numel(), x.dtype), (y.to.numel(), DType::F32), "x and y");

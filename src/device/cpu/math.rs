@@ -3,8 +3,8 @@
 // Constants are given as their sources print them.
 #![allow(clippy::excessive_precision)]
 
-use crate::base::rng::philox;
-use crate::device::Gelu;
+use crate::Gelu;
+use base::rng::philox;
 
 /// Makes a function of slices whose loops are compiled for AVX-512, for AVX2 and for the baseline.
 /// What it calls must be inlined into it, or stays baseline code.
@@ -28,11 +28,11 @@ macro_rules! vectorised {
                 fn avx2($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
-                if $crate::device::cpu::math::has_avx512() {
+                if $crate::cpu::math::has_avx512() {
                     // SAFETY: the features are there.
                     return unsafe { avx512($($arg),*) };
                 }
-                if $crate::device::cpu::math::has_avx2() {
+                if $crate::cpu::math::has_avx2() {
                     // SAFETY: the features are there.
                     return unsafe { avx2($($arg),*) };
                 }

@@ -6,8 +6,8 @@
 
 use super::Cpu;
 use super::math::{narrow, widen};
-use crate::base::{Bytes, DType};
-use crate::device::{Home, Out, OutOfMemory, Tensor};
+use crate::{Home, Out, OutOfMemory, Tensor};
+use base::{Bytes, DType};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;

@@ -29,8 +29,8 @@ use super::{
     AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,
     QueryKey, Scaler, Scaling, Tensor, Transfer, ZLoss,
 };
-use crate::base::{Bytes, Problems};
-use crate::device::Home;
+use crate::Home;
+use base::{Bytes, Problems};
 pub use memory::HostMemory;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;

@@ -4,8 +4,8 @@ use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store};
 use super::parallel::blocks;
-use crate::base::DType;
-use crate::device::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
+use crate::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
+use base::DType;
 use std::ops::Range;
 
 impl MuonOps for Cpu {

@@ -7,8 +7,8 @@ use super::memory::{
     with_blocks_mut,
 };
 use super::parallel::blocks;
-use crate::base::DType;
-use crate::device::{AdamW, Out, Scaler, Scaling, Tensor, digest_term};
+use crate::{AdamW, Out, Scaler, Scaling, Tensor, digest_term};
+use base::DType;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements in a partial sum.

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::memory::{BLOCK, Scratch, load, put};
-use crate::device::Out;
+use crate::Out;
 use rayon::prelude::*;
 use std::ops::Range;
 

@@ -3,8 +3,8 @@
 use super::Cpu;
 use super::math;
 use super::memory::{BLOCK, Block, integer, load, round, store};
-use crate::base::Qkv;
-use crate::device::{Out, QkNorm, QueryKey, Rotation, Tensor};
+use crate::{Out, QkNorm, QueryKey, Rotation, Tensor};
+use base::Qkv;
 
 pub(super) fn forward(cpu: &Cpu, qkv: Tensor, how: &QueryKey, y: Out) {
     assert!(!y.add, "y is overwritten");

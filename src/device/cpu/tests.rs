@@ -2,7 +2,7 @@
 
 use super::math;
 use super::*;
-use crate::base::DType;
+use base::DType;
 use half::bf16;
 
 #[test]

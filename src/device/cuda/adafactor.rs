@@ -4,8 +4,8 @@ use super::Cuda;
 use super::args;
 use super::elementwise::add_parts;
 use super::launch::{Grid, typed};
-use crate::base::DType;
-use crate::device::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
+use crate::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
+use base::DType;
 use std::ptr::{null, null_mut};
 
 /// Blocks to have work for a whole GPU.

@@ -4,7 +4,7 @@
 //! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
 //! it).
 
-use crate::device::Dropout as DropoutRule;
+use crate::Dropout as DropoutRule;
 pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;
 use std::ptr::null;

@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{Logits, Out, Tensor, ZLoss};
+use crate::{Logits, Out, Tensor, ZLoss};
+use base::DType;
 use std::ptr::{null, null_mut};
 
 pub(super) struct Inputs {

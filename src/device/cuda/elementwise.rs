@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{Dropout, Out, Tensor};
+use crate::{Dropout, Out, Tensor};
+use base::DType;
 
 pub(super) fn copy(cuda: &Cuda, x: Tensor, y: Out) {
     assert_eq!(x.numel(), y.to.numel(), "elements of x and y");

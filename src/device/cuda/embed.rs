@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::{Out, Tensor};
+use base::DType;
 
 pub(super) fn forward(cuda: &Cuda, ids: Tensor, table: Tensor, first: usize, y: Out) {
     assert_eq!((ids.numel(), table.cols), (y.to.rows, y.to.cols), "ids, table and y");

@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::device::{Gelu, Out, Tensor};
+use crate::{Gelu, Out, Tensor};
 
 pub(super) fn gelu(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Out) {
     launch(

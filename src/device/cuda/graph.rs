@@ -11,7 +11,7 @@
 use super::device::Device;
 use super::library::call;
 use super::observer::GraphLaunch;
-use crate::device::Graph;
+use crate::Graph;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use std::ptr::null_mut;
 use std::sync::Arc;

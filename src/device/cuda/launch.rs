@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::library::call;
-use crate::base::DType;
+use base::DType;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -47,17 +47,17 @@ const THREADS: usize = 256;
 macro_rules! typed {
     ($name:literal $($more:literal)?, $dtype:expr) => {
         match $dtype {
-            $crate::base::DType::F32 => concat!($name, $($more,)? "_f32"),
-            $crate::base::DType::BF16 => concat!($name, $($more,)? "_bf16"),
-            $crate::base::DType::F16 => concat!($name, $($more,)? "_f16"),
+            base::DType::F32 => concat!($name, $($more,)? "_f32"),
+            base::DType::BF16 => concat!($name, $($more,)? "_bf16"),
+            base::DType::F16 => concat!($name, $($more,)? "_f16"),
             other => panic!("{} of {other}", $name),
         }
     };
     ($name:literal, $dtype:expr, $second:expr) => {
         match $dtype {
-            $crate::base::DType::F32 => typed!($name "_f32", $second),
-            $crate::base::DType::BF16 => typed!($name "_bf16", $second),
-            $crate::base::DType::F16 => typed!($name "_f16", $second),
+            base::DType::F32 => typed!($name "_f32", $second),
+            base::DType::BF16 => typed!($name "_bf16", $second),
+            base::DType::F16 => typed!($name "_f16", $second),
             other => panic!("{} of {other}", $name),
         }
     };

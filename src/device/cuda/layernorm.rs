@@ -4,8 +4,8 @@ use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::elementwise::{add_parts, bias_address};
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{Backend, Dropout, Norm, Out, Tensor};
+use crate::{Backend, Dropout, Norm, Out, Tensor};
+use base::DType;
 use std::ptr::null_mut;
 
 /// Rows in shared memory: of at most eight warps, in what every GPU gives at once.

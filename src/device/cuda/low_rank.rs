@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, vector, wide};
-use crate::base::DType;
-use crate::device::{Out, Tensor};
+use crate::{Out, Tensor};
+use base::DType;
 use std::ptr::null_mut;
 
 /// Matrices of one launch, each of which has a block of so many threads.

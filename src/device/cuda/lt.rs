@@ -1,7 +1,7 @@
 //! cuBLASLt: the functions that are called in it, and its attributes.
 
 use super::library::table;
-use crate::base::DType;
+use base::DType;
 pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::cublaslt::sys::{
     cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,

@@ -3,8 +3,8 @@
 use super::device::Device;
 use super::driver::{CUevent, OUT_OF_MEMORY};
 use super::library::call;
-use crate::base::Bytes;
-use crate::device::{Home, OutOfMemory, Tensor, Transfer};
+use crate::{Home, OutOfMemory, Tensor, Transfer};
+use base::Bytes;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;

@@ -40,8 +40,8 @@ use super::{
     AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Logits, Norm,
     Out, OutOfMemory, QueryKey, Scaler, Scaling, Tensor, Timeline, Transfer, ZLoss,
 };
-use crate::base::{Bytes, DType, Problems};
-use crate::device::cpu::Cpu;
+use crate::cpu::Cpu;
+use base::{Bytes, DType, Problems};
 use launch::Grid;
 use std::cell::OnceCell;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
+use crate::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
+use base::DType;
 use std::ptr::null_mut;
 
 impl MuonOps for Cuda {

@@ -3,8 +3,8 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::base::DType;
-use crate::device::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, Tensor};
+use crate::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, Tensor};
+use base::DType;
 use std::ptr::null_mut;
 
 /// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.

@@ -7,7 +7,7 @@ use super::graph::GRAPHS;
 use super::launch::{AMPERE, Kernels, VOLTA};
 use super::library::{Library, call};
 use super::lt;
-use crate::base::{DType, Problems};
+use base::{DType, Problems};
 use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;

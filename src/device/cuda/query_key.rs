@@ -4,7 +4,7 @@ use super::Cuda;
 use super::args;
 use super::elementwise::add_parts;
 use super::launch::{Grid, typed};
-use crate::device::{Out, QueryKey, Tensor};
+use crate::{Out, QueryKey, Tensor};
 use std::ptr::{null, null_mut};
 
 /// Warps of a block, each with a head of a row.

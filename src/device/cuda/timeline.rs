@@ -3,7 +3,7 @@
 
 use super::device::Device;
 use super::driver::CUevent;
-use crate::device::Timeline;
+use crate::Timeline;
 use parking_lot::Mutex;
 use std::sync::Arc;
 

@@ -12,9 +12,9 @@
 //! the norm are summed as the last micro-batch's land.
 
 use super::{BucketState, ShardedParams};
-use crate::base::DType;
-use crate::device::{Arena, Backend, Tensor, Transfer};
-use crate::model::Module;
+use base::DType;
+use device::{Arena, Backend, Tensor, Transfer};
+use model::Module;
 use std::cell::{Cell, RefCell};
 
 /// For each bucket: gradients, as they lie in its buffer, and where the sums of their squares go.

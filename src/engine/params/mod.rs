@@ -21,12 +21,12 @@ use super::late::Late;
 use super::offload::Offload;
 use super::rule::OptimizerRule;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
-use crate::base::{DType, rng};
-use crate::comm::{Collective, Pending};
-use crate::device::{Backend, Tensor, Transfer};
-use crate::manifest::{Manifest, Model};
-use crate::model::{Bucket, Layout, Module, Param, ParamStore, Params, Weight};
+use base::{DType, rng};
+use comm::{Collective, Pending};
+use device::{Backend, Tensor, Transfer};
 use host_grads::HostGrads;
+use manifest::{Manifest, Model};
+use model::{Bucket, Layout, Module, Param, ParamStore, Params, Weight};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 

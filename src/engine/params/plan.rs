@@ -13,14 +13,14 @@
 //! the head's matrix lies on the host. Two windows on the device hold what is in use, as the two
 //! buffers of ZeRO 3 do; two smaller ones under ZeRO the own shares that are gathered next. Gradients of blocks may lie there too (`host_grads`).
 
-use crate::base::DType;
-use crate::comm::Collective;
-use crate::device::{Arena, Tensor};
-use crate::engine::arenas::Arenas;
-use crate::engine::rule::OptimizerRule;
-use crate::engine::states::{MODEL, PENDING, ParamStates, StateSpec};
-use crate::manifest::{GradientHome, Manifest, OffloadWhat};
-use crate::model::{Bucket, Layout, Module, Params};
+use crate::arenas::Arenas;
+use crate::rule::OptimizerRule;
+use crate::states::{MODEL, PENDING, ParamStates, StateSpec};
+use base::DType;
+use comm::Collective;
+use device::{Arena, Tensor};
+use manifest::{GradientHome, Manifest, OffloadWhat};
+use model::{Bucket, Layout, Module, Params};
 use std::ops::Range;
 
 /// What of a rank's memory lies on its host.

@@ -5,10 +5,10 @@
 //! three rectangles, each one run of memory. Rows that only pad the vocabulary are in none.
 
 use super::ShardedParams;
-use crate::device::Tensor;
-use crate::engine::states::{Extent, PENDING, StateSpec, TensorSlice};
-use crate::manifest::Model;
-use crate::model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
+use crate::states::{Extent, PENDING, StateSpec, TensorSlice};
+use device::Tensor;
+use manifest::Model;
+use model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;

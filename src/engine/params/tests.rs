@@ -1,10 +1,9 @@
 use super::*;
-use crate::comm::{Group, Message, Solo};
-use crate::device::cpu::Cpu;
-use crate::engine::arenas::Arenas;
-use crate::engine::states::{Extent, TensorSlice};
-use crate::manifest;
-use crate::model::ModelShard;
+use crate::arenas::Arenas;
+use crate::states::{Extent, TensorSlice};
+use comm::{Group, Message, Solo};
+use device::cpu::Cpu;
+use model::ModelShard;
 use std::rc::Rc;
 
 /// A group of two ranks, of which the other is missing: records what is begun and finished.

@@ -2,7 +2,7 @@
 //! ZeRO 3, and where weights lie on the host. One is used while the next one is filled.
 
 use super::{InFlight, ShardedParams};
-use crate::device::Home;
+use device::Home;
 
 impl ShardedParams<'_> {
     /// Makes a bucket with a window whole (a block of ZeRO 3; with weights on the host, the embedding

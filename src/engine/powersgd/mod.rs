@@ -25,11 +25,11 @@ use super::params::{BucketState, ShardedParams};
 use super::rule::{ERROR, Q};
 use super::scalars::Scalars;
 use super::states::ParamStates;
-use crate::base::DType;
-use crate::comm::{Collective, Pending};
-use crate::device::{Arena, Backend, Epilogue, Gemm, Tensor};
-use crate::manifest::{Manifest, PowerSgd};
-use crate::model::{Bucket, Layout, Module, Param};
+use base::DType;
+use comm::{Collective, Pending};
+use device::{Arena, Backend, Epilogue, Gemm, Tensor};
+use manifest::{Manifest, PowerSgd};
+use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
 use std::ops::Range;
 

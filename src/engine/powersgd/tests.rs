@@ -1,8 +1,7 @@
 use super::*;
-use crate::comm::{World, threads};
-use crate::device::cpu::Cpu;
-use crate::engine::{Engine, Groups};
-use crate::manifest;
+use crate::{Engine, Groups};
+use comm::{World, threads};
+use device::cpu::Cpu;
 
 /// PyTorch's powerSGD_hook over gloo (tests/fixtures/pytorch/powersgd.py): processes, rank, and what
 /// it drew and gave.

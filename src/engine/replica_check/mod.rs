@@ -8,10 +8,10 @@ mod tests;
 use super::groups::Groups;
 use super::params::{ShardedParams, is_whole};
 use super::states::{Extent, MODEL, ParamStates, StateSpec};
-use crate::base::DType;
-use crate::comm::Group;
-use crate::device::{Arena, Tensor};
-use crate::plan::grid::{Coord, Grid};
+use base::DType;
+use comm::Group;
+use device::{Arena, Tensor};
+use plan::grid::{Coord, Grid};
 use std::fmt;
 
 /// A weight that is not the same on all ranks that must have it alike.

@@ -1,9 +1,9 @@
 use super::*;
-use crate::comm::{World, threads};
-use crate::device::cpu::Cpu;
-use crate::engine::{Engine, SECOND};
-use crate::manifest::{self, Manifest};
-use crate::model::Module;
+use crate::{Engine, SECOND};
+use comm::{World, threads};
+use device::cpu::Cpu;
+use manifest::{self, Manifest};
+use model::Module;
 
 fn manifest(sets: &[&str]) -> Manifest {
     let text = "

@@ -16,11 +16,11 @@
 //! stage has, so that both stay equal to the last bit.
 
 use super::{OptimizerRule, Place, SECOND, Step};
-use crate::base::DType;
-use crate::device::{self, MatrixPart, SecondMoment, Tensor};
-use crate::engine::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
-use crate::manifest::{self, Model};
-use crate::model::{ParamSpec, TpSplit};
+use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
+use base::DType;
+use device::{self, MatrixPart, SecondMoment, Tensor};
+use manifest::{self, Model};
+use model::{ParamSpec, TpSplit};
 
 pub struct Adafactor {
     rule: device::Adafactor,

@@ -7,11 +7,11 @@
 use super::adamw::AdamW;
 use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
-use crate::base::DType;
-use crate::device::Coded;
-use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
-use crate::manifest::{self, OptimizerName};
-use crate::model::ParamSpec;
+use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
+use base::DType;
+use device::Coded;
+use manifest::{self, OptimizerName};
+use model::ParamSpec;
 
 pub struct Adam8bit {
     adamw: AdamW,
@@ -70,10 +70,10 @@ impl OptimizerRule for Adam8bit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Dry;
-    use crate::engine::{Engine, Groups};
-    use crate::manifest::Manifest;
-    use crate::model::{TpSplit, table};
+    use crate::{Engine, Groups};
+    use device::Dry;
+    use manifest::Manifest;
+    use model::{TpSplit, table};
 
     fn manifest(sets: &[&str]) -> Manifest {
         let text = "

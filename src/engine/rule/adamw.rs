@@ -2,11 +2,10 @@
 
 use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
-use crate::base::DType;
-use crate::device;
-use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
-use crate::manifest::{self, OptimizerName};
-use crate::model::ParamSpec;
+use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
+use base::DType;
+use manifest::{self, OptimizerName};
+use model::ParamSpec;
 
 pub struct AdamW {
     rule: device::AdamW,

@@ -2,9 +2,9 @@
 //! checkpoint of one kind is read as the other.
 
 use super::Conversion;
-use crate::base::DType;
-use crate::device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use crate::engine::states::{Extent, StateSpec, TensorSlice};
+use crate::states::{Extent, StateSpec, TensorSlice};
+use base::DType;
+use device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
 use std::sync::LazyLock;
 
 /// What a checkpoint has of a parameter: the type and extent of the state of a name.

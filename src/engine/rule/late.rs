@@ -1,8 +1,8 @@
 //! The gradient that an update waits for, beside the states of any optimizer (`engine::late`).
 
 use super::{Conversion, OptimizerRule, Place, Saved, Step};
-use crate::engine::states::{ParamStates, StateSpec};
-use crate::model::ParamSpec;
+use crate::states::{ParamStates, StateSpec};
+use model::ParamSpec;
 
 /// An optimizer's rule whose updates may come late.
 pub struct WithPending {

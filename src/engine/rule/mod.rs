@@ -19,13 +19,13 @@ pub const SECOND: &str = coded::SECOND.plain;
 use super::groups::{Groups, model_dtype};
 use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
-use crate::device::{Backend, Tensor};
-use crate::manifest::{Manifest, Optimizer};
-use crate::model::{Layout, ParamSpec};
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
+use device::{Backend, Tensor};
 use late::WithPending;
+use manifest::{Manifest, Optimizer};
+use model::{Layout, ParamSpec};
 use muon::Muon;
 use powersgd::WithPowerSgd;
 

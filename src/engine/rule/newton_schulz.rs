@@ -4,9 +4,8 @@
 //! Of X [rows, cols] over its Frobenius norm, with m ≤ n the lesser and the greater side, an
 //! iteration is G = XXᵀ (of a tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
 
-use crate::base::DType;
-use crate::device::{Arena, Backend, Epilogue, Gemm, Tensor};
-use crate::manifest;
+use base::DType;
+use device::{Arena, Backend, Epilogue, Gemm, Tensor};
 
 #[derive(Clone, Copy)]
 pub struct NewtonSchulz {

@@ -1,9 +1,9 @@
 //! What PowerSGD keeps of a matrix, beside the states of any optimizer.
 
 use super::{Conversion, OptimizerRule, Place, Saved, Step};
-use crate::engine::states::{Extent, Initial, ParamStates, StateSpec};
-use crate::manifest::PowerSgd;
-use crate::model::{Module, ParamSpec, TpSplit};
+use crate::states::{Extent, Initial, ParamStates, StateSpec};
+use manifest::PowerSgd;
+use model::{Module, ParamSpec, TpSplit};
 
 /// What the last exchange left out of a replica's gradient, without the scale of the loss. Between two
 /// saves replicas have different ones; a checkpoint holds their mean.

@@ -8,11 +8,11 @@ mod tests;
 pub use formulas::Volume;
 
 use super::groups::{Groups, context, model_shard, pipeline_rank};
-use crate::base::{DType, div_exact};
-use crate::device::Backend;
-use crate::manifest::{Manifest, Optimizer, Recompute};
-use crate::model::{Bucket, Layout, Module, Param, TpSplit};
+use base::{DType, div_exact};
+use device::Backend;
 use formulas::{Kind, Step};
+use manifest::{Manifest, Optimizer, Recompute};
+use model::{Bucket, Layout, Module, Param, TpSplit};
 
 /// Bytes this rank sends in a step of `global` samples, by group.
 pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) -> Volume {

@@ -1,10 +1,9 @@
 use super::*;
-use crate::comm::{Traffic, World, threads};
-use crate::data::Batch;
-use crate::device::cpu::Cpu;
-use crate::engine::Engine;
-use crate::manifest;
-use crate::model::Inputs;
+use crate::Engine;
+use comm::{Traffic, World, threads};
+use data::Batch;
+use device::cpu::Cpu;
+use model::Inputs;
 use std::collections::BTreeMap;
 
 /// Counts what every rank sends in one step, and compares with the formulas: together to the byte;

@@ -4,12 +4,12 @@
 //! the steps of a real run. What a file does not measure keeps the table's figure.
 
 use super::dry_run;
-use crate::base::Problems;
-use crate::estimate::hardware::{Hardware, Link, Links};
-use crate::estimate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds, median};
-use crate::estimate::others::rows::{Row, logs};
-use crate::estimate::setup::Setup;
-use crate::manifest::Manifest;
+use crate::hardware::{Hardware, Link, Links};
+use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds, median};
+use crate::others::rows::{Row, logs};
+use crate::setup::Setup;
+use base::Problems;
+use manifest::Manifest;
 use std::collections::BTreeMap;
 
 /// The plan's setup, with what was measured in place of the hardware table's constants. `name` is
@@ -142,10 +142,9 @@ fn link(found: &Measured, in_node: bool) -> Option<Link> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::hardware;
-    use crate::estimate::measured::{FORMAT, Product};
-    use crate::estimate::setup::Program;
-    use crate::manifest;
+    use crate::hardware;
+    use crate::measured::{FORMAT, Product};
+    use crate::setup::Program;
     use serde_json::json;
 
     const TEXT: &str = "

@@ -1,11 +1,11 @@
 //! The cuts of a model that gptrain can train: the manifest's rules of topology and batch.
 
-use crate::engine::cuts;
-use crate::estimate::setup::{Extras, Moments, Setup};
-use crate::manifest::{
+use crate::setup::{Extras, Moments, Setup};
+use engine::cuts;
+use manifest::{
     Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Schedule, Topology,
 };
-use crate::plan::ramp::Ramp;
+use plan::ramp::Ramp;
 
 /// Samples of a micro-batch that are tried, beside the manifest's own.
 const MICROS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];

@@ -1,11 +1,11 @@
 //! Predicted against actual, once a run has made its first real steps.
 
 use super::{dry_run, here};
-use crate::base::{Bytes, Seconds};
-use crate::engine::model_dtype;
-use crate::estimate::hardware;
-use crate::estimate::setup::{Program, Setup};
-use crate::manifest::{DeviceChoice, Manifest};
+use crate::hardware;
+use crate::setup::{Program, Setup};
+use base::{Bytes, Seconds};
+use engine::model_dtype;
+use manifest::{DeviceChoice, Manifest};
 
 /// From so far off on, time or memory is worth a warning.
 const FAR: f64 = 1.5;

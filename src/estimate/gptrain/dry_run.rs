@@ -1,14 +1,14 @@
 //! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
-use crate::base::Bytes;
-use crate::comm::{Op, Solo, dry};
-use crate::device::{self, COPIES, Tally};
-use crate::engine::{self, Engine, Groups, MemoryPlan};
-use crate::estimate::hardware::{Hardware, Link};
-use crate::estimate::setup::Setup;
-use crate::manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
-use crate::plan::grid::Coord;
+use crate::hardware::{Hardware, Link};
+use crate::setup::Setup;
+use base::Bytes;
+use comm::{Op, Solo, dry};
+use device::{self, COPIES, Tally};
+use engine::{self, Engine, Groups, MemoryPlan};
+use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
+use plan::grid::Coord;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -2,10 +2,10 @@
 //! pays.
 
 use super::dry_run;
-use crate::base::Bytes;
-use crate::estimate::setup::Setup;
-use crate::manifest::{Manifest, Topology};
-use crate::plan::grid::Coord;
+use crate::setup::Setup;
+use base::Bytes;
+use manifest::{Manifest, Topology};
+use plan::grid::Coord;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]

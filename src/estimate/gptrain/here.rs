@@ -1,9 +1,9 @@
 //! The processor at hand in place of the table's row: a matrix product and a copy, timed for 50 ms.
 
-use crate::base::DType;
-use crate::device::cpu::Cpu;
-use crate::device::{Arena, Backend, Epilogue, Gemm};
-use crate::estimate::hardware::Hardware;
+use crate::hardware::Hardware;
+use base::DType;
+use device::cpu::Cpu;
+use device::{Arena, Backend, Epilogue, Gemm};
 use std::time::Instant;
 
 /// Of each of the two.
@@ -62,7 +62,7 @@ fn best(op: impl Fn()) -> f64 {
 
 #[test]
 fn this_processor_has_positive_speeds() {
-    let row = crate::estimate::hardware::find("cpu", "test").unwrap();
+    let row = crate::hardware::find("cpu", "test").unwrap();
     for dtype in [DType::F32, DType::BF16] {
         let here = measured(row, dtype);
         let speeds = [here.peak_tflops, here.hbm_gb_s, here.host_gb_s];

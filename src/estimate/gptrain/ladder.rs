@@ -4,10 +4,10 @@
 
 use super::dry_run::{self, Room};
 use super::exchange::Exchange;
-use crate::base::Bytes;
-use crate::estimate::change::{Rung, Step, faster_steps, smaller_steps};
-use crate::estimate::setup::Setup;
-use crate::manifest::{self, Adam8bit, Manifest, Optimizer};
+use crate::change::{Rung, Step, faster_steps, smaller_steps};
+use crate::setup::Setup;
+use base::Bytes;
+use manifest::{self, Adam8bit, Manifest, Optimizer};
 use std::path::Path;
 
 /// A changed plan.

@@ -3,11 +3,11 @@
 
 use super::dry_run::Room;
 use super::ladder::{Change, Ladder};
-use crate::estimate::change::flags_of;
-use crate::estimate::hardware::Hardware;
-use crate::estimate::search::{MOST_DEVICES, Planner, Search, print};
-use crate::estimate::setup::{Extras, Program, Setup};
-use crate::manifest::{Loaded, Manifest};
+use crate::change::flags_of;
+use crate::hardware::Hardware;
+use crate::search::{MOST_DEVICES, Planner, Search, print};
+use crate::setup::{Extras, Program, Setup};
+use manifest::{Loaded, Manifest};
 
 /// As many remedies are named.
 const NAMED: usize = 5;

@@ -2,8 +2,8 @@
 
 use super::predict::Predictor;
 use super::rows::{self, Row, logs};
-use crate::base::Problems;
-use crate::estimate::setup::Setup;
+use crate::setup::Setup;
+use base::Problems;
 
 /// What was learned, and the rows that contradict themselves (id and why), which were left out.
 pub struct Calibrated {

@@ -5,8 +5,8 @@ use super::cost::constants::{MEMORY, Prior, TIME};
 use super::cost::{self, Constants, Memory, Time};
 use super::learn::{Belief, Kernel, Neighbours, Point, fit};
 use super::rows::{self, Row};
-use crate::estimate::setup::Setup;
-use crate::manifest::Recompute;
+use crate::setup::Setup;
+use manifest::Recompute;
 use std::sync::LazyLock;
 
 /// Memory is printed in whole GB and differs little between days.

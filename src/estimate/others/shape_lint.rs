@@ -1,7 +1,7 @@
 //! What is awkward about a shape.
 
 use super::cost::wasted;
-use crate::estimate::setup::Setup;
+use crate::setup::Setup;
 
 /// Every awkwardness, in words.
 pub fn lint(s: &Setup) -> Vec<String> {
@@ -38,7 +38,7 @@ pub fn lint(s: &Setup) -> Vec<String> {
     let cuts = s.stages();
     let sizes: Vec<usize> = cuts.iter().map(|cut| cut.len()).collect();
     let (most, least) = (sizes.iter().max().unwrap_or(&0), sizes.iter().min().unwrap_or(&0));
-    let ends = s.topology.layer_split == crate::manifest::LayerSplit::TransformerAndEmbedding;
+    let ends = s.topology.layer_split == manifest::LayerSplit::TransformerAndEmbedding;
     note(
         most - least > usize::from(ends) || (!ends && most != least),
         format!("stages hold {least} to {most} layers: the others wait for the longest"),

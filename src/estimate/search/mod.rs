@@ -10,8 +10,8 @@ use super::gptrain::dry_run::{self, Room};
 use super::others::predict::Predictor;
 use super::setup::{Extras, Program, Setup};
 use super::view::GB;
-use crate::manifest::{LayerSplit, Manifest, Model, Recompute, Schedule};
-use crate::plan::ramp::Ramp;
+use manifest::{LayerSplit, Manifest, Model, Recompute, Schedule};
+use plan::ramp::Ramp;
 use rayon::prelude::*;
 
 /// Knows what a cut needs.

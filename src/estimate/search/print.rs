@@ -1,13 +1,13 @@
 //! A search's findings as text and as JSON.
 
 use super::{Candidate, Planned, Ranking};
-use crate::base::{Count, Seconds};
-use crate::estimate::change::{flags_of, split_word};
-use crate::estimate::setup::{Moments, Program, Setup};
-use crate::estimate::view::{GIB, Terms};
-use crate::estimate::words::{self, span};
-use crate::manifest::{Adam8bit, LayerSplit, Manifest, OffloadWhat, Optimizer};
-use crate::model::parameters;
+use crate::change::{flags_of, split_word};
+use crate::setup::{Moments, Program, Setup};
+use crate::view::{GIB, Terms};
+use crate::words::{self, span};
+use base::{Count, Seconds};
+use manifest::{Adam8bit, LayerSplit, Manifest, OffloadWhat, Optimizer};
+use model::parameters;
 use serde_json::{Value, json};
 use std::fmt::Write;
 

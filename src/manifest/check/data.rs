@@ -9,7 +9,7 @@ use super::super::{
 };
 use super::paths::resolve;
 use super::time::Length;
-use crate::base::Count;
+use base::Count;
 use std::path::{Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";

@@ -12,7 +12,7 @@ use super::super::{
     Offload, OffloadWhat, Optimizer, Position, PowerSgd, Rope, RopeScaling, Schedule, Topology,
     Yarn,
 };
-use crate::base::Gelu;
+use base::Gelu;
 
 pub fn dropout(form: Option<DropoutForm>) -> Dropout {
     Dropout::read(match form {

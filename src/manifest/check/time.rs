@@ -6,7 +6,7 @@ use super::super::report::{Report, short};
 use super::super::settings::{Written, raw};
 use super::super::{Batch, Decay, EvalTask, Lr, RampUp};
 use super::paths::resolve;
-use crate::base::{Bytes, Count};
+use base::{Bytes, Count};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -2,11 +2,11 @@
 //! Queries and keys are turned by their position and normalised before where the model does that.
 
 use super::{linear, norm};
-use crate::base::DType::F32;
-use crate::device::Epilogue::{Bias, Nothing};
-use crate::device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
-use crate::model::weights::Weight::*;
-use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
+use crate::weights::Weight::*;
+use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
+use base::DType::F32;
+use device::Epilogue::{Bias, Nothing};
+use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
 
 #[rustfmt::skip]
 pub struct Acts {

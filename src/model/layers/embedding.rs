@@ -1,11 +1,11 @@
 //! Token and position embedding: x = dropout(norm(token[id] + position[t])); the table is split by
 //! vocabulary rows, position and norm only if the model has them.
 
-use crate::base::DType;
-use crate::device::{Arena, Dropout, Tensor};
-use crate::manifest::Position;
-use crate::model::weights::Weight::*;
-use crate::model::{Cx, Inputs, Params};
+use crate::weights::Weight::*;
+use crate::{Cx, Inputs, Params};
+use base::DType;
+use device::{Arena, Dropout, Tensor};
+use manifest::Position;
 
 #[rustfmt::skip]
 pub struct Acts {

@@ -1,11 +1,10 @@
 //! The feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
 use super::{linear, norm};
-use crate::device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
-use crate::device::{Gelu, Tensor};
-use crate::manifest;
-use crate::model::weights::Weight::*;
-use crate::model::{BlockArenas, Cx, GradBuffers, Inputs, Params};
+use crate::weights::Weight::*;
+use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params};
+use device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
+use device::{Gelu, Tensor};
 
 /// The activation between the two products.
 #[derive(Clone, Copy)]

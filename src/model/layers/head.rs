@@ -2,10 +2,10 @@
 //! a chunk of tokens at a time: a vocabulary of 250k never needs a full [N, V] buffer.
 
 use super::{linear, norm};
-use crate::base::DType;
-use crate::device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
-use crate::model::weights::Weight::*;
-use crate::model::{Cx, GradBuffers, Inputs, Params};
+use crate::weights::Weight::*;
+use crate::{Cx, GradBuffers, Inputs, Params};
+use base::DType;
+use device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
 
 /// Bytes of logits held at once; enough rows that the products stay efficient.
 const CHUNK_BYTES: usize = 64 << 20;

@@ -1,7 +1,7 @@
 //! y = x·wᵀ, w [out, in]; biases and activations ride along as epilogues.
 
-use crate::device::{Epilogue, Gemm, Out, Tensor};
-use crate::model::Cx;
+use crate::Cx;
+use device::{Epilogue, Gemm, Out, Tensor};
 
 /// y = then(x·wᵀ)
 pub fn forward(cx: &Cx, x: Tensor, w: Tensor, then: Epilogue, y: Out) {

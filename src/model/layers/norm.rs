@@ -1,8 +1,8 @@
 //! A normalisation before a split region: h = norm(x), gathered over the sequence.
 
-use crate::base::DType;
-use crate::device::{Arena, Dropout, Norm, Out, Tensor};
-use crate::model::{Cx, GradBuffers, Params, Weight};
+use crate::{Cx, GradBuffers, Params, Weight};
+use base::DType;
+use device::{Arena, Dropout, Norm, Out, Tensor};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy)]

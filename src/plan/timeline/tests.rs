@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::schedule::{
+use crate::schedule::{
     PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_messages, with_slots,
 };
 

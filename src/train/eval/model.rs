@@ -1,12 +1,12 @@
 //! The model that is scored: a run's checkpoint, or a folder of Hugging Face's.
 
 use super::Options;
-use crate::checkpoint::hf::{self, HfConfig};
-use crate::checkpoint::{self, Index};
-use crate::comm::LauncherEnv;
-use crate::engine::Frozen;
-use crate::manifest::{self, Family, Loaded, Manifest, Position};
 use anyhow::Context;
+use checkpoint::hf::{self, HfConfig};
+use checkpoint::{self, Index};
+use comm::LauncherEnv;
+use engine::Frozen;
+use manifest::{self, Family, Loaded, Manifest, Position};
 use std::path::{Path, PathBuf};
 
 /// Where weights come from.

@@ -3,11 +3,11 @@
 
 use super::super::loader::DataShard;
 use super::super::rank::Rank;
-use crate::data::Batch;
-use crate::data::eval::{Accuracy, Samples, Task};
-use crate::device::Backend;
-use crate::engine::Scores;
-use crate::model::Inputs;
+use data::Batch;
+use data::eval::{Accuracy, Samples, Task};
+use device::Backend;
+use engine::Scores;
+use model::Inputs;
 
 /// Micro-batches of each replica between two times that rank 0 hears of them: enough to fill a
 /// pipeline, few enough to be sent at once.

@@ -1,15 +1,15 @@
 //! The device of a rank: which GPU or the CPU, and the process groups that communicate from it.
 
 use super::super::rank::Rank;
-use crate::base::{Bytes, Problems};
-use crate::comm::host_staged::HostStaged;
-use crate::comm::nccl::Nccl;
-use crate::comm::{Group, World};
-use crate::device::Backend;
-use crate::device::cpu::Cpu;
-use crate::device::cuda::{self, Cuda, Identity, Options};
-use crate::engine::{Groups, model_dtype};
-use crate::manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
+use base::{Bytes, Problems};
+use comm::host_staged::HostStaged;
+use comm::nccl::Nccl;
+use comm::{Group, World};
+use device::Backend;
+use device::cpu::Cpu;
+use device::cuda::{self, Cuda, Identity, Options};
+use engine::{Groups, model_dtype};
+use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
 /// A rank's number among the ranks of its node.

@@ -1,7 +1,7 @@
 //! From a run's record to curves: smoothing, thinning, and which charts there are.
 
 use super::metrics::{Metrics, StepRow, TaskRow};
-use crate::base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
+use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
 /// More points than this are not seen on a chart a thousand pixels wide.
 const MOST_POINTS: usize = 1200;

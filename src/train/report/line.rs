@@ -6,7 +6,7 @@
 //! NVIDIA's Megatron does. Our own fields follow after `TFLOPs`.
 
 use super::{RunInfo, StepLine};
-use crate::data::eval::Accuracy;
+use data::eval::Accuracy;
 
 /// The steps since the last log line.
 #[derive(Default)]

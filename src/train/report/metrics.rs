@@ -13,9 +13,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{RunInfo, StepLine};
-use crate::base::output::{Existing, Output};
-use crate::base::{Problems, null_is_nan};
-use crate::data::eval::Accuracy;
+use base::output::{Existing, Output};
+use base::{Problems, null_is_nan};
+use data::eval::Accuracy;
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "metrics.jsonl";

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::data::eval::Accuracy;
+use data::eval::Accuracy;
 
 use line::Interval;
 use metrics::{EvalRow, MetricsFile, StepRow, TaskRow};

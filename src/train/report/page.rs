@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
-use crate::base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
-use crate::base::{Count, Seconds};
-use crate::data::eval::Accuracy;
+use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
+use base::{Count, Seconds};
+use data::eval::Accuracy;
 
 /// Steps that tell how a run is doing at its end.
 const RECENT: usize = 50;

@@ -11,8 +11,8 @@ use indicatif::{
 
 use super::RunInfo;
 use super::metrics::StepRow;
-use crate::base::svg::short;
-use crate::base::{Count, Seconds};
+use base::svg::short;
+use base::{Count, Seconds};
 
 /// Prints whole lines, above the progress bar while there is one.
 #[derive(Clone)]

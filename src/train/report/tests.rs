@@ -8,7 +8,7 @@ use super::curves::{smoothed, thinned};
 use super::line::{Interval, validation};
 use super::tensorboard::crc32c;
 use super::*;
-use crate::base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
+use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
 
 fn info() -> RunInfo {
     RunInfo {

@@ -1,10 +1,10 @@
 //! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
 use super::super::last_checkpoint;
-use crate::base::{Seconds, Worker};
-use crate::checkpoint::disk::Disk;
-use crate::checkpoint::{self, Keep, Snapshot, State, WrittenPart};
-use crate::manifest::Manifest;
+use base::{Seconds, Worker};
+use checkpoint::disk::Disk;
+use checkpoint::{self, Keep, Snapshot, State, WrittenPart};
+use manifest::Manifest;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

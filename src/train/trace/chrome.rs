@@ -2,7 +2,7 @@
 //! https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 use super::spans::RankSpans;
-use crate::base::output::{Existing, Output};
+use base::output::{Existing, Output};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -7,8 +7,8 @@ mod spans;
 pub use spans::SpanRecorder;
 
 use super::rank::Rank;
-use crate::base::{Problems, Seconds};
-use crate::device::Backend;
+use base::{Problems, Seconds};
+use device::Backend;
 use spans::RankSpans;
 use std::fmt;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Collects spans in memory: a layer of `tracing` with one buffer per rank of this process.
 
-use crate::comm::{ClockOffset, now_ns};
-use crate::device::Timeline;
+use comm::{ClockOffset, now_ns};
+use device::Timeline;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;

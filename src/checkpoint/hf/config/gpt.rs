@@ -2,8 +2,8 @@
 
 use super::reader::Reader;
 use super::{HfConfig, plain};
-use crate::base::Problems;
-use crate::manifest::{Bias, Dropout, Family, Ffn, Gelu, Model, NormKind, Sizes};
+use base::Problems;
+use manifest::{Bias, Dropout, Family, Ffn, Gelu, Model, NormKind, Sizes};
 use serde_json::{Map, Value, json};
 
 /// The model's family, or the settings that the family's config.json cannot express.

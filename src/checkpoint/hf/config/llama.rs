@@ -2,7 +2,7 @@
 
 use super::reader::Reader;
 use super::{HfConfig, plain, rope};
-use crate::manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
+use manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
 use serde_json::{Map, Value, json};
 
 /// What transformers (5.23) takes where a key is missing.

@@ -5,9 +5,9 @@ mod llama;
 mod reader;
 mod rope;
 
-use crate::base::Problems;
-use crate::manifest::{Family, Model};
 use anyhow::Context;
+use base::Problems;
+use manifest::{Family, Model};
 use reader::Reader;
 use serde_json::{Map, Value, json};
 use std::fs;

@@ -1,7 +1,7 @@
 //! Typed values of a config.json. A value of another type than its key's is a mistake of the
 //! user's, never a default.
 
-use crate::base::Problems;
+use base::Problems;
 use serde_json::{Map, Value};
 
 /// A JSON object that is read key by key; all mistakes are collected.

@@ -1,7 +1,7 @@
 //! RoPE in config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of 4.
 
 use super::reader::Reader;
-use crate::manifest::{Linear, Llama3, Rope, RopeScaling, Yarn};
+use manifest::{Linear, Llama3, Rope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
 /// What transformers takes where no theta is said.

@@ -1,9 +1,9 @@
 //! Peers without the job's key at a rank's port: none is accepted, none disturbs the ranks.
 
 use super::{free_address, joins, run};
-use crate::comm::tcp::handshake::{AuthError, Handshakes, Key, accept, accept_all, authenticate};
-use crate::comm::tcp::{connect, control, frames};
-use crate::comm::tests::exercise::check_ops;
+use crate::tcp::handshake::{AuthError, Handshakes, Key, accept, accept_all, authenticate};
+use crate::tcp::{connect, control, frames};
+use crate::tests::exercise::check_ops;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;

@@ -2,16 +2,16 @@
 
 use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
 use super::{Attention, Head, cut};
-use crate::base::{Heads, Qkv};
-use crate::device::cpu::Cpu;
-use crate::device::cpu::kernel::Product;
-use crate::device::cpu::math::dot;
-use crate::device::cpu::memory::{scalar, store};
-use crate::device::{Attend, Out, Tensor};
+use crate::cpu::Cpu;
+use crate::cpu::kernel::Product;
+use crate::cpu::math::dot;
+use crate::cpu::memory::{scalar, store};
+use crate::{Attend, Out, Tensor};
+use base::{Heads, Qkv};
 use std::ops::Range;
 
 /// `inputs` are dy, qkv, y and lse.
-pub(in crate::device::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
+pub(in crate::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
     let [dy, qkv, y, lse] = inputs;
     let all = Attention::new(qkv, how, y, lse);
     assert_eq!((dy.rows, dy.cols), (y.rows, y.cols), "dy and y");

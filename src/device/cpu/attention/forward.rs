@@ -2,13 +2,13 @@
 
 use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
 use super::{Attention, Head, cut};
-use crate::base::Qkv;
-use crate::device::cpu::Cpu;
-use crate::device::cpu::kernel::Product;
-use crate::device::cpu::memory::store;
-use crate::device::{Attend, Out, Tensor};
+use crate::cpu::Cpu;
+use crate::cpu::kernel::Product;
+use crate::cpu::memory::store;
+use crate::{Attend, Out, Tensor};
+use base::Qkv;
 
-pub(in crate::device::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+pub(in crate::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
     assert!(!y.add && !lse.add, "attention overwrites");
     let all = Attention::new(qkv, how, y.to, lse.to);
     let tiles = how.seq.div_ceil(QUERIES);

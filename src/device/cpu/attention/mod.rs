@@ -16,8 +16,8 @@ pub(super) use forward::forward;
 use super::dropout::Mask;
 use super::kernel::COLUMNS;
 use super::memory::{integer, load, scalar};
-use crate::base::Qkv;
-use crate::device::{Attend, Tensor, Visible};
+use crate::{Attend, Tensor, Visible};
+use base::Qkv;
 use std::ops::Range;
 use tile::{QUERIES, Tile, dropout_tile};
 

@@ -1,7 +1,7 @@
 //! The arithmetic of a tile: scores of up to `KEYS` keys, one per row, and `QUERIES` queries.
 
-use crate::device::cpu::kernel::{COLUMNS, Product};
-use crate::device::cpu::math::{MaskIndex, exp, vectorised};
+use crate::cpu::kernel::{COLUMNS, Product};
+use crate::cpu::math::{MaskIndex, exp, vectorised};
 use std::ops::Range;
 
 /// Queries in a tile: two AVX-512 registers. More would waste more at the causal edge.

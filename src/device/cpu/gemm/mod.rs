@@ -12,8 +12,8 @@ use super::kernel::{PANEL_COLS, PANEL_ROWS, panels};
 use super::math;
 use super::memory::{BLOCK, Block, load, put, store};
 use super::parallel::blocks;
-use crate::base::DType;
-use crate::device::{Epilogue, Gemm, Out, Tensor};
+use crate::{Epilogue, Gemm, Out, Tensor};
+use base::DType;
 use pack::{Operand, pack_left, pack_right};
 use std::ops::Range;
 

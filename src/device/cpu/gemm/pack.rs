@@ -1,10 +1,10 @@
 //! Laying operands out in the order the kernel reads them.
 
-use crate::device::Tensor;
-use crate::device::cpu::Cpu;
-use crate::device::cpu::kernel::{PANEL_COLS, PANEL_ROWS};
-use crate::device::cpu::math::vectorised;
-use crate::device::cpu::memory::{Shared, load};
+use crate::Tensor;
+use crate::cpu::Cpu;
+use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS};
+use crate::cpu::math::vectorised;
+use crate::cpu::memory::{Shared, load};
 use std::ops::Range;
 
 /// A matrix as the product sees it.

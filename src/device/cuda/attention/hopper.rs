@@ -4,10 +4,10 @@
 //! No real GPU has run these kernels yet, so attention uses them only where the user sets it.
 
 use super::kernels::{Kernel, Kernels};
-use crate::base::Problems;
-use crate::device::cuda::args::{self, TensorMap};
-use crate::device::cuda::device::Device;
-use crate::device::cuda::library::{Symbol, call};
+use crate::cuda::args::{self, TensorMap};
+use crate::cuda::device::Device;
+use crate::cuda::library::{Symbol, call};
+use base::Problems;
 use cudarc::driver::sys;
 use std::cell::RefCell;
 use std::collections::HashMap;

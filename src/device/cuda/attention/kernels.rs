@@ -1,8 +1,8 @@
 //! Kernels of attention by dtype and width of a head: on tensor cores where these allow it, else on
 //! ordinary cores.
 
-use crate::base::DType;
-use crate::device::cuda::launch::typed;
+use crate::cuda::launch::typed;
+use base::DType;
 
 /// One kernel: what it is called, the positions a block has, its threads and shared memory.
 pub struct Kernel {

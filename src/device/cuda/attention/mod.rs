@@ -8,8 +8,8 @@ pub use hopper::{CHOICE, Hopper};
 use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::launch::{AMPERE, Grid, typed};
-use crate::base::DType;
-use crate::device::{Attend, Out, Tensor, Visible};
+use crate::{Attend, Out, Tensor, Visible};
+use base::DType;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 

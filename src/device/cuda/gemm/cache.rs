@@ -6,7 +6,7 @@
 //! the same product at once, all take what the first one wrote. So a run repeats its bits as long
 //! as the file is kept.
 
-use crate::device::cuda::lt::Algorithm;
+use crate::cuda::lt::Algorithm;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

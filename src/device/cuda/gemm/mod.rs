@@ -16,8 +16,8 @@ pub use plan::{Products, Workspace};
 
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, args, lt};
-use crate::base::DType;
-use crate::device::{Epilogue, Gelu, Gemm, Out, Tensor};
+use crate::{Epilogue, Gelu, Gemm, Out, Tensor};
+use base::DType;
 use plan::Operands;
 
 pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {

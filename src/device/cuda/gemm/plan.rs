@@ -1,13 +1,13 @@
 //! Plans of products: descriptors and an algorithm, made once and kept.
 
 use super::cache::AlgorithmCache;
-use crate::base::DType;
-use crate::device::cuda::Cuda;
-use crate::device::cuda::device::Device;
-use crate::device::cuda::elementwise::add_parts;
-use crate::device::cuda::library::call;
-use crate::device::cuda::lt::{self, Algorithm, Api};
-use crate::device::{Out, Tensor};
+use crate::cuda::Cuda;
+use crate::cuda::device::Device;
+use crate::cuda::elementwise::add_parts;
+use crate::cuda::library::call;
+use crate::cuda::lt::{self, Algorithm, Api};
+use crate::{Out, Tensor};
+use base::DType;
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtHandle_t, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatrixLayout_t, cudaDataType_t,

@@ -4,10 +4,10 @@
 //! to its dtype. Which of them is taken changes bits, so it is taken once (`cache`).
 
 use super::plan::{Operands, Plan, Products, Shape};
-use crate::device::cuda::Cuda;
-use crate::device::cuda::device::Device;
-use crate::device::cuda::library::call;
-use crate::device::cuda::lt::{Algorithm, Heuristic};
+use crate::cuda::Cuda;
+use crate::cuda::device::Device;
+use crate::cuda::library::call;
+use crate::cuda::lt::{Algorithm, Heuristic};
 use cudarc::cublaslt::sys::{
     self, cublasLtMatmulAlgoConfigAttributes_t as Config,
     cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtReductionScheme_t as Reduction,

@@ -25,12 +25,12 @@ use super::adamw::AdamW;
 use super::newton_schulz::{NewtonSchulz, Work};
 use super::owners;
 use super::{OptimizerRule, Place, Step};
-use crate::base::{DType, decayed};
-use crate::comm::{Group, Message};
-use crate::device::{Arena, FusedMatrix, Momentum, Tensor};
-use crate::engine::states::{MASTER, MODEL, ParamStates, StateSpec};
-use crate::manifest::{self, Model, MuonScale};
-use crate::model::{Param, ParamSpec, TpSplit};
+use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
+use base::{DType, decayed};
+use comm::{Group, Message};
+use device::{Arena, FusedMatrix, Momentum, Tensor};
+use manifest::{self, Model, MuonScale};
+use model::{Param, ParamSpec, TpSplit};
 use std::collections::HashMap;
 use std::ops::Range;
 

@@ -1,16 +1,16 @@
 //! Where the gradients have the same bits, so have the steps, on every grid.
 
 use super::*;
-use crate::base::rng;
-use crate::comm::{World, threads};
-use crate::device::Backend;
-use crate::device::cpu::Cpu;
-use crate::engine::arenas::Arenas;
-use crate::engine::groups::{Groups, model_shard};
-use crate::engine::params::{self, OnHost};
-use crate::engine::rule;
-use crate::manifest::Manifest;
-use crate::model::Layout;
+use crate::arenas::Arenas;
+use crate::groups::{Groups, model_shard};
+use crate::params::{self, OnHost};
+use crate::rule;
+use base::rng;
+use comm::{World, threads};
+use device::Backend;
+use device::cpu::Cpu;
+use manifest::Manifest;
+use model::Layout;
 use std::collections::BTreeMap;
 
 /// The bits of weights and momenta, by name and place in the whole.
@@ -50,7 +50,7 @@ optimizer: muon
 fn rank(world: World, m: &Manifest) -> Bits {
     let (cpu, groups) = (Cpu::new(Some(1)), Groups::new(&world, &m.topology));
     let layout = Layout::new(&m.model, model_shard(&groups, m));
-    let (rule, dtype) = (rule::of(m), crate::engine::model_dtype(m.precision));
+    let (rule, dtype) = (rule::of(m), crate::model_dtype(m.precision));
     let level = params::zero_level(&groups, m);
     let at = Place { groups: &groups, layout: &layout, sharded: level > 0 };
     let lay = |arenas: &Arenas| {

@@ -1,8 +1,7 @@
 //! What is counted, against the formulas of the literature and among stages.
 
 use super::*;
-use crate::engine::volume::volume;
-use crate::manifest;
+use engine::volume::volume;
 
 fn planned(sets: &[&str]) -> Manifest {
     let text = "
@@ -95,8 +94,8 @@ fn what_lies_on_the_host_is_billed_there() {
     let copied = |name: &str| after.host[name].bytes / owned;
     let (gradients, weights) = (copied("to the host"), copied("to the device"));
     assert!((4.0..4.1).contains(&gradients) && (2.0..2.05).contains(&weights), "and padding");
-    let hw = crate::estimate::hardware::find("a100-80g", "").unwrap();
-    let setup = Setup::of(&of(&[]), crate::estimate::setup::Program::Gptrain, hw);
+    let hw = crate::hardware::find("a100-80g", "").unwrap();
+    let setup = Setup::of(&of(&[]), crate::setup::Program::Gptrain, hw);
     let seconds = host_seconds(&after.host, &setup);
     let pass = 2.0 * 30.0 * owned / (410e9 * hw.memory_share);
     assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
@@ -169,8 +168,8 @@ fn a_late_update_is_billed() {
     };
     assert_eq!(rows(&after[0]), rows(&before[0]));
     assert_eq!(after[0].work.step.host["adamw"].bytes, before[0].work.step.host["adamw"].bytes);
-    let hw = crate::estimate::hardware::find("a100-80g", "").unwrap();
-    let setup = |m: &Manifest| Setup::of(m, crate::estimate::setup::Program::Gptrain, hw);
+    let hw = crate::hardware::find("a100-80g", "").unwrap();
+    let setup = |m: &Manifest| Setup::of(m, crate::setup::Program::Gptrain, hw);
     let tally = &after[0].work.step.host;
     let copies: f64 = copy_seconds(tally, &setup(&late)).iter().sum();
     let pass = pass_seconds(tally, &setup(&late));

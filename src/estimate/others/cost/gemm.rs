@@ -1,6 +1,6 @@
 //! A matrix product on a device that deals tiles to its multiprocessors.
 
-use crate::estimate::hardware::Hardware;
+use crate::hardware::Hardware;
 
 /// Tile heights and widths, with the share of the best rate each reaches.
 const TILES: [(usize, usize, f64); 7] = [

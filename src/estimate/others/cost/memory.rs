@@ -2,8 +2,8 @@
 //! Activations: Korthikanti et al. 2022; states: Rajbhandari et al. 2020.
 
 use super::constants::M;
-use crate::estimate::setup::{Framework, Numbers, Setup};
-use crate::manifest::{Recompute, Schedule};
+use crate::setup::{Framework, Numbers, Setup};
+use manifest::{Recompute, Schedule};
 
 const GB: f64 = 1000.0 * 1048576.0;
 /// Near the limit PyTorch's cache gives memory back: from this share of the device on, half of what

@@ -3,9 +3,9 @@
 
 use super::constants::T;
 use super::gemm;
-use crate::estimate::setup::{Framework, Moments, Numbers, Setup};
-use crate::manifest::Recompute;
-use crate::model::{ParamSpec, TpSplit, table};
+use crate::setup::{Framework, Moments, Numbers, Setup};
+use manifest::Recompute;
+use model::{ParamSpec, TpSplit, table};
 
 /// Bytes of element-wise traffic an element of [s, b, h], in 16 bits: norms, dropout and residual
 /// outside the part that tensor parallelism splits, activation function and copies inside.

@@ -1,8 +1,8 @@
 //! What is odd about a row: values that cannot be, or that contradict each other.
 
 use super::Row;
-use crate::estimate::others::predict::Predictor;
-use crate::estimate::setup::Setup;
+use crate::others::predict::Predictor;
+use crate::setup::Setup;
 
 /// Every oddness, with the remedy.
 pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
@@ -51,7 +51,7 @@ fn rates(row: &Row, s: &Setup) -> Option<String> {
         // The simple rule, with all parameters or without the embedding's.
         let blocks = s.counts.block * (s.topology.tensor * s.model.layers) as f64;
         let whole = s.simple_tflops(seconds);
-        let all = crate::model::parameters(&s.model) as f64;
+        let all = model::parameters(&s.model) as f64;
         let near = |a: f64| (a / tflops).ln().abs();
         near(improved).min(near(whole)).min(near(whole * blocks / all))
     };

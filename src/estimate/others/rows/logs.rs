@@ -2,8 +2,8 @@
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
-use crate::base::Problems;
-use crate::estimate::setup::Setup;
+use crate::setup::Setup;
+use base::Problems;
 use serde::Deserialize;
 
 /// What a line says.

@@ -4,11 +4,11 @@ pub mod check;
 mod csv;
 pub mod logs;
 
-use crate::base::Problems;
-use crate::estimate::counts::Counts;
-use crate::estimate::hardware;
-use crate::estimate::setup::{Framework, Moments, Numbers, Offload, Program, Setup};
-use crate::manifest::{
+use crate::counts::Counts;
+use crate::hardware;
+use crate::setup::{Framework, Moments, Numbers, Offload, Program, Setup};
+use base::Problems;
+use manifest::{
     Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Sizes, Topology,
 };
 
@@ -174,7 +174,7 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         },
         neighbours: RankOrder::Data,
         recompute: Recompute::by_name(f.text("act_ckpt")).unwrap_or(Recompute::None),
-        offload: crate::manifest::Offload::NONE,
+        offload: manifest::Offload::NONE,
         compression: None,
     };
     let model = model(f, tensor)?;

@@ -4,9 +4,9 @@ use super::{
     Errors, Scored, all, fits, formulas_alone, left_out, memory_errors, period_left_out, printed,
     regrets, steady, time_errors,
 };
-use crate::estimate::others::cost::constants::{MEMORY, Prior, TIME};
-use crate::estimate::others::predict::Predictor;
-use crate::estimate::others::rows::{self, Row};
+use crate::others::cost::constants::{MEMORY, Prior, TIME};
+use crate::others::predict::Predictor;
+use crate::others::rows::{self, Row};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

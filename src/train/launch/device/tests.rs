@@ -1,5 +1,4 @@
 use super::*;
-use crate::manifest;
 use std::path::Path;
 
 fn manifest(transport: &str) -> Manifest {
