@@ -1,36 +1,131 @@
-//! How much memory is left.
+//! How much memory a process may take.
 
 use super::Bytes;
-use rustix::process::{Resource, getrlimit};
+use std::fmt;
+use std::path::Path;
 
-/// Bytes this process may still take: the machine's, or less under a container's limit or the
-/// process's own (`ulimit -v`). None where the system does not say.
-pub fn available() -> Option<Bytes> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let meminfo = read("/proc/meminfo")?;
-    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
-    let number = |path: String| read(&path)?.trim().parse::<u64>().ok();
-    let group = read("/proc/self/cgroup").unwrap_or_default();
-    let group = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").to_string();
-    let v2 = format!("/sys/fs/cgroup{}", group.trim_end_matches('/'));
-    let v1 = "/sys/fs/cgroup/memory".to_string();
-    let limits = [
-        (format!("{v2}/memory.max"), format!("{v2}/memory.current")),
-        ("/sys/fs/cgroup/memory.max".into(), "/sys/fs/cgroup/memory.current".into()),
-        (format!("{v1}/memory.limit_in_bytes"), format!("{v1}/memory.usage_in_bytes")),
-    ];
-    let left = limits
-        .into_iter()
-        .filter_map(|(limit, used)| Some(number(limit)?.saturating_sub(number(used)?)));
-    Some(Bytes(left.chain(addresses()).fold(machine, u64::min)))
+/// What limits the memory that a process may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    pub free: Bytes,
+    /// Of all that the limit allows which leaves least.
+    pub of: Bytes,
+    /// Whose limit that is.
+    pub limited: Limited,
+    /// Most that a process may lock (`ulimit -l`); None where there is no limit.
+    pub lockable: Option<Bytes>,
 }
 
-/// Under a limit of the process's addresses, those that are left.
-fn addresses() -> Option<u64> {
-    let limit = getrlimit(Resource::As).current?;
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let taken = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-    let kib: u64 = taken.split_whitespace().next()?.parse().ok()?;
-    Some(limit.saturating_sub(kib * 1024))
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limited {
+    ByMachine,
+    ByContainer,
+    /// `ulimit -v`, of addresses.
+    ByProcess,
+}
+
+/// Bytes this process may still take. None where the system does not say.
+pub fn available() -> Option<Bytes> {
+    HostMemory::here().map(|memory| memory.free)
+}
+
+impl HostMemory {
+    /// Of this process. None where the system does not say.
+    pub fn here() -> Option<HostMemory> {
+        HostMemory::read(Path::new("/"))
+    }
+
+    /// The same of a system whose `/proc` and `/sys` lie in a folder.
+    fn read(root: &Path) -> Option<HostMemory> {
+        let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+        let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
+        let kib = |file: &str, name: &str| {
+            let all = text(file)?;
+            let row = all.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(row.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+        };
+        let limits = text("proc/self/limits").unwrap_or_default();
+        let limit = |name: &str| -> Option<u64> {
+            let row = limits.lines().find_map(|line| line.strip_prefix(name))?;
+            row.split_whitespace().next()?.parse().ok()
+        };
+        let free = kib("proc/meminfo", "MemAvailable:")?;
+        let machine = (free, kib("proc/meminfo", "MemTotal:")?, Limited::ByMachine);
+        let group = text("proc/self/cgroup").unwrap_or_default();
+        let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let v2 = format!("sys/fs/cgroup/{group}");
+        let v2 = v2.trim_end_matches('/');
+        let v1 = "sys/fs/cgroup/memory";
+        let containers = [
+            (format!("{v2}/memory.max"), format!("{v2}/memory.current")),
+            ("sys/fs/cgroup/memory.max".into(), "sys/fs/cgroup/memory.current".into()),
+            (format!("{v1}/memory.limit_in_bytes"), format!("{v1}/memory.usage_in_bytes")),
+        ];
+        let containers = containers.into_iter().filter_map(|(limit, used)| {
+            let limit = number(&limit)?;
+            Some((limit.saturating_sub(number(&used)?), limit, Limited::ByContainer))
+        });
+        let addresses = limit("Max address space").and_then(|limit| {
+            let taken = kib("proc/self/status", "VmSize:")?;
+            Some((limit.saturating_sub(taken), limit, Limited::ByProcess))
+        });
+        let least = |least: (u64, u64, Limited), other: (u64, u64, Limited)| {
+            if other.0 < least.0 { other } else { least }
+        };
+        let (free, of, limited) = containers.chain(addresses).fold(machine, least);
+        let lockable = limit("Max locked memory").map(Bytes);
+        Some(HostMemory { free: Bytes(free), of: Bytes(of), limited, lockable })
+    }
+
+    /// "8.0 MiB", or "unlimited".
+    pub fn lockable(&self) -> String {
+        self.lockable.map_or("unlimited".to_string(), |limit| limit.to_string())
+    }
+}
+
+/// "10.0 GiB is free of the container's 16.0 GiB; ulimit -l is 8.0 MiB".
+impl fmt::Display for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = match self.limited {
+            Limited::ByMachine => "the machine's",
+            Limited::ByContainer => "the container's",
+            Limited::ByProcess => "the process's (ulimit -v)",
+        };
+        let (free, of, lockable) = (self.free, self.of, self.lockable());
+        write!(f, "{free} is free of {whose} {of}; ulimit -l is {lockable}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// What is free and of what, by the limit that leaves least.
+    #[test]
+    fn the_limit_that_leaves_least_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(HostMemory::read(root.path()), None);
+        write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
+        let says = || HostMemory::read(root.path()).unwrap().to_string();
+        assert_eq!(says(), "4.0 GiB is free of the machine's 8.0 GiB; ulimit -l is unlimited");
+        let limits =
+            "Limit  Soft Limit  Hard Limit\nMax locked memory   8388608   8388608  bytes\n";
+        write("proc/self/limits", limits);
+        write("proc/self/cgroup", "0::/job\n");
+        write("sys/fs/cgroup/job/memory.max", "3221225472\n");
+        write("sys/fs/cgroup/job/memory.current", "1073741824\n");
+        assert_eq!(says(), "2.0 GiB is free of the container's 3.0 GiB; ulimit -l is 8.0 MiB");
+        write("sys/fs/cgroup/job/memory.max", "max\n");
+        assert_eq!(says(), "4.0 GiB is free of the machine's 8.0 GiB; ulimit -l is 8.0 MiB");
+        write("proc/self/limits", "Max address space   1073741824   unlimited  bytes\n");
+        write("proc/self/status", "VmSize:   524288 kB\n");
+        let process = "512.0 MiB is free of the process's (ulimit -v) 1.0 GiB";
+        assert_eq!(says(), format!("{process}; ulimit -l is unlimited"));
+    }
 }

@@ -3,9 +3,9 @@
 use super::launch::Device;
 use super::rank::Rank;
 use super::resume;
+use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
-use device::cpu::HostMemory;
 use device::cuda::Identity;
 use device::{Backend, Home, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};

@@ -7,15 +7,14 @@
 use super::Cpu;
 use super::math::{narrow, widen};
 use crate::{Home, Out, OutOfMemory, Tensor};
+use base::memory::available;
 use base::{Bytes, DType};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
-use std::path::Path;
 use std::time::Instant;
 
 /// Elements an op works on at a time: small enough for the first-level cache with five in use.
@@ -282,7 +281,7 @@ pub(super) struct Regions {
 
 impl Regions {
     pub fn reserve(&self, bytes: usize, home: Home) -> Result<usize, OutOfMemory> {
-        let left = self.left.get().or_else(available);
+        let left = self.left.get().or_else(|| available().map(|left| left.0));
         let asked = Bytes(bytes as u64);
         if left.is_some_and(|left| left < asked.0) {
             return Err(OutOfMemory { home, asked, available: left.map(Bytes) });
@@ -300,78 +299,6 @@ impl Regions {
         self.maps.borrow_mut().push(map);
         Ok(base)
     }
-}
-
-/// What limits the memory that a process may take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostMemory {
-    pub free: Bytes,
-    /// Of all of the machine's memory, or of what its container may use where less of that is free.
-    pub of: Bytes,
-    pub container: bool,
-    /// Most that a process may lock (`ulimit -l`); None where there is no limit.
-    pub lockable: Option<Bytes>,
-}
-
-impl HostMemory {
-    /// Of this process. None where the system does not say.
-    pub fn here() -> Option<HostMemory> {
-        HostMemory::read(Path::new("/"))
-    }
-
-    /// The same of a system whose `/proc` and `/sys` lie in a folder.
-    fn read(root: &Path) -> Option<HostMemory> {
-        let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
-        let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
-        let meminfo = text("proc/meminfo")?;
-        let row = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-            Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
-        };
-        let machine = (row("MemAvailable:")?, row("MemTotal:")?, false);
-        let group = text("proc/self/cgroup").unwrap_or_default();
-        let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-        let v2 = format!("sys/fs/cgroup/{group}");
-        let v2 = v2.trim_end_matches('/');
-        let v1 = "sys/fs/cgroup/memory";
-        let limits = [
-            (format!("{v2}/memory.max"), format!("{v2}/memory.current")),
-            ("sys/fs/cgroup/memory.max".into(), "sys/fs/cgroup/memory.current".into()),
-            (format!("{v1}/memory.limit_in_bytes"), format!("{v1}/memory.usage_in_bytes")),
-        ];
-        let left = limits.into_iter().filter_map(|(limit, used)| {
-            let limit = number(&limit)?;
-            Some((limit.saturating_sub(number(&used)?), limit, true))
-        });
-        let least =
-            left.fold(machine, |least, other| if other.0 < least.0 { other } else { least });
-        let (free, of, container) = (Bytes(least.0), Bytes(least.1), least.2);
-        let limits = text("proc/self/limits").unwrap_or_default();
-        let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-        let lockable =
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).map(Bytes);
-        Some(HostMemory { free, of, container, lockable })
-    }
-
-    /// "8.0 MiB", or "unlimited".
-    pub fn lockable(&self) -> String {
-        self.lockable.map_or("unlimited".to_string(), |limit| limit.to_string())
-    }
-}
-
-/// "10.0 GiB is free of the container's 16.0 GiB; ulimit -l is 8.0 MiB".
-impl fmt::Display for HostMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whose = if self.container { "container" } else { "machine" };
-        let (free, of, lockable) = (self.free, self.of, self.lockable());
-        write!(f, "{free} is free of the {whose}'s {of}; ulimit -l is {lockable}")
-    }
-}
-
-/// Bytes this process may still take: the machine's, or less under a container's limit. None where
-/// the system does not say.
-pub(super) fn available() -> Option<u64> {
-    HostMemory::here().map(|memory| memory.free.0)
 }
 
 /// Scratch that the ops of one backend share, one op at a time.
@@ -460,35 +387,5 @@ impl Scratch {
     pub fn tensor(&self, i: usize) -> Tensor {
         assert!(i < self.parts);
         Tensor::at(self.base + i * self.stride * 4, 1, self.len, DType::F32)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    /// What is free and of what, by a container's limit where that leaves less.
-    #[test]
-    fn the_limit_that_leaves_least_is_named() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        assert_eq!(HostMemory::read(root.path()), None);
-        write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
-        let says = || HostMemory::read(root.path()).unwrap().to_string();
-        assert_eq!(says(), "4.0 GiB is free of the machine's 8.0 GiB; ulimit -l is unlimited");
-        let limits =
-            "Limit  Soft Limit  Hard Limit\nMax locked memory   8388608   8388608  bytes\n";
-        write("proc/self/limits", limits);
-        write("proc/self/cgroup", "0::/job\n");
-        write("sys/fs/cgroup/job/memory.max", "3221225472\n");
-        write("sys/fs/cgroup/job/memory.current", "1073741824\n");
-        assert_eq!(says(), "2.0 GiB is free of the container's 3.0 GiB; ulimit -l is 8.0 MiB");
-        write("sys/fs/cgroup/job/memory.max", "max\n");
-        assert_eq!(says(), "4.0 GiB is free of the machine's 8.0 GiB; ulimit -l is 8.0 MiB");
     }
 }

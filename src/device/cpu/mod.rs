@@ -31,7 +31,6 @@ use super::{
 };
 use crate::Home;
 use base::{Bytes, Problems};
-pub use memory::HostMemory;
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
 use std::cell::RefCell;
@@ -95,7 +94,7 @@ impl Cpu {
 
 impl Backend for Cpu {
     fn shared_memory(&self) -> Option<Bytes> {
-        memory::available().map(Bytes)
+        base::memory::available()
     }
 
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
