@@ -34,11 +34,9 @@ kernels:
 	@kernels/build.sh target/kernels --install || \
 		echo "no CUDA kernels: gptrain is built for the CPU only"
 
-# Tests wait for a third of their time, for ranks that are cut off or killed: more at once than cores.
 test: kernels
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run --locked --no-fail-fast --test-threads $$(($$(nproc) * 3 / 2)); \
-		else cargo test --locked --no-fail-fast; fi
+		cargo nextest run --locked --no-fail-fast; else cargo test --locked --no-fail-fast; fi
 
 lint:
 	cargo fmt --check

@@ -70,7 +70,9 @@ fn a_gpu_that_hangs_is_named_by_the_collective_it_never_came_to() {
     let mut command = two_threads(&lab, &with(&LONG, &["comm.timeout_s=5"]));
     let line = verdict(&[Done::of(command.env("SOFTGPU_FAIL", "1:300:0").output().unwrap())]);
     assert!(line.contains("rank 1 (") && line.contains("TP0 PP0 DP1"), "{line}");
-    assert!(line.contains(" never entered ") && line.contains(" of group data"), "{line}");
+    // Its gradients' group, or that of the host's words among the same ranks: which waits first is
+    // a matter of when the GPU stood still.
+    assert!(line.contains(" never entered ") && line.contains("data; last event"), "{line}");
     assert!(line.contains("last event: computing step "), "{line}");
 }
 
