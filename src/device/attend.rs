@@ -70,6 +70,18 @@ impl QueryKey {
             assert!(self.heads.dim.is_multiple_of(2), "a head of {} columns", self.heads.dim);
         }
     }
+
+    /// The same of the tensors of backward.
+    pub fn check_backward(&self, dy: Tensor, qkv: Tensor, dx: Out, dscales: Option<[Out; 2]>) {
+        assert!(!dx.add, "dx is overwritten");
+        self.check(qkv, dx.to);
+        assert_eq!((dy.rows, dy.cols, dy.dtype), (qkv.rows, qkv.cols, qkv.dtype), "dy and qkv");
+        assert_eq!(self.norm.is_some(), dscales.is_some(), "gradients of the norm's scales");
+        for out in dscales.into_iter().flatten() {
+            let fits = out.add && out.to.numel() == self.heads.dim;
+            assert!(fits, "the gradients of scales accumulate");
+        }
+    }
 }
 
 /// This rank's share of the logits of R tokens, and how they are read.

@@ -1,7 +1,7 @@
 //! What the ops of Muon are given: its momentum, and where one of several fused matrices lies.
 
 use super::{Out, Tensor};
-use base::Fused;
+use base::{DType, Fused};
 
 /// Momentum as a mean (Jordan et al. 2024; PyTorch's Muon): with g the gradient times its factor,
 /// M ← M + (1 − momentum)·(g − M). The direction is M, or of Nesterov's kind g + momentum·(M − g).
@@ -9,6 +9,23 @@ use base::Fused;
 pub struct Momentum {
     pub momentum: f32,
     pub nesterov: bool,
+}
+
+impl Momentum {
+    /// Panics if the tensors do not fit each other.
+    pub fn check(grad: Tensor, m: Tensor, out: Out) {
+        assert_eq!([m.numel(), out.to.numel()], [grad.numel(); 2], "elements of the gradient");
+        assert_eq!([grad.dtype, m.dtype], [DType::F32; 2], "gradient and momentum are f32");
+        assert!(!out.add, "the direction is overwritten");
+    }
+}
+
+/// Panics if the tensors of `MuonOps::descend` do not fit each other; returns their elements.
+pub fn check_descend(direction: Tensor, master: Tensor, weight: Tensor) -> usize {
+    let len = direction.numel();
+    assert_eq!([master.numel(), weight.numel()], [len; 2], "elements of the direction");
+    assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+    len
 }
 
 /// One of the matrices that are fused by rows in another [rows, cols], which lies in shares of its

@@ -51,6 +51,18 @@ impl Arenas {
         })
     }
 
+    /// What `lay` lays out: once to measure, then in memory that is reserved for it.
+    pub fn laid<T>(
+        be: &dyn Backend,
+        lay: impl Fn(&Arenas) -> T,
+    ) -> Result<(T, MemoryPlan), OutOfMemory> {
+        let measured = Arenas::measuring();
+        lay(&measured);
+        let arenas = measured.reserve(be)?;
+        let laid = lay(&arenas);
+        Ok((laid, arenas.memory_plan(be.workspace())))
+    }
+
     /// With the memory that the device's ops hold.
     pub fn memory_plan(&self, workspace: Bytes) -> MemoryPlan {
         let bytes = |arena: &Arena| Bytes(arena.peak() as u64);

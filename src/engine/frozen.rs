@@ -5,7 +5,7 @@ use super::params::{Held, StateSlice, cut};
 use super::states::StateSpec;
 use base::DType;
 use device::{Backend, Tensor};
-use manifest::Model;
+use manifest::{Manifest, Model, Precision};
 use model::{Bucket, Layout, ModelShard, ParamStore, Params};
 
 /// The weights of a rank that has neither gradients nor an optimizer.
@@ -19,6 +19,11 @@ pub struct Frozen<'a> {
 }
 
 impl<'a> Frozen<'a> {
+    /// The manifest that such weights are laid out by.
+    pub(super) fn manifest(m: &Manifest) -> Manifest {
+        Manifest { precision: Precision::F32, loss_scale: None, ..m.clone() }
+    }
+
     /// Zero until every slice is written.
     pub(super) fn lay(be: &'a dyn Backend, model: &Model, shard: ModelShard, at: &Arenas) -> Self {
         let layout = Layout::new(model, shard);

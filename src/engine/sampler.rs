@@ -5,7 +5,7 @@ use super::frozen::Frozen;
 use super::groups::{Groups, context};
 use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
-use manifest::{Manifest, Model, Precision};
+use manifest::{Manifest, Model};
 use model::{Activations, Inputs, ModelShard, Stage, Tables};
 use std::ops::{Deref, Range};
 
@@ -41,19 +41,16 @@ impl<'a> Sampler<'a> {
         context_len: usize,
     ) -> Result<Sampler<'a>, OutOfMemory> {
         let groups = Groups::solo();
-        let manifest =
-            &Manifest { precision: Precision::F32, loss_scale: None, ..manifest.clone() };
-        let measured = Arenas::measuring();
-        lay(be, &groups, manifest, context_len, &measured);
-        let arenas = measured.reserve(be)?;
-        let laid = lay(be, &groups, manifest, context_len, &arenas);
-        laid.tables.upload(&context(be, &groups, manifest, false));
+        let manifest = Frozen::manifest(manifest);
+        let lay = |at: &Arenas| lay(be, &groups, &manifest, context_len, at);
+        let (Laid { weights, tables, activations }, _) = Arenas::laid(be, lay)?;
+        tables.upload(&context(be, &groups, &manifest, false));
         Ok(Sampler {
             be,
             groups,
-            manifest: manifest.clone(),
-            weights: laid.weights,
-            activations: laid.activations,
+            manifest,
+            weights,
+            activations,
             // Causal attention makes what follows the last token harmless.
             batch: Batch::causal(&vec![0; context_len + 1], 1, 0, 0.0),
         })

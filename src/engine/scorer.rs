@@ -8,7 +8,7 @@ use super::{Engine, Load};
 use base::DType;
 use comm::Message;
 use device::{Backend, OutOfMemory, Tensor};
-use manifest::{Manifest, Precision};
+use manifest::Manifest;
 use model::{Activations, Inputs, Stage, Tables};
 use plan::schedule::{self, Action, Pass};
 use std::ops::Deref;
@@ -72,13 +72,10 @@ impl<'a> Scorer<'a> {
         manifest: &Manifest,
         seq_len: usize,
     ) -> Result<Scorer<'a>, OutOfMemory> {
-        let manifest = Manifest { precision: Precision::F32, loss_scale: None, ..manifest.clone() };
-        let measured = Arenas::measuring();
-        lay(be, &groups, &manifest, seq_len, &measured);
-        let arenas = measured.reserve(be)?;
-        let Laid { weights, tables, slots, loss } = lay(be, &groups, &manifest, seq_len, &arenas);
+        let manifest = Frozen::manifest(manifest);
+        let lay = |at: &Arenas| lay(be, &groups, &manifest, seq_len, at);
+        let (Laid { weights, tables, slots, loss }, memory_plan) = Arenas::laid(be, lay)?;
         tables.upload(&context(be, &groups, &manifest, false));
-        let memory_plan = arenas.memory_plan(be.workspace());
         Ok(Scorer { be, groups, manifest, weights, slots, loss, memory_plan })
     }
 

@@ -4,18 +4,13 @@ use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store};
 use super::parallel::blocks;
+use crate::muon::check_descend;
 use crate::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
-use base::DType;
 use std::ops::Range;
 
 impl MuonOps for Cpu {
     fn momentum(&self, rule: &Momentum, factor: Tensor, grad: Tensor, m: Tensor, out: Out) {
-        assert_eq!([m.numel(), out.to.numel()], [grad.numel(); 2], "elements of the gradient");
-        assert_eq!(
-            (m.dtype, out.add),
-            (DType::F32, false),
-            "the momentum, and what is overwritten"
-        );
+        Momentum::check(grad, m, out);
         let factor = scalar(factor, 0);
         self.each_block(grad.numel(), |block| {
             let (mut g, mut state): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -77,9 +72,7 @@ impl MuonOps for Cpu {
         master: Tensor,
         weight: Tensor,
     ) {
-        let len = direction.numel();
-        assert_eq!([master.numel(), weight.numel()], [len; 2], "elements of the direction");
-        assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+        let len = check_descend(direction, master, weight);
         if scalar(factor, 0).is_nan() {
             return;
         }

@@ -43,12 +43,8 @@ pub(super) fn backward(
     dx: Out,
     dscales: Option<[Out; 2]>,
 ) {
-    assert!(!dx.add, "dx is overwritten");
-    how.check(qkv, dx.to);
-    assert_eq!((dy.rows, dy.cols, dy.dtype), (qkv.rows, qkv.cols, qkv.dtype), "dy and qkv");
-    assert_eq!(how.norm.is_some(), dscales.is_some(), "gradients of the norm's scales");
+    how.check_backward(dy, qkv, dx, dscales);
     let outs = dscales.map_or(Vec::new(), |outs| outs.to_vec());
-    assert!(outs.iter().all(|out| out.add), "the gradients of scales accumulate");
     let (d, all) = (how.heads.dim, Columns::of(how));
     cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
         let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];

@@ -3,15 +3,14 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
+use crate::muon::check_descend;
 use crate::{FusedMatrix, Momentum, MuonOps, Out, Tensor};
 use base::DType;
 use std::ptr::null_mut;
 
 impl MuonOps for Cuda {
     fn momentum(&self, rule: &Momentum, factor: Tensor, grad: Tensor, m: Tensor, out: Out) {
-        assert_eq!([m.numel(), out.to.numel()], [grad.numel(); 2], "elements of the gradient");
-        assert_eq!([grad.dtype, m.dtype], [DType::F32; 2], "gradient and momentum are f32");
-        assert!(!out.add, "the direction is overwritten");
+        Momentum::check(grad, m, out);
         let vector = vector(grad.numel(), DType::BF16, &[grad.addr(), m.addr(), out.to.addr()]);
         let arguments = args::Momentum {
             grad: grad.addr() as _,
@@ -73,9 +72,7 @@ impl MuonOps for Cuda {
         master: Tensor,
         weight: Tensor,
     ) {
-        let len = direction.numel();
-        assert_eq!([master.numel(), weight.numel()], [len; 2], "elements of the direction");
-        assert_eq!(master.dtype, DType::F32, "the master weight is f32");
+        let len = check_descend(direction, master, weight);
         let addresses = [direction.addr(), master.addr(), weight.addr()];
         let vector = vector(len, DType::BF16, &addresses);
         let arguments = args::Descend {

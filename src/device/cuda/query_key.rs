@@ -30,10 +30,7 @@ pub(super) fn backward(
     dx: Out,
     dscales: Option<[Out; 2]>,
 ) {
-    assert!(!dx.add, "dx is overwritten");
-    how.check(qkv, dx.to);
-    assert_eq!((dy.rows, dy.cols, dy.dtype), (qkv.rows, qkv.cols, qkv.dtype), "dy and qkv");
-    assert_eq!(how.norm.is_some(), dscales.is_some(), "gradients of the norm's scales");
+    how.check_backward(dy, qkv, dx, dscales);
     let (all, d) = (number(qkv, how), how.heads.dim);
     let chunk = all.div_ceil(BLOCKS).max(CHUNK);
     let blocks = all.div_ceil(chunk).max(1);
@@ -47,7 +44,6 @@ pub(super) fn backward(
     let grid = Grid::line(blocks, 32 * WARPS);
     cuda.launch(typed!("query_key_backward", qkv.dtype), grid, arguments);
     for (i, out) in dscales.into_iter().flatten().enumerate() {
-        assert!(out.add && out.to.numel() == d, "the gradients of scales accumulate");
         let parts = arguments.parts as usize + i * d * size_of::<f32>();
         add_parts(cuda, parts, 2 * d, blocks, out);
     }

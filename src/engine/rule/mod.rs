@@ -4,7 +4,7 @@ mod adafactor;
 mod adam8bit;
 mod adamw;
 mod coded;
-mod late;
+mod extended;
 mod muon;
 mod newton_schulz;
 mod owners;
@@ -23,11 +23,10 @@ use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
 use device::{Backend, Tensor};
-use late::WithPending;
+use extended::Extended;
 use manifest::{Manifest, Optimizer};
 use model::{Layout, ParamSpec};
 use muon::Muon;
-use powersgd::WithPowerSgd;
 
 /// An optimizer. An update that is late runs on a thread of its own, hence `Sync`.
 pub trait OptimizerRule: Sync {
@@ -123,7 +122,7 @@ impl Step<'_> {
     }
 }
 
-/// The rule of a manifest, with what the compression of gradients keeps.
+/// The rule of a manifest, with what a late update and the compression of gradients keep.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {
@@ -134,10 +133,12 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     };
     let rule: Box<dyn OptimizerRule> = match m.topology.offload.delay {
         0 => rule,
-        _ => Box::new(WithPending::new(rule)),
+        _ => Box::new(Extended::new(rule, Box::new(|_| vec![StateSpec::pending()]))),
     };
     match m.topology.compression.filter(|_| m.topology.data > 1) {
-        Some(settings) => Box::new(WithPowerSgd::new(rule, settings, m.topology.tensor)),
+        Some(settings) => {
+            Box::new(Extended::new(rule, powersgd::states(settings, m.topology.tensor)))
+        }
         None => rule,
     }
 }

@@ -1,25 +1,27 @@
-//! The gradient that an update waits for, beside the states of any optimizer (`engine::late`).
+//! An optimizer's rule with more states beside its own, which what surrounds an update uses: the
+//! gradient that a late update waits for (`engine::late`), what PowerSGD keeps (`powersgd`).
 
 use super::{Conversion, OptimizerRule, Place, Saved, Step};
 use crate::states::{ParamStates, StateSpec};
 use model::ParamSpec;
 
-/// An optimizer's rule whose updates may come late.
-pub struct WithPending {
+/// The states of a parameter beside those of the optimizer.
+pub type MoreStates = Box<dyn Fn(&ParamSpec) -> Vec<StateSpec> + Sync>;
+
+pub struct Extended {
     rule: Box<dyn OptimizerRule>,
+    more: MoreStates,
 }
 
-impl WithPending {
-    pub fn new(rule: Box<dyn OptimizerRule>) -> WithPending {
-        WithPending { rule }
+impl Extended {
+    pub fn new(rule: Box<dyn OptimizerRule>, more: MoreStates) -> Extended {
+        Extended { rule, more }
     }
 }
 
-impl OptimizerRule for WithPending {
+impl OptimizerRule for Extended {
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
-        let mut states = self.rule.states(param);
-        states.push(StateSpec::pending());
-        states
+        [self.rule.states(param), (self.more)(param)].concat()
     }
 
     fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
