@@ -123,6 +123,9 @@ pub enum Message {
     Recv { from: usize, x: Tensor },
 }
 
+/// The group whose ranks, a pipeline's stages, send each other messages.
+pub const PIPELINE: &str = "pipeline";
+
 /// A collective in flight.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]

@@ -225,10 +225,10 @@ pub trait Backend: AdafactorOps + MuonOps {
     fn upload_async(&self, from: &[u8], to: Tensor) {
         self.upload(from, to);
     }
-    /// For one pass that will run again and again; `in_group`: its collectives have other ranks. It
-    /// is dropped before its groups.
-    fn graph(&self, in_group: bool) -> Box<dyn Graph> {
-        let _ = in_group;
+    /// For one pass that will run again and again, with collectives of so many groups of several
+    /// ranks. It is dropped before its groups.
+    fn graph(&self, groups: usize) -> Box<dyn Graph> {
+        let _ = groups;
         Box::new(Eager)
     }
     /// A timeline that starts now, once everything enqueued so far is done. None where an op is done

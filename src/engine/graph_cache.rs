@@ -3,6 +3,7 @@
 //! so a replay needs no new arguments.
 //!
 //! A pass is captured as a whole where
+//! - the device takes collectives of as many groups into one graph (`GPTRAIN_CUDA_GRAPHS`);
 //! - no host takes part in the collectives inside, nor are weights copied from one, nor gradients to one;
 //! - no collective that was begun before it is still running: at ZeRO 1 to 3 the first micro-batch's
 //!   passes finish the gathers after the update one by one, during the computation, and are not captured;
@@ -64,7 +65,8 @@ struct CachedGraph {
 /// The captured passes of a rank.
 pub struct GraphCache {
     capturable: bool,
-    in_group: bool,
+    /// Groups of several ranks with collectives in a pass.
+    groups: usize,
     pipeline: bool,
     graphs: RefCell<HashMap<GraphKey, CachedGraph>>,
 }
@@ -75,7 +77,7 @@ impl GraphCache {
         let OnHost { weights, grads, .. } = OnHost::of(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
-            in_group: inside.iter().any(|group| group.size() > 1),
+            groups: inside.iter().filter(|group| group.size() > 1).count(),
             pipeline: m.topology.pipeline > 1,
             graphs: RefCell::default(),
         }
@@ -83,7 +85,7 @@ impl GraphCache {
 
     /// Whether a pass may wait for every collective it began.
     fn joins(&self, kind: PassKind) -> bool {
-        !(self.pipeline && self.in_group && kind == PassKind::Backward { last: true })
+        !(self.pipeline && self.groups > 0 && kind == PassKind::Backward { last: true })
     }
 
     /// Runs a pass, or replays its graph. `enqueue` enqueues its ops.
@@ -103,7 +105,7 @@ impl GraphCache {
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();
         let graph = graphs.entry(key).or_insert_with(|| CachedGraph {
-            device_graph: params.backend().graph(self.in_group),
+            device_graph: params.backend().graph(self.groups),
             after: before,
         });
         let enqueued = graph.device_graph.run(&mut || {

@@ -1,7 +1,7 @@
 //! The groups a rank belongs to, and what follows from its place in them.
 
 use base::{DType, div_exact};
-use comm::{Group, Solo, World};
+use comm::{Group, PIPELINE, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, ModelShard, TensorParallel, costs};
@@ -62,7 +62,7 @@ impl Groups {
         Groups {
             tensor: make("tensor", &grid.tensor_group(at)),
             tp_async: make("tp_async", &grid.tensor_group(at)),
-            pipeline: make("pipeline", &stages),
+            pipeline: make(PIPELINE, &stages),
             data: make("data", &grid.data_group(at)),
             embedding,
             grid,

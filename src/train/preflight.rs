@@ -170,7 +170,7 @@ fn too_little_memory(all: &[Need]) -> Option<Problems> {
     Some(Problems::one(format!("node {node}"), sums.text(), remedy))
 }
 
-/// The memory of a GPU before any rank has reserved its arenas.
+/// The memory of a GPU after NCCL has its buffers, and before any rank has reserved its arenas.
 pub struct GpuMemory {
     gpu: Identity,
     /// Including what its ranks allocated when they opened it, which their memory plans count.
@@ -184,7 +184,7 @@ pub struct GpuMemory {
 pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<GpuMemory>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
-    // After the gather, all ranks have opened their device.
+    // After the gather, all ranks have opened their device and made their groups.
     let memory = device.memory();
     let sharing: Vec<usize> = rank.on_first(|| {
         let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();

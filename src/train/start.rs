@@ -216,11 +216,11 @@ fn open_data(
 fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
     let (loaded, node, be) = (process.loaded, &process.node, device.backend());
     let m = &loaded.manifest;
-    let memory = preflight::gpu_memory(rank, device, node)?;
     let groups = rank.phase("creating process groups", || {
         let groups = device.groups(rank.world(), m);
         Ok(groups.map_err(|problems| launch::of_rank(rank, node, problems))?)
     })?;
+    let memory = preflight::gpu_memory(rank, device, node)?;
     let m = &preflight::placed(rank, be, &groups, m, memory.as_ref());
     let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
     preflight::enough_memory(rank, be, node, &needed)?;

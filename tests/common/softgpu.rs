@@ -37,7 +37,7 @@ pub fn options() -> Options {
     let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
     Options {
         ordinal: 0,
-        folder: Some(folder()),
+        folders: vec![folder()],
         kernels: Some(kernels),
         volta: None,
         dtype: DType::F32,

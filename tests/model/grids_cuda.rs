@@ -202,9 +202,20 @@ fn a_gpu_learns_its_passes_by_heart() {
 fn learned(graphs: u64, topology: &[&str]) {
     let manifest = common::manifest(&[&LEARNED[..], &["batch.global=8"], topology].concat());
     let eagerly = on_gpus(&manifest, How::Nccl, 3, Some("0"));
-    let heart = on_gpus(&manifest, How::Nccl, 3, Some("1"));
+    let heart = on_gpus(&manifest, How::Nccl, 3, Some("all"));
     assert_eq!(heart.outcomes, eagerly.outcomes, "{topology:?}");
     assert_eq!(heart.launched[2].graphs, graphs, "{topology:?}");
+}
+
+/// Without being told to, only where a pass has one communicator.
+#[test]
+fn passes_with_two_communicators_are_learned_on_demand() {
+    let graphs = |topology: &[&str]| {
+        let manifest = common::manifest(&[&LEARNED[..], &["batch.global=4"], topology].concat());
+        on_gpus(&manifest, How::Nccl, 3, None).launched[2].graphs
+    };
+    assert_eq!(graphs(&["topology.tensor=2"]), 0);
+    assert_eq!(graphs(&["topology.data=2"]), 4);
 }
 
 #[test]

@@ -267,7 +267,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     let (one, sum) = (row(&cuda, 8), row(&cuda, 8));
     cuda.upload(bytemuck::cast_slice(&[1.0f32; 8]), one);
     let add = || cuda.copy(one, sum.add());
-    let mut legal = cuda.graph(false);
+    let mut legal = cuda.graph(0);
     let asked: Vec<bool> = (0..4).map(|_| legal.run(&mut || add())).collect();
     assert_eq!((asked, read(&cuda, sum)[0]), (vec![true, true, false, false], 4.0));
 
@@ -276,7 +276,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
         let _ = cuda.sync();
         add();
     };
-    let mut illegal = cuda.graph(false);
+    let mut illegal = cuda.graph(0);
     let messages = messages_of(|| assert!((0..3).all(|_| illegal.run(waits))));
     assert_eq!(read(&cuda, sum)[0], 10.0);
     let one = matches!(&messages[..], [one] if one.contains("CAPTURE_UNSUPPORTED"));
@@ -287,7 +287,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     drop(legal);
 
     let other = open();
-    let mut together = other.graph(true);
+    let mut together = other.graph(1);
     (0..2).for_each(|_| assert!(together.run(&mut || drop(other.reserve(8)))));
     let why = other.sync().expect_err("a group cannot go on").to_string();
     assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
@@ -315,7 +315,7 @@ fn a_timeline_is_in_order_with_the_ops() {
     let cuda = open();
     let (x, sum) = (row(&cuda, 1 << 16), row(&cuda, 1 << 16));
     let timeline = cuda.timeline().unwrap();
-    let (mut pass, mut inside) = (cuda.graph(false), Vec::new());
+    let (mut pass, mut inside) = (cuda.graph(0), Vec::new());
     let mut outside = Vec::new();
     for _ in 0..3 {
         outside.push(timeline.mark());

@@ -19,8 +19,15 @@ struct Function {
 };
 
 unsigned capability() { return setting("SOFTGPU_CAPABILITY", 90); }
-// What a block may ask for: a V100 has less than its successors.
-int shared_limit() { return (capability() < 80 ? 96 : 227) << 10; }
+// Bytes of shared memory that a block may ask for (CUDA C++ Programming Guide, compute capabilities).
+int shared_limit() {
+    switch (capability()) {
+    case 70: return 96 << 10;
+    case 80: case 87: return 163 << 10;
+    case 86: case 89: case 120: return 99 << 10;
+    default: return 227 << 10;
+    }
+}
 unsigned device_count() { return setting("SOFTGPU_DEVICES", 8); }
 
 Device* device(unsigned i) {

@@ -10,7 +10,7 @@ mod api;
 mod group;
 mod watchdog;
 
-use super::{Group, Solo, World, endpoint};
+use super::{Group, Message, PIPELINE, Solo, World, endpoint};
 use api::Api;
 use base::{DType, Problems};
 use cudarc::nccl::sys::{self, ncclUniqueId};
@@ -25,22 +25,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use watchdog::NcclWatchdog;
 
+/// f32 elements of a rank in the collectives by which a communicator gets its buffers; and of all.
+const CONNECT: usize = 64 << 10;
+const SCRATCH: usize = 8 << 20;
+
 /// The library, for one GPU.
 pub struct Nccl {
     api: Arc<Api>,
     device: Arc<Device>,
+    /// f32 [1, n], of the device's ops, which run none while a group is made.
+    scratch: Tensor,
     patience: Duration,
     watchdog: OnceCell<Arc<NcclWatchdog>>,
 }
 
 impl Nccl {
-    /// NCCL as the options' folder or the machine has it.
+    /// NCCL as the options' folders or the machine has it.
     pub fn open(cuda: &Cuda, options: &Options) -> Result<Nccl, Problems> {
         let refuse = |what: String, remedy: &str| Problems::one("NCCL", what, remedy);
         let names = ["libnccl.so.2", "libnccl.so"];
-        let library = Library::open(options.folder.as_deref(), &names).map_err(|why| {
+        let library = Library::open(&options.folders, &names).map_err(|why| {
             let remedy = format!(
-                "pip install nvidia-nccl-cu13, and set {FOLDER} to its folder of libraries; or \
+                "pip install nvidia-nccl-cu13, or add its folder of libraries to {FOLDER}; or \
                  --set comm.gpu_transport=host, which is slow"
             );
             refuse(format!("NCCL is missing: {why}"), &remedy)
@@ -51,7 +57,8 @@ impl Nccl {
         })?;
         let patience = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
-        Ok(Nccl { api: Arc::new(api), device, patience, watchdog })
+        let scratch = cuda.scratch_tensor(SCRATCH);
+        Ok(Nccl { api: Arc::new(api), device, scratch, patience, watchdog })
     }
 
     /// Sets how long creating a group may take.
@@ -93,7 +100,26 @@ impl Nccl {
             Err(what) => world.fail(&what).raise(),
         };
         let counters = world.resources().counters(endpoint::group_hash(name, ranks), size);
-        Box::new(NcclGroup::new(comm, name, ranks, rank, counters, watchdog))
+        let group = NcclGroup::new(comm, name, ranks, rank, counters, watchdog);
+        self.connect(&group, name == PIPELINE);
+        Box::new(group)
+    }
+
+    /// Runs each kind of operation once. NCCL reserves its buffers at the first of a kind: here, where
+    /// what is then free can be measured, and not in the first step, where the memory is taken.
+    fn connect(&self, group: &NcclGroup, messages: bool) {
+        let (size, rank) = (group.size(), group.rank());
+        let each = CONNECT.min(SCRATCH / size);
+        let whole = self.scratch.span(0, each * size);
+        let part = whole.span(rank * each, each);
+        group.all_reduce(whole);
+        group.reduce_scatter(whole, part);
+        group.all_gather(part, whole);
+        let [next, before] = [rank + 1, rank + size - 1].map(|other| other % size);
+        let (there, here) = (whole.span(0, 1), whole.span(1, 1));
+        for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
+            group.exchange(&[Message::Send { to, x: there }, Message::Recv { from, x: here }]);
+        }
     }
 }
 

@@ -225,13 +225,31 @@ impl Shared {
         if let Some(failed) = self.endpoint.inbox.failed() {
             // Before the abort, so that the operations it cuts short do not count as done.
             self.device.fail(failed.line);
-            for comm in comms.iter().filter_map(|comm| comm.try_take()) {
-                // SAFETY: it was taken from its only owner.
-                self.device.try_call(|_| unsafe { call!(self.api, ncclCommAbort(comm)) });
-            }
+            self.abort(comms.iter().filter_map(|comm| comm.try_take()));
         } else if let Some(what) = self.find_fault(&comms) {
             self.endpoint.fail(Failed::new(format!("{} failed: {what}", self.endpoint.name())));
         }
+    }
+
+    /// Aborts communicators in one group of calls. One after the other they may wait for ever: the
+    /// first abort for kernels of the second communicator, which only its own abort ends, or for
+    /// graphs whose owner waits for such a kernel.
+    fn abort(&self, comms: impl Iterator<Item = ncclComm_t>) {
+        let comms: Vec<ncclComm_t> = comms.collect();
+        if comms.is_empty() {
+            return;
+        }
+        self.device.try_call(|_| {
+            // SAFETY: the calls take nothing but communicators, taken from their only owners; the
+            // group that is started is ended.
+            unsafe {
+                call!(self.api, ncclGroupStart());
+                for comm in comms {
+                    call!(self.api, ncclCommAbort(comm));
+                }
+                call!(self.api, ncclGroupEnd())
+            }
+        });
     }
 
     /// Records the operations that the GPU has started and finished since the last poll.

@@ -47,6 +47,9 @@ pub struct Device {
     pub param_info: Option<Symbol>,
     /// `cuTensorMapEncodeTiled`, which drivers have since CUDA 12.0.
     pub encode_tiled: Option<Symbol>,
+    /// Bytes of dynamic shared memory that a block may be allowed: 227 KiB on Hopper, 163 on the
+    /// A100, 99 on GPUs of compute capability 8.6 and 8.9.
+    pub shared_memory: usize,
     id: CUdevice,
     context: CUcontext,
     /// Of all ops and of blocking collectives.
@@ -58,6 +61,8 @@ pub struct Device {
     pub d2h_stream: CUstream,
     /// Whether passes that repeat become CUDA graphs; off after the first capture that fails.
     pub graphs: AtomicBool,
+    /// Groups of several ranks whose collectives a graph may hold.
+    pub graph_groups: usize,
     /// Whether `stream` is being captured: what is enqueued becomes part of a graph and does not
     /// run.
     pub(super) capturing: AtomicBool,
@@ -79,6 +84,7 @@ impl Device {
             api,
             param_info: library.symbol("cuFuncGetParamInfo"),
             encode_tiled: library.symbol("cuTensorMapEncodeTiled"),
+            shared_memory: 0,
             id: 0,
             context: null_mut(),
             stream: null_mut(),
@@ -86,6 +92,7 @@ impl Device {
             h2d_stream: null_mut(),
             d2h_stream: null_mut(),
             graphs: AtomicBool::new(true),
+            graph_groups: 1,
             capturing: AtomicBool::new(false),
             launched: Default::default(),
             observed: Observed::default(),
@@ -107,6 +114,8 @@ impl Device {
             device.context = context;
             device.check("opening the GPU", call!(device.api, cuCtxSetCurrent(context)))?;
         }
+        let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        device.shared_memory = device.attribute(shared, "its shared memory")? as usize;
         device.stream = device.new_stream()?;
         device.comm_stream = device.new_stream()?;
         device.h2d_stream = device.new_stream()?;
@@ -152,15 +161,19 @@ impl Device {
 
     /// Its compute capability times ten.
     pub fn capability(&self) -> Result<i32, String> {
-        let attribute = |which| {
-            let mut value = 0;
-            // SAFETY: the pointer is to a live variable.
-            let code = unsafe { call!(self.api, cuDeviceGetAttribute(&mut value, which, self.id)) };
-            self.check("its compute capability", code).map(|()| value)
-        };
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        Ok(10 * major + minor)
+        let [major, minor] = [
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        ]
+        .map(|which| self.attribute(which, "its compute capability"));
+        Ok(10 * major? + minor?)
+    }
+
+    fn attribute(&self, which: Attribute, doing: &str) -> Result<i32, String> {
+        let mut value = 0;
+        // SAFETY: the pointer is to a live variable.
+        let code = unsafe { call!(self.api, cuDeviceGetAttribute(&mut value, which, self.id)) };
+        self.check(doing, code).map(|()| value)
     }
 
     /// Free and total bytes of memory.

@@ -6,7 +6,9 @@
 //! comm stream are captured too, as long as the same pass also waits for them.
 //!
 //! Where the driver refuses to capture, one GPU goes on op by op and says so once. In a group it
-//! fails instead: NCCL wants a collective captured on all ranks or on none.
+//! fails instead: NCCL wants a collective captured on all ranks or on none. A pass with collectives
+//! of several groups is captured only where the user asks for it: NVIDIA's guide to NCCL has seen
+//! graphs of several communicators that one thread launches come to a deadlock.
 
 use super::device::Device;
 use super::library::call;
@@ -17,13 +19,15 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The variable that turns graphs off.
+/// The variable that says which passes become graphs: none (0), those with collectives of at most one
+/// group (1, and without it), or all.
 pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
 /// One pass, and how far it is on its way to a graph.
 pub struct CudaGraph {
     device: Arc<Device>,
-    in_group: bool,
+    /// Groups of several ranks whose collectives it holds.
+    groups: usize,
     state: State,
 }
 
@@ -41,8 +45,8 @@ struct Captured {
 }
 
 impl CudaGraph {
-    pub fn new(device: &Arc<Device>, in_group: bool) -> CudaGraph {
-        CudaGraph { device: device.clone(), in_group, state: State::New }
+    pub fn new(device: &Arc<Device>, groups: usize) -> CudaGraph {
+        CudaGraph { device: device.clone(), groups, state: State::New }
     }
 
     /// Captures the ops of `enqueue` and launches the graph.
@@ -56,7 +60,7 @@ impl CudaGraph {
                 self.launch(&captured);
                 self.state = State::Captured(captured);
             }
-            Err(why) if self.in_group => {
+            Err(why) if self.groups > 0 => {
                 self.device.fail(format!("no CUDA graph: {why}; set {GRAPHS}=0"));
             }
             Err(why) => {
@@ -83,7 +87,9 @@ impl CudaGraph {
 
 impl Graph for CudaGraph {
     fn run(&mut self, enqueue: &mut dyn FnMut()) -> bool {
-        let captures = self.device.graphs.load(Relaxed) && !self.device.failed();
+        let device = &self.device;
+        let allowed = self.groups <= device.graph_groups && device.graphs.load(Relaxed);
+        let captures = allowed && !device.failed();
         match &self.state {
             State::Captured(captured) => {
                 self.launch(captured);

@@ -172,7 +172,13 @@ impl Functions {
     fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {
         let mut found = self.found.borrow_mut();
         let function = found.entry(name).or_insert_with(|| self.find(device, name));
-        if shared > function.shared {
+        if shared > device.shared_memory.max(SHARED_AT_ONCE) {
+            device.fail(format!(
+                "{name} needs {shared} bytes of shared memory in a block, of which this GPU has {}: \
+                 rows or heads are too wide for it",
+                device.shared_memory
+            ));
+        } else if shared > function.shared {
             let handle = function.handle;
             device.call(name, |api| unsafe {
                 let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -1,9 +1,9 @@
 //! Layer and RMS normalisation over each row.
 
-use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::elementwise::{add_parts, bias_address};
 use super::launch::{Grid, typed, vector, wide};
+use super::{Cuda, SCRATCH};
 use crate::{Backend, Dropout, Norm, Out, Tensor};
 use base::DType;
 use std::ptr::null_mut;
@@ -101,9 +101,6 @@ pub(super) fn backward(
     add_all(cuda, &arguments, grid, [Some(dscale), dshift]);
 }
 
-/// Bytes of sums that a block has place for on every GPU.
-const SUMS: usize = 160 << 10;
-
 /// As `backward`, whose dx accumulates, and then dropout's way back from dx.
 pub(super) fn of_residual_backward(
     cuda: &Cuda,
@@ -115,7 +112,7 @@ pub(super) fn of_residual_backward(
     dbias: Option<Out>,
 ) {
     let x = inputs[1];
-    if 3 * x.cols * size_of::<f32>() > SUMS {
+    if 3 * x.cols * size_of::<f32>() > cuda.device.shared_memory {
         backward(cuda, inputs, dx, dscale, dshift);
         return cuda.residual_backward(dx.to, drop, dbranch, dbias);
     }
@@ -152,10 +149,8 @@ fn backward_arguments(
     assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
     let accumulate = dscale.add && dshift.is_none_or(|dshift| dshift.add);
     assert!(accumulate, "the gradients of scale and shift accumulate");
-    let blocks = x.rows.div_ceil(CHUNK).clamp(1, BLOCKS);
-    let chunk = x.rows.div_ceil(blocks).max(1);
-    let blocks = x.rows.div_ceil(chunk).max(1);
     let shared = sums * x.cols * size_of::<f32>();
+    let (blocks, chunk) = blocks(x.rows, shared);
     let arguments = args::LayerNormBackward {
         dy: dy.addr() as _,
         x: x.addr() as _,
@@ -170,6 +165,14 @@ fn backward_arguments(
         rms: dshift.is_none().into(),
     };
     (arguments, Grid::line(blocks, 0).with_shared(shared))
+}
+
+/// Blocks and rows of each, for `rows` rows of which a block leaves so many bytes of sums: as many as
+/// fill a GPU, and as leave their sums in scratch.
+fn blocks(rows: usize, sums: usize) -> (usize, usize) {
+    let most = BLOCKS.min(SCRATCH / sums).max(1);
+    let chunk = rows.div_ceil(rows.div_ceil(CHUNK).clamp(1, most)).max(1);
+    (rows.div_ceil(chunk).max(1), chunk)
 }
 
 /// Adds the partial sums of all blocks to where they are wanted.
@@ -209,4 +212,25 @@ fn width(inputs: &[Tensor; 4], outs: &[Tensor]) -> (Held, usize) {
     let threads = x.cols.div_ceil(elements).next_multiple_of(32);
     assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
     (held, threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums of all blocks fit in scratch at every width, all rows are covered, and a wide GPU is
+    /// filled where there are rows for it.
+    #[test]
+    fn sums_of_all_blocks_fit_in_scratch() {
+        for cols in [64, 768, 4096, 5632, 8192, 12_288, 16_384] {
+            for rows in [1, 15, 16, 17, 2048, 7373, 16_384, 131_072] {
+                let sums = 3 * cols * size_of::<f32>();
+                let (count, chunk) = blocks(rows, sums);
+                assert!(count * sums <= SCRATCH, "{rows} x {cols}: {count} blocks");
+                assert!(count * chunk >= rows && (count - 1) * chunk < rows, "{rows} x {cols}");
+                assert!(count <= rows.div_ceil(CHUNK), "{rows} x {cols}: {count} blocks");
+            }
+        }
+        assert_eq!(blocks(1 << 20, 3 * 768 * size_of::<f32>()), (1056, 993));
+    }
 }

@@ -8,7 +8,7 @@
 
 use cudarc::{cublaslt, driver, nccl};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// An open library; it stays open to the end of the process.
 pub struct Library {
@@ -18,13 +18,17 @@ pub struct Library {
 }
 
 impl Library {
-    /// The first of `names` that opens, in `folder` if there is one, then where the loader looks.
-    pub fn open(folder: Option<&Path>, names: &[&str]) -> Result<Library, String> {
-        let inside = folder.into_iter().flat_map(|folder| {
-            names.iter().map(move |name| folder.join(name).display().to_string())
-        });
+    /// The first of `names` that opens: in `folders`, where the loader looks, and in the Python
+    /// packages of this environment (`wheels`).
+    pub fn open(folders: &[PathBuf], names: &[&str]) -> Result<Library, String> {
+        let inside = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect();
+        let first: Vec<PathBuf> = folders.iter().flat_map::<Vec<PathBuf>, _>(inside).collect();
+        let packages = wheels(&python_prefixes());
+        let last = packages.iter().flat_map::<Vec<PathBuf>, _>(inside);
+        let known = names.iter().map(PathBuf::from);
         let mut why = Vec::new();
-        for name in inside.chain(names.iter().map(|name| name.to_string())) {
+        for path in first.into_iter().chain(known).chain(last.filter(|path| path.exists())) {
+            let name = path.display().to_string();
             let path = CString::new(name.as_str()).expect("a path without NUL");
             // SAFETY: a valid string. The library's own start-up code is trusted as the user's
             // choice.
@@ -49,6 +53,41 @@ impl Library {
         // SAFETY: a null pointer is None, any other the address of a function.
         unsafe { std::mem::transmute::<*mut c_void, Option<Symbol>>(found) }
     }
+}
+
+/// Where Python environments are installed: those that are active, and those of `PATH`.
+fn python_prefixes() -> Vec<PathBuf> {
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).filter(|bin| bin.join("python3").exists());
+    let above = on_path.filter_map(|bin| bin.parent().map(Path::to_path_buf));
+    active.map(PathBuf::from).chain(above).filter(|prefix| prefix.is_absolute()).collect()
+}
+
+/// The folders of NVIDIA's libraries in the packages of Python environments, as `pip install torch`
+/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name.
+fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
+    let within = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        entries.sort();
+        entries
+    };
+    let of_python = |lib: &PathBuf| {
+        let name = lib.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with("python3")
+    };
+    let mut found = Vec::new();
+    for prefix in prefixes {
+        for python in within(&prefix.join("lib")).iter().filter(|lib| of_python(lib)) {
+            for packages in ["site-packages", "dist-packages"] {
+                let nvidia = within(&python.join(packages).join("nvidia"));
+                found.extend(nvidia.iter().map(|package| package.join("lib")));
+            }
+        }
+    }
+    found.retain(|folder| folder.is_dir());
+    found
 }
 
 /// Address of a function, of a type that only its header knows.
@@ -159,3 +198,26 @@ macro_rules! table {
     };
 }
 pub use table;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The packages of two environments, in the order of the environments; no other folder.
+    #[test]
+    fn libraries_of_python_packages_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let nccl = make("b/lib/python3.12/site-packages/nvidia/nccl/lib");
+        let cublas = make("b/lib/python3.12/site-packages/nvidia/cu13/lib");
+        let system = make("a/lib/python3.11/dist-packages/nvidia/cublas/lib");
+        make("a/lib/python3.11/dist-packages/nvidia/headers/include");
+        make("a/lib/perl5/site-packages/nvidia/nccl/lib");
+        let prefixes = ["b", "a", "absent"].map(|name| root.path().join(name));
+        assert_eq!(wheels(&prefixes), [cublas, nccl, system]);
+    }
+}

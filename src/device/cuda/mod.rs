@@ -147,6 +147,11 @@ impl Cuda {
         &self.device
     }
 
+    /// f32 [1, n] in the scratch of ops, for who runs no op meanwhile. Panics if that is smaller.
+    pub fn scratch_tensor(&self, n: usize) -> Tensor {
+        Tensor::at(self.scratch(n * size_of::<f32>()), 1, n, DType::F32)
+    }
+
     /// Work enqueued so far.
     pub fn launched(&self) -> Launched {
         self.device.launched()
@@ -239,8 +244,8 @@ impl Backend for Cuda {
         self.memory.upload_async(&self.device, from, to);
     }
 
-    fn graph(&self, in_group: bool) -> Box<dyn Graph> {
-        Box::new(graph::CudaGraph::new(&self.device, in_group))
+    fn graph(&self, groups: usize) -> Box<dyn Graph> {
+        Box::new(graph::CudaGraph::new(&self.device, groups))
     }
 
     fn timeline(&self) -> Option<Arc<dyn Timeline>> {

@@ -12,7 +12,7 @@ use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The variable that names a folder of libraries.
+/// The variable that names folders of libraries, separated by colons.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
 
 /// At 0, no algorithm is timed: the first that cuBLASLt proposes is taken.
@@ -27,11 +27,11 @@ pub struct Options {
     /// Number of the GPU among those the driver shows.
     pub ordinal: usize,
     /// Where libraries are looked for first.
-    pub folder: Option<PathBuf>,
+    pub folders: Vec<PathBuf>,
     pub kernels: Option<Kernels>,
     /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
     pub tuned: Option<PathBuf>,
-    /// What `GRAPHS` is set to: 0, or 1 as if it were not.
+    /// What `GRAPHS` is set to: 0, all, or 1 as if it were not.
     pub graphs: Option<String>,
     /// Those for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
@@ -48,12 +48,14 @@ pub struct Options {
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
-        let folder = std::env::var_os(FOLDER).map(PathBuf::from);
+        let folders = std::env::var_os(FOLDER).unwrap_or_default();
         let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
         let attention = std::env::var(attention::CHOICE).ok();
         Options {
             ordinal,
-            folder,
+            folders: std::env::split_paths(&folders)
+                .filter(|f| !f.as_os_str().is_empty())
+                .collect(),
             kernels: Kernels::embedded(),
             tuned: cache(),
             graphs,
@@ -95,7 +97,7 @@ pub struct Opened {
 /// GPUs that the driver shows; 0 where there is no driver. Where it shows one but something else is
 /// missing, `open` says so: training on the CPU by accident is worse than an error.
 pub fn device_count(options: &Options) -> usize {
-    let library = Library::open(options.folder.as_deref(), &["libcuda.so.1"]);
+    let library = Library::open(&options.folders, &["libcuda.so.1"]);
     let api = library.ok().and_then(|library| driver::Api::load(&library).ok());
     api.map_or(0, |api| driver::device_count(&api))
 }
@@ -109,8 +111,9 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
         )
     })?;
     let graphs = graphs(options)?;
-    let (device, version) = open_driver(options)?;
-    device.graphs.store(graphs, Relaxed);
+    let (mut device, version) = open_driver(options)?;
+    device.graphs.store(graphs.is_some(), Relaxed);
+    device.graph_groups = graphs.unwrap_or(0);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
     let identity = device.identity().map_err(&what)?;
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
@@ -132,13 +135,14 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     Ok(Opened { device, identity, lt, kernels, capability, hopper, machine, lt_name })
 }
 
-/// Whether work that repeats is to become graphs.
-fn graphs(options: &Options) -> Result<bool, Problems> {
+/// Groups whose collectives a graph may hold; None: there are no graphs.
+fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
     match options.graphs.as_deref() {
-        None | Some("1") => Ok(true),
-        Some("0") => Ok(false),
+        None | Some("1") => Ok(Some(1)),
+        Some("all") => Ok(Some(usize::MAX)),
+        Some("0") => Ok(None),
         Some(other) => {
-            Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0 or 1, or not at all"))
+            Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0, 1 or all, or not at all"))
         }
     }
 }
@@ -188,10 +192,10 @@ fn new_enough(version: i32, kernels: &Kernels) -> Result<(), Problems> {
 
 /// The device and the CUDA version of its driver.
 fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
-    let library = Library::open(options.folder.as_deref(), &["libcuda.so.1"]).map_err(|why| {
+    let library = Library::open(&options.folders, &["libcuda.so.1"]).map_err(|why| {
         refuse(
             format!("there is no NVIDIA driver: {why}"),
-            &format!("install it, or set {FOLDER} to the folder of libcuda.so.1"),
+            &format!("install it, or add the folder of libcuda.so.1 to {FOLDER}"),
         )
     })?;
     let missing = |names: Vec<&str>| {
@@ -213,10 +217,10 @@ fn open_lt(options: &Options, capability: i32) -> Result<(lt::Api, String), Prob
         AMPERE.. => (&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia-cublas"),
         _ => (&["libcublasLt.so.12"], "nvidia-cublas-cu12"),
     };
-    let library = Library::open(options.folder.as_deref(), names).map_err(|why| {
+    let library = Library::open(&options.folders, names).map_err(|why| {
         refuse(
             format!("cuBLASLt is missing: {why}"),
-            &format!("pip install {wheel}, and set {FOLDER} to its folder of libraries"),
+            &format!("pip install {wheel}, or add its folder of libraries to {FOLDER}"),
         )
     })?;
     let missing = |names: Vec<&str>| {

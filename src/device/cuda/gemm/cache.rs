@@ -4,15 +4,18 @@
 //! digest of both and of the machine. A line whose digest is wrong is as if it were not there. What
 //! the file says is what is used, from the moment it is first written: of several ranks that timed
 //! the same product at once, all take what the first one wrote. So a run repeats its bits as long
-//! as the file is kept.
+//! as the file is kept. Who finds a choice in the file needs no lock; who writes one waits for the
+//! lock a few seconds at most, as some network file systems never give it.
 
 use crate::cuda::lt::Algorithm;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// By name of the product; None: its epilogue is done unfused.
@@ -24,6 +27,10 @@ pub struct AlgorithmCache {
     machine: String,
     known: RefCell<Known>,
 }
+
+/// Tries to get the lock of the file's writers, who hold it for milliseconds, and the pause between.
+const LOCK_TRIES: usize = 500;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Stands for an epilogue done unfused.
 const APART: &str = "apart";
@@ -39,7 +46,7 @@ impl AlgorithmCache {
     pub fn open(folder: &Path, machine: String) -> Option<AlgorithmCache> {
         fs::create_dir_all(folder).ok()?;
         let path = folder.join(format!("products-{:016x}.txt", xxh3_64(machine.as_bytes())));
-        lock(&path).ok()?;
+        lock_file(&path).ok()?;
         let known = RefCell::new(read(&path, &machine));
         Some(AlgorithmCache { path, machine, known })
     }
@@ -57,17 +64,22 @@ impl AlgorithmCache {
         way: Option<Algorithm>,
         valid: impl Fn(&Option<Algorithm>) -> bool,
     ) -> Option<Algorithm> {
-        // Not every network file system can lock; then a choice may get lost, and is made again.
-        let lock = lock(&self.path);
+        let chosen = |known: &Known| known.get(product).copied().filter(&valid);
         let mut known = read(&self.path, &self.machine);
-        let way = known.get(product).copied().filter(valid).unwrap_or(way);
-        if known.insert(product.to_string(), way) != Some(way) {
-            // A full disk is no reason to stop: the choice is made again in the next run.
-            let _ = publish(&self.path, &self.text(&known));
+        let mut taken = chosen(&known);
+        if taken.is_none() {
+            // Without the lock a choice may get lost, and is made again.
+            let lock = lock(&self.path);
+            known = read(&self.path, &self.machine);
+            taken = chosen(&known);
+            if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
+                // A full disk is no reason to stop: the choice is made again in the next run.
+                let _ = publish(&self.path, &self.text(&known));
+            }
+            drop(lock);
         }
         self.known.replace(known);
-        drop(lock);
-        way
+        taken.unwrap_or(way)
     }
 
     fn text(&self, known: &Known) -> String {
@@ -105,11 +117,22 @@ fn read(path: &Path, machine: &str) -> Known {
     String::from_utf8_lossy(&text).lines().filter_map(choice).collect()
 }
 
-/// Waits for the lock of the file's writers; it is held until the file is dropped.
-fn lock(path: &Path) -> io::Result<File> {
-    let file = File::create(path.with_extension("lock"))?;
-    let _ = file.lock();
-    Ok(file)
+/// The lock of the file's writers, held until it is dropped; None where it cannot be had in
+/// `LOCK_TRIES` tries.
+fn lock(path: &Path) -> Option<File> {
+    let file = lock_file(path).ok()?;
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Ok(()) => return Some(file),
+            Err(TryLockError::WouldBlock) => sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(_)) => return None,
+        }
+    }
+    None
+}
+
+fn lock_file(path: &Path) -> io::Result<File> {
+    File::create(path.with_extension("lock"))
 }
 
 /// Gives the file its name when it is whole.

@@ -124,7 +124,10 @@ impl Products {
             )
         });
         let fits = checked == 0 && Heuristic::read(&found).workspace <= self.workspace.bytes;
-        fits && queried == 0 && REPEATABLE.map(|scheme| scheme as u32).contains(&reduction)
+        // The preference asks for repeatable sums; a kernel family that does not name its scheme
+        // has none.
+        let repeatable = REPEATABLE.map(|scheme| scheme as u32).contains(&reduction);
+        fits && (queried != 0 || repeatable)
     }
 
     /// What the library's heuristic proposes, best first: the same in every run on the same GPU
