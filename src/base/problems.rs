@@ -51,8 +51,14 @@ impl Problems {
         }
     }
 
-    /// `value` if nothing was found wrong, else all that was.
-    pub fn or<T>(self, value: T) -> Result<T, Problems> {
+    /// `value` if nothing was found wrong, else all that was, each once.
+    pub fn or<T>(mut self, value: T) -> Result<T, Problems> {
+        let mut said = Vec::new();
+        self.list.retain(|problem| {
+            let new = !said.contains(problem);
+            new.then(|| said.push(problem.clone()));
+            new
+        });
         if self.list.is_empty() { Ok(value) } else { Err(self) }
     }
 }

@@ -44,6 +44,7 @@ pub use load::{exchange_restarts, load, load_weights, read_into, read_weights_in
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{
-    Share, WrittenPart, abandon, begin, discard, not_saved, publish, save, saved_bytes, write_part,
+    Share, WrittenPart, abandon, begin, discard, not_saved, publish, save, saved_bytes, space,
+    write_part,
 };
 pub use snapshot::Snapshot;

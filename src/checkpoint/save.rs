@@ -111,8 +111,8 @@ pub fn not_saved(fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error
     ))
 }
 
-/// Says no before writing what cannot fit.
-fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
+/// Says no before writing what cannot fit into a folder that is there.
+pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     let stat = rustix::fs::statvfs(checkpoints)?;
     let free = stat.f_bavail * stat.f_frsize;
     ensure!(

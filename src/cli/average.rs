@@ -18,7 +18,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let found = args.checkpoints.iter().map(|path| checkpoint::find(path));
     let found = found.collect::<anyhow::Result<Vec<_>>>()?;
     let written = average::average(&found, &args.output)?;
-    println!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
-    println!("`gptrain run {}` goes on from it", args.output.display());
+    base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
+    base::say!("`gptrain run {}` goes on from it", args.output.display());
     Ok(())
 }

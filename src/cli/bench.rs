@@ -47,8 +47,8 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let options = Options { quick: args.quick, tolerance: args.tolerance };
     let outcome = bench::run(&loaded, &options, messages)?;
     match outcome.measured {
-        Some(measured) if args.json => println!("{:#}", serde_json::to_value(&measured)?),
-        Some(measured) => print!("{}", print::text(&measured)),
+        Some(measured) if args.json => base::say!("{:#}", serde_json::to_value(&measured)?),
+        Some(measured) => base::say!("{}", print::text(&measured).trim_end()),
         None => {} // the process of rank 0 prints it
     }
     if outcome.healthy { Ok(()) } else { Err(exit::Slow.into()) }

@@ -1,12 +1,15 @@
 //! `gptrain diagnose`
 
+use anyhow::Context;
 use base::Seconds;
+use base::input::is_there;
 use comm::{Dump, End, Event, LogLine, RankReport};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The dump folder of a failed run: verdict.json, rank-00000.json …
+    /// The folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
     folder: PathBuf,
     /// Also show the last messages and operations of these ranks
     #[arg(long, value_name = "RANK")]
@@ -14,33 +17,57 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let dump = Dump::read(&args.folder)?;
+    let dump = Dump::read(&dump_folder(&args.folder)?)?;
     let found = dump.diagnose();
     match (&dump.line, &found) {
-        (Some(line), _) => println!("{line}"),
+        (Some(line), _) => base::say!("{line}"),
         (None, Some(line)) => {
-            println!("no verdict was written; the ranks' own reports say: {line}")
+            base::say!("no verdict was written; the ranks' own reports say: {line}")
         }
-        (None, None) => println!("no verdict was written, and no rank waits for another"),
+        (None, None) => base::say!("no verdict was written, and no rank waits for another"),
     }
     if let (Some(line), Some(found)) = (&dump.line, &found)
         && line != found
     {
-        println!("the ranks' own reports, written a moment later, say: {found}");
+        base::say!("the ranks' own reports, written a moment later, say: {found}");
     }
     for damaged in &dump.damaged {
-        println!("unreadable: {damaged}");
+        base::say!("unreadable: {damaged}");
     }
-    println!();
+    base::say!("");
     for report in &dump.ranks {
-        println!("{}", summary(report));
+        base::say!("{}", summary(report));
     }
     for report in args.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
-        println!("\n{}", report.name());
-        report.log.iter().for_each(|line| println!("{}", logged(line)));
-        report.events.iter().for_each(|event| println!("{}", detail(event)));
+        base::say!("\n{}", report.name());
+        report.log.iter().for_each(|line| base::say!("{}", logged(line)));
+        report.events.iter().for_each(|event| base::say!("{}", detail(event)));
     }
     Ok(())
+}
+
+/// The folder itself; of a run's folder the newest dump. The others are named.
+fn dump_folder(folder: &Path) -> anyhow::Result<PathBuf> {
+    is_there(folder)?;
+    let dumps = folder.join("failures");
+    if !dumps.is_dir() {
+        return Ok(folder.to_path_buf());
+    }
+    let mut all = Vec::new();
+    for entry in fs::read_dir(&dumps).with_context(|| format!("reading {}", dumps.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            all.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    all.sort();
+    let Some((_, newest)) = all.pop() else { return Ok(dumps) };
+    base::say!("{}", newest.display());
+    for (_, older) in all.iter().rev() {
+        base::say!("there is also {}", older.display());
+    }
+    base::say!("");
+    Ok(newest)
 }
 
 /// One rank in one line.

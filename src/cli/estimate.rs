@@ -175,6 +175,7 @@ impl Args {
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
+    base::input::is_there(path)?;
     std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
@@ -182,7 +183,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let name = path.display().to_string();
     let (learned, line) = request.learn(&read(path)?, &name)?;
-    eprintln!("{name}: {line}");
+    base::warn!("{name}: {line}");
     Ok(learned)
 }
 
@@ -191,10 +192,10 @@ fn calibrate(path: &Path, setup: Option<&Setup>) -> anyhow::Result<Predictor> {
     let name = path.display().to_string();
     let found = calibrate::calibrate(&read(path)?, &name, setup)?;
     for (id, what) in &found.odd {
-        eprintln!("{name}: {id}: {what}");
+        base::warn!("{name}: {id}: {what}");
     }
     let (times, weights) = found.learned(&name)?;
-    eprintln!("{name}: learned from {times} times and {weights} memories");
+    base::warn!("{name}: learned from {times} times and {weights} memories");
     Ok(found.predictor)
 }
 
@@ -210,17 +211,22 @@ fn list_hardware(json: bool) {
         return show(true, "", &json!(all));
     }
     for h in hardware::table() {
-        println!(
+        base::say!(
             "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB ${:>4}/h  {}",
-            h.name, h.peak_tflops, h.hbm_gb_s, h.memory_gib, h.price, h.about
+            h.name,
+            h.peak_tflops,
+            h.hbm_gb_s,
+            h.memory_gib,
+            h.price,
+            h.about
         );
     }
 }
 
 fn show(json: bool, text: &str, value: &serde_json::Value) {
     if json {
-        println!("{value:#}");
+        base::say!("{value:#}");
     } else {
-        print!("{text}");
+        base::say!("{}", text.trim_end());
     }
 }

@@ -40,9 +40,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (folder, family, dtype) = (args.output.display(), done.family.name(), done.dtype);
     let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
     let bytes = done.bytes;
-    println!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {}", from.display());
+    base::say!(
+        "wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {}",
+        from.display()
+    );
     if !done.tokenizer {
-        println!("without a tokenizer: the run's manifest names none, or it is not there any more");
+        base::say!(
+            "without a tokenizer: the run's manifest names none, or it is not there any more"
+        );
     }
     Ok(())
 }

@@ -34,24 +34,24 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             (import::import(&args.hf, &loaded, reference)?, path.clone())
         }
         (None, None) => {
-            print!("{}", import::model_section(&args.hf)?);
+            base::say!("{}", import::model_section(&args.hf)?.trim_end());
             return Ok(());
         }
     };
-    println!("wrote {} of {}", done.checkpoint.display(), done.what);
+    base::say!("wrote {} of {}", done.checkpoint.display(), done.what);
     if !done.unknown.is_empty() {
-        println!("left aside what is not known of config.json: {}", done.unknown.join(", "));
+        base::say!("left aside what is not known of config.json: {}", done.unknown.join(", "));
     }
     if let Some(divergence) = done.divergence {
-        println!("{divergence}");
+        base::say!("{divergence}");
     }
     match &args.output {
-        Some(output) => println!(
+        Some(output) => base::say!(
             "next: name a dataset in {}, then `gptrain run {}`",
             next.display(),
             output.display()
         ),
-        None => println!("`gptrain run {}` goes on from it", next.display()),
+        None => base::say!("`gptrain run {}` goes on from it", next.display()),
     }
     Ok(())
 }

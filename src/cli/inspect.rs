@@ -50,7 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     if args.replay.is_some() {
         let again = replay::checkpoint(&folder)?;
-        eprintln!("{again}");
+        base::warn!("{again}");
         if !again.equal() {
             bail!("{}: the next step does not repeat", folder.display());
         }

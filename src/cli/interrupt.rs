@@ -1,19 +1,18 @@
-//! Ctrl-C and SIGTERM end every command at once, whatever it waits for, and leave nothing half
+//! Ctrl-C, SIGTERM and SIGHUP end every command at once, whatever it waits for, and leave nothing half
 //! written. Only `run` listens itself: it finishes its step and saves.
 
 use anyhow::Context;
 use base::output;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 /// From now on one of the signals ends the process, by that signal.
 pub fn listen() -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    let mut signals = Signals::new(train::stop_signals()).context("cannot listen to signals")?;
     let end = move || {
         for signal in signals.forever() {
             let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };
-            eprintln!("gptrain: interrupted{kept}");
+            base::warn!("gptrain: interrupted{kept}");
             emulate_default_handler(signal).ok();
         }
     };

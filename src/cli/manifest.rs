@@ -3,7 +3,6 @@
 use base::Count;
 use clap::{Args, Subcommand};
 use manifest::{self, Loaded, Manifest};
-use std::io::Write;
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
@@ -30,19 +29,20 @@ pub fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Check(source) => {
             let loaded = manifest::load(&source.manifest, &source.sets)?;
-            print(&summary(&loaded))
+            let files = train::files::check(&loaded.manifest)?;
+            files.wrong.or(())?;
+            base::say!("{}", summary(&loaded));
+            for missing in files.missing.list {
+                base::say!("  not here   {}: {}", missing.place, missing.what);
+            }
         }
-        Command::Show(source) => print(&manifest::load(&source.manifest, &source.sets)?.effective),
-        Command::Schema => print(&format!("{:#}\n", manifest::schema())),
+        Command::Show(source) => {
+            let loaded = manifest::load(&source.manifest, &source.sets)?;
+            base::say!("{}", loaded.effective.trim_end());
+        }
+        Command::Schema => base::say!("{:#}", manifest::schema()),
     }
-}
-
-/// Prints; a closed pipe (`| head`) is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    Ok(())
 }
 
 fn summary(loaded: &Loaded) -> String {
@@ -73,11 +73,12 @@ fn summary(loaded: &Loaded) -> String {
             topology.zero
         ));
     }
+    lines.extend(m.notes().iter().map(|note| format!("  note      {note}")));
     if let Err(problems) = m.runnable() {
         lines.push("  This version can plan it, but not run it:".to_string());
         lines.extend(problems.list.iter().map(|problem| format!("  - {}", problem.what)));
     }
-    lines.join("\n") + "\n"
+    lines.join("\n")
 }
 
 fn batch(m: &Manifest) -> String {

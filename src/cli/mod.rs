@@ -103,10 +103,20 @@ pub fn main() -> ExitCode {
     };
     let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };
     messages.install(log_level, traces);
-    let Err(error) = run(command, &messages) else { return ExitCode::SUCCESS };
-    let (code, line) = exit::of_error(&error);
-    line.iter().for_each(|line| eprintln!("{line}"));
+    let (code, line) = match run(command, &messages) {
+        Ok(()) => unwritten(),
+        Err(error) => exit::of_error(&error),
+    };
+    line.iter().for_each(|line| base::warn!("{line}"));
     ExitCode::from(code)
+}
+
+/// The outcome of a command that did its work: a full disk may have cut its output short.
+fn unwritten() -> (u8, Option<String>) {
+    match base::say::failed() {
+        None => (0, None),
+        Some(error) => (1, Some(format!("gptrain: cannot write to standard output: {error}"))),
+    }
 }
 
 fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {

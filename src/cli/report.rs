@@ -31,7 +31,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let run = Run::read(&args.run)?;
     if run.metrics.torn {
-        eprintln!("the last line of metrics.jsonl is cut short and left out: was the run killed?");
+        base::warn!(
+            "the last line of metrics.jsonl is cut short and left out: was the run killed?"
+        );
     }
     let scale = if args.log { Scale::Log } else { Scale::Linear };
     let existing = args.overwrite.existing();
@@ -48,6 +50,6 @@ pub fn run(args: Args) -> Result<()> {
 
 fn write(path: &Path, existing: Existing, text: &str) -> Result<()> {
     output::write(path, existing, text.as_bytes())?;
-    println!("wrote {}", path.display());
+    base::say!("wrote {}", path.display());
     Ok(())
 }

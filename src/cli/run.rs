@@ -43,9 +43,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     match ended {
-        Some(train::Ended::Complete) => println!("complete: {folder}"),
-        Some(train::Ended::Stopped) => println!("stopped and saved: the same command goes on"),
-        Some(train::Ended::Reached) => println!("saved: {folder}: train.stop_at_loss is reached"),
+        Some(train::Ended::Complete) => base::say!("complete: {folder}"),
+        Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command goes on"),
+        Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
     }
     Ok(())

@@ -4,6 +4,7 @@
 use super::hang::diagnose;
 use super::report::RankReport;
 use anyhow::Context;
+use base::Problems;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -67,11 +68,11 @@ impl Dump {
             }
         }
         dump.damaged.sort();
-        anyhow::ensure!(
-            dump.line.is_some() || !dump.ranks.is_empty(),
-            "{} holds no dump: neither verdict.json nor rank-*.json",
-            folder.display()
-        );
+        if dump.line.is_none() && dump.ranks.is_empty() {
+            let what = "holds no dump: neither verdict.json nor rank-*.json";
+            let remedy = "give the folder of a run that failed with several ranks";
+            return Err(Problems::one(folder.display().to_string(), what, remedy).into());
+        }
         dump.fill();
         Ok(dump)
     }

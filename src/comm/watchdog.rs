@@ -49,7 +49,7 @@ impl Watchdog {
 /// wait for a GPU that waits for other ranks.
 pub(super) fn end_process(failed: &Failed) -> ! {
     if failed.print {
-        eprintln!("gptrain: {failed}");
+        base::warn!("gptrain: {failed}");
     }
     let _ = std::io::stdout().flush();
     // SAFETY: does not return.

@@ -180,7 +180,7 @@ impl Keys {
 
     fn wrong(&self, shape: &Shape, path: &str, found: &str, report: &mut Report) -> Option<Json> {
         let wanted = wanted(shape);
-        let near = suggest::word(found.trim_matches('"'), shape.choices.iter().copied());
+        let near = suggest::choice(found.trim_matches('"'), shape.choices.iter().copied());
         let remedy = match near {
             Some(choice) => format!("did you mean {choice}? It takes {wanted}"),
             None => format!("it takes {wanted}"),

@@ -11,6 +11,7 @@ mod define;
 mod forms;
 mod inference;
 mod keys;
+mod notes;
 mod optimizers;
 mod overrides;
 mod read;

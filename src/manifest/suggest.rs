@@ -20,6 +20,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("model.embedding_layernorm", "embed_layernorm"),
     ("model.tied_head", "tie_word_embeddings"),
     ("model.gelu", "activation_function"),
+    ("model.ffn", "activation hidden_act"),
     ("model.layernorm_eps", "layernorm_epsilon layer_norm_epsilon rms_norm_eps norm_epsilon"),
     ("model.dropout.residual", "hidden_dropout"),
     ("model.dropout.attention", "attention_dropout"),
@@ -28,7 +29,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("loss_scale.initial", "initial_loss_scale initial_scale_power"),
     ("loss_scale.min", "min_loss_scale"),
     ("loss_scale.window", "loss_scale_window"),
-    ("data.train", "data_path train_data_path"),
+    ("data.train", "data_path train_data_path path"),
     ("data.valid", "valid_data_path"),
     ("data.eod.mask_loss", "eod_mask_loss"),
     ("data.eod.reset_positions", "reset_position_ids"),
@@ -54,11 +55,29 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("checkpoint.in_flight", "async_save"),
     ("log.interval", "log_interval"),
     ("log.folder", "output_dir"),
-    ("train.samples", "train_samples"),
+    ("train.samples", "train_samples epochs num_train_epochs"),
     ("train.tokens", "train_tokens"),
     ("train.steps", "train_iters max_steps iterations"),
     ("train.eval_samples", "eval_iters"),
 ];
+
+/// Values, and what they are called elsewhere.
+const OTHER_WORDS: &[(&str, &str)] = &[
+    ("cuda", "gpu nvidia"),
+    ("f32", "float32 fp32 float single"),
+    ("bf16", "bfloat16"),
+    ("fp16", "float16 f16 half"),
+    ("adamw", "adam"),
+    ("rope", "rotary"),
+];
+
+/// The choice that was probably meant by `typed`.
+pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    let plain = typed.to_lowercase();
+    let elsewhere = OTHER_WORDS.iter().find(|(_, others)| others.split(' ').any(|w| w == plain));
+    let here = |(word, _): &(&str, &str)| known.clone().find(|known| known == word);
+    elsewhere.and_then(here).or_else(|| word(typed, known))
+}
 
 /// The full path that was probably meant by `key` in `section`, which knows the keys `siblings`;
 /// `all` are the paths of every key there is.

@@ -29,6 +29,9 @@ impl fmt::Display for Slow {
 
 impl std::error::Error for Slow {}
 
+/// The exit code where the user's input is wrong.
+pub const WRONG_INPUT: u8 = 2;
+
 /// Another process prints why the run ends; this one only exits with the same code.
 #[derive(Debug)]
 pub struct PeerExit {
@@ -52,7 +55,7 @@ pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
 
 fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
     if let Some(problems) = error.downcast_ref::<Problems>() {
-        (2, Some(problems.to_string()))
+        (WRONG_INPUT, Some(problems.to_string()))
     } else if let Some(failed) = error.downcast_ref::<Failed>() {
         (Failed::EXIT_CODE, failed.print.then(|| format!("gptrain: {failed}")))
     } else if let Some(PeerExit { code }) = error.downcast_ref() {

@@ -1,23 +1,29 @@
 //! Guards of a run: one process per run folder, signals, losses and gradients that are not finite.
 
 use super::rank::Rank;
+use super::report::Console;
 use anyhow::Context;
 use base::{DType, Problems};
 use engine::{Engine, Outcome};
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags, flock};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
+use signal_hook::iterator;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// An exclusive lock of the run's folder, released when dropped (or by the kernel when the process
 /// dies).
 pub struct FolderLock {
     _file: File,
+    folder: PathBuf,
+    /// The outermost folder that was made for it.
+    made: Option<PathBuf>,
 }
 
 impl FolderLock {
@@ -28,6 +34,8 @@ impl FolderLock {
         options.read(true).write(true).create(true).truncate(false);
         options.custom_flags(OFlags::NOFOLLOW.bits() as i32); // it may lead to a file of worth
         let open = || options.open(&path);
+        let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let made = folder.ancestors().take_while(missing).last().map(Path::to_path_buf);
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;
@@ -44,7 +52,23 @@ impl FolderLock {
         let holder = format!("process {} on {}\n", std::process::id(), hostname());
         let written = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
         written.with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(FolderLock { _file: file })
+        Ok(FolderLock { _file: file, folder: folder.to_path_buf(), made })
+    }
+
+    /// Removes the folder if it was made for a run that has left nothing in it.
+    pub fn remove_unused(&self) {
+        let Some(made) = &self.made else { return };
+        let bookkeeping = ["run.lock", "starts.json"];
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+        if !names.iter().all(|name| bookkeeping.iter().any(|known| name == *known)) {
+            return;
+        }
+        // Where one cannot be removed, it stays: nothing is lost.
+        bookkeeping.iter().for_each(|name| drop(fs::remove_file(self.folder.join(name))));
+        for folder in self.folder.ancestors().take_while(|folder| folder.starts_with(made)) {
+            let _ = fs::remove_dir(folder);
+        }
     }
 }
 
@@ -56,6 +80,37 @@ fn hostname() -> String {
 pub struct Signals {
     stop: Arc<AtomicBool>,
     save: Arc<AtomicBool>,
+    word: Arc<StopWord>,
+}
+
+/// What is said, once, when a stop is requested: the step may take minutes.
+struct StopWord {
+    /// None where another process says it.
+    console: Mutex<Option<Console>>,
+    /// The step that is computed now; 0 before the first.
+    step: AtomicU64,
+}
+
+impl StopWord {
+    fn say(&self) {
+        let mut console = self.console.lock();
+        let Some(console) = console.take() else { return };
+        let finishing = match self.step.load(Ordering::Relaxed) {
+            0 => "stopping before the first step".to_string(),
+            step => format!("finishing step {step}, then saving"),
+        };
+        console.print(&format!("{finishing}; Ctrl-C again: leave now"));
+    }
+}
+
+/// The signals that request a stop: Ctrl-C, a scheduler's, a terminal that closes. The last is left
+/// alone where whoever started this process had it ignored (nohup).
+pub fn stop_signals() -> Vec<i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let ignored = |signal: &i32| *signal == SIGHUP && mask >> (signal - 1) & 1 == 1;
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !ignored(signal)).collect()
 }
 
 /// From now on a write beyond the user's file size limit returns an error, where SIGXFSZ ended the
@@ -66,25 +121,40 @@ pub fn heed_size_limits() -> anyhow::Result<()> {
 }
 
 impl Signals {
-    /// From now on SIGINT and SIGTERM request a stop (finish the step, save, exit) and SIGUSR1 a
-    /// save. A second SIGINT exits at once. A second SIGTERM does not: at a time limit Slurm sends
-    /// one to the step and one to the job.
-    pub fn listen() -> anyhow::Result<Signals> {
-        let signals = Signals { stop: Arc::default(), save: Arc::default() };
+    /// From now on `stop_signals` request a stop (finish the step, save, exit), which `console` is
+    /// told, and SIGUSR1 a save. A second SIGINT exits at once. A second SIGTERM does not: at a
+    /// time limit Slurm sends one to the step and one to the job.
+    pub fn listen(console: Option<Console>) -> anyhow::Result<Signals> {
+        let word = StopWord { console: Mutex::new(console), step: AtomicU64::new(0) };
+        let word = Arc::new(word);
+        let signals = Signals { stop: Arc::default(), save: Arc::default(), word };
         let interrupted = Arc::<AtomicBool>::default();
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone())?;
         flag::register(SIGINT, interrupted)?;
-        for signal in [SIGINT, SIGTERM] {
+        for signal in stop_signals() {
             flag::register(signal, signals.stop.clone())?;
         }
+        let mut arriving = iterator::Signals::new(stop_signals())?;
+        let word = signals.word.clone();
+        let say = move || arriving.forever().take(1).for_each(|_| word.say());
+        std::thread::Builder::new().name("signals".into()).spawn(say)?;
         flag::register(SIGUSR1, signals.save.clone())?;
         heed_size_limits()?;
         Ok(signals)
     }
 
-    /// Whether a stop was requested.
+    /// Whether a stop was requested. Then it has been said.
     pub fn stop(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        let stop = self.stop.load(Ordering::Relaxed);
+        if stop {
+            self.word.say();
+        }
+        stop
+    }
+
+    /// The step that is computed from now on.
+    pub fn computing(&self, step: u64) {
+        self.word.step.store(step, Ordering::Relaxed);
     }
 
     /// Whether a save was requested since the last call of `saved`.

@@ -5,7 +5,7 @@ mod device;
 
 pub use device::{Carrier, Device, LocalRank, of_rank};
 
-use super::exit::PeerExit;
+use super::exit::{self, PeerExit};
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use ::device::Dead;
@@ -55,7 +55,11 @@ impl LocalRanks {
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
-            return Err(another_world(m, launch.world).into());
+            let printed = launch.rank > 0; // by rank 0
+            return Err(match printed {
+                true => PeerExit { code: exit::WRONG_INPUT }.into(),
+                false => another_world(m, launch.world).into(),
+            });
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
@@ -126,6 +130,11 @@ impl LocalRanks {
 }
 
 impl LocalRanks {
+    /// Whether rank 0 is among them. Before they run.
+    pub fn lead(&self) -> bool {
+        self.worlds.iter().any(|(world, _)| world.rank() == 0)
+    }
+
     /// Runs one rank. The world is dropped before the device: other ranks may write into its
     /// memory.
     fn run_one<T>(

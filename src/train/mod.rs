@@ -11,6 +11,7 @@ pub mod messages;
 pub mod trace;
 
 mod preflight;
+pub mod files;
 mod crash_loop;
 mod guard;
 mod last_checkpoint;
@@ -27,7 +28,7 @@ pub mod generate;
 pub mod divergence;
 pub mod import;
 
-pub use guard::heed_size_limits;
+pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;
 pub use start::Options;
 
@@ -46,8 +47,12 @@ pub fn run(
     let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
-        let _lock = start::lock(rank, &loaded.manifest)?;
-        let mut run = start::open(&process, rank, device)?;
+        let lock = start::lock(rank, &loaded.manifest)?;
+        let opened = start::open(&process, rank, device);
+        if let (Err(_), Some(lock)) = (&opened, &lock) {
+            lock.remove_unused();
+        }
+        let mut run = opened?;
         let ended = run.train();
         run.end(&ended);
         if rank.is_first() && ended.is_ok() {

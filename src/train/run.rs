@@ -153,6 +153,7 @@ impl Run<'_> {
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
         let lr = lr::at(&m.lr, consumed);
         let (loader, be) = (&mut self.loader, self.be);
+        self.signals.computing(step);
         let computing = format!("computing step {step}");
         self.engine.queue(
             &mut |inputs| {

@@ -10,7 +10,7 @@ use super::report::{Report, RunInfo};
 use super::run::Run;
 use super::saving::{self, Saver};
 use super::trace::{Trace, TraceOptions};
-use super::{crash_loop, preflight, replay, resume};
+use super::{crash_loop, files, preflight, replay, resume};
 use base::output::{self, Existing};
 use base::{Bytes, Count};
 use checkpoint::{DataId, Found, State};
@@ -67,7 +67,7 @@ impl<'a> Process<'a> {
             loaded,
             options,
             messages,
-            signals: Signals::listen()?,
+            signals: Signals::listen(ranks.lead().then(|| messages.console().clone()))?,
             trace: options.trace.as_ref().map(|options| Trace::new(options, messages.spans())),
             data: Mutex::new(None),
             tasks,
@@ -114,6 +114,10 @@ pub fn open<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let asked = options.resume_from.as_deref();
+    rank.first_phase("looking at files", || {
+        files::check(m)?.ready()?;
+        checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
+    })?;
     let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
@@ -233,8 +237,28 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
 /// The state of a new run: initial weights.
 fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
     rank.set_phase("setting initial weights");
+    if rank.is_first() {
+        new_run(loaded);
+    }
     engine.init();
     rank.on_first(|| Ok(saving::initial_state(loaded, ids)))
+}
+
+/// Says where a new run lies; and where another lies that may have been meant, since log.folder
+/// starts at the working folder, and a manifest's other paths at the manifest.
+fn new_run(loaded: &Loaded) {
+    let folder = &loaded.manifest.log.folder;
+    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    tracing::info!("new run in {}", whole(folder).display());
+    let beside = loaded.source.parent().unwrap_or(Path::new(".")).join(folder);
+    if folder.is_relative()
+        && whole(&beside) != whole(folder)
+        && beside.join("checkpoints").is_dir()
+    {
+        let beside = whole(&beside);
+        let beside = beside.display();
+        tracing::warn!("{beside} holds a run too: `gptrain run {beside}` goes on with that one");
+    }
 }
 
 /// Writes the effective manifest and opens the report.
@@ -289,6 +313,7 @@ fn announce(
         Count(tokens),
         engine.store().model_dtype(),
     );
+    m.notes().iter().for_each(|note| tracing::warn!("{note}"));
     tracing::info!("sample order: {order} of host memory in each process");
     if rank.grid.size() > 1 {
         let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
+//! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and changes in the order that helps |
@@ -15,5 +16,6 @@ mod attacks;
 mod estimate;
 mod estimate_cli;
 mod estimate_own;
+mod newcomer;
 mod report;
 mod run;

@@ -41,13 +41,14 @@ fn a_run_stopped_by_a_signal_saves_and_goes_on_as_if_it_never_stopped() {
     let lab = Lab::new();
     let long = ["train.steps=60", "model.dropout=0.1", "batch.ramp_up=2 2 40"];
     lab.run(&[&long[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
-    for signal in [Signal::TERM, Signal::INT] {
+    for (signal, steps) in [(Signal::TERM, 8), (Signal::INT, 20), (Signal::HUP, 35)] {
         let child = lab.start(&long);
-        lab.wait_for_steps("runs/a", if signal == Signal::TERM { 8 } else { 30 });
+        lab.wait_for_steps("runs/a", steps);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let done = Done::of(child.wait_with_output().unwrap());
         done.expect(0, &[]);
         assert!(done.out.contains("stopped and saved"), "{}", done.out);
+        assert!(done.out.contains(", then saving; Ctrl-C again: leave now"), "{}", done.out);
         assert!(lab.metrics("runs/a").len() < 60, "stopped before the end");
     }
     let done = lab.run(&long);

@@ -17,6 +17,23 @@ const WORDS: &[(&str, &str)] = &[
     ("stranger", "unauthenticated peer"), ("turn_away", "reject"),
 ];
 
+/// Whoever reads standard output may leave early; `println!` then ends the program.
+#[test]
+fn lines_are_printed_by_what_outlives_their_reader() {
+    let mut found = Vec::new();
+    let printing = ["println!", "print!", "eprintln!", "eprint!"];
+    for (file, text) in
+        files("src", "rs").into_iter().filter(|(file, _)| !file.ends_with("build.rs"))
+    {
+        for (number, line) in code(&text).lines().enumerate() {
+            found.extend(printing.iter().filter(|word| line.contains(*word)).map(|word| {
+                format!("{}:{}: {word}: base::say! or base::warn!", file.display(), number + 1)
+            }));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
 #[test]
 fn private_words_do_not_come_back() {
     let mut found = Vec::new();

@@ -64,7 +64,7 @@ fn check(prefix: &Path, args: &Args) -> Result<()> {
         Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
         None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
     };
-    println!(
+    base::say!(
         "{place}: sound. {} documents, {} tokens of {}, the highest id is {}, {against}",
         Count(dataset.documents() as u64),
         Count(dataset.tokens()),
@@ -75,7 +75,7 @@ fn check(prefix: &Path, args: &Args) -> Result<()> {
         for path in [index_path(prefix), tokens_path(prefix)] {
             let digest = whole_digest(&path);
             let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
-            println!("{}  {digest:016x}", path.display());
+            base::say!("{}  {digest:016x}", path.display());
         }
     }
     Ok(())

@@ -123,9 +123,9 @@ impl Text {
         });
         let found = corpus::find(&self.input, format)?;
         let more = found.notes.len().saturating_sub(NOTES);
-        found.notes.iter().take(NOTES).for_each(|note| eprintln!("note: {}", visible(note)));
+        found.notes.iter().take(NOTES).for_each(|note| base::warn!("note: {}", visible(note)));
         if more > 0 {
-            eprintln!("note: and {more} more like these");
+            base::warn!("note: and {more} more like these");
         }
         Ok(found.inputs)
     }
@@ -165,7 +165,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
     })?;
     let seconds = progress.finish();
-    println!(
+    base::say!(
         "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
         args.output.display(),
         Count(built.documents),
@@ -173,9 +173,9 @@ pub fn build(args: BuildArgs) -> Result<()> {
         built.text as f64 / built.tokens.max(1) as f64,
     );
     let rate = Bytes((built.read as f64 / seconds.0) as u64);
-    println!("{} read in {seconds}, {rate}/s", Bytes(built.read));
+    base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
     if built.skipped > 0 {
-        println!("{} lines could not be read and are left out", Count(built.skipped));
+        base::say!("{} lines could not be read and are left out", Count(built.skipped));
     }
     Ok(())
 }
@@ -233,7 +233,7 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
         .write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     output.finish()?;
-    println!(
+    base::say!(
         "{}: {} ids learned from {} ({} different pieces) in {seconds}",
         args.output.display(),
         Count(trained.vocab as u64),
@@ -241,7 +241,7 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
         Count(trained.pieces as u64),
     );
     if trained.vocab < args.vocab {
-        println!("the text has no more pairs that occur {} times", args.min_frequency);
+        base::say!("the text has no more pairs that occur {} times", args.min_frequency);
     }
     Ok(())
 }
@@ -256,6 +256,11 @@ pub fn merge(args: MergeArgs) -> Result<()> {
     let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
         (documents + dataset.documents() as u64, tokens + dataset.tokens())
     });
-    println!("{}: {} documents, {} tokens", args.output.display(), Count(documents), Count(tokens));
+    base::say!(
+        "{}: {} documents, {} tokens",
+        args.output.display(),
+        Count(documents),
+        Count(tokens)
+    );
     Ok(())
 }

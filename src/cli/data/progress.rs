@@ -52,7 +52,7 @@ impl Progress {
                 }
             };
             let rate = Bytes(rate as u64);
-            eprintln!("{}: {rate}/s{left} · {}", self.doing, message());
+            base::warn!("{}: {rate}/s{left} · {}", self.doing, message());
         }
     }
 

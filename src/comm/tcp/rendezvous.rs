@@ -4,7 +4,7 @@
 use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
-use super::{Join, LOOPBACK, failed, loopback};
+use super::{Join, LOOPBACK, PATIENCE, failed, loopback};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -91,9 +91,17 @@ fn wait_for_ranks(
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
     let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
+    let mut word = Some(Instant::now() + PATIENCE);
     while present.len() < join.world {
-        let left = end.saturating_duration_since(Instant::now());
-        let Ok((request, ip, control)) = arrivals.recv_timeout(left) else { break };
+        let until = word.unwrap_or(end).min(end);
+        let arrived = arrivals.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let Ok((request, ip, control)) = arrived else {
+            if word.take().is_none() {
+                break;
+            }
+            tracing::info!("waiting for {} at {}", ranks(&absent(join, present)), join.address);
+            continue;
+        };
         let (rank, world) = (request.rank, join.world);
         if rank >= world {
             reject(
@@ -123,6 +131,10 @@ fn reject(mut control: TcpStream, why: &str) {
     let _ = control::write(&mut control, &ControlMessage::Rejected(why.to_string()));
 }
 
+fn absent(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
+    (0..join.world).filter(|rank| !present.contains_key(rank)).collect()
+}
+
 /// "ranks 3, 5 did not come in 60 s; rank 2 came twice; 12 connections were strangers'".
 fn missing(
     join: &Join,
@@ -130,7 +142,7 @@ fn missing(
     duplicates: &[usize],
     strangers: u64,
 ) -> Option<String> {
-    let absent: Vec<usize> = (0..join.world).filter(|rank| !present.contains_key(rank)).collect();
+    let absent = absent(join, present);
     if absent.is_empty() {
         return None;
     }

@@ -109,6 +109,13 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
 }
 
 fn read(path: &Path) -> Result<String> {
+    let place = || path.display().to_string();
+    if !path.exists() {
+        let what = "there is no such tokenizer";
+        let remedy = "give the path of a tokenizer.json, or of a folder that holds one (nothing is \
+                      downloaded by name)";
+        return Err(Problems::one(place(), what, remedy).into());
+    }
     let bytes = std::fs::read(path)
         .with_context(|| format!("cannot read the tokenizer {}", path.display()))?;
     String::from_utf8(bytes).map_err(|error| {

@@ -71,6 +71,7 @@ impl Device {
     /// For a person.
     pub fn description(&self) -> String {
         match self {
+            Device::Cpu(cpu) if cpu.threads() == 1 => "CPU, 1 thread".to_string(),
             Device::Cpu(cpu) => format!("CPU, {} threads", cpu.threads()),
             Device::Gpu { cuda, .. } => cuda.description().to_string(),
         }

@@ -5,9 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{
-    ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle, WeakProgressBar,
-};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle, WeakProgressBar};
 
 use super::RunInfo;
 use super::metrics::StepRow;
@@ -65,6 +63,7 @@ pub(super) struct Screen {
     console: Console,
     bar: ProgressBar,
     total_steps: u64,
+    total_tokens: u64,
     /// Mean over the last steps, for the eye; none before the first step.
     rate: Option<f64>,
     loss: Option<f64>,
@@ -87,8 +86,9 @@ impl Screen {
             bar.enable_steady_tick(Duration::from_millis(500));
         }
         console.set_bar(&bar);
+        let (total_steps, total_tokens) = (info.total_steps, info.tokens(info.total_samples));
         let console = console.clone();
-        Screen { console, bar, total_steps: info.total_steps, rate: None, loss: None }
+        Screen { console, bar, total_steps, total_tokens, rate: None, loss: None }
     }
 
     /// Moves the bar to the end of a step. Its length is in samples: under a batch ramp-up, steps
@@ -97,11 +97,6 @@ impl Screen {
         if self.bar.is_hidden() {
             return;
         }
-        if self.rate.is_none() {
-            // A resumed run starts in the middle, and its rate counts from there.
-            self.bar.set_position(row.consumed_samples.saturating_sub(row.global_batch));
-            self.bar.reset_eta();
-        }
         let blend = |old: Option<f64>, new: f64| old.map_or(new, |old| old + NEWEST * (new - old));
         let rate = blend(self.rate, row.tokens_per_s);
         let loss = if row.lm_loss.is_finite() { blend(self.loss, row.lm_loss) } else { f64::NAN };
@@ -109,11 +104,12 @@ impl Screen {
         let scale = row.loss_scale.map(|scale| format!(" · loss scale {scale:.0}"));
         self.bar.set_position(row.consumed_samples);
         self.bar.set_message(format!(
-            "step {}/{} · loss {loss:.3}{} · {} tokens/s",
+            "step {}/{} · loss {loss:.3}{} · {} tokens/s · {} left",
             Count(row.step),
             Count(self.total_steps),
             scale.unwrap_or_default(),
-            short(rate)
+            short(rate),
+            time_left(self.total_tokens, row.tokens, rate)
         ));
     }
 
@@ -127,17 +123,13 @@ impl Screen {
     }
 }
 
+/// Of the run's tokens, at `rate` a second: the bar's own guess counts what a resumed run did before.
+pub(super) fn time_left(total: u64, consumed: u64, rate: f64) -> Seconds {
+    Seconds((total.saturating_sub(consumed) as f64 / rate).ceil())
+}
+
 fn style() -> ProgressStyle {
-    let template = "{bar:24.cyan/dim} {percent:>3}% {msg} · {left} left";
-    let left = |state: &ProgressState, to: &mut dyn std::fmt::Write| {
-        let seconds = state.eta().as_secs_f64();
-        let _ = match state.pos() {
-            0 => write!(to, "…"),
-            _ => write!(to, "{}", Seconds(seconds.ceil())),
-        };
-    };
-    ProgressStyle::with_template(template)
-        .expect("the template is well-formed")
-        .with_key("left", left)
-        .progress_chars("━╸─")
+    let template = "{bar:24.cyan/dim} {percent:>3}% {msg}";
+    let style = ProgressStyle::with_template(template).expect("the template is well-formed");
+    style.progress_chars("━╸─")
 }

@@ -6,8 +6,10 @@ use regex_lite::Regex;
 
 use super::curves::{smoothed, thinned};
 use super::line::{Interval, validation};
+use super::screen::time_left;
 use super::tensorboard::crc32c;
 use super::*;
+use base::Seconds;
 use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
 
 fn info() -> RunInfo {
@@ -37,6 +39,14 @@ fn line(step: u64, lm_loss: f64) -> StepLine {
         loss_scale: None,
         skipped: false,
     }
+}
+
+#[test]
+fn the_time_left_of_a_resumed_run_is_that_of_its_own_tokens() {
+    // 159 of 200 steps are left, 1,000 tokens each, at 750 tokens/s.
+    assert_eq!(time_left(200_000, 41_000, 750.0), Seconds(212.0));
+    assert_eq!(time_left(200_000, 200_000, 750.0), Seconds(0.0));
+    assert_eq!(time_left(200_000, 1, f64::NAN).to_string(), "unknown");
 }
 
 /// The line of BLOOM-176B's log, field by field, with this run's numbers and fields of ours behind.

@@ -1,0 +1,169 @@
+//! What a newcomer does in the first hour, and what is said to them.
+
+use crate::common::binary::{Done, Lab, free_port};
+use std::fs;
+use std::process::Stdio;
+
+/// A reader of standard output that leaves at once, as `head -0` does.
+fn without_a_reader(lab: &Lab, args: &[&str]) -> Done {
+    let mut child = lab.command(args).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    Done::of(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn a_reader_that_leaves_ends_no_command() {
+    let lab = Lab::new();
+    without_a_reader(&lab, &["run", "run.yaml"]).well();
+    assert_eq!(lab.metrics("runs/a").len(), 12);
+    let estimate = ["estimate", "run.yaml", "--hardware", "h100-80g"];
+    let export = ["export", "runs/a", "--hf", "hf"];
+    for args in [
+        &["manifest", "schema"][..],
+        &["estimate", "--list-hardware"],
+        &estimate,
+        &["report", "runs/a"],
+        &["data", "check", "corpus"],
+        &["inspect-ckpt", "runs/a"],
+        &export,
+    ] {
+        without_a_reader(&lab, args).well();
+    }
+    let mut schema = lab.command(&["manifest", "schema"]);
+    let full = fs::File::create("/dev/full").unwrap();
+    Done::of(schema.stdout(full).output().unwrap())
+        .expect(1, &["cannot write to standard output: No space left"]);
+}
+
+#[test]
+fn paths_that_lead_nowhere_are_the_users_mistake_everywhere() {
+    let lab = Lab::new();
+    for args in [
+        "run nowhere",
+        "manifest check nowhere",
+        "diagnose nowhere",
+        "import --hf nowhere",
+        "export nowhere --hf x",
+        "report nowhere",
+        "inspect-ckpt nowhere",
+        "sample nowhere --prompt x",
+        "data build nowhere -t bytes -o x",
+        "data build run.yaml --format txt -t nowhere -o x",
+        "estimate run.yaml --calibrate nowhere",
+    ] {
+        let done = lab.gptrain(&args.split(' ').collect::<Vec<_>>());
+        done.expect(2, &["nowhere", "→"]);
+        assert!(!done.err.contains("os error"), "{}", done.err);
+    }
+}
+
+#[test]
+fn files_that_contradict_the_manifest_are_found_before_the_run() {
+    let lab = Lab::new();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
+    let named = format!("data.tokenizer={tokenizer}");
+    let cases: [(&[&str], &str); 4] = [
+        (&["data.tokenizer=none.json"], "none.json does not exist"),
+        (&["model.vocab=32"], "holds id 63; model.vocab is 32"),
+        (&[&named], "has 4,096 ids"),
+        (&[&named, "model.vocab=4096", "data.eod={token: 7}"], "has 0 for it"),
+    ];
+    for (sets, says) in cases {
+        lab.run(sets).expect(2, &[says, "→"]);
+        assert!(!lab.path("runs").exists(), "a start that fails leaves no folder");
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = ["manifest", "check", "run.yaml"].into_iter().chain(sets).collect();
+        let done = lab.gptrain(&args);
+        match says.ends_with("exist") {
+            true => {
+                assert!(done.out.contains("not here") && done.out.contains(says), "{}", done.out)
+            }
+            false => drop(done.expect(2, &[says])),
+        }
+    }
+    lab.run(&["data.train=none", "data.valid={a: none}"]).expect(2, &["none.idx does not exist"]);
+    let twice = lab.run(&["data.train=none", "data.valid={a: none}"]).err;
+    assert_eq!(twice.matches("does not exist").count(), 1, "{twice}");
+    lab.run(&[&named, "model.vocab=4096", "data.eod={token: 0}"]).well();
+}
+
+#[test]
+fn what_is_seldom_meant_is_said() {
+    let lab = Lab::new();
+    let says = "longer than the run of 48: the learning rate ends at 48 % of lr.peak";
+    let done = lab.run(&["lr.warmup_samples=100"]);
+    done.well();
+    assert!(done.out.contains(says), "{}", done.out);
+    let done = lab.gptrain(&["manifest", "check", "run.yaml", "--set", "lr.warmup_samples=100"]);
+    assert!(done.out.contains(says), "{}", done.out);
+    for (set, meant) in [
+        ("train.device=gpu", "did you mean cuda?"),
+        ("precision=float32", "did you mean f32?"),
+        ("precision=bfloat16", "did you mean bf16?"),
+        ("data.path=corpus", "did you mean data.train?"),
+    ] {
+        lab.run(&[set]).expect(2, &[meant]);
+    }
+}
+
+#[test]
+fn a_run_says_where_it_lies_and_which_other_may_be_meant() {
+    let lab = Lab::new();
+    let done = lab.run(&["topology.data=2"]);
+    let folder = lab.path("").canonicalize().unwrap();
+    let here = folder.join("runs/a").display().to_string();
+    assert!(done.out.contains(&format!("new run in {here}")), "{}", done.out);
+    assert!(done.out.ends_with("complete: runs/a\n"), "by several ranks too: {}", done.out);
+    fs::create_dir(lab.path("else")).unwrap();
+    let mut elsewhere = lab.command(&["run", "../run.yaml"]);
+    let done = Done::of(elsewhere.current_dir(lab.path("else")).output().unwrap());
+    done.well();
+    assert!(
+        done.out.contains(&format!("`gptrain run {here}` goes on with that one")),
+        "{}",
+        done.out
+    );
+}
+
+#[test]
+fn ranks_that_are_missing_are_named_while_they_are_waited_for() {
+    let lab = Lab::new();
+    let port = free_port();
+    let sets = ["topology.data=3", "batch.global=6", "comm.start_timeout_s=6"];
+    let done = Done::of(lab.rank(0, 3, port, &sets).output().unwrap());
+    done.expect(3, &["ranks 1, 2 did not come"]);
+    let says = format!("waiting for ranks 1, 2 at 127.0.0.1:{port}");
+    assert!(done.out.contains(&says), "{}", done.out);
+    let done = Done::of(lab.rank(1, 3, port, &sets).output().unwrap());
+    done.expect(3, &["did not find rank 0"]);
+    let says = format!("rank 1 waits for rank 0 at 127.0.0.1:{port}");
+    assert!(done.out.contains(&says), "{}", done.out);
+}
+
+#[test]
+fn one_rank_says_that_their_number_is_wrong() {
+    let lab = Lab::new();
+    let port = free_port();
+    let start = |rank| Done::of(lab.rank(rank, 3, port, &["topology.data=2"]).output().unwrap());
+    start(0).expect(2, &["3 ranks were started"]);
+    assert_eq!((start(1).code, start(1).err), (Some(2), String::new()));
+}
+
+#[test]
+fn the_newest_dump_of_a_run_is_diagnosed() {
+    let lab = Lab::new();
+    lab.run(&[]).well();
+    lab.gptrain(&["diagnose", "runs/a"]).expect(2, &["runs/a", "holds no dump", "→"]);
+    for job in ["old", "new"] {
+        let dump = lab.path("runs/a/failures").join(job);
+        fs::create_dir_all(&dump).unwrap();
+        fs::write(dump.join("verdict.json"), format!(r#"{{"verdict": "of {job}"}}"#)).unwrap();
+        let stamp = std::time::SystemTime::UNIX_EPOCH;
+        let hours = std::time::Duration::from_secs(if job == "old" { 1 } else { 7200 });
+        fs::File::open(&dump).unwrap().set_modified(stamp + hours).unwrap();
+    }
+    let done = lab.gptrain(&["diagnose", "runs/a"]);
+    done.well();
+    let says = ["of new", "there is also runs/a/failures/old"];
+    assert!(says.iter().all(|says| done.out.contains(says)), "{}", done.out);
+}
