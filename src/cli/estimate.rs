@@ -25,7 +25,8 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Predict another program's needs: megatron-deepspeed, megatron-lm, deepspeed-zero3,
-    /// hf-deepspeed, ddp, fsdp
+    /// hf-deepspeed, ddp, fsdp, nemo, megatron-bridge, torchtitan, nanotron, llmq, llm.c, paxml,
+    /// paxml-te
     #[arg(long = "as", value_name = "PROGRAM")]
     program: Option<String>,
     /// A row of the hardware table, in place of the manifest's plan.hardware; h100 is h100-80g
@@ -46,8 +47,8 @@ pub struct Args {
     /// Share of the calendar in which the run makes progress
     #[arg(long)]
     availability: Option<f64>,
-    /// Kernel launches do not wait (CUDA_LAUNCH_BLOCKING=0); the measured Megatron-DeepSpeed runs
-    /// did
+    /// Kernel launches do not wait (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine where they did,
+    /// such as jean-zay-a100, and in all rows of --score and --calibrate
     #[arg(long)]
     async_launches: bool,
     #[command(flatten)]
@@ -87,11 +88,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         return Ok(true);
     }
     if let Some(path) = &args.score {
-        let calibrated = args.calibrate.as_deref().map(|from| calibrate(from, None)).transpose()?;
-        let predictor = calibrated.as_ref().unwrap_or_else(|| Predictor::shipped());
-        let (text, json) =
-            score::print::score(predictor, &rows::read(&read(path)?, &path.display().to_string())?);
-        show(args.json, &text, &json);
+        score(path, &args)?;
         return Ok(true);
     }
     plan(&args)
@@ -109,7 +106,8 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
         request = learn(path, request)?;
     }
     let setup = &request.setup;
-    let calibrated = from.map(|from| calibrate(from, Some(setup))).transpose()?;
+    let calibrated =
+        from.map(|from| calibrate(from, Some(setup), args.async_launches)).transpose()?;
     let predictor = calibrated.as_ref().unwrap_or_else(|| Predictor::shipped());
     if args.search.asked() {
         return search::run(args, &request, predictor);
@@ -179,6 +177,19 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
+fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
+    let from = args.calibrate.as_deref();
+    let own = from.map(|from| calibrate(from, None, args.async_launches)).transpose()?;
+    let predictor = own.as_ref().unwrap_or_else(|| Predictor::shipped());
+    let mut rows = rows::read(&read(path)?, &path.display().to_string())?;
+    if args.async_launches {
+        rows = rows.into_iter().map(rows::Row::asynchronous).collect();
+    }
+    let (text, json) = score::print::score(predictor, &rows);
+    show(args.json, &text, &json);
+    Ok(())
+}
+
 /// From what `gptrain bench` measured; tells of it on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let name = path.display().to_string();
@@ -188,9 +199,9 @@ fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
 }
 
 /// From a csv of runs, or from a log of the run that `setup` plans; tells of it on stderr.
-fn calibrate(path: &Path, setup: Option<&Setup>) -> anyhow::Result<Predictor> {
+fn calibrate(path: &Path, setup: Option<&Setup>, asynchronous: bool) -> anyhow::Result<Predictor> {
     let name = path.display().to_string();
-    let found = calibrate::calibrate(&read(path)?, &name, setup)?;
+    let found = calibrate::calibrate(&read(path)?, &name, setup, asynchronous)?;
     for (id, what) in &found.odd {
         base::warn!("{name}: {id}: {what}");
     }

@@ -9,9 +9,17 @@ use std::sync::LazyLock;
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
     pub name: String,
+    /// Names in tables of measured runs.
+    #[serde(default)]
+    pub also: Vec<String>,
     pub about: String,
     /// Dense, in 16 bits, of one device.
     pub peak_tflops: f64,
+    /// The same in 8 and in 4 bits; 0 where it has none.
+    #[serde(default)]
+    pub fp8_tflops: f64,
+    #[serde(default)]
+    pub fp4_tflops: f64,
     /// Of one device's memory.
     pub hbm_gb_s: f64,
     pub memory_gib: f64,
@@ -32,12 +40,24 @@ pub struct Hardware {
     pub link_gb_s: f64,
     /// Between the devices of a node, per device and direction.
     pub bus_gb_s: f64,
+    /// Devices that such links join; 0 where these are a node's.
+    #[serde(default)]
+    pub link_domain: usize,
     /// Of all of a node's adapters, per direction.
     pub network_gb_s: f64,
+    /// What a ring of replicas over nodes reaches of the adapters that should be its own.
+    #[serde(default = "one")]
+    pub ring_share: f64,
     /// Of one device and hour, in dollars.
     pub price: f64,
     /// By what share the time of the same run differs from one day to another.
     pub scatter: f64,
+    /// Launches of other programs wait for the kernel before.
+    #[serde(default)]
+    pub blocking: bool,
+    /// How the periods of measured runs begin that ran on it.
+    #[serde(default)]
+    pub periods: Vec<String>,
     /// What was measured of the links; not in the table.
     #[serde(skip)]
     pub links: Links,
@@ -111,7 +131,7 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
         rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
     };
     let alike: Vec<&'static Hardware> = all.iter().copied().filter(begins).collect();
-    match (all.iter().find(|h| h.name == name), &alike[..]) {
+    match (all.iter().find(|h| h.name == name || h.also.contains(&name)), &alike[..]) {
         (Some(row), _) => Ok(row),
         (None, [row]) => Ok(row),
         (None, []) => {
@@ -123,6 +143,12 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
             Err(Problems::one(place, what, format!("take one of {}", names(several))))
         }
     }
+}
+
+/// The machine of a measured run: the one that its period names, else the row called `name`.
+pub fn of_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
+    let ran = |row: &&Hardware| row.periods.iter().any(|begin| period.starts_with(begin));
+    TABLE.iter().find(ran).map_or_else(|| find(name, "hardware"), Ok)
 }
 
 #[test]

@@ -9,6 +9,7 @@
 pub mod request;
 pub mod setup;
 pub mod hardware;
+pub mod trainers;
 pub mod measured;
 
 pub mod gptrain;

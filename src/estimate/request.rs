@@ -7,11 +7,11 @@ use super::others::predict::{Prediction, Predictor};
 use super::others::rows::logs;
 use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
+use super::trainers;
 use super::view::{self, Terms, View};
 use base::Problems;
 use engine::model_dtype;
 use manifest::Manifest;
-use serde_json::json;
 
 /// Settings beside the manifest's own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,10 +121,8 @@ fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
     let Some(name) = flags.program else {
         return Ok(m.plan.framework.map_or(Program::Gptrain, Program::of));
     };
-    serde_json::from_value(json!(name)).map(Program::of).map_err(|_| {
-        let known = "gptrain, megatron-deepspeed, megatron-lm, deepspeed-zero3, hf-deepspeed, ddp, \
-                     fsdp";
-        let what = format!("unknown program `{name}`");
-        Problems::one("--as", what, format!("take one of {known}"))
-    })
+    match name {
+        "gptrain" => Ok(Program::Gptrain),
+        name => trainers::find(name, "--as").map(Program::Other),
+    }
 }

@@ -4,75 +4,54 @@
 use super::counts::Counts;
 use super::hardware::Hardware;
 use super::rates;
+use super::trainers::{self, Trainer};
 use manifest::{
-    self, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Precision, Recompute, Topology,
+    self, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Position, Precision, Recompute,
+    Topology,
 };
 use model::{flops_per_token, parameters};
 use plan::split;
 use std::ops::Range;
 
 /// Who trains: gptrain itself, whose engine is run dry, or another program, whose needs are predicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Program {
     Gptrain,
-    Other(Framework),
-}
-
-/// Another program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framework {
-    MegatronLm,
-    MegatronDeepSpeed,
-    DeepSpeedZero,
-    HfDeepSpeed,
-    Ddp,
-    Fsdp,
+    Other(&'static Trainer),
 }
 
 impl Program {
-    /// What a manifest or `--as` names.
+    /// What a manifest names.
     pub fn of(framework: manifest::Framework) -> Program {
-        match framework {
-            manifest::Framework::Gptrain => Program::Gptrain,
-            manifest::Framework::MegatronDeepSpeed => Program::Other(Framework::MegatronDeepSpeed),
-            manifest::Framework::MegatronLm => Program::Other(Framework::MegatronLm),
-            manifest::Framework::DeepSpeedZero3 => Program::Other(Framework::DeepSpeedZero),
-            manifest::Framework::HfDeepSpeed => Program::Other(Framework::HfDeepSpeed),
-            manifest::Framework::Ddp => Program::Other(Framework::Ddp),
-            manifest::Framework::Fsdp => Program::Other(Framework::Fsdp),
-        }
+        trainers::named(framework.name()).map_or(Program::Gptrain, Program::Other)
     }
 
     pub fn name(self) -> &'static str {
-        let is = |(_, framework): &&(&str, Framework)| Program::Other(*framework) == self;
-        Framework::NAMES.iter().find(is).map_or("gptrain", |(name, _)| name)
+        match self {
+            Program::Gptrain => "gptrain",
+            Program::Other(trainer) => &trainer.name,
+        }
     }
 
     /// Whether it has tensor and pipeline parallelism.
     pub fn cuts_layers(self) -> bool {
-        !matches!(self, Program::Other(framework) if framework.eager())
+        !matches!(self, Program::Other(trainer) if trainer.replicas_only)
     }
 
     /// The ZeRO levels it has, without and with a pipeline.
     pub fn zeros(self, pipeline: usize) -> &'static [u8] {
-        match self {
-            Program::Gptrain if pipeline == 1 => &[0, 1, 2, 3],
-            Program::Other(Framework::Ddp) => &[0],
-            Program::Other(Framework::Fsdp) => &[3],
-            // A stage would gather its weights anew for each micro-batch.
-            Program::Other(Framework::DeepSpeedZero) if pipeline > 1 => &[],
-            Program::Other(Framework::DeepSpeedZero) => &[3],
-            Program::Other(Framework::HfDeepSpeed) => &[1, 2, 3],
-            Program::Other(Framework::MegatronDeepSpeed) if pipeline == 1 => &[0, 1, 2],
-            Program::Gptrain
-            | Program::Other(Framework::MegatronDeepSpeed | Framework::MegatronLm) => &[0, 1],
+        match (self, pipeline) {
+            (Program::Gptrain, 1) => &[0, 1, 2, 3],
+            (Program::Gptrain, _) => &[0, 1],
+            (Program::Other(trainer), 1) => &trainer.zero,
+            (Program::Other(trainer), _) => &trainer.piped,
         }
     }
 
     pub fn recomputes(self) -> &'static [Recompute] {
         match self {
-            Program::Other(Framework::MegatronDeepSpeed) => &[Recompute::None, Recompute::Full],
-            _ => &[Recompute::None, Recompute::Selective, Recompute::Full],
+            Program::Gptrain => &[Recompute::None, Recompute::Selective, Recompute::Full],
+            Program::Other(trainer) => &trainer.recompute,
         }
     }
 
@@ -80,33 +59,8 @@ impl Program {
     pub fn chunks(self) -> &'static [usize] {
         match self {
             Program::Gptrain => &[2, 4],
-            Program::Other(Framework::MegatronLm) => &[2],
-            Program::Other(_) => &[],
+            Program::Other(trainer) => &trainer.chunks,
         }
-    }
-}
-
-impl Framework {
-    /// The words it is written with, here and in tables of measured runs.
-    pub const NAMES: [(&str, Framework); 9] = [
-        ("megatron-deepspeed", Framework::MegatronDeepSpeed),
-        ("megatron-deepspeed-3d", Framework::MegatronDeepSpeed),
-        ("megatron-lm", Framework::MegatronLm),
-        ("deepspeed-zero3", Framework::DeepSpeedZero),
-        ("megatron-deepspeed-zero", Framework::DeepSpeedZero),
-        ("hf-trainer+deepspeed", Framework::HfDeepSpeed),
-        ("hf-deepspeed", Framework::HfDeepSpeed),
-        ("pytorch-ddp", Framework::Ddp),
-        ("pytorch-fsdp", Framework::Fsdp),
-    ];
-
-    pub fn named(name: &str) -> Option<Framework> {
-        Framework::NAMES.iter().find(|(known, _)| *known == name).map(|(_, framework)| *framework)
-    }
-
-    /// Whether layers run op by op as PyTorch has them, without Megatron's fused kernels.
-    pub fn eager(self) -> bool {
-        matches!(self, Framework::HfDeepSpeed | Framework::Ddp | Framework::Fsdp)
     }
 }
 
@@ -118,6 +72,9 @@ pub enum Numbers {
     Bf16,
     /// bf16 with gradients accumulated in fp32.
     Bf16Fp32Grad,
+    /// bf16 whose blocks' products are in 8 or 4 bits.
+    Fp8,
+    Fp4,
 }
 
 /// What the optimizer keeps of each parameter, in bytes, beside the fp32 master copy.
@@ -211,8 +168,7 @@ impl Setup {
 
     /// What a manifest asks for, as a program would do it.
     pub fn of(m: &Manifest, program: Program, hardware: &'static Hardware) -> Setup {
-        let deepspeed = Program::Other(Framework::MegatronDeepSpeed);
-        let megatron = [deepspeed, Program::Other(Framework::MegatronLm)].contains(&program);
+        let wide = matches!(program, Program::Other(trainer) if trainer.wide_sums);
         Setup {
             counts: Counts::new(&m.model, m.topology.tensor),
             model: m.model.clone(),
@@ -222,7 +178,7 @@ impl Setup {
             numbers: match m.precision {
                 Precision::F32 | Precision::Tf32 => Numbers::F32,
                 Precision::Fp16 => Numbers::Fp16,
-                _ if megatron => Numbers::Bf16Fp32Grad,
+                _ if wide => Numbers::Bf16Fp32Grad,
                 _ => Numbers::Bf16,
             },
             moments: match m.optimizer {
@@ -238,7 +194,7 @@ impl Setup {
             program,
             hardware,
             per_node: hardware.per_node,
-            blocking: program == deepspeed,
+            blocking: hardware.blocking && program != Program::Gptrain,
             power_sgd: m.topology.compression.is_some(),
             regime: None,
         }
@@ -248,9 +204,9 @@ impl Setup {
     ///
     /// # Panics
     /// For gptrain, of which there are none: its engine is run dry.
-    pub fn framework(&self) -> Framework {
+    pub fn trainer(&self) -> &'static Trainer {
         match self.program {
-            Program::Other(framework) => framework,
+            Program::Other(trainer) => trainer,
             Program::Gptrain => panic!("formulas of other programs for gptrain"),
         }
     }
@@ -279,8 +235,9 @@ impl Setup {
             }
         };
         let at_once = self.micro * t.data;
+        let uneven = matches!(self.program, Program::Other(trainer) if trainer.uneven);
         rule(
-            !self.global.is_multiple_of(at_once),
+            !uneven && !self.global.is_multiple_of(at_once),
             format!(
                 "batch {} is not a multiple of micro {} × DP {}",
                 self.global, self.micro, t.data
@@ -313,6 +270,13 @@ impl Setup {
         (tokens * flops.model, tokens * flops.hardware(self.topology.recompute))
     }
 
+    /// Of the model's, those of attention's scores and their products, all positions with all.
+    pub fn score_flops(&self) -> f64 {
+        let m = &self.model;
+        let each = 12.0 * (m.seq_len * m.layers * m.heads().query_width()) as f64;
+        (self.global * m.seq_len) as f64 * each
+    }
+
     /// TFLOP/s of a device by the rule 8 (6 without recomputation) FLOPs a parameter and token.
     pub fn simple_tflops(&self, seconds: f64) -> f64 {
         let factor = if self.topology.recompute == Recompute::Full { 8.0 } else { 6.0 };
@@ -324,6 +288,11 @@ impl Setup {
     /// Micro-batches of a replica in a step.
     pub fn micros(&self) -> usize {
         (self.global / (self.micro * self.topology.data)).max(1)
+    }
+
+    /// Whether attention keeps no scores.
+    pub fn flash(&self) -> bool {
+        self.trainer().flash && self.model.position != Position::Alibi
     }
 
     /// A head dimension that tensor cores do not take well.

@@ -305,7 +305,7 @@ fn unseen_rows_are_predicted_within_the_goals() {
     assert!(memory.rows > 55 && memory.mean < 0.025 && memory.p90 < 0.05, "{memory:?}");
     let (right, known) = score::fits(&scored, &score::steady);
     assert!(right as f64 >= 0.97 * known as f64, "{right} of {known}");
-    assert!((0.8..1.0).contains(&time.within_bar), "{}", time.within_bar);
+    assert!((0.8..1.0).contains(&time.within_bar()), "{}", time.within_bar());
 }
 
 /// What is estimated for gptrain is what its engine reserves, on every rank, byte for byte.
@@ -398,7 +398,7 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
         )
     };
     let log: String = (1..6).map(|i| line(i, 200_000.0)).collect();
-    let learned = calibrate::calibrate(&log, "run.log", Some(&setup)).unwrap();
+    let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false).unwrap();
     assert_eq!(learned.learned("run.log").unwrap(), (4, 0));
     let (own, shipped) = (learned.predictor.predict(&setup), Predictor::shipped().predict(&setup));
     near(own.gigabytes, shipped.gigabytes, 1e-12);
@@ -408,7 +408,7 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
         let setup = Setup { hardware: hw, per_node: hw.per_node, ..setup.clone() };
         let before = Predictor::shipped().predict(&setup).seconds;
         let log: String = (1..6).map(|i| line(i, 2000.0 * before)).collect();
-        let learned = calibrate::calibrate(&log, "run.log", Some(&setup)).unwrap().predictor;
+        let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false).unwrap().predictor;
         let p = learned.predict(&setup);
         let figures = [p.seconds, p.seconds_error, p.gigabytes, p.gigabytes_error];
         assert!(figures.iter().all(|figure| figure.is_finite()), "{}: {figures:?}", hw.name);

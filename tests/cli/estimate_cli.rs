@@ -117,6 +117,42 @@ fn a_row_with_swapped_columns_is_named() {
     assert!(odd.contains("swapped"), "{odd}");
 }
 
+/// Every published run that the planner knows is predicted or refused with its reason; each row says
+/// how far to trust it.
+#[test]
+fn published_runs_are_scored_or_refused_with_the_reason() {
+    for (table, refused) in [("vtrain_open", 0), ("public_open", 69)] {
+        let path = format!("src/estimate/data/{table}.csv");
+        let v = json(&["--score", &path]);
+        let rows = v["rows"].as_array().unwrap();
+        let why = rows.iter().filter_map(|row| row["refused"].as_str());
+        assert!(why.clone().all(|why| why.starts_with("context parallelism over ")), "{table}");
+        assert_eq!(why.count(), refused, "{table}");
+        for row in rows.iter().filter(|row| row["refused"].is_null()) {
+            let is = |name: &str| row[name].as_f64().is_some_and(|x| x > 0.0 && x.is_finite());
+            let figures = ["sec_per_iter", "time_bar", "mem_gb", "mem_bar"];
+            assert!(figures.into_iter().all(is), "{table}: {row}");
+        }
+    }
+}
+
+/// A machine whose launches waited is planned without that where the flag says so, also in a table.
+#[test]
+fn asynchronous_launches_count_in_tables_too() {
+    let path = "src/estimate/data/measured_runs.csv";
+    let seconds = |args: &[&str]| -> Vec<f64> {
+        let v = json(args);
+        let row = |row: &serde_json::Value| row["sec_per_iter"].as_f64().unwrap_or(0.0);
+        v["rows"].as_array().unwrap().iter().map(row).collect()
+    };
+    let waiting = seconds(&["--score", path]);
+    let flying = seconds(&["--score", path, "--async-launches"]);
+    let faster = waiting.iter().zip(&flying).filter(|(a, b)| **b < 0.99 * **a).count();
+    assert!(faster > 80, "{faster} rows");
+    let (code, _, err) = estimate(&[BLOOM, "--as", "gptrain", "--async-launches"]);
+    assert!(code == 2 && err.contains("--async-launches"), "{err}");
+}
+
 #[test]
 fn a_log_calibrates_and_its_odd_line_is_named() {
     let line = |i: usize, ms: f64| {

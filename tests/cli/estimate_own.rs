@@ -129,7 +129,7 @@ fn ladder(
     let capped = memory.map(|most| format!("train.device_memory={}", Bytes(most).exact()));
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).chain(capped).collect();
     let loaded = manifest::parse(SMALL, "small", Path::new("."), &sets).unwrap();
-    let flags = Flags { hardware: Some("a100-80g"), ..Flags::default() };
+    let flags = Flags { hardware: Some("jean-zay-a100-async"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
     let Request { manifest, setup, .. } = &request;
     let room = Room::of(manifest, setup.hardware);

@@ -2,7 +2,7 @@
 
 use super::Args;
 use base::Problems;
-use estimate::setup::{Framework, Program};
+use estimate::setup::Program;
 
 /// A flag, whether it is given, whether it acts here, and what it acts with.
 type Rule = (&'static str, bool, bool, &'static str);
@@ -36,7 +36,12 @@ impl Args {
                 !self.selftest,
                 "a plan, a search or --score",
             ),
-            ("--async-launches", self.async_launches, planning, "a plan or a search"),
+            (
+                "--async-launches",
+                self.async_launches,
+                planning || self.score.is_some(),
+                "a plan, a search or --score",
+            ),
         ];
         let searched = |(name, given, ..): &&Rule| *given && !planning && !SCORES.contains(name);
         let idle = rules.iter().find(|(_, given, acts, _)| *given && !acts);
@@ -48,9 +53,8 @@ impl Args {
 
     /// Flags that only some programs have.
     pub fn refuse_idle_for(&self, program: Program) -> Result<(), Problems> {
-        let deepspeed = program == Program::Other(Framework::MegatronDeepSpeed);
-        if self.async_launches && !deepspeed {
-            return Err(refused("--async-launches", "--as megatron-deepspeed"));
+        if self.async_launches && program == Program::Gptrain {
+            return Err(refused("--async-launches", "--as another program"));
         }
         if !self.search.with.is_empty() && program != Program::Gptrain {
             return Err(refused("--with", "gptrain's own plans"));
@@ -60,7 +64,7 @@ impl Args {
 }
 
 /// What acts with --score too.
-const SCORES: [&str; 1] = ["--calibrate"];
+const SCORES: [&str; 2] = ["--calibrate", "--async-launches"];
 
 fn refused(flag: &str, with: &str) -> Problems {
     let what = "does nothing here";

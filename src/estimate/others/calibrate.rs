@@ -11,8 +11,14 @@ pub struct Calibrated {
     pub odd: Vec<(String, String)>,
 }
 
-/// From a csv of runs, or from a log of the run that `setup` plans. `name` is the file's.
-pub fn calibrate(text: &str, name: &str, setup: Option<&Setup>) -> anyhow::Result<Calibrated> {
+/// From a csv of runs, or from a log of the run that `setup` plans. `name` is the file's; launches of
+/// `asynchronous` runs did not wait, whatever their machine is known for.
+pub fn calibrate(
+    text: &str,
+    name: &str,
+    setup: Option<&Setup>,
+    asynchronous: bool,
+) -> anyhow::Result<Calibrated> {
     let is_log = text.contains("elapsed time per iteration") || !name.ends_with(".csv");
     let (mut rows, odd) = match (is_log, setup) {
         (true, None) => {
@@ -25,7 +31,10 @@ pub fn calibrate(text: &str, name: &str, setup: Option<&Setup>) -> anyhow::Resul
             (rows, odd)
         }
         (false, _) => {
-            let rows = rows::read(text, name)?;
+            let mut rows = rows::read(text, name)?;
+            if asynchronous {
+                rows = rows.into_iter().map(Row::asynchronous).collect();
+            }
             let named = |row: &Row| -> Vec<(String, String)> {
                 row.odd().into_iter().map(|what| (row.id.clone(), what)).collect()
             };

@@ -144,7 +144,7 @@ fn beliefs(priors: &[Prior], start: &[f64]) -> Vec<Belief> {
 /// By what share a run's time differs from day to day. Op-by-op PyTorch's is known from days per
 /// billion tokens, printed with two digits.
 fn scatter(s: &Setup) -> f64 {
-    s.hardware.scatter * if s.framework().eager() { 3.0 } else { 1.0 }
+    s.hardware.scatter * if s.trainer().eager { 3.0 } else { 1.0 }
 }
 
 /// Where a setup stands among others.
@@ -165,7 +165,7 @@ fn point(s: &Setup, scatter: f64) -> Point {
         step(s.odd_heads()),
         step(t.recompute == Recompute::Full),
         f64::from(t.zero),
-        3.0 * f64::from(s.framework() as u8),
+        3.0 * s.trainer().place() as f64,
         3.0 * s.hardware.peak_tflops.ln(),
     ];
     let period = s.regime.clone().unwrap_or_default();

@@ -2,7 +2,7 @@
 //! Activations: Korthikanti et al. 2022; states: Rajbhandari et al. 2020.
 
 use super::constants::M;
-use crate::setup::{Framework, Numbers, Setup};
+use crate::setup::{Numbers, Setup};
 use manifest::{Recompute, Schedule};
 
 const GB: f64 = 1000.0 * 1048576.0;
@@ -73,22 +73,23 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
     let live = if s.numbers == Numbers::F32 { 4.0 } else { 2.0 };
     // DeepSpeed takes fp32 gradients for the step: of the shard, or twice the whole without ZeRO.
     let master = if s.numbers == Numbers::F32 { 0.0 } else { 4.0 };
-    let step = match (s.framework(), s.numbers) {
-        (Framework::Ddp, _) | (_, Numbers::F32) => 0.0,
-        (Framework::MegatronLm | Framework::Fsdp, _) => 2.0,
-        _ if zero == 0 => 8.0,
-        _ => 4.0,
+    let trainer = s.trainer();
+    let step = match (trainer.deepspeed, zero) {
+        _ if s.numbers == Numbers::F32 => 0.0,
+        (true, 0) => 8.0,
+        (true, _) => 4.0,
+        (false, 0) if trainer.eager => 0.0,
+        (false, _) => 2.0,
     };
-    let accumulated = if s.numbers == Numbers::Bf16Fp32Grad { 4.0 * parameters } else { 0.0 };
+    let wide = s.numbers == Numbers::Bf16Fp32Grad;
+    let accumulated = if wide { 4.0 * parameters } else { 0.0 };
     // ZeRO-3 holds the layer at work and the next.
     let gathered =
         if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
     let here = |away: bool| if away { 0.0 } else { 1.0 };
     // DeepSpeed's flat copies are padded and doubled; the others' buffers are what they are counted.
-    let of = |constant: M| match s.framework() {
-        Framework::MegatronLm | Framework::DeepSpeedZero => 1.0,
-        _ => k[constant as usize],
-    };
+    let flat = trainer.eager || trainer.deepspeed && !trainer.host_inputs;
+    let of = |constant: M| if flat { k[constant as usize] } else { 1.0 };
     let replicated = of(M::Replicated);
     [
         replicated * (live * parameters / share(3) * here(s.offload.weights) + gathered),
@@ -101,14 +102,18 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
 
 /// Bytes of what is kept between forward and backward, of one layer at work, and of the logits.
 fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
-    let (m, t) = (&s.model, s.topology.tensor as f64);
+    let (m, t, trainer) = (&s.model, s.topology.tensor as f64, s.trainer());
     let sbh = (m.seq_len * s.micro * m.hidden) as f64;
     let wide = if s.numbers == Numbers::F32 { 2.0 } else { 1.0 };
     let whole = if s.topology.sequence_parallel { t } else { 1.0 };
     // Megatron-DeepSpeed's ZeRO scripts keep the checkpoints in the host's memory.
-    let kept = if s.framework() == Framework::DeepSpeedZero { 0.0 } else { 1.0 };
+    let kept = if trainer.host_inputs { 0.0 } else { 1.0 };
     // Per score: softmax, its dropped-out copy and the mask; op by op there are more copies.
-    let per_score = if s.framework().eager() { 8.0 } else { 5.0 };
+    let per_score = match (s.flash(), trainer.eager) {
+        (true, _) => 0.0,
+        (false, true) => 8.0,
+        (false, false) => 5.0,
+    };
     let scores = (m.seq_len * m.seq_len * s.micro * m.heads) as f64 / t;
     let cheap = sbh * (10.0 / whole + 24.0 / t);
     let all = cheap + per_score * scores;
@@ -123,7 +128,7 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     };
     let layers = layers as f64;
     // DeepSpeed's pipe also keeps each micro-batch's input and output of the stage.
-    let ends = if s.framework() == Framework::MegatronLm || stages == 1 { 1.0 } else { 2.0 };
+    let ends = if trainer.deepspeed && stages > 1 { 2.0 } else { 1.0 };
     let (saved, working) = match s.topology.recompute {
         Recompute::Full => (kept * 2.0 * sbh / whole * (layers + ends), all),
         Recompute::Selective => (layers * cheap, per_score * scores),

@@ -3,7 +3,7 @@
 
 use super::constants::T;
 use super::gemm;
-use crate::setup::{Framework, Moments, Numbers, Setup};
+use crate::setup::{Moments, Numbers, Setup};
 use manifest::Recompute;
 use model::{ParamSpec, TpSplit, table};
 
@@ -57,7 +57,7 @@ impl Rates<'_> {
     fn new<'a>(s: &Setup, k: &'a [f64]) -> Rates<'a> {
         let of = |c: T| k[c as usize];
         let hw = s.hardware;
-        let eager = if s.framework().eager() { of(T::Eager) } else { 1.0 };
+        let eager = if s.trainer().eager { of(T::Eager) } else { 1.0 };
         let half = if s.numbers == Numbers::F32 { 0.5 } else { 1.0 };
         let peak = hw.peak_tflops * 1e12 * eager * half;
         let repaired = match s.regime.as_deref() {
@@ -190,7 +190,7 @@ fn layer(s: &Setup, r: &Rates) -> Work {
     // Two sums over tensor ranks each way, as rings.
     let sums = 2.0 * (forwards + 1.0) * 2.0 * (t - 1.0) / t * 2.0 * elements;
     let link = if s.topology.tensor > s.per_node { r.network / s.per_node as f64 } else { r.bus };
-    let eager = if s.framework().eager() { r.of(T::Eager) } else { 1.0 };
+    let eager = if s.trainer().eager { r.of(T::Eager) } else { 1.0 };
     let mut work = Work {
         gemm: products(s).into_iter().map(product).sum(),
         attention: (softmaxes + 2.0) * 4.0 * scores * head_dim / r.attention,
@@ -212,7 +212,7 @@ fn head(s: &Setup, r: &Rates) -> Work {
     let (m, hw) = (&s.model, s.hardware);
     let (rows, h, v) = (m.seq_len * s.micro, m.hidden, m.vocab_padded / s.topology.tensor);
     let ways = [(rows, v, h), (rows, h, v), (v, h, rows)];
-    let eager = if s.framework().eager() { r.of(T::Eager) } else { 1.0 };
+    let eager = if s.trainer().eager { r.of(T::Eager) } else { 1.0 };
     Work {
         gemm: ways.into_iter().map(|way| gemm::seconds(hw, way, r.products)).sum(),
         elements: (rows * v) as f64 * LOGIT / (r.memory * eager),
@@ -225,10 +225,8 @@ fn head(s: &Setup, r: &Rates) -> Work {
 fn send(s: &Setup, r: &Rates) -> f64 {
     let bytes =
         2.0 * (s.model.seq_len * s.micro * s.model.hidden) as f64 * s.topology.chunks as f64;
-    let copies = match s.framework() {
-        Framework::MegatronLm => s.per_node as f64 / s.topology.tensor as f64,
-        _ => s.per_node as f64,
-    };
+    let tensor = if s.trainer().scatter { s.topology.tensor } else { 1 };
+    let copies = s.per_node as f64 / tensor as f64;
     match s.ranks() <= s.per_node {
         true => bytes / r.bus,
         false => bytes * copies.max(1.0) / (r.network * r.of(T::Network)),
@@ -250,7 +248,7 @@ fn data_parallel(s: &Setup, parameters: f64, r: &Rates) -> f64 {
     let passes = if t.zero == 3 { 3.0 * s.micros() as f64 } else { 2.0 };
     let tensor = t.tensor.min(s.per_node);
     let beside = s.per_node / tensor;
-    let eager = s.framework().eager();
+    let eager = s.trainer().eager;
     let inside = passes * volume / (r.bus * if eager { r.of(T::EagerBus) } else { 1.0 });
     if t.data <= beside {
         return inside;
@@ -270,7 +268,7 @@ fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
     if s.offload.optimizer {
         return r.of(T::Step) + own * (4.0 / PCIE + 1.0 / HOST_ADAM);
     }
-    if s.framework().eager() {
+    if s.trainer().eager {
         let slow = if s.moments == Moments::Adafactor { r.of(T::EagerStep) } else { 1.0 };
         let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };
         return EAGER_STEP + (slow * STEP * own + (UNFUSED + compress) * parameters) / r.memory;

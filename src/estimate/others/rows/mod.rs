@@ -5,15 +5,19 @@ mod csv;
 pub mod logs;
 
 use crate::counts::Counts;
-use crate::hardware;
-use crate::setup::{Framework, Moments, Numbers, Offload, Program, Setup};
+use crate::hardware::{self, Hardware};
+use crate::setup::{Moments, Numbers, Offload, Program, Setup};
+use crate::trainers::{self, Trainer};
 use base::Problems;
 use manifest::{
     Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Sizes, Topology,
 };
 
-/// The runs the shipped constants are fitted to.
+/// The runs the shipped constants are fitted to: of one institute, and published ones of many.
 pub const SHIPPED: &str = include_str!("../../data/measured_runs.csv");
+pub const VTRAIN: &str = include_str!("../../data/vtrain_open.csv");
+pub const PUBLIC: &str = include_str!("../../data/public_open.csv");
+const BLOOM_VOCAB: usize = 250_880;
 
 /// A measured run, or one to be predicted.
 #[derive(Clone, Debug)]
@@ -42,6 +46,14 @@ impl Row {
     /// What is odd about it.
     pub fn odd(&self) -> Vec<String> {
         check::odd(self, self.devices)
+    }
+
+    /// As a run whose kernel launches did not wait.
+    pub fn asynchronous(mut self) -> Row {
+        if let Ok(setup) = &mut self.setup {
+            setup.blocking = false;
+        }
+        self
     }
 
     /// What was run and what it took, if it may be learned from or scored.
@@ -155,47 +167,37 @@ fn simple_flops(s: &Setup) -> f64 {
     size * 8.0 * (s.model.seq_len * s.global) as f64
 }
 
+/// Why no formula is for such a run.
+fn refusal(f: &Fields) -> Option<String> {
+    let more = |column: &str| f.number(column).filter(|n| *n > 1.0);
+    if let Some(ranks) = more("cp") {
+        return Some(format!("context parallelism over {ranks} ranks is not planned"));
+    }
+    more("ep").map(|ranks| format!("a mixture of experts over {ranks} ranks is not planned"))
+}
+
 fn setup(f: &Fields) -> Result<Setup, String> {
-    let hardware = hardware::find(f.text("hardware"), "").map_err(|p| p.list[0].what.clone())?;
-    let framework = Framework::named(f.text("framework"))
+    if let Some(why) = refusal(f) {
+        return Err(why);
+    }
+    let regime = f.text("regime");
+    let hardware =
+        hardware::of_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
+    let trainer = trainers::named(f.text("framework"))
         .ok_or_else(|| format!("unknown framework `{}`", f.text("framework")))?;
-    let tensor = f.count("tp")?;
-    let topology = Topology {
-        tensor,
-        pipeline: f.count("pp")?,
-        data: f.count("dp")?,
-        zero: f.text("zero_stage").parse().unwrap_or(0),
-        sequence_parallel: false,
-        schedule: Schedule::OneFOneB,
-        chunks: 1,
-        layer_split: match f.text("pp_partition") {
-            t if t.starts_with("type:transformer|emb") => LayerSplit::TransformerAndEmbedding,
-            _ => LayerSplit::Uniform,
-        },
-        neighbours: RankOrder::Data,
-        recompute: Recompute::by_name(f.text("act_ckpt")).unwrap_or(Recompute::None),
-        offload: manifest::Offload::NONE,
-        compression: None,
-    };
-    let model = model(f, tensor)?;
+    let topology = topology(f, trainer)?;
+    let model = model(f, topology.tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {
-        return Err(format!(
-            "PP {} has more stages than {} layers",
-            topology.pipeline, model.layers
-        ));
+        let (stages, layers) = (topology.pipeline, model.layers);
+        return Err(format!("PP {stages} has more stages than {layers} layers"));
     }
     let optimizer = f.text("optimizer").to_lowercase();
     let offload = f.text("offload");
-    let notes = f.text("notes");
+    let waits = !f.text("notes").contains("async=yes") && f.text("date") != "2022-02-17";
     Ok(Setup {
         micro: f.count("mbs")?,
         global: f.count("gbs")?,
-        numbers: match f.text("precision") {
-            "bf16-fp32grad" => Numbers::Bf16Fp32Grad,
-            "bf16" => Numbers::Bf16,
-            "fp32" | "f32" => Numbers::F32,
-            _ => Numbers::Fp16,
-        },
+        numbers: numbers(f.text("precision"), trainer, hardware)?,
         moments: match () {
             _ if optimizer.contains("8bit") => Moments::Adam8bit,
             _ if optimizer.contains("adafactor") => Moments::Adafactor,
@@ -203,37 +205,79 @@ fn setup(f: &Fields) -> Result<Setup, String> {
             _ => Moments::Adam,
         },
         offload: Offload {
-            optimizer: offload.contains("optimizer"),
+            optimizer: offload.contains("optimizer") || offload.contains("opt-m"),
             weights: offload.contains("param"),
         },
-        program: Program::Other(framework),
+        program: Program::Other(trainer),
         hardware,
         per_node: f.count("gpus_per_node").unwrap_or(hardware.per_node),
-        blocking: framework == Framework::MegatronDeepSpeed
-            && !notes.contains("async=yes")
-            && f.text("date") != "2022-02-17",
+        blocking: hardware.blocking && waits,
         power_sgd: f.text("flags").contains("powersgd"),
-        regime: Some(f.text("regime").to_string()).filter(|r| !r.is_empty()),
-        counts: Counts::new(&model, tensor),
+        regime: Some(regime.to_string()).filter(|r| !r.is_empty()),
+        counts: Counts::new(&model, topology.tensor),
         model,
         topology,
     })
 }
 
-/// GPT-2's form, or BLOOM's where the column `family` says so.
-fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
-    let hidden = f.count("hidden")?;
-    let vocab = f.count("vocab")?;
-    let family = Family::by_name(f.text("family")).unwrap_or(Family::Gpt2);
-    let sizes = Sizes {
-        layers: f.count("n_layers")?,
-        hidden,
-        heads: f.count("n_heads")?,
-        vocab,
-        seq_len: f.count("seq_len")?,
+fn numbers(text: &str, trainer: &Trainer, hw: &Hardware) -> Result<Numbers, String> {
+    let has = |tflops: f64, bits: usize, numbers: Numbers| match tflops {
+        0.0 => Err(format!("{} has no {bits}-bit products", hw.name)),
+        _ => Ok(numbers),
     };
+    match text {
+        "bf16-fp32grad" => Ok(Numbers::Bf16Fp32Grad),
+        "bf16" if trainer.wide_sums && !trainer.deepspeed => Ok(Numbers::Bf16Fp32Grad),
+        "bf16" => Ok(Numbers::Bf16),
+        "fp32" | "f32" => Ok(Numbers::F32),
+        text if text.contains("fp8") => has(hw.fp8_tflops, 8, Numbers::Fp8),
+        text if text.contains("fp4") => has(hw.fp4_tflops, 4, Numbers::Fp4),
+        _ => Ok(Numbers::Fp16),
+    }
+}
+
+fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
+    let (tensor, pipeline) = (f.count("tp")?, f.count("pp")?);
+    let chunks = f.count("vpp").unwrap_or(1);
+    let written = f.text("act_ckpt");
+    Ok(Topology {
+        tensor,
+        pipeline,
+        data: f.count("dp")?,
+        zero: f.text("zero_stage").parse().unwrap_or(trainer.zero[0]),
+        sequence_parallel: trainer.sequence && tensor > 1,
+        schedule: if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
+        chunks,
+        layer_split: match f.text("pp_partition") {
+            t if t.starts_with("type:transformer|emb") => LayerSplit::TransformerAndEmbedding,
+            _ => LayerSplit::Uniform,
+        },
+        neighbours: RankOrder::Data,
+        recompute: match Recompute::by_name(written) {
+            Some(recompute) => recompute,
+            None if written.contains("block") => Recompute::Full,
+            None if written.is_empty() || written == "none" => Recompute::None,
+            None => Recompute::Selective, // of single operators or layers
+        },
+        offload: manifest::Offload::NONE,
+        compression: None,
+    })
+}
+
+/// The family is that of the column `family`; else SwiGLU is Llama's, and BLOOM's vocabulary BLOOM's.
+fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
+    let (hidden, vocab, heads) = (f.count("hidden")?, f.count("vocab")?, f.count("n_heads")?);
+    let family = Family::by_name(f.text("family")).unwrap_or(match f.text("ffn_kind") {
+        "swiglu" => Family::Llama,
+        _ if vocab == BLOOM_VOCAB => Family::Bloom,
+        _ => Family::Gpt2,
+    });
+    let sizes =
+        Sizes { layers: f.count("n_layers")?, hidden, heads, vocab, seq_len: f.count("seq_len")? };
+    let kv_heads = f.count("n_kv_heads").ok().filter(|kv| *kv != heads);
     Ok(Model {
         ffn_hidden: f.count("ffn_hidden").unwrap_or(4 * hidden),
+        kv_heads,
         dropout: Dropout { embedding: 0.1, attention: 0.1, residual: 0.1 },
         ..Model::with_defaults(family, sizes, tensor)
     })

@@ -53,8 +53,8 @@ pub struct Errors {
     pub median: f64,
     pub p90: f64,
     pub worst: f64,
-    /// Share of rows within their error bar.
-    pub within_bar: f64,
+    /// Rows within their error bar.
+    pub within: usize,
 }
 
 impl Errors {
@@ -67,15 +67,20 @@ impl Errors {
         errors.sort_by(f64::total_cmp);
         let (n, last) = (errors.len(), errors.len() - 1);
         let at = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
-        let inside = all.iter().filter(|(p, m, bar)| (p / m).ln().abs() <= *bar).count();
+        let inside = all.iter().filter(|(p, m, bar)| (m / p - 1.0).abs() <= *bar).count();
         Errors {
             rows: n,
             mean: errors.iter().sum::<f64>() / n as f64,
             median: at(0.5),
             p90: at(0.9),
             worst: errors[last],
-            within_bar: inside as f64 / n as f64,
+            within: inside,
         }
+    }
+
+    /// Their share.
+    pub fn within_bar(&self) -> f64 {
+        self.within as f64 / self.rows.max(1) as f64
     }
 }
 

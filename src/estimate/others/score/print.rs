@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 /// The figures that are summed up, by name.
 fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
-    let eager = |row: &Row| row.setup.as_ref().is_ok_and(|s| s.framework().eager());
+    let eager = |row: &Row| row.setup.as_ref().is_ok_and(|s| s.trainer().eager);
     vec![
         ("time, seconds printed", time_errors(scored, &printed)),
         ("time, op-by-op PyTorch", time_errors(scored, &|row| steady(row) && eager(row))),
@@ -25,16 +25,16 @@ fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
 
 fn table(scored: &[Scored]) -> String {
     let mut text = format!(
-        "  {:24}{:>6}{:>9}{:>9}{:>9}{:>9}{:>15}\n",
+        "  {:24}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}\n",
         "", "rows", "mean", "median", "p90", "worst", "within its bar"
     );
     for (name, e) in summary(scored).iter().filter(|(_, e)| e.rows > 0) {
         let percent = |x: f64| format!("{:.1} %", 100.0 * x);
         let [mean, median, p90, worst] = [e.mean, e.median, e.p90, e.worst].map(percent);
-        let inside = percent(e.within_bar);
+        let inside = format!("{} ({})", e.within, percent(e.within_bar()));
         let _ = writeln!(
             text,
-            "  {name:24}{:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>15}",
+            "  {name:24}{:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}",
             e.rows
         );
     }
@@ -107,11 +107,17 @@ pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
                 if p.fits { "yes" } else { "no" }
             );
         }
-        for odd in s.row.odd() {
-            let _ = writeln!(text, "{:12}  odd: {odd}", s.row.id);
+        match &s.row.setup {
+            Err(why) => {
+                let _ = writeln!(text, "{:12}  refused: {why}", s.row.id);
+            }
+            Ok(_) => s.row.odd().iter().for_each(|odd| {
+                let _ = writeln!(text, "{:12}  odd: {odd}", s.row.id);
+            }),
         }
     }
-    text += "\n";
+    let refused = rows.iter().filter(|row| row.setup.is_err()).count();
+    let _ = writeln!(text, "\n{} rows, {refused} refused", rows.len());
     text += &table(&scored);
     let rows: Vec<Value> = scored.iter().map(row_json).collect();
     (text, json!({ "rows": rows, "summary": summary_json(&scored) }))
@@ -125,19 +131,21 @@ fn row_json(s: &Scored) -> Value {
         "measured_mem_gb": s.row.memory_gb,
         "measured_fits": s.row.fits,
         "odd": s.row.odd(),
+        "refused": s.row.setup.as_ref().err(),
     });
     let predicted = match (&s.prediction, &s.row.setup) {
         (Some(p), Ok(setup)) => json!({
             "sec_per_iter": p.seconds,
-            "sec_error": p.seconds_error,
+            "time_bar": p.seconds_error,
             "mem_gb": p.gigabytes,
-            "mem_error": p.gigabytes_error,
+            "mem_bar": p.gigabytes_error,
             "mem_needed_gb": p.memory.needed(),
             "fits": p.fits,
             "tflops": setup.flops().1 / (p.seconds * setup.ranks() as f64 * 1e12),
             "tflops_simple": setup.simple_tflops(p.seconds),
         }),
-        _ => json!({ "sec_per_iter": null, "mem_gb": null, "fits": null }),
+        _ => json!({ "sec_per_iter": null, "time_bar": null, "mem_gb": null, "mem_bar": null,
+            "fits": null }),
     };
     if let (Value::Object(row), Value::Object(predicted)) = (&mut row, predicted) {
         row.extend(predicted);
@@ -149,7 +157,7 @@ fn summary_json(scored: &[Scored]) -> Value {
     let errors = |e: &Errors| {
         json!({
             "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
-            "within_bar": e.within_bar,
+            "within": e.within, "within_bar": e.within_bar(),
         })
     };
     let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), errors(&e)));

@@ -1,0 +1,82 @@
+//! Other programs that train: a table (`trainers.yaml`).
+
+use base::Problems;
+use manifest::Recompute;
+use serde::Deserialize;
+use std::sync::LazyLock;
+
+/// A row of the table; its head says what the fields mean.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trainer {
+    pub name: String,
+    pub about: String,
+    #[serde(default)]
+    also: Vec<String>,
+    pub zero: Vec<u8>,
+    #[serde(default)]
+    pub piped: Vec<u8>,
+    #[serde(default = "every")]
+    pub recompute: Vec<Recompute>,
+    #[serde(default)]
+    pub chunks: Vec<usize>,
+    #[serde(default)]
+    pub replicas_only: bool,
+    #[serde(default)]
+    pub eager: bool,
+    #[serde(default)]
+    pub flash: bool,
+    #[serde(default)]
+    pub sequence: bool,
+    #[serde(default)]
+    pub overlap: bool,
+    #[serde(default)]
+    pub scatter: bool,
+    #[serde(default)]
+    pub wide_sums: bool,
+    #[serde(default)]
+    pub deepspeed: bool,
+    #[serde(default)]
+    pub host_inputs: bool,
+    #[serde(default)]
+    pub uneven: bool,
+}
+
+impl Trainer {
+    /// Its row in the table.
+    pub fn place(&self) -> usize {
+        TABLE.iter().position(|row| row.name == self.name).expect("a row of the table")
+    }
+}
+
+fn every() -> Vec<Recompute> {
+    vec![Recompute::None, Recompute::Selective, Recompute::Full]
+}
+
+static TABLE: LazyLock<Vec<Trainer>> = LazyLock::new(|| {
+    serde_saphyr::from_str(include_str!("trainers.yaml")).expect("trainers.yaml is well-formed")
+});
+
+/// The row of that name, as manifests and measured runs write it.
+pub fn named(name: &str) -> Option<&'static Trainer> {
+    let called = |row: &&Trainer| row.name == name || row.also.iter().any(|other| other == name);
+    TABLE.iter().find(called)
+}
+
+/// The same of a flag or a setting, called `place`.
+pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
+    named(name).ok_or_else(|| {
+        let names: Vec<&str> = TABLE.iter().map(|row| row.name.as_str()).collect();
+        let remedy = format!("take one of gptrain, {}", names.join(", "));
+        Problems::one(place, format!("unknown program `{name}`"), remedy)
+    })
+}
+
+#[test]
+fn a_program_is_found_by_each_of_its_names() {
+    for name in ["megatron-deepspeed", "deepspeed-zero3", "hf-deepspeed", "ddp", "fsdp"] {
+        assert_eq!(named(name).unwrap().name, name);
+    }
+    assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
+    assert!(find("megatron", "--as").unwrap_err().to_string().contains("megatron-deepspeed"));
+}
