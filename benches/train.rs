@@ -9,14 +9,16 @@
 //! 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s. "first" is the
 //! time from opening the device to the end of the first step, weights drawn and all.
 
+mod shapes;
+
 use gptrain::base::{Bytes, rng};
 use gptrain::data::Batch;
 use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
 use gptrain::engine::{Engine, Groups};
-use gptrain::{manifest, model};
-use std::path::Path;
+use gptrain::model;
+use shapes::{SHAPES, Shape};
 use std::process::Command;
 use std::time::Instant;
 
@@ -24,29 +26,8 @@ use std::time::Instant;
 const PEAK: f64 = 989e12;
 /// Of the CPU, for both.
 const THREADS: usize = 2;
-
-/// A model, and the batch of one optimizer step: one micro-batch.
-struct Shape {
-    device: &'static str,
-    name: &'static str,
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    vocab: usize,
-    seq: usize,
-    samples: usize,
-    recompute: &'static str,
-    steps: usize,
-}
-
-#[rustfmt::skip]
-const SHAPES: [Shape; 5] = [
-    Shape { device: "cpu",  name: "tiny 6x384", layers: 6,  hidden: 384,  heads: 6,  vocab: 8_192,  seq: 256,  samples: 8,  recompute: "none",      steps: 10 },
-    Shape { device: "cpu",  name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 256,  samples: 4,  recompute: "none",      steps: 5 },
-    Shape { device: "cuda", name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 1024, samples: 32, recompute: "none",      steps: 20 },
-    Shape { device: "cuda", name: "GPT-2 1.5B", layers: 48, hidden: 1600, heads: 25, vocab: 50_304, seq: 1024, samples: 16, recompute: "none",      steps: 20 },
-    Shape { device: "cuda", name: "7B class",   layers: 32, hidden: 4096, heads: 32, vocab: 50_304, seq: 2048, samples: 2,  recompute: "selective", steps: 20 },
-];
+/// Steps of a round, where the command line does not say, on the CPU and on a GPU.
+const STEPS: [usize; 2] = [8, 20];
 
 /// What the command line asks for.
 struct Asked {
@@ -79,7 +60,7 @@ fn main() {
         "{:12} {:>10} {:>9} {:>6} {:>8} {:>10} {:>14} {:>6}",
         "shape", "tokens/s", "ms/step", "MFU", "first", "memory", what, "ratio"
     );
-    let wanted = |s: &&Shape| s.device == asked.device && s.name.contains(&asked.only);
+    let wanted = |s: &&Shape| s.device == asked.device && s.is(&asked.only);
     for shape in SHAPES.iter().filter(wanted) {
         let (mut ours, mut theirs) = (None::<Measured>, None::<f64>);
         for _ in 0..asked.rounds {
@@ -95,6 +76,10 @@ fn main() {
     }
 }
 
+fn steps_of(shape: &Shape, asked: &Asked) -> usize {
+    asked.steps.unwrap_or(STEPS[(shape.device == "cuda") as usize])
+}
+
 /// A round of ours.
 struct Measured {
     /// Median of a step.
@@ -107,7 +92,7 @@ struct Measured {
 impl Measured {
     fn line(&self, s: &Shape, theirs: Option<f64>) -> String {
         let rate = (s.samples * s.seq) as f64 / self.seconds;
-        let per_token = 6.0 * self.parameters + 6.0 * (s.layers * s.hidden * s.seq) as f64;
+        let per_token = s.flops_per_token(self.parameters);
         let mfu = match s.device {
             "cpu" => "-".into(),
             _ => format!("{:.1}%", 100.0 * rate * per_token / PEAK),
@@ -125,18 +110,7 @@ impl Measured {
 }
 
 fn measure(shape: &Shape, asked: &Asked) -> anyhow::Result<Measured> {
-    let Shape { layers, hidden, heads, vocab, seq, samples, recompute, .. } = shape;
-    let text = format!(
-        "model: {{layers: {layers}, hidden: {hidden}, heads: {heads}, vocab: {vocab}, seq_len: {seq}}}
-precision: {}
-data: {{train: none}}
-batch: {{micro: {samples}, global: {samples}}}
-topology: {{recompute: {recompute}}}
-lr: {{peak: 3e-4, decay: constant}}
-train: {{steps: 100}}",
-        asked.precision
-    );
-    let manifest = manifest::parse(&text, "bench", Path::new("."), &[])?.manifest;
+    let manifest = shape.manifest(&asked.precision)?;
     let opened = Instant::now();
     let device: Box<dyn Backend> = match shape.device {
         "cpu" => Box::new(Cpu::new(Some(THREADS))),
@@ -155,7 +129,7 @@ train: {{steps: 100}}",
     // As `run` does: a step is asked for before the outcome of the one before is seen. The first
     // ones become graphs.
     let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
-    let steps = asked.steps.unwrap_or(shape.steps) + warm_up;
+    let steps = steps_of(shape, asked) + warm_up;
     engine.queue(&mut load, 1, 3e-4)?;
     for number in 1..=steps {
         if number < steps {
@@ -199,7 +173,7 @@ fn peer(shape: &Shape, asked: &Asked) -> Option<f64> {
         ("--vocab", shape.vocab),
         ("--seq", shape.seq),
         ("--batch", shape.samples),
-        ("--steps", asked.steps.unwrap_or(shape.steps)),
+        ("--steps", steps_of(shape, asked)),
         ("--threads", THREADS),
     ] {
         command.arg(name).arg(number.to_string());

@@ -114,10 +114,7 @@ pub fn open<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let asked = options.resume_from.as_deref();
-    rank.first_phase("looking at files", || {
-        files::check(m)?.ready()?;
-        checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
-    })?;
+    look_at_files(rank, m)?;
     let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
@@ -175,6 +172,15 @@ pub fn open<'a>(
         trace: process.trace.as_ref(),
         first_steps: Vec::new(),
         evaluated: None,
+    })
+}
+
+/// An error if the files that the manifest names cannot be used, or a checkpoint has no room. A
+/// collective.
+fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
+    rank.first_phase("looking at files", || {
+        files::check(m)?.ready()?;
+        checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
     })
 }
 

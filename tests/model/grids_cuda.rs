@@ -10,7 +10,7 @@ use gptrain::comm::{Group, Solo, World, threads};
 use gptrain::data::Batch;
 use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
-use gptrain::device::cuda::{Cuda, Launched, Options};
+use gptrain::device::cuda::{Cuda, Launched, Options, device_count};
 use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::manifest::Manifest;
 use gptrain::model::Inputs;
@@ -93,6 +93,12 @@ struct Past {
     launched: Vec<Launched>,
 }
 
+/// GPUs that the ranks of a test have: of the machine, which NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks
+/// share, or as many stand-ins as there are ranks.
+fn gpus() -> usize {
+    if softgpu::is_real() { device_count(&softgpu::gpu(0)).max(1) } else { usize::MAX }
+}
+
 fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) -> Past {
     let worlds = threads::world(manifest.topology.ranks());
     let all: Vec<Past> = std::thread::scope(|scope| {
@@ -101,7 +107,7 @@ fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) ->
                 let options = Options {
                     graphs: graphs.map(str::to_string),
                     ..softgpu::gpu(match how {
-                        How::Nccl => world.rank(),
+                        How::Nccl => world.rank() % gpus(),
                         How::Staged => 0,
                     })
                 };

@@ -139,6 +139,13 @@ impl Carrier<'_> {
     }
 }
 
+/// The variable by which NCCL (2.30.3 or newer) lets several ranks have one GPU, to try a grid on it.
+const SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+fn nccl_shares() -> bool {
+    std::env::var(SHARED).is_ok_and(|value| value == "1")
+}
+
 /// The GPU of a rank, out of `count` visible ones. With none visible it is 0, and opening it fails
 /// with the reason.
 fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
@@ -146,6 +153,7 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
     match m.comm.gpu_transport {
         _ if count == 0 => Ok(0),
         GpuTransport::Host => Ok(local_rank % count),
+        GpuTransport::Nccl if nccl_shares() => Ok(local_rank % count),
         GpuTransport::Nccl if local_rank < count => Ok(local_rank),
         GpuTransport::Nccl if process && count == 1 => Ok(0),
         GpuTransport::Nccl => {
@@ -168,7 +176,7 @@ fn few(count: usize) -> String {
     format!(
         "start {ranks} on such a node (srun --ntasks-per-node), have more GPUs shown (srun \
          --gpus-per-node, CUDA_VISIBLE_DEVICES), or let ranks share them, slowly: --set \
-         comm.gpu_transport=host"
+         comm.gpu_transport=host, or with NCCL 2.30.3 or newer {SHARED}=1"
     )
 }
 
@@ -177,7 +185,7 @@ fn enough(m: &Manifest, local: LocalRank, count: usize) -> bool {
     let given = local.process && count == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
     match m.comm.gpu_transport {
         GpuTransport::Host => count > 0,
-        GpuTransport::Nccl => count >= local.local_world || given,
+        GpuTransport::Nccl => count >= local.local_world || given || count > 0 && nccl_shares(),
     }
 }
 
@@ -198,8 +206,8 @@ pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyh
     rank.on_first(|| {
         mixed(&all)?;
         match m.comm.gpu_transport {
-            GpuTransport::Nccl => Ok(shared(&all)?),
-            GpuTransport::Host => Ok(()),
+            GpuTransport::Nccl if !nccl_shares() => Ok(shared(&all)?),
+            GpuTransport::Nccl | GpuTransport::Host => Ok(()),
         }
     })
 }

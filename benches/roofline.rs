@@ -1,0 +1,84 @@
+//! What a training step asks of a GPU, and the least time that its data sheet allows for that.
+//!
+//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16] [--only NAME]`, `h200-141g` and bf16 without
+//! them. The trainer's own engine runs a step on the device that only counts, so the list of ops is the
+//! step's own: for each kind of op its calls, FLOPs and bytes, each operand moved once. "least" is the
+//! longer of FLOPs at the peak and bytes at the bandwidth of the data sheet; "planned" is the same at
+//! the shares of both that `gptrain estimate` assumes, and with what launches cost. Nothing is measured
+//! and nothing runs on a GPU.
+
+mod shapes;
+
+use gptrain::device::cuda::WORKSPACE;
+use gptrain::device::{Dry, Tally, Work};
+use gptrain::engine::{Engine, Groups};
+use gptrain::estimate::hardware::{self, Hardware};
+use gptrain::model;
+use shapes::{SHAPES, Shape};
+
+fn main() -> anyhow::Result<()> {
+    let (mut gpu, mut precision, mut only) =
+        ("h200-141g".to_string(), "bf16".to_string(), String::new());
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--bench" => (),
+            "--only" => only = words.next().unwrap_or_default(),
+            "f32" | "bf16" => precision = word,
+            _ => gpu = word,
+        }
+    }
+    let gpu = hardware::find(&gpu, "the argument")?;
+    for shape in SHAPES.iter().filter(|s| s.device == "cuda" && s.is(&only)) {
+        print(shape, &precision, gpu, &step(shape, &precision)?);
+    }
+    Ok(())
+}
+
+/// The ops of a step.
+fn step(shape: &Shape, precision: &str) -> anyhow::Result<Tally> {
+    let manifest = shape.manifest(precision)?;
+    let device = Dry::with_workspace(WORKSPACE);
+    let engine = Engine::new(&device, Groups::solo(), &manifest, true)?;
+    device.take();
+    engine.step(&mut |_| Ok(()), 1, 0.0)?;
+    Ok(device.take())
+}
+
+/// Milliseconds of an op's calls: by the data sheet, and as the planner has them.
+fn times(work: &Work, gpu: &Hardware) -> [f64; 2] {
+    let (rate, bandwidth) = (gpu.peak_tflops * 1e9, gpu.hbm_gb_s * 1e6);
+    let of = |products: f64, memory: f64| {
+        (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
+    };
+    let planned = of(gpu.product_share, gpu.memory_share) + work.calls * gpu.launch_us * 1e-3;
+    [of(1.0, 1.0), planned]
+}
+
+fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally) {
+    let tokens = shape.samples * shape.seq;
+    println!("{}, {precision}, {tokens} tokens, {}", shape.name, gpu.about);
+    let head = ["calls", "GFLOP", "GB", "least ms", "planned ms"];
+    println!("{:32} {}", "op", head.map(|title| format!("{title:>11}")).join(" "));
+    let mut rows: Vec<(&str, &Work, [f64; 2])> =
+        ops.iter().map(|(name, work)| (*name, work, times(work, gpu))).collect();
+    rows.sort_by(|a, b| b.2[0].total_cmp(&a.2[0]));
+    let row = |name: &str, work: &Work, [least, planned]: [f64; 2]| {
+        let Work { calls, flops, bytes } = work;
+        let (flops, bytes) = (flops / 1e9, bytes / 1e9);
+        println!(
+            "{name:32} {calls:>11.0} {flops:>11.1} {bytes:>11.2} {least:>11.2} {planned:>11.2}"
+        );
+    };
+    let (mut all, mut sums) = (Work::default(), [0.0; 2]);
+    for (name, work, times) in rows {
+        row(name, work, times);
+        all += *work;
+        sums = [sums[0] + times[0], sums[1] + times[1]];
+    }
+    row("all", &all, sums);
+    let parameters = shape.manifest(precision).map_or(0, |m| model::parameters(&m.model)) as f64;
+    let flops = tokens as f64 * shape.flops_per_token(parameters);
+    let mfu = sums.map(|ms| 100.0 * flops / (ms * 1e-3 * gpu.peak_tflops * 1e12));
+    println!("MFU {:.1} % if every op is at its least, {:.1} % as planned\n", mfu[0], mfu[1]);
+}

@@ -1,0 +1,57 @@
+//! The models of the benchmarks of a training step.
+
+use gptrain::manifest::{self, Manifest};
+use std::path::Path;
+
+/// Measured only where it is asked for by name: to try the benchmark on the software stand-in.
+const TRIAL: &str = "trial";
+
+/// A model, and the batch of one optimizer step: one micro-batch.
+pub struct Shape {
+    pub device: &'static str,
+    pub name: &'static str,
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub vocab: usize,
+    pub seq: usize,
+    pub samples: usize,
+    pub recompute: &'static str,
+}
+
+#[rustfmt::skip]
+pub const SHAPES: [Shape; 6] = [
+    Shape { device: "cpu",  name: "tiny 6x384", layers: 6,  hidden: 384,  heads: 6,  vocab: 8_192,  seq: 256,  samples: 8,  recompute: "none" },
+    Shape { device: "cpu",  name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 256,  samples: 4,  recompute: "none" },
+    Shape { device: "cuda", name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 1024, samples: 32, recompute: "none" },
+    Shape { device: "cuda", name: "GPT-2 1.5B", layers: 48, hidden: 1600, heads: 25, vocab: 50_304, seq: 1024, samples: 16, recompute: "none" },
+    Shape { device: "cuda", name: "7B class",   layers: 32, hidden: 4096, heads: 32, vocab: 50_304, seq: 2048, samples: 2,  recompute: "selective" },
+    Shape { device: "cuda", name: TRIAL,        layers: 2,  hidden: 64,   heads: 2,  vocab: 256,    seq: 32,   samples: 2,  recompute: "none" },
+];
+
+impl Shape {
+    /// Whether the name, or a part of it, asks for this shape.
+    pub fn is(&self, name: &str) -> bool {
+        if self.name == TRIAL { name == TRIAL } else { self.name.contains(name) }
+    }
+
+    /// What MFU counts of a token: 6·N + 6·L·H·T, N all parameters, attention as causal.
+    pub fn flops_per_token(&self, parameters: f64) -> f64 {
+        6.0 * parameters + 6.0 * (self.layers * self.hidden * self.seq) as f64
+    }
+
+    /// A run of it on one rank of its device.
+    pub fn manifest(&self, precision: &str) -> anyhow::Result<Manifest> {
+        let Shape { device, layers, hidden, heads, vocab, seq, samples, recompute, .. } = self;
+        let text = format!(
+            "model: {{layers: {layers}, hidden: {hidden}, heads: {heads}, vocab: {vocab}, seq_len: {seq}}}
+precision: {precision}
+data: {{train: none}}
+batch: {{micro: {samples}, global: {samples}}}
+topology: {{recompute: {recompute}}}
+lr: {{peak: 3e-4, decay: constant}}
+train: {{steps: 100, device: {device}}}"
+        );
+        Ok(manifest::parse(&text, "bench", Path::new("."), &[])?.manifest)
+    }
+}
