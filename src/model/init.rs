@@ -4,16 +4,11 @@
 use super::layout::{Layout, Param};
 use super::weights::Init;
 use base::rng;
+use device::cpu::normals;
 use manifest::Model;
 
 impl Layout {
-    /// Fills this rank's share of a weight, on all the host's threads.
-    pub fn init(&self, param: &Param, model: &Model, seed: u64, out: &mut [f32]) {
-        assert_eq!(out.len(), param.numel());
-        self.init_rows(param, 0, model, seed, out);
-    }
-
-    /// The same of some of its rows, from row `first` on.
+    /// Fills rows of this rank's share of a weight, from row `first` on, on all the host's threads.
     pub fn init_rows(
         &self,
         param: &Param,
@@ -44,7 +39,7 @@ impl Layout {
                 scope.spawn(move || {
                     for (r, values) in rows.chunks_mut(param.cols).enumerate() {
                         let first = (row + first + i * share + r) * param.spec.cols + col;
-                        rng::normals(key, first as u64, values);
+                        normals(key, first as u64, values);
                         values.iter_mut().for_each(|v| *v *= std);
                     }
                 });

@@ -58,6 +58,19 @@ pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
+/// Whether products of pairs of bf16 are added up in one instruction (AVX-512 BF16).
+#[inline]
+pub(super) fn has_dot_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        has_avx512() && is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 /// Lanes of a sum: partial sums are kept in so many accumulators whatever the vector width.
 pub(super) const LANES: usize = 16;
 
@@ -75,6 +88,13 @@ vectorised! {
             let bits = x.to_bits();
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
             *y = (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16;
+        }
+    }
+
+    /// Pairs of bf16, the first in the lower half.
+    pub(super) fn pair(low: &[u16], high: &[u16], to: &mut [f32]) {
+        for ((low, high), to) in low.iter().zip(high).zip(to) {
+            *to = f32::from_bits(*low as u32 | (*high as u32) << 16);
         }
     }
 

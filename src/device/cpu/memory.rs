@@ -118,6 +118,47 @@ pub(super) fn with_blocks_mut(
     with(places.map(slice));
 }
 
+/// Calls `with` on `words` words of four bytes (an f32, or two bf16) from each of these elements on,
+/// in place; false where they do not lie as f32 do.
+pub(super) fn with_words<const N: usize>(
+    x: Tensor,
+    starts: [usize; N],
+    words: usize,
+    with: impl FnOnce([&[f32]; N]),
+) -> bool {
+    let size = x.dtype.size();
+    let fits = starts.iter().all(|start| start * size + 4 * words <= x.bytes());
+    assert!(fits, "{words} words from each of {starts:?} of {x:?}");
+    let places = starts.map(|start| x.addr() + start * size);
+    if places.iter().any(|place| place % align_of::<f32>() != 0) {
+        return false;
+    }
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    with(places.map(|place| unsafe { std::slice::from_raw_parts(place as *const f32, words) }));
+    true
+}
+
+/// Calls `with` on rows of an f32 tensor, to be changed in place.
+pub(super) fn with_rows_mut(x: Tensor, rows: Range<usize>, with: impl FnOnce(&mut [f32])) {
+    assert!(x.dtype == DType::F32 && rows.end <= x.rows, "f32 rows {rows:?} of {x:?}");
+    let start = (x.addr() as *mut f32).wrapping_add(rows.start * x.cols);
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches these
+    // rows.
+    with(unsafe { std::slice::from_raw_parts_mut(start, rows.len() * x.cols) });
+}
+
+/// Pairs of bf16: the elements from `low` on each with that from `high` on, or with 0.
+pub(super) fn load_pairs(from: Tensor, low: usize, high: Option<usize>, to: &mut [f32]) {
+    assert!(from.dtype == DType::BF16 && low.max(high.unwrap_or(0)) + to.len() <= from.numel());
+    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    let line =
+        |at| unsafe { std::slice::from_raw_parts((from.addr() as *const u16).add(at), to.len()) };
+    match high {
+        Some(high) => super::math::pair(line(low), line(high), to),
+        None => line(low).iter().zip(to).for_each(|(x, to)| *to = f32::from_bits(*x as u32)),
+    }
+}
+
 /// A block's numbers, rounded to a dtype.
 pub(super) fn round(dtype: DType, x: &mut [f32]) {
     match dtype {
@@ -140,6 +181,14 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
 
 /// Stores a block (at most `BLOCK` elements) as its `Out` says: over or onto what is there.
 pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
+    if to.add && to.to.dtype == DType::F32 {
+        assert!(at + from.len() <= to.to.numel(), "elements {at}+{} of {:?}", from.len(), to.to);
+        let start = (to.to.addr() as *mut f32).wrapping_add(at);
+        // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
+        return super::math::add(from, unsafe {
+            std::slice::from_raw_parts_mut(start, from.len())
+        });
+    }
     if to.add {
         let mut old = [0.0; BLOCK];
         let old = &mut old[..from.len()];

@@ -19,11 +19,14 @@ mod low_rank;
 mod math;
 mod memory;
 mod muon;
+mod normals;
 mod optimizer;
 mod parallel;
 mod query_key;
 #[cfg(test)]
 mod tests;
+
+pub use normals::normals;
 
 use super::{
     AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,

@@ -1,5 +1,6 @@
 //! What only the CPU promises: its own mathematics, its threads, its memory.
 
+use super::kernel::Word;
 use super::math;
 use super::*;
 use base::DType;
@@ -73,4 +74,32 @@ fn the_workspace_does_not_grow_once_a_shape_was_seen() {
 fn a_cpu_can_be_moved_to_the_thread_of_its_rank() {
     let cpu = Cpu::new(Some(2));
     std::thread::spawn(move || cpu.sync().unwrap()).join().unwrap();
+}
+
+/// Small whole numbers: sums are exact, so they do not depend on what the operands are packed into.
+#[test]
+fn products_of_pairs_and_of_widened_bf16_agree() {
+    if !math::has_dot_bf16() {
+        return;
+    }
+    let cpu = Cpu::new(Some(2));
+    for (kind, m, n, k) in [(Gemm::NT, 19, 70, 31), (Gemm::NN, 9, 50, 33), (Gemm::TN, 17, 49, 29)] {
+        let [a, b] =
+            [(m, k, kind == Gemm::TN), (k, n, kind == Gemm::NT)].map(|(rows, cols, turned)| {
+                let (rows, cols) = if turned { (cols, rows) } else { (rows, cols) };
+                let x = Tensor::at(cpu.reserve(2 * rows * cols).unwrap(), rows, cols, DType::BF16);
+                let number = |i: usize| bf16::from_f32((i * i % 17) as f32 - 8.0).to_bits();
+                let bits: Vec<u16> = (0..rows * cols).map(number).collect();
+                cpu.upload(bytemuck::cast_slice(&bits), x);
+                x
+            });
+        let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
+        let [pairs, floats] = [Word::Pair, Word::Float].map(|word| {
+            gemm::product(&cpu, kind, [a, b], word, c.set(), Epilogue::Nothing);
+            let mut sums = vec![0.0f32; m * n];
+            cpu.download(c, bytemuck::cast_slice_mut(&mut sums));
+            sums
+        });
+        assert!(pairs == floats && pairs.iter().any(|x| *x != 0.0), "{kind:?}");
+    }
 }

@@ -184,8 +184,8 @@ impl<'a> ShardedParams<'a> {
                         continue;
                     }
                     Initial::Parameter => {
-                        values.resize(param.numel(), 0.0);
-                        self.layout.init(param, &self.model, seed, &mut values);
+                        self.draw(param, range, seed, at, &mut values);
+                        continue;
                     }
                     Initial::Normal => {
                         let size = [param.rows, param.cols];
@@ -198,6 +198,23 @@ impl<'a> ShardedParams<'a> {
                 }
                 self.be.upload(bytemuck::cast_slice(&values[range]), at);
             }
+        }
+    }
+
+    /// Sets `at` to the initial values of a range of a parameter. They are drawn in pieces, which
+    /// stay in the host's cache until they are uploaded.
+    fn draw(&self, param: &Param, range: Range<usize>, seed: u64, at: Tensor, to: &mut Vec<f32>) {
+        const PIECE: usize = 1 << 20;
+        let rows = range.start / param.cols..range.end.div_ceil(param.cols);
+        let each = (PIECE / param.cols).max(1);
+        for first in rows.clone().step_by(each) {
+            let drawn = first * param.cols..rows.end.min(first + each) * param.cols;
+            to.resize(drawn.len(), 0.0);
+            self.layout.init_rows(param, first, &self.model, seed, to);
+            let here = drawn.start.max(range.start)..drawn.end.min(range.end);
+            let values = &to[here.start - drawn.start..here.end - drawn.start];
+            let part = at.span(here.start - range.start, here.len());
+            self.be.upload(bytemuck::cast_slice(values), part);
         }
     }
 

@@ -2,22 +2,24 @@
 //!
 //! After GotoBLAS (Goto & van de Geijn 2008): B is packed into panels all threads share, and a task
 //! packs some rows of A, multiplies them with every panel into sums that stay in its second-level
-//! cache, and puts the sums through the epilogue into C. Packing widens bf16 and f16. Each element
-//! is summed along the depth in order, so how C is cut into tasks does not show in its bits.
+//! cache, in C's own rows where those are overwritten f32, and puts the sums through the epilogue
+//! into C. bf16 are packed in pairs where the processor multiplies those, else bf16 and f16 are
+//! widened. Each element is summed along the depth in order, so how C is cut into tasks does not
+//! show in its bits.
 
 mod pack;
 
 use super::Cpu;
-use super::kernel::{PANEL_COLS, PANEL_ROWS, panels};
+use super::kernel::{PANEL_COLS, PANEL_ROWS, Panels, Word};
 use super::math;
-use super::memory::{BLOCK, Block, load, put, store};
+use super::memory::{BLOCK, Block, load, put, round, store, with_block, with_rows_mut};
 use super::parallel::blocks;
 use crate::{Epilogue, Gemm, Out, Tensor};
 use base::DType;
 use pack::{Operand, pack_left, pack_right};
 use std::ops::Range;
 
-/// Depth of what a task multiplies at once: a panel of A, 24 KiB, then stays in the first-level
+/// Words of depth of what a task multiplies at once: a panel of A, 24 KiB, then stays in the first-level
 /// cache, and one of B, 144 KiB, in the second while A's panels pass by. Half of it is 5 % slower:
 /// the sums are then loaded and stored twice as often.
 const DEPTH: usize = 768;
@@ -26,7 +28,7 @@ const DEPTH: usize = 768;
 const ROWS: usize = 128;
 const COLS: usize = 16 * PANEL_COLS;
 
-/// Most elements of B packed at once: 12 MiB of the third-level cache.
+/// Most words of B packed at once: 12 MiB of the third-level cache.
 const PACKED: usize = 3 << 20;
 
 /// A deeper product is added up in parts, in C where that is f32.
@@ -42,7 +44,22 @@ pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Ep
         super::elementwise::bias_backward(cpu, a, db);
         return gemm(cpu, kind, a, b, c, Epilogue::Nothing);
     }
-    let (left, right) = (Operand::new(a, kind == Gemm::TN), Operand::new(b, kind == Gemm::NT));
+    let word =
+        if a.dtype == DType::BF16 && math::has_dot_bf16() { Word::Pair } else { Word::Float };
+    product(cpu, kind, [a, b], word, c, then);
+}
+
+/// The product by words of that kind.
+pub(super) fn product(
+    cpu: &Cpu,
+    kind: Gemm,
+    [a, b]: [Tensor; 2],
+    word: Word,
+    c: Out,
+    then: Epilogue,
+) {
+    let left = Operand::new(a, kind == Gemm::TN, word);
+    let right = Operand::new(b, kind == Gemm::NT, word);
     let (m, n, k) = (left.rows(), right.cols(), left.cols());
     assert_eq!(k, right.rows(), "depth of A and B in {kind:?}: {a:?}, {b:?}");
     assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
@@ -58,10 +75,10 @@ pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Ep
         cpu.sums.with(1, m * n, |scratch| {
             let sums = Tensor::at(scratch.tensor(0).addr(), m, n, DType::F32);
             in_parts(cpu, left, right, sums.set());
-            // SAFETY: what wrote the sums has ended; what follows only reads.
-            let sums = &*unsafe { scratch.part(0) };
             cpu.each_rows(m, n, |rows| {
-                finish(&sums[rows.start * n..rows.end * n], n, [rows, 0..n], c, then);
+                with_rows_mut(sums, rows.clone(), |sums| {
+                    finish(sums, n, [rows, 0..n], c, then, false);
+                });
             });
         });
     }
@@ -78,14 +95,18 @@ fn in_parts(cpu: &Cpu, left: Operand, right: Operand, c: Out) {
 
 /// The product over a range of the depth.
 fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Out, then: Epilogue) {
-    let (m, n, k) = (left.rows(), right.cols(), depth.len());
+    let (m, n, each) = (left.rows(), right.cols(), left.per_word());
+    let depth = depth.start / each..depth.end.div_ceil(each);
+    let k = depth.len();
     // As few equal widths as fit.
     let panels = n.div_ceil(PANEL_COLS);
     let fit = (PACKED / PANEL_COLS / k.max(1)).clamp(1, COLS / PANEL_COLS);
     let width = panels.div_ceil(panels.div_ceil(fit).max(1)) * PANEL_COLS;
     // Enough tasks for threads to share evenly.
     let height = m.div_ceil(4 * cpu.threads).next_multiple_of(PANEL_ROWS).min(ROWS);
-    let own = height * (width + DEPTH);
+    let there = sums_lie_in(c, [left, right], then);
+    let part = depth_part(k);
+    let own = height * (part + if there { 0 } else { width });
     cpu.workspace.with_shared(width * k, cpu.threads, own, |packed, scratch| {
         for first in (0..n).step_by(width) {
             let cols = first..n.min(first + width);
@@ -96,71 +117,129 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
             cpu.each_slot(m.div_ceil(height), |i, slot| {
                 let rows = i * height..m.min((i + 1) * height);
                 // SAFETY: the slot is this task's.
-                let (sums, pack) = unsafe { scratch.part(slot) }.split_at_mut(height * width);
-                sum_rows(left, &depth, rows.clone(), packed, width, sums, pack);
-                finish(sums, width, [rows, cols.clone()], c, then);
+                let (pack, sums) = unsafe { scratch.part(slot) }.split_at_mut(height * part);
+                let mut sum = |sums: &mut [f32], width| {
+                    sum_rows(left, &depth, rows.clone(), packed, [cols.len(), width], sums, pack);
+                    finish(sums, width, [rows.clone(), cols.clone()], c, then, there);
+                };
+                match there {
+                    true => with_rows_mut(c.to, rows.clone(), |c| sum(&mut c[first..], n)),
+                    false => sum(sums, width),
+                }
             });
         }
     });
 }
 
-/// Sums of some rows of A with all packed panels of B.
+/// Whether sums are formed in C: overwritten f32 that nothing reads meanwhile.
+fn sums_lie_in(c: Out, [left, right]: [Operand; 2], then: Epilogue) -> bool {
+    let pre = match then {
+        Epilogue::GeluBackward { pre, .. } => Some(pre),
+        _ => None,
+    };
+    let bytes = |x: Tensor| x.addr()..x.addr() + x.bytes();
+    let apart = |x: Tensor| {
+        let (x, c) = (bytes(x), bytes(c.to));
+        x.end <= c.start || c.end <= x.start
+    };
+    let apart_from = [Some(left.x), Some(right.x), pre];
+    c.to.dtype == DType::F32 && !c.add && apart_from.into_iter().flatten().all(apart)
+}
+
+/// Depth multiplied at once, of `k`: equal parts of at most `DEPTH`.
+fn depth_part(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(DEPTH).max(1)).max(1)
+}
+
+/// Sums of some rows of A with all packed panels of B, `cols` columns, in rows `width` apart.
 fn sum_rows(
     left: Operand,
     depth: &Range<usize>,
     rows: Range<usize>,
     packed: &[f32],
-    width: usize,
+    [cols, width]: [usize; 2],
     sums: &mut [f32],
     pack: &mut [f32],
 ) {
     if depth.is_empty() {
-        sums.fill(0.0);
+        sums.chunks_mut(width).take(rows.len()).for_each(|row| row[..cols].fill(0.0));
     }
-    for start in depth.clone().step_by(DEPTH) {
-        let part = start..depth.end.min(start + DEPTH);
+    for start in depth.clone().step_by(depth_part(depth.len())) {
+        let part = start..depth.end.min(start + depth_part(depth.len()));
         let pack = &mut pack[..rows.len().next_multiple_of(PANEL_ROWS) * part.len()];
         pack_left(left, rows.clone(), part.clone(), pack);
-        let (from, add) = (start - depth.start, start > depth.start);
-        panels(pack, packed, [depth.len(), from, part.len()], sums, width, add);
+        Panels {
+            word: left.word,
+            a: pack,
+            b: packed,
+            whole: depth.len(),
+            first: start - depth.start,
+            depth: part.len(),
+            c: sums,
+            rows: rows.len(),
+            cols,
+            width,
+            add: start > depth.start,
+        }
+        .run();
     }
 }
 
-/// Puts the epilogue of `sums`, which are those rows and columns of C, into C.
-fn finish(sums: &[f32], width: usize, [rows, cols]: [Range<usize>; 2], c: Out, then: Epilogue) {
-    let (mut x, mut other): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-    for (row, sums) in rows.zip(sums.chunks_exact(width)) {
-        for piece in blocks(0..cols.len()) {
-            let (x, other) = (&mut x[..piece.len()], &mut other[..piece.len()]);
-            let col = cols.start + piece.start;
-            let at = row * c.to.cols + col;
-            if !c.add && matches!(then, Epilogue::Nothing) {
-                store(&sums[piece], c.to, at);
-                continue;
+/// Puts the epilogue of `sums`, which are those rows and columns of C, in rows `width` apart, into
+/// C, unless they lie `there` already.
+fn finish(
+    sums: &mut [f32],
+    width: usize,
+    [rows, cols]: [Range<usize>; 2],
+    c: Out,
+    then: Epilogue,
+    there: bool,
+) {
+    if there && matches!(then, Epilogue::Nothing) {
+        return;
+    }
+    // Of all rows, so it is widened once.
+    let mut bias: Block = [0.0; BLOCK];
+    for piece in blocks(cols.clone()) {
+        let bias = bias_of(then).map(|from| {
+            let bias = &mut bias[..piece.len()];
+            load(from, piece.start, bias);
+            &*bias
+        });
+        for (row, sums) in rows.clone().zip(sums.chunks_mut(width)) {
+            let x = &mut sums[piece.start - cols.start..piece.end - cols.start];
+            let at = row * c.to.cols + piece.start;
+            if let Some(bias) = bias {
+                math::add(bias, x);
             }
-            x.copy_from_slice(&sums[piece]);
-            match then {
-                Epilogue::Nothing | Epilogue::BiasBackward(_) => {}
-                Epilogue::Bias(bias) => {
-                    load(bias, col, other);
-                    math::add(other, x);
-                }
-                Epilogue::BiasGelu { bias, pre, gelu } => {
-                    if let Some(bias) = bias {
-                        load(bias, col, other);
-                        math::add(other, x);
-                    }
-                    store(x, pre, at);
-                    // Of what was stored, so that `gelu` rebuilds the same bits.
-                    load(pre, at, x);
-                    math::gelu(gelu, x);
-                }
-                Epilogue::GeluBackward { pre, gelu } => {
-                    load(pre, at, other);
-                    math::gelu_backward(gelu, other, x);
-                }
+            conclude(x, at, then);
+            if !there {
+                put(x, c, at);
             }
-            put(x, c, at);
+        }
+    }
+}
+
+fn bias_of(then: Epilogue) -> Option<Tensor> {
+    match then {
+        Epilogue::Bias(bias) => Some(bias),
+        Epilogue::BiasGelu { bias, .. } => bias,
+        _ => None,
+    }
+}
+
+/// The epilogue of at most a block of sums with their bias, of which the first is that element of C.
+fn conclude(x: &mut [f32], at: usize, then: Epilogue) {
+    match then {
+        Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => {}
+        Epilogue::BiasGelu { pre, gelu, .. } => {
+            store(x, pre, at);
+            // Of what was stored, so that `gelu` rebuilds the same bits.
+            round(pre.dtype, x);
+            math::gelu(gelu, x);
+        }
+        Epilogue::GeluBackward { pre, gelu } => {
+            with_block(pre, at..at + x.len(), |pre| math::gelu_backward(gelu, pre, x));
         }
     }
 }

@@ -1,23 +1,31 @@
 //! Laying operands out in the order the kernel reads them.
 
+use super::COLS;
 use crate::Tensor;
 use crate::cpu::Cpu;
-use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS};
+use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS, Word};
 use crate::cpu::math::vectorised;
-use crate::cpu::memory::{Shared, load};
+use crate::cpu::memory::{Shared, load, load_pairs, with_words};
+use base::DType;
 use std::ops::Range;
+
+/// A word of each line that is packed together.
+type Line = [f32; COLS];
 
 /// A matrix as the product sees it.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
-    x: Tensor,
+    pub x: Tensor,
     /// Whether it lies in memory the other way round.
     turned: bool,
+    /// What it is packed into.
+    pub word: Word,
 }
 
 impl Operand {
-    pub fn new(x: Tensor, turned: bool) -> Operand {
-        Operand { x, turned }
+    pub fn new(x: Tensor, turned: bool, word: Word) -> Operand {
+        assert!(word == Word::Float || x.dtype == DType::BF16, "pairs of {:?}", x.dtype);
+        Operand { x, turned, word }
     }
 
     pub fn rows(self) -> usize {
@@ -27,26 +35,97 @@ impl Operand {
     pub fn cols(self) -> usize {
         if self.turned { self.x.rows } else { self.x.cols }
     }
+
+    /// Elements of the depth in a word.
+    pub fn per_word(self) -> usize {
+        match self.word {
+            Word::Float => 1,
+            Word::Pair => 2,
+        }
+    }
+
+    /// Words of a line of memory that runs along the depth.
+    fn load_along(self, line: usize, words: Range<usize>, to: &mut [f32]) {
+        let at = line * self.x.cols;
+        match self.word {
+            Word::Float => load(self.x, at + words.start, to),
+            Word::Pair => {
+                for (word, to) in words.zip(to) {
+                    let first = at + 2 * word;
+                    let second = (2 * word + 1 < self.x.cols).then_some(first + 1);
+                    load_pairs(self.x, first, second, std::slice::from_mut(to));
+                }
+            }
+        }
+    }
+
+    /// Calls `with` on the same words of eight such lines, in place; false where they are not there
+    /// as they are packed.
+    fn with_along(
+        self,
+        first: usize,
+        words: &Range<usize>,
+        with: impl FnOnce([&[f32]; PANEL_ROWS]),
+    ) -> bool {
+        let (each, Tensor { rows, cols, .. }) = (self.per_word(), self.x);
+        let there = self.word == Word::Pair || self.x.dtype == DType::F32;
+        if !there || first + PANEL_ROWS > rows || each * words.end > cols {
+            return false;
+        }
+        let starts = std::array::from_fn(|i| (first + i) * cols + each * words.start);
+        with_words(self.x, starts, words.len(), with)
+    }
+
+    /// Calls `with` on a word of each of some lines, where lines of memory run across the depth: in
+    /// place, or in the buffer.
+    fn with_across(
+        self,
+        word: usize,
+        lines: Range<usize>,
+        buffer: &mut Line,
+        with: impl FnOnce(&[f32]),
+    ) {
+        let Tensor { rows, cols, dtype, .. } = self.x;
+        let at = self.per_word() * word * cols + lines.start;
+        if self.word == Word::Float && dtype == DType::F32 {
+            let there = with_words(self.x, [at], lines.len(), |[line]| with(line));
+            return assert!(there, "f32 are aligned");
+        }
+        let line = &mut buffer[..lines.len()];
+        match self.word {
+            Word::Float => load(self.x, at, line),
+            Word::Pair => load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), line),
+        }
+        with(line);
+    }
 }
 
 /// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column. Rows that are missing
-/// in the last panel are 0.
+/// in the last panel are 0. Here and below `depth` counts words.
 pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
-    let panels = to.chunks_exact_mut(PANEL_ROWS * depth.len());
+    let len = depth.len();
     if !a.turned {
+        let panels = to.chunks_exact_mut(PANEL_ROWS * len);
         for (start, panel) in rows.clone().step_by(PANEL_ROWS).zip(panels) {
-            interleave_rows(a.x, start..rows.end.min(start + PANEL_ROWS), depth.clone(), panel);
+            interleave_rows(a, start..rows.end.min(start + PANEL_ROWS), depth.clone(), panel);
         }
         return;
     }
-    let mut column = [0.0; super::ROWS];
-    let len = depth.len();
-    for (i, l) in depth.enumerate() {
-        load(a.x, l * a.x.cols + rows.start, &mut column[..rows.len()]);
-        let (pieces, _) = column.as_chunks::<PANEL_ROWS>();
-        for (piece, panel) in pieces.iter().zip(to.chunks_exact_mut(PANEL_ROWS * len)) {
-            panel[i * PANEL_ROWS..(i + 1) * PANEL_ROWS].copy_from_slice(piece);
-        }
+    let mut buffer = [0.0; COLS];
+    for (i, word) in depth.enumerate() {
+        a.with_across(word, rows.clone(), &mut buffer, |column| {
+            let (pieces, rest) = column.as_chunks::<PANEL_ROWS>();
+            let mut panels = to.chunks_exact_mut(PANEL_ROWS * len);
+            let place = i * PANEL_ROWS..(i + 1) * PANEL_ROWS;
+            for (piece, panel) in pieces.iter().zip(&mut panels) {
+                panel[place.clone()].copy_from_slice(piece);
+            }
+            if !rest.is_empty() {
+                let last = &mut panels.next().expect("a panel for the last rows")[place];
+                last[..rest.len()].copy_from_slice(rest);
+                last[rest.len()..].fill(0.0);
+            }
+        });
     }
 }
 
@@ -65,33 +144,39 @@ pub(super) fn pack_right(
             let start = cols.start + i * PANEL_COLS;
             // SAFETY: panel i is this task's.
             let panel = unsafe { to.range(i * size, size) };
-            turn_rows(b.x, start..cols.end.min(start + PANEL_COLS), depth.clone(), panel);
+            turn_rows(b, start..cols.end.min(start + PANEL_COLS), depth.clone(), panel);
         });
         return;
     }
-    cpu.each_rows(depth.len(), cols.len(), |rows| {
-        for row in rows {
-            let at = (depth.start + row) * b.x.cols;
-            for (i, start) in cols.clone().step_by(PANEL_COLS).enumerate() {
-                let len = PANEL_COLS.min(cols.end - start);
-                // SAFETY: this row of the panel is this task's.
-                let to = unsafe { to.range(i * size + row * PANEL_COLS, PANEL_COLS) };
-                load(b.x, at + start, &mut to[..len]);
-                to[len..].fill(0.0);
-            }
+    cpu.each_rows(depth.len(), cols.len(), |words| {
+        let mut buffer = [0.0; COLS];
+        for word in words {
+            b.with_across(depth.start + word, cols.clone(), &mut buffer, |line| {
+                let (pieces, rest) = line.as_chunks::<PANEL_COLS>();
+                // SAFETY: this row of each panel is this task's.
+                let place = |i| unsafe { to.range(i * size + word * PANEL_COLS, PANEL_COLS) };
+                for (i, piece) in pieces.iter().enumerate() {
+                    place(i).copy_from_slice(piece);
+                }
+                if !rest.is_empty() {
+                    let last = place(pieces.len());
+                    last[..rest.len()].copy_from_slice(rest);
+                    last[rest.len()..].fill(0.0);
+                }
+            });
         }
     });
 }
 
-/// At most `PANEL_COLS` rows of a matrix in memory, turned into columns of a panel.
-fn turn_rows(x: Tensor, rows: Range<usize>, cols: Range<usize>, to: &mut [f32]) {
+/// At most `PANEL_COLS` lines along the depth, turned into columns of a panel.
+fn turn_rows(b: Operand, lines: Range<usize>, words: Range<usize>, to: &mut [f32]) {
     let mut turned = [0.0; TURNED * PANEL_ROWS];
-    for (start, to) in cols.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_COLS)) {
-        let part = start..cols.end.min(start + TURNED);
+    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_COLS)) {
+        let part = start..words.end.min(start + TURNED);
         let turned = &mut turned[..part.len() * PANEL_ROWS];
         for group in (0..PANEL_COLS).step_by(PANEL_ROWS) {
-            let first = (rows.start + group).min(rows.end);
-            interleave_rows(x, first..rows.end.min(first + PANEL_ROWS), part.clone(), turned);
+            let first = (lines.start + group).min(lines.end);
+            interleave_rows(b, first..lines.end.min(first + PANEL_ROWS), part.clone(), turned);
             for (to, from) in to.chunks_exact_mut(PANEL_COLS).zip(turned.as_chunks().0) {
                 let from: &[f32; PANEL_ROWS] = from;
                 to[group..group + PANEL_ROWS].copy_from_slice(from);
@@ -100,24 +185,31 @@ fn turn_rows(x: Tensor, rows: Range<usize>, cols: Range<usize>, to: &mut [f32]) 
     }
 }
 
-/// Elements of a row that are turned at a time: of eight rows, 4 KiB.
+/// Words of a line that are turned at a time: of eight lines, 4 KiB.
 const TURNED: usize = 128;
 
-/// At most `PANEL_ROWS` rows of a matrix in memory, column after column.
-fn interleave_rows(x: Tensor, rows: Range<usize>, cols: Range<usize>, to: &mut [f32]) {
+/// At most `PANEL_ROWS` lines along the depth, column after column.
+fn interleave_rows(x: Operand, lines: Range<usize>, words: Range<usize>, to: &mut [f32]) {
+    if lines.len() == PANEL_ROWS
+        && x.with_along(lines.start, &words, |lines| interleave(&lines, to.as_chunks_mut().0))
+    {
+        return;
+    }
     let mut buffers = [[0.0; TURNED]; PANEL_ROWS];
-    for (start, to) in cols.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_ROWS)) {
-        let len = TURNED.min(cols.end - start);
-        for (buffer, row) in buffers.iter_mut().zip(rows.clone()) {
-            load(x, row * x.cols + start, &mut buffer[..len]);
+    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_ROWS)) {
+        let part = start..words.end.min(start + TURNED);
+        for (buffer, line) in buffers.iter_mut().zip(lines.clone()) {
+            x.load_along(line, part.clone(), &mut buffer[..part.len()]);
         }
-        interleave(&buffers, to.as_chunks_mut().0);
+        let rows = std::array::from_fn(|i| &buffers[i][..part.len()]);
+        interleave(&rows, to.as_chunks_mut().0);
     }
 }
 
 vectorised! {
-    fn interleave(rows: &[[f32; TURNED]; PANEL_ROWS], to: &mut [[f32; PANEL_ROWS]]) {
-        for (l, to) in to.iter_mut().enumerate().take(TURNED) {
+    fn interleave(rows: &[&[f32]; PANEL_ROWS], to: &mut [[f32; PANEL_ROWS]]) {
+        let rows = rows.map(|row| &row[..to.len()]);
+        for (l, to) in to.iter_mut().enumerate() {
             *to = std::array::from_fn(|i| rows[i][l]);
         }
     }

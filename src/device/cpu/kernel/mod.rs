@@ -54,66 +54,103 @@ impl Product<'_> {
 pub(super) const PANEL_ROWS: usize = 8;
 pub(super) const PANEL_COLS: usize = 48;
 
-/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS]; of B's, each
-/// [whole, PANEL_COLS], the rows `first .. first + depth`, with `[whole, first, depth]` given. C
-/// has a row for each row of A, `width` apart, and at least as many columns as B.
-pub(super) fn panels(
-    a: &[f32],
-    b: &[f32],
-    [whole, first, depth]: [usize; 3],
-    c: &mut [f32],
-    width: usize,
-    add: bool,
-) {
-    let rows = a.len() / depth;
-    assert!(rows.is_multiple_of(PANEL_ROWS) && first + depth <= whole, "A");
-    assert!(b.len() <= whole * width && c.len() >= rows * width, "B and C");
-    let p = Panels { a, b, whole, first, depth, c: c.as_mut_ptr(), width, add };
-    // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        if super::math::has_avx512() {
-            return x86::panels_avx512(&p);
-        }
-        if super::math::has_avx2() {
-            return x86::panels_avx2(&p);
-        }
-    }
-    // SAFETY: as above.
-    unsafe { cover_panels::<[f32; 4], 4, 2>(&p) }
+/// What a word of a packed panel holds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Word {
+    Float,
+    /// Two bf16 that follow one another along the depth, the first in the lower half.
+    Pair,
 }
 
-/// The operands of `panels`.
-struct Panels<'a> {
-    a: &'a [f32],
-    b: &'a [f32],
-    whole: usize,
-    first: usize,
-    depth: usize,
-    c: *mut f32,
-    width: usize,
-    add: bool,
+/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS]; of B's, each
+/// [whole, PANEL_COLS], the rows `first .. first + depth`. C is `rows` by `cols`, `width` apart.
+/// Depths count words.
+pub(super) struct Panels<'a> {
+    pub word: Word,
+    pub a: &'a [f32],
+    pub b: &'a [f32],
+    pub whole: usize,
+    pub first: usize,
+    pub depth: usize,
+    pub c: &'a mut [f32],
+    pub rows: usize,
+    pub cols: usize,
+    pub width: usize,
+    pub add: bool,
+}
+
+impl Panels<'_> {
+    pub fn run(self) {
+        let Panels { rows, cols, width, .. } = self;
+        if rows == 0 || cols == 0 {
+            return;
+        }
+        assert!(self.a.len() >= rows.next_multiple_of(PANEL_ROWS) * self.depth, "A");
+        assert!(self.first + self.depth <= self.whole, "depth");
+        assert!(self.b.len() >= cols.next_multiple_of(PANEL_COLS) * self.whole, "B");
+        assert!(cols <= width && self.c.len() >= (rows - 1) * width + cols, "C");
+        // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            match self.word {
+                Word::Pair => {
+                    assert!(super::math::has_dot_bf16(), "who packs pairs has asked before");
+                    return x86::panels_dot_bf16(self);
+                }
+                Word::Float if super::math::has_avx512() => return x86::panels_avx512(self),
+                Word::Float if super::math::has_avx2() => return x86::panels_avx2(self),
+                Word::Float => {}
+            }
+        }
+        assert!(self.word == Word::Float, "pairs where nothing multiplies them");
+        // SAFETY: as above.
+        unsafe { cover_panels::<[f32; 4], 4, 2>(self) }
+    }
 }
 
 #[inline(always)]
-unsafe fn cover_panels<V: Lanes, const M: usize, const W: usize>(p: &Panels) {
-    for (j, b) in p.b.chunks_exact(p.whole * PANEL_COLS).enumerate() {
-        for (i, a) in p.a.chunks_exact(p.depth * PANEL_ROWS).enumerate() {
-            for col in (0..PANEL_COLS).step_by(W * V::N) {
-                for row in (0..PANEL_ROWS).step_by(M) {
-                    unsafe {
-                        let c = (i * PANEL_ROWS + row) * p.width + j * PANEL_COLS + col;
-                        let b = b.as_ptr().add(p.first * PANEL_COLS + col);
-                        packed_block::<V, M, W>(
-                            p.depth,
-                            a.as_ptr().add(row),
-                            b,
-                            p.c.add(c),
-                            p.width,
-                            p.add,
-                        );
-                    }
+unsafe fn cover_panels<V: Lanes, const M: usize, const W: usize>(p: Panels) {
+    let mut edge = [0.0f32; PANEL_ROWS * PANEL_COLS];
+    for (j, b) in (0..p.cols).step_by(PANEL_COLS).zip(p.b.chunks_exact(p.whole * PANEL_COLS)) {
+        let b = &b[p.first * PANEL_COLS..];
+        let cols = PANEL_COLS.min(p.cols - j);
+        for (i, a) in (0..p.rows).step_by(PANEL_ROWS).zip(p.a.chunks_exact(p.depth * PANEL_ROWS)) {
+            let rows = PANEL_ROWS.min(p.rows - i);
+            let c = &mut p.c[i * p.width + j..];
+            if rows == PANEL_ROWS && cols == PANEL_COLS {
+                unsafe { panel::<V, M, W>(p.depth, a, b, c.as_mut_ptr(), p.width, p.add) };
+                continue;
+            }
+            // What is past C's edge stays here.
+            if p.add {
+                let lines = edge.chunks_exact_mut(PANEL_COLS).take(rows);
+                for (line, c) in lines.zip(c.chunks(p.width)) {
+                    line[..cols].copy_from_slice(&c[..cols]);
                 }
+            }
+            unsafe { panel::<V, M, W>(p.depth, a, b, edge.as_mut_ptr(), PANEL_COLS, p.add) };
+            for (line, c) in edge.chunks_exact(PANEL_COLS).take(rows).zip(c.chunks_mut(p.width)) {
+                c[..cols].copy_from_slice(&line[..cols]);
+            }
+        }
+    }
+}
+
+/// One panel of A with one of B.
+#[inline(always)]
+unsafe fn panel<V: Lanes, const M: usize, const W: usize>(
+    depth: usize,
+    a: &[f32],
+    b: &[f32],
+    c: *mut f32,
+    width: usize,
+    add: bool,
+) {
+    for col in (0..PANEL_COLS).step_by(W * V::N) {
+        for row in (0..PANEL_ROWS).step_by(M) {
+            unsafe {
+                let (a, b) = (a.as_ptr().add(row), b.as_ptr().add(col));
+                packed_block::<V, M, W>(depth, a, b, c.add(row * width + col), width, add);
             }
         }
     }
@@ -282,13 +319,50 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f")]
-    pub unsafe fn panels_avx512(p: &Panels) {
+    pub unsafe fn panels_avx512(p: Panels) {
         unsafe { cover_panels::<__m512, 8, 3>(p) }
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn panels_avx2(p: &Panels) {
+    pub unsafe fn panels_avx2(p: Panels) {
         unsafe { cover_panels::<__m256, 4, 3>(p) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn panels_dot_bf16(p: Panels) {
+        unsafe { cover_panels::<DotBf16, 8, 3>(p) }
+    }
+
+    /// Sums of f32; the operands of a product are pairs of bf16.
+    #[derive(Clone, Copy)]
+    pub struct DotBf16(__m512);
+
+    impl Lanes for DotBf16 {
+        const N: usize = 16;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            DotBf16(unsafe { _mm512_loadu_ps(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            DotBf16(unsafe { _mm512_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
+            // SAFETY: registers of the same bits; the caller has the feature.
+            unsafe {
+                let pairs = |x: Self| std::mem::transmute::<__m512, __m512bh>(x.0);
+                DotBf16(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b)))
+            }
+        }
     }
 
     impl Lanes for __m512 {
@@ -341,60 +415,4 @@ mod x86 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Small whole numbers: sums are exact, so every register gives the same bits.
-    fn numbers(len: usize) -> Vec<f32> {
-        (0..len).map(|i| (i * i % 17) as f32 - 8.0).collect()
-    }
-
-    /// What `run` leaves in C, for a sum over part of the depth.
-    fn sums(run: unsafe fn(&Panels)) -> Vec<f32> {
-        let [whole, first, depth, width] = [9, 2, 5, 3 * PANEL_COLS];
-        let (a, b) = (numbers(2 * PANEL_ROWS * depth), numbers(2 * PANEL_COLS * whole));
-        let mut c = numbers(2 * PANEL_ROWS * width);
-        let p = Panels { a: &a, b: &b, whole, first, depth, c: c.as_mut_ptr(), width, add: true };
-        // SAFETY: the sizes above agree, and the caller saw to the features.
-        unsafe { run(&p) };
-        c
-    }
-
-    /// As above, of a product whose sides leave remainders.
-    fn product(run: unsafe fn(Product)) -> Vec<f32> {
-        let (m, n, k) = (13, 5 * COLUMNS, 7);
-        let (a, b) = (numbers(m * k), numbers(k * n));
-        let mut c = numbers(m * n);
-        let (a_row, a_depth, b_row, c_row, add) = (1, m, n, n, true);
-        let (a, b, c_) = (&a, &b, &mut c);
-        // SAFETY: as above.
-        unsafe { run(Product { m, n, k, a, a_row, a_depth, b, b_row, c: c_, c_row, add }) };
-        c
-    }
-
-    #[test]
-    fn all_registers_give_the_same_sums() {
-        let by_definition = {
-            let (m, n, k) = (13, 5 * COLUMNS, 7);
-            let (a, b, mut c) = (numbers(m * k), numbers(k * n), numbers(m * n));
-            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
-                c[i * n + j] += (0..k).map(|l| a[i + l * m] * b[l * n + j]).sum::<f32>();
-            }
-            c
-        };
-        assert_eq!(product(cover::<[f32; 4], 4, 2>), by_definition);
-        let any = sums(cover_panels::<[f32; 4], 4, 2>);
-        #[cfg(target_arch = "x86_64")]
-        {
-            if crate::cpu::math::has_avx2() {
-                assert_eq!(sums(x86::panels_avx2), any);
-                assert_eq!(product(x86::avx2), by_definition);
-            }
-            if crate::cpu::math::has_avx512() {
-                assert_eq!(sums(x86::panels_avx512), any);
-                assert_eq!(product(x86::avx512), by_definition);
-            }
-        }
-        assert_ne!(any, numbers(any.len()));
-    }
-}
+mod tests;
