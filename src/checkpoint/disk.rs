@@ -189,8 +189,7 @@ impl Disk {
 pub fn nonce() -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let nanos = now.map_or(0, |d| d.as_nanos() as u64);
+    let nanos = base::unix_time().as_nanos() as u64;
     let seed = (nanos, std::process::id(), CALLS.fetch_add(1, Ordering::Relaxed));
     format!("{:012x}", xxhash_rust::xxh3::xxh3_64(format!("{seed:?}").as_bytes()) >> 16)
 }

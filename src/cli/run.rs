@@ -45,6 +45,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     match ended {
         Some(train::Ended::Complete) => base::say!("complete: {folder}"),
         Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command goes on"),
+        Some(train::Ended::JobEnds) => {
+            base::say!("stopped and saved, as the job ends: the same command goes on")
+        }
         Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
     }

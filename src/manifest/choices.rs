@@ -221,6 +221,18 @@ GpuTransport {
     Host = "host",
 }
 
+/// What a run does before the end of its Slurm job.
+OnEnd {
+    /// It saves and ends.
+    Leave = "leave",
+    /// The same, and puts its job back into the queue (scontrol requeue).
+    Requeue = "requeue",
+    /// The same, and submits the job's script again (sbatch), where requeueing is not allowed.
+    Resubmit = "resubmit",
+    /// It does not look at the job's end.
+    Ignore = "ignore",
+}
+
 /// Where it is computed.
 #[schemars(rename = "Device")]
 DeviceChoice {

@@ -41,6 +41,8 @@ Raw {
     comm: raw::Comm;
     /// When the run's state is saved.
     checkpoint: raw::Checkpoint;
+    /// What happens as the end of a Slurm job comes near.
+    slurm: raw::Slurm;
     /// What is reported, and where.
     log: raw::Log;
     /// What `gptrain estimate` plans for, where its flags say nothing else.

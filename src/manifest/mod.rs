@@ -24,7 +24,7 @@ pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, MuonScale,
-    NormKind, OffloadWhat, OptimizerName, Precision, RankOrder, Recompute, Schedule,
+    NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute, Schedule,
 };
 pub use inference::for_inference;
 pub use keys::schema;
@@ -32,7 +32,7 @@ pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
 pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
     Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr, Model,
-    Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
+    Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
 };
 
 use base::{Heads, Problems};
@@ -59,6 +59,7 @@ pub struct Manifest {
     pub topology: Topology,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+    pub slurm: Slurm,
     pub log: Log,
     pub plan: Plan,
     pub train: Train,

@@ -355,6 +355,15 @@ Checkpoint(raw) {
     in_flight: usize = 1, in 0..=8;
 }
 
+/// Under Slurm: what happens as the job's end comes near.
+Slurm(raw) {
+    /// What a run does before its job ends. Default: leave.
+    on_end: OnEnd = OnEnd::Leave;
+    /// Seconds before the job's end by which the run has saved and left, however long its steps and
+    /// saves are. Default: 60.
+    margin_s: f64 = 60.0, in 0.0..=1e6;
+}
+
 /// Reporting.
 Log(raw, name: &str) {
     /// The run's folder, from where gptrain is started. Default: runs/NAME.

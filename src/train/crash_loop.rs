@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// Starts allowed from one checkpoint before there must be a newer one.
 const MAX_STARTS: u32 = 8;
 
+/// Starts of a chain of jobs in which a run may make no step.
+const MAX_STARTS_OF_CHAIN: u32 = 3;
+
 /// `starts.json` in the run's folder; removed when the run has ended without an error.
 #[derive(Serialize, Deserialize)]
 struct Starts {
@@ -21,10 +24,7 @@ struct Starts {
 /// same step.
 pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     let path = file(folder);
-    // An unreadable file counts as no starts.
-    let recorded =
-        fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Starts>(&text).ok());
-    let before = recorded
+    let before = recorded(folder)
         .filter(|recorded| recorded.from_step == step)
         .map_or(0, |recorded| recorded.starts);
     if before >= MAX_STARTS {
@@ -43,9 +43,20 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     output::write(&path, Existing::Replaced, &serde_json::to_vec(&now)?)
 }
 
+/// Whether the run may start itself again; else how many starts in a row have led to no step.
+pub fn may_chain(folder: &Path) -> Result<(), u32> {
+    let starts = recorded(folder).map_or(0, |recorded| recorded.starts);
+    if starts < MAX_STARTS_OF_CHAIN { Ok(()) } else { Err(starts) }
+}
+
 /// Resets the count: the run has ended without an error.
 pub fn reset(folder: &Path) {
     let _ = fs::remove_file(file(folder)); // if this fails, the next start counts as one more
+}
+
+/// None where there is no such file: an unreadable one counts as no starts.
+fn recorded(folder: &Path) -> Option<Starts> {
+    fs::read(file(folder)).ok().and_then(|text| serde_json::from_slice(&text).ok())
 }
 
 fn file(folder: &Path) -> PathBuf {

@@ -13,11 +13,14 @@ pub mod trace;
 mod preflight;
 pub mod files;
 mod crash_loop;
+mod job_end;
 mod guard;
 mod last_checkpoint;
 mod loader;
 mod resume;
 mod saving;
+mod slurm;
+mod time_limit;
 mod fresh;
 pub mod report;
 
@@ -53,12 +56,18 @@ pub fn run(
             lock.remove_unused();
         }
         let mut run = opened?;
+        let from = run.progress.step;
         let ended = run.train();
         run.end(&ended);
-        if rank.is_first() && ended.is_ok() {
+        let stuck = matches!(ended, Ok(Ended::JobEnds)) && run.progress.step == from;
+        if rank.is_first() && ended.is_ok() && !stuck {
             crash_loop::reset(&loaded.manifest.log.folder);
         }
         Ok((rank.is_first(), ended?))
     });
-    ended.map(|(first, ended)| first.then_some(ended))
+    let (first, ended) = ended?;
+    if first && ended == Ended::JobEnds {
+        job_end::act(&loaded.manifest);
+    }
+    Ok(first.then_some(ended))
 }

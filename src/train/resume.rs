@@ -36,6 +36,7 @@ const RULES: &[(&str, Change)] = &[
     ("checkpoint",          Change::Allow),
     ("topology",            Change::Allow),
     ("comm",                Change::Allow),
+    ("slurm",               Change::Allow),
     ("train.threads",       Change::Allow),
     ("train.device",        Change::Allow),
     ("train.eval_interval", Change::Allow),

@@ -6,6 +6,7 @@ use super::loader::{DataShard, Loader};
 use super::rank::{CollectiveError, Rank};
 use super::report::{Report, StepLine};
 use super::saving::Saver;
+use super::time_limit::TimeLimit;
 use super::trace::Trace;
 use anyhow::Context;
 use checkpoint::{Past, Progress};
@@ -27,6 +28,8 @@ pub enum Ended {
     Complete,
     /// By a signal, after saving.
     Stopped,
+    /// Before its Slurm job ends, after saving.
+    JobEnds,
     /// Its loss has reached train.stop_at_loss, after saving.
     Reached,
 }
@@ -56,6 +59,8 @@ pub struct Run<'a> {
     pub last_ended: Instant,
     pub saver: Saver,
     pub signals: &'a Signals,
+    /// On rank 0 of a Slurm job.
+    pub time_limit: Option<TimeLimit>,
     pub trace: Option<&'a Trace>,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
@@ -120,14 +125,16 @@ impl Run<'_> {
     }
 
     /// Between two steps, all ranks learn of signals and finished writes of any rank, and act on
-    /// them at the same step. Whether the run ends here, and why: rank 0's losses decide.
+    /// them at the same step. Whether the run ends here, and why: rank 0's losses and job decide.
     fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
         let (rank, signals) = (self.rank, self.signals);
         rank.set_phase("between two steps");
         let written = self.saver.oldest_is_written()?;
         let reached = rank.is_first() && self.reached();
-        let asked = [signals.stop(), signals.save(), written, reached];
-        let [stop, save, written, reached] = rank.count(asked);
+        let save = self.saver.slowest_save();
+        let leave = self.time_limit.as_mut().is_some_and(|limit| limit.is_due(save));
+        let asked = [signals.stop(), signals.save(), written, reached, leave];
+        let [stop, save, written, reached, leave] = rank.count(asked);
         if written == rank.grid.size() {
             self.saver.publish_oldest(rank)?;
         }
@@ -135,7 +142,8 @@ impl Run<'_> {
             self.save()?;
         }
         let stopped = (stop > 0).then_some(Ended::Stopped);
-        Ok((reached > 0).then_some(Ended::Reached).or(stopped))
+        let leaves = (leave > 0).then_some(Ended::JobEnds);
+        Ok((reached > 0).then_some(Ended::Reached).or(stopped).or(leaves))
     }
 
     /// Whether the loss is as low as train.stop_at_loss: on validation where there is a set, else
@@ -247,6 +255,7 @@ impl Run<'_> {
     fn evaluate(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         let _span = tracing::trace_span!("evaluate").entered();
+        let begun = Instant::now();
         let (m, be) = (self.manifest, self.be);
         let samples = m.train.eval_samples;
         let Progress { step, consumed_samples } = self.progress;
@@ -271,6 +280,7 @@ impl Run<'_> {
                 report.task(step, consumed_samples, name, accuracy)?;
             }
         }
+        self.time_limit.iter_mut().for_each(|limit| limit.evaluated(begun.elapsed()));
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 mod writer;
 
 use super::rank::Rank;
+use super::time_limit::expected_save;
 use base::Bytes;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
@@ -18,7 +19,7 @@ use model::{Layout, ModelShard, Param};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;
-use writer::{Done, Job, Publish, Writer};
+use writer::{Done, Job, Publish, Published, Writer};
 
 /// Steps whose loss and gradient norm are stored in a checkpoint.
 const HISTORY: usize = 16;
@@ -40,6 +41,9 @@ pub struct Saver {
     publishing: usize,
     state: State,
     history: VecDeque<Past>,
+    /// Seconds that a save is expected to take, and that the slowest took.
+    expected: f64,
+    slowest: Option<f64>,
     /// Step of the last save.
     saved: Option<u64>,
 }
@@ -69,6 +73,8 @@ impl Saver {
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
             publishing: 0,
+            slowest: None,
+            expected: expected_save(checkpoint::saved_bytes(m), m.topology.ranks()),
             history: state.history.iter().copied().collect(),
             saved: (state.progress.step > 0).then_some(state.progress.step),
             state,
@@ -78,6 +84,12 @@ impl Saver {
     /// Host memory of the snapshots.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.free.iter().map(|snapshot| snapshot.bytes().0).sum())
+    }
+
+    /// Seconds that the slowest save took from its begin until it was durable; before the first, what
+    /// it is expected to take. Of rank 0.
+    pub fn slowest_save(&self) -> f64 {
+        self.slowest.unwrap_or(self.expected)
     }
 
     /// Records a finished step in the history.
@@ -192,7 +204,8 @@ impl Saver {
             }
             Done::Published(outcome) => {
                 self.publishing -= 1;
-                let message = outcome?;
+                let Published { seconds, message } = outcome?;
+                self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds));
                 tracing::info!("{message}");
             }
         }

@@ -9,6 +9,7 @@ use super::rank::{CollectiveError, Rank};
 use super::report::{Report, RunInfo};
 use super::run::Run;
 use super::saving::{self, Saver};
+use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, files, preflight, replay, resume};
 use base::output::{self, Existing};
@@ -169,6 +170,7 @@ pub fn open<'a>(
         last_ended: Instant::now(),
         saver,
         signals: &process.signals,
+        time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
         first_steps: Vec::new(),
         evaluated: None,

@@ -9,6 +9,7 @@
 //! | `bench` | `gptrain bench`: a slow node is named, groups of a grid, the plan learns from it |
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
+//! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
 //! | `slurm` | `srun gptrain run` under a real Slurm on this machine |
 
 #[path = "../common/mod.rs"]
@@ -16,6 +17,7 @@ mod common;
 
 mod bench;
 mod comm_faults;
+mod job_end;
 mod rank_faults;
 mod ranks;
 mod run_cuda;

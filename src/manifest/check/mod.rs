@@ -13,7 +13,7 @@ use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
-    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Topology, Train,
+    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Slurm, Topology, Train,
 };
 use std::path::Path;
 
@@ -52,6 +52,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
+    let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
     let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
     let validated = time::Validated { sets, tokenizer, folder };
@@ -68,6 +69,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
         topology,
         comm,
         checkpoint,
+        slurm,
         log,
         plan,
         train,
@@ -88,6 +90,7 @@ pub fn effective(m: &Manifest) -> String {
         topology: m.topology.written(),
         comm: m.comm.written(),
         checkpoint: m.checkpoint.written(),
+        slurm: m.slurm.written(),
         log: m.log.written(),
         plan: m.plan.written().filter(|_| m.plan != Plan::read(raw::Plan::default())),
         train: m.train.written(),

@@ -9,9 +9,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use base::unix_time;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";
@@ -31,8 +31,7 @@ impl Events {
         fs::create_dir_all(folder).with_context(context)?;
         let last = cut_all(folder, resume_step).with_context(context)?;
         // TensorBoard reads files in the order of their names, which start with the second.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-        let second = now.max(last + 1);
+        let second = unix_time().as_secs().max(last + 1);
         let path = folder.join(format!("{PREFIX}{second}.gptrain.{}", std::process::id()));
         let file =
             OpenOptions::new().create_new(true).append(true).open(&path).with_context(context)?;
@@ -103,7 +102,7 @@ fn summary(scalars: &[(&str, f64)], suffix: &str) -> Vec<u8> {
 }
 
 fn event(step: u64, what: Vec<u8>) -> Vec<u8> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
+    let seconds = unix_time().as_secs_f64();
     let mut event = vec![1 << 3 | FIXED64];
     event.extend(seconds.to_le_bytes());
     event.push(2 << 3 | VARINT);

@@ -33,8 +33,15 @@ pub struct Publish {
 
 pub enum Done {
     Part(Snapshot, anyhow::Result<WrittenPart>),
-    /// A message for the user, or the error.
-    Published(anyhow::Result<String>),
+    Published(anyhow::Result<Published>),
+}
+
+/// A checkpoint that is durable.
+pub struct Published {
+    /// Since the save began.
+    pub seconds: f64,
+    /// For the user.
+    pub message: String,
 }
 
 /// A run that ends in an error still lets the save that has begun come to its end.
@@ -61,7 +68,7 @@ pub fn start(m: &Manifest, rank: usize) -> anyhow::Result<Writer> {
 
 impl Publish {
     /// Writes the index, names the folder, then removes checkpoints beyond those to keep.
-    fn run(self, keep: Keep) -> anyhow::Result<String> {
+    fn run(self, keep: Keep) -> anyhow::Result<Published> {
         let Publish { fresh, parts, state, begun, stall } = self;
         let disk = Disk::default();
         let folder = checkpoint::publish(&disk, &fresh, parts, &state)
@@ -72,7 +79,9 @@ impl Publish {
             last_checkpoint::note(run, state.progress.step)?;
         }
         checkpoint::prune(&disk, checkpoints, keep)?;
-        let (stall, seconds) = (Seconds(stall), Seconds(begun.elapsed().as_secs_f64()));
-        Ok(format!("saved {} in {seconds} (training waited {stall})", folder.display()))
+        let seconds = begun.elapsed().as_secs_f64();
+        let (stall, took) = (Seconds(stall), Seconds(seconds));
+        let message = format!("saved {} in {took} (training waited {stall})", folder.display());
+        Ok(Published { seconds, message })
     }
 }

@@ -33,8 +33,8 @@ const LONG: [&str; 5] = [
 #[test]
 fn slurm_starts_ends_and_requeues_runs() {
     let Some(cluster) = Cluster::start() else { return };
-    // Slurm's limits are minutes, late by up to half of one: this one runs beside the others.
-    let limited = time_limit(&cluster);
+    // Slurm's limits are minutes: this one runs beside the others.
+    let limited = time_limits(&cluster);
     // Two jobs at a time, on the same nodes.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -51,6 +51,42 @@ fn slurm_starts_ends_and_requeues_runs() {
     });
     a_dead_daemon_ends_nobody_and_a_dead_node_is_named(&cluster);
     limited();
+}
+
+/// Submits a job that is longer than it may be: it leaves before its end and is requeued, then
+/// leaves again and is submitted again, by its own script. What is returned waits for all of it.
+fn time_limits(cluster: &Cluster) -> impl FnOnce() {
+    let lab = Lab::new();
+    let sets = ["topology.data=2", "checkpoint.interval=1000000", "slurm.margin_s=30"];
+    let job = Job::new(cluster, &lab, "runs/a", &[&LONG, &sets]);
+    let on_end = "$([ -z $SLURM_RESTART_COUNT ] && echo requeue || echo resubmit)";
+    let script = job.script("-n 2 nice -n 19", &format!("--set slurm.on_end={on_end}"));
+    let id = job.submit(&["--requeue", "--time=1", "-n2"], &script);
+    let rendezvous = job.rendezvous.clone();
+    move || {
+        let job = Job { cluster, lab: &lab, rendezvous, run: "runs/a", sets: Vec::new() };
+        let leaves =
+            |times| job.said().matches("stopped and saved, as the job ends").count() == times;
+        until("the run leaves before the job's end", || leaves(1));
+        // Slurm itself would wait for two minutes.
+        until("the requeued job resumes", || {
+            cluster.run("scontrol", &["update", &format!("JobId={id}"), "StartTime=now"]);
+            job.said().matches("resuming from").count() == 1
+        });
+        until("the run leaves again", || leaves(2));
+        until("the job that it submitted resumes", || {
+            job.said().matches("resuming from").count() == 2
+        });
+        let next = lab.metrics("runs/a").len();
+        until("it takes steps", || job.steps() > next);
+        cluster.ok("scancel", &["--name=job.sh"]);
+        job.all_ended();
+        let steps: Vec<u64> =
+            lab.losses("runs/a").iter().map(|row| f64::from_bits(row[0]) as u64).collect();
+        assert!(steps.iter().copied().eq(1..=steps.len() as u64), "a step is missing or twice");
+        assert!(job.said().contains("goes back into the queue"), "{}", job.said());
+        lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    }
 }
 
 /// One job of a run.
@@ -126,13 +162,13 @@ impl<'a> Job<'a> {
         child.wait_with_output().unwrap()
     }
 
-    /// A batch script that runs it; told USR1, it has itself queued again, as the README says.
-    fn script(&self, tasks: &str) -> String {
+    /// A batch script that runs it; told USR1, it has itself queued again.
+    fn script(&self, tasks: &str, more: &str) -> String {
         let words = self.run_args().into_iter().map(|word| format!("'{word}'"));
         let (gptrain, words) = (env!("CARGO_BIN_EXE_gptrain"), words.collect::<Vec<_>>().join(" "));
         let place = format!("export GPTRAIN_RENDEZVOUS={}", self.rendezvous);
         let again = "trap 'scontrol requeue $SLURM_JOB_ID' USR1";
-        format!("#!/bin/sh\n{place}\n{again}\nsrun {tasks} {gptrain} {words} &\nwait\n")
+        format!("#!/bin/sh\n{place}\n{again}\nsrun {tasks} {gptrain} {words} {more} &\nwait\n")
     }
 
     /// Submits the script; the job's number.
@@ -312,7 +348,7 @@ fn scancel_saves_and_the_next_job_goes_on(cluster: &Cluster, lab: &Lab) {
 fn a_requeued_job_resumes(cluster: &Cluster, lab: &Lab) {
     let job = Job::new(cluster, lab, "runs/requeued", &[&GRID, &RUN]);
     let tasks = "-N 4 -n 8 --ntasks-per-node=2";
-    let id = job.submit(&["--requeue", "-N4", "-n8"], &job.script(tasks));
+    let id = job.submit(&["--requeue", "-N4", "-n8"], &job.script(tasks, ""));
     until("the job takes steps", || job.steps() >= 8);
     cluster.ok("scancel", &["--batch", "--signal=USR1", &id]);
     job.all_ended();
@@ -326,23 +362,4 @@ fn a_requeued_job_resumes(cluster: &Cluster, lab: &Lab) {
     until("it is complete", || job.said().contains("complete: runs/requeued"));
     assert!(job.said().contains(&format!("(step {saved}, ")), "{}", job.said());
     assert_eq!(lab.losses("runs/requeued"), lab.losses("runs/whole"));
-}
-
-/// Submits a job that is longer than it may be; what is returned waits for its end.
-fn time_limit(cluster: &Cluster) -> impl FnOnce() {
-    let lab = Lab::new();
-    let sets = ["topology.data=2", "checkpoint.interval=1000000", "comm.timeout_s=60"];
-    let job = Job::new(cluster, &lab, "runs/a", &[&LONG, &sets]);
-    let id = job.submit(&["--time=1", "-n2"], &job.script("-n 2 nice -n 19"));
-    let rendezvous = job.rendezvous.clone();
-    move || {
-        let job = Job { cluster, lab: &lab, rendezvous, run: "runs/a", sets: Vec::new() };
-        until("the time limit ends the job", || {
-            let listed = cluster.run("squeue", &["-h", "-j", &id, "-t", "RUNNING,COMPLETING"]);
-            listed.stdout.is_empty()
-        });
-        job.all_ended();
-        assert!(job.said().contains("stopped and saved"), "{}", job.said());
-        lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
-    }
 }

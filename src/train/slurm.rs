@@ -1,0 +1,187 @@
+//! The Slurm job that a run is part of, by Slurm's own commands: when it ends, and how it comes
+//! back into the queue. Written for 22.05 and later; whatever fails here ends no run.
+
+use anyhow::{Context, bail, ensure};
+use base::unix_time;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a command of Slurm's may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The batch script of the job, in the run's folder: what is submitted again.
+const SCRIPT: &str = "job.sh";
+
+#[derive(Clone, Debug)]
+pub struct Job {
+    id: String,
+}
+
+impl Job {
+    /// The job of this process, if it has one.
+    pub fn of_environment() -> Option<Job> {
+        let id = std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty())?;
+        Some(Job { id })
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What is left of its time limit; None without a limit. squeue knows of a limit that was
+    /// changed; where it cannot be asked, the variable SLURM_JOB_END_TIME (absent in 22.05) says what
+    /// the limit was at the start.
+    pub fn time_left(&self) -> anyhow::Result<Option<Duration>> {
+        let asked = ask(Command::new("squeue").args(["-h", "-o", "%L", "-j", &self.id]));
+        asked.and_then(|text| time_left(&text)).or_else(|error| {
+            let end = std::env::var("SLURM_JOB_END_TIME").ok().and_then(|at| at.parse().ok());
+            let end = end.map(Duration::from_secs).ok_or(error)?;
+            Ok(Some(end.saturating_sub(unix_time())))
+        })
+    }
+
+    /// Puts the job back into the queue, under its number. Slurm ends what of it still runs.
+    pub fn requeue(&self) -> anyhow::Result<()> {
+        let asked = ask(Command::new("scontrol").args(["requeue", &self.id]));
+        let remedy = "the cluster may forbid it: slurm.on_end: resubmit needs no permission";
+        asked.map(drop).context(remedy)
+    }
+
+    /// Submits the job's batch script again, to start when this job has ended, on as many nodes and
+    /// so on (`repeated`), but not on those to `exclude`; the number of the new job.
+    pub fn resubmit(&self, folder: &Path, exclude: &[String]) -> anyhow::Result<String> {
+        let script = folder.join(SCRIPT);
+        let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
+        let write = ["write", "batch_script", &self.id];
+        ask(Command::new("scontrol").args(write).arg(&script))
+            .context("only a job with a batch script can be submitted again")?;
+        ensure!(script.exists(), "scontrol wrote no {}", script.display());
+        let about = ask(Command::new("scontrol").args(["show", "job", "-o", &self.id]))?;
+        let mut sbatch = Command::new("sbatch");
+        sbatch.args(["--parsable".to_string(), format!("--dependency=afterany:{}", self.id)]);
+        sbatch.args(["--open-mode=append".to_string()].into_iter().chain(repeated(&about)));
+        let name = std::env::var("SLURM_JOB_NAME").ok();
+        sbatch.args(name.map(|name| format!("--job-name={name}")));
+        sbatch.args((!exclude.is_empty()).then(|| format!("--exclude={}", exclude.join(","))));
+        // sbatch hands its environment on: this step's rank is not the next job's.
+        let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for name in names.filter(step) {
+            sbatch.env_remove(name);
+        }
+        let answer = ask(sbatch.arg(&script))?;
+        Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
+    }
+}
+
+/// What is repeated of a job, as options of sbatch: those given to sbatch itself do not stand in the
+/// script. `about`: of `scontrol show job -o`.
+fn repeated(about: &str) -> Vec<String> {
+    const OPTIONS: [(&str, &str); 11] = [
+        ("NumNodes", "nodes"),
+        ("NumTasks", "ntasks"),
+        ("NtasksPerN:B:S:C", "ntasks-per-node"),
+        ("CPUs/Task", "cpus-per-task"),
+        ("Partition", "partition"),
+        ("Account", "account"),
+        ("QOS", "qos"),
+        ("TimeLimit", "time"),
+        ("WorkDir", "chdir"),
+        ("StdOut", "output"),
+        ("StdErr", "error"),
+    ];
+    let value = |field: &str| {
+        let mut words = about.split_whitespace().filter_map(|word| word.split_once('='));
+        let (_, value) = words.find(|(name, _)| *name == field)?;
+        let value = if field.contains(':') { value.split(':').next()? } else { value };
+        Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
+    };
+    let given = OPTIONS.iter().filter_map(|(field, option)| Some((option, value(field)?)));
+    given.map(|(option, value)| format!("--{option}={value}")).collect()
+}
+
+/// What a command prints; an error with what it complains of, where it fails or takes too long.
+fn ask(command: &mut Command) -> anyhow::Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = streams.spawn().with_context(|| format!("cannot start {name}"))?;
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("{name} does not answer");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    // Short answers, which fit into the pipes.
+    let (mut said, mut complained) = (String::new(), String::new());
+    child.stdout.take().context("piped")?.read_to_string(&mut said)?;
+    child.stderr.take().context("piped")?.read_to_string(&mut complained)?;
+    ensure!(status.success(), "{name}: {}", complained.trim());
+    Ok(said)
+}
+
+/// squeue's `%L`: "1-02:03:04", "02:03:04", "03:04", or a word.
+fn time_left(text: &str) -> anyhow::Result<Option<Duration>> {
+    let text = text.trim();
+    if matches!(text, "UNLIMITED" | "NOT_SET") {
+        return Ok(None);
+    }
+    if text == "INVALID" {
+        return Ok(Some(Duration::ZERO)); // it is over its limit
+    }
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let parts = std::iter::once(days).chain(clock.split(':'));
+    let parts: Result<Vec<u64>, _> = parts.map(str::parse).collect();
+    let seconds = match parts.as_deref() {
+        Ok([days, hours, minutes, seconds]) => ((days * 24 + hours) * 60 + minutes) * 60 + seconds,
+        Ok([_, minutes, seconds]) => minutes * 60 + seconds,
+        _ => bail!("squeue gives the time left as {text:?}"),
+    };
+    Ok(Some(Duration::from_secs(seconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_is_read_as_squeue_prints_it() {
+        let left = |text| time_left(text).unwrap().map(|left| left.as_secs());
+        assert_eq!(left("0:07\n"), Some(7));
+        assert_eq!(left("59:03"), Some(59 * 60 + 3));
+        assert_eq!(left("23:59:59"), Some(86_399));
+        assert_eq!(left("2-00:00:01"), Some(2 * 86_400 + 1));
+        assert_eq!((left("UNLIMITED"), left("NOT_SET"), left("INVALID")), (None, None, Some(0)));
+        for wrong in ["", "N/A", "7", "1-2", "1:2:3:4", "a:b"] {
+            assert!(time_left(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_sbatch_was_given_is_repeated() {
+        // Of Slurm 22.05.
+        let about = "JobId=1 JobName=job.sh Account=(null) QOS=(null) TimeLimit=00:01:00 \
+            TimeMin=N/A Partition=test NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 \
+            NtasksPerN:B:S:C=0:0:*:* WorkDir=/w StdErr=/w/job.out StdOut=/w/job.out Power=";
+        let expected = "--nodes=2-2 --ntasks=2 --cpus-per-task=1 --partition=test \
+            --time=00:01:00 --chdir=/w --output=/w/job.out --error=/w/job.out";
+        assert_eq!(repeated(about).join(" "), expected);
+        let per_node = "NtasksPerN:B:S:C=8:0:*:*";
+        assert_eq!(repeated(per_node), ["--ntasks-per-node=8"]);
+    }
+
+    #[test]
+    fn a_command_that_fails_says_why() {
+        let mut failing = Command::new("sh");
+        let error = ask(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
+        assert_eq!(error.to_string(), "sh: no such job");
+        assert!(ask(&mut Command::new("gptrain-no-such-program")).is_err());
+    }
+}

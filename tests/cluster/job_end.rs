@@ -1,0 +1,118 @@
+//! A run before the end of its Slurm job, by stand-ins of Slurm's commands that write down what they
+//! are asked for: it saves and leaves in time, and queues its job again, but not for ever.
+
+use crate::common::binary::{Done, Lab, run_args};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// A run that only its job's end ends.
+const LONG: [&str; 4] =
+    ["train.steps=1000000", "train.eval_interval=0", "log.interval=100000", "log.folder=runs/a"];
+
+/// A job of which squeue says this.
+struct Job {
+    lab: Lab,
+}
+
+impl Job {
+    fn new(left: &str) -> Job {
+        let job = Job { lab: Lab::new() };
+        fs::create_dir(job.lab.path("bin")).unwrap();
+        job.command("squeue", "[ -n \"$LEFT\" ] && echo \"$LEFT\"");
+        let answer =
+            "case $1 in show) echo NumNodes=4 NumTasks=32 Partition=test TimeLimit=2:00:00;;";
+        let write = "write) echo '#!/bin/sh' > \"$4\";; esac";
+        job.command("scontrol", &format!("echo \"scontrol $*\" >> asked; {answer} {write}"));
+        job.command("sbatch", "echo \"sbatch $*\" \"${SLURM_PROCID:-no rank}\" >> asked; echo 8");
+        fs::write(job.lab.path("left"), left).unwrap();
+        job
+    }
+
+    fn command(&self, name: &str, script: &str) {
+        let path = self.lab.path("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// `gptrain run` inside of the job, to its end.
+    fn run(&self, sets: &[&str]) -> Done {
+        let sets = [&LONG[..], sets].concat();
+        let mut command = self.lab.command(&run_args(&sets));
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", self.lab.path("bin").display()));
+        command.env("LEFT", fs::read_to_string(self.lab.path("left")).unwrap());
+        command.env("SLURM_JOB_ID", "7");
+        Done::of(command.output().unwrap())
+    }
+
+    /// What the stand-ins were asked to do.
+    fn asked(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.lab.path("asked")).unwrap_or_default();
+        text.lines().map(str::to_string).collect()
+    }
+}
+
+/// The limit is beyond the margin at first: the run takes steps, and leaves when it comes near.
+#[test]
+fn a_run_leaves_before_its_job_ends() {
+    let job = Job::new("10:02");
+    let done = job.run(&["slurm.margin_s=600"]);
+    let done = done.expect(0, &[]);
+    assert!(done.out.contains("job 7 ends in 10 m 02 s"), "{}", done.out);
+    assert!(done.out.contains("leaving (slowest step"), "{}", done.out);
+    assert!(done.out.contains("stopped and saved, as the job ends"), "{}", done.out);
+    let taken = job.lab.metrics("runs/a").len();
+    assert!(job.lab.path(&format!("runs/a/checkpoints/step-{taken:08}")).exists());
+    assert_eq!(job.asked(), [""; 0], "slurm.on_end is leave");
+}
+
+/// Without a limit, without an answer, or where the manifest says so, the run goes on to its end.
+#[test]
+fn a_run_whose_job_has_no_known_end_goes_on() {
+    let cases = [("UNLIMITED", &[][..]), ("", &[]), ("0:01", &["slurm.on_end=ignore"])];
+    for (left, sets) in cases {
+        let job = Job::new(left);
+        let done = job.run(&[&["train.steps=4"][..], sets].concat());
+        assert!(done.expect(0, &[]).out.contains("complete: runs/a"), "{}", done.out);
+    }
+}
+
+/// Complete or failed runs start nothing again; one that does not get on does so three times.
+#[test]
+fn a_chain_of_jobs_comes_to_an_end() {
+    let job = Job::new("0:30");
+    for start in 1..=3 {
+        let done = job.run(&["slurm.on_end=requeue"]);
+        let done = done.expect(0, &[]);
+        let refused = done.out.contains("is not queued again: 3 starts in a row");
+        // A step or two may pass before squeue has answered; then it gets on.
+        if job.lab.metrics("runs/a").is_empty() {
+            assert_eq!(refused, start == 3, "{}", done.out);
+        }
+    }
+    let asked = job.asked();
+    assert!(asked.iter().all(|line| line == "scontrol requeue 7"), "{asked:?}");
+    assert!((2..=3).contains(&asked.len()), "{asked:?}");
+    let job = Job::new("10:00:00");
+    job.run(&["slurm.on_end=requeue", "data.train=nothing"]).expect(2, &["nothing"]);
+    job.run(&["slurm.on_end=requeue", "train.steps=2"]).expect(0, &[]);
+    assert_eq!(job.asked(), [""; 0]);
+}
+
+/// The job's own script, when it has ended, on as many nodes; not as one of this step's ranks.
+#[test]
+fn a_job_is_submitted_again() {
+    let job = Job::new("0:30");
+    let done = job.run(&["slurm.on_end=resubmit"]);
+    assert!(done.expect(0, &[]).out.contains("job 8 goes on when job 7 has ended"), "{}", done.out);
+    let script = "runs/a/job.sh";
+    let expected = [
+        format!("scontrol write batch_script 7 {script}"),
+        "scontrol show job -o 7".to_string(),
+        format!(
+            "sbatch --parsable --dependency=afterany:7 --open-mode=append --nodes=4 --ntasks=32 \
+             --partition=test --time=2:00:00 {script} no rank"
+        ),
+    ];
+    assert_eq!(job.asked(), expected);
+}
