@@ -187,7 +187,7 @@ template <class L> __device__ void adafactor(const Adafactor& a) {
         float numel = numel_of(part, threadIdx.x);
         float scale = a.weight ? fmaxf(sqrtf(a.weight[threadIdx.x] / numel), a.scale_eps) : 1.0f;
         float rms = sqrtf(a.update[threadIdx.x] / numel);
-        steps[threadIdx.x] = a.scalars[2] * scale / fmaxf(rms / a.clip_threshold, 1.0f);
+        steps[threadIdx.x] = a.scalars[2] * a.lr_scale * scale / fmaxf(rms / a.clip_threshold, 1.0f);
     }
     __syncthreads();
     uint32_t col = blockIdx.x * blockDim.x + threadIdx.x;

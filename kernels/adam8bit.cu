@@ -49,7 +49,7 @@ encode(const DynamicMap& map, uint32_t lanes, const float (&x)[WIDTH], uint64_t&
 
 template <class G, class L> __device__ void adam8bit(const Adam8bit& a) {
     __shared__ DynamicMap m_map, v_map;
-    float factor = a.scalars[0], step = a.scalars[1], rescale = a.scalars[2];
+    float factor = a.scalars[0], step = a.scalars[1] * a.lr_scale, rescale = a.scalars[2];
     if (factor != factor) return; // NaN skips the update
     copy_map(SIGNED_MAP, m_map);
     copy_map(UNSIGNED_MAP, v_map);

@@ -432,8 +432,9 @@ struct AdamW {
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
     uint64_t numel;
-    // 1 − lr·weight_decay
+    // 1 − lr·weight_decay; and a factor of the step
     float keep;
+    float lr_scale;
     float beta1;
     float beta2;
     float eps;
@@ -441,8 +442,9 @@ struct AdamW {
 };
 static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 8 && AT(AdamW, m) == 16 &&
               AT(AdamW, v) == 24 && AT(AdamW, live) == 32 && AT(AdamW, scalars) == 40 &&
-              AT(AdamW, numel) == 48 && AT(AdamW, keep) == 56 && AT(AdamW, beta1) == 60 &&
-              AT(AdamW, beta2) == 64 && AT(AdamW, eps) == 68 && AT(AdamW, vector) == 72 &&
+              AT(AdamW, numel) == 48 && AT(AdamW, keep) == 56 && AT(AdamW, lr_scale) == 60 &&
+              AT(AdamW, beta1) == 64 && AT(AdamW, beta2) == 68 && AT(AdamW, eps) == 72 &&
+              AT(AdamW, vector) == 76 &&
               sizeof(AdamW) == 80, "layout");
 
 struct Adam8bit {
@@ -459,8 +461,9 @@ struct Adam8bit {
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
     uint64_t numel;
-    // 1 − lr·weight_decay
+    // 1 − lr·weight_decay; and a factor of the step
     float keep;
+    float lr_scale;
     float beta1;
     float beta2;
     float eps;
@@ -471,8 +474,9 @@ static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
               AT(Adam8bit, m_codes) == 16 && AT(Adam8bit, m_scales) == 24 &&
               AT(Adam8bit, v_codes) == 32 && AT(Adam8bit, v_scales) == 40 &&
               AT(Adam8bit, live) == 48 && AT(Adam8bit, scalars) == 56 &&
-              AT(Adam8bit, numel) == 64 && AT(Adam8bit, keep) == 72 && AT(Adam8bit, beta1) == 76 &&
-              AT(Adam8bit, beta2) == 80 && AT(Adam8bit, eps) == 84 && AT(Adam8bit, block) == 88 &&
+              AT(Adam8bit, numel) == 64 && AT(Adam8bit, keep) == 72 &&
+              AT(Adam8bit, lr_scale) == 76 && AT(Adam8bit, beta1) == 80 &&
+              AT(Adam8bit, beta2) == 84 && AT(Adam8bit, eps) == 88 && AT(Adam8bit, block) == 92 &&
               sizeof(Adam8bit) == 96, "layout");
 
 // What a rank has of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
@@ -602,8 +606,9 @@ struct Adafactor {
     const float* update;
     // [fused]: Σ θ², or null: steps are not scaled by it
     const float* weight;
-    // 1 − lr·weight_decay
+    // 1 − lr·weight_decay; and a factor of the step
     float keep;
+    float lr_scale;
     float eps;
     float scale_eps;
     float clip_threshold;
@@ -613,10 +618,10 @@ static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
               AT(Adafactor, live) == 16 && AT(Adafactor, scalars) == 24 &&
               AT(Adafactor, row) == 32 && AT(Adafactor, col) == 40 && AT(Adafactor, mean) == 48 &&
               AT(Adafactor, update) == 56 && AT(Adafactor, weight) == 64 &&
-              AT(Adafactor, keep) == 72 && AT(Adafactor, eps) == 76 &&
-              AT(Adafactor, scale_eps) == 80 && AT(Adafactor, clip_threshold) == 84 &&
-              AT(Adafactor, part) == 88 &&
-              sizeof(Adafactor) == 144, "layout");
+              AT(Adafactor, keep) == 72 && AT(Adafactor, lr_scale) == 76 &&
+              AT(Adafactor, eps) == 80 && AT(Adafactor, scale_eps) == 84 &&
+              AT(Adafactor, clip_threshold) == 88 && AT(Adafactor, part) == 96 &&
+              sizeof(Adafactor) == 152, "layout");
 
 struct Momentum {
     const float* grad;
@@ -752,7 +757,7 @@ struct Attention {
     uint32_t d;
     // Keys that a query sees at most, its own among them: seq where there is no window
     uint32_t window;
-    // 1/√d
+    // Of scores: 1/√d as a rule
     float scale;
     DropoutMask drop;
 };

@@ -130,7 +130,7 @@ __device__ void adam_corrections(const AdamScalars& a) {
 KERNEL(adam_scalars, adam_corrections, AdamScalars, 1)
 
 template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, float factor) {
-    float step = a.scalars[1], rescale = a.scalars[2];
+    float step = a.scalars[1] * a.lr_scale, rescale = a.scalars[2];
     each<V>(a.numel, [&](uint64_t at) {
         float g[V], w[V], m[V], v[V];
         load(static_cast<const G*>(a.grad) + at, g);

@@ -20,6 +20,8 @@ pub struct Adafactor {
     pub scale_eps: f32,
     pub clip_threshold: f32,
     pub weight_decay: f32,
+    /// ρ is multiplied by this, but not the decay.
+    pub lr_scale: f32,
 }
 
 impl Adafactor {

@@ -150,6 +150,8 @@ pub struct Attend {
     pub heads: Heads,
     /// Number of this rank's first query head in the whole model.
     pub first_head: usize,
+    /// What products of queries and keys are multiplied by, 1/√head_dim as a rule.
+    pub scale: f32,
     /// Rows per sample.
     pub seq: usize,
     pub visible: Visible,

@@ -45,6 +45,8 @@ pub struct AdamW {
     pub beta2: f32,
     pub eps: f32,
     pub weight_decay: f32,
+    /// The step is multiplied by this, but not the decay.
+    pub lr_scale: f32,
 }
 
 /// Numbers in 8 bits: number i is what `codes[i]` stands for in a map of `dynamic_map`, times the
@@ -249,6 +251,11 @@ pub trait Backend: AdafactorOps + MuonOps {
     /// y (+)= x, converting between f32, bf16 and f16. Equal numel.
     fn copy(&self, x: Tensor, y: Out);
 
+    /// x ← factor·x, of any float.
+    fn multiply(&self, factor: f32, x: Tensor) {
+        self.blend(factor, x, 0.0, x);
+    }
+
     /// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or
     /// f32. With `add` the epilogue must be `Nothing` or `BiasBackward`.
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue);
@@ -338,7 +345,7 @@ pub trait Backend: AdafactorOps + MuonOps {
         dscales: Option<[Out; 2]>,
     );
 
-    /// y = softmax(q·kᵀ/√d + bias)·v per head and sample, never holding a T×T matrix. qkv [N, qkv
+    /// y = softmax(scale·q·kᵀ + bias)·v per head and sample, never holding a T×T matrix. qkv [N, qkv
     /// width], y [N, query width], lse f32 [N, query heads]: log-sum-exp of each query's scores. A
     /// query that sees no key gives y = 0.
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out);

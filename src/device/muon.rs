@@ -68,7 +68,7 @@ pub trait MuonOps {
     fn fuse(&self, one: Tensor, which: &FusedMatrix, all: Out);
     /// x ← x / max(√sum, eps), in place; of sum f32 [1, 1] the root is taken in f64.
     fn scale_to_norm_1(&self, x: Tensor, sum: Tensor, eps: f32);
-    /// y ← a·x + b·y, of one float.
+    /// y ← a·x + b·y, of one float. x may be y.
     fn blend(&self, a: f32, x: Tensor, b: f32, y: Tensor);
     /// Updates master (f32) to keep·master − step·direction, `by` being keep and step, and rounds it
     /// into `weight` where that is another tensor. factor f32 [1, 1]: NaN skips the update.

@@ -32,7 +32,7 @@ pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
 pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
     Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr, Model,
-    Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
+    Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
 };
 
 use base::{Heads, Problems};

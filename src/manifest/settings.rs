@@ -100,6 +100,9 @@ Model(raw, tensor: usize) {
     dropout: DropoutForm => Dropout = shape::dropout(raw.dropout);
     /// Initial weights.
     init: Init => Init = Init::read(raw.init.unwrap_or_default());
+    /// Widths by µP: a learning rate that was found for a narrow model holds for this one.
+    /// Default: none.
+    mup: Mup => Option<Mup> = raw.mup.map(Mup::read);
 } (
     /// Rows of the embedding: `vocab`, rounded up to divide by tensor parallelism and tiles.
     vocab_padded: usize = vocab.next_multiple_of(vocab_multiple * tensor);
@@ -169,6 +172,22 @@ Init(raw) {
     std: f32 = 0.02, in 0.0..=10.0;
     /// Projections into the residual stream start smaller by 1/sqrt(2·layers). Default: true.
     scale_residual: bool = true;
+}
+
+#[derive(Copy)]
+/// Maximal update parametrisation (µP; Yang et al. 2022, Tensor Programs V) of a model r =
+/// hidden / base_hidden times as wide as the one for which lr.peak and init.std were found.
+/// Matrices of blocks begin smaller by √r, and AdamW's and Adafactor's steps of them are smaller by r.
+Mup(raw) {
+    /// model.hidden of that one (--mup-base-hidden-size).
+    base_hidden: usize, required in 1..=1_048_576;
+    /// Columns of a head of that one (--mup-base-head-dim): scores are multiplied by
+    /// √base_head_dim / head_dim. Default: as here, which gives 1/√head_dim.
+    base_head_dim: usize, in 1..=256;
+    /// What the embedding is multiplied by (--mup-embedding-mult). Default: 1.
+    embedding_multiplier: f32 = 1.0, in 1e-6..=1e6;
+    /// What logits are multiplied by, beside 1/r (--mup-output-mult). Default: 1.
+    output_multiplier: f32 = 1.0, in 1e-6..=1e6;
 }
 
 /// Datasets in Megatron's format (PREFIX.bin and PREFIX.idx), sample order and masks.

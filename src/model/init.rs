@@ -21,11 +21,12 @@ impl Layout {
             true => (2.0 * model.layers as f32).sqrt(),
             false => 1.0,
         };
+        let std = model.init.std * param.spec.init_factor(model);
         match param.spec.init {
             Init::Zero => out.fill(0.0),
             Init::One => out.fill(1.0),
-            Init::Normal => self.normal(param, first, model.init.std, seed, out),
-            Init::Residual => self.normal(param, first, model.init.std / residual, seed, out),
+            Init::Normal => self.normal(param, first, std, seed, out),
+            Init::Residual => self.normal(param, first, std / residual, seed, out),
         }
     }
 

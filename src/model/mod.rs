@@ -13,6 +13,7 @@ mod init;
 mod inputs;
 pub mod layers;
 mod layout;
+pub mod mup;
 mod stage;
 mod tables;
 mod tensor_parallel;

@@ -41,9 +41,9 @@ pub enum TpSplit {
 pub enum Init {
     Zero,
     One,
-    /// N(0, init.std²).
+    /// N(0, init.std²), narrower under µP (`mup`).
     Normal,
-    /// N(0, init.std²), divided by √(2·layers) under init.scale_residual.
+    /// The same, divided by √(2·layers) under init.scale_residual.
     Residual,
 }
 

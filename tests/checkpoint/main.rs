@@ -17,6 +17,7 @@
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
 //! | `hf` | folders of Hugging Face's transformers, in and out: GPT-2 and BLOOM |
 //! | `hf_llama` | the same of Llama, Mistral, Qwen2 and Qwen3, which also go on training |
+//! | `hf_mup` | models of µP, whose factors go into the weights |
 //! | `hf_refused` | folders that are not what they say, and disks that are full |
 
 #[path = "../common/mod.rs"]
@@ -32,6 +33,7 @@ mod format1;
 mod grids;
 mod hf;
 mod hf_llama;
+mod hf_mup;
 mod hf_refused;
 mod inspect;
 mod late;

@@ -12,6 +12,7 @@ mod accepted;
 mod adafactor;
 mod hostile;
 mod muon;
+mod mup;
 mod refused;
 mod shipped;
 

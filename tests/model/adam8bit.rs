@@ -69,7 +69,8 @@ fn norm(x: impl Iterator<Item = f64>) -> f64 {
 fn update_error(spread: f32, block: usize) -> f64 {
     const LEN: usize = 64 * 256;
     let cpu = Cpu::new(Some(2));
-    let rule = AdamW { lr: 1.0, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 };
+    let rule =
+        AdamW { lr: 1.0, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0, lr_scale: 1.0 };
     let pair = Pair::new(&cpu, rule, LEN, block);
     let normals = |stream| {
         let mut x = vec![0.0; LEN];
@@ -145,7 +146,8 @@ fn codes_are_those_of_bitsandbytes_away_from_zero() {
 #[test]
 fn weights_are_nearer_to_those_of_pytorch_than_bitsandbytes() {
     let cpu = Cpu::new(Some(2));
-    let rule = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rule =
+        AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
     let pair = Pair::new(&cpu, rule, 8192, 64);
     pair.set(&numbers(1000).into_iter().map(|x| 0.1 * x).collect::<Vec<_>>());
     let steps: Vec<_> = (1..=20).map(|t| pair.update(t, &numbers(t as u32))).collect();

@@ -9,6 +9,7 @@
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `late` | updates that come a step late, by a second implementation of them |
 //! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
+//! | `mup` | what steps change of activations over widths; grids |
 //! | `muon` | its steps in float64 and PyTorch's; fp16; on GPUs; what the planner counts |
 //! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
@@ -24,5 +25,6 @@ mod grids_cuda;
 mod late;
 mod llama;
 mod muon;
+mod mup;
 mod offload;
 mod pytorch;

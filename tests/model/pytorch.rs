@@ -41,6 +41,18 @@ fn capped_logits_and_the_second_loss() {
     check_from("capped", "gpt2", &sets, 2);
 }
 
+/// Four times as wide as the base, with heads twice as wide. From the weights and tokens of gpt2, and
+/// of the untied one.
+#[test]
+fn mup() {
+    let mup = "model.mup={base_hidden: 8, base_head_dim: 4, embedding_multiplier: 3, \
+               output_multiplier: 1.5}";
+    check_from("mup", "gpt2", &[mup, "lr.peak=3e-3"], 2);
+    let mup = [mup, "lr.peak=3e-3", "model.heads=2", "model.tied_head=false"];
+    let rest = ["model.gelu=exact", "model.vocab=101"];
+    check_from("mup-untied", "untied", &[&mup[..], &rest].concat(), 2);
+}
+
 #[test]
 fn documents_that_do_not_see_each_other() {
     check("documents", &[], 1);
@@ -209,7 +221,8 @@ fn compare_gradients(engine: &Engine, name: &str, heads: Heads) {
     let kept = |param: &&Param| reader.entries.contains_key(&common::reference_name(param));
     let params: Vec<_> = engine.params().filter(kept).collect();
     assert_eq!(params.len(), reader.entries.len());
-    assert!(name == "capped" || params.len() == engine.params().count());
+    let some = ["capped", "mup", "mup-untied"].contains(&name);
+    assert!(some || params.len() == engine.params().count());
     for param in params {
         let theirs = common::reference_name(param);
         let expected = common::from_reference(param, &reader.words(&theirs).unwrap(), heads);

@@ -14,6 +14,7 @@ const RULE: Adafactor = Adafactor {
     scale_eps: 0.5,
     clip_threshold: 1.5,
     weight_decay: 0.1,
+    lr_scale: 0.5,
 };
 
 pub fn table() -> Vec<Case> {
@@ -231,7 +232,8 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
                     let rms = |sums: &Known| (sums.x[number] / part.numels()[number] as f64).sqrt();
                     let scale =
                         if scaled { rms(&of_weight).max(RULE.scale_eps.into()) } else { 1.0 };
-                    scalars.x[2] * scale / (rms(&of_u) / f64::from(RULE.clip_threshold)).max(1.0)
+                    let rho = scalars.x[2] * f64::from(RULE.lr_scale);
+                    rho * scale / (rms(&of_u) / f64::from(RULE.clip_threshold)).max(1.0)
                 };
                 let of = places(part);
                 let each = master.x.iter().zip(&u).zip(of);

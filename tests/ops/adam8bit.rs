@@ -89,7 +89,14 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
         let grad: Vec<f64> = drawn.map(|(i, (x, s))| size(i) * x * (2.0 * s).exp()).collect();
         let grad = b.known(1, len, b.dtype, &grad);
         let factor = if step == 3 { f64::NAN } else { 0.75 };
-        let rule = AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
+        let rule = AdamW {
+            lr: 3e-2,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-6,
+            weight_decay: 0.1,
+            lr_scale: 0.5,
+        };
         let scalars = b.known(1, 3, DType::F32, &[factor, 0.05, 2.0]);
         let moments = [m.coded(), v.coded()];
         b.backend.adam8bit(&rule, scalars.on, grad.on, master.on, moments, live);
@@ -115,6 +122,7 @@ fn define(
 ) {
     let [factor, step, rescale] = [0, 1, 2].map(|i| scalars[i] as f32);
     let keep = 1.0 - f64::from(rule.lr) * f64::from(rule.weight_decay);
+    let by_rule = f64::from(rule.lr_scale);
     let (mut first, mut root) = (m.decoded(&SIGNED.values), v.decoded(&UNSIGNED.values));
     for i in 0..grad.len() {
         let g = grad[i] as f32 * factor;
@@ -122,7 +130,7 @@ fn define(
         let second = (g * g).mul_add(1.0 - rule.beta2, rule.beta2 * (root[i] * root[i]));
         root[i] = second.sqrt();
         let by = f64::from(root[i]) * f64::from(rescale) + f64::from(rule.eps);
-        weights[i] = weights[i] * keep - f64::from(step) * f64::from(first[i]) / by;
+        weights[i] = weights[i] * keep - by_rule * f64::from(step) * f64::from(first[i]) / by;
     }
     m.encode(&SIGNED.values, &first);
     v.encode(&UNSIGNED.values, &root);

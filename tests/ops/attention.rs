@@ -34,13 +34,15 @@ pub struct Shape {
     rate: f32,
     /// Scores grow with this.
     spread: f64,
+    /// Of scores; None: 1/√d.
+    scale: Option<f32>,
 }
 
 impl Shape {
     pub fn new(samples: usize, seq: usize, heads: usize, d: usize) -> Shape {
         let mask = Mask::Causal;
-        let (window, alibi, rate, spread) = (None, false, 0.0, 1.0);
-        Shape { samples, seq, heads, serves: 1, d, mask, window, alibi, rate, spread }
+        let (window, alibi, rate, spread, scale) = (None, false, 0.0, 1.0, None);
+        Shape { samples, seq, heads, serves: 1, d, mask, window, alibi, rate, spread, scale }
     }
 
     pub fn grouped(self, serves: usize) -> Shape {
@@ -49,6 +51,10 @@ impl Shape {
 
     pub fn within(self, window: usize) -> Shape {
         Shape { window: Some(window), ..self }
+    }
+
+    fn scale(self) -> f32 {
+        self.scale.unwrap_or(1.0 / (self.d as f32).sqrt())
     }
 
     fn of_heads(self) -> Heads {
@@ -81,6 +87,7 @@ pub fn table() -> Vec<Case> {
         ("documents", Shape { mask: Mask::Documents(6), ..small }),
         ("ragged", Shape { mask: Mask::Ragged, ..small }),
         ("dropout", Shape { rate: 0.1, ..small }),
+        ("of another scale", Shape { scale: Some(0.75), alibi: true, ..small }),
         ("sharp", Shape { spread: 6.0, ..small }),
         ("all", Shape { mask: Mask::Ragged, alibi: true, rate: 0.1, ..Shape::new(2, 21, 3, 6) }),
         ("several tiles", Shape::new(1, 100, 1, 1)),
@@ -121,6 +128,7 @@ pub fn attention(b: &Bench, shape: Shape) {
     let how = Attend {
         heads: all,
         first_head: 4,
+        scale: shape.scale(),
         seq,
         visible: match shape.mask {
             Mask::Causal => Visible::Causal,
@@ -196,7 +204,7 @@ impl Definition {
         let scores: Vec<f64> = (start..end)
             .map(|key| {
                 let product = dot(part(row, Qkv::Query), part(first + key, Qkv::Key));
-                product / (d as f64).sqrt() + slope * (key as f64 - query as f64)
+                product * f64::from(self.shape.scale()) + slope * (key as f64 - query as f64)
             })
             .collect();
         let total: f64 = scores.iter().map(|s| s.exp()).sum();

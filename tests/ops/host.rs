@@ -50,7 +50,8 @@ fn there_and_back(b: &Bench, len: usize) {
 /// Three updates by the device and by the host.
 fn adamw(b: &Bench, len: usize) {
     let be = b.backend;
-    let rule = AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rule =
+        AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
     let master = b.normal_f32(1, len);
     let zeros = || b.known(1, len, DType::F32, &vec![0.0; len]);
     let state = [master, zeros(), zeros(), b.known(1, len, b.dtype, &vec![0.0; len])];
@@ -78,7 +79,8 @@ fn adamw(b: &Bench, len: usize) {
 /// The host updates on a thread of its own, while this one gives the device its ops.
 fn beside(b: &Bench, len: usize) {
     let be = b.backend;
-    let rule = AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rule =
+        AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
     let scalars = b.known(1, 3, DType::F32, &[0.7310586, 0.03, 1.2345679]);
     let [master, grad] = [0, 1].map(|_| b.normal_f32(1, len));
     let zeros = || b.known(1, len, DType::F32, &vec![0.0; len]);

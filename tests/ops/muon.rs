@@ -71,6 +71,8 @@ fn blend(b: &Bench, len: usize) {
     let (x, y) = (b.normal(1, len), b.normal(1, len));
     b.backend.blend(3.5, x.on, -0.75, y.on);
     b.expect("blend", y.on, || x.x.iter().zip(&y.x).map(|(x, y)| 3.5 * x - 0.75 * y).collect());
+    b.backend.multiply(-1.75, x.on);
+    b.expect("multiply", x.on, || x.x.iter().map(|x| -1.75 * x).collect());
 }
 
 fn descend(b: &Bench, len: usize, factor: &Known) {

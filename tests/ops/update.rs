@@ -76,7 +76,7 @@ fn adamw(b: &Bench, len: usize) {
         let grad = b.normal(1, len);
         let factor = if step == 2 { f64::NAN } else { 0.75 };
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
-        let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
+        let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 0.5 };
         let on = b.known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat()).on;
         b.backend.adamw(&rule, on, grad.on, master.on, m.on, v.on, live);
         if factor.is_finite() {
@@ -113,6 +113,7 @@ fn corrections(rule: &AdamW, update: i32) -> [f64; 2] {
 /// Algorithm 2 of Loshchilov & Hutter, in the order of PyTorch's AdamW.
 fn update(rule: &AdamW, step: i32, factor: f64, grad: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) {
     let [lr, beta1, beta2] = [rule.lr, rule.beta1, rule.beta2].map(f64::from);
+    let by = lr * f64::from(rule.lr_scale);
     for i in 0..grad.len() {
         let g = grad[i] * factor;
         w[i] *= 1.0 - lr * rule.weight_decay as f64;
@@ -120,7 +121,7 @@ fn update(rule: &AdamW, step: i32, factor: f64, grad: &[f64], [w, m, v]: &mut [V
         v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
         let m_hat = m[i] / (1.0 - beta1.powi(step));
         let v_hat = v[i] / (1.0 - beta2.powi(step));
-        w[i] -= lr * m_hat / (v_hat.sqrt() + rule.eps as f64);
+        w[i] -= by * m_hat / (v_hat.sqrt() + rule.eps as f64);
     }
 }
 
@@ -145,7 +146,8 @@ fn clip(b: &Bench) {
 
 /// Step by step as Megatron's DynamicGradScaler, until the scale is stuck; then nothing moves.
 fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: f32) {
-    let rule = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rule =
+        AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
     let scaling = Scaling { growth, window, hysteresis, min };
     let first = if growth > 1.0 { 1024.0 } else { f64::from(min) };
     let scale = b.known(1, 1, DType::F32, &[first]).on;

@@ -3,6 +3,7 @@
 use super::companions::Companions;
 use super::companions::FOLDER;
 use super::config::{target, write_config};
+use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
 use crate::{Checkpoint, Tensor, aside, safetensors};
@@ -10,7 +11,7 @@ use anyhow::{Context, ensure};
 use base::{Bytes, DType};
 use engine::{MASTER, model_dtype};
 use manifest::{self, Family, Model};
-use model::{Layout, ModelShard};
+use model::{Layout, ModelShard, ParamSpec};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -81,8 +82,9 @@ fn names(dtype: DType) -> (&'static str, &'static str) {
 
 /// Which tensors are in which file.
 struct Plan<'c> {
+    model: &'c Model,
     /// Each weight of the checkpoint, and what is made of it.
-    weights: Vec<(&'c Tensor, Vec<HfTensor>)>,
+    weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
     dtype: DType,
     code: &'static str,
     /// The tensors of each file, in the order in which they are written.
@@ -92,7 +94,7 @@ struct Plan<'c> {
 impl<'c> Plan<'c> {
     fn new(
         checkpoint: &'c Checkpoint,
-        model: &Model,
+        model: &'c Model,
         family: Family,
         (dtype, code): (DType, &'static str),
         shard: Bytes,
@@ -104,11 +106,11 @@ impl<'c> Plan<'c> {
             let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
             let theirs = tensors_of(family, param, &tensor.shape, model.heads());
             ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
-            weights.push((tensor, theirs));
+            weights.push((tensor, param.spec, theirs));
         }
         let bytes = |tensor: &HfTensor| (tensor.numel() * dtype.size()) as u64;
         let (mut files, mut held) = (vec![Vec::new()], 0);
-        for tensor in weights.iter().flat_map(|(_, theirs)| theirs) {
+        for tensor in weights.iter().flat_map(|(.., theirs)| theirs) {
             if held > 0 && held + bytes(tensor) > shard.0 {
                 files.push(Vec::new());
                 held = 0;
@@ -116,7 +118,7 @@ impl<'c> Plan<'c> {
             held += bytes(tensor);
             files.last_mut().expect("one from the start").push(tensor.clone());
         }
-        Ok(Plan { weights, dtype, code, files })
+        Ok(Plan { model, weights, dtype, code, files })
     }
 
     fn file(&self, number: usize) -> String {
@@ -152,10 +154,13 @@ impl<'c> Plan<'c> {
 
     /// The values of every tensor in the order of the files.
     fn values(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = anyhow::Result<Vec<f32>>> {
-        self.weights.iter().flat_map(|(tensor, theirs)| {
+        self.weights.iter().flat_map(|(tensor, spec, theirs)| {
             let whole = checkpoint.whole(tensor, MASTER);
             let (ours, error) = match whole {
-                Ok(ours) => (ours, None),
+                Ok(mut ours) => {
+                    mup::fold(spec, self.model, &mut ours);
+                    (ours, None)
+                }
                 Err(error) => (Vec::new(), Some(Err(error))),
             };
             let count = if error.is_some() { 0 } else { theirs.len() };

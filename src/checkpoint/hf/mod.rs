@@ -8,12 +8,14 @@
 //! | `weights` | safetensors files of a folder: complete, finite, nothing left over |
 //! | `companions` | tokenizer and generation settings, which are carried along |
 //! | `load` | a folder's weights on a rank of any grid, for scores |
+//! | `mup` | where the factors of `model.mup` go, which no family has |
 //! | `export` | a checkpoint as a folder; `train::import` is the way back |
 
 mod companions;
 mod config;
 mod export;
 mod load;
+mod mup;
 mod names;
 mod weights;
 

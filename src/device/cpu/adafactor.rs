@@ -286,7 +286,7 @@ vectorised! {
     }
 }
 
-/// What each fused matrix's U is multiplied by: ρ·scale / max(1, RMS(U)/clip_threshold).
+/// What each fused matrix's U is multiplied by: ρ·lr_scale·scale / max(1, RMS(U)/clip_threshold).
 fn steps(
     rule: &Adafactor,
     rho: f32,
@@ -298,7 +298,7 @@ fn steps(
     for (number, step) in steps[..part.fused.count()].iter_mut().enumerate() {
         let rms = |sums: Tensor| (scalar(sums, number) / numels[number] as f32).sqrt();
         let scale = weight.map_or(1.0, |sums| rms(sums).max(rule.scale_eps));
-        *step = rho * scale / (rms(update) / rule.clip_threshold).max(1.0);
+        *step = rho * rule.lr_scale * scale / (rms(update) / rule.clip_threshold).max(1.0);
     }
     steps
 }

@@ -163,7 +163,7 @@ pub(super) struct Update {
     keep: f32,
     beta1: f32,
     beta2: f32,
-    /// lr / (1 − β₁ᵗ).
+    /// lr_scale·lr / (1 − β₁ᵗ).
     step: f32,
     /// 1 / √(1 − β₂ᵗ).
     rescale: f32,
@@ -174,7 +174,8 @@ impl Update {
     /// None where the scalars say that nothing is updated.
     pub fn new(rule: &AdamW, scalars: Tensor) -> Option<Update> {
         let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
-        let AdamW { beta1, beta2, eps, .. } = *rule;
+        let AdamW { beta1, beta2, eps, lr_scale, .. } = *rule;
+        let step = step * lr_scale;
         let keep = rule.keep();
         (!factor.is_nan()).then_some(Update { factor, keep, beta1, beta2, step, rescale, eps })
     }

@@ -161,6 +161,7 @@ impl AdafactorOps for Cuda {
             update: squares.0.addr() as _,
             weight: squares.1.map_or(0, Tensor::addr) as _,
             keep: rule.keep(),
+            lr_scale: rule.lr_scale,
             eps: rule.eps,
             scale_eps: rule.scale_eps,
             clip_threshold: rule.clip_threshold,

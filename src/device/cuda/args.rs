@@ -288,8 +288,8 @@ kernel_args! {
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
         numel: u64,
-        /// 1 − lr·weight_decay
-        keep: f32,
+        /// 1 − lr·weight_decay; and a factor of the step
+        keep: f32, lr_scale: f32,
         beta1: f32, beta2: f32, eps: f32, vector: u32,
     }
 
@@ -304,8 +304,8 @@ kernel_args! {
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
         numel: u64,
-        /// 1 − lr·weight_decay
-        keep: f32,
+        /// 1 − lr·weight_decay; and a factor of the step
+        keep: f32, lr_scale: f32,
         beta1: f32, beta2: f32, eps: f32,
         /// Elements of a scale: 16, 32 or 64.
         block: u32,
@@ -397,8 +397,8 @@ kernel_args! {
         update: *const f32,
         /// [fused]: Σ θ², or null: steps are not scaled by it
         weight: *const f32,
-        /// 1 − lr·weight_decay
-        keep: f32,
+        /// 1 − lr·weight_decay; and a factor of the step
+        keep: f32, lr_scale: f32,
         eps: f32, scale_eps: f32, clip_threshold: f32,
         part: MatrixPart,
     }
@@ -463,7 +463,7 @@ kernel_args! {
         first_head: u32, d: u32,
         /// Keys that a query sees at most, its own among them: seq where there is no window
         window: u32,
-        /// 1/√d
+        /// Of scores: 1/√d as a rule
         scale: f32,
         drop: DropoutMask,
     }

@@ -20,6 +20,7 @@ use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
 use device::{self, MatrixPart, SecondMoment, Tensor};
 use manifest::{self, Model};
+use model::mup::StepSize;
 use model::{ParamSpec, TpSplit};
 
 pub struct Adafactor {
@@ -109,6 +110,7 @@ impl Adafactor {
             scale_eps,
             clip_threshold,
             weight_decay,
+            lr_scale: 1.0,
         };
         Adafactor { rule, scale_parameter, dtype, model: model.clone() }
     }
@@ -232,7 +234,8 @@ impl OptimizerRule for Adafactor {
                 return;
             }
             let weight_decay = if p.param.spec.decay { rule.weight_decay } else { 0.0 };
-            let rule = device::Adafactor { weight_decay, ..rule };
+            let lr_scale = p.param.spec.step_factor(&self.model, StepSize::Elements);
+            let rule = device::Adafactor { weight_decay, lr_scale, ..rule };
             let own = |x: Tensor| x.span(0, part.len);
             let squares = (sums.update, self.scale_parameter.then_some(sums.weight));
             let v = second(p, &part, sums);

@@ -10,7 +10,7 @@ use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
 use device::Coded;
-use manifest::{self, OptimizerName};
+use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 
 pub struct Adam8bit {
@@ -20,10 +20,10 @@ pub struct Adam8bit {
 }
 
 impl Adam8bit {
-    pub fn new(settings: manifest::Adam8bit, model: DType) -> Adam8bit {
+    pub fn new(settings: manifest::Adam8bit, dtype: DType, model: &Model) -> Adam8bit {
         let manifest::Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = settings;
         let adamw = manifest::AdamW { beta1, beta2, eps, weight_decay, clip };
-        Adam8bit { adamw: AdamW::new(adamw, model), block }
+        Adam8bit { adamw: AdamW::new(adamw, dtype, model), block }
     }
 
     fn is_coded(&self, param: &ParamSpec) -> bool {

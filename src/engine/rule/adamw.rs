@@ -4,24 +4,29 @@ use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use manifest::{self, OptimizerName};
+use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
+use model::mup::StepSize;
 
 pub struct AdamW {
     rule: device::AdamW,
-    model: DType,
+    dtype: DType,
+    model: Model,
 }
 
 impl AdamW {
-    pub fn new(settings: manifest::AdamW, model: DType) -> AdamW {
+    pub fn new(settings: manifest::AdamW, dtype: DType, model: &Model) -> AdamW {
         let manifest::AdamW { beta1, beta2, eps, weight_decay, .. } = settings;
-        AdamW { rule: device::AdamW { lr: 0.0, beta1, beta2, eps, weight_decay }, model }
+        let rule = device::AdamW { lr: 0.0, beta1, beta2, eps, weight_decay, lr_scale: 1.0 };
+        AdamW { rule, dtype, model: model.clone() }
     }
 
     /// The update of a parameter in a step.
     pub fn of(&self, step: &Step, p: &ParamStates) -> device::AdamW {
-        let weight_decay = if p.param.spec.decay { self.rule.weight_decay } else { 0.0 };
-        device::AdamW { lr: step.lr, weight_decay, ..self.rule }
+        let spec = &p.param.spec;
+        let weight_decay = if spec.decay { self.rule.weight_decay } else { 0.0 };
+        let lr_scale = spec.step_factor(&self.model, StepSize::Elements);
+        device::AdamW { lr: step.lr, weight_decay, lr_scale, ..self.rule }
     }
 
     pub fn update_one(&self, step: &Step, p: &ParamStates) {
@@ -34,7 +39,7 @@ impl AdamW {
 impl OptimizerRule for AdamW {
     fn states(&self, _: &ParamSpec) -> Vec<StateSpec> {
         let [first, second] = [FIRST, SECOND].map(|moment| StateSpec::moment(moment.plain));
-        vec![StateSpec::model(self.model), StateSpec::master(), first, second]
+        vec![StateSpec::model(self.dtype), StateSpec::master(), first, second]
     }
 
     fn begin(&self, step: &Step) {

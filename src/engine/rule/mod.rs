@@ -126,8 +126,8 @@ impl Step<'_> {
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {
-        Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model)),
-        Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model)),
+        Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model, &m.model)),
+        Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model, &m.model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
         Optimizer::Muon(ref settings) => Box::new(Muon::new(settings.clone(), model, &m.model)),
     };

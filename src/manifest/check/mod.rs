@@ -46,6 +46,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let lr = Lr::read(lr, samples, model.seq_len, report);
     time::lr(&lr, in_tokens, report);
     relative_step(&optimizer, &lr, report);
+    mup(&model, &optimizer, report);
     adafactor_offloaded(&optimizer, &topology, report);
     muon_offloaded(&optimizer, &topology, report);
     delayed(precision, &topology, report);
@@ -237,6 +238,26 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
         let remedy = "set lr: {peak: 0.01, decay: constant} without a warm-up, or relative_step: \
                       false";
         report.between(&["optimizer.adafactor.relative_step", "lr.decay"], what, remedy);
+    }
+}
+
+/// µP's factors are of steps and embeddings whose size nothing else takes from the width.
+fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
+    let Some(mup) = model.mup.filter(|_| report.sound(&["model", "optimizer"])) else { return };
+    if let Optimizer::Adafactor(Adafactor { scale_parameter: true, .. }) = optimizer {
+        let what = "model.mup with optimizer.adafactor.scale_parameter true: steps would shrink \
+                    with the width twice, by µP's factor and by each weight's own size, which µP \
+                    has made smaller at the start";
+        let remedy = "set optimizer.adafactor.scale_parameter to false, or remove model.mup";
+        report.between(&["model.mup", "optimizer.adafactor.scale_parameter"], what, remedy);
+    }
+    if model.embedding_layernorm && mup.embedding_multiplier != 1.0 {
+        let what = format!(
+            "model.embedding_layernorm takes away what model.mup.embedding_multiplier {} multiplies",
+            mup.embedding_multiplier
+        );
+        let paths = ["model.mup.embedding_multiplier", "model.embedding_layernorm"];
+        report.between(&paths, what, "remove one of them");
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{linear, norm};
 use crate::weights::Weight::*;
-use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
+use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables, mup};
 use base::DType::F32;
 use device::Epilogue::{Bias, Nothing};
 use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
@@ -53,6 +53,7 @@ impl Acts {
             attend: Attend {
                 heads,
                 first_head: cx.tp.first(cx.model.heads().query),
+                scale: mup::score_factor(cx.model),
                 seq: inputs.seq,
                 visible: inputs.visible(),
                 window: cx.model.window,

@@ -1,8 +1,8 @@
-//! Token and position embedding: x = dropout(norm(token[id] + position[t])); the table is split by
-//! vocabulary rows, position and norm only if the model has them.
+//! Token and position embedding: x = dropout(norm(e·(token[id] + position[t]))); the table is split
+//! by vocabulary rows; position, µP's factor e and norm only if the model has them.
 
 use crate::weights::Weight::*;
-use crate::{Cx, Inputs, Params};
+use crate::{Cx, Inputs, Params, mup};
 use base::DType;
 use device::{Arena, Dropout, Tensor};
 use manifest::Position;
@@ -40,6 +40,9 @@ pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
     if cx.model.position == Position::Learned {
         cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
     }
+    if let Some(factor) = mup::embedding_factor(cx.model) {
+        cx.be.multiply(factor, a.sum);
+    }
     if cx.model.embedding_layernorm {
         let norm = cx.norm(w, [EmbedLnScale, EmbedLnShift]);
         cx.be.layernorm(a.sum, &norm, a.x.set(), a.stats.set());
@@ -65,6 +68,9 @@ pub fn backward(
     if cx.model.embedding_layernorm {
         let (dscale, dshift) = (g[EmbedLnScale].add(), g.get(EmbedLnShift).map(Tensor::add));
         cx.be.layernorm_backward(d, a.sum, a.stats, w[EmbedLnScale], d.set(), dscale, dshift);
+    }
+    if let Some(factor) = mup::embedding_factor(cx.model) {
+        cx.be.multiply(factor, d);
     }
     if cx.model.position == Position::Learned {
         cx.be.embed_backward(d, positions(cx, inputs), 0, g[PosEmbed].add());

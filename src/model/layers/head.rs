@@ -3,7 +3,7 @@
 
 use super::{linear, norm};
 use crate::weights::Weight::*;
-use crate::{Cx, GradBuffers, Inputs, Params};
+use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
 use device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
 
@@ -40,9 +40,17 @@ impl Acts {
     }
 }
 
+/// The final norm, times what µP multiplies logits by.
+fn normed(cx: &Cx, w: &Params, a: &Acts) {
+    norm::forward(cx, w, &a.norm);
+    if let Some(factor) = mup::logit_factor(cx.model) {
+        cx.be.multiply(factor, a.norm.h_in);
+    }
+}
+
 /// Adds the micro-batch's weighted loss to `loss` [1, 1]. `table` [v, H] is the head's weight.
 pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, loss: Out) {
-    norm::forward(cx, w, &a.norm);
+    normed(cx, w, a);
     for (first, rows) in a.chunks() {
         let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
         linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
@@ -65,7 +73,7 @@ pub fn forward_backward(
     d: &GradBuffers,
     loss: Out,
 ) {
-    norm::forward(cx, w, &a.norm);
+    normed(cx, w, a);
     for (first, rows) in a.chunks() {
         let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
@@ -78,12 +86,15 @@ pub fn forward_backward(
         cx.be.sum(z_losses, d.z_loss.add());
     }
     cx.tp.reduce_out(d.h_in, d.h);
+    if let Some(factor) = mup::logit_factor(cx.model) {
+        cx.be.multiply(factor, d.h);
+    }
     norm::backward(cx, w, g, &a.norm, d.h, d.stream.set());
 }
 
 /// Logits of one token before any cap, f32 or the compute type [1, v].
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
-    norm::forward(cx, w, &a.norm);
+    normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
     linear::forward(cx, a.norm.h_in.row_range(row, 1), table, Epilogue::Nothing, logits.set());
     logits

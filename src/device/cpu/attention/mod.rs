@@ -92,8 +92,7 @@ impl Head<'_> {
     fn tile(&self, tile: usize) -> Tile {
         let first = tile * QUERIES;
         let queries = first..self.all.how.seq.min(first + QUERIES);
-        let scale = 1.0 / (self.all.d as f32).sqrt();
-        Tile::new(queries, scale, self.slope, |query| self.keys(query))
+        Tile::new(queries, self.all.how.scale, self.slope, |query| self.keys(query))
     }
 
     /// Loads rows of qkv into rows of a tile.

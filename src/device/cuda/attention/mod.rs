@@ -85,7 +85,7 @@ fn prepare(
         first_head: how.first_head as u32,
         d: d as u32,
         window: how.window.unwrap_or(how.seq).min(how.seq) as u32,
-        scale: 1.0 / (d as f32).sqrt(),
+        scale: how.scale,
         drop: DropoutMask::new(&how.dropout),
     };
     let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);

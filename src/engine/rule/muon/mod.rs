@@ -30,6 +30,7 @@ use base::{DType, decayed};
 use comm::{Group, Message};
 use device::{Arena, FusedMatrix, Momentum, Tensor};
 use manifest::{self, Model, MuonScale};
+use model::mup::StepSize;
 use model::{Param, ParamSpec, TpSplit};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -74,7 +75,8 @@ impl Muon {
     pub fn new(settings: manifest::Muon, dtype: DType, model: &Model) -> Muon {
         let manifest::MuonAdamW { beta1, beta2, eps, weight_decay, .. } = settings.adamw;
         let adamw = manifest::AdamW { beta1, beta2, eps, weight_decay, clip: None };
-        let (newton_schulz, adamw) = (NewtonSchulz::new(&settings), AdamW::new(adamw, dtype));
+        let (newton_schulz, adamw) =
+            (NewtonSchulz::new(&settings), AdamW::new(adamw, dtype, model));
         Muon { settings, newton_schulz, adamw, dtype, model: model.clone() }
     }
 
@@ -96,6 +98,13 @@ impl Muon {
         match self.settings.scale {
             MuonScale::MatchRmsAdamw => (0.2 * (rows.max(cols) as f64).sqrt()) as f32,
             MuonScale::Original => (rows as f64 / cols as f64).max(1.0).sqrt() as f32,
+        }
+    }
+
+    fn step_size(&self) -> StepSize {
+        match self.settings.scale {
+            MuonScale::MatchRmsAdamw => StepSize::OrthogonalElements,
+            MuonScale::Original => StepSize::SpectralNorm,
         }
     }
 
@@ -155,7 +164,8 @@ impl Muon {
         exchange(&*at.groups.data, parts(Way::FromOwner));
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
-            let by = [decayed(step.lr, weight_decay), step.lr];
+            let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
+            let by = [decayed(step.lr, weight_decay), lr];
             be.descend(by, factor, own, kept.get(MASTER), kept.get(MODEL));
         }
     }
