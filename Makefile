@@ -9,7 +9,7 @@ export PYTHON
 # SM70=1: kernels for the V100 too.
 export SM70
 
-.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release help
+.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release wheel help
 
 run: quick
 	$(GPTRAIN) run manifests/quickstart.yaml
@@ -92,6 +92,11 @@ release: kernels
 		--target x86_64-unknown-linux-gnu.2.28
 	./benches/check_binary.sh target/x86_64-unknown-linux-gnu/release/gptrain
 
+# The same binary as a Python wheel, which holds nothing else.
+wheel: release
+	rm -rf target/wheels
+	$(PYTHON) packaging/wheel.py target/x86_64-unknown-linux-gnu/release/gptrain target/wheels
+
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make lint      format and clippy, warnings denied"
@@ -100,4 +105,5 @@ help:
 	@echo "make SM70=1    build with kernels for the V100 too (f32, fp16), by CUDA 12 or NVRTC from PyPI"
 	@echo "make test-gpu  all ops on a GPU against the CPU"
 	@echo "make bench-gpu training speed on a GPU, against PyTorch (PYTHON with torch)"
+	@echo "make wheel     that binary as a Python wheel"
 	@echo "make release   the binary for any Linux with glibc 2.28 or newer"

@@ -54,3 +54,19 @@ fn pages() -> Vec<(PathBuf, String)> {
     pages.push((readme.into(), fs::read_to_string(readme).unwrap()));
     pages
 }
+
+/// docs/ is a book (`mdbook serve`): a page that its summary leaves out is not in it.
+#[test]
+fn the_book_has_every_page_and_the_list_every_manifest() {
+    let summary = fs::read_to_string("docs/SUMMARY.md").unwrap();
+    for (page, _) in files("docs", "md") {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        let listed = summary.contains(&format!("({name})"));
+        assert!(listed || name == "SUMMARY.md", "docs/SUMMARY.md leaves out {name}");
+    }
+    let list = fs::read_to_string("docs/manifests.md").unwrap();
+    for (manifest, _) in files("manifests", "yaml") {
+        let name = manifest.file_name().unwrap().to_str().unwrap();
+        assert!(list.contains(&format!("`{name}`")), "docs/manifests.md leaves out {name}");
+    }
+}
