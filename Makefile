@@ -9,7 +9,7 @@ export PYTHON
 # SM70=1: kernels for the V100 too.
 export SM70
 
-.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu release wheel help
+.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
 run: quick
 	$(GPTRAIN) run manifests/quickstart.yaml
@@ -83,6 +83,10 @@ bench-gpu: $(GPU_BINARIES)
 	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/bench_train --device cuda
 	for model in gpt2 1.5b 7b; do \
 		TORCH_ATTENTION=target/gpu/torch_attention.py target/gpu/bench_ops cuda $$model bf16; done
+
+# What the first hour on a real GPU needs there, in one archive; see benches/gpu_hour.sh.
+gpu-hour:
+	benches/gpu_hour.sh pack
 
 # One file for any Linux with glibc 2.28 or newer (zig is the linker).
 release: kernels

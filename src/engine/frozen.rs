@@ -6,7 +6,7 @@ use super::states::StateSpec;
 use base::DType;
 use device::{Backend, Tensor};
 use manifest::{Manifest, Model, Precision};
-use model::{Bucket, Layout, ModelShard, ParamStore, Params};
+use model::{Bucket, Layout, MicroBatch, ModelShard, ParamStore, Params};
 
 /// The weights of a rank that has neither gradients nor an optimizer.
 pub struct Frozen<'a> {
@@ -61,10 +61,10 @@ impl ParamStore for Frozen<'_> {
     fn weights(&self, bucket: usize) -> &Params {
         &self.params[bucket]
     }
-    fn grads(&self, _: usize) -> &Params {
+    fn grads(&self, _: usize, _: bool) -> &Params {
         unreachable!("frozen weights have no gradients")
     }
-    fn grads_done(&self, _: usize, _: bool) {
+    fn grads_done(&self, _: usize, _: MicroBatch) {
         unreachable!("frozen weights have no gradients")
     }
 }

@@ -19,6 +19,7 @@ use super::groups::Groups;
 use super::params::{GatherState, OnHost, ShardedParams};
 use device::Graph;
 use manifest::Manifest;
+use model::MicroBatch;
 use plan::schedule::Pass;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,21 +27,21 @@ use std::collections::HashMap;
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PassKind {
-    Forward {
-        training: bool,
-    },
-    /// `last`: gradients are reduced after it.
-    Backward {
-        last: bool,
-    },
+    Forward { training: bool },
+    Backward(MicroBatch),
     Loss,
 }
 
 impl PassKind {
+    /// Whether gradients are reduced after it.
+    fn reduces(self) -> bool {
+        matches!(self, PassKind::Backward(at) if at.last)
+    }
+
     fn name(self) -> &'static str {
         match self {
             PassKind::Forward { .. } => "forward",
-            PassKind::Backward { .. } => "backward",
+            PassKind::Backward(_) => "backward",
             PassKind::Loss => "loss",
         }
     }
@@ -85,7 +86,7 @@ impl GraphCache {
 
     /// Whether a pass may wait for every collective it began.
     fn joins(&self, kind: PassKind) -> bool {
-        !(self.pipeline && self.groups > 0 && kind == PassKind::Backward { last: true })
+        !(self.pipeline && self.groups > 0 && kind.reduces())
     }
 
     /// Runs a pass, or replays its graph. `enqueue` enqueues its ops.
@@ -100,7 +101,7 @@ impl GraphCache {
             return params.wait_reductions();
         };
         // The others reduce nothing.
-        let compressing = params.compressing() && kind == PassKind::Backward { last: true };
+        let compressing = params.compressing() && kind.reduces();
         let slot = pass.slot;
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();

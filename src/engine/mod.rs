@@ -46,7 +46,7 @@ use device::{Backend, Home, OutOfMemory, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
-use model::{Activations, GradBuffers, Inputs, Layout, Param, Stage};
+use model::{Activations, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
 use plan::schedule::{self, Action, Pass, PipelineRank};
 use play::play;
 use powersgd::Compression;
@@ -282,7 +282,7 @@ impl<'a> Engine<'a> {
         }
         let mut computed = Ok(());
         params.beside_update(rule, &mut || {
-            params.zero_grads(micros);
+            params.begin_step(micros);
             be.zero(s.loss);
             be.zero(s.z_loss);
             computed = self.run(&order.1, &self.slots, true, load, None);
@@ -364,14 +364,15 @@ impl<'a> Engine<'a> {
                     graphs.run(params, PassKind::Forward { training }, pass, enqueue);
                 }
                 Action::Backward(pass) => {
-                    let last = pass.micro + 1 == micros;
+                    // Every schedule has the backward passes of a chunk in the order of micro-batches.
+                    let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
                     let enqueue = || {
                         if pp.stage(pass.chunk) + 1 < pp.stages() {
                             be.copy(self.arrived, self.work.stream.set());
                         }
-                        stage.backward(held(pass), &self.work, loss.add(), last);
+                        stage.backward(held(pass), &self.work, loss.add(), at);
                     };
-                    graphs.run(params, PassKind::Backward { last }, pass, enqueue);
+                    graphs.run(params, PassKind::Backward(at), pass, enqueue);
                 }
                 Action::Loss(pass) => {
                     let enqueue = || stage.loss(held(pass), loss.add());

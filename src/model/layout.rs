@@ -3,7 +3,7 @@
 
 use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
 use base::div_exact;
-use device::Tensor;
+use device::{Out, Tensor};
 use manifest::Model;
 use std::ops::{Index, Range};
 
@@ -194,30 +194,51 @@ impl Layout {
 
 /// The weights (or the gradients) of one bucket, by name: `w[QkvW]`.
 #[derive(Clone, Debug)]
-pub struct Params([Option<Tensor>; Weight::COUNT]);
+pub struct Params {
+    tensors: [Option<Tensor>; Weight::COUNT],
+    /// Of gradients: those of products hold nothing yet, the others are zero.
+    fresh: bool,
+}
 
 impl Params {
     /// A bucket's params, given the tensor `base` of the bucket.
     pub fn new(bucket: &Bucket, base: Tensor) -> Params {
-        let mut params = Params([None; Weight::COUNT]);
+        let mut tensors = [None; Weight::COUNT];
         for param in &bucket.params {
-            params.0[param.spec.weight as usize] = Some(param.tensor(bucket, base));
+            tensors[param.spec.weight as usize] = Some(param.tensor(bucket, base));
         }
-        params
+        Params { tensors, fresh: false }
+    }
+
+    /// The same gradients where no micro-batch has left any: `out` overwrites.
+    pub fn fresh(&self) -> Params {
+        Params { fresh: true, ..self.clone() }
     }
 }
 
 impl Params {
     /// A weight that the model may be without.
     pub fn get(&self, weight: Weight) -> Option<Tensor> {
-        self.0[weight as usize]
+        self.tensors[weight as usize]
+    }
+
+    /// Where a product leaves the gradient of a weight that the model may be without.
+    pub fn get_out(&self, weight: Weight) -> Option<Out> {
+        assert!(weight.is_of_product(), "the gradient of {weight:?} is a sum of several ops");
+        let write = if self.fresh { Tensor::set } else { Tensor::add };
+        self.get(weight).map(write)
+    }
+
+    /// Where a product leaves the gradient of a weight.
+    pub fn out(&self, weight: Weight) -> Out {
+        self.get_out(weight).unwrap_or_else(|| panic!("{weight:?} is not in this bucket"))
     }
 }
 
 impl Index<Weight> for Params {
     type Output = Tensor;
     fn index(&self, weight: Weight) -> &Tensor {
-        self.0[weight as usize]
+        self.tensors[weight as usize]
             .as_ref()
             .unwrap_or_else(|| panic!("{weight:?} is not in this bucket"))
     }

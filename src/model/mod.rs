@@ -22,7 +22,7 @@ mod weights;
 pub use buffers::{BlockArenas, GradBuffers};
 pub use inputs::Inputs;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
-pub use stage::{Activations, ParamStore, Stage};
+pub use stage::{Activations, MicroBatch, ParamStore, Stage};
 pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
 pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};

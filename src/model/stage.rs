@@ -9,10 +9,18 @@ use device::{Arena, Out, Tensor};
 pub trait ParamStore {
     /// The whole weights of a bucket; a block's stay until another block's are taken.
     fn weights(&self, bucket: usize) -> &Params;
-    /// Where gradients of a bucket are added up.
-    fn grads(&self, bucket: usize) -> &Params;
+    /// Where gradients of a bucket are added up, in a micro-batch that is the step's first or not.
+    fn grads(&self, bucket: usize, first_micro: bool) -> &Params;
     /// Called when a micro-batch's gradients are added to a bucket.
-    fn grads_done(&self, bucket: usize, last_micro: bool);
+    fn grads_done(&self, bucket: usize, at: MicroBatch);
+}
+
+/// Where a micro-batch stands among those of its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MicroBatch {
+    pub first: bool,
+    /// Gradients are reduced after it.
+    pub last: bool,
 }
 
 /// The buffers of one micro-batch through one chunk of layers.
@@ -88,23 +96,24 @@ impl Stage<'_> {
     /// Forward of the head, then backward of head, blocks and embedding. The last chunk adds the
     /// weighted loss to `loss`; the others read the gradient of their output in `d.stream`. Leaves
     /// the gradient of the chunk's input there.
-    pub fn backward(&self, s: &Activations, d: &GradBuffers, loss: Out, last_micro: bool) {
+    pub fn backward(&self, s: &Activations, d: &GradBuffers, loss: Out, at: MicroBatch) {
         let (cx, store) = (&self.cx, self.store);
+        let grads = |bucket| store.grads(bucket, at.first);
         if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Module::Head)) {
-            let (w, g) = (store.weights(bucket), store.grads(bucket));
+            let (w, g) = (store.weights(bucket), grads(bucket));
             let (owner, weight) = self.head_matrix();
-            let (table, dtable) = (store.weights(owner)[weight], store.grads(owner)[weight]);
+            let (table, dtable) = (store.weights(owner)[weight], grads(owner)[weight]);
             head::forward_backward(cx, w, g, table, dtable, &s.inputs, acts, d, loss);
-            store.grads_done(bucket, last_micro);
+            store.grads_done(bucket, at);
         }
         for (bucket, acts) in self.blocks(s).rev() {
-            block::backward(cx, store.weights(bucket), store.grads(bucket), acts, d);
-            store.grads_done(bucket, last_micro);
+            block::backward(cx, store.weights(bucket), grads(bucket), acts, d);
+            store.grads_done(bucket, at);
         }
         if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Module::Embed)) {
-            let (w, g) = (store.weights(bucket), store.grads(bucket));
+            let (w, g) = (store.weights(bucket), grads(bucket));
             embedding::backward(cx, w, g, &s.inputs, acts, d.stream, d.stream_in);
-            store.grads_done(bucket, last_micro);
+            store.grads_done(bucket, at);
         }
     }
 

@@ -15,6 +15,13 @@ pub enum Weight {
 
 impl Weight {
     pub const COUNT: usize = Weight::HeadW as usize + 1;
+
+    /// Whether its gradient is one product of a block, or the sums of columns that such a product
+    /// takes along: what a micro-batch's backward writes once and whole.
+    pub fn is_of_product(self) -> bool {
+        use Weight::*;
+        matches!(self, QkvW | QkvB | ProjW | Fc1W | Fc1B | Fc2W)
+    }
 }
 
 /// Where in the network a weight stands.

@@ -26,7 +26,7 @@ use comm::{Collective, Pending};
 use device::{Backend, Tensor, Transfer};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
-use model::{Bucket, Layout, Module, Param, ParamStore, Params, Weight};
+use model::{Bucket, Layout, MicroBatch, Module, Param, ParamStore, Params, Weight};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -68,9 +68,9 @@ struct InFlight {
     reductions: Vec<Pending>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
-    /// The block whose gradients are being reduced in each of the buffers that blocks share, and
-    /// whether they are of the last micro-batch.
-    scattering: [Option<(usize, bool, Pending)>; 3],
+    /// The block whose gradients are being reduced in each of the buffers that blocks share, and of
+    /// which micro-batch.
+    scattering: [Option<(usize, MicroBatch, Pending)>; 3],
     gathered: GatherState,
 }
 
@@ -250,12 +250,13 @@ impl<'a> ShardedParams<'a> {
         self.compressing.get()
     }
 
-    /// Begins a step of so many micro-batches with gradients of zero.
-    pub fn zero_grads(&self, micros: usize) {
+    /// Begins a step of so many micro-batches without gradients.
+    pub fn begin_step(&self, micros: usize) {
         self.host_grads.iter().for_each(|host| host.begin_step(micros));
-        // The buffers that blocks share are zero whenever a block begins to use them.
-        for bucket in self.buckets.iter().filter(|bucket| bucket.host_grads.is_none()) {
-            self.be.zero(if self.scatters(bucket) { bucket.own_grads } else { bucket.grads });
+        // The buffers that blocks share are ready whenever a block begins to use them.
+        let own = |number: &usize| self.window(*number).is_none();
+        for number in (0..self.buckets.len()).filter(own) {
+            self.buckets[number].grads_by_name.zeroed.iter().for_each(|x| self.be.zero(*x));
         }
     }
 
@@ -337,8 +338,10 @@ impl<'a> ShardedParams<'a> {
         if self.tied {
             for (number, bucket) in self.buckets.iter().enumerate() {
                 if matches!(bucket.module, Module::Embed | Module::TiedCopy) {
-                    self.groups.embedding.all_reduce(bucket.grads_by_name[Weight::TokenEmbed]);
-                    self.begin_reduction(number, true);
+                    self.groups
+                        .embedding
+                        .all_reduce(bucket.grads_by_name.begun[Weight::TokenEmbed]);
+                    self.begin_reduction(number, MicroBatch { first: false, last: true });
                 }
             }
         }
@@ -356,7 +359,7 @@ impl<'a> ShardedParams<'a> {
 
     /// Begins to sum a bucket's gradients over the ranks. What is begun runs in order, so the sums
     /// over tensor-parallel ranks are there before the replicas'.
-    fn begin_reduction(&self, number: usize, last_micro: bool) {
+    fn begin_reduction(&self, number: usize, at: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
         let Groups { tp_async, data, .. } = &self.groups;
@@ -372,7 +375,7 @@ impl<'a> ShardedParams<'a> {
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
         match self.window(number) {
-            Some(window) => in_flight.scattering[window] = Some((number, last_micro, pending)),
+            Some(window) => in_flight.scattering[window] = Some((number, at, pending)),
             None => in_flight.reductions.push(pending),
         }
     }
@@ -392,19 +395,20 @@ impl<'a> ShardedParams<'a> {
     /// Takes what was reduced in one of the buffers that blocks share to where it is kept.
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
-        let Some((number, last_micro, pending)) = reduced else { return };
+        let Some((number, at, pending)) = reduced else { return };
         self.groups.data.finish(pending);
         let bucket = &self.buckets[number];
         let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
         match &self.host_grads {
             None => {
-                self.be.copy(part, bucket.own_grads.add());
-                self.be.zero(bucket.grads);
+                let own = bucket.own_grads;
+                self.be.copy(part, if at.first { own.set() } else { own.add() });
+                bucket.grads_by_name.zeroed.iter().for_each(|x| self.be.zero(*x));
             }
             Some(host) => {
                 let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
                 sums.into_iter().for_each(|pending| self.groups.tp_async.finish(pending));
-                host.land(self, number, part, last_micro);
+                host.land(self, number, part, at.last);
             }
         }
     }
@@ -438,21 +442,25 @@ impl ParamStore for ShardedParams<'_> {
         &bucket.weights_by_name
     }
 
-    fn grads(&self, number: usize) -> &Params {
+    fn grads(&self, number: usize, first_micro: bool) -> &Params {
         if let Some(window) = self.window(number) {
             self.accumulate_shard(window);
         }
         if let Some(host) = &self.host_grads {
             host.open(self, number);
         }
-        &self.buckets[number].grads_by_name
+        let bucket = &self.buckets[number];
+        match first_micro || self.scatters(bucket) {
+            true => &bucket.grads_by_name.fresh,
+            false => &bucket.grads_by_name.begun,
+        }
     }
 
-    fn grads_done(&self, number: usize, last_micro: bool) {
+    fn grads_done(&self, number: usize, at: MicroBatch) {
         let bucket = &self.buckets[number];
         let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
-        if (last_micro || self.scatters(bucket)) && !later {
-            self.begin_reduction(number, last_micro);
+        if (at.last || self.scatters(bucket)) && !later {
+            self.begin_reduction(number, at);
             if let Some(window) = self.window(number).filter(|_| !self.reduces()) {
                 self.accumulate_shard(window);
             }

@@ -72,7 +72,28 @@ pub struct BucketState {
     /// On the host: the own share of the gradients of an update that is late.
     pub pending: Option<Tensor>,
     pub weights_by_name: Params,
-    pub grads_by_name: Params,
+    pub grads_by_name: GradsByName,
+}
+
+/// How backward finds a bucket's gradients.
+pub struct GradsByName {
+    /// Where other micro-batches have left some.
+    pub begun: Params,
+    /// Where none has: products of blocks overwrite.
+    pub fresh: Params,
+    /// What must be zero before gradients are added up.
+    pub zeroed: Vec<Tensor>,
+}
+
+impl GradsByName {
+    /// Of the gradients `grads` of a bucket, in which products overwrite or everything adds up.
+    fn new(bucket: &Bucket, grads: Tensor, overwrites: bool) -> GradsByName {
+        let begun = Params::new(bucket, grads);
+        match overwrites {
+            true => GradsByName { fresh: begun.fresh(), begun, zeroed: sums_of_ops(bucket, grads) },
+            false => GradsByName { fresh: begun.clone(), begun, zeroed: vec![grads] },
+        }
+    }
 }
 
 impl BucketState {
@@ -157,10 +178,28 @@ pub fn buckets(
             host_grads,
             pending,
             weights_by_name: Params::new(bucket, weights),
-            grads_by_name: Params::new(bucket, grads),
+            // What comes from the host and goes there is added up, from zero on.
+            grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
         }
     };
     layout.buckets.iter().enumerate().map(lay).collect()
+}
+
+/// The gradients of a block that no product overwrites, in as few pieces as they lie in.
+fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
+    let mut pieces: Vec<Range<usize>> = Vec::new();
+    let mut open = false;
+    for param in &bucket.params {
+        let sum = !param.spec.weight.is_of_product();
+        match pieces.last_mut() {
+            Some(piece) if sum && open => piece.end = param.range().end,
+            _ if sum => pieces.push(param.range()),
+            _ => (),
+        }
+        open = sum;
+    }
+    let tensor = |piece: &Range<usize>| grads.span(piece.start - bucket.range.start, piece.len());
+    pieces.iter().map(tensor).collect()
 }
 
 /// Lays out the states of every parameter that this rank keeps something of; with `offload` those

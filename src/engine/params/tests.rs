@@ -3,7 +3,7 @@ use crate::arenas::Arenas;
 use crate::states::{Extent, TensorSlice};
 use comm::{Group, Message, Solo};
 use device::cpu::Cpu;
-use model::ModelShard;
+use model::{MicroBatch, ModelShard};
 use std::rc::Rc;
 
 /// A group of two ranks, of which the other is missing: records what is begun and finished.
@@ -69,9 +69,9 @@ train: {samples: 800}
     let params = ShardedParams::new(&cpu, groups, &m, layout, buckets, Vec::new());
     for block in (1..=4).rev() {
         params.weights(block);
-        params.grads(block);
+        params.grads(block, true);
         log.write(&format!("block {block}"));
-        params.grads_done(block, true);
+        params.grads_done(block, MicroBatch { first: true, last: true });
     }
     log.write("end");
     params.finish_grads();

@@ -54,7 +54,7 @@ train: {samples: 800}
         let cpu = Cpu::new(Some(1));
         let engine = Engine::new(&cpu, Groups::new(&world, &m.topology), &m, true).unwrap();
         engine.init();
-        engine.params.zero_grads(1);
+        engine.params.begin_step(1);
         let compression = engine.compression.as_ref().expect("compressed");
         let place = |name: &&str| {
             let name = format!("block.0.{name}.weight");

@@ -91,13 +91,13 @@ fn turn(cx: &Cx, w: &Params, a: &Acts) {
 /// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     cx.tp.gather_seq(d.branch, d.branch_in);
-    linear::backward(cx, d.branch_in, a.ctx, w[ProjW], Nothing, d.ctx.set(), g[ProjW].add());
+    linear::backward(cx, d.branch_in, a.ctx, w[ProjW], Nothing, d.ctx.set(), g.out(ProjW));
     cx.be.attention_backward(d.ctx, a.turned, a.ctx, a.lse, &a.attend, d.qkv.set());
     if let Some(how) = a.query_key(cx, w) {
         let dscales = g.get(QNorm).map(|query| [query, g[KNorm]].map(Tensor::add));
         cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
     }
-    let (dw, db) = (g[QkvW].add(), g.get(QkvB).map(Tensor::add));
+    let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
     linear::backward_biased(cx, d.qkv, a.norm.h_in, w[QkvW], d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
 }

@@ -73,11 +73,11 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
         Ffn::Gelu(gelu) => GeluBackward { pre: a.fc, gelu },
         Ffn::Swiglu => Nothing,
     };
-    linear::backward(cx, d.branch_in, a.act, w[Fc2W], then, d.act.set(), g[Fc2W].add());
+    linear::backward(cx, d.branch_in, a.act, w[Fc2W], then, d.act.set(), g.out(Fc2W));
     if let Ffn::Swiglu = a.ffn {
         cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
     }
-    let (dw, db) = (g[Fc1W].add(), g.get(Fc1B).map(Tensor::add));
+    let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
     linear::backward_biased(cx, d.fc, a.norm.h_in, w[Fc1W], d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
 }
