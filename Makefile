@@ -44,8 +44,10 @@ lint:
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 
 # Against PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
+# Each op's share of a step and its part of what registers and memory reach, then whole steps.
 bench-cpu:
 	cargo bench --locked --bench ops
+	cargo bench --locked --bench ops -- cpu gpt2 bf16
 	cargo bench --locked --bench train
 	cargo bench --locked --bench train -- --precision bf16
 

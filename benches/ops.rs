@@ -1,14 +1,15 @@
 //! Time of each op of one training step: on the CPU with one thread and with all, or on a GPU.
 //!
 //! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`. The
-//! best of many runs is given, since other programs only make a run longer; the last line adds up a
-//! step. What moves bytes is also given as a share of the device's own copy, an update also in
-//! nanoseconds a weight. On a GPU attention is compared with PyTorch's flash attention in the same
+//! best of many runs is given, since other programs only make a run longer, with its share of a step's
+//! time; the last line adds up a step. On the CPU products are also given as a part of what its
+//! registers reach, measured in the same run; what moves bytes as a part of the device's own copy, an
+//! update also in nanoseconds a weight. On a GPU attention is compared with PyTorch's flash attention in the same
 //! run, on the CPU AdamW (what the host does under `topology.offload`) with PyTorch's fused one and
 //! adam8bit with bitsandbytes' (`PYTHON` with torch, and with bitsandbytes).
 
 use gptrain::base::{DType, Heads, rng};
-use gptrain::device::cpu::Cpu;
+use gptrain::device::cpu::{self, Cpu};
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
     AdamW, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Tensor,
@@ -49,8 +50,13 @@ enum Work {
     Update(f64, usize),
 }
 
-/// What is measured on: a name and the device.
-type Device = (String, Box<dyn Backend>);
+/// What is measured on.
+struct Device {
+    name: String,
+    be: Box<dyn Backend>,
+    /// Of the CPU.
+    threads: Option<usize>,
+}
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
@@ -67,12 +73,12 @@ fn main() {
     }
     let shape = Shape { dtype, ..named(shape, on_gpu) };
     let devices = if on_gpu { gpu() } else { cpus() };
-    let columns: Vec<Column> =
-        devices.iter().map(|(_, device)| Column::measure(&**device, &shape, part)).collect();
+    let measure = |device: &Device| Column::measure(&*device.be, device.threads, &shape, part);
+    let columns: Vec<Column> = devices.iter().map(measure).collect();
     print(&devices, &columns);
     let tokens = (shape.samples * shape.seq) as f64;
-    for ((name, _), column) in devices.iter().zip(&columns) {
-        let step: f64 = column.rows.iter().map(|row| row.best * row.times as f64).sum();
+    for (Device { name, .. }, column) in devices.iter().zip(&columns) {
+        let step = column.step();
         println!("a step: {:.2} ms, {:.0} tokens/s on {name}", 1e3 * step, tokens / step);
     }
     if on_gpu && "attention".contains(part) {
@@ -85,21 +91,31 @@ fn main() {
 
 fn cpus() -> Vec<Device> {
     let all = Cpu::new(None).threads();
-    let cpu = |name: &str, threads| (name.into(), Box::new(Cpu::new(Some(threads))) as Box<_>);
+    let cpu = |name: &str, threads| {
+        let be = Box::new(Cpu::new(Some(threads)));
+        Device { name: name.into(), be, threads: Some(threads) }
+    };
     vec![cpu("1 thread", 1), cpu(&format!("{all} threads"), all)]
 }
 
 fn gpu() -> Vec<Device> {
     let cuda = Cuda::open(&cuda::Options::of_machine(0)).unwrap_or_else(|why| panic!("{why}"));
     println!("{}", cuda.description());
-    vec![("the GPU".into(), Box::new(cuda))]
+    vec![Device { name: "the GPU".into(), be: Box::new(cuda), threads: None }]
 }
 
 /// What one device gave.
 struct Column {
+    ceiling: Ceiling,
+    rows: Vec<Timed>,
+}
+
+/// What no op passes.
+struct Ceiling {
+    /// Floating-point operations a second of the CPU's registers, all threads together.
+    flops: Option<f64>,
     /// Bytes a second of its copy, read and written.
     copy: f64,
-    rows: Vec<Timed>,
 }
 
 struct Timed {
@@ -111,7 +127,7 @@ struct Timed {
 }
 
 impl Column {
-    fn measure(be: &dyn Backend, shape: &Shape, part: &str) -> Column {
+    fn measure(be: &dyn Backend, threads: Option<usize>, shape: &Shape, part: &str) -> Column {
         let rows = rows(be, shape, part, |row| Timed {
             name: row.name.clone(),
             times: row.times,
@@ -121,29 +137,58 @@ impl Column {
         let arena = Arena::new(be, 1 << 30).expect("1 GiB");
         let [x, y] = [0, 1].map(|_| arena.matrix(1, 100 << 20, DType::F32));
         let copy = 2.0 * x.bytes() as f64 / best(be, &|| be.copy(x, y.set()));
-        Column { copy, rows }
+        let flops = threads.map(|threads| peak_of(threads, shape.dtype));
+        Column { ceiling: Ceiling { flops, copy }, rows }
     }
+
+    /// Seconds of a step.
+    fn step(&self) -> f64 {
+        self.rows.iter().map(|row| row.best * row.times as f64).sum()
+    }
+}
+
+/// What the registers of that many threads reach side by side.
+fn peak_of(threads: usize, dtype: DType) -> f64 {
+    std::thread::scope(|scope| {
+        let one = || scope.spawn(|| cpu::peak(dtype == DType::BF16));
+        let all: Vec<_> = (0..threads).map(|_| one()).collect();
+        all.into_iter().map(|one| one.join().expect("a thread that computes")).sum()
+    })
 }
 
 fn print(devices: &[Device], columns: &[Column]) {
     print!("{:<40} {:>5}", "op", "times");
-    for ((name, _), column) in devices.iter().zip(columns) {
-        print!("  {:>34}", format!("{name}, copy at {:.1} GB/s", column.copy / 1e9));
+    for (Device { name, .. }, column) in devices.iter().zip(columns) {
+        let Ceiling { flops, copy } = column.ceiling;
+        let flops = flops.map_or(String::new(), |f| format!(", {:.0} GFLOP/s", f / 1e9));
+        print!("  {:>42}", format!("{name}: copy {:.1} GB/s{flops}", copy / 1e9));
     }
     println!();
     for (i, row) in columns[0].rows.iter().enumerate() {
         print!("{:<40} {:>5}", row.name, row.times);
         for column in columns {
             let best = column.rows[i].best;
-            print!("  {:>9.3} ms {}", 1e3 * best, rate(row.work, best, column.copy));
+            let share = 100.0 * best * row.times as f64 / column.step();
+            print!(
+                "  {:>9.3} ms {share:>4.1} % {}",
+                1e3 * best,
+                rate(row.work, best, &column.ceiling)
+            );
         }
         println!();
     }
 }
 
-fn rate(work: Work, seconds: f64, copy: f64) -> String {
+fn rate(work: Work, seconds: f64, ceiling: &Ceiling) -> String {
+    let copy = ceiling.copy;
     match work {
-        Work::Flops(flops) => format!("{:>8.0} GFLOP/s      ", flops / seconds / 1e9),
+        Work::Flops(flops) => {
+            let rate = flops / seconds;
+            let part = ceiling
+                .flops
+                .map_or(String::new(), |peak| format!("{:>3.0} %", 100.0 * rate / peak));
+            format!("{:>8.0} GFLOP/s {part:5}", rate / 1e9)
+        }
         Work::Bytes(bytes) => {
             let rate = bytes / seconds;
             format!("{:>8.1} GB/s {:>3.0} %   ", rate / 1e9, 100.0 * rate / copy)

@@ -34,8 +34,12 @@ fn a_grid_of_threads_trains_the_quick_start_as_one_rank_does() {
     let run = |folder: &str, sets: &[&str]| {
         let small = ["batch.micro=2", "batch.global=8", "train.steps=6", "train.eval_interval=3"];
         let folder = format!("log.folder={folder}");
-        let all =
-            [&small[..], &["log.interval=1", "train.eval_samples=10", &folder], sets].concat();
+        let all = [
+            &small[..],
+            &["precision=f32", "log.interval=1", "train.eval_samples=10", &folder],
+            sets,
+        ]
+        .concat();
         let args = ["run", manifest.to_str().unwrap()];
         let done = lab.gptrain(&[&args[..], &sets_of(&all)].concat());
         done.expect(0, &[]);

@@ -88,13 +88,25 @@ pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
 /// Calls `with` on a block of a tensor of floats: in place where it holds f32, so that memory is read
 /// while the processor computes; else on its elements widened.
 pub(super) fn with_block(x: Tensor, at: Range<usize>, with: impl FnOnce(&[f32])) {
+    match x.dtype {
+        DType::F32 => with_block_in(x, at, &mut [], with),
+        _ => with_block_in(x, at, &mut [0.0; BLOCK], with),
+    }
+}
+
+/// The same, with the buffer for elements that are widened.
+pub(super) fn with_block_in(
+    x: Tensor,
+    at: Range<usize>,
+    block: &mut [f32],
+    with: impl FnOnce(&[f32]),
+) {
     if x.dtype == DType::F32 {
         assert!(at.end <= x.numel(), "elements {at:?} of {}", x.numel());
         let start = x.addr() as *const f32;
         // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
         return with(unsafe { std::slice::from_raw_parts(start.add(at.start), at.len()) });
     }
-    let mut block: Block = [0.0; BLOCK];
     load(x, at.start, &mut block[..at.len()]);
     with(&block[..at.len()]);
 }
@@ -319,6 +331,14 @@ impl Downloads {
     }
 }
 
+/// Memory of zeros, in huge pages where the kernel has them: fewer page faults and TLB misses.
+fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
+    let map = MmapMut::map_anon(bytes)?;
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    Ok(map)
+}
+
 /// Memory mapped for arenas. Pages never touched stay free.
 #[derive(Default)]
 pub(super) struct Regions {
@@ -335,14 +355,11 @@ impl Regions {
         if left.is_some_and(|left| left < asked.0) {
             return Err(OutOfMemory { home, asked, available: left.map(Bytes) });
         }
-        let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|_| OutOfMemory {
+        let mut map = in_huge_pages(bytes.max(1)).map_err(|_| OutOfMemory {
             home,
             asked,
             available: left.map(Bytes),
         })?;
-        // Fewer page faults and TLB misses; a kernel without huge pages only says no.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
         self.left.set(left.map(|left| left - asked.0));
         let base = map.as_mut_ptr() as usize;
         self.maps.borrow_mut().push(map);
@@ -353,32 +370,29 @@ impl Regions {
 /// Scratch that the ops of one backend share, one op at a time.
 #[derive(Default)]
 pub(super) struct Workspace {
-    lines: RefCell<Vec<Line>>,
+    map: RefCell<Option<MmapMut>>,
 }
 
-/// A cache line, so that scratch starts on one.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line {
-    _floats: [f32; LINE],
-}
-
+/// Elements of a cache line, on which scratch starts.
 const LINE: usize = 16;
 
 impl Workspace {
     pub fn bytes(&self) -> usize {
-        self.lines.borrow().len() * size_of::<Line>()
+        self.map.borrow().as_ref().map_or(0, |map| map.len())
     }
 
     /// Calls `with` on scratch of `parts` times `len` f32 of any content, each on its own lines.
     pub fn with<R>(&self, parts: usize, len: usize, with: impl FnOnce(&Scratch) -> R) -> R {
-        let stride = len.div_ceil(LINE);
-        let mut lines = self.lines.borrow_mut();
-        if lines.len() < parts * stride {
-            lines.resize(parts * stride, Line { _floats: [0.0; LINE] });
+        let stride = len.next_multiple_of(LINE);
+        let bytes = (parts * stride * size_of::<f32>()).max(1);
+        let mut map = self.map.borrow_mut();
+        if map.as_ref().is_none_or(|map| map.len() < bytes) {
+            // The smaller one goes first.
+            *map = None;
+            *map = Some(in_huge_pages(bytes).expect("memory for an op's scratch"));
         }
-        let base = lines.as_mut_ptr() as usize;
-        with(&Scratch { base, parts, len, stride: stride * LINE })
+        let base = map.as_mut().expect("just mapped").as_mut_ptr() as usize;
+        with(&Scratch { base, parts, len, stride })
     }
 
     /// Calls `with` on scratch of `shared` f32 and on `parts` times `len` more.
@@ -389,10 +403,10 @@ impl Workspace {
         len: usize,
         with: impl FnOnce(&Shared, &Scratch) -> R,
     ) -> R {
-        let (before, stride) = (shared.div_ceil(LINE), len.div_ceil(LINE));
-        self.with(1, (before + parts * stride) * LINE, |all| {
-            let own = all.base + before * size_of::<Line>();
-            let own = Scratch { base: own, parts, len, stride: stride * LINE };
+        let (before, stride) = (shared.next_multiple_of(LINE), len.next_multiple_of(LINE));
+        self.with(1, before + parts * stride, |all| {
+            let own = all.base + before * size_of::<f32>();
+            let own = Scratch { base: own, parts, len, stride };
             with(&Shared { base: all.base, len: shared }, &own)
         })
     }

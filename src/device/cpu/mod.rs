@@ -26,6 +26,7 @@ mod query_key;
 #[cfg(test)]
 mod tests;
 
+pub use kernel::peak;
 pub use normals::normals;
 
 use super::{

@@ -202,7 +202,8 @@ fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     let datasets = root.join("datasets").display().to_string();
     fs::write(lab.path("run.yaml"), quickstart.replace("../datasets", &datasets)).unwrap();
     let few = ["train.steps=6", "train.eval_interval=3", "train.eval_samples=10"];
-    let small = [&few[..], &["batch={micro: 2, global: 8}", "log.interval=1"]].concat();
+    let exact = ["precision=f32", "batch={micro: 2, global: 8}", "log.interval=1"];
+    let small = [&few[..], &exact].concat();
     lab.run(&[&small[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
     let output = Job::new(cluster, lab, "runs/a", &[&small, &GRID]).srun(&[]).output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);

@@ -12,7 +12,7 @@ mod pack;
 use super::Cpu;
 use super::kernel::{PANEL_COLS, PANEL_ROWS, Panels, Word};
 use super::math;
-use super::memory::{BLOCK, Block, load, put, round, store, with_block, with_rows_mut};
+use super::memory::{BLOCK, Block, load, put, store, with_block_in, with_rows_mut};
 use super::parallel::blocks;
 use crate::{Epilogue, Gemm, Out, Tensor};
 use base::DType;
@@ -199,7 +199,7 @@ fn finish(
         return;
     }
     // Of all rows, so it is widened once.
-    let mut bias: Block = [0.0; BLOCK];
+    let (mut bias, mut other): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
     for piece in blocks(cols.clone()) {
         let bias = bias_of(then).map(|from| {
             let bias = &mut bias[..piece.len()];
@@ -212,7 +212,7 @@ fn finish(
             if let Some(bias) = bias {
                 math::add(bias, x);
             }
-            conclude(x, at, then);
+            conclude(x, at, then, &mut other);
             if !there {
                 put(x, c, at);
             }
@@ -229,17 +229,19 @@ fn bias_of(then: Epilogue) -> Option<Tensor> {
 }
 
 /// The epilogue of at most a block of sums with their bias, of which the first is that element of C.
-fn conclude(x: &mut [f32], at: usize, then: Epilogue) {
+fn conclude(x: &mut [f32], at: usize, then: Epilogue, other: &mut Block) {
     match then {
         Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => {}
         Epilogue::BiasGelu { pre, gelu, .. } => {
             store(x, pre, at);
             // Of what was stored, so that `gelu` rebuilds the same bits.
-            round(pre.dtype, x);
+            if pre.dtype != DType::F32 {
+                load(pre, at, x);
+            }
             math::gelu(gelu, x);
         }
         Epilogue::GeluBackward { pre, gelu } => {
-            with_block(pre, at..at + x.len(), |pre| math::gelu_backward(gelu, pre, x));
+            with_block_in(pre, at..at + x.len(), other, |pre| math::gelu_backward(gelu, pre, x));
         }
     }
 }

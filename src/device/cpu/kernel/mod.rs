@@ -3,6 +3,12 @@
 //! A block of C is held in registers over the whole depth: 8 rows by 32 columns with AVX-512, which
 //! asks 10 loads for 16 multiply-adds, below the two loads to two multiply-adds of a cycle.
 
+mod peak;
+#[cfg(test)]
+mod tests;
+
+pub use peak::peak;
+
 /// C (+)= A·B with C m by n and depth k. A's element (i, l) is `a[i·a_row + l·a_depth]`; rows of B
 /// and of C are contiguous, `b_row` and `c_row` apart.
 pub(super) struct Product<'a> {
@@ -305,6 +311,7 @@ impl Lanes for [f32; 4] {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::peak::chains;
     use super::{Lanes, Panels, Product, cover, cover_panels};
     use std::arch::x86_64::*;
 
@@ -331,6 +338,21 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn panels_dot_bf16(p: Panels) {
         unsafe { cover_panels::<DotBf16, 8, 3>(p) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn peak_avx512(rounds: usize) {
+        unsafe { chains::<__m512>(rounds) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn peak_dot_bf16(rounds: usize) {
+        unsafe { chains::<DotBf16>(rounds) }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn peak_avx2(rounds: usize) {
+        unsafe { chains::<__m256>(rounds) }
     }
 
     /// Sums of f32; the operands of a product are pairs of bf16.
@@ -413,6 +435,3 @@ mod x86 {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
