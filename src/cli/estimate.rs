@@ -1,5 +1,6 @@
 //! `gptrain estimate`
 
+mod campaign;
 mod idle;
 mod search;
 
@@ -53,6 +54,8 @@ pub struct Args {
     async_launches: bool,
     #[command(flatten)]
     search: search::Search,
+    #[command(flatten)]
+    campaign: campaign::Campaign,
     /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to the
     /// metrics.jsonl or the log of a run; of other programs to a log, or a csv with the columns of
     /// `measured_runs.csv`
@@ -96,6 +99,12 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
 
 fn plan(args: &Args) -> anyhow::Result<bool> {
     let path = args.manifest.as_ref().expect("clap asks for it");
+    if let Some(other) = &args.campaign.what_if {
+        return campaign::compare(args, path, other);
+    }
+    if !args.campaign.sizes.is_empty() {
+        return campaign::sizes(args, path);
+    }
     let loaded = manifest::load(path, &args.set)?;
     let mut request = Request::new(loaded.manifest, &args.flags())?;
     args.refuse_idle_for(request.setup.program)?;

@@ -18,6 +18,8 @@ pub mod others;
 pub mod search;
 pub mod change;
 pub mod days;
+pub mod compare;
+pub mod campaign;
 
 pub mod view;
 pub mod words;

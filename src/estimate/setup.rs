@@ -77,6 +77,18 @@ pub enum Numbers {
     Fp4,
 }
 
+impl Numbers {
+    /// Of the operands of the blocks' products.
+    pub fn bits(self) -> f64 {
+        match self {
+            Numbers::F32 => 32.0,
+            Numbers::Fp16 | Numbers::Bf16 | Numbers::Bf16Fp32Grad => 16.0,
+            Numbers::Fp8 => 8.0,
+            Numbers::Fp4 => 4.0,
+        }
+    }
+}
+
 /// What the optimizer keeps of each parameter, in bytes, beside the fp32 master copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moments {

@@ -8,8 +8,9 @@ use gptrain::estimate::gptrain::exchange::{self, Exchange};
 use gptrain::estimate::gptrain::ladder::{Change, Ladder};
 use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::request::{Flags, Request};
+use gptrain::estimate::search::{self, Candidate};
 use gptrain::estimate::setup::Extras;
-use gptrain::manifest;
+use gptrain::manifest::{self, OffloadWhat};
 use gptrain::model::parameters;
 use std::path::Path;
 
@@ -84,7 +85,7 @@ fn the_search_finds_the_best_of_all_cuts() {
     let best = views.iter().map(|view| view.seconds).fold(f64::INFINITY, f64::min);
     near(found[0].seconds, best, 1e-9);
     for candidate in found.iter().step_by(17) {
-        let sets = gptrain::estimate::search::print::sets(&request.manifest, &candidate.setup);
+        let sets = search::print::sets(&request.manifest, &candidate.setup);
         let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
         let view = alone.view(Predictor::shipped()).0;
         near(candidate.seconds, view.seconds, 1e-9);
@@ -193,7 +194,7 @@ fn a_search_has_the_extras_it_is_given() {
     assert!(found.len() > 4 * plain.len(), "{} and {}", found.len(), plain.len());
     let (mut coded, mut offloaded, mut compressed) = (0, 0, 0);
     for candidate in found.iter().step_by(97) {
-        let sets = gptrain::estimate::search::print::sets(&request.manifest, &candidate.setup);
+        let sets = search::print::sets(&request.manifest, &candidate.setup);
         let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
         let view = alone.view(Predictor::shipped()).0;
         near(candidate.seconds, view.seconds, 1e-9);
@@ -203,6 +204,25 @@ fn a_search_has_the_extras_it_is_given() {
         compressed += has("powersgd");
     }
     assert!(coded > 0 && offloaded > 0 && compressed > 0, "{coded} {offloaded} {compressed}");
+}
+
+/// Adafactor's states may wait on the host, Muon's may not: what the search offers, a manifest takes.
+#[test]
+fn offload_is_tried_with_the_optimizers_that_have_it() {
+    for (optimizer, has) in [("adafactor", true), ("muon", false)] {
+        let base = format!("optimizer={optimizer}");
+        let request = planned(&[base.clone(), "topology.data=2".to_string()]).unwrap();
+        let extras = Extras { offload: true, ..Extras::default() };
+        let found = request.search(Predictor::shipped(), extras).all(2);
+        let away = |c: &&Candidate| c.setup.topology.offload.what != OffloadWhat::None;
+        assert_eq!(found.iter().any(|c| away(&c)), has, "{optimizer}");
+        for candidate in found.iter().filter(away).step_by(37) {
+            let sets = search::print::sets(&request.manifest, &candidate.setup);
+            let sets = [&sets[..], &[base.clone()]].concat();
+            let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
+            near(candidate.bytes, alone.view(Predictor::shipped()).0.reserved, 1e-9);
+        }
+    }
 }
 
 /// A device that holds no cut of the model without 8-bit moments or the host's memory.

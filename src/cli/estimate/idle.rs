@@ -10,26 +10,32 @@ type Rule = (&'static str, bool, bool, &'static str);
 impl Args {
     pub fn refuse_idle(&self) -> Result<(), Problems> {
         let s = &self.search;
-        let (over, plans) = (s.search || s.max_params, !s.max_params && !s.min_gpus);
+        let (compares, sizes) = (self.campaign.what_if.is_some(), !self.campaign.sizes.is_empty());
+        let over = s.search || s.max_params || sizes;
+        let plans = !s.max_params && !s.min_gpus;
+        let alone = !s.asked() && !compares && !sizes;
         let planning = !(self.selftest || self.list_hardware || self.score.is_some());
         let run = "a plan or --search, which have days and money";
-        let rules: [Rule; 13] = [
+        let rules: [Rule; 16] = [
             ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
             (
                 "--gpus",
                 s.gpus.is_some(),
                 over,
-                "--search and --max-params; a plan has its own grid",
+                "--search, --max-params and --sizes; a plan has its own grid",
             ),
             ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
             ("--objective", s.objective.is_some(), s.search, "--search"),
             ("--with", !s.with.is_empty(), s.asked(), "--search, --min-gpus and --max-params"),
-            ("--draw-schedule", self.draw_schedule, !s.asked(), "a plan"),
-            ("--plot", self.plot.is_some(), plans, "a plan or --search"),
-            ("--budget", self.budget.is_some(), plans, run),
+            ("--law", self.campaign.law.is_some(), sizes, "--sizes"),
+            ("--what-if", compares, !s.asked() && !sizes, "a plan"),
+            ("--sizes", sizes, !s.asked(), "a campaign by itself, with --gpus"),
+            ("--draw-schedule", self.draw_schedule, alone, "a plan"),
+            ("--plot", self.plot.is_some(), plans && !compares && !sizes, "a plan or --search"),
+            ("--budget", self.budget.is_some(), plans && !compares && !sizes, run),
             ("--price", self.price.is_some(), plans, run),
             ("--availability", self.availability.is_some(), plans, run),
-            ("--tokens", self.tokens.is_some(), plans, run),
+            ("--tokens", self.tokens.is_some(), plans && !sizes, run),
             (
                 "--calibrate",
                 self.calibrate.is_some(),

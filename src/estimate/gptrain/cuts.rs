@@ -3,7 +3,8 @@
 use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
-    Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Schedule, Topology,
+    Adam8bit, Batch, GradientHome, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd,
+    Schedule, Topology,
 };
 use plan::ramp::Ramp;
 
@@ -100,9 +101,8 @@ fn with(cut: Setup, extras: Extras) -> Vec<Setup> {
         let from = |what| {
             move |s: &Setup| {
                 let rank = |what| what as usize;
-                let more =
-                    rank(s.topology.offload.what) < rank(what) && s.moments != Moments::Adafactor;
-                more.then(|| s.clone().cut(|t| t.offload.what = what))
+                let more = rank(s.topology.offload.what) < rank(what);
+                (more && offloads(s)).then(|| s.clone().cut(|t| t.offload.what = what))
             }
         };
         let optimizer: Vec<Setup> = all.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
@@ -119,6 +119,16 @@ fn with(cut: Setup, extras: Extras) -> Vec<Setup> {
         all.extend(compressed.map(low).collect::<Vec<_>>());
     }
     all
+}
+
+/// Whether its optimizer's states may wait on the host, as a manifest must have it.
+fn offloads(s: &Setup) -> bool {
+    let offload = &s.topology.offload;
+    match s.moments {
+        Moments::Muon => false,
+        Moments::Adafactor => offload.delay == 0 && offload.gradients != GradientHome::Host,
+        Moments::Adam | Moments::Adam8bit => true,
+    }
 }
 
 /// Whether Adam's moments may be coded: a rank's columns are whole blocks, as a manifest must have it.

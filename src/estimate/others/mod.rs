@@ -7,4 +7,5 @@ pub mod score;
 pub mod rows;
 pub mod shape_lint;
 pub mod cost;
+pub mod fitted;
 mod learn;

@@ -1,35 +1,40 @@
-//! Predictions with error bars: the cost formulas with fitted constants, corrected by what
-//! neighbouring measured runs say.
+//! Predictions with error bars: the cost formulas with fitted constants, what a program and a machine
+//! do beside them, and what neighbouring measured runs correct. The further a run is from all that were
+//! measured, the wider its bar.
 
-use super::cost::constants::{MEMORY, Prior, TIME};
-use super::cost::{self, Constants, Memory, Time};
-use super::learn::{Belief, Kernel, Neighbours, Point, fit};
+use super::cost::constants::Constants;
+use super::cost::{self, Memory, Time};
+use super::fitted::{Fitted, MEMORY_SCATTER, Shares, scatter};
+use super::learn::{Kernel, Neighbours, Point};
 use super::rows::{self, Row};
 use crate::setup::Setup;
 use manifest::Recompute;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// Memory is printed in whole GB and differs little between days.
-const MEMORY_SCATTER: f64 = 0.025;
-const TIME_KERNEL: Kernel = Kernel { near: 0.04, reach: 0.7, family: 0.8 };
-const MEMORY_KERNEL: Kernel = Kernel { near: 0.03, reach: 0.7, family: 0.4 };
+const TIME_KERNEL: Kernel =
+    Kernel { near: (0.05, 0.7), wide: (0.14, 4.0), all: 0.15, family: 0.8, own: 0.25 };
+const MEMORY_KERNEL: Kernel =
+    Kernel { near: (0.03, 0.7), wide: (0.1, 4.0), all: 0.1, family: 0.4, own: 0.1 };
 /// Half the width of an interval that holds nine in ten, in standard deviations: of Student's t with
 /// 4 degrees of freedom, which residuals were fitted by.
 const NINE_IN_TEN: f64 = 2.13;
 
 /// Knows measured runs.
 pub struct Predictor {
-    pub constants: Constants,
-    time: Neighbours,
-    memory: Neighbours,
-    /// How many runs it learned time and memory from.
+    fitted: Fitted,
+    time: Residuals,
+    memory: Residuals,
+    /// Whoever asks has measured runs, and plans more of them.
+    own: bool,
+    /// How many runs of theirs it learned time and memory from.
     pub learned: (usize, usize),
 }
 
 /// What a setup will take.
 #[derive(Clone, Debug)]
 pub struct Prediction {
-    /// Before the neighbours' correction.
+    /// By the formulas alone.
     pub time: Time,
     pub memory: Memory,
     /// Per iteration.
@@ -42,13 +47,8 @@ pub struct Prediction {
     pub fits: bool,
 }
 
-static SHIPPED: LazyLock<Predictor> = LazyLock::new(|| {
-    let rows = rows::read(rows::SHIPPED, "shipped").expect("the shipped rows are well-formed");
-    Predictor::new(&Constants::prior(), &rows.iter().collect::<Vec<_>>())
-});
-
-/// A table of fewer runs than this refines the shipped constants; of more, it has its own.
-const WHOLE_TABLE: usize = 20;
+static SHIPPED: LazyLock<Predictor> =
+    LazyLock::new(|| Predictor::new(Fitted::shipped(), &rows::shipped(), &[]));
 
 impl Predictor {
     /// Of the shipped measurements.
@@ -58,97 +58,106 @@ impl Predictor {
 
     /// Before anything is measured.
     pub fn prior() -> Predictor {
-        Predictor::new(&Constants::prior(), &[])
+        Predictor::new(&Fitted::prior(), &[], &[])
     }
 
-    /// Of somebody's own runs. What they do not measure, time or memory, stays as shipped.
-    pub fn calibrated(rows: &[Row]) -> Predictor {
-        let timed = rows.iter().filter(|row| row.timing().is_some()).count();
-        let start = match timed < WHOLE_TABLE {
-            true => Predictor::shipped().constants.clone(),
-            false => Constants::prior(),
-        };
-        let mut own = Predictor::new(&start, &rows.iter().collect::<Vec<_>>());
-        let shipped = Predictor::shipped();
-        if own.learned.0 == 0 {
-            (own.time, own.constants.time) = (shipped.time.clone(), shipped.constants.time.clone());
-        }
-        if own.learned.1 == 0 {
-            (own.memory, own.constants.memory) =
-                (shipped.memory.clone(), shipped.constants.memory.clone());
-        }
-        own
+    /// Of somebody's own runs, beside the shipped ones.
+    pub fn calibrated(own: &[Row]) -> Predictor {
+        Predictor::new(Fitted::shipped(), &rows::shipped(), &own.iter().collect::<Vec<_>>())
     }
 
-    /// Of these rows, those that say they may be used; `start` is believed before.
-    pub fn new(start: &Constants, rows: &[&Row]) -> Predictor {
-        let timed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.timing()).collect();
-        let weighed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.weight()).collect();
-        let scales: Vec<f64> = timed.iter().map(|(s, _)| scatter(s)).collect();
-        let time = |k: &[f64]| -> Vec<f64> {
-            timed.iter().map(|(s, t)| (t / cost::time(s, k).total()).ln()).collect()
+    /// With what is left of these rows by what is fitted; `own` are of whoever asks.
+    pub fn new(fitted: &Fitted, rows: &[&Row], own: &[&Row]) -> Predictor {
+        let of = |rows: &[&Row], own: bool| -> (Vec<Left>, Vec<Left>) {
+            let time = rows.iter().filter_map(|row| row.timing()).map(|(s, seconds)| {
+                let predicted = cost::time(s, &fitted.constants.time).total();
+                let left = (seconds / predicted).ln() - fitted.time.of(s);
+                (s.hardware.name.clone(), point(s, scatter(s), own), left)
+            });
+            let memory = rows.iter().filter_map(|row| row.weight()).map(|(s, gb)| {
+                let predicted = cost::memory(s, &fitted.constants.memory).reserved();
+                let left = (gb / predicted).ln() - fitted.memory.of(s);
+                (s.hardware.name.clone(), point(s, MEMORY_SCATTER, own), left)
+            });
+            (time.collect(), memory.collect())
         };
-        let memory = |k: &[f64]| -> Vec<f64> {
-            weighed.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
-        };
-        let constants = Constants {
-            time: fit(&beliefs(TIME, &start.time), &scales, &time),
-            memory: fit(
-                &beliefs(MEMORY, &start.memory),
-                &vec![MEMORY_SCATTER; weighed.len()],
-                &memory,
-            ),
-        };
-        let points = |all: &[(&Setup, f64)], scatter: &dyn Fn(&Setup) -> f64| {
-            all.iter().map(|(s, _)| point(s, scatter(s))).collect::<Vec<Point>>()
-        };
+        let ((time, memory), (own_time, own_memory)) = (of(rows, false), of(own, true));
         Predictor {
-            time: Neighbours::new(TIME_KERNEL, points(&timed, &scatter), &time(&constants.time)),
-            memory: Neighbours::new(
-                MEMORY_KERNEL,
-                points(&weighed, &|_| MEMORY_SCATTER),
-                &memory(&constants.memory),
-            ),
-            constants,
-            learned: (timed.len(), weighed.len()),
+            learned: (own_time.len(), own_memory.len()),
+            own: !own.is_empty(),
+            time: Residuals::new(TIME_KERNEL, [time, own_time].concat()),
+            memory: Residuals::new(MEMORY_KERNEL, [memory, own_memory].concat()),
+            fitted: fitted.clone(),
         }
+    }
+
+    pub fn constants(&self) -> &Constants {
+        &self.fitted.constants
     }
 
     /// Whether it fits, without all else.
     pub fn fits(&self, s: &Setup) -> bool {
-        cost::memory(s, &self.constants.memory).fits()
+        cost::memory(s, &self.constants().memory).fits()
     }
 
     pub fn predict(&self, s: &Setup) -> Prediction {
-        let time = cost::time(s, &self.constants.time);
-        let memory = cost::memory(s, &self.constants.memory);
-        let (longer, unsure) = self.time.at(&point(s, scatter(s)));
-        let (more, doubt) = self.memory.at(&point(s, MEMORY_SCATTER));
+        let time = cost::time(s, &self.constants().time);
+        let memory = cost::memory(s, &self.constants().memory);
+        let (longer, unsure) = self.correction(s, scatter(s), &self.time, &self.fitted.time);
+        let (more, doubt) = self.correction(s, MEMORY_SCATTER, &self.memory, &self.fitted.memory);
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
-            seconds_error: NINE_IN_TEN * unsure,
-            gigabytes_error: NINE_IN_TEN * doubt,
+            seconds_error: (NINE_IN_TEN * unsure).exp_m1(),
+            gigabytes_error: (NINE_IN_TEN * doubt).exp_m1(),
             fits: memory.fits(),
             time,
             memory,
         }
     }
+
+    /// What is added to the formulas' logarithm, and its standard deviation.
+    fn correction(&self, s: &Setup, scatter: f64, left: &Residuals, known: &Shares) -> (f64, f64) {
+        let (own, asked) = (left.own && self.own, s);
+        let (mean, deviation) = left.at(&s.hardware.name, &point(asked, scatter, own));
+        (known.of(s) + mean, deviation.hypot(known.doubt(s, own)))
+    }
 }
 
-fn beliefs(priors: &[Prior], start: &[f64]) -> Vec<Belief> {
-    let one = |(prior, value): (&Prior, &f64)| Belief { log: value.ln(), spread: prior.spread };
-    priors.iter().zip(start).map(one).collect()
+/// A run's machine and place, and the logarithm of what was measured by what was predicted.
+type Left = (String, Point, f64);
+
+/// What is left of the runs of each machine.
+struct Residuals {
+    kernel: Kernel,
+    /// Some are of whoever asks.
+    own: bool,
+    machines: BTreeMap<String, Neighbours>,
 }
 
-/// By what share a run's time differs from day to day. Op-by-op PyTorch's is known from days per
-/// billion tokens, printed with two digits.
-fn scatter(s: &Setup) -> f64 {
-    s.hardware.scatter * if s.trainer().eager { 3.0 } else { 1.0 }
+impl Residuals {
+    fn new(kernel: Kernel, all: Vec<Left>) -> Residuals {
+        let own = all.iter().any(|(_, point, _)| point.own);
+        let mut machines: BTreeMap<String, (Vec<Point>, Vec<f64>)> = BTreeMap::new();
+        for (machine, point, left) in all {
+            let (points, residuals) = machines.entry(machine).or_default();
+            points.push(point);
+            residuals.push(left);
+        }
+        let learned = |(machine, (points, residuals)): (String, (Vec<Point>, Vec<f64>))| {
+            (machine, Neighbours::new(kernel, points, &residuals))
+        };
+        Residuals { kernel, own, machines: machines.into_iter().map(learned).collect() }
+    }
+
+    fn at(&self, machine: &str, point: &Point) -> (f64, f64) {
+        let alone = || (0.0, self.kernel.alone(point));
+        self.machines.get(machine).map_or_else(alone, |neighbours| neighbours.at(point))
+    }
 }
 
 /// Where a setup stands among others.
-fn point(s: &Setup, scatter: f64) -> Point {
+fn point(s: &Setup, scatter: f64, own: bool) -> Point {
     let (m, t) = (&s.model, &s.topology);
     let ln = |n: usize| (n as f64).ln();
     let step = |yes: bool| f64::from(u8::from(yes));
@@ -165,9 +174,10 @@ fn point(s: &Setup, scatter: f64) -> Point {
         step(s.odd_heads()),
         step(t.recompute == Recompute::Full),
         f64::from(t.zero),
-        3.0 * s.trainer().place() as f64,
-        3.0 * s.hardware.peak_tflops.ln(),
+        3.0 * s.numbers.bits().ln(),
+        step(s.blocking),
     ];
     let period = s.regime.clone().unwrap_or_default();
-    Point { place, family: format!("{} {period}", s.hardware.name), scatter }
+    let kind = s.program.name().to_string();
+    Point { place, family: format!("{kind} {period}"), kind, own, scatter }
 }

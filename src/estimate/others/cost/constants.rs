@@ -26,26 +26,32 @@ macro_rules! constants {
 
 constants! {
 T = TIME {
-    Gemm: "gemm", 0.80, 0.08, "share of the peak that large products reach";
+    Gemm: "gemm", 0.80, 0.08, "share of an A100's peak that large products reach";
+    Fast: "fast", 0.15, 0.1, "power of a faster device's peak by which it reaches less";
     Attention: "attention", 0.34, 0.15, "share of the peak of attention's batched products";
     OddHeads: "odd_heads", 0.034, 0.3, "the same where the head dimension is not a multiple of 8";
+    Flash: "flash", 0.45, 0.15, "share of the peak of attention that keeps no scores";
     Hbm: "hbm", 0.70, 0.12, "share of the memory's bandwidth that element-wise work reaches";
     Elements: "elements", 1.0, 0.2, "element-wise traffic beside the formula's";
     Scores: "scores", 1.0, 0.2, "traffic per attention score beside the formula's";
     Bus: "bus", 0.60, 0.15, "share of a node's links that an all-reduce reaches";
-    Network: "network", 0.9, 0.2, "share of a node's adapters that a pipeline reaches";
+    BusLatency: "bus_latency", 20.0, 0.5, "µs of a sum over tensor ranks, beside its bytes";
+    Network: "network", 0.9, 0.2, "share of a node's adapters that pipelines and tensor ranks reach";
     SlowNetwork: "slow_network", 0.8, 0.2, "the same before the network was repaired (regime slownet)";
-    Replicas: "replicas", 0.4, 0.4, "share of a node's adapters that sums over replicas reach";
-    Crowd: "crowd", 0.5, 0.5, "power of the replicas' nodes by which those sums slow down";
+    Replicas: "replicas", 0.6, 0.3, "share of a node's adapters that sums over replicas reach";
+    Crowd: "crowd", 0.3, 0.5, "power of the replicas' nodes by which those sums slow down";
+    RingLatency: "ring_latency", 50.0, 0.7, "µs of a layer's sum over replicas, beside its bytes";
+    Hidden: "hidden", 0.8, 0.2, "share of messages that runs beside work, where the program overlaps";
     Flatten: "flatten", 20.0, 0.7, "bytes a parameter and step, of copies and checks of gradients";
     Launch: "launch", 5.0, 0.3, "ms a layer and micro-batch, where launches block";
+    Floor: "floor", 1.0, 0.5, "ms a layer and micro-batch that launches take at least";
     Micro: "micro", 3.0, 0.7, "ms a stage and micro-batch, of the program around it";
-    Step: "step", 0.3, 1.0, "seconds a step, of the program around it";
+    Step: "step", 0.1, 1.0, "seconds a step, of the program around it";
     Accumulate: "accumulate", 1.0, 0.3, "gradient accumulation's traffic beside the formula's";
-    Eager: "eager", 0.35, 0.3, "compute rate of op-by-op PyTorch beside Megatron's";
-    EagerBus: "eager_bus", 0.35, 0.3, "what op-by-op PyTorch reaches of a node's links, beside Megatron";
-    Ring: "ring", 0.1, 0.5, "share of a node's adapters that one ring of replicas reaches";
-    EagerStep: "eager_step", 4.0, 0.7, "optimizer's time in op-by-op PyTorch, beside its traffic";
+    Eager: "eager", 0.6, 0.15, "rate of element-wise work in op-by-op PyTorch beside fused kernels'";
+    EagerStep: "eager_step", 4.0, 0.7, "Adafactor's time in op-by-op PyTorch, beside its traffic";
+    Quantize: "quantize", 0.6, 0.3, "share of the 8-bit peak that casts leave, squared for 4 bits";
+    Host: "host", 0.7, 0.3, "share of the link to the host that offload reaches";
 }
 M = MEMORY {
     Fixed: "fixed", 2.6, 0.3, "GB of communicators and the allocator's slack, beside the CUDA context";

@@ -14,19 +14,18 @@ const BACKWARD: (f64, f64) = (40.0, 60.0);
 /// Of an attention score (softmax, dropout), and of a logit.
 const SCORE: (f64, f64) = (13.0, 20.0);
 const LOGIT: f64 = 30.0;
-/// Of a parameter: adding a micro-batch's gradient, in 16 or 32 bits; an optimizer step.
+/// Of a parameter: adding a micro-batch's gradient, in 16 or 32 bits; an optimizer step; what
+/// PowerSGD's factors take, which leave so much to send; what a step on the host moves over PCIe.
 const ACCUMULATE: (f64, f64) = (6.0, 10.0);
 const STEP: f64 = 40.0;
-/// Kernels of a layer cannot be launched faster than this, in seconds.
-const LAUNCH_FLOOR: f64 = 4e-3;
-/// In op-by-op PyTorch: seconds a step; bytes a parameter of unfused clipping, and of PowerSGD, which
-/// leaves so much to send.
-const EAGER_STEP: f64 = 0.3;
-const UNFUSED: f64 = 20.0;
 const POWER_SGD: (f64, f64) = (280.0, 0.45);
-/// Offload, which was not measured: bytes a second over PCIe, parameters a second of Adam on the host.
-const PCIE: f64 = 16e9;
-const HOST_ADAM: f64 = 1e9;
+const OFFLOADED: f64 = 24.0;
+/// The device that constants are compared with: the faster one is, the less of its peak is reached.
+const A100: f64 = 312e12;
+/// Of op-by-op PyTorch, whose layers are more kernels than others'.
+const EAGER_LAUNCHES: f64 = 1.5;
+/// DeepSpeed's bookkeeping around a step, beside others'.
+const DEEPSPEED_STEP: f64 = 3.0;
 
 /// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,32 +44,52 @@ impl Time {
 /// What the machine reaches: FLOP/s, and bytes a second.
 struct Rates<'a> {
     k: &'a [f64],
+    /// Of the blocks' products, which may be in 8 or 4 bits, and of the head's.
     products: f64,
+    head: f64,
     attention: f64,
     memory: f64,
+    /// Of element-wise work, which op-by-op PyTorch does in more passes.
+    elements: f64,
     /// Between devices of a node, per device; and of all of a node's adapters.
     bus: f64,
     network: f64,
+    /// Devices that the fast links join.
+    domain: usize,
 }
 
 impl Rates<'_> {
     fn new<'a>(s: &Setup, k: &'a [f64]) -> Rates<'a> {
         let of = |c: T| k[c as usize];
         let hw = s.hardware;
-        let eager = if s.trainer().eager { of(T::Eager) } else { 1.0 };
-        let half = if s.numbers == Numbers::F32 { 0.5 } else { 1.0 };
-        let peak = hw.peak_tflops * 1e12 * eager * half;
+        let wide = if s.numbers == Numbers::F32 { 0.5 } else { 1.0 };
+        let peak = hw.peak_tflops * 1e12 * wide;
+        let blocks = match s.numbers {
+            Numbers::Fp8 => hw.fp8_tflops * 1e12 * of(T::Quantize),
+            Numbers::Fp4 => hw.fp4_tflops * 1e12 * of(T::Quantize).powi(2),
+            _ => peak,
+        };
+        let cooled = |rate: f64| rate * (rate / A100).powf(-of(T::Fast));
+        let attention = match (s.flash(), s.odd_heads()) {
+            (true, _) => cooled(peak) * of(T::Flash),
+            (false, true) => peak * of(T::OddHeads),
+            (false, false) => peak * of(T::Attention),
+        };
         let repaired = match s.regime.as_deref() {
             Some("jz-a100-fp16-slownet") => of(T::SlowNetwork),
             _ => 1.0,
         };
+        let memory = hw.hbm_gb_s * 1e9 * of(T::Hbm) * wide;
         Rates {
             k,
-            products: peak * of(T::Gemm),
-            attention: peak * of(if s.odd_heads() { T::OddHeads } else { T::Attention }),
-            memory: hw.hbm_gb_s * 1e9 * of(T::Hbm) * half,
+            products: cooled(blocks) * of(T::Gemm),
+            head: cooled(peak) * of(T::Gemm),
+            attention,
+            memory,
+            elements: memory * if s.trainer().eager { of(T::Eager) } else { 1.0 },
             bus: hw.bus_gb_s * 1e9 * of(T::Bus),
             network: hw.network_gb_s * 1e9 * repaired,
+            domain: hw.link_domain.max(s.per_node),
         }
     }
 
@@ -129,9 +148,10 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
     let slower = |a: &usize, b: &usize| stage_seconds[*a].total_cmp(&stage_seconds[*b]);
     let slowest = (0..stages).max_by(slower).expect("a pipeline has a stage");
     let (work, pipe, _) = works[slowest];
-    let n = s.micros() as f64;
+    let n = micros(s);
     // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
-    let chunks = s.topology.chunks as f64;
+    let bubble = stage_seconds.iter().sum::<f64>() - stage_seconds[slowest];
+    let beside = stage_seconds[slowest] * if s.topology.zero == 3 { n } else { 1.0 };
     Time {
         parts: vec![
             ("matrix products", n * work.gemm),
@@ -140,15 +160,17 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
             ("launches", n * work.launch),
             ("tensor parallel", n * work.tensor),
             ("pipeline sends", n * pipe),
-            (
-                "pipeline bubble",
-                (stage_seconds.iter().sum::<f64>() - stage_seconds[slowest]) / chunks,
-            ),
-            ("data parallel", data_parallel(s, most, &r)),
+            ("pipeline bubble", bubble / s.topology.chunks as f64),
+            ("data parallel", data_parallel(s, most, beside, &r)),
             ("optimizer", optimizer(s, most, &r)),
         ],
         stage_seconds,
     }
+}
+
+/// Micro-batches of a replica in a step, of which the last may be smaller.
+fn micros(s: &Setup) -> f64 {
+    (s.global as f64 / (s.micro * s.topology.data) as f64).max(1.0)
 }
 
 /// Outputs and inputs of a layer's products, on one rank: the matrices of a block.
@@ -180,31 +202,54 @@ fn layer(s: &Setup, r: &Rates) -> Work {
             + gemm::seconds(hw, (rows, k, n), r.products)
             + gemm::seconds(hw, (n, k, rows), r.products)
     };
-    let again = if s.topology.recompute == Recompute::Selective { 1.0 } else { 0.0 };
-    let softmaxes = forwards + again;
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
-    let head_dim = m.heads().dim as f64;
+    // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
+    let again = if s.topology.recompute == Recompute::Selective { 1.0 } else { 0.0 };
+    let (passes, stored) = match s.flash() {
+        true => (forwards / 2.0 + 1.25, 0.0),
+        false => (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1),
+    };
     let elements = (rows * m.hidden) as f64;
     let outside = if s.topology.sequence_parallel { t } else { 1.0 };
     let traffic = |(whole, split): (f64, f64)| elements * (whole / outside + split / t);
-    // Two sums over tensor ranks each way, as rings.
-    let sums = 2.0 * (forwards + 1.0) * 2.0 * (t - 1.0) / t * 2.0 * elements;
-    let link = if s.topology.tensor > s.per_node { r.network / s.per_node as f64 } else { r.bus };
-    let eager = if s.trainer().eager { r.of(T::Eager) } else { 1.0 };
     let mut work = Work {
         gemm: products(s).into_iter().map(product).sum(),
-        attention: (softmaxes + 2.0) * 4.0 * scores * head_dim / r.attention,
+        attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
         elements: (r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
-            + r.of(T::Scores) * scores * (softmaxes * SCORE.0 + SCORE.1))
-            / (r.memory * eager),
+            + r.of(T::Scores) * scores * stored)
+            / r.elements,
         launch: 0.0,
-        tensor: sums / link,
+        tensor: tensor_sums(s, elements, r),
     };
     work.launch = match s.blocking {
         true => r.of(T::Launch) * 1e-3,
-        false => (LAUNCH_FLOOR - work.total()).max(0.0),
+        false => {
+            let eager = if s.trainer().eager { EAGER_LAUNCHES } else { 1.0 };
+            let floor = r.of(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0;
+            slower_of(work.total(), floor) - work.total()
+        }
     };
     work
+}
+
+/// Seconds where work and its launches run side by side: somewhat more than the longer of both.
+fn slower_of(work: f64, launches: f64) -> f64 {
+    (work.powi(4) + launches.powi(4)).powf(0.25)
+}
+
+/// Two sums over a layer's tensor ranks each way, as rings; those over nodes use all of a node's
+/// adapters.
+fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
+    let t = s.topology.tensor as f64;
+    if s.topology.tensor == 1 {
+        return 0.0;
+    }
+    let (link, latency) = match s.topology.tensor > r.domain {
+        true => (r.network * r.of(T::Network), 2.0),
+        false => (r.bus, 1.0),
+    };
+    let each = 2.0 * (t - 1.0) / t * 2.0 * elements / link + latency * r.of(T::BusLatency) * 1e-6;
+    2.0 * (s.forwards() + 1.0) * each
 }
 
 /// Logits and loss, on the last stage.
@@ -212,24 +257,26 @@ fn head(s: &Setup, r: &Rates) -> Work {
     let (m, hw) = (&s.model, s.hardware);
     let (rows, h, v) = (m.seq_len * s.micro, m.hidden, m.vocab_padded / s.topology.tensor);
     let ways = [(rows, v, h), (rows, h, v), (v, h, rows)];
-    let eager = if s.trainer().eager { r.of(T::Eager) } else { 1.0 };
     Work {
-        gemm: ways.into_iter().map(|way| gemm::seconds(hw, way, r.products)).sum(),
-        elements: (rows * v) as f64 * LOGIT / (r.memory * eager),
+        gemm: ways.into_iter().map(|way| gemm::seconds(hw, way, r.head)).sum(),
+        elements: (rows * v) as f64 * LOGIT / r.elements,
         ..Work::default()
     }
 }
 
 /// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
-/// copy through its node's adapters; Megatron-LM scatters it first.
+/// copy through its node's adapters, unless the program scatters it first.
 fn send(s: &Setup, r: &Rates) -> f64 {
     let bytes =
         2.0 * (s.model.seq_len * s.micro * s.model.hidden) as f64 * s.topology.chunks as f64;
     let tensor = if s.trainer().scatter { s.topology.tensor } else { 1 };
     let copies = s.per_node as f64 / tensor as f64;
-    match s.ranks() <= s.per_node {
-        true => bytes / r.bus,
-        false => bytes * copies.max(1.0) / (r.network * r.of(T::Network)),
+    // Between chunks, a send runs beside another chunk's work.
+    let beside = s.trainer().overlap && s.topology.chunks > 1;
+    let seen = if beside { 1.0 - r.of(T::Hidden).min(1.0) } else { 1.0 };
+    match s.ranks() <= r.domain {
+        true => seen * bytes / r.bus,
+        false => seen * bytes * copies.max(1.0) / (r.network * r.of(T::Network)),
     }
 }
 
@@ -239,39 +286,60 @@ fn accumulation(s: &Setup, r: &Rates) -> f64 {
     r.of(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory
 }
 
-/// Sums of gradients and gathers of weights over replicas, which nothing overlaps in the programs
-/// that were measured.
-fn data_parallel(s: &Setup, parameters: f64, r: &Rates) -> f64 {
+/// Sums of gradients and gathers of weights over replicas. `beside` are the seconds of work that a
+/// program which overlaps them has: a micro-batch's, or under ZeRO 3, where every micro-batch
+/// gathers, all of them.
+fn data_parallel(s: &Setup, parameters: f64, beside: f64, r: &Rates) -> f64 {
     let t = &s.topology;
+    if t.data == 1 {
+        return 0.0;
+    }
     let d = t.data as f64;
     let volume = 2.0 * parameters * (d - 1.0) / d;
-    let passes = if t.zero == 3 { 3.0 * s.micros() as f64 } else { 2.0 };
-    let tensor = t.tensor.min(s.per_node);
-    let beside = s.per_node / tensor;
-    let eager = s.trainer().eager;
-    let inside = passes * volume / (r.bus * if eager { r.of(T::EagerBus) } else { 1.0 });
-    if t.data <= beside {
-        return inside;
-    }
-    let nodes = d / beside as f64;
-    let reached = match eager {
-        true => r.of(T::Ring),
-        // The more nodes, the smaller the pieces: fitted around eight.
-        false => r.of(T::Replicas) * (8.0 / nodes).powf(r.of(T::Crowd)),
+    let layers = s.model.layers as f64;
+    let (passes, calls) = match t.zero {
+        3 => (3.0 * micros(s), 1.5 * micros(s) * layers),
+        _ => (2.0, layers / t.pipeline as f64),
     };
-    let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
-    inside + passes * packed * volume * tensor as f64 / (r.network * reached)
+    let tensor = t.tensor.min(r.domain);
+    let domain = r.domain / tensor;
+    let inside = passes * volume / r.bus;
+    let outside = if t.data <= domain {
+        0.0
+    } else {
+        // The more nodes, the smaller the pieces: fitted around eight.
+        let crowd = (8.0 * domain as f64 / d).powf(r.of(T::Crowd));
+        let nodes = (r.domain / s.per_node) as f64;
+        let reached = nodes * r.network * r.of(T::Replicas) * s.hardware.ring_share * crowd;
+        let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
+        passes * packed * volume * tensor as f64 / reached
+    };
+    let all = inside + outside + calls * r.of(T::RingLatency) * 1e-6;
+    if !s.trainer().overlap {
+        return all;
+    }
+    let hidden = r.of(T::Hidden).min(1.0) * all;
+    all - hidden + (hidden - beside).max(0.0)
 }
 
 fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
+    let trainer = s.trainer();
     let own = parameters / if s.topology.zero > 0 { s.topology.data as f64 } else { 1.0 };
-    if s.offload.optimizer {
-        return r.of(T::Step) + own * (4.0 / PCIE + 1.0 / HOST_ADAM);
-    }
-    if s.trainer().eager {
-        let slow = if s.moments == Moments::Adafactor { r.of(T::EagerStep) } else { 1.0 };
-        let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };
-        return EAGER_STEP + (slow * STEP * own + (UNFUSED + compress) * parameters) / r.memory;
-    }
-    r.of(T::Step) + (STEP * own + r.of(T::Flatten) * parameters) / r.memory
+    let eager_adafactor = s.moments == Moments::Adafactor && trainer.eager;
+    let slow = if eager_adafactor { r.of(T::EagerStep) } else { 1.0 };
+    let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };
+    // Copies and checks of all gradients, where nothing runs beside them.
+    let checks = if trainer.deepspeed || !trainer.overlap { r.of(T::Flatten) } else { 0.0 };
+    let around = r.of(T::Step) * if trainer.deepspeed { DEEPSPEED_STEP } else { 1.0 };
+    let host = if s.offload.optimizer { own * OFFLOADED / pcie(s, r) } else { 0.0 };
+    let gathers = match s.offload.weights {
+        true => micros(s) * 3.0 * 2.0 * parameters / pcie(s, r),
+        false => 0.0,
+    };
+    around + (slow * STEP * own + (checks + compress) * parameters) / r.memory + host + gathers
+}
+
+/// Bytes a second between a device and its host, with what the host does to them.
+fn pcie(s: &Setup, r: &Rates) -> f64 {
+    s.hardware.link_gb_s * 1e9 * r.of(T::Host)
 }

@@ -7,5 +7,5 @@ mod fit;
 mod linear;
 mod neighbours;
 
-pub use fit::{Belief, fit};
+pub use fit::{Belief, Effects, Runs, fit};
 pub use neighbours::{Kernel, Neighbours, Point};

@@ -10,8 +10,12 @@ use super::linear::Cholesky;
 pub struct Point {
     /// Coordinates in which runs one apart resemble each other little.
     pub place: Vec<f64>,
-    /// Runs of one family share a part of their residual.
+    /// Runs of one kind resemble each other; those of others less.
+    pub kind: String,
+    /// Runs of one family share a part of their residual beside that.
     pub family: String,
+    /// Measured by whoever asks, as what is predicted then is.
+    pub own: bool,
     /// How much the same run scatters when repeated.
     pub scatter: f64,
 }
@@ -19,20 +23,39 @@ pub struct Point {
 /// Standard deviations of what is left by the formulas.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// What runs close to each other share, and how close is close.
-    pub near: f64,
-    pub reach: f64,
+    /// What runs close to each other share, and how close is close: nearby, and further off.
+    pub near: (f64, f64),
+    pub wide: (f64, f64),
+    /// What all runs share that stand together here.
+    pub all: f64,
     /// What a family shares, as a multiple of the scatter.
     pub family: f64,
+    /// What runs share that whoever asks has measured.
+    pub own: f64,
 }
+
+/// Of what runs of one kind share, the part that they share with another kind; and of what others
+/// measured, the part that holds for who asks.
+const OTHER_KIND: f64 = 0.3;
+const OTHERS: f64 = 0.7;
 
 impl Kernel {
     fn covariance(&self, a: &Point, b: &Point) -> f64 {
         let square: f64 = a.place.iter().zip(&b.place).map(|(a, b)| (a - b).powi(2)).sum();
-        let near = self.near.powi(2) * (-square / (2.0 * self.reach.powi(2))).exp();
+        let falling =
+            |(share, reach): (f64, f64)| share.powi(2) * (-square / (2.0 * reach.powi(2))).exp();
+        let kind = if a.kind == b.kind { 1.0 } else { OTHER_KIND };
+        let asked = if a.own == b.own { 1.0 } else { OTHERS };
+        let both = if a.own && b.own { self.own.powi(2) } else { 0.0 };
         let kin =
             if a.family == b.family { self.family.powi(2) * a.scatter * b.scatter } else { 0.0 };
-        near + kin
+        let shared = falling(self.near) + falling(self.wide) + self.all.powi(2);
+        asked * (kind * shared + kin) + both
+    }
+
+    /// Of a run that is not measured, far from all others: its standard deviation.
+    pub fn alone(&self, point: &Point) -> f64 {
+        (self.covariance(point, point) + point.scatter.powi(2)).sqrt()
     }
 }
 
@@ -82,14 +105,30 @@ impl Neighbours {
     }
 }
 
+#[cfg(test)]
+const KERNEL: Kernel =
+    Kernel { near: (0.05, 0.5), wide: (0.0, 1.0), all: 0.0, family: 0.0, own: 0.3 };
+
+#[cfg(test)]
+fn point(x: f64, own: bool) -> Point {
+    Point { place: vec![x], kind: String::new(), family: String::new(), own, scatter: 0.01 }
+}
+
 #[test]
 fn near_runs_teach_and_far_ones_do_not() {
-    let kernel = Kernel { near: 0.05, reach: 0.5, family: 0.0 };
-    let point = |x: f64| Point { place: vec![x], family: String::new(), scatter: 0.01 };
-    let all =
-        Neighbours::new(kernel, vec![point(0.0), point(0.1), point(3.0)], &[0.05, 0.05, -0.05]);
-    let (near, sure) = all.at(&point(0.05));
-    let (far, unsure) = all.at(&point(20.0));
+    let points = [0.0, 0.1, 3.0].map(|x| point(x, false)).to_vec();
+    let all = Neighbours::new(KERNEL, points, &[0.05, 0.05, -0.05]);
+    let (near, sure) = all.at(&point(0.05, false));
+    let (far, unsure) = all.at(&point(20.0, false));
     assert!((near - 0.05).abs() < 0.01 && sure < 0.02, "{near} ± {sure}");
     assert!(far.abs() < 1e-9 && (unsure - 0.051).abs() < 1e-3, "{far} ± {unsure}");
+}
+
+/// Own runs are all slower by half: so are others of the same owner, however far.
+#[test]
+fn what_own_runs_share_holds_for_all_of_the_owners() {
+    let points = vec![point(0.0, true), point(3.0, true), point(6.0, true), point(0.0, false)];
+    let all = Neighbours::new(KERNEL, points, &[0.4, 0.41, 0.39, 0.0]);
+    let (own, _) = all.at(&point(20.0, true));
+    assert!((own - 0.4).abs() < 0.03, "{own}");
 }

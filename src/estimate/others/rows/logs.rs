@@ -46,6 +46,7 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Vec<Row>, Problems>
             id: format!("line {}", number + 1),
             line: number + 1,
             group: format!("batch {}", setup.global),
+            source: name.to_string(),
             seconds: Some(seconds),
             seconds_printed: true,
             memory_gb: None,

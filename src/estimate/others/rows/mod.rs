@@ -12,11 +12,23 @@ use base::Problems;
 use manifest::{
     Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Sizes, Topology,
 };
+use std::sync::LazyLock;
 
 /// The runs the shipped constants are fitted to: of one institute, and published ones of many.
 pub const SHIPPED: &str = include_str!("../../data/measured_runs.csv");
 pub const VTRAIN: &str = include_str!("../../data/vtrain_open.csv");
 pub const PUBLIC: &str = include_str!("../../data/public_open.csv");
+
+/// All of them, without those that nothing can be learned from.
+pub fn shipped() -> Vec<&'static Row> {
+    static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
+        let tables = [SHIPPED, VTRAIN, PUBLIC];
+        let read = |text| read(text, "shipped").expect("the shipped rows are well-formed");
+        tables.into_iter().flat_map(read).collect()
+    });
+    ALL.iter().filter(|row| row.setup.is_ok()).collect()
+}
+
 const BLOOM_VOCAB: usize = 250_880;
 
 /// A measured run, or one to be predicted.
@@ -26,6 +38,8 @@ pub struct Row {
     pub line: usize,
     /// What was run, or why that cannot be known.
     pub setup: Result<Setup, String>,
+    /// Whose measurements: of Jean Zay's, the machine.
+    pub source: String,
     /// Rows of one group are the same configuration.
     pub group: String,
     pub flags: Vec<String>,
@@ -156,7 +170,14 @@ fn row(line: usize, f: &Fields) -> Row {
         devices: f.text("gpus").parse().ok(),
         use_time: f.text("use_time") != "0",
         use_memory: f.text("use_mem") != "0",
-        group: f.text("config_group").to_string(),
+        group: match f.text("config_group") {
+            "" => f.text("id").to_string(),
+            group => group.to_string(),
+        },
+        source: match (&setup, f.text("regime")) {
+            (_, "") | (Err(_), _) => f.text("source").to_string(),
+            (Ok(setup), _) => setup.hardware.name.clone(),
+        },
         flags,
         setup,
     }

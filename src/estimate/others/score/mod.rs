@@ -2,9 +2,10 @@
 
 pub mod print;
 
-use super::cost::Constants;
+use super::fitted::Fitted;
 use super::predict::{Prediction, Predictor};
 use super::rows::Row;
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A row and what was predicted for it.
@@ -13,31 +14,66 @@ pub struct Scored<'a> {
     pub prediction: Option<Prediction>,
 }
 
-/// Every row predicted by what all others say, those of its own configuration left out.
-pub fn left_out(rows: &[Row]) -> Vec<Scored<'_>> {
-    without(rows, &|row| row.group.clone())
+/// Configurations are left out in so many parts.
+const PARTS: usize = 10;
+
+/// Every row predicted by what is learned from the others, its own configuration left out.
+pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
+    let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
+    let part: BTreeMap<&str, usize> =
+        groups.into_iter().enumerate().map(|(at, group)| (group, at % PARTS)).collect();
+    let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
+        let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
+            rows.iter().partition(|row| part[row.group.as_str()] == out);
+        let predictor = learned(&others, &[]);
+        inside.into_iter().map(move |row| one(&predictor, row)).collect::<Vec<_>>()
+    });
+    scored.collect()
 }
 
-/// Every row predicted by what other periods say: other machines, network or software.
-pub fn period_left_out(rows: &[Row]) -> Vec<Scored<'_>> {
-    let period = |row: &Row| row.setup.as_ref().ok().and_then(|s| s.regime.clone());
-    without(rows, &|row| period(row).unwrap_or_default())
+/// Constants and neighbours of these rows, and `own` of whoever asks.
+fn learned(rows: &[&Row], own: &[&Row]) -> Predictor {
+    let fitted = Fitted::to(rows, &Fitted::shipped().constants);
+    Predictor::new(&fitted, rows, own)
 }
 
-fn without<'a>(rows: &'a [Row], of: &dyn Fn(&Row) -> String) -> Vec<Scored<'a>> {
-    let groups: BTreeSet<String> = rows.iter().map(of).collect();
-    let mut scored: Vec<Scored> = Vec::new();
-    for group in groups {
-        let others: Vec<&Row> = rows.iter().filter(|row| of(row) != group).collect();
-        let predictor = Predictor::new(&Constants::prior(), &others);
-        let inside = rows.iter().filter(|row| of(row) == group);
-        scored.extend(inside.map(|row| one(&predictor, row)));
-    }
-    scored
+/// A source that was left out, and the rest of it after some of its rows were measured.
+pub struct Unseen<'a> {
+    pub source: &'a str,
+    pub scored: Vec<Scored<'a>>,
+    pub after: Vec<(usize, Vec<Scored<'a>>)>,
 }
 
-pub fn all<'a>(predictor: &Predictor, rows: &'a [Row]) -> Vec<Scored<'a>> {
-    rows.iter().map(|row| one(predictor, row)).collect()
+/// How many rows of a source are measured in `Unseen::after`.
+const MEASURED: [usize; 2] = [5, 20];
+
+/// Every source predicted by what is learned from all others.
+pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
+    let sources: BTreeSet<&'a str> = rows.iter().map(|row| row.source.as_str()).collect();
+    let sources: Vec<&'a str> = sources.into_iter().collect();
+    sources.into_par_iter().map(|source| source_left_out(source, rows)).collect()
+}
+
+fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
+    let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
+        rows.iter().partition(|row| row.source == source);
+    let fitted = Fitted::to(&others, &Fitted::shipped().constants);
+    let predictor = Predictor::new(&fitted, &others, &[]);
+    let after = MEASURED.into_iter().filter(|count| inside.len() > 2 * count).map(|count| {
+        // Evenly through the source.
+        let is_own = |at: usize| (at * count) % inside.len() < count;
+        let (own, rest): (Vec<_>, Vec<_>) =
+            inside.iter().copied().enumerate().partition(|(at, _)| is_own(*at));
+        let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
+        let predictor = Predictor::new(&fitted, &others, &own);
+        (count, rest.into_iter().map(|(_, row)| one(&predictor, row)).collect())
+    });
+    let after = after.collect();
+    Unseen { source, scored: inside.into_iter().map(|row| one(&predictor, row)).collect(), after }
+}
+
+pub fn all<'a>(predictor: &Predictor, rows: impl IntoIterator<Item = &'a Row>) -> Vec<Scored<'a>> {
+    rows.into_iter().map(|row| one(predictor, row)).collect()
 }
 
 fn one<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
@@ -103,14 +139,6 @@ pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
     Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
 }
 
-/// The same by the formulas alone, without what neighbouring runs correct.
-pub fn formulas_alone(mut scored: Vec<Scored>) -> Vec<Scored> {
-    for p in scored.iter_mut().filter_map(|s| s.prediction.as_mut()) {
-        (p.seconds, p.gigabytes) = (p.time.total(), p.memory.reserved());
-    }
-    scored
-}
-
 /// (right, known): whether it fits.
 pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
     let pair = |s: &Scored| {
@@ -121,14 +149,14 @@ pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
     (all.iter().filter(|right| **right).count(), all.len())
 }
 
-/// Rows a headline counts: 3D and all programs on A100, whose times repeat from day to day.
-pub fn steady(row: &Row) -> bool {
-    row.setup.as_ref().is_ok_and(|s| s.hardware.scatter < 0.03)
+/// Jean Zay's rows on A100, whose times repeat from day to day: the known cluster.
+pub fn known_cluster(row: &Row) -> bool {
+    row.setup.as_ref().is_ok_and(|s| s.hardware.name.starts_with("jean-zay"))
 }
 
 /// Of those, the ones whose seconds were printed, not derived from TFLOPs or days.
 pub fn printed(row: &Row) -> bool {
-    steady(row) && row.seconds_printed
+    known_cluster(row) && row.seconds_printed
 }
 
 /// How much slower the way predicted fastest was than the fastest, in each sweep of ways to cut one

@@ -1,8 +1,8 @@
 //! Scores as text and as JSON.
 
 use super::{
-    Errors, Scored, all, fits, formulas_alone, left_out, memory_errors, period_left_out, printed,
-    regrets, steady, time_errors,
+    Errors, Scored, all, fits, known_cluster, left_out, memory_errors, printed, regrets,
+    sources_left_out, time_errors,
 };
 use crate::others::cost::constants::{MEMORY, Prior, TIME};
 use crate::others::predict::Predictor;
@@ -12,66 +12,74 @@ use std::fmt::Write;
 
 /// The figures that are summed up, by name.
 fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
-    let eager = |row: &Row| row.setup.as_ref().is_ok_and(|s| s.trainer().eager);
+    let of = |pick: &dyn Fn(&str, &str) -> bool| {
+        let pick = |row: &Row| {
+            let setup = row.setup.as_ref();
+            setup.is_ok_and(|s| pick(s.program.name(), &s.hardware.name))
+        };
+        time_errors(scored, &pick)
+    };
     vec![
-        ("time, seconds printed", time_errors(scored, &printed)),
-        ("time, op-by-op PyTorch", time_errors(scored, &|row| steady(row) && eager(row))),
-        ("time, all of A100", time_errors(scored, &steady)),
-        ("time, other machines", time_errors(scored, &|row| !steady(row))),
-        ("memory, A100", memory_errors(scored, &steady)),
-        ("memory, other machines", memory_errors(scored, &|row| !steady(row))),
+        ("time, all rows", time_errors(scored, &|_| true)),
+        ("time, Jean Zay, printed", time_errors(scored, &printed)),
+        ("time, Jean Zay's A100", time_errors(scored, &known_cluster)),
+        ("time, Megatron-LM", of(&|program, _| program == "megatron-lm")),
+        ("time, FSDP", of(&|program, _| program == "fsdp" || program == "torchtitan")),
+        ("time, H100", of(&|_, machine| machine.contains("h100"))),
+        (
+            "time, B200 to GB300",
+            of(&|_, machine| machine.contains("b200") || machine.contains("b300")),
+        ),
+        ("memory, Jean Zay's A100", memory_errors(scored, &known_cluster)),
+        ("memory, others", memory_errors(scored, &|row| !known_cluster(row))),
     ]
 }
 
-fn table(scored: &[Scored]) -> String {
-    let mut text = format!(
-        "  {:24}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}\n",
+fn heads() -> String {
+    format!(
+        "  {:28}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}\n",
         "", "rows", "mean", "median", "p90", "worst", "within its bar"
-    );
+    )
+}
+
+fn line(name: &str, e: &Errors) -> String {
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    let [mean, median, p90, worst] = [e.mean, e.median, e.p90, e.worst].map(percent);
+    let (rows, inside) = (e.rows, format!("{} ({})", e.within, percent(e.within_bar())));
+    format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}\n")
+}
+
+fn table(scored: &[Scored]) -> String {
+    let mut text = heads();
     for (name, e) in summary(scored).iter().filter(|(_, e)| e.rows > 0) {
-        let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-        let [mean, median, p90, worst] = [e.mean, e.median, e.p90, e.worst].map(percent);
-        let inside = format!("{} ({})", e.within, percent(e.within_bar()));
-        let _ = writeln!(
-            text,
-            "  {name:24}{:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}",
-            e.rows
-        );
+        text += &line(name, e);
     }
-    for (name, of) in [("fits, A100", true), ("fits, other machines", false)] {
-        let (right, known) = fits(scored, &|row| steady(row) == of);
+    for (name, of) in [("fits, Jean Zay's A100", true), ("fits, others", false)] {
+        let (right, known) = fits(scored, &|row| known_cluster(row) == of);
         if known > 0 {
             let share = 100.0 * right as f64 / known as f64;
-            let _ = writeln!(text, "  {name:24}{known:>6}  right for {right}: {share:.1} %");
+            let _ = writeln!(text, "  {name:28}{known:>6}  right for {right}: {share:.1} %");
         }
     }
     text
 }
 
-/// Replays the shipped rows.
+/// Replays the shipped rows: each configuration left out, then each source.
 pub fn selftest() -> (String, Value) {
-    let rows = rows::read(rows::SHIPPED, "shipped").expect("the shipped rows are well-formed");
-    let shipped = Predictor::shipped();
+    let rows = rows::shipped();
     let out = left_out(&rows);
-    let mut text =
-        String::from("Rows the fit has not seen (whole configuration groups left out):\n");
+    let mut text = String::from("Rows that were not seen (whole configurations left out):\n");
     text += &table(&out);
-    text += "\nThe same by the formulas alone, without neighbouring runs' corrections:\n";
-    let alone = formulas_alone(left_out(&rows));
-    text += &table(&alone);
-    text += "\nRows of periods (machines, network, software) of which no row was seen:\n";
-    let periods = period_left_out(&rows);
-    text += &table(&periods);
+    let (sources, sources_json) = unseen_sources(&rows);
+    text += &sources;
     text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
-    let prior = all(&Predictor::prior(), &rows);
+    let prior = all(&Predictor::prior(), rows.iter().copied());
     text += &table(&prior);
-    text += "\nThe rows it was fitted to (flattering):\n";
-    text += &table(&all(shipped, &rows));
     text += "\nThe way to cut a model that it picks, left out, against the best measured:\n";
     for (name, ways, regret) in regrets(&out) {
         let _ = writeln!(text, "  {name:48}{ways:>3} ways  {:+.1} %", 100.0 * regret);
     }
-    let constants = &shipped.constants;
+    let constants = Predictor::shipped().constants();
     for (kind, table, values) in
         [("time", TIME, &constants.time), ("memory", MEMORY, &constants.memory)]
     {
@@ -80,9 +88,37 @@ pub fn selftest() -> (String, Value) {
             let _ = writeln!(text, "  {name:14}{value:>28.3}{fitted:>9.3}  {about}");
         }
     }
-    let json = json!({ "left_out": summary_json(&out), "formulas_alone": summary_json(&alone),
-        "periods_left_out": summary_json(&periods), "uncalibrated": summary_json(&prior) });
+    let json = json!({ "left_out": summary_json(&out), "sources_left_out": sources_json,
+        "uncalibrated": summary_json(&prior) });
     (text, json)
+}
+
+/// Every source by what all others say: nothing of it is known, then some of its rows.
+fn unseen_sources(rows: &[&Row]) -> (String, Value) {
+    let mut text =
+        String::from("\nTime of rows of sources of which no row was seen, and after some were:\n");
+    text += &heads();
+    let mut every: Vec<Scored> = Vec::new();
+    let mut json = serde_json::Map::new();
+    for of in sources_left_out(rows) {
+        let unseen = time_errors(&of.scored, &|_| true);
+        text += &line(of.source, &unseen);
+        let mut figures = json!({ "unseen": errors_json(&unseen) });
+        for (count, scored) in &of.after {
+            let after = time_errors(scored, &|_| true);
+            text += &line(&format!("    after {count} rows"), &after);
+            figures[format!("after_{count}")] = errors_json(&after);
+        }
+        json.insert(of.source.to_string(), figures);
+        every.extend(of.scored);
+    }
+    let together = time_errors(&every, &|_| true);
+    text += &line("all, unseen", &together);
+    json.insert("all".to_string(), json!({ "unseen": errors_json(&together) }));
+    text += "\nMemory of rows of sources of which no row was seen:\n";
+    text += &heads();
+    text += &line("all, unseen", &memory_errors(&every, &|_| true));
+    (text, Value::Object(json))
 }
 
 /// A file of runs against a predictor.
@@ -153,17 +189,18 @@ fn row_json(s: &Scored) -> Value {
     row
 }
 
+fn errors_json(e: &Errors) -> Value {
+    json!({
+        "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
+        "within": e.within, "within_bar": e.within_bar(),
+    })
+}
+
 fn summary_json(scored: &[Scored]) -> Value {
-    let errors = |e: &Errors| {
-        json!({
-            "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
-            "within": e.within, "within_bar": e.within_bar(),
-        })
-    };
-    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), errors(&e)));
+    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), errors_json(&e)));
     let mut all: serde_json::Map<String, Value> = named.collect();
-    let (right, known) = fits(scored, &steady);
-    all.insert("fits, A100".to_string(), json!({ "rows": known, "right": right }));
+    let (right, known) = fits(scored, &known_cluster);
+    all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));
     let sweeps = regrets(scored).into_iter();
     let sweeps: Vec<Value> = sweeps
         .map(|(name, ways, regret)| json!({ "sweep": name, "ways": ways, "regret": regret }))

@@ -1,0 +1,199 @@
+//! A campaign: models of several sizes, each with the tokens that a scaling law gives it, and what all
+//! of them take.
+
+use super::search::Planned;
+use super::view::{GIB, Terms};
+use super::words::{money, span};
+use base::{Problems, Seconds};
+use manifest::{Manifest, Model};
+use model::parameters;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Loss of a model of N parameters after D tokens: E + A/N^α + B/D^β (Hoffmann et al. 2022).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Law {
+    /// D = tokens × N.
+    PerParameter(f64),
+    Fit {
+        e: f64,
+        a: f64,
+        alpha: f64,
+        b: f64,
+        beta: f64,
+    },
+}
+
+impl Law {
+    /// Chinchilla's runs, as Besiroglu et al. (2024) fit them: 15 to 30 tokens a parameter.
+    pub const CHINCHILLA: Law =
+        Law::Fit { e: 1.8172, a: 482.01, alpha: 0.3478, b: 2085.43, beta: 0.3658 };
+
+    /// "chinchilla", tokens a parameter, or "E,A,α,B,β" of the user's own fit.
+    pub fn read(text: &str) -> Result<Law, String> {
+        if text == "chinchilla" {
+            return Ok(Law::CHINCHILLA);
+        }
+        let numbers: Vec<f64> = text.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        let sound = numbers.iter().all(|n: &f64| n.is_finite() && *n > 0.0);
+        match numbers[..] {
+            [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
+            [e, a, alpha, b, beta] if sound => Ok(Law::Fit { e, a, alpha, b, beta }),
+            _ => Err("a law is `chinchilla`, tokens a parameter as 20, or a fit E,A,α,B,β".into()),
+        }
+    }
+
+    /// With which a model of so many parameters is the best for its FLOPs: where αA/N^α = βB/D^β.
+    pub fn tokens(self, parameters: f64) -> f64 {
+        match self {
+            Law::PerParameter(ratio) => ratio * parameters,
+            Law::Fit { a, alpha, b, beta, .. } => {
+                (beta * b / (alpha * a)).powf(1.0 / beta) * parameters.powf(alpha / beta)
+            }
+        }
+    }
+
+    pub fn loss(self, parameters: f64, tokens: f64) -> Option<f64> {
+        match self {
+            Law::PerParameter(_) => None,
+            Law::Fit { e, a, alpha, b, beta } => {
+                Some(e + a / parameters.powf(alpha) + b / tokens.powf(beta))
+            }
+        }
+    }
+}
+
+/// Hidden width by layers: 64 at 125 million parameters, 128 from 7 billion on, as in GPT-3's table.
+fn aspect(parameters: f64) -> f64 {
+    64.0 * (parameters / 125e6).powf(2f64.ln() / (7e9f64 / 125e6).ln()).clamp(1.0, 2.0)
+}
+
+/// Settings of a model of about so many parameters, with the head dimension, the groups of heads and
+/// the feed-forward proportions of `like`; on one device, for the search to cut.
+pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
+    let (heads, group) = (like.heads(), like.heads / like.heads().kv);
+    let ratio = like.ffn_hidden as f64 / like.hidden as f64;
+    let model = |heads_count: usize, layers: usize| {
+        let hidden = heads_count * heads.dim;
+        let ffn_hidden = (ratio * hidden as f64).round() as usize;
+        let kv_heads = like.kv_heads.map(|_| heads_count / group);
+        let (ffn_hidden, heads) = (ffn_hidden.next_multiple_of(64), heads_count);
+        Model { heads, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
+    };
+    let far = |m: &Model| {
+        let size = (parameters(m) as f64 / target).ln().abs();
+        let shape = (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
+        10.0 * size + shape
+    };
+    let widths = (1..=512).map(|width| width * group);
+    let all = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
+    let best = all.map(|(width, layers)| model(width, layers));
+    let best = best.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models");
+    if (parameters(&best) as f64 / target).ln().abs() > 0.1 {
+        let what = format!("no model of this family's proportions has {target:.3e} parameters");
+        return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
+    }
+    let mut sets = vec![
+        format!("model.layers={}", best.layers),
+        format!("model.hidden={}", best.hidden),
+        format!("model.heads={}", best.heads),
+        format!("model.ffn_hidden={}", best.ffn_hidden),
+    ];
+    sets.extend(best.kv_heads.map(|kv| format!("model.kv_heads={kv}")));
+    sets.extend(ONE_DEVICE.map(str::to_string));
+    Ok(sets)
+}
+
+const ONE_DEVICE: [&str; 7] = [
+    "topology.tensor=1",
+    "topology.pipeline=1",
+    "topology.data=1",
+    "topology.zero=0",
+    "topology.schedule=1f1b",
+    "topology.layer_split=uniform",
+    "batch.micro=1",
+];
+
+/// A model of the campaign; `best` is the fastest way to train it, if any fits.
+pub struct Member {
+    pub manifest: Manifest,
+    pub terms: Terms,
+    pub best: Option<Planned>,
+}
+
+/// One row a model, and their sum.
+pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
+    let mut text = format!(
+        "{:>8}{:>14}{:>8}{:>7}  {:25}{:>8}{:>10}{:>12}{:>13}\n",
+        "size", "layers×width", "tokens", "loss", "cut", "GiB", "a step", "time", "money"
+    );
+    let (mut days, mut sum, mut fits, mut rows) = (0.0, 0.0, true, Vec::new());
+    for member in members {
+        let (m, terms) = (&member.manifest.model, &member.terms);
+        let size = parameters(m) as f64;
+        let tokens = (terms.samples * m.seq_len as u64) as f64;
+        let loss = law.loss(size, tokens);
+        let shape = format!("{}×{}", m.layers, m.hidden);
+        let said = loss.map_or("–".to_string(), |loss| format!("{loss:.2}"));
+        let _ = write!(text, "{:>8}{shape:>14}{:>8}{said:>7}  ", short(size), short(tokens));
+        let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
+            "tokens": tokens, "loss": loss, "fits": member.best.is_some() });
+        let Some(Planned { candidate, days: run }) = &member.best else {
+            let _ = writeln!(text, "does not fit on {devices}");
+            fits = false;
+            rows.push(row);
+            continue;
+        };
+        let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
+        let cut = format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
+        let seconds = run.seconds / terms.availability;
+        let cost = run.device_hours() / terms.availability * terms.price;
+        let (gib, step) = (candidate.bytes / GIB, Seconds(candidate.seconds).to_string());
+        let (time, price) = (span(seconds), money(terms.currency, cost));
+        let _ = writeln!(text, "{cut:25}{gib:>8.1}{step:>10}{time:>12}{price:>13}");
+        (days, sum) = (days + seconds, sum + cost);
+        row["sec_per_iter"] = json!(candidate.seconds);
+        row["time_bar"] = json!(candidate.seconds_error);
+        row["cut"] = json!(cut);
+        row["days"] = json!(seconds / 86400.0);
+        row["money"] = json!(cost);
+        rows.push(row);
+    }
+    let currency = members.first().map_or("", |member| member.terms.currency);
+    let partly = if fits { "" } else { ", without those that do not fit" };
+    let _ = writeln!(
+        text,
+        "\nall on {devices} devices, one after the other{partly}: {}, {}",
+        span(days),
+        money(currency, sum)
+    );
+    (text, json!({ "sizes": rows, "days": days / 86400.0, "money": sum, "fits": fits }))
+}
+
+/// "1.3B".
+fn short(count: f64) -> String {
+    match count {
+        1e12.. => format!("{:.2}T", count / 1e12),
+        1e9.. => format!("{:.1}B", count / 1e9),
+        _ => format!("{:.0}M", count / 1e6),
+    }
+}
+
+/// Chinchilla's own model: 70 billion parameters, 1.4 trillion tokens.
+#[test]
+fn chinchillas_law_gives_chinchilla() {
+    let tokens = Law::CHINCHILLA.tokens(70e9);
+    assert!((1.0e12..1.7e12).contains(&tokens), "{tokens:e}");
+    assert_eq!(Law::read("20"), Ok(Law::PerParameter(20.0)));
+    assert_eq!(Law::PerParameter(20.0).tokens(1e9), 2e10);
+    let fit = Law::read("1.8172, 482.01, 0.3478, 2085.43, 0.3658").unwrap();
+    assert_eq!(fit, Law::CHINCHILLA);
+    // At these tokens another split of the same FLOPs has a higher loss.
+    let best = fit.loss(70e9, tokens).unwrap();
+    for other in [0.7, 1.4] {
+        assert!(fit.loss(70e9 * other, tokens / other).unwrap() > best);
+    }
+    for wrong in ["", "x", "1,2", "-3", "1,2,3,4,0"] {
+        assert!(Law::read(wrong).is_err(), "{wrong}");
+    }
+}
