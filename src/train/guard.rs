@@ -58,14 +58,14 @@ impl FolderLock {
     /// Removes the folder if it was made for a run that has left nothing in it.
     pub fn remove_unused(&self) {
         let Some(made) = &self.made else { return };
-        let bookkeeping = ["run.lock", "starts.json"];
-        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
-        if !names.iter().all(|name| bookkeeping.iter().any(|known| name == *known)) {
+        let lock = self.folder.join("run.lock");
+        let mut entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        // With starts.json it was a start that counts: a job must not be queued again for ever.
+        if !entries.all(|entry| entry.path() == lock) {
             return;
         }
         // Where one cannot be removed, it stays: nothing is lost.
-        bookkeeping.iter().for_each(|name| drop(fs::remove_file(self.folder.join(name))));
+        let _ = fs::remove_file(lock);
         for folder in self.folder.ancestors().take_while(|folder| folder.starts_with(made)) {
             let _ = fs::remove_dir(folder);
         }

@@ -264,6 +264,7 @@ impl Done {
     }
 }
 
+// Ranks on a busy machine come late, and none is to say that it waits.
 const MANIFEST: &str = "
 model: {layers: 2, hidden: 32, heads: 4, vocab: 64, seq_len: 16}
 data: {train: corpus, split: '80,20,0'}
@@ -272,6 +273,7 @@ lr: {peak: 3e-3, min: 3e-4, warmup_samples: 8, decay: cosine}
 checkpoint: {interval: 5}
 log: {folder: runs/a, interval: 1, tensorboard: false}
 train: {steps: 12, seed: 3, threads: 1, eval_interval: 6, eval_samples: 3}
+comm: {start_timeout_s: 480}
 ";
 
 /// Documents of a repeating pattern with some noise: a model can learn it.

@@ -138,8 +138,10 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     Ok(Mesh::world(process.clone(), key.clone(), data, addresses, client, limit))
 }
 
-/// After this time a rank says which others it waits for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Ranks say whom they wait for after this part of the time that they wait at most: of two minutes
+/// rank 0, which knows who is missing, after 5 s, the others after 30.
+const PATIENCE: u32 = 24;
+const PATIENCE_OF_PEERS: u32 = 4;
 /// Where rank 0 is missing, this many others say so.
 const SPEAKERS: usize = 4;
 
@@ -147,7 +149,8 @@ const SPEAKERS: usize = 4;
 fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<TcpStream, Failed> {
     let end = Instant::now() + join.start_timeout;
     let body = serde_json::to_vec(request).expect("plain data");
-    let (mut answered, mut word) = (None, Some(Instant::now() + PATIENCE));
+    let mut answered = None;
+    let mut word = Some(Instant::now() + join.start_timeout / PATIENCE_OF_PEERS);
     loop {
         let tried = connect(&join.address).map_err(AuthError::Io).and_then(|mut stream| {
             handshake::authenticate(&mut stream, key, "join", &body).map(|()| stream)
@@ -161,14 +164,14 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
             AuthError::Io(_) => answered.take().unwrap_or(why),
             answer => answer,
         };
+        if join.rank <= SPEAKERS && word.is_some_and(|at| Instant::now() > at) {
+            word = None;
+            tracing::info!("rank {} waits for rank 0 at {}: {why}", join.rank, join.address);
+        }
         if Instant::now() > end {
             let seconds = join.start_timeout.as_secs_f64();
             let what = format!("did not find rank 0 at {} in {seconds:.0} s: {why}", join.address);
             return Err(failed(join, what));
-        }
-        if join.rank <= SPEAKERS && word.is_some_and(|at| Instant::now() > at) {
-            word = None;
-            tracing::info!("rank {} waits for rank 0 at {}: {why}", join.rank, join.address);
         }
         answered = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
         std::thread::sleep(Duration::from_millis(100));

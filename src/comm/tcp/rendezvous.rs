@@ -91,7 +91,7 @@ fn wait_for_ranks(
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
     let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
-    let mut word = Some(Instant::now() + PATIENCE);
+    let mut word = Some(Instant::now() + join.start_timeout / PATIENCE);
     while present.len() < join.world {
         let until = word.unwrap_or(end).min(end);
         let arrived = arrivals.recv_timeout(until.saturating_duration_since(Instant::now()));
