@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use gptrain::data::indexed::{Indexed, index_path, tokens_path};
 use gptrain::data::mixture::{Member, Mixture, MixtureStage};
-use gptrain::data::order::{Cache, Order, OrderSpec};
+use gptrain::data::order::{Cache, Cut, Order, OrderSpec};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
 use gptrain::data::{Batch, Datasets, Request};
 use gptrain::manifest::{Data, DataRule, Dataset, Objective, Sequences};
@@ -75,9 +75,11 @@ fn open(prefix: &Path) {
 
 fn order(lengths: &[u32]) {
     let tokens: u64 = lengths.iter().map(|length| *length as u64).sum();
+    let cut = Cut::default();
     for epochs in [1, 2] {
         let samples = Some(epochs * tokens / 2048 - 10);
-        let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples, seed: 1234 };
+        let spec =
+            OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples, seed: 1234, cut };
         let start = Instant::now();
         let order = Order::build(&spec, lengths, 0..lengths.len(), "bench").unwrap();
         let seconds = start.elapsed().as_secs_f64();
@@ -101,7 +103,9 @@ fn cached(prefix: &Path, documents: u64) {
     println!("{documents} documents, {} tokens", dataset.tokens());
     timed("open", start);
     let cache = Cache::new(prefix.with_extension("order"));
-    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let cut = Cut::default();
+    let spec =
+        OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234, cut };
     let order = || cache.order(&spec, &dataset, 0..dataset.sequences(), "bench").unwrap();
     for what in ["build, write, map", "map", "map again"] {
         let start = Instant::now();
@@ -139,7 +143,9 @@ fn memory() -> String {
 fn samples(prefix: &Path) {
     let dataset = std::sync::Arc::new(Indexed::open(prefix).unwrap());
     let part = 0..dataset.sequences() / 10; // 1 GB of tokens
-    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234 };
+    let cut = Cut::default();
+    let spec =
+        OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234, cut };
     let order = Order::build(&spec, dataset.lengths(), part, "bench").unwrap();
     let count = order.len().min(100_000);
     let member = Member { dataset, segments: vec![order] };
@@ -172,6 +178,9 @@ fn batches(prefix: &Path) {
         cache: prefix.with_extension("order"),
         tokenizer: None,
         eod: None,
+        inter_document_masking: false,
+        add_extra_token_to_sequence: true,
+        drop_last_partial_validation_sequence: true,
         objective: Objective::Causal,
     };
     let source = Datasets::open(&data, 2048, 50257, 100_000, 0).unwrap().train;

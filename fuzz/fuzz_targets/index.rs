@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use gptrain::data::Indexed;
-use gptrain::data::order::{Order, OrderSpec};
+use gptrain::data::order::{Cut, Order, OrderSpec};
 use gptrain::manifest::DataRule;
 use libfuzzer_sys::fuzz_target;
 
@@ -30,7 +30,8 @@ fuzz_target!(|index: &[u8]| {
     assert_eq!(documents.sum::<usize>(), dataset.sequences());
     // A sequence length for which there are few samples, however long the sequences claim to be.
     let seq_len = 16 + dataset.tokens() as usize / 64;
-    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len, samples: Some(20), seed: 1 };
+    let cut = Cut::default();
+    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len, samples: Some(20), seed: 1, cut };
     let part = 0..dataset.sequences();
     let Ok(order) = Order::build(&spec, dataset.lengths(), part, "fuzz") else { return };
     for k in 0..order.len().min(20) {

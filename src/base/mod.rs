@@ -8,6 +8,8 @@ pub mod input;
 mod json;
 pub mod memory;
 pub mod output;
+#[doc(hidden)]
+pub mod patience;
 mod problems;
 pub mod rng;
 pub mod say;

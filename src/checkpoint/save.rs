@@ -150,12 +150,16 @@ pub fn write_part(
     }
     let shards = std::thread::scope(|scope| {
         let write = |shares| move || write_shard(disk, fresh, rank, shares, state);
-        let threads: Vec<_> =
-            files.iter().map(|(_, shares)| scope.spawn(write(shares.as_slice()))).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|shard| shard.expect("the thread that writes a shard panicked"))
-            .collect::<Vec<_>>()
+        let start = |shares| std::thread::Builder::new().spawn_scoped(scope, write(shares));
+        let threads: Vec<_> = files.iter().map(|(_, shares)| start(shares.as_slice())).collect();
+        let mut shards = Vec::new();
+        for ((_, shares), thread) in files.iter().zip(threads) {
+            shards.push(match thread {
+                Ok(thread) => thread.join().expect("the thread that writes a shard panicked"),
+                Err(_) => write(shares.as_slice())(), // the system gives no more threads
+            });
+        }
+        shards
     });
     // Where states share their memory, the digest is known.
     let mut known = BTreeMap::new();

@@ -73,6 +73,8 @@ pub struct Args {
     /// Write pictures and a page into this folder
     #[arg(long, value_name = "FOLDER")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: super::Overwrite,
     /// Draw the pipeline's schedule
     #[arg(long)]
     draw_schedule: bool,
@@ -161,7 +163,7 @@ fn finished(
     }
     if let Some(folder) = &args.plot {
         let points = request.search(predictor, Extras::default()).scaling();
-        plot::write(folder, view, &text, &played, &points)?;
+        plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
     Ok(text)
@@ -207,12 +209,18 @@ fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     Ok(learned)
 }
 
+/// Lines of a log that are named where they are left out.
+const SHOWN: usize = 10;
+
 /// From a csv of runs, or from a log of the run that `setup` plans; tells of it on stderr.
 fn calibrate(path: &Path, setup: Option<&Setup>, asynchronous: bool) -> anyhow::Result<Predictor> {
     let name = path.display().to_string();
     let found = calibrate::calibrate(&read(path)?, &name, setup, asynchronous)?;
-    for (id, what) in &found.odd {
+    for (id, what) in found.odd.iter().take(SHOWN) {
         base::warn!("{name}: {id}: {what}");
+    }
+    if found.odd.len() > SHOWN {
+        base::warn!("{name}: and {} more like these", found.odd.len() - SHOWN);
     }
     let (times, weights) = found.learned(&name)?;
     base::warn!("{name}: learned from {times} times and {weights} memories");

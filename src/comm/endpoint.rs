@@ -87,22 +87,34 @@ impl RankResources {
         self.counters.lock().entry(group).or_insert_with(new).clone()
     }
 
-    /// The communication queue; its thread starts at the first use.
+    /// Where this rank unwinds, the others need not wait for it, nor it for them.
+    pub fn fail_if_panicking(&self) {
+        if std::thread::panicking() {
+            let Endpoint { recorder, rank, .. } = &*self.endpoint;
+            let phase = recorder.phase();
+            self.endpoint.fail(Failed::new(format!("rank {rank} panicked, while: {phase}")));
+        }
+    }
+
+    /// The communication queue; its thread starts at the first use. Where it cannot, the group fails.
     pub fn queue<T>(&self, use_it: impl FnOnce(&mut Queue) -> T) -> T {
-        use_it(self.queue.lock().get_or_insert_with(|| Queue::new(self.endpoint.rank)))
+        let rank = self.endpoint.rank;
+        let start = || {
+            Queue::new(rank).unwrap_or_else(|error| {
+                let failed = Failed::new(format!("rank {rank} failed: {error:#}"));
+                self.endpoint.fail(failed).raise()
+            })
+        };
+        use_it(self.queue.lock().get_or_insert_with(start))
     }
 }
 
 impl Drop for RankResources {
     fn drop(&mut self) {
-        let endpoint = &self.endpoint;
-        if std::thread::panicking() {
-            let phase = endpoint.recorder.phase();
-            endpoint.fail(Failed::new(format!("rank {} panicked, while: {phase}", endpoint.rank)));
-        }
+        self.fail_if_panicking();
         // Finish what was begun before the others learn that this rank has ended.
         drop(self.queue.lock().take());
-        endpoint.transport.leave();
+        self.endpoint.transport.leave();
     }
 }
 

@@ -10,6 +10,7 @@ use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
 use device::Tensor;
+use std::cell::Cell;
 use std::sync::Arc;
 use tracing::span::EnteredSpan;
 
@@ -20,6 +21,8 @@ pub struct P2pGroup {
     resources: Arc<RankResources>,
     members: GroupMembers,
     counters: Arc<OpCounters>,
+    /// The last job on the queue that is this group's; 0 without.
+    begun: Cell<u64>,
 }
 
 impl P2pGroup {
@@ -28,7 +31,8 @@ impl P2pGroup {
         let counters = resources.counters(key, ranks.len());
         resources.endpoint.recorder.join_group(name, ranks);
         let (endpoint, name, ranks) = (resources.endpoint.clone(), name.into(), ranks.into());
-        P2pGroup { resources, members: GroupMembers { endpoint, name, ranks, me, key }, counters }
+        let members = GroupMembers { endpoint, name, ranks, me, key };
+        P2pGroup { resources, members, counters, begun: Cell::new(0) }
     }
 
     fn start(&self, collective: Collective, mode: Mode) -> Call {
@@ -103,6 +107,7 @@ impl Group for P2pGroup {
             members.run_collective(call, collective).map_err(|failed| members.endpoint.fail(failed))
         };
         let job = self.resources.queue(|queue| queue.begin(Box::new(job)));
+        self.begun.set(job);
         Pending { job, event: call.event }
     }
 
@@ -110,6 +115,18 @@ impl Group for P2pGroup {
         self.members.endpoint.recorder.mark_waited(pending.event);
         let done = self.resources.queue(|queue| queue.done());
         self.raise_on_error(done.wait(pending.job));
+    }
+}
+
+/// The tensors of a collective that nobody waited for may be freed once the group is gone.
+impl Drop for P2pGroup {
+    fn drop(&mut self) {
+        if self.begun.get() > 0 {
+            self.resources.fail_if_panicking();
+            let done = self.resources.queue(|queue| queue.done());
+            // A failure of the group is told by whoever waits for a result.
+            done.wait(self.begun.get()).ok();
+        }
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Done {
 }
 
 impl Queue {
-    pub fn new(rank: usize) -> Queue {
+    /// An error where the system gives no thread.
+    pub fn new(rank: usize) -> anyhow::Result<Queue> {
         let done = Arc::new(Done::default());
         let report = done.clone();
         let of_rank = tracing::error_span!(parent: None, "rank", rank);
@@ -41,8 +42,8 @@ impl Queue {
             report.changed.notify_all();
             None
         };
-        let worker = Worker::start(&format!("queue of rank {rank}"), ROOM, run);
-        Queue { worker: worker.expect("a thread"), begun: 0, done }
+        let worker = Worker::start(&format!("queue of rank {rank}"), ROOM, run)?;
+        Ok(Queue { worker, begun: 0, done })
     }
 
     /// The job's number, from 1.

@@ -11,30 +11,41 @@ use manifest::{Eod, Objective, PrefixLm};
 #[derive(Clone, Debug)]
 pub struct Masks {
     pub eod: Option<Eod>,
+    /// Documents end where the index's sequences do, each by itself: `inter_document_masking`.
+    pub by_sequence: bool,
     pub objective: Objective,
     /// Key of the prefix draws.
     pub key: u64,
 }
 
 impl Masks {
-    /// Fills weights, positions and visible ranges of sample `number` from its tokens. Prefixes are
-    /// a function of the key, the sample and the document's number within it: a resumed run repeats
+    /// Fills weights, positions and visible ranges of sample `number` from its tokens. Its sequences
+    /// end at positions `ends`, and the first `targets` positions have a target. Prefixes are a
+    /// function of the key, the sample and the document's number within it: a resumed run repeats
     /// them.
-    pub fn fill(&self, number: u64, sample: &mut Sample<'_>) {
+    pub fn fill(&self, number: u64, sample: &mut Sample<'_>, ends: &[usize], targets: usize) {
         let words = rng::philox(self.key, number as u128);
         let key = (words[0] as u64) << 32 | words[1] as u64;
-        self.fill_with(|document, choices| rng::below(key, document, choices), sample);
+        let draw = |document, choices| rng::below(key, document, choices);
+        self.fill_with(draw, sample, ends, targets);
     }
 
     /// Fills the masks with prefixes chosen by `draw(document number, choices)`: prefix ends are
     /// numbered from the shortest, one position, on.
-    pub fn fill_with(&self, mut draw: impl FnMut(u64, u64) -> u64, out: &mut Sample<'_>) {
+    pub fn fill_with(
+        &self,
+        mut draw: impl FnMut(u64, u64) -> u64,
+        out: &mut Sample<'_>,
+        ends: &[usize],
+        targets: usize,
+    ) {
         let Sample { tokens, weights, positions, visible, .. } = out;
         let tokens = &**tokens;
         weights.fill(1.0);
-        let mut documents = Documents { eod: self.eod.map(|eod| eod.token), tokens, from: 0 };
-        let resets_attention = self.eod.is_some_and(|eod| eod.reset_attention);
-        let resets_positions = self.eod.is_some_and(|eod| eod.reset_positions);
+        let ends = if self.by_sequence { ends } else { &[] };
+        let mut documents = Documents { ends, eod: self.eod.map(|eod| eod.token), tokens, from: 0 };
+        let resets_attention = self.resets_attention();
+        let resets_positions = self.by_sequence || self.eod.is_some_and(|eod| eod.reset_positions);
         let mut number = 0;
         while let Some((start, end)) = documents.next() {
             let seen_from = if resets_attention { start } else { 0 };
@@ -52,6 +63,7 @@ impl Masks {
         if !resets_attention {
             self.prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), weights, visible);
         }
+        weights[targets.min(tokens.len())..].fill(0.0);
         self.weigh(tokens, weights);
     }
 
@@ -82,7 +94,7 @@ impl Masks {
     }
 
     fn resets_attention(&self) -> bool {
-        self.eod.is_some_and(|eod| eod.reset_attention)
+        self.by_sequence || self.eod.is_some_and(|eod| eod.reset_attention)
     }
 
     fn is_eod(&self, token: i32) -> bool {
@@ -113,8 +125,10 @@ impl Masks {
     }
 }
 
-/// The documents within one sample: each ends with its EOD, the last with the sample.
+/// The documents within one sample: each ends where `ends` says or, without, with its EOD, the last
+/// with the sample.
 struct Documents<'a> {
+    ends: &'a [usize],
     eod: Option<u32>,
     tokens: &'a [i32],
     from: usize,
@@ -124,6 +138,10 @@ impl Documents<'_> {
     fn next(&mut self) -> Option<(usize, usize)> {
         let start = self.from;
         let rest = self.tokens.get(start..).filter(|rest| !rest.is_empty())?;
+        if let Some((end, later)) = self.ends.split_first() {
+            (self.ends, self.from) = (later, *end);
+            return Some((start, *end));
+        }
         let end = self.eod.and_then(|eod| rest.iter().position(|token| *token == eod as i32));
         self.from = end.map_or(self.tokens.len(), |end| start + end + 1);
         Some((start, self.from))

@@ -44,6 +44,18 @@ pub struct MixtureStage {
     pub cursors: Vec<u64>,
 }
 
+/// What a sample holds besides its input tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Its tokens: seq_len + 1, but where the cut is another (`order::Cut`).
+    pub tokens: usize,
+    /// The last of them, where the inputs do not hold it.
+    pub last: Option<i32>,
+    /// Where its stretches of one sequence each end, as positions of the input: ascending, the last
+    /// is seq_len.
+    pub ends: Vec<usize>,
+}
+
 /// How far a dataset has been read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
@@ -142,12 +154,12 @@ impl Mixture {
         Ok(&self.locate(sample)?.0.dataset)
     }
 
-    /// The sample's seq_len input tokens into `tokens`; returns the token that follows them.
-    pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<i32> {
+    /// The sample's input tokens into `tokens` [seq_len]: zeros where it has fewer.
+    pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<Extent> {
         let (member, order, k) = self.locate(sample)?;
         let dataset = &member.dataset;
         let mut last = [0];
-        let mut at = 0;
+        let (mut at, mut extent) = (0, Extent::default());
         let mut slices = order.slices(k, dataset.lengths())?;
         while let Some(SequenceSlice { sequence, offset, count }) = slices.next()? {
             let here = count.min(self.seq_len - at);
@@ -158,9 +170,18 @@ impl Mixture {
                 .with_context(|| {
                     format!("dataset {}, sample {sample}", dataset.prefix().display())
                 })?;
-            at += here;
+            (at, extent.tokens) = (at + here, extent.tokens + count);
+            extent.last = (here < count).then_some(last[0]);
+            if here > 0 {
+                extent.ends.push(at);
+            }
         }
-        Ok(last[0])
+        tokens[at..].fill(0);
+        // What pads belongs to the last stretch, as in Megatron-Core.
+        if let Some(end) = extent.ends.last_mut() {
+            *end = self.seq_len;
+        }
+        Ok(extent)
     }
 
     /// Asks for a sample's bytes to be in memory soon; returns at once.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::blend::{Blend, normalized, too_many};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
-use super::order::{Cache, Order, OrderSpec};
+use super::order::{Cache, Cut, Order, OrderSpec};
 use super::plan::{MixturePlan, PlannedStage, Share, SharePart};
 use super::split;
 use base::{Count, Problems};
@@ -29,6 +29,7 @@ pub struct MixtureBuilder {
 /// The members of a mixture while its stages are laid out.
 #[derive(Default)]
 struct Layout {
+    cut: Cut,
     members: Vec<Member>,
     /// What each member is, and the how-manieth time it is listed in one stage.
     shares: Vec<(Share, usize)>,
@@ -63,8 +64,8 @@ impl MixtureBuilder {
     }
 
     /// The samples of a plan, with everything that is wrong with it, if anything is.
-    pub fn mixture(&mut self, name: &str, plan: &MixturePlan) -> Result<Mixture> {
-        let mut layout = Layout::default();
+    pub fn mixture(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Mixture> {
+        let mut layout = Layout { cut, ..Layout::default() };
         for (i, stage) in plan.stages.iter().enumerate() {
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
             self.stage(name, stage, until, &mut layout)?;
@@ -108,7 +109,7 @@ impl MixtureBuilder {
             }
             let wanted = shares(self.rule, &stage.datasets, planned)[i];
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(problems.collect(self.unordered(share, wanted, place))?);
+            new.extend(problems.collect(self.unordered(share, layout.cut, wanted, place))?);
             members.push(layout.shares.len());
             layout.shares.push((share.clone(), repeat));
             layout.given.push(0);
@@ -126,7 +127,8 @@ impl MixtureBuilder {
         let stage = MixtureStage { from: stage.from, until, blend, members, cursors };
         let totals = stage.given(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
-            self.lengthen(&mut layout.members[*member], &layout.shares[*member].0, total)?;
+            let share = &layout.shares[*member].0;
+            self.lengthen(&mut layout.members[*member], share, layout.cut, total)?;
         }
         for (member, given) in stage.members.iter().zip(stage.given(until)) {
             layout.given[*member] = given;
@@ -136,26 +138,34 @@ impl MixtureBuilder {
     }
 
     /// Opens and checks a share; its samples are still to be ordered.
-    fn unordered(&mut self, share: &Share, wanted: u64, place: String) -> Result<UnorderedMember> {
+    fn unordered(
+        &mut self,
+        share: &Share,
+        cut: Cut,
+        wanted: u64,
+        place: String,
+    ) -> Result<UnorderedMember> {
         let dataset = self.dataset(&share.prefix)?;
-        let part = self.part(share, &dataset, &place)?;
-        Ok(UnorderedMember { dataset, part, spec: self.spec(Some(wanted), 0), place })
+        let part = self.part(share, cut, &dataset, &place)?;
+        Ok(UnorderedMember { dataset, part, spec: self.spec(cut, Some(wanted), 0), place })
     }
 
-    fn spec(&self, samples: Option<u64>, segment: u64) -> OrderSpec {
+    fn spec(&self, cut: Cut, samples: Option<u64>, segment: u64) -> OrderSpec {
         let seed = if segment == 0 { self.seed } else { (self.seed + segment) % (1 << 32) };
-        OrderSpec { rule: self.rule, seq_len: self.seq_len, samples, seed }
+        OrderSpec { rule: self.rule, seq_len: self.seq_len, samples, seed, cut }
     }
 
     /// Orders another segment where a stage takes more of a member than was planned at first. (Under
     /// Megatron-DeepSpeed's rule a mixture could do so from the start, and end in an IndexError.)
-    fn lengthen(&mut self, member: &mut Member, share: &Share, total: u64) -> Result<()> {
+    fn lengthen(&mut self, member: &mut Member, share: &Share, cut: Cut, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
             let place = share.prefix.display().to_string();
-            let (dataset, spec) =
-                (member.dataset.clone(), self.spec(Some(missing), member.segments.len() as u64));
-            let part = self.part(share, &dataset, &place)?;
+            let (dataset, spec) = (
+                member.dataset.clone(),
+                self.spec(cut, Some(missing), member.segments.len() as u64),
+            );
+            let part = self.part(share, cut, &dataset, &place)?;
             member
                 .segments
                 .push(UnorderedMember { dataset, part, spec, place }.order(&self.cache)?);
@@ -173,10 +183,17 @@ impl MixtureBuilder {
     }
 
     /// The sequences of a share; an error if they cannot fill one sample.
-    fn part(&self, share: &Share, dataset: &Indexed, place: &str) -> Result<Range<usize>> {
+    fn part(
+        &self,
+        share: &Share,
+        cut: Cut,
+        dataset: &Indexed,
+        place: &str,
+    ) -> Result<Range<usize>> {
         let part = part(self.rule, share, dataset.sequences())?;
         let tokens: u64 = dataset.lengths()[part.clone()].iter().map(|n| *n as u64).sum();
-        if tokens > self.seq_len as u64 {
+        let fewest = cut.fewest(self.seq_len);
+        if tokens >= fewest {
             return Ok(part);
         }
         let what = format!(
@@ -185,7 +202,7 @@ impl MixtureBuilder {
             Count(part.len() as u64),
             Count(dataset.sequences() as u64),
             Count(tokens),
-            Count(self.seq_len as u64 + 1)
+            Count(fewest)
         );
         let remedy = "give it a larger part, lower model.seq_len, or use a larger dataset";
         Err(Problems::one(place, what, remedy).into())

@@ -11,7 +11,7 @@ use super::blend::Blend;
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
 use super::open::{part, shares};
-use super::order::{Cache, Order, OrderSpec};
+use super::order::{Cache, Cut, Order, OrderSpec};
 use super::plan::Share;
 use base::Problems;
 use manifest::DataRule;
@@ -22,6 +22,7 @@ pub struct Preview {
     pub rule: DataRule,
     pub seed: u64,
     pub seq_len: usize,
+    pub cut: Cut,
     /// The length of the run; one epoch unless given.
     pub samples: Option<u64>,
     pub datasets: Vec<Share>,
@@ -102,8 +103,8 @@ fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
 fn member(preview: &Preview, share: &Share, samples: Option<u64>) -> Result<Member> {
     let dataset = Arc::new(Indexed::open(&share.prefix)?);
     let part = part(preview.rule, share, dataset.sequences())?;
-    let (rule, seq_len, seed) = (preview.rule, preview.seq_len, preview.seed);
-    let spec = OrderSpec { rule, seq_len, samples, seed };
+    let Preview { rule, seq_len, seed, cut, .. } = *preview;
+    let spec = OrderSpec { rule, seq_len, samples, seed, cut };
     let place = format!("{}, {}", share.prefix.display(), share.describe());
     let order = match &preview.cache {
         Some(cache) => cache.order(&spec, &dataset, part, &place)?,

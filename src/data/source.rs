@@ -9,6 +9,7 @@ use super::batch::Sample;
 use super::mask::Masks;
 use super::mixture::{Cursor, Mixture};
 use super::open::MixtureBuilder;
+use super::order::Cut;
 use super::plan::MixturePlan;
 use base::{Bytes, Count, Problems, rng};
 use manifest::Data;
@@ -58,17 +59,21 @@ impl Datasets {
     ) -> Result<Datasets> {
         let mut builder = MixtureBuilder::new(data, seq_len);
         let mut problems = Problems::default();
-        let mut source = |name: String, plan: &MixturePlan| {
-            let mixture = problems.collect(builder.mixture(&name, plan))?;
+        let by_sequence = data.inter_document_masking;
+        let mut source = |name: String, plan: &MixturePlan, drop_partial| {
+            let cut = Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
+            let mixture = problems.collect(builder.mixture(&name, plan, cut))?;
             let key = rng::key(data.seed, &format!("prefix {name}"));
-            let masks = Masks { eod: data.eod, objective: data.objective, key };
+            let masks = Masks { eod: data.eod, by_sequence, objective: data.objective, key };
             anyhow::Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
         };
-        let train = source("train".into(), &plan)?;
+        let train = source("train".into(), &plan, true)?;
         let mut valid = Vec::new();
         for set in &data.valid {
             let once = MixturePlan::new(&set.datasets, eval_samples);
-            valid.push((set.name.clone(), source(format!("valid {}", set.name), &once)?));
+            let drop_partial = data.drop_last_partial_validation_sequence;
+            let name = format!("valid {}", set.name);
+            valid.push((set.name.clone(), source(name, &once, drop_partial)?));
         }
         problems.or(())?;
         let train = train.context("no problem was reported, yet no source")?;
@@ -104,16 +109,16 @@ impl Source {
     /// Fills one sample of a batch. Fails if there is no such sample, if it holds a token that is
     /// not below the vocabulary size, or if the file has changed underneath.
     pub fn read(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
-        let last = self.mixture.read(number, sample.tokens)?;
-        for token in sample.tokens.iter().chain([&last]) {
+        let extent = self.mixture.read(number, sample.tokens)?;
+        for token in sample.tokens.iter().chain(&extent.last) {
             if *token < 0 || *token as usize >= self.vocab {
                 return Err(self.outside(number, *token));
             }
         }
         let seq_len = self.seq_len();
         sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
-        sample.targets[seq_len - 1] = last;
-        self.masks.fill(number, sample);
+        sample.targets[seq_len - 1] = extent.last.unwrap_or(0);
+        self.masks.fill(number, sample, &extent.ends, extent.tokens.saturating_sub(1));
         Ok(())
     }
 

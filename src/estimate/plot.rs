@@ -9,7 +9,7 @@ use base::output::{self, Existing};
 use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width};
 use manifest::Manifest;
 use plan::timeline::Timeline;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Name, caption and drawing.
 type Picture = (&'static str, &'static str, Drawing);
@@ -214,6 +214,7 @@ fn tiles(v: &View) -> Vec<Tile> {
 /// Every picture, and the page, into a folder.
 pub fn write(
     folder: &Path,
+    existing: Existing,
     v: &View,
     table: &str,
     played: &Timeline,
@@ -231,12 +232,13 @@ pub fn write(
         let own = (v.setup.ranks(), days, format!("this plan: {days:.1} days"));
         pictures.push(("days", caption, against_devices(title, points, Some(own))));
     }
-    files(folder, &pictures, &page(&v.name, &tiles(v), &pictures, table))
+    files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
 
 /// Pictures of a search, and the page, into a folder: days and money against devices.
 pub fn write_search(
     folder: &Path,
+    existing: Existing,
     m: &Manifest,
     found: &Ranking,
     terms: &Terms,
@@ -272,14 +274,24 @@ pub fn write_search(
         ("fastest run", span, print::way(&best.candidate.setup)),
         ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),
     ];
-    files(folder, &pictures, &page(&m.name, &tiles, &pictures, table))
+    files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
 }
 
-fn files(folder: &Path, pictures: &[Picture], page: &str) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+/// All of them, or none where one exists that is not to be replaced.
+fn files(
+    folder: &Path,
+    existing: Existing,
+    pictures: &[Picture],
+    page: &str,
+) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let drawn = pictures.iter().map(|(name, _, drawing)| (format!("{name}.svg"), drawing.file()));
-    for (name, content) in drawn.chain([("estimate.html".to_string(), page.to_string())]) {
-        output::write(&folder.join(name), Existing::Replaced, content.as_bytes())?;
+    let page = [("estimate.html".to_string(), page.to_string())];
+    let files: Vec<(PathBuf, String)> =
+        drawn.chain(page).map(|(name, content)| (folder.join(name), content)).collect();
+    if existing == Existing::Refused {
+        files.iter().try_for_each(|(place, _)| output::is_free(place))?;
     }
-    Ok(())
+    files.iter().try_for_each(|(place, content)| output::write(place, existing, content.as_bytes()))
 }

@@ -86,8 +86,8 @@ impl Request {
     /// file's. And what was learned, in one line.
     pub fn learn(self, text: &str, name: &str) -> Result<(Request, String), Problems> {
         if !Measured::is(text) {
-            let rows = logs::read(text, name, &self.setup)?;
-            let (setup, line) = calibrate::slowdown(rows, name, &self.manifest, self.setup)?;
+            let log = logs::read(text, name, &self.setup)?;
+            let (setup, line) = calibrate::slowdown(&log, name, &self.manifest, self.setup)?;
             return Ok((Request { setup, ..self }, line));
         }
         let found = Measured::read(text, name)?;

@@ -217,8 +217,8 @@ pub struct DataStage {
 impl Data {
     /// Whether every sample's mask is plainly causal.
     pub fn causal(&self) -> bool {
-        let whole = self.eod.is_none_or(|eod| !eod.reset_attention);
-        self.objective == Objective::Causal && whole
+        let cut = self.eod.is_some_and(|eod| eod.reset_attention) || self.inter_document_masking;
+        self.objective == Objective::Causal && !cut
     }
 
     /// The mixtures of training datasets, each with its first sample.
@@ -266,8 +266,8 @@ pub struct ValidSet {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Objective {
     Causal,
-    /// A random prefix of each sample (of each document under `reset_attention`) sees itself whole;
-    /// the loss is on the rest.
+    /// A random prefix of each sample (of each document under `reset_attention` or
+    /// `inter_document_masking`) sees itself whole; the loss is on the rest.
     PrefixLm(PrefixLm),
 }
 

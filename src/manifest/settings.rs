@@ -215,6 +215,16 @@ Data(raw, blends: &mut Blends, run: &Run) {
         written tokenizer.clone();
     /// What an end-of-document token changes. Default: nothing.
     eod: Eod => Option<Eod> = raw.eod.map(Eod::read);
+    /// Tokens see only their own document, and positions start again in each, by the bounds of the
+    /// index and not by a token: for data without EOD (--dataloader-inter-document-masking). As in
+    /// Megatron-Core, a sequence of the index counts as a document. Default: false.
+    inter_document_masking: bool = false;
+    /// Samples have one token more than seq_len, which is only predicted. Without it the last
+    /// position of a sample has no target. Default: true.
+    add_extra_token_to_sequence: bool = true;
+    /// Tokens at the end of a validation set that do not fill a sample are not read; else they are
+    /// one, padded. Default: true.
+    drop_last_partial_validation_sequence: bool = true;
     /// What is learned. Default: causal.
     objective: ObjectiveForm => Objective = data::objective(raw.objective);
 } [

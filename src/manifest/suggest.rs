@@ -34,6 +34,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("data.eod.mask_loss", "eod_mask_loss"),
     ("data.eod.reset_positions", "reset_position_ids"),
     ("data.eod.reset_attention", "reset_attention_mask"),
+    ("data.inter_document_masking", "dataloader_inter_document_masking"),
     ("batch.micro", "micro_batch_size train_micro_batch_size_per_gpu"),
     ("batch.global", "global_batch_size train_batch_size batch_size"),
     ("batch.ramp_up", "rampup_batch_size"),

@@ -6,6 +6,7 @@ use super::weights::Init;
 use base::rng;
 use device::cpu::normals;
 use manifest::Model;
+use std::sync::Mutex;
 
 impl Layout {
     /// Fills rows of this rank's share of a weight, from row `first` on, on all the host's threads.
@@ -35,15 +36,21 @@ impl Layout {
         let [row, col] = self.tp_offset(param);
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let share = (out.len() / param.cols).div_ceil(threads);
+        let parts: Vec<_> = out.chunks_mut(share * param.cols).map(Mutex::new).collect();
+        let fill = |i: usize| {
+            let mut part = parts[i].lock().expect("no other thread has it");
+            for (r, values) in part.chunks_mut(param.cols).enumerate() {
+                let first = (row + first + i * share + r) * param.spec.cols + col;
+                normals(key, first as u64, values);
+                values.iter_mut().for_each(|v| *v *= std);
+            }
+        };
+        let fill = &fill;
         std::thread::scope(|scope| {
-            for (i, rows) in out.chunks_mut(share * param.cols).enumerate() {
-                scope.spawn(move || {
-                    for (r, values) in rows.chunks_mut(param.cols).enumerate() {
-                        let first = (row + first + i * share + r) * param.spec.cols + col;
-                        normals(key, first as u64, values);
-                        values.iter_mut().for_each(|v| *v *= std);
-                    }
-                });
+            for i in 0..parts.len() {
+                if std::thread::Builder::new().spawn_scoped(scope, move || fill(i)).is_err() {
+                    fill(i); // the system gives no more threads
+                }
             }
         });
     }

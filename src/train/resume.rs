@@ -47,6 +47,7 @@ const RULES: &[(&str, Change)] = &[
     ("data.valid",          Change::Allow),
     ("data.cache",          Change::Allow),
     ("data.tokenizer",      Change::Allow),
+    ("data.drop_last_partial_validation_sequence", Change::Allow),
     ("data.train.prefix",   Change::Allow),    // the files' content is compared instead
     ("data.train",          Change::Warn),     // another mixture from here on
     ("data.stages",         Change::Warn),     // or from later on

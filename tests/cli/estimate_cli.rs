@@ -225,6 +225,9 @@ fn pictures_and_page_are_written() {
         assert!(text.contains("<svg") && !text.contains("NaN"), "{name}");
         assert!(!text.contains("src=") && !text.contains("<script"), "{name} is self-contained");
     }
+    let (code, _, err) = estimate(&[BLOOM, "--plot", at]);
+    assert!(code == 2 && err.contains("memory.svg exists"), "{err}");
+    assert_eq!(estimate(&[BLOOM, "--plot", at, "--overwrite"]).0, 0);
 }
 
 #[test]
@@ -429,6 +432,30 @@ fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
 }
 
 /// The metrics of a run that took twice what is planned: twice the seconds, the same bytes.
+/// Quadratic work would be 10^10 comparisons and as many numbers in memory.
+#[test]
+fn a_long_log_is_learned_in_its_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.log");
+    let line = |i: usize| {
+        // One in ten thousand has no time, one is odd.
+        let seconds =
+            [100.0, -1.0, f64::NAN, 900.0][if i % 10_000 < 3 { 1 + i % 10_000 } else { 0 }];
+        let name = "elapsed time per iteration (s):";
+        format!(" iteration {i}/9 | {name} {seconds} | global batch size: 2048 |\n")
+    };
+    std::fs::write(&path, (1..=100_000).map(line).collect::<String>()).unwrap();
+    for program in [&[][..], &["--as", "megatron-deepspeed"]] {
+        let args =
+            [&[BLOOM, "--calibrate", path.to_str().unwrap(), "--json"][..], program].concat();
+        let (code, out, err) = estimate(&args);
+        assert!(matches!(code, 0 | 4) && err.contains("learned from"), "{err}");
+        assert!(err.lines().count() < 20 && !out.contains("NaN"), "{err}");
+        let v: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(v["time"]["seconds"].as_f64().unwrap() > 0.0, "{out}");
+    }
+}
+
 #[test]
 fn the_metrics_of_a_run_calibrate_its_plan() {
     let of = ["manifests/gpt2-1.5b.yaml", "--hardware", "h100-80g"];

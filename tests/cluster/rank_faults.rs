@@ -4,6 +4,7 @@
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict, within};
 use crate::common::hosts::Hosts;
+use gptrain::base::patience::at_any_load;
 use gptrain::base::rng;
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
@@ -78,8 +79,13 @@ fn rank_0_killed_as_the_run_ends() {
 
 #[test]
 fn a_rank_killed_at_any_instant_costs_at_most_what_was_not_saved() {
+    at_any_load(Duration::from_secs(5), killed_at_any_instant);
+}
+
+fn killed_at_any_instant(limit: Duration) {
     let lab = Lab::new();
-    let sets = ["train.steps=30", "checkpoint.interval=1", "comm.start_timeout_s=5"];
+    let limit = format!("comm.start_timeout_s={}", limit.as_secs());
+    let sets = ["train.steps=30", "checkpoint.interval=1", &limit];
     let sets = with(&FOUR, &sets);
     lab.run(&with(&sets, &["log.folder=runs/whole"])).expect(0, &[]);
     for kill in 0..6 {
@@ -135,12 +141,17 @@ fn a_rank_without_memory_is_named() {
 /// Stopped for longer than the limit in all, never at once.
 #[test]
 fn a_slow_rank_ends_nobody() {
+    at_any_load(Duration::from_secs(4), slow_for_less_than);
+}
+
+fn slow_for_less_than(limit: Duration) {
     let lab = Lab::new();
-    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["comm.timeout_s=4"])));
+    let timeout = format!("comm.timeout_s={}", limit.as_secs());
+    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &[&timeout])));
     lab.wait_for_steps("runs/a", 3);
     for _ in 0..10 {
         ranks.signal(3, Signal::STOP);
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(limit / 8);
         ranks.signal(3, Signal::CONT);
         lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
     }
@@ -282,8 +293,14 @@ fn on_hosts(lab: &Lab, hosts: &Hosts, sets: &[&str]) -> Ranks {
 #[test]
 fn a_cut_cable_ends_a_run_with_one_line() {
     let Some(hosts) = Hosts::new("run-cut") else { return };
+    at_any_load(Duration::from_secs(3), |limit| cut(&hosts, limit));
+}
+
+fn cut(hosts: &Hosts, limit: Duration) {
+    hosts.cable("up");
     let lab = Lab::new();
-    let ranks = on_hosts(&lab, &hosts, &with(&FOUR, &with(&LONG, &["comm.timeout_s=3"])));
+    let timeout = format!("comm.timeout_s={}", limit.as_secs());
+    let ranks = on_hosts(&lab, hosts, &with(&FOUR, &with(&LONG, &[&timeout])));
     lab.wait_for_steps("runs/a", 3);
     hosts.cable("down");
     let line = verdict(&ranks.end(0..4));
@@ -295,7 +312,7 @@ fn a_cut_cable_ends_a_run_with_one_line() {
 fn a_cable_that_heals_in_time_is_survived() {
     let Some(hosts) = Hosts::new("run-heal") else { return };
     let lab = Lab::new();
-    let ranks = on_hosts(&lab, &hosts, &with(&FOUR, &with(&LONG, &["comm.timeout_s=30"])));
+    let ranks = on_hosts(&lab, &hosts, &with(&FOUR, &with(&LONG, &["comm.timeout_s=300"])));
     lab.wait_for_steps("runs/a", 3);
     hosts.cable("down");
     std::thread::sleep(Duration::from_secs(1));

@@ -3,9 +3,11 @@
 
 use crate::common::binary;
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict};
+use gptrain::base::patience::at_any_load;
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::Duration;
 
 /// Two of everything.
 const GRID: [&str; 4] =
@@ -165,46 +167,32 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
 
 #[test]
 fn a_stopped_rank_is_named() {
-    at_any_load(|limit| {
+    at_any_load(Duration::from_secs(3), |limit| {
         let lab = Lab::new();
-        let limit = format!("comm.timeout_s={limit}");
+        let limit = format!("comm.timeout_s={}", limit.as_secs());
         let long = ["train.steps=200000", "log.interval=1000", &limit];
         let ranks = lab.ranks(8, &with(&GRID, &long));
         lab.wait_for_steps("runs/a", 3);
         ranks.signal(3, Signal::STOP);
         let line = verdict(&ranks.end([0, 1, 2, 4, 5, 6, 7]));
         let silent = line.contains("silent") || line.contains("never entered");
-        (silent && line.contains("rank 3 (node") && line.contains("TP1 PP0 DP1"), line)
+        let place = line.contains("rank 3 (node") && line.contains("TP1 PP0 DP1");
+        assert!(silent && place, "{line}");
     });
-}
-
-/// A time in which the other ranks must do something can be too short where the machine is busy: then
-/// they are named too, and are given more. Of each try: whether it is as it should be, and what was
-/// said.
-fn at_any_load(row: impl Fn(u32) -> (bool, String)) {
-    let mut said = Vec::new();
-    for seconds in [3, 12, 48] {
-        let (good, line) = row(seconds);
-        said.push(line);
-        if good {
-            return;
-        }
-    }
-    panic!("{said:#?}");
 }
 
 #[test]
 fn a_missing_rank_is_named() {
-    at_any_load(|limit| {
+    at_any_load(Duration::from_secs(3), |limit| {
         let lab = Lab::new();
-        let limit = format!("comm.start_timeout_s={limit}");
+        let limit = format!("comm.start_timeout_s={}", limit.as_secs());
         let (port, sets) = (free_port(), with(&GRID, &[&limit]));
         let there = [0, 1, 2, 4, 5, 6, 7];
         let start = |rank: &usize| lab.rank(*rank, 8, port, &sets).spawn().unwrap();
         let ended = Ranks { children: there.iter().map(start).collect() }.end(0..7);
         let said = ended.iter().map(|done| done.err.as_str()).collect::<String>();
         let only = said.contains("rank 3 did not come") && said.lines().count() == 1;
-        (only && ended.iter().all(|done| done.code == Some(3)), said)
+        assert!(only && ended.iter().all(|done| done.code == Some(3)), "{said}");
     });
 }
 

@@ -1,5 +1,6 @@
 //! The real binary, on a small dataset in a folder of its own.
 
+pub use gptrain::base::patience::until;
 use gptrain::base::rng;
 use gptrain::data::indexed::{TokenType, Writer};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -9,7 +10,6 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use tempfile::TempDir;
 
 /// A folder with a dataset and a manifest `run.yaml` that trains in about a second.
@@ -114,25 +114,6 @@ impl Lab {
             taken = self.metrics(run).len();
         }
     }
-}
-
-/// Waits until it is so, however busy the machine is: gives up only when processors have meanwhile
-/// had nothing to do for as long as the slowest wait, Slurm's for a requeued job, takes.
-pub fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = idle_seconds() + 300.0;
-    while !is_so() {
-        assert!(idle_seconds() < end, "the machine stood idle, and it is not so that {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Seconds since the machine was started in which a processor had nothing to do, on average.
-fn idle_seconds() -> f64 {
-    let text = fs::read_to_string("/proc/stat").unwrap();
-    let processors = text.lines().filter(|line| line.starts_with("cpu")).count() - 1;
-    let mut fields = text.lines().next().unwrap().split_whitespace();
-    let hundredths: f64 = fields.nth(4).unwrap().parse().unwrap();
-    hundredths / 100.0 / processors as f64
 }
 
 /// Of a failed run's processes: exactly one says why, in one line, and each ends with code 3.

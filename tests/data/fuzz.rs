@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use gptrain::base::rng;
-use gptrain::data::order::{Order, OrderSpec};
+use gptrain::data::order::{Cut, Order, OrderSpec};
 use gptrain::data::{Indexed, Tokenizer};
 use gptrain::manifest::DataRule;
 
@@ -112,8 +112,8 @@ fn read_all(dataset: &Indexed) {
     let documents: usize =
         (0..dataset.documents()).map(|document| dataset.document(document).len()).sum();
     assert_eq!(documents, dataset.sequences());
-    let samples = Some(20);
-    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 16, samples, seed: 1 };
+    let (samples, cut) = (Some(20), Cut::default());
+    let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 16, samples, seed: 1, cut };
     let part = 0..dataset.sequences();
     if let Ok(order) = Order::build(&spec, dataset.lengths(), part, "fuzz") {
         for k in 0..order.len().min(20) {

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `megatron` | datasets written by Megatron: the same bytes, the same samples in the same order |
+//! | `options` | Megatron-Core's options beyond its defaults: masks by bounds, other cuts |
 //! | `order` | sample orders on disk: kept, damaged, as large as they may be |
 //! | `source` | what training sees: mixtures, batches, the reader thread, errors |
 //! | `stages` | a run whose mixture changes on the way |
@@ -19,6 +20,7 @@ mod build;
 mod cli;
 mod fuzz;
 mod megatron;
+mod options;
 mod order;
 mod source;
 mod stages;

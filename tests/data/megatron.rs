@@ -7,7 +7,7 @@ use gptrain::data::batch::Sample;
 use gptrain::data::blend::{Blend, normalized};
 use gptrain::data::indexed::{Indexed, TokenType};
 use gptrain::data::mask::Masks;
-use gptrain::data::order::{Order, OrderSpec};
+use gptrain::data::order::{Cut, Order, OrderSpec};
 use gptrain::data::random::RandomState;
 use gptrain::data::{Request, split};
 use gptrain::manifest::{DataRule, Eod, Objective, PrefixLm};
@@ -182,6 +182,7 @@ fn check_case(case: &Value, rule: DataRule, names: [&str; 3]) -> usize {
             seq_len: case["seq_length"].as_u64().unwrap() as usize,
             samples: case["num_samples_requested"][i].as_u64(),
             seed: case["seed"].as_u64().unwrap(),
+            cut: Cut::default(),
         };
         let context = format!("{} {name}", case["name"]);
         let order = Order::build(&spec, dataset.lengths(), part, &context).unwrap();
@@ -269,6 +270,8 @@ fn check_masks(case: &Value, masks: &Masks) {
             positions: &mut positions,
             visible: &mut visible,
         },
+        &[n],
+        n,
     );
     assert_eq!(integers(&positions), numbers(&case["position_ids"]), "{case}");
     for (t, row) in case["masked"].as_array().unwrap().iter().enumerate() {
@@ -305,7 +308,7 @@ fn masks_are_megatrons() {
                     loss_on_targets_only: flag("loss_on_targets_only"),
                 }),
             };
-            check_masks(case, &Masks { eod, objective, key: 0 });
+            check_masks(case, &Masks { eod, by_sequence: false, objective, key: 0 });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use gptrain::base::Problems;
 use gptrain::data::Indexed;
-use gptrain::data::order::{Array, Cache, Order, OrderSpec};
+use gptrain::data::order::{Array, Cache, Cut, Order, OrderSpec};
 use gptrain::manifest::DataRule;
 
 fn dataset(name: &str) -> Indexed {
@@ -22,7 +22,7 @@ fn cache(name: &str) -> Cache {
 
 fn spec(samples: u64) -> OrderSpec {
     let rule = DataRule::MegatronCore;
-    OrderSpec { rule, seq_len: 16, samples: Some(samples), seed: 1234 }
+    OrderSpec { rule, seq_len: 16, samples: Some(samples), seed: 1234, cut: Cut::default() }
 }
 
 type Lists = (Vec<u32>, Vec<[u32; 2]>, Vec<u32>);
@@ -79,6 +79,8 @@ fn everything_that_decides_an_order_tells_it_apart() {
         OrderSpec { seed: 1235, ..first.clone() },
         OrderSpec { samples: Some(600), ..first.clone() },
         OrderSpec { samples: None, ..first.clone() },
+        OrderSpec { cut: Cut { extra_token: false, ..Cut::default() }, ..first.clone() },
+        OrderSpec { cut: Cut { drop_partial: false, ..Cut::default() }, ..first.clone() },
     ];
     for spec in &wishes {
         assert_eq!(lists(&cached(&cache, spec, &one)), built(spec, &one));

@@ -40,6 +40,9 @@ fn data(train: Vec<Dataset>) -> Data {
         cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("order"),
         tokenizer: None,
         eod: None,
+        inter_document_masking: false,
+        add_extra_token_to_sequence: true,
+        drop_last_partial_validation_sequence: true,
         objective: Objective::Causal,
     }
 }

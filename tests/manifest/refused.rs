@@ -408,6 +408,13 @@ fn datasets_are_checked_as_far_as_the_manifest_goes() {
         "--set data.eod.token: data.eod.token 4096 is not below \
          model.vocab 4096 → give the tokenizer's end-of-document id",
     );
+    let sets = ["data.inter_document_masking=true", "data.eod={token: 0, reset_attention: true}"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set data.inter_document_masking: data.eod.reset_attention and \
+         data.inter_document_masking both end documents → keep one: the token, or the bounds of \
+         the index"
+    );
     let sets = ["data.valid={}", "train.eval_interval=5"];
     assert_eq!(
         complaints(GOOD, &sets),

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use base::{Problems, visible};
 use data::mixture::Mixture;
-use data::order::Cache;
+use data::order::{Cache, Cut};
 use data::plan::{Share, SharePart};
 use data::preview::{Preview, open};
 use data::tokenizer::Tokenizer;
@@ -43,6 +43,14 @@ pub struct Args {
     /// Whose order is followed
     #[arg(long, value_enum, default_value_t = Rule::Mcore)]
     rule: Rule,
+    /// Samples of seq_len tokens, whose last one predicts nothing
+    /// (add_extra_token_to_sequence=False)
+    #[arg(long)]
+    no_extra_token: bool,
+    /// The tokens at the end that do not fill a sample are one
+    /// (drop_last_partial_validation_sequence=False)
+    #[arg(long)]
+    keep_partial: bool,
     /// Whole numbers: print samples A up to, not including, B of that order, such as 0..3.
     /// Fractions (written with a point, such as 0.95..1.0): read that range of each dataset's
     /// sequences instead of a part of the split. May be given twice, once for each
@@ -51,7 +59,7 @@ pub struct Args {
     /// Keep the order of each dataset's samples in this folder, and read it from there next time
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Print {"index": k, "tokens": [ids]} a line, seq_len + 1 ids each, of all samples; without,
+    /// Print {"index": k, "tokens": [ids]} a line, of all samples, seq_len + 1 ids each (but see above); without,
     /// the first few are shown as text
     #[arg(long)]
     json: bool,
@@ -103,10 +111,15 @@ pub fn run(args: Args) -> Result<()> {
 /// Of parts too small for one sample. Megatron repeats them where a number of samples is asked for.
 fn no_sample(args: &Args) -> Problems {
     let place = super::prefix(&args.datasets[0]).display().to_string();
-    let what = format!("what is read of it has no {} tokens: not one sample", args.seq_len + 1);
+    let fewest = cut(args).fewest(args.seq_len);
+    let what = format!("what is read of it has no {} tokens: not one sample", fewest);
     let remedy = "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
                   (`run` does not)";
     Problems::one(place, what, remedy)
+}
+
+fn cut(args: &Args) -> Cut {
+    Cut { extra_token: !args.no_extra_token, drop_partial: !args.keep_partial }
 }
 
 /// What the options ask for, checked.
@@ -146,6 +159,7 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         },
         seed: args.seed,
         seq_len: args.seq_len,
+        cut: cut(args),
         samples: args.samples.get(which).or(args.samples.first()).copied(),
         datasets: args.datasets.iter().enumerate().map(share).collect(),
         weighted: !args.weights.is_empty(),
@@ -188,10 +202,11 @@ fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
 
 fn print(mixture: &Mixture, rows: Rows, json: bool, tokenizer: Option<&Tokenizer>) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
-    let mut tokens = vec![0; mixture.seq_len() + 1];
-    let input = mixture.seq_len();
     for index in rows.clone() {
-        tokens[input] = mixture.read(index, &mut tokens[..input])?;
+        let mut tokens = vec![0; mixture.seq_len()];
+        let extent = mixture.read(index, &mut tokens)?;
+        tokens.truncate(extent.tokens);
+        tokens.extend(extent.last);
         if json {
             writeln!(out, "{}", serde_json::to_string(&Row { index, tokens: &tokens })?)?;
             continue;

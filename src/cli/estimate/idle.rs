@@ -16,7 +16,7 @@ impl Args {
         let alone = !s.asked() && !compares && !sizes;
         let planning = !(self.selftest || self.list_hardware || self.score.is_some());
         let run = "a plan or --search, which have days and money";
-        let rules: [Rule; 16] = [
+        let rules: [Rule; 17] = [
             ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
             (
                 "--gpus",
@@ -32,6 +32,7 @@ impl Args {
             ("--sizes", sizes, !s.asked(), "a campaign by itself, with --gpus"),
             ("--draw-schedule", self.draw_schedule, alone, "a plan"),
             ("--plot", self.plot.is_some(), plans && !compares && !sizes, "a plan or --search"),
+            ("--overwrite", self.overwrite.overwrite, self.plot.is_some(), "--plot"),
             ("--budget", self.budget.is_some(), plans && !compares && !sizes, run),
             ("--price", self.price.is_some(), plans, run),
             ("--availability", self.availability.is_some(), plans, run),

@@ -86,7 +86,7 @@ fn ranked(
     let (m, terms) = (&request.manifest, &request.terms);
     let (mut text, json) = print::ranking(m, &found, devices, objective, terms);
     if let Some(folder) = &args.plot {
-        plot::write_search(folder, m, &found, terms, &text)?;
+        plot::write_search(folder, args.overwrite.existing(), m, &found, terms, &text)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
     Ok(Some((text, json)))

@@ -3,12 +3,11 @@
 use super::exercise::Numbers;
 use super::on_threads;
 use crate::{Failed, Group, World, catch, threads};
-use std::time::{Duration, Instant};
+use base::patience::ends;
 
 /// The failure line of each of three ranks. Rank 2 ends as `last` does.
 fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
-    let started = Instant::now();
-    let ends = on_threads(threads::world(3), |world| {
+    let rank = move |world: World| {
         catch(move || {
             let group = world.group("all", &[0, 1, 2]);
             let x = Numbers::f32(vec![1.0; 100]);
@@ -20,9 +19,9 @@ fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
                 group.all_reduce(x.tensor());
             }
         })
-    });
-    assert!(started.elapsed() < Duration::from_secs(5));
-    ends.into_iter().map(|end| end.err().map_or("well".into(), |failed| failed.line)).collect()
+    };
+    let ended = ends("every rank", move || on_threads(threads::world(3), rank));
+    ended.into_iter().map(|end| end.err().map_or("well".into(), |failed| failed.line)).collect()
 }
 
 #[test]
@@ -83,8 +82,7 @@ fn a_panic_of_a_rank_fails_the_others() {
 /// A rank that is unwound with a collective on its queue does not wait for it.
 #[test]
 fn a_begun_collective_does_not_hold_a_failing_rank() {
-    let started = Instant::now();
-    on_threads(threads::world(2), |world| {
+    let act = |world: World| {
         let rank = world.rank();
         let end = catch(move || {
             let group = world.group("all", &[0, 1]);
@@ -97,6 +95,6 @@ fn a_begun_collective_does_not_hold_a_failing_rank() {
             group.recv(0, y.tensor());
         });
         assert!(end.is_err());
-    });
-    assert!(started.elapsed() < Duration::from_secs(5));
+    };
+    ends("every rank", move || on_threads(threads::world(2), act));
 }

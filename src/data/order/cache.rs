@@ -29,9 +29,9 @@ pub struct Cache {
 const SLOW: u64 = 128 << 20;
 
 /// All that decides an order: two equal keys are the same order. `[magic, …]`.
-type Key = [u64; 12];
+type Key = [u64; 13];
 /// Another number for another layout, or other rules: what older versions wrote is built again.
-const MAGIC: u64 = u64::from_le_bytes(*b"gptord01");
+const MAGIC: u64 = u64::from_le_bytes(*b"gptord02");
 
 impl Cache {
     /// Keeps in `folder` what is slow to build.
@@ -67,12 +67,12 @@ impl Cache {
             )
         };
         fs::create_dir_all(&self.folder).with_context(failed)?;
-        if let Some(order) = read(&path, &key, spec, &extent)? {
+        if let Some(order) = read(&path, &key, &extent)? {
             return Ok(order);
         }
         let lock = File::create(path.with_extension("lock")).with_context(failed)?;
         let locked = lock.lock().is_ok(); // not every network file system can
-        if let Some(order) = read(&path, &key, spec, &extent)?.filter(|_| locked) {
+        if let Some(order) = read(&path, &key, &extent)?.filter(|_| locked) {
             return Ok(order);
         }
         extent.has_room(memory::available(), place)?;
@@ -82,7 +82,7 @@ impl Cache {
         }
         publish(&path, &key, &order).with_context(failed)?;
         drop(order); // from here on it is the file's, which needs no memory
-        read(&path, &key, spec, &extent)?.with_context(|| {
+        read(&path, &key, &extent)?.with_context(|| {
             format!("{} does not hold what was just written to it", path.display())
         })
     }
@@ -94,6 +94,7 @@ fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>
         spec.rule as u64,
         spec.seq_len as u64,
         spec.seed,
+        u64::from(spec.cut.extra_token) | u64::from(spec.cut.drop_partial) << 1,
         extent.epochs,
         extent.samples,
         extent.apart.map_or(0, |apart| apart + 1),
@@ -106,7 +107,7 @@ fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>
 }
 
 /// The order in a file; `None` if there is no file, or not this order, whole.
-fn read(path: &Path, key: &Key, spec: &OrderSpec, extent: &Extent) -> Result<Option<Order>> {
+fn read(path: &Path, key: &Key, extent: &Extent) -> Result<Option<Order>> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -127,8 +128,9 @@ fn read(path: &Path, key: &Key, spec: &OrderSpec, extent: &Extent) -> Result<Opt
     let (starts, sequences, shuffle) =
         (list(extent.samples + 1, 8), list(extent.entries, 4), list(extent.samples, 4));
     Ok(Some(Order {
-        seq_len: spec.seq_len,
         epochs: extent.epochs,
+        each: extent.each,
+        last: extent.last,
         sequences: mapped(sequences),
         starts: mapped(starts),
         shuffle: mapped(shuffle),

@@ -1,7 +1,8 @@
 //! Which tokens sample k of one dataset consists of: Megatron's GPTDataset.
 //!
 //! The sequences of every epoch are shuffled and laid end to end, the stream is cut into samples of
-//! `seq_len` tokens (plus the one that is only predicted), and the samples are shuffled.
+//! `seq_len` tokens (plus the one that is only predicted), and the samples are shuffled. `Cut` has
+//! Megatron-Core's two other ways to cut.
 //! `DataRule` picks between two generations of Megatron that treat the last epoch differently.
 
 mod array;
@@ -27,13 +28,49 @@ pub struct OrderSpec {
     pub samples: Option<u64>,
     /// Below 2^32, as numpy demands.
     pub seed: u64,
+    pub cut: Cut,
+}
+
+/// How the stream of tokens is cut into samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// A sample has one token more than `seq_len`, which is only predicted and begins the next
+    /// sample (Megatron-Core's `add_extra_token_to_sequence`).
+    pub extra_token: bool,
+    /// Tokens at the end that do not fill a sample are left out; else they are one (Megatron-Core's
+    /// `drop_last_partial_validation_sequence`, which counts them in float32: exact up to 2^24
+    /// tokens only).
+    pub drop_partial: bool,
+}
+
+impl Default for Cut {
+    /// Megatron's.
+    fn default() -> Cut {
+        Cut { extra_token: true, drop_partial: true }
+    }
+}
+
+impl Cut {
+    fn extra(self) -> u64 {
+        self.extra_token.into()
+    }
+
+    /// The fewest tokens of which there is a sample.
+    pub fn fewest(self, seq_len: usize) -> u64 {
+        match self.drop_partial {
+            true => seq_len as u64 + self.extra(),
+            false => 1 + self.extra(),
+        }
+    }
 }
 
 /// The samples of one dataset, in the order a run reads them.
 #[derive(Debug)]
 pub struct Order {
-    pub seq_len: usize,
     pub epochs: u64,
+    /// Tokens of a sample, and of the one at the end of the stream.
+    each: usize,
+    last: usize,
     /// Sequence numbers in the order of the token stream, all epochs.
     pub sequences: Array<u32>,
     /// Where each sample starts in the stream, and where the last one ends: index into
@@ -59,6 +96,9 @@ struct Extent {
     samples: u64,
     /// Samples that are shuffled apart from the last epoch's.
     apart: Option<u64>,
+    /// Tokens of a sample, and of the one at the end of the stream.
+    each: usize,
+    last: usize,
 }
 
 impl Order {
@@ -78,7 +118,7 @@ impl Order {
     fn of_extent(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
         let mut random = RandomState::new(spec.seed as u32);
         let sequences = sequences(extent, part, &mut random);
-        let starts = starts(spec.seq_len, extent.samples, &sequences, lengths);
+        let starts = starts(spec, extent, &sequences, lengths);
         let mut shuffle: Vec<u32> = (0..extent.samples as u32).collect();
         let (first, last) = shuffle.split_at_mut(extent.apart.unwrap_or(extent.samples) as usize);
         random.shuffle(first);
@@ -86,7 +126,8 @@ impl Order {
             random.shuffle(last);
         }
         let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
-        Order { seq_len: spec.seq_len, epochs: extent.epochs, sequences, starts, shuffle }
+        let Extent { epochs, each, last, .. } = *extent;
+        Order { epochs, each, last, sequences, starts, shuffle }
     }
 
     /// Bytes in memory.
@@ -104,11 +145,13 @@ impl Order {
         self.len() == 0
     }
 
-    /// The stretches that make up the sample at position k, seq_len + 1 tokens in all.
+    /// The stretches that make up the sample at position k, seq_len + 1 tokens in all but where
+    /// `Cut` says otherwise.
     pub fn slices<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<SequenceSlices<'a>> {
         let sample = self.shuffle.at(k as usize)?;
         let [at, offset] = self.starts.at(sample as usize)?;
-        let (sequences, left) = (&self.sequences, self.seq_len + 1);
+        let at_end = u64::from(sample) + 1 == self.len();
+        let (sequences, left) = (&self.sequences, if at_end { self.last } else { self.each });
         Ok(SequenceSlices { sequences, lengths, at: at as usize, offset, left })
     }
 }
@@ -184,11 +227,13 @@ fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Re
         );
         return refuse(what, "give this part of the split a larger share, or use a larger dataset");
     }
-    let seq_len = spec.seq_len as u128;
+    let (seq_len, extra) = (spec.seq_len as u128, u128::from(spec.cut.extra()));
     let tokens = tokens as u128;
-    let wanted = spec.samples.map_or(0, |samples| samples as u128 * seq_len + 1);
+    let wanted = spec.samples.map_or(0, |samples| samples as u128 * seq_len + extra);
     let epochs = wanted.div_ceil(tokens).max(1);
-    let samples = (epochs * tokens - 1) / seq_len;
+    let inputs = epochs * tokens - extra;
+    let partial = if spec.cut.drop_partial { 0 } else { inputs % seq_len };
+    let samples = inputs / seq_len + u128::from(partial > 0);
     let entries = epochs * part.len() as u128;
     if samples >= MOST || entries >= MOST || part.end as u128 >= MOST {
         let what = format!(
@@ -200,9 +245,9 @@ fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Re
     }
     let mut apart = None;
     if epochs > 1 {
-        let before = ((epochs - 1) * tokens - 1) / seq_len;
+        let before = ((epochs - 1) * tokens - extra) / seq_len;
         let last = spec.samples.unwrap_or(0) as u128 - before;
-        let per_epoch = (tokens - 1) / seq_len;
+        let per_epoch = (tokens - extra) / seq_len;
         let share = match spec.rule {
             DataRule::MegatronCore => 0.80,
             DataRule::MegatronDeepSpeed => 0.95,
@@ -212,7 +257,9 @@ fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Re
         }
     }
     let [entries, epochs, samples] = [entries, epochs, samples].map(|count| count as u64);
-    Ok(Extent { entries, epochs, samples, apart })
+    let each = (seq_len + extra) as usize;
+    let last = if partial > 0 { (partial + extra) as usize } else { each };
+    Ok(Extent { entries, epochs, samples, apart, each, last })
 }
 
 /// All epochs' sequences: shuffled as one, or the last epoch by itself.
@@ -235,17 +282,18 @@ fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> V
 }
 
 /// Where each sample starts. A sample that ends exactly at the end of a sequence leaves the next
-/// one starting on that sequence's last token, which is the one both share.
-fn starts(seq_len: usize, samples: u64, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
-    let mut starts = Vec::with_capacity(samples as usize + 1);
+/// one starting on that sequence's last token, which is the one both share; without an extra token,
+/// behind it.
+fn starts(spec: &OrderSpec, extent: &Extent, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
+    let mut starts = Vec::with_capacity(extent.samples as usize + 1);
     starts.push([0, 0]);
     let (mut at, mut offset) = (0usize, 0u64);
-    for _ in 0..samples {
-        let mut left = seq_len as u64 + 1;
+    for sample in 1..=extent.samples {
+        let mut left = if sample < extent.samples { extent.each } else { extent.last } as u64;
         loop {
             let rest = lengths[sequences[at] as usize] as u64 - offset;
             if left <= rest {
-                offset += left - 1;
+                offset += left - spec.cut.extra();
                 break;
             }
             left -= rest;

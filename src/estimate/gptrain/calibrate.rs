@@ -6,7 +6,7 @@
 use super::dry_run;
 use crate::hardware::{Hardware, Link, Links};
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds, median};
-use crate::others::rows::{Row, logs};
+use crate::others::rows::logs::Log;
 use crate::setup::Setup;
 use base::Problems;
 use manifest::Manifest;
@@ -66,19 +66,18 @@ fn transfers(found: &Measured) -> Option<f64> {
 /// The plan's setup with the slowdown of a run of `m`: the median over its steps of what they took by what
 /// was planned for their batch. And what was learned, in one line. `name` is the log's file.
 pub fn slowdown(
-    rows: Vec<Row>,
+    log: &Log,
     name: &str,
     m: &Manifest,
     setup: Setup,
 ) -> Result<(Setup, String), Problems> {
-    let odd = logs::odd(&rows);
     let stages = dry_run::stages(m);
-    let usual = rows.iter().filter(|row| odd.iter().all(|(id, _)| *id != row.id));
-    let ratio = |row: &Row| {
-        let own = row.setup.as_ref().ok()?;
-        Some(row.seconds? / dry_run::seconds(&stages, own))
+    let mut planned: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut ratio = |(batch, seconds): &(usize, f64)| {
+        let of = || dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() });
+        seconds / *planned.entry(*batch).or_insert_with(of)
     };
-    let ratios: Vec<f64> = usual.filter_map(ratio).collect();
+    let ratios: Vec<f64> = log.steps.iter().map(&mut ratio).collect();
     let slowdown = median(ratios.iter().copied());
     if !(slowdown.is_finite() && slowdown > 0.0) {
         let what = "its steps have no times above zero";
@@ -144,6 +143,7 @@ mod tests {
     use super::*;
     use crate::hardware;
     use crate::measured::{FORMAT, Product};
+    use crate::others::rows::logs;
     use crate::setup::Program;
     use serde_json::json;
 
@@ -301,9 +301,9 @@ train: {samples: 800}
         let text: String = times.iter().enumerate().map(|(i, sec)| line(i + 1, *sec)).collect();
         let text = text + eval;
         assert!(!Measured::is(&text) && !Measured::is(&line(1, half)));
-        let rows = logs::read(&text, "metrics.jsonl", &base).unwrap();
-        assert_eq!(rows.len(), 4, "the first step warms up");
-        let (learned, said) = slowdown(rows, "metrics.jsonl", &m, base).unwrap();
+        let log = logs::read(&text, "metrics.jsonl", &base).unwrap();
+        assert_eq!((log.steps.len(), log.odd.len()), (3, 1), "the first step warms up");
+        let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
         near(dry_run::seconds(&stages, &learned), half);
         assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
         assert!(dry_run::error(learned.hardware) <= 0.1);

@@ -4,6 +4,7 @@ use super::predict::Predictor;
 use super::rows::{self, Row, logs};
 use crate::setup::Setup;
 use base::Problems;
+use std::collections::BTreeSet;
 
 /// What was learned, and the rows that contradict themselves (id and why), which were left out.
 pub struct Calibrated {
@@ -26,9 +27,8 @@ pub fn calibrate(
             return Err(Problems::one(name, what, "give the run's manifest, or a csv").into());
         }
         (true, Some(setup)) => {
-            let rows = logs::read(text, name, setup)?;
-            let odd = logs::odd(&rows);
-            (rows, odd)
+            let log = logs::read(text, name, setup)?;
+            (log.rows, log.odd)
         }
         (false, _) => {
             let mut rows = rows::read(text, name)?;
@@ -42,7 +42,8 @@ pub fn calibrate(
             (rows, odd)
         }
     };
-    rows.retain(|row| odd.iter().all(|(id, _)| *id != row.id));
+    let left_out: BTreeSet<&str> = odd.iter().map(|(id, _)| id.as_str()).collect();
+    rows.retain(|row| !left_out.contains(row.id.as_str()));
     Ok(Calibrated { predictor: Predictor::calibrated(&rows), odd })
 }
 

@@ -34,6 +34,7 @@ pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Da
     let data = Data::read(raw, &mut Blends { fallback, folder, report }, run);
     if let Some(eod) = &data.eod {
         known_token(eod, run.model, report);
+        one_bound(eod, data.inter_document_masking, report);
     }
     data
 }
@@ -241,6 +242,17 @@ fn known_token(eod: &Eod, model: &Model, report: &mut Report) {
     if report.sound(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
         let what = format!("data.eod.token {token} is not below model.vocab {}", model.vocab);
         report.add("data.eod.token", what, "give the tokenizer's end-of-document id");
+    }
+}
+
+/// Documents end by a token or by the index's bounds, not by both.
+fn one_bound(eod: &Eod, by_index: bool, report: &mut Report) {
+    let resets =
+        [("reset_attention", eod.reset_attention), ("reset_positions", eod.reset_positions)];
+    for (key, _) in resets.iter().filter(|(_, on)| by_index && *on) {
+        let what = format!("data.eod.{key} and data.inter_document_masking both end documents");
+        let remedy = "keep one: the token, or the bounds of the index";
+        report.add("data.inter_document_masking", what, remedy);
     }
 }
 

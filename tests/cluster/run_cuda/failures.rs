@@ -6,6 +6,7 @@ use super::ranks::{on_stand_in, processes, with};
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict};
 use crate::common::softgpu;
 use gptrain::base::DType;
+use gptrain::base::patience::at_any_load;
 use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{self, Group, World, threads};
 use gptrain::device::cuda::Cuda;
@@ -53,11 +54,14 @@ fn a_stopped_rank_is_named_by_those_whose_gpus_wait_for_it() {
     if !built_for_gpus(&lab) {
         return;
     }
-    let ranks = two_processes(&lab, &["comm.timeout_s=5"]);
-    ranks.signal(1, Signal::STOP);
-    let line = verdict(&ranks.end([0]));
-    let said = line.contains("is silent for") || line.contains("never entered");
-    assert!(said && line.contains("rank 1 (node") && line.contains("TP0 PP0 DP1"), "{line}");
+    at_any_load(Duration::from_secs(5), |limit| {
+        let lab = Lab::new();
+        let ranks = two_processes(&lab, &[&format!("comm.timeout_s={}", limit.as_secs())]);
+        ranks.signal(1, Signal::STOP);
+        let line = verdict(&ranks.end([0]));
+        let said = line.contains("is silent for") || line.contains("never entered");
+        assert!(said && line.contains("rank 1 (node") && line.contains("TP0 PP0 DP1"), "{line}");
+    });
 }
 
 /// The process lives and says so: what is known of its GPU names it.
@@ -67,7 +71,12 @@ fn a_gpu_that_hangs_is_named_by_the_collective_it_never_came_to() {
     if !built_for_gpus(&lab) {
         return;
     }
-    let mut command = two_threads(&lab, &with(&LONG, &["comm.timeout_s=5"]));
+    at_any_load(Duration::from_secs(5), hangs);
+}
+
+fn hangs(limit: Duration) {
+    let (lab, limit) = (Lab::new(), format!("comm.timeout_s={}", limit.as_secs()));
+    let mut command = two_threads(&lab, &with(&LONG, &[&limit]));
     let line = verdict(&[Done::of(command.env("SOFTGPU_FAIL", "1:300:0").output().unwrap())]);
     assert!(line.contains("rank 1 (") && line.contains("TP0 PP0 DP1"), "{line}");
     // Its gradients' group, or that of the host's words among the same ranks: which waits first is

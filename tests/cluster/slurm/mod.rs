@@ -9,6 +9,7 @@ use crate::common::binary;
 use crate::common::binary::{Lab, free_port, until};
 use crate::common::softgpu;
 use cluster::Cluster;
+use gptrain::base::patience::at_any_load;
 use gptrain::comm::tcp::SEND_LIMIT;
 use gptrain::device::cuda::{FOLDER, Kernels};
 use gptrain::estimate::measured::Measured;
@@ -16,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// Two of everything.
 const GRID: [&str; 4] =
@@ -27,7 +29,7 @@ const LONG: [&str; 5] = [
     "train.eval_interval=0",
     "log.interval=100000",
     "checkpoint.interval=5",
-    "comm.timeout_s=5",
+    "comm.timeout_s=60",
 ];
 
 #[test]
@@ -306,12 +308,15 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
 
 /// Slurm does not notice a stopped task, but with `--kill-on-bad-exit` ends it with the others.
 fn a_stopped_task_is_named(cluster: &Cluster) {
-    let lab = Lab::new();
-    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG]);
-    let output = job.during(&["--kill-on-bad-exit=1"], || job.signal(2, Signal::STOP));
-    let line = verdict(&output);
-    assert!(line.contains("rank 2 (node n2, TP0 PP0 DP1)"), "{line}");
-    job.all_ended();
+    at_any_load(Duration::from_secs(5), |limit| {
+        let lab = Lab::new();
+        let limit = format!("comm.timeout_s={}", limit.as_secs());
+        let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG, &[&limit]]);
+        let output = job.during(&["--kill-on-bad-exit=1"], || job.signal(2, Signal::STOP));
+        let line = verdict(&output);
+        assert!(line.contains("rank 2 (node n2, TP0 PP0 DP1)"), "{line}");
+        job.all_ended();
+    });
 }
 
 /// A node's tasks do not need its slurmd; when they die too, the others end.

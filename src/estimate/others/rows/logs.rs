@@ -2,9 +2,33 @@
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
+use crate::measured::median;
 use crate::setup::Setup;
 use base::Problems;
 use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Rows that the steps of one batch size are summed up in at most: what is learned from them takes
+/// the cube of their number.
+const STRETCHES: usize = 32;
+
+/// The steps of a run.
+pub struct Log {
+    /// Stretches of steps of one batch size, each with its median: at most `STRETCHES` of a size.
+    pub rows: Vec<Row>,
+    /// Batch and seconds of each step, but those that are odd.
+    pub steps: Vec<(usize, f64)>,
+    /// Lines whose time is far from the median of their batch, and what is odd about them.
+    pub odd: Vec<(String, String)>,
+}
+
+/// A line that says how long a step took.
+struct Step {
+    line: usize,
+    seconds: f64,
+    memory_gb: Option<f64>,
+    tflops: Option<f64>,
+}
 
 /// What a line says.
 struct Line {
@@ -14,61 +38,101 @@ struct Line {
 
 /// A step of `metrics.jsonl`; an evaluation has no seconds.
 #[derive(Deserialize)]
-struct Step {
+struct Metrics {
     sec: f64,
     global_batch: usize,
 }
 
 fn read_line(line: &str) -> Option<Line> {
     if line.starts_with('{') {
-        let Step { sec, global_batch } = serde_json::from_str(line).ok()?;
+        let Metrics { sec, global_batch } = serde_json::from_str(line).ok()?;
         return Some(Line { seconds: sec, global: Some(global_batch as f64) });
     }
     Some(Line { seconds: seconds(line)?, global: field(line, "global batch size:") })
 }
 
-/// Every iteration's line, as a run of `setup` with that line's batch. The first is left out where
-/// there are more: it pays for the warm-up.
-pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Vec<Row>, Problems> {
-    let mut rows: Vec<Row> = Vec::new();
+/// The steps of a run of `setup`, each with its line's batch, in memory that grows with the log. The
+/// first is left out where there are more: it pays for the warm-up. So are times that are none.
+pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
+    let mut batches: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
+    let (mut first, mut newest) = (None, None);
     for (number, line) in text.lines().enumerate() {
         if let Some(reserved) = field(line, "max reserved:")
-            && let Some(row) = rows.last_mut()
+            && let Some(step) = newest.and_then(|batch| batches.get_mut(&batch)?.last_mut())
         {
-            row.memory_gb = Some(reserved / 1000.0);
+            step.memory_gb = Some(reserved / 1000.0);
         }
         let Some(Line { seconds, global }) = read_line(line) else { continue };
-        let mut setup = setup.clone();
-        if let Some(batch) = global {
-            setup.global = batch as usize;
-        }
-        rows.push(Row {
-            id: format!("line {}", number + 1),
-            line: number + 1,
-            group: format!("batch {}", setup.global),
-            source: name.to_string(),
-            seconds: Some(seconds),
-            seconds_printed: true,
-            memory_gb: None,
-            fits: Some(true),
-            tflops: field(line, "TFLOPs:"),
-            devices: None,
-            flags: Vec::new(),
-            use_time: true,
-            use_memory: true,
-            setup: Ok(setup),
-        });
+        let batch = global.map_or(setup.global, |batch| batch as usize);
+        let tflops = field(line, "TFLOPs:");
+        let step = Step { line: number + 1, seconds, memory_gb: None, tflops };
+        batches.entry(batch).or_default().push(step);
+        first.get_or_insert(batch);
+        newest = Some(batch);
     }
-    if rows.is_empty() {
+    let Some(first) = first else {
         let what = "no line says `elapsed time per iteration`, and none is a step of metrics.jsonl";
         let remedy = "give a log of Megatron, Megatron-DeepSpeed or gptrain, a metrics.jsonl, or (of \
                       other programs) a csv of runs";
         return Err(Problems::one(name, what, remedy));
+    };
+    if batches.values().map(Vec::len).sum::<usize>() > 1 {
+        batches.get_mut(&first).expect("it is of this batch").remove(0);
     }
-    if rows.len() > 1 {
-        rows.remove(0);
+    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new() };
+    for (batch, mut steps) in batches {
+        steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
+        usual(&mut steps, &mut log.odd);
+        log.steps.extend(steps.iter().map(|step| (batch, step.seconds)));
+        let each = steps.len().div_ceil(STRETCHES).max(1);
+        let setup = Setup { global: batch, ..setup.clone() };
+        log.rows.extend(steps.chunks(each).map(|stretch| row(stretch, name, &setup)));
     }
-    Ok(rows)
+    Ok(log)
+}
+
+/// Steps of one batch that follow each other, as a measured run.
+fn row(steps: &[Step], name: &str, setup: &Setup) -> Row {
+    let (first, last) = (steps[0].line, steps[steps.len() - 1].line);
+    let median_of = |value: fn(&Step) -> Option<f64>| {
+        let found = median(steps.iter().filter_map(value));
+        found.is_finite().then_some(found)
+    };
+    Row {
+        id: if first == last {
+            format!("line {first}")
+        } else {
+            format!("lines {first} to {last}")
+        },
+        line: first,
+        group: format!("batch {}", setup.global),
+        source: name.to_string(),
+        seconds: median_of(|step| Some(step.seconds)),
+        seconds_printed: true,
+        memory_gb: median_of(|step| step.memory_gb),
+        fits: Some(true),
+        tflops: median_of(|step| step.tflops),
+        devices: None,
+        flags: Vec::new(),
+        use_time: true,
+        use_memory: true,
+        setup: Ok(setup.clone()),
+    }
+}
+
+/// Leaves out the steps whose time is far from the median of all, which are of one batch.
+fn usual(steps: &mut Vec<Step>, odd: &mut Vec<(String, String)>) {
+    let middle = median(steps.iter().map(|step| step.seconds));
+    let few = steps.len() < 3;
+    steps.retain(|Step { line, seconds, .. }| {
+        let usual = few || (0.8..1.25).contains(&(seconds / middle));
+        if !usual {
+            let times = seconds / middle;
+            let what = format!("{seconds:.2} s is {times:.2} times its neighbours': left out");
+            odd.push((format!("line {line}"), what));
+        }
+        usual
+    });
 }
 
 fn seconds(line: &str) -> Option<f64> {
@@ -80,20 +144,4 @@ fn seconds(line: &str) -> Option<f64> {
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.split_once(name)?.1.trim_start();
     rest.split(|c: char| c == '|' || c.is_whitespace()).next()?.parse().ok()
-}
-
-/// Lines whose time is far from the median of their batch.
-pub fn odd(rows: &[Row]) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for row in rows {
-        let alike = rows.iter().filter(|other| other.group == row.group);
-        let mut times: Vec<f64> = alike.filter_map(|other| other.seconds).collect();
-        times.sort_by(f64::total_cmp);
-        let (median, own) = (times[times.len() / 2], row.seconds.unwrap_or(0.0));
-        if times.len() > 2 && !(0.8..1.25).contains(&(own / median)) {
-            let what = format!("{own:.2} s is {:.2} times its neighbours': left out", own / median);
-            found.push((row.id.clone(), what));
-        }
-    }
-    found
 }
