@@ -99,6 +99,7 @@ pub fn main() -> ExitCode {
     let document = match &command {
         Command::Bench(args) => args.json(),
         Command::Eval(args) => args.json(),
+        Command::Sample(args) => args.json(),
         _ => false,
     };
     let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };

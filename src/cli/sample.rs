@@ -1,7 +1,8 @@
 //! `gptrain sample`
 
+use clap::builder::NonEmptyStringValueParser;
 use std::path::PathBuf;
-use train::generate::{self, Options};
+use train::generate::{self, Choice, Options};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -13,27 +14,48 @@ pub struct Args {
     /// Tokens to generate
     #[arg(long, default_value_t = 120)]
     tokens: usize,
+    /// Texts to generate
+    #[arg(long, default_value_t = 1)]
+    samples: usize,
+    /// End a text before this; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
     /// 0 takes the likeliest token each time; 1 samples as the model says
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
     /// Choose among this many likeliest tokens; 0 is all
     #[arg(long, default_value_t = 40)]
     top_k: usize,
+    /// Choose among the fewest likeliest tokens with this probability together; 1 is all
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// A tokenizer.json, if not the manifest's
     #[arg(long)]
     tokenizer: Option<PathBuf>,
+    /// Print one JSON line for each text
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn json(&self) -> bool {
+        self.json
+    }
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let Args { temperature, top_k, top_p, .. } = args;
     generate::generate(&Options {
         checkpoint: args.checkpoint,
         prompt: args.prompt,
         tokens: args.tokens,
-        temperature: args.temperature,
-        top_k: args.top_k,
+        samples: args.samples,
+        stop: args.stop,
+        choice: Choice { temperature, top_k, top_p },
         seed: args.seed,
         tokenizer: args.tokenizer,
+        json: args.json,
     })
 }

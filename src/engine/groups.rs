@@ -171,6 +171,7 @@ pub fn context<'a>(
         seed: manifest.train.seed,
         training,
         z_loss: manifest.train.z_loss.filter(|_| training),
+        past: 0,
     }
 }
 

@@ -1,4 +1,5 @@
-//! The next token's logits, of one rank, for looking at what was learned.
+//! The next token's logits, of one rank, for looking at what was learned. Keys and values of a text's
+//! tokens are kept, so that a token more costs one token's forward.
 
 use super::arenas::Arenas;
 use super::frozen::Frozen;
@@ -6,15 +7,30 @@ use super::groups::{Groups, context};
 use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
 use manifest::{Manifest, Model};
-use model::{Activations, Inputs, ModelShard, Stage, Tables};
+use model::{Activations, Cx, Inputs, ModelShard, Past, Stage, Tables};
 use std::ops::{Deref, Range};
 
-/// The model without its optimizer, for one text at a time.
+/// Tokens of a prompt that are computed at once.
+const PROMPT: usize = 128;
+
+/// The model without its optimizer, for one text at a time. Weights are written before the first
+/// logits are asked for.
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
     weights: Frozen<'a>,
+    context_len: usize,
+    past: Past,
+    /// Of one token, and of several.
+    one: Pass,
+    several: Pass,
+    /// The tokens whose keys and values are kept.
+    kept: Vec<u32>,
+}
+
+/// A forward of so many tokens.
+struct Pass {
     activations: Activations,
     batch: Batch,
 }
@@ -22,7 +38,8 @@ pub struct Sampler<'a> {
 struct Laid<'a> {
     weights: Frozen<'a>,
     tables: Tables,
-    activations: Activations,
+    past: Past,
+    passes: [Activations; 2],
 }
 
 impl<'a> Deref for Sampler<'a> {
@@ -33,8 +50,8 @@ impl<'a> Deref for Sampler<'a> {
 }
 
 impl<'a> Sampler<'a> {
-    /// Reserves f32 weights and the buffers for one sample of `context_len` tokens. The weights are
-    /// zero until every slice is written.
+    /// Reserves f32 weights, and buffers for a text of `context_len` tokens. The weights are zero
+    /// until every slice is written.
     pub fn new(
         be: &'a dyn Backend,
         manifest: &Manifest,
@@ -43,23 +60,22 @@ impl<'a> Sampler<'a> {
         let groups = Groups::solo();
         let manifest = Frozen::manifest(manifest);
         let lay = |at: &Arenas| lay(be, &groups, &manifest, context_len, at);
-        let (Laid { weights, tables, activations }, _) = Arenas::laid(be, lay)?;
+        let (Laid { weights, tables, past, passes }, _) = Arenas::laid(be, lay)?;
         tables.upload(&context(be, &groups, &manifest, false));
-        Ok(Sampler {
-            be,
-            groups,
-            manifest,
-            weights,
-            activations,
-            // Causal attention makes what follows the last token harmless.
-            batch: Batch::causal(&vec![0; context_len + 1], 1, 0, 0.0),
-        })
+        let [one, several] = passes.map(|activations| {
+            let batch = Batch::causal(&vec![0; activations.inputs.rows() + 1], 1, 0, 0.0);
+            Pass { activations, batch }
+        });
+        let kept = Vec::new();
+        Ok(Sampler { be, groups, manifest, weights, context_len, past, one, several, kept })
     }
 
-    /// Logits of the token after `tokens`, one for each entry of the vocabulary.
+    /// Logits of the token after `tokens`, one for each entry of the vocabulary. Of a text longer
+    /// than the context its end is read.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let context_len = self.batch.seq_len();
-        let tail = &tokens[tokens.len().saturating_sub(context_len)..];
+        let tail = &tokens[tokens.len().saturating_sub(self.context_len)..];
+        let same = self.kept.iter().zip(tail).take_while(|(kept, token)| kept == token).count();
+        self.kept.truncate(same.min(tail.len() - 1));
         let mut last = Vec::new();
         self.forward(tail, tail.len() - 1..tail.len(), |_, logits| last = logits.to_vec());
         last
@@ -68,31 +84,51 @@ impl<'a> Sampler<'a> {
     /// Calls `each` with every position of `tokens`, which fit into the context, and the logits of
     /// the token after it.
     pub fn each_logits(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) {
+        self.kept.clear();
         self.forward(tokens, 0..tokens.len(), each);
     }
 
+    /// Runs the tokens that are not kept yet. They follow those that are.
     fn forward(
         &mut self,
         tokens: &[u32],
         positions: Range<usize>,
         mut each: impl FnMut(usize, &[f32]),
     ) {
-        for (to, token) in self.batch.column_mut(Column::Tokens).iter_mut().zip(tokens) {
-            *to = *token as i32;
-        }
-        let cx = context(self.be, &self.groups, &self.manifest, false);
-        let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
-        self.activations.inputs.upload(self.be, &self.batch);
-        stage.forward(&self.activations);
         let Model { vocab, vocab_padded, logit_softcap, .. } = self.manifest.model;
         let mut host = vec![0.0; vocab_padded];
-        for position in positions {
-            let logits = stage.logits(&self.activations, position);
-            self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
-            if let Some(cap) = logit_softcap {
-                host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        while let left @ 1.. = tokens.len() - self.kept.len() {
+            let first = self.kept.len();
+            let pass = if left == 1 { &mut self.one } else { &mut self.several };
+            let new = &tokens[first..][..left.min(pass.batch.seq_len())];
+            pass.fill(first, new);
+            let cx = context(self.be, &self.groups, &self.manifest, false);
+            let cx = Cx { past: first, ..cx };
+            self.past.begin(&cx, first, pass.batch.seq_len());
+            let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
+            pass.activations.inputs.upload(self.be, &pass.batch);
+            stage.forward(&pass.activations);
+            for row in (0..new.len()).filter(|row| positions.contains(&(first + row))) {
+                let logits = stage.logits(&pass.activations, row);
+                self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
+                if let Some(cap) = logit_softcap {
+                    host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+                }
+                each(first + row, &host[..vocab]);
             }
-            each(position, &host[..vocab]);
+            self.kept.extend(new);
+        }
+    }
+}
+
+impl Pass {
+    /// The tokens `new` from position `first` on. What is left of the rows follows them, seen by none.
+    fn fill(&mut self, first: usize, new: &[u32]) {
+        for (row, to) in self.batch.column_mut(Column::Tokens).iter_mut().enumerate() {
+            *to = new.get(row).map_or(0, |token| *token as i32);
+        }
+        for (row, to) in self.batch.column_mut(Column::Positions).iter_mut().enumerate() {
+            *to = if row < new.len() { (first + row) as i32 } else { 0 };
         }
     }
 }
@@ -106,9 +142,16 @@ fn lay<'a>(
 ) -> Laid<'a> {
     let cx = context(be, groups, m, false);
     let weights = Frozen::lay(be, &m.model, ModelShard::whole(&m.model), at);
-    let tables = Tables::plan(&cx, &at.inputs);
-    let inputs = Inputs::plan(1, context_len, true, &at.inputs);
+    let several = PROMPT.min(context_len);
+    // The last rows of a prompt's pass may lie behind the context.
+    let past = Past::plan(&cx, context_len + several, &at.inputs);
+    let tables = Tables { past: Some(past), ..Tables::plan(&cx, &at.inputs) };
     let chunk = &weights.layout().shard.chunks[0];
-    let activations = Activations::plan(&cx, chunk, inputs, &tables, &at.workspace, &at.workspace);
-    Laid { weights, tables, activations }
+    let pass = |tokens: usize| {
+        let inputs = Inputs::plan(1, tokens, true, &at.inputs);
+        let plan = |space: &_| Activations::plan(&cx, chunk, inputs, &tables, space, space);
+        at.workspace.temporary(plan)
+    };
+    let passes = [1, several].map(pass);
+    Laid { weights, tables, past, passes }
 }

@@ -14,6 +14,7 @@ mod inputs;
 pub mod layers;
 mod layout;
 pub mod mup;
+mod past;
 mod stage;
 mod tables;
 mod tensor_parallel;
@@ -22,6 +23,7 @@ mod weights;
 pub use buffers::{BlockArenas, GradBuffers};
 pub use inputs::Inputs;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
+pub use past::Past;
 pub use stage::{Activations, MicroBatch, ParamStore, Stage};
 pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
@@ -47,6 +49,8 @@ pub struct Cx<'a> {
     pub training: bool,
     /// The coefficient of the second loss, in training.
     pub z_loss: Option<f32>,
+    /// Tokens of the text before the batch's, where their keys and values are kept (`Past`).
+    pub past: usize,
 }
 
 impl Cx<'_> {

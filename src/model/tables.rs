@@ -1,7 +1,7 @@
-//! What attention reads besides weights and inputs, which never changes: ALiBi's slopes, and how far
-//! RoPE turns each position.
+//! What attention reads besides weights and inputs: ALiBi's slopes and how far RoPE turns each
+//! position, which never change, and the past of a text that grows.
 
-use super::Cx;
+use super::{Cx, Past};
 use base::DType;
 use device::{Arena, Tensor};
 use manifest::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
@@ -14,6 +14,7 @@ pub struct Tables {
     pub slopes: Option<Tensor>,
     /// [T, head_dim]: the cosines of a position's angles, then their sines.
     pub rotations: Option<Tensor>,
+    pub past: Option<Past>,
 }
 
 impl Tables {
@@ -23,8 +24,8 @@ impl Tables {
         let rotations = || arena.matrix(cx.model.seq_len, heads.dim, cx.dtype);
         match cx.model.position {
             Position::Learned => Tables::default(),
-            Position::Alibi => Tables { slopes: Some(slopes()), rotations: None },
-            Position::Rope(_) => Tables { slopes: None, rotations: Some(rotations()) },
+            Position::Alibi => Tables { slopes: Some(slopes()), ..Tables::default() },
+            Position::Rope(_) => Tables { rotations: Some(rotations()), ..Tables::default() },
         }
     }
 

@@ -1,12 +1,12 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
 use super::launch::{Device, LocalRank};
-use anyhow::Context;
-use base::{Problems, rng};
+use base::{Problems, rng, say};
 use checkpoint::{self, Index};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use manifest::{self, Manifest, Precision};
+use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -14,101 +14,273 @@ pub struct Options {
     /// A run's folder or one checkpoint.
     pub checkpoint: PathBuf,
     pub prompt: String,
+    /// Of each text, at most, after the prompt.
     pub tokens: usize,
-    pub temperature: f64,
-    pub top_k: usize,
+    /// How many texts.
+    pub samples: usize,
+    /// A text ends before the first of these.
+    pub stop: Vec<String>,
+    pub choice: Choice,
     pub seed: u64,
     pub tokenizer: Option<PathBuf>,
+    /// One JSON line for each text, in place of the text as it grows.
+    pub json: bool,
 }
 
-/// Prints the prompt and the generated text.
+/// How a token is chosen by its logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// What logits are divided by; 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Among this many likeliest tokens; 0: all.
+    pub top_k: usize,
+    /// Among the fewest likeliest tokens whose probabilities add up to this (Holtzman et al. 2020).
+    pub top_p: f64,
+}
+
+/// Prints the prompt with what follows it.
 pub fn generate(options: &Options) -> anyhow::Result<()> {
+    let Choice { top_p, .. } = options.choice;
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        let what = format!("{top_p} is not above 0 and at most 1");
+        return Err(Problems::one("--top-p", what, "take 1 for all tokens").into());
+    }
     let folder = checkpoint::find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
     let loaded =
         manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
     let m = &loaded.manifest;
-    let path = options.tokenizer.as_ref().or(m.data.tokenizer.as_ref()).ok_or_else(|| {
-        let what = "the run's manifest names no tokenizer";
-        Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
-    })?;
-    let tokenizer = Tokenizer::load(path)?;
-    let start = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
-    let mut tokens = tokenizer.encode(&options.prompt);
+    let tokenizer = tokenizer(options, m, &folder)?;
+    let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
+    let mut prompt = tokenizer.encode(&options.prompt);
     if tokenizer.encode("").is_empty() {
-        tokens.insert(0, start); // a document begins after the end of another
+        tracing::info!("the text begins after token {end}, the end of another document");
+        prompt.insert(0, end);
     } // else the tokenizer begins every text with a token of its own
-    if let Some(token) = tokens.iter().find(|t| **t as usize >= m.model.vocab) {
-        let what = format!("gives token {token}, the model's vocabulary is {}", m.model.vocab);
-        return Err(Problems::one(path.display().to_string(), what, "use the run's own").into());
-    }
-
-    let context = (tokens.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
+    let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
     // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;
-    let mut out = std::io::stdout().lock();
-    let mut shown = Shown::default();
-    shown.show(&tokenizer, &tokens[1..], &mut out)?;
-    for i in 0..options.tokens {
-        let logits = sampler.logits(&tokens);
-        let token = draw(&logits, options, i as u64);
-        if token == start {
+    for number in 0..options.samples {
+        let text = Text::new(&tokenizer, prompt.clone());
+        if !one(options, number, text, end, &mut sampler) {
             break;
         }
-        tokens.push(token);
-        shown.show(&tokenizer, &tokens[1..], &mut out)?;
     }
-    writeln!(out)?;
     Ok(())
 }
 
-/// Bytes of the text that are printed; a character of several tokens is printed with the last one.
-#[derive(Default)]
-struct Shown {
-    bytes: usize,
+/// The tokenizer that is asked for or else the manifest's: it has to be the model's.
+fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
+    let named = m.data.tokenizer.as_ref();
+    let path = options.tokenizer.as_ref().or(named).ok_or_else(|| {
+        let what = "the run's manifest names no tokenizer";
+        Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
+    })?;
+    let tokenizer = Tokenizer::load(path)?;
+    let own = named.filter(|own| *own != path).and_then(|own| Tokenizer::load(own).ok());
+    let (has, model) = (tokenizer.vocab(), m.model.vocab);
+    let what = match own.map(|own| own.vocab()).filter(|own| *own != has) {
+        _ if has > model => format!("has {has} tokens, the model knows {model}"),
+        Some(own) => format!("has {has} tokens, the run's own tokenizer has {own}"),
+        None => return Ok(tokenizer),
+    };
+    let remedy = "it is another model's: take the one that the training data was made with";
+    Err(Problems::one(path.display().to_string(), what, remedy).into())
 }
 
-impl Shown {
-    fn show(
-        &mut self,
-        tokenizer: &Tokenizer,
-        tokens: &[u32],
-        out: &mut impl Write,
-    ) -> anyhow::Result<()> {
-        let text = tokenizer.decode(tokens);
+/// One text; whether somebody still reads.
+fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut Sampler) -> bool {
+    let several = options.samples > 1 && !options.json;
+    let heading = format!("=== {} of {} ===\n", number + 1, options.samples);
+    let show = |text: &mut Text, whole: bool| {
+        let new = if options.json { "" } else { text.next(&options.stop, whole) };
+        put(new)
+    };
+    if several && !put(&heading) || !show(&mut text, false) {
+        return false;
+    }
+    // The first text is the one that a seed has always given.
+    let stream = if number == 0 { "sample".to_string() } else { format!("sample.{number}") };
+    let key = rng::key(options.seed, &stream);
+    let mut finish = "tokens";
+    for i in 0..options.tokens {
+        let known = sampler.model().vocab.min(text.tokenizer.vocab());
+        let at = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
+        let token = options.choice.pick(&sampler.logits(&text.tokens)[..known], at);
+        if token == end {
+            finish = "end of document";
+            break;
+        }
+        text.push(token);
+        if text.cut_before(&options.stop) {
+            finish = "stop";
+            break;
+        }
+        if !show(&mut text, false) {
+            return false;
+        }
+    }
+    if !options.json {
+        return show(&mut text, true) && put("\n");
+    }
+    let (prompt, more) = text.whole.split_at(text.prompt);
+    let line = json!({
+        "sample": number, "prompt": prompt, "text": more, "tokens": text.generated(),
+        "finish": finish,
+    });
+    put(&format!("{line}\n"))
+}
+
+/// Prints at once; whether somebody still reads.
+fn put(text: &str) -> bool {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let reads = written.is_ok();
+    say::until_closed(written);
+    reads
+}
+
+/// A text that grows token by token.
+struct Text<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The first of them is before the text.
+    tokens: Vec<u32>,
+    /// Of the prompt.
+    given: usize,
+    /// What they are, but for a character of which only some bytes are there.
+    whole: String,
+    /// Bytes of the prompt, and bytes that were printed.
+    prompt: usize,
+    shown: usize,
+}
+
+impl<'a> Text<'a> {
+    fn new(tokenizer: &'a Tokenizer, tokens: Vec<u32>) -> Text<'a> {
+        let given = tokens.len();
+        let mut text = Text { tokenizer, tokens, given, whole: String::new(), prompt: 0, shown: 0 };
+        text.decode();
+        text.prompt = text.whole.len();
+        text
+    }
+
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.decode();
+    }
+
+    fn decode(&mut self) {
+        let text = self.tokenizer.decode(&self.tokens[1..]);
         let whole = text.trim_end_matches('\u{fffd}');
-        if whole.len() > self.bytes {
-            out.write_all(&whole.as_bytes()[self.bytes..]).context("cannot write the text")?;
-            out.flush()?;
-            self.bytes = whole.len();
+        // Another decoding of what is there already would not be what was printed.
+        if whole.len() >= self.whole.len() {
+            self.whole = whole.to_string();
         }
-        Ok(())
+    }
+
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.given
+    }
+
+    /// Cuts what was generated before the first of some strings; whether there is one.
+    fn cut_before(&mut self, stop: &[String]) -> bool {
+        let generated = self.whole.get(self.prompt..).unwrap_or_default();
+        let found = stop.iter().filter_map(|stop| generated.find(stop.as_str())).min();
+        found.iter().for_each(|at| self.whole.truncate(self.prompt + at));
+        found.is_some()
+    }
+
+    /// What is to be printed now: of a text that is not whole, not what may begin a stop string.
+    fn next(&mut self, stop: &[String], whole: bool) -> &str {
+        let end = if whole { self.whole.len() } else { self.whole.len() - self.held(stop) };
+        let from = self.shown;
+        self.shown = from.max(end);
+        self.whole.get(from..self.shown).unwrap_or_default()
+    }
+
+    /// Bytes at the end that may be the beginning of a stop string.
+    fn held(&self, stop: &[String]) -> usize {
+        let generated = self.whole.get(self.prompt..).unwrap_or_default();
+        let begins = |from: &usize| {
+            let tail = generated.get(*from..);
+            tail.is_some_and(|tail| stop.iter().any(|stop| stop.starts_with(tail)))
+        };
+        (0..generated.len()).find(begins).map_or(0, |from| generated.len() - from)
     }
 }
 
-/// Samples a token by temperature and top-k; the `i`th random number of the seed.
-fn draw(logits: &[f32], options: &Options, i: u64) -> u32 {
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    if options.top_k > 0 {
-        order.truncate(options.top_k);
-    }
-    if options.temperature <= 0.0 {
-        return order[0] as u32;
-    }
-    let best = logits[order[0]] as f64;
-    let odds = |t: usize| ((logits[t] as f64 - best) / options.temperature).exp();
-    let total: f64 = order.iter().map(|t| odds(*t)).sum();
-    let key = rng::key(options.seed, "sample");
-    let mut left = rng::below(key, i, 1 << 53) as f64 / (1u64 << 53) as f64 * total;
-    for token in &order {
-        left -= odds(*token);
-        if left < 0.0 {
-            return *token as u32;
+impl Choice {
+    /// The token at `at`, from 0 to 1, of the distribution; the likeliest first.
+    fn pick(&self, logits: &[f32], at: f64) -> u32 {
+        let likelier =
+            |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then_with(|| a.cmp(b));
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        let most = if self.temperature <= 0.0 { 1 } else { self.top_k };
+        if (1..order.len()).contains(&most) {
+            order.select_nth_unstable_by(most - 1, likelier);
+            order.truncate(most);
         }
+        order.sort_unstable_by(likelier);
+        if self.temperature <= 0.0 {
+            return order[0] as u32;
+        }
+        let best = f64::from(logits[order[0]]);
+        let odds = |token: usize| ((f64::from(logits[token]) - best) / self.temperature).exp();
+        let total: f64 = order.iter().map(|token| odds(*token)).sum();
+        let mut kept = 0.0;
+        let enough = order.iter().position(|token| {
+            kept += odds(*token);
+            kept >= self.top_p * total
+        });
+        order.truncate(enough.map_or(order.len(), |last| last + 1));
+        let mut left = at * kept;
+        let found = order.iter().find(|token| {
+            left -= odds(**token);
+            left < 0.0
+        });
+        *found.unwrap_or(&order[0]) as u32
     }
-    order[0] as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_chosen_among_the_likeliest() {
+        let logits = [0.0, 3f32.ln(), 2f32.ln(), f32::NEG_INFINITY, 2f32.ln()];
+        let pick = |top_k, top_p, temperature| {
+            let choice = Choice { temperature, top_k, top_p };
+            let mut counts = [0; 5];
+            (0..800).for_each(|i| {
+                counts[choice.pick(&logits, (f64::from(i) + 0.5) / 800.0) as usize] += 1
+            });
+            counts
+        };
+        assert_eq!(pick(0, 1.0, 1.0), [100, 300, 200, 0, 200]);
+        assert_eq!(pick(2, 1.0, 1.0), [0, 480, 320, 0, 0], "of two alike the first");
+        assert_eq!(pick(0, 0.6, 1.0), [0, 480, 320, 0, 0]);
+        assert_eq!(pick(0, 0.3, 1.0), [0, 800, 0, 0, 0]);
+        assert_eq!(pick(3, 1.0, 0.0), [0, 800, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_text_ends_before_a_stop_string_and_shows_nothing_of_it() {
+        let tokenizer = Tokenizer::of_bytes();
+        let mut text = Text::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
+        let stop = ["..b".to_string()];
+        assert_eq!(text.next(&stop, false), "a.");
+        let mut shown = String::new();
+        for byte in *b"c...b" {
+            text.push(byte.into());
+            if text.cut_before(&stop) {
+                break;
+            }
+            shown += text.next(&stop, false);
+        }
+        assert_eq!(shown, "c.");
+        assert_eq!((text.next(&stop, true), text.whole.as_str()), ("", "a.c."));
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::{linear, norm};
 use crate::weights::Weight::*;
-use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables, mup};
+use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Past, Tables, mup};
 use base::DType::F32;
 use device::Epilogue::{Bias, Nothing};
 use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
@@ -19,6 +19,7 @@ pub struct Acts {
     pub out:  Tensor, // [n, H]   and outside
     rotation: Option<Rotation>,
     attend: Attend,
+    past: Option<(usize, Past)>, // with the layer's number
 }
 
 impl Acts {
@@ -60,6 +61,7 @@ impl Acts {
                 slopes: tables.slopes,
                 dropout: Dropout { first_row: 0, ..drop },
             },
+            past: tables.past.map(|past| (layer, past)),
         }
     }
 
@@ -77,7 +79,12 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
     linear::forward(cx, a.norm.h_in, w[QkvW], bias, a.qkv.set());
     turn(cx, w, a);
-    cx.be.attention(a.turned, &a.attend, a.ctx.set(), a.lse.set());
+    match a.past {
+        None => cx.be.attention(a.turned, &a.attend, a.ctx.set(), a.lse.set()),
+        Some((layer, past)) => {
+            past.attend(cx, layer, &a.attend, [a.turned, a.ctx]);
+        }
+    }
     linear::forward(cx, a.ctx, w[ProjW], Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
