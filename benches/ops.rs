@@ -443,6 +443,7 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let how = Attend {
         heads,
         first_head: 0,
+        scale: 1.0 / (heads.dim as f32).sqrt(),
         seq: shape.seq,
         visible: Visible::Causal,
         window: None,
@@ -482,7 +483,7 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let scalars = t.matrix_of(1, 3, DType::F32);
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
-    let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1 };
+    let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 1.0 };
     let b = grad.bytes() as f64;
     let written = if live == master { 0.0 } else { live.bytes() as f64 };
     let one = |name: &str, times, each: f64, run: Box<dyn Fn() + 'a>| {

@@ -66,7 +66,7 @@ enum Command {
     /// Name the rank that stopped a failed run, from its dump folder
     Diagnose(diagnose::Args),
     /// Estimate what a run needs: memory, time, days, and what to change
-    Estimate(estimate::Args),
+    Estimate(Box<estimate::Args>),
     /// Check the machine before a run: products, copies, files, groups, and which node is slow
     Bench(bench::Args),
     /// Check, show or describe manifests
@@ -134,7 +134,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => match estimate::run(args)? {
+        Command::Estimate(args) => match estimate::run(*args)? {
             true => Ok(()),
             false => Err(exit::DoesNotFit.into()),
         },

@@ -218,7 +218,7 @@ fn offload_is_tried_with_the_optimizers_that_have_it() {
         assert_eq!(found.iter().any(|c| away(&c)), has, "{optimizer}");
         for candidate in found.iter().filter(away).step_by(37) {
             let sets = search::print::sets(&request.manifest, &candidate.setup);
-            let sets = [&sets[..], &[base.clone()]].concat();
+            let sets = [&sets[..], std::slice::from_ref(&base)].concat();
             let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
             near(candidate.bytes, alone.view(Predictor::shipped()).0.reserved, 1e-9);
         }
