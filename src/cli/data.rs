@@ -54,7 +54,7 @@ fn load(path: &Path) -> Result<Tokenizer> {
 }
 
 /// A dataset's prefix, where the user named one of its two files.
-fn prefix(named: &Path) -> PathBuf {
+pub fn prefix(named: &Path) -> PathBuf {
     let text = named.to_string_lossy();
     let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
     cut.map_or(named.into(), PathBuf::from)

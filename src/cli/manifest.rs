@@ -1,12 +1,16 @@
-//! `gptrain manifest`: check a manifest, show its effective values, print the schema for editors.
+//! `gptrain manifest`: make a manifest, check a manifest, show its effective values, print the schema for editors.
 
 use base::Count;
+use base::output::{self, Existing};
 use clap::{Args, Subcommand};
+use estimate::words;
 use manifest::{self, Loaded, Manifest};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write a first manifest, commented, from a dataset, a tokenizer and a wanted size.
+    New(New),
     /// Check a manifest: every mistake with its line and a remedy, or "ok" and a summary.
     Check(Source),
     /// Print the effective manifest: every key with its value, defaults included.
@@ -25,8 +29,46 @@ pub struct Source {
     pub sets: Vec<String>,
 }
 
+#[derive(Debug, Args)]
+pub struct New {
+    /// PREFIX of the dataset (`gptrain data build`).
+    #[arg(long, value_name = "PREFIX")]
+    data: Option<PathBuf>,
+    /// Its tokenizer; unless given, tokenizer.json beside the dataset.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
+    /// About so many parameters, as in 124M; unless given, a twentieth of the dataset's tokens.
+    #[arg(long, value_parser = words::tokens)]
+    params: Option<f64>,
+    /// Write this file; unless given, the manifest is printed.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+fn new(args: New) -> anyhow::Result<()> {
+    let stem = args.output.as_ref().and_then(|path| path.file_stem()?.to_str());
+    let name = stem.unwrap_or("mine").to_string();
+    // A manifest's paths begin at its folder; where that is another one, they are written whole.
+    let beside = |path: &PathBuf| path.parent().is_none_or(|folder| folder == Path::new(""));
+    let here = args.output.as_ref().is_none_or(beside);
+    let placed = |path: PathBuf| if here { Ok(path) } else { std::path::absolute(path) };
+    let data = args.data.map(|path| super::data::prefix(&path)).map(placed).transpose()?;
+    let tokenizer = args.tokenizer.map(placed).transpose()?;
+    let params = args.params.map(|params| params as u64);
+    let text = train::recipe::Recipe { name, data, tokenizer, params }.write()?;
+    match args.output {
+        Some(path) => {
+            output::write(&path, Existing::Refused, text.as_bytes())?;
+            base::say!("{}: gptrain run {}", path.display(), path.display());
+        }
+        None => base::say!("{}", text.trim_end()),
+    }
+    Ok(())
+}
+
 pub fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::New(args) => new(args)?,
         Command::Check(source) => {
             let loaded = manifest::load(&source.manifest, &source.sets)?;
             let files = train::files::check(&loaded.manifest)?;

@@ -14,23 +14,28 @@ mod inspect;
 mod export;
 mod import;
 mod diagnose;
+mod example;
 mod manifest;
 mod data;
 mod estimate;
 mod bench;
+mod shell;
 mod interrupt;
 
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use tracing::level_filters::LevelFilter;
 use train::exit;
 use train::messages::Messages;
+use train::report::Form;
 
 /// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
-#[command(version, about, max_term_width = 100)]
+#[command(version, long_version = VERSION.as_str(), about, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,7 +43,21 @@ struct Cli {
     #[arg(long, global = true, value_name = "LEVEL", env = "GPTRAIN_LOG", default_value = "info")]
     #[arg(value_parser = level_parser())]
     log_level: LevelFilter,
+    /// Print warnings and errors alone: no log lines, no progress bar
+    #[arg(short, long, global = true)]
+    quiet: bool,
 }
+
+/// What `--version` says: commit, kernels, features.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let kernels = device::cuda::kernels().unwrap_or_else(|| "none: for the CPU alone".into());
+    let all =
+        [("tokenizers", cfg!(feature = "tokenizers")), ("parquet", cfg!(feature = "parquet"))];
+    let features: Vec<&str> = all.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let features = if features.is_empty() { "none".into() } else { features.join(", ") };
+    let (number, commit) = (env!("CARGO_PKG_VERSION"), env!("GPTRAIN_COMMIT"));
+    format!("{number}, commit {commit}\nGPU kernels: {kernels}\nfeatures: {features}")
+});
 
 fn level_parser() -> impl TypedValueParser<Value = LevelFilter> {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
@@ -75,6 +94,10 @@ enum Command {
     /// Make, join and inspect datasets and tokenizers
     #[command(subcommand)]
     Data(data::Command),
+    /// Print a completion script: source <(gptrain completions bash)
+    Completions(shell::Completions),
+    /// Write the manual pages
+    Man(shell::Man),
 }
 
 /// What is done with files that exist.
@@ -92,7 +115,7 @@ impl Overwrite {
 }
 
 pub fn main() -> ExitCode {
-    let Cli { command, log_level } = Cli::parse();
+    let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
     let _ = train::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
@@ -103,13 +126,28 @@ pub fn main() -> ExitCode {
         _ => false,
     };
     let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };
+    let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
+    if quiet {
+        messages.console().set_form(Form::Quiet);
+    }
     messages.install(log_level, traces);
     let (code, line) = match run(command, &messages) {
         Ok(()) => unwritten(),
         Err(error) => exit::of_error(&error),
     };
-    line.iter().for_each(|line| base::warn!("{line}"));
+    line.iter().for_each(|line| base::warn!("{}", coloured(line)));
     ExitCode::from(code)
+}
+
+/// On a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
+fn coloured(lines: &str) -> String {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    if !(wanted && std::io::stderr().is_terminal()) {
+        return lines.to_string();
+    }
+    let colour = |line: &str| if line.starts_with("    →") { 36 } else { 31 };
+    let lines = lines.lines().map(|line| format!("\x1b[{}m{line}\x1b[0m", colour(line)));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The outcome of a command that did its work: a full disk may have cut its output short.
@@ -141,5 +179,10 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args, messages),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),
+        Command::Completions(args) => {
+            shell::completions::<Cli>(args);
+            Ok(())
+        }
+        Command::Man(args) => shell::man::<Cli>(args),
     }
 }

@@ -2,12 +2,17 @@
 
 use std::path::PathBuf;
 use train::messages::Messages;
+use train::report::Form;
 use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment
-    manifest: PathBuf,
+    /// The experiment, or the folder of a run
+    #[arg(required_unless_present = "example")]
+    manifest: Option<PathBuf>,
+    /// Train a small GPT on Jane Austen's novels, made in ./gptrain-example from this binary alone
+    #[arg(long, conflicts_with = "manifest")]
+    example: bool,
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -36,12 +41,19 @@ impl Args {
 }
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
-    let loaded = manifest::load(&args.manifest, &args.set)?;
+    let path = match &args.manifest {
+        Some(path) => path.clone(),
+        None => super::example::prepare()?,
+    };
+    let loaded = manifest::load(&path, &args.set)?;
     let Args { resume_from, reset_optimizer, verify_resume, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
     let options = train::Options { resume_from, reset_optimizer, verify_resume, trace };
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
+    if messages.console().form() == Form::Quiet {
+        return Ok(());
+    }
     match ended {
         Some(train::Ended::Complete) => base::say!("complete: {folder}"),
         Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command goes on"),
@@ -50,6 +62,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         }
         Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
+    }
+    if args.example && ended == Some(train::Ended::Complete) {
+        super::example::next(&loaded.manifest.log.folder);
     }
     Ok(())
 }

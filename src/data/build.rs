@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use super::corpus::{self, Input, Reading, Report, Rules};
 use super::indexed::{Indexed, TokenType, Writer};
+use super::shuffle::{self, Aside};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
 use base::Problems;
 
@@ -21,6 +22,8 @@ pub struct Build<'a> {
     pub append: Option<u32>,
     /// Special tokens spelled out in the text become their ids.
     pub parse_special: bool,
+    /// Puts the documents in the order of this seed.
+    pub shuffle: Option<u64>,
     pub threads: usize,
 }
 
@@ -52,12 +55,32 @@ struct Encoded {
 impl Build<'_> {
     /// Builds. `progress` is told how far reading has come, and the tokens so far. On an error,
     /// nothing is left of the output.
-    pub fn run(&self, mut progress: impl FnMut(Report, u64)) -> Result<Built> {
+    pub fn run(&self, progress: impl FnMut(Report, u64)) -> Result<Built> {
         let mut writer = Writer::create(&self.output, self.token_type)?;
+        let Some(seed) = self.shuffle else {
+            let built = self.write_all(&mut writer, progress)?;
+            writer.finish()?;
+            return Ok(built);
+        };
+        let aside = Aside::beside(&self.output)?;
+        let mut ordered = Writer::create(&aside.prefix(), self.token_type)?;
+        let built = self.write_all(&mut ordered, progress)?;
+        ordered.finish()?;
+        shuffle::shuffle(&Indexed::open(&aside.prefix())?, &mut writer, seed)?;
+        writer.finish()?;
+        Ok(built)
+    }
+
+    fn write_all(
+        &self,
+        writer: &mut Writer,
+        mut progress: impl FnMut(Report, u64),
+    ) -> Result<Built> {
         let mut built = Built::default();
         let whole_texts = !self.tokenizer.cuts_at_lines();
         let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
-        let reading = Reading { inputs: self.inputs, threads, whole_texts, skip_long };
+        let key = &self.rules.key;
+        let reading = Reading { inputs: self.inputs, threads, whole_texts, skip_long, key };
         let encoder = || match self.parse_special {
             true => Encoder::new(self.tokenizer).parse_special(),
             false => Encoder::new(self.tokenizer),
@@ -67,7 +90,7 @@ impl Build<'_> {
             encoder,
             |encoder, chunk| self.encode(encoder, &chunk),
             |some, report| {
-                self.write(&some, &mut writer)?;
+                self.write(&some, writer)?;
                 built.tokens = writer.tokens();
                 built.documents += some.lengths.len() as u64 - some.continues as u64;
                 built.skipped += some.skipped;
@@ -81,7 +104,6 @@ impl Build<'_> {
             let what = "the corpus holds no documents";
             return Err(Problems::one(self.inputs[0].place(), what, "check --format").into());
         }
-        writer.finish()?;
         Ok(built)
     }
 
@@ -149,7 +171,8 @@ impl Train<'_> {
         let mut all = Trainer::new();
         let mut text = 0;
         let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
-        let reading = Reading { inputs: self.inputs, threads, whole_texts: false, skip_long };
+        let key = &self.rules.key;
+        let reading = Reading { inputs: self.inputs, threads, whole_texts: false, skip_long, key };
         let count = |_: &mut (), chunk: corpus::Chunk| {
             let mut some = Trainer::new();
             chunk.documents(&self.rules, |text| {

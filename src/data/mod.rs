@@ -29,6 +29,7 @@ pub mod plan;
 pub mod preview;
 pub mod random;
 mod reader;
+mod shuffle;
 mod source;
 pub mod split;
 pub mod tokenizer;

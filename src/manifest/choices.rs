@@ -233,6 +233,16 @@ OnEnd {
     Ignore = "ignore",
 }
 
+/// What log lines look like.
+LogFormat {
+    /// Short on a terminal, Megatron's elsewhere.
+    Auto = "auto",
+    /// For the eye: a step's loss, gradient norm, learning rate, speed, and the time left.
+    Short = "short",
+    /// Megatron-DeepSpeed's, which people's parsers know.
+    Megatron = "megatron",
+}
+
 /// Where it is computed.
 #[schemars(rename = "Device")]
 DeviceChoice {

@@ -23,8 +23,9 @@ mod tree;
 pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
-    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, MuonScale,
-    NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute, Schedule,
+    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, LogFormat,
+    MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute,
+    Schedule,
 };
 pub use inference::for_inference;
 pub use keys::schema;

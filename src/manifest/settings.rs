@@ -399,6 +399,8 @@ Log(raw, name: &str) {
     folder: PathBuf = PathBuf::from("runs").join(name);
     /// Steps between log lines (--log-interval). Default: 1.
     interval: u64 = 1, in 1..=1_000_000_000_000_000u64;
+    /// What log lines look like. Default: auto, short on a terminal and Megatron's elsewhere.
+    format: LogFormat = LogFormat::Auto;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;
     /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU.

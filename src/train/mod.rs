@@ -30,6 +30,7 @@ pub mod replay;
 pub mod generate;
 pub mod divergence;
 pub mod import;
+pub mod recipe;
 
 pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;

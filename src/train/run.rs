@@ -13,6 +13,7 @@ use checkpoint::{Past, Progress};
 use data::Source;
 use data::eval::Task;
 use device::Backend;
+use device::cuda::nvml::Monitor;
 use engine::{Engine, lr};
 use estimate::gptrain::drift;
 use manifest::Manifest;
@@ -62,6 +63,8 @@ pub struct Run<'a> {
     /// On rank 0 of a Slurm job.
     pub time_limit: Option<TimeLimit>,
     pub trace: Option<&'a Trace>,
+    /// Of rank 0's GPU.
+    pub monitor: Option<Monitor>,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
     /// Loss on the first validation set, at the last evaluation.
@@ -199,6 +202,8 @@ impl Run<'_> {
         self.last_ended = ended;
         let global = (samples.end - samples.start) as usize;
         let scaled = self.manifest.loss_scale.is_some();
+        let logged = step.is_multiple_of(self.manifest.log.interval);
+        let monitor = self.monitor.as_ref().filter(|_| logged);
         let Some(report) = &mut self.report else { return Ok(()) };
         report.step(&StepLine {
             step,
@@ -212,6 +217,7 @@ impl Run<'_> {
             z_loss: self.manifest.train.z_loss.map(|_| outcome.z_loss),
             loss_scale: scaled.then_some(outcome.loss_scale),
             skipped: outcome.skipped,
+            health: monitor.map(Monitor::read).unwrap_or_default(),
         })?;
         if self.first_steps.len() < COMPARED_STEPS {
             self.first_steps.push(seconds);

@@ -6,7 +6,7 @@ use super::launch::{self, Device, LocalRanks};
 use super::loader::{DataShard, Loader};
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
-use super::report::{Report, RunInfo};
+use super::report::{Form, Report, RunInfo};
 use super::run::Run;
 use super::saving::{self, Saver};
 use super::time_limit::TimeLimit;
@@ -18,10 +18,11 @@ use checkpoint::{DataId, Found, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
-use manifest::{self, Loaded, Manifest};
+use manifest::{self, Loaded, LogFormat, Manifest};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -172,6 +173,7 @@ pub fn open<'a>(
         signals: &process.signals,
         time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
+        monitor: device.monitor().filter(|_| rank.is_first()),
         first_steps: Vec::new(),
         evaluated: None,
     })
@@ -280,7 +282,13 @@ fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
         output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
     }
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
-    Report::open(process.messages.console(), folder, run_info(m), every, events, step)
+    let console = process.messages.console();
+    console.set_form(match m.log.format {
+        LogFormat::Auto if std::io::stdout().is_terminal() => Form::Short,
+        LogFormat::Auto | LogFormat::Megatron => Form::Megatron,
+        LogFormat::Short => Form::Short,
+    });
+    Report::open(console, folder, run_info(m), every, events, step)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

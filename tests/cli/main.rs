@@ -6,6 +6,7 @@
 //! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `attacks` | what was found to make it panic, begin again or lose something |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
+//! | `readme` | the README's commands as they are printed, the example, new manifests |
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and changes in the order that helps |
@@ -20,5 +21,6 @@ mod estimate_cli;
 mod estimate_own;
 mod newcomer;
 mod random;
+mod readme;
 mod report;
 mod run;

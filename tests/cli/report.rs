@@ -44,6 +44,7 @@ fn train(folder: &Path, from: u64, to: u64) {
             z_loss: None,
             loss_scale: None,
             skipped: false,
+            health: Default::default(),
         };
         report.step(&line).unwrap();
         if step % 5 == 0 {

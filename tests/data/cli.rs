@@ -14,12 +14,12 @@ const CORPUS: [&str; 4] = [
     r#"{"text": "日本語 العربية"}"#,
 ];
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data").join(name)
 }
 
 /// An empty folder of this test's own, with the small corpus in it.
-fn folder(name: &str) -> PathBuf {
+pub fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"));
     std::fs::remove_dir_all(&folder).ok();
     std::fs::create_dir_all(&folder).unwrap();
@@ -28,7 +28,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// `gptrain data`, in a folder, with the bundled tokenizer where TOKENIZER stands.
-fn data(folder: &Path, arguments: &str) -> Command {
+pub fn data(folder: &Path, arguments: &str) -> Command {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/austen/tokenizer.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
     command.arg("data").current_dir(folder);
@@ -41,7 +41,7 @@ fn data(folder: &Path, arguments: &str) -> Command {
     command
 }
 
-fn good(folder: &Path, arguments: &str) -> String {
+pub fn good(folder: &Path, arguments: &str) -> String {
     let output = data(folder, arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments}: {error}");
@@ -49,7 +49,7 @@ fn good(folder: &Path, arguments: &str) -> String {
 }
 
 /// The message of a command that must fail with this exit code.
-fn bad(folder: &Path, arguments: &str, code: i32) -> String {
+pub fn bad(folder: &Path, arguments: &str, code: i32) -> String {
     failed(data(folder, arguments).output().unwrap(), code)
 }
 
@@ -222,7 +222,7 @@ fn lines_that_cannot_be_read_are_named_or_counted() {
     let lines: [(&[u8], &str); 6] = [
         (b"{\"text\": \"a\"", "EOF while parsing an object, at column 12"),
         (b"{\"text\": \"\xff\"}", "the line is not UTF-8"),
-        (b"{\"txt\": \"a\"}", "the object has no field \"text\" (--key names it)"),
+        (b"{\"txt\": \"a\"}", "the object has no field \"text\"; it has \"txt\""),
         (b"{\"text\": 7}", "invalid type: integer `7`, expected a string, at column 10"),
         (b"[1]", "expected a JSON object"),
         (b"{\"text\": \"\\ud800\"}", "unexpected end of hex escape, at column 17"),
@@ -339,7 +339,7 @@ fn wrong_inputs_are_named_together() {
     std::fs::create_dir(folder.join("nothing")).unwrap();
     let error = bad(&folder, "build missing.jsonl nothing -t TOKENIZER -o d", 2);
     assert!(error.contains("missing.jsonl: does not exist"), "{error}");
-    assert!(error.contains("nothing: the folder holds no .jsonl or .txt files"), "{error}");
+    assert!(error.contains("nothing: the folder holds no .jsonl, .txt, .csv"), "{error}");
     std::fs::write(folder.join("blank.jsonl"), "\n \n").unwrap();
     let error = bad(&folder, "build blank.jsonl -t TOKENIZER -o d", 2);
     assert!(error.contains("the corpus holds no documents"), "{error}");

@@ -10,6 +10,7 @@
 //! | `build` | datasets made from text |
 //! | `tokenizer` | the same ids as Hugging Face's tokenizers |
 //! | `cli` | `gptrain data …` as a user runs it |
+//! | `formats` | what text lies in: tables, compressed files, folders, lists of files |
 //! | `fuzz` | damaged files by the thousand: an error or a readable dataset, never a panic |
 
 #[path = "../common/mod.rs"]
@@ -18,6 +19,7 @@ mod common;
 mod attacks;
 mod build;
 mod cli;
+mod formats;
 mod fuzz;
 mod megatron;
 mod options;

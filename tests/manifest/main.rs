@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `accepted` | what is accepted, and that the effective manifest says the same again |
+//! | `reference` | docs/manifest.md, made from the schema |
 //! | `refused` | what is refused, with every message in its words |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
 //! | `hostile` | damaged and malicious files |
@@ -13,6 +14,7 @@ mod adafactor;
 mod hostile;
 mod muon;
 mod mup;
+mod reference;
 mod refused;
 mod shipped;
 

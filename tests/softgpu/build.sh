@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles the software stand-in for a GPU, with the kernels it runs, into OUT: libcuda.so.1,
-# libcublasLt.so.13 (and .12), libnccl.so.2. Does nothing where they are up to date.
+# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1. Does nothing where they are up to date.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 kernels="$here/../../kernels"
@@ -35,3 +35,4 @@ link libcuda.so.1 "$out"/fibers.cpp.o "$out"/hopper.cpp.o "$out"/driver.cpp.o \
 link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1
 ln -sf libcublasLt.so.13 "$out/libcublasLt.so.12"
 link libnccl.so.2 "$out"/nccl.cpp.o "$out"/libcuda.so.1
+link libnvidia-ml.so.1 "$out"/nvml.cpp.o

@@ -1,17 +1,18 @@
 //! `data build`, `data train-tokenizer`, `data merge`: what makes datasets.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
 use super::progress::Progress;
+use base::input::is_there;
 use base::output::Output;
 use base::{Bytes, Count, Problems, visible};
 use data::build::{self, Build, Train};
-use data::corpus::{self, Format, Input, Rules};
+use data::corpus::{self, Format, Input, Rules, Wanted};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 
@@ -20,13 +21,21 @@ use super::super::Overwrite;
 /// Where text comes from.
 #[derive(clap::Args, Debug)]
 struct Text {
-    /// Files or folders of .jsonl or .txt, plain, .gz or .zst; `-` for standard input
-    #[arg(required = true)]
+    /// Files or folders of .jsonl, .txt, .csv, .tsv or .parquet, as they are or .gz, .zst, .xz,
+    /// .bz2; `-` for standard input
+    #[arg(required_unless_present = "files_from")]
     input: Vec<PathBuf>,
+    /// Read the files that are named in this file, one a line; `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    files_from: Option<PathBuf>,
+    /// Of folders, take the files with these endings, each a document: --ext py,md
+    #[arg(long, value_name = "ENDINGS", value_delimiter = ',')]
+    ext: Vec<String>,
     /// What the files hold, where their names do not say
     #[arg(long, value_enum)]
     format: Option<TextFormat>,
-    /// The field of a JSON line that holds the text
+    /// The field of a JSON line, or the column of a table, that holds the text; `a.b` is field b
+    /// of field a
     #[arg(long, default_value = "text")]
     key: String,
     /// Go on without lines that cannot be read, and count them
@@ -45,6 +54,12 @@ enum TextFormat {
     Txt,
     /// Plain text, each line a document
     Lines,
+    /// A table with a header, each row a document
+    Csv,
+    /// The same with tabs
+    Tsv,
+    /// A Parquet table, each row a document
+    Parquet,
 }
 
 #[derive(clap::Args, Debug)]
@@ -67,6 +82,9 @@ pub struct BuildArgs {
     /// wrote the text can then end a document in it
     #[arg(long)]
     parse_special: bool,
+    /// Put the documents in the order of this seed: a split then takes of every file
+    #[arg(long, value_name = "SEED")]
+    shuffle: Option<u64>,
     /// Type of an id on disk; unless given uint16, or int32 for a vocabulary of 65,500 or more
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -120,8 +138,15 @@ impl Text {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
             TextFormat::Lines => Format::Lines,
+            TextFormat::Csv => Format::Csv(b','),
+            TextFormat::Tsv => Format::Csv(b'\t'),
+            TextFormat::Parquet => Format::Parquet,
         });
-        let found = corpus::find(&self.input, format)?;
+        let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
+        let wanted = Wanted { format, endings: self.ext.iter().map(bare).collect() };
+        let mut paths = self.input.clone();
+        paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
+        let found = corpus::find(&paths, &wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
         found.notes.iter().take(NOTES).for_each(|note| base::warn!("note: {}", visible(note)));
         if more > 0 {
@@ -138,6 +163,29 @@ impl Text {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or(all).max(1)
     }
+}
+
+/// The paths in a file, one a line.
+fn listed(file: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || format!("cannot read {}", file.display());
+    let text = match file == Path::new("-") {
+        true => std::io::read_to_string(std::io::stdin()),
+        false => {
+            is_there(file)?;
+            std::fs::read_to_string(file)
+        }
+    };
+    let paths: Vec<PathBuf> = text
+        .with_context(failed)?
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(PathBuf::from)
+        .collect();
+    if paths.is_empty() {
+        let what = "names no files";
+        return Err(Problems::one(file.display().to_string(), what, "write one a line").into());
+    }
+    Ok(paths)
 }
 
 pub fn build(args: BuildArgs) -> Result<()> {
@@ -158,6 +206,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         token_type,
         append,
         parse_special: args.parse_special,
+        shuffle: args.shuffle,
         threads: args.text.threads(),
     };
     let built = build.run(|report, tokens| {

@@ -20,13 +20,13 @@ pub fn cut(
 ) -> Result<()> {
     let whole = reading.whole_texts && input.format == Format::Text;
     let skip_long = reading.skip_long && input.format != Format::Text;
-    let (mut stream, position) = input.open()?;
+    let (mut stream, position) = input.open(reading.key)?;
     let (mut bytes, mut first_line) = (Vec::new(), 1);
     let mut searched = 0; // bytes known to hold no boundary
     let mut skipped = 0;
     loop {
         let failed = || format!("cannot read {}", input.place());
-        let ended = fill(&mut *stream, &mut bytes, CHUNK).with_context(failed)?;
+        let ended = fill(&mut *stream, &mut bytes, CHUNK).map_err(|e| told(e, &failed()))?;
         let end = match ended {
             true => Some(bytes.len()),
             false if whole => None,
@@ -65,6 +65,14 @@ pub fn cut(
         if ended || !goes_on {
             return Ok(());
         }
+    }
+}
+
+/// The mistake that a table's reader has found, or the failure of a read.
+fn told(error: std::io::Error, doing: &str) -> anyhow::Error {
+    match error.downcast::<Problems>() {
+        Ok(problems) => problems.into(),
+        Err(error) => anyhow::Error::from(error).context(doing.to_string()),
     }
 }
 

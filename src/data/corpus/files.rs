@@ -1,8 +1,7 @@
-//! Which files a corpus is made of, and opening them.
+//! Which files a corpus is made of.
 
-use std::collections::HashMap;
-use std::fs::{File, Metadata};
-use std::io::{BufRead, BufReader, Read};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +18,10 @@ pub enum Format {
     Text,
     /// One document a line, as it stands.
     Lines,
+    /// A table with a header, a row a document: the byte between two fields.
+    Csv(u8),
+    /// A table with named columns, a row a document.
+    Parquet,
 }
 
 /// One file of a corpus, or standard input.
@@ -33,6 +36,17 @@ pub struct Input {
 
 const JSON_ENDINGS: [&str; 4] = ["jsonl", "json", "ndjson", "jl"];
 const TEXT_ENDINGS: [&str; 3] = ["txt", "text", "md"];
+/// Of compressed files, before which another ending says what is in them.
+const COMPRESSED: [&str; 4] = ["gz", "zst", "xz", "bz2"];
+
+/// Which files are wanted, and what they hold, where their names do not say.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Overrules what names say.
+    pub format: Option<Format>,
+    /// Of files in folders: these alone, read as text unless `format` says otherwise.
+    pub endings: Vec<String>,
+}
 
 /// The files of a corpus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,14 +57,13 @@ pub struct Found {
 }
 
 /// The files `paths` name, in order: a folder stands for all files of a known kind below it, sorted
-/// by name; `-` for standard input. `format` overrules what the names say. A file is read once,
-/// whatever leads to it.
-pub fn find(paths: &[PathBuf], format: Option<Format>) -> Result<Found> {
+/// by name; `-` for standard input. A file is read once, whatever leads to it.
+pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
     let mut problems = Problems::default();
-    let mut search = Search { format, seen: HashMap::new(), found: Found::default() };
+    let mut search = Search { wanted, seen: HashMap::new(), found: Found::default() };
     for path in paths {
         if path.as_os_str() == "-" {
-            let format = format.unwrap_or(Format::JsonLines);
+            let format = wanted.format.unwrap_or(Format::JsonLines);
             search.found.inputs.push(Input { path: None, format, size: 0 });
             continue;
         }
@@ -58,13 +71,21 @@ pub fn find(paths: &[PathBuf], format: Option<Format>) -> Result<Found> {
         match std::fs::metadata(path) {
             Ok(about) if about.is_dir() => {
                 let before = search.found.clone();
-                search.folder(path, &about)?;
+                let mut others = BTreeMap::new();
+                search.folder(path, &about, &mut others)?;
                 if search.found == before {
-                    let what = "the folder holds no .jsonl or .txt files, plain, .gz or .zst";
-                    problems.add(place, what, "name the files, with --format");
+                    let (what, remedy) = search.nothing(&others);
+                    problems.add(place, what, remedy);
                 }
             }
-            Ok(about) => search.file(path, Some(&about), Some(Format::Text)),
+            Ok(about) => match input(path, wanted.format) {
+                Some(input) => search.take(input, path, Some(&about)),
+                None => {
+                    let what = "its name does not say what it holds";
+                    let remedy = "say --format txt (a document), lines (one a line), jsonl or csv";
+                    problems.add(place, what, remedy);
+                }
+            },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 problems.add(place, "does not exist", "check the path");
             }
@@ -80,15 +101,18 @@ pub fn find(paths: &[PathBuf], format: Option<Format>) -> Result<Found> {
 }
 
 /// A walk through folders that ends, whatever links there are.
-struct Search {
-    format: Option<Format>,
+struct Search<'a> {
+    wanted: &'a Wanted,
     /// The path of each file and folder by its device and inode.
     seen: HashMap<(u64, u64), PathBuf>,
     found: Found,
 }
 
-impl Search {
-    fn folder(&mut self, folder: &Path, about: &Metadata) -> Result<()> {
+/// Files of other kinds, by their ending.
+type Others = BTreeMap<String, usize>;
+
+impl Search<'_> {
+    fn folder(&mut self, folder: &Path, about: &Metadata, others: &mut Others) -> Result<()> {
         if !self.is_new(folder, about) {
             return Ok(());
         }
@@ -100,24 +124,62 @@ impl Search {
             .with_context(failed)?;
         paths.sort();
         for path in paths {
-            match std::fs::metadata(&path) {
-                Ok(about) if about.is_dir() => self.folder(&path, &about)?,
-                Ok(about) if !about.is_file() && input(&path, None, None).is_some() => {
+            let about = std::fs::metadata(&path);
+            if let Some(about) = about.as_ref().ok().filter(|about| about.is_dir()) {
+                self.folder(&path, about, others)?;
+                continue;
+            }
+            let Some(input) = self.in_folder(&path) else {
+                *others.entry(ending(&path)).or_default() += 1;
+                continue;
+            };
+            match about {
+                Ok(about) if !about.is_file() => {
                     let note = format!("{} is not a file: left out", path.display());
                     self.found.notes.push(note);
                 }
                 // A link that leads nowhere is told when it is opened.
-                about => self.file(&path, about.as_ref().ok(), None),
+                about => self.take(input, &path, about.as_ref().ok()),
             }
         }
         Ok(())
     }
 
-    fn file(&mut self, path: &Path, about: Option<&Metadata>, fallback: Option<Format>) {
-        let Some(input) = input(path, fallback, self.format) else { return };
+    /// A file of a folder, if it is wanted.
+    fn in_folder(&self, path: &Path) -> Option<Input> {
+        let Wanted { format, endings } = self.wanted;
+        if endings.is_empty() {
+            let by_name = input(path, None)?;
+            return Some(Input { format: format.unwrap_or(by_name.format), ..by_name });
+        }
+        let wanted = endings.contains(&ending(path));
+        let known = || input(path, None).map_or(Format::Text, |input| input.format);
+        wanted.then(|| input(path, Some(format.unwrap_or_else(known))))?
+    }
+
+    fn take(&mut self, input: Input, path: &Path, about: Option<&Metadata>) {
         if about.is_none_or(|about| self.is_new(path, about)) {
             self.found.inputs.push(input);
         }
+    }
+
+    /// What is said of a folder without wanted files.
+    fn nothing(&self, others: &Others) -> (String, String) {
+        let mut most: Vec<(&String, &usize)> = others.iter().collect();
+        most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let named = most.iter().filter(|(ending, _)| !ending.is_empty()).take(4);
+        let named: Vec<String> = named.map(|(end, count)| format!("{count} .{end}")).collect();
+        let has = match named.is_empty() {
+            true => String::new(),
+            false => format!("; it has {}", named.join(", ")),
+        };
+        let kinds = match self.wanted.endings.is_empty() {
+            true => ".jsonl, .txt, .csv, .tsv or .parquet files".to_string(),
+            false => format!("files that end in .{}", self.wanted.endings.join(", .")),
+        };
+        let first = most.first().map_or("py", |(ending, _)| ending.as_str());
+        let remedy = format!("name their endings: --ext {first}");
+        (format!("the folder holds no {kinds}, plain or compressed{has}"), remedy)
     }
 
     /// Whether nothing led there before; otherwise it is noted.
@@ -137,17 +199,31 @@ impl Search {
     }
 }
 
-/// A file with its format, by its name or else `fallback`.
-fn input(path: &Path, fallback: Option<Format>, wanted: Option<Format>) -> Option<Input> {
-    let name = path.file_name()?.to_string_lossy().to_lowercase();
-    let name = name.trim_end_matches(".gz").trim_end_matches(".zst");
-    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-    let by_name = match ending {
-        _ if JSON_ENDINGS.contains(&ending) => Some(Format::JsonLines),
-        _ if TEXT_ENDINGS.contains(&ending) => Some(Format::Text),
-        _ => fallback,
+/// The ending of a file's name, without that of a compression.
+fn ending(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let mut name = name.as_str();
+    while let Some((stem, last)) = name.rsplit_once('.') {
+        if !COMPRESSED.contains(&last) {
+            return last.to_string();
+        }
+        name = stem;
+    }
+    String::new()
+}
+
+/// A file with its format: as it is `wanted`, or else by its name.
+fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
+    let ending = ending(path);
+    let by_name = match ending.as_str() {
+        "csv" => Some(Format::Csv(b',')),
+        "tsv" => Some(Format::Csv(b'\t')),
+        "parquet" => Some(Format::Parquet),
+        ending if JSON_ENDINGS.contains(&ending) => Some(Format::JsonLines),
+        ending if TEXT_ENDINGS.contains(&ending) => Some(Format::Text),
+        _ => None,
     };
-    let format = by_name.map(|by_name| wanted.unwrap_or(by_name))?;
+    let format = wanted.or(by_name)?;
     let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     Some(Input { path: Some(path.into()), format, size })
 }
@@ -156,73 +232,5 @@ impl Input {
     /// The file as errors name it.
     pub fn place(&self) -> String {
         self.path.as_ref().map_or("standard input".into(), |path| path.display().to_string())
-    }
-
-    /// The file's text, decompressed, by what its first bytes say.
-    pub fn open(&self) -> Result<(Box<dyn Read>, Position)> {
-        let position = Position::default();
-        let raw: Box<dyn Read> = match &self.path {
-            Some(path) => Box::new(
-                File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
-            ),
-            None => Box::new(std::io::stdin()),
-        };
-        let counted = Counted { inner: raw, position: position.clone() };
-        let mut buffered = BufReader::with_capacity(1 << 18, counted);
-        let start = buffered.fill_buf().with_context(|| format!("cannot read {}", self.place()))?;
-        let text: Box<dyn Read> = if start.starts_with(&[0x1f, 0x8b]) {
-            Box::new(flate2::bufread::MultiGzDecoder::new(buffered))
-        } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-            Box::new(Frames { source: Some(buffered), decoder: None })
-        } else {
-            Box::new(buffered)
-        };
-        Ok((text, position))
-    }
-}
-
-/// Bytes taken from the file so far.
-pub type Position = std::rc::Rc<std::cell::Cell<u64>>;
-
-struct Counted<R> {
-    inner: R,
-    position: Position,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.inner.read(out)?;
-        self.position.set(self.position.get() + read as u64);
-        Ok(read)
-    }
-}
-
-type Decoder<R> = ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>;
-
-/// Zstandard frames one after another, as parallel compressors write them.
-struct Frames<R: BufRead> {
-    source: Option<R>,
-    decoder: Option<Box<Decoder<R>>>,
-}
-
-impl<R: BufRead> Read for Frames<R> {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        loop {
-            if let Some(decoder) = &mut self.decoder {
-                let read = decoder.read(out)?;
-                if read > 0 || out.is_empty() {
-                    return Ok(read);
-                }
-                let done = self.decoder.take().expect("there a moment ago");
-                self.source = Some(done.into_inner());
-            }
-            let Some(mut source) = self.source.take() else { return Ok(0) };
-            if source.fill_buf()?.is_empty() {
-                self.source = Some(source);
-                return Ok(0);
-            }
-            let decoder = Decoder::new(source).map_err(std::io::Error::other)?;
-            self.decoder = Some(Box::new(decoder));
-        }
     }
 }

@@ -1,11 +1,30 @@
 //! One text field out of one JSON line, without building the rest.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-/// The field wanted.
+/// What is wrong with a line, and what to do about it.
+#[derive(Debug)]
+pub struct Invalid {
+    pub what: String,
+    pub remedy: &'static str,
+}
+
+/// What to do about a line that is damaged.
+const MEND: &str = "mend the file, or pass --skip-invalid to go on without such lines";
+/// Fields that are listed.
+const LISTED: usize = 12;
+
+impl Invalid {
+    pub fn damaged(what: impl Into<String>) -> Invalid {
+        Invalid { what: what.into(), remedy: MEND }
+    }
+}
+
+/// The field wanted: a name, or a path of names with dots.
 pub struct Field<'k> {
     key: &'k str,
 }
@@ -16,21 +35,56 @@ impl<'k> Field<'k> {
     }
 
     /// The field's text, or what is wrong with the line.
-    pub fn text<'l>(&self, line: &'l [u8]) -> Result<Cow<'l, str>, String> {
+    pub fn text<'l>(&self, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
         let mut json = serde_json::Deserializer::from_slice(line);
         let found = Object(self.key).deserialize(&mut json);
         let found = found.and_then(|found| json.end().map(|()| found));
         let found = found.map_err(|error| {
             if std::str::from_utf8(line).is_err() {
-                return "the line is not UTF-8".to_string();
+                return Invalid::damaged("the line is not UTF-8");
             }
             let (text, column) = (error.to_string(), error.column());
             // serde_json counts lines within what it was given, always 1 here.
             let text = text.split(" at line ").next().unwrap_or_default();
-            format!("{text}, at column {column}")
+            Invalid::damaged(format!("{text}, at column {column}"))
         })?;
-        found.ok_or_else(|| format!("the object has no field \"{}\" (--key names it)", self.key))
+        found.ok_or_else(|| self.absent(line))
     }
+
+    fn absent(&self, line: &[u8]) -> Invalid {
+        let fields: BTreeMap<String, IgnoredAny> = serde_json::from_slice(line).unwrap_or_default();
+        let names: Vec<String> =
+            fields.keys().take(LISTED).map(|name| format!("\"{name}\"")).collect();
+        let more = if fields.len() > LISTED { ", …" } else { "" };
+        let what =
+            format!("the object has no field \"{}\"; it has {}{more}", self.key, names.join(", "));
+        let remedy = "name the one that holds the text with --key, or pass --skip-invalid to go on \
+                      without such lines";
+        Invalid { what, remedy }
+    }
+}
+
+/// Adds a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left to who
+/// reads the line.
+pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut Vec<u8>) {
+    line.push(b'{');
+    line.extend_from_slice(key.as_bytes());
+    line.push(b':');
+    match text {
+        None => line.extend_from_slice(b"null"),
+        Some(text) => {
+            line.push(b'"');
+            for byte in text {
+                match byte {
+                    b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
+                    0..0x20 => line.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+                    _ => line.push(*byte),
+                }
+            }
+            line.push(b'"');
+        }
+    }
+    line.extend_from_slice(b"}\n");
 }
 
 #[derive(Clone, Copy)]
@@ -54,8 +108,11 @@ impl<'de> Visitor<'de> for Object<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
         while let Some(key) = map.next_key_seed(Text)? {
+            let below = self.0.strip_prefix(&*key).and_then(|rest| rest.strip_prefix('.'));
             if key == self.0 {
                 found = Some(map.next_value_seed(Text)?);
+            } else if let Some(path) = below {
+                found = map.next_value_seed(Object(path))?.or(found);
             } else {
                 map.next_value::<IgnoredAny>()?;
             }

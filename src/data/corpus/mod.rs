@@ -1,14 +1,22 @@
-//! Text on disk, as documents: JSON lines and plain text, as they are or compressed, one file or
-//! thousands, read in chunks that threads work on while the results keep their order.
+//! Text on disk, as documents: JSON lines, plain text, tables, as they are or compressed, one file
+//! or thousands, read in chunks that threads work on while the results keep their order.
 //!
 //! Does not know tokens.
 
-mod chunks;
 mod files;
+mod open;
+mod position;
+mod csv;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(not(feature = "parquet"))]
+#[path = "no_parquet.rs"]
+mod parquet;
+mod chunks;
 mod json;
 mod pipeline;
 
-pub use files::{Format, Found, Input, find};
+pub use files::{Format, Found, Input, Wanted, find};
 pub use pipeline::{Report, in_order};
 
 use std::borrow::Cow;
@@ -16,7 +24,7 @@ use std::borrow::Cow;
 use anyhow::Result;
 
 use base::Problems;
-use json::Field;
+use json::{Field, Invalid};
 
 /// A stretch of a file that can be worked on by itself.
 pub struct Chunk {
@@ -46,12 +54,14 @@ pub struct Reading<'a> {
     pub whole_texts: bool,
     /// Leave out lines that are too long, and count them.
     pub skip_long: bool,
+    /// The column of a table that holds the text.
+    pub key: &'a str,
 }
 
 /// How documents are taken out of chunks.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The field of a JSON line that holds the text.
+    /// The field of a JSON line, or the column of a table, that holds the text.
     pub key: String,
     /// Lines that cannot be read, or are too long to be, are counted, not fatal.
     pub skip_invalid: bool,
@@ -74,13 +84,13 @@ impl Chunk {
                 continue;
             }
             let text = match self.format {
-                Format::JsonLines => field.text(line),
-                _ => plain(line),
+                Format::Lines | Format::Text => plain(line),
+                Format::JsonLines | Format::Csv(_) | Format::Parquet => field.text(line),
             };
             match text {
                 Ok(text) => document(&text)?,
                 Err(_) if rules.skip_invalid => skipped += 1,
-                Err(what) => return Err(self.invalid(number, &what)),
+                Err(invalid) => return Err(self.invalid(number, invalid)),
             }
         }
         Ok(skipped)
@@ -99,19 +109,19 @@ impl Chunk {
             Err(error) => {
                 let good = &self.bytes[..error.valid_up_to()];
                 let line = good.iter().filter(|byte| **byte == b'\n').count() as u64;
-                Err(self.invalid(self.first_line + line, "the text is not UTF-8"))
+                Err(self.invalid(self.first_line + line, Invalid::damaged("the text is not UTF-8")))
             }
         }
     }
 
-    fn invalid(&self, line: u64, what: &str) -> anyhow::Error {
-        let remedy = "mend the file, or pass --skip-invalid to go on without such lines";
+    fn invalid(&self, line: u64, Invalid { what, remedy }: Invalid) -> anyhow::Error {
         Problems::one(format!("{}:{line}", self.place), what, remedy).into()
     }
 }
 
 /// A line of plain text, without its ending.
-fn plain(line: &[u8]) -> Result<Cow<'_, str>, String> {
+fn plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    std::str::from_utf8(line).map(Cow::from).map_err(|_| "the line is not UTF-8".into())
+    let text = std::str::from_utf8(line).map(Cow::from);
+    text.map_err(|_| Invalid::damaged("the line is not UTF-8"))
 }

@@ -37,6 +37,15 @@ impl Kernels {
     }
 }
 
+/// The kernels of this binary in words, if it has any: `CUDA 13.0, for sm_80, sm_90a, sm_100`.
+pub fn kernels() -> Option<String> {
+    let Kernels { release, .. } = Kernels::embedded()?;
+    let volta = if Kernels::volta().is_some() { "sm_70, " } else { "" };
+    let (major, minor) = (release / 1000, release % 1000 / 10);
+    // As kernels/build.sh has them.
+    Some(format!("CUDA {major}.{minor}, for {volta}sm_80, sm_90a, sm_100 and as PTX"))
+}
+
 /// Shared memory a block may ask for without being allowed more.
 const SHARED_AT_ONCE: usize = 48 << 10;
 

@@ -25,6 +25,7 @@ mod lt;
 mod memory;
 mod muon;
 mod numa;
+pub mod nvml;
 pub mod observer;
 mod optimizer;
 mod preflight;
@@ -33,7 +34,7 @@ mod timeline;
 
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
-pub use launch::Kernels;
+pub use launch::{Kernels, kernels};
 pub use preflight::{FOLDER, Options, device_count};
 
 use super::{

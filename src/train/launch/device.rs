@@ -7,6 +7,7 @@ use comm::nccl::Nccl;
 use comm::{Group, World};
 use device::Backend;
 use device::cpu::Cpu;
+use device::cuda::nvml::Monitor;
 use device::cuda::{self, Cuda, Identity, Options};
 use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
@@ -65,6 +66,14 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu,
             Device::Gpu { cuda, .. } => &**cuda,
+        }
+    }
+
+    /// Of a GPU, what tells its clock, power and temperature, where there is NVML.
+    pub fn monitor(&self) -> Option<Monitor> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Gpu { options, .. } => Monitor::open(&options.folders, &self.gpu()?.uuid),
         }
     }
 

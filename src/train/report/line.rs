@@ -1,11 +1,14 @@
-//! The log lines of Megatron-DeepSpeed, which people's parsers know.
+//! The log lines of Megatron-DeepSpeed, which people's parsers know, and short ones for the eye.
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
 //! seconds (a small model's step is shorter than 10 ms). The loss scale is printed in fp16 only, as
 //! NVIDIA's Megatron does. Our own fields follow after `TFLOPs`.
 
+use super::screen::{Form, time_left};
 use super::{RunInfo, StepLine};
+use base::Count;
+use base::svg::short;
 use data::eval::Accuracy;
 
 /// The steps since the last log line.
@@ -38,15 +41,51 @@ impl Interval {
         self.last = Some(*line);
     }
 
-    /// The line for the steps added, and a fresh start; none where nothing was added. As in
-    /// Megatron, loss and times are means over the interval, all else is the last step's; the loss
-    /// is that of steps that were not skipped, and left out where all were.
-    pub(super) fn take(&mut self, info: &RunInfo) -> Option<String> {
+    /// The steps added, with the last of them, and a fresh start; none where nothing was added.
+    pub(super) fn take(&mut self) -> Option<(Interval, StepLine)> {
         let interval = std::mem::take(self);
-        interval.last.map(|last| interval.text(&last, info))
+        interval.last.map(|last| (interval, last))
     }
 
-    fn text(&self, last: &StepLine, info: &RunInfo) -> String {
+    /// The line of the interval.
+    pub(super) fn text(&self, form: Form, last: &StepLine, info: &RunInfo) -> String {
+        match form {
+            Form::Megatron | Form::Quiet => self.megatron(last, info),
+            Form::Short => self.short(last, info),
+        }
+    }
+
+    /// For the eye: what changes, and the time left.
+    fn short(&self, last: &StepLine, info: &RunInfo) -> String {
+        let rate = info.tokens(self.samples) as f64 / self.seconds;
+        let advanced = self.steps - self.skipped;
+        let (total, consumed) =
+            (info.tokens(info.total_samples), info.tokens(last.consumed_samples));
+        let loss = (advanced > 0).then(|| format!("loss {:.4}", self.loss / advanced as f64));
+        let skipped = (self.skipped > 0).then(|| format!("{} skipped", self.skipped));
+        let scale = last.loss_scale.map(|scale| format!("loss scale {scale:.0}"));
+        let waited = self.data_wait / self.seconds;
+        let waited = (waited > 0.05).then(|| format!("{:.0} % waiting for data", 100.0 * waited));
+        let mfu = info.peak_flops.map(|peak| rate * info.model_flops_per_token / peak);
+        let fields = [
+            Some(format!("step {}/{}", Count(last.step), Count(info.total_steps))),
+            loss,
+            last.z_loss.map(|loss| format!("z loss {loss:.4}")),
+            Some(format!("grad norm {:.2}", last.grad_norm)),
+            Some(format!("lr {:.2e}", last.lr)),
+            Some(format!("{} tokens/s", short(rate))),
+            mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)),
+            scale,
+            skipped,
+            waited,
+            Some(format!("{} left", time_left(total, consumed, rate))),
+        ];
+        fields.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+    }
+
+    /// As in Megatron, loss and times are means over the interval, all else is the last step's; the
+    /// loss is that of steps that were not skipped, and left out where all were.
+    fn megatron(&self, last: &StepLine, info: &RunInfo) -> String {
         let steps = self.steps as f64;
         let tokens_per_second = info.tokens(self.samples) as f64 / self.seconds;
         let advanced = self.steps - self.skipped;
@@ -84,7 +123,11 @@ impl Interval {
 
 /// Megatron's validation line, without the rules of dashes around it; the set's name comes last, as
 /// a field of ours.
-pub(super) fn validation(step: u64, set: &str, loss: f64) -> String {
+pub(super) fn validation(form: Form, step: u64, set: &str, loss: f64) -> String {
+    if form == Form::Short {
+        let perplexity = loss.min(20.0).exp();
+        return format!("step {}: {set} loss {loss:.4}, perplexity {perplexity:.2}", Count(step));
+    }
     let perplexity = scientific(loss.min(20.0).exp(), 6);
     let loss = scientific(loss, 6);
     format!(
@@ -94,8 +137,15 @@ pub(super) fn validation(step: u64, set: &str, loss: f64) -> String {
 }
 
 /// A line of ours in the form of the validation line.
-pub(super) fn task(step: u64, task: &str, accuracy: &Accuracy) -> String {
+pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> String {
     let Accuracy { questions, acc, acc_norm } = accuracy;
+    if form == Form::Short {
+        let (acc, normed) = (100.0 * acc, 100.0 * acc_norm);
+        let step = Count(step);
+        return format!(
+            "step {step}: {task} {acc:.1} % right, {normed:.1} % by length-normed score"
+        );
+    }
     format!(
         " task accuracy at iteration {step} | acc: {acc:.4} | acc_norm: {acc_norm:.4} | \
          questions: {questions} | task: {task} |"

@@ -16,6 +16,7 @@ use super::{RunInfo, StepLine};
 use base::output::{Existing, Output};
 use base::{Problems, null_is_nan};
 use data::eval::Accuracy;
+use device::cuda::nvml::Health;
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
@@ -46,6 +47,9 @@ pub struct StepRow {
     /// fp16: the gradient overflowed, and nothing was updated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Of rank 0's GPU, at a log line, where there is NVML.
+    #[serde(flatten)]
+    pub gpu: Health,
 }
 
 /// The loss on one validation set, as written.
@@ -95,6 +99,7 @@ impl StepRow {
             z_loss: line.z_loss,
             loss_scale: line.loss_scale,
             skipped: line.skipped,
+            gpu: line.health,
         }
     }
 }

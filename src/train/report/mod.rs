@@ -19,11 +19,12 @@ use std::path::Path;
 use anyhow::Result;
 
 use data::eval::Accuracy;
+use device::cuda::nvml::Health;
 
 use line::Interval;
 use metrics::{EvalRow, MetricsFile, StepRow, TaskRow};
-pub use screen::Console;
 use screen::Screen;
+pub use screen::{Console, Form};
 use tensorboard::Events;
 
 /// Constants of a run, for rates and totals.
@@ -78,6 +79,8 @@ pub struct StepLine {
     pub loss_scale: Option<f64>,
     /// The gradient overflowed, and nothing was updated.
     pub skipped: bool,
+    /// Of rank 0's GPU, at a log line.
+    pub health: Health,
 }
 
 /// Writes every step of a run to its folder and to the terminal.
@@ -140,6 +143,10 @@ impl Report {
             ];
             let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
             scalars.extend(scale);
+            let Health { gpu_mhz, gpu_watts, gpu_celsius } = row.gpu;
+            scalars.extend(gpu_mhz.map(|mhz| ("gpu/clock MHz", f64::from(mhz))));
+            scalars.extend(gpu_watts.map(|watts| ("gpu/power W", watts)));
+            scalars.extend(gpu_celsius.map(|celsius| ("gpu/temperature C", f64::from(celsius))));
             scalars.extend(row.z_loss.map(|loss| ("z-loss/z-loss", loss)));
             events.scalars(row.step, row.consumed_samples, &scalars)?;
         }
@@ -163,7 +170,7 @@ impl Report {
             let tag = format!("lm-loss-validation/{set}/lm loss validation");
             events.scalars(step, consumed_samples, &[(&tag, loss)])?;
         }
-        self.screen.print(&line::validation(step, set, loss));
+        self.screen.print(|form| line::validation(form, step, set, loss));
         Ok(())
     }
 
@@ -182,7 +189,7 @@ impl Report {
             let scalars = [(&*plain, accuracy.acc), (&*normed, accuracy.acc_norm)];
             events.scalars(step, consumed_samples, &scalars)?;
         }
-        self.screen.print(&line::task(step, task, &accuracy));
+        self.screen.print(|form| line::task(form, step, task, &accuracy));
         Ok(())
     }
 
@@ -193,8 +200,9 @@ impl Report {
     }
 
     fn print_interval(&mut self) {
-        if let Some(text) = self.interval.take(&self.info) {
-            self.screen.print(&text);
+        let info = &self.info;
+        if let Some((interval, last)) = self.interval.take() {
+            self.screen.print(|form| interval.text(form, &last, info));
         }
     }
 }

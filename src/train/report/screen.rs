@@ -18,8 +18,20 @@ pub struct Console {
     output: Arc<Mutex<Output>>,
 }
 
+/// What is printed of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Megatron's lines.
+    Megatron,
+    /// Lines for the eye.
+    Short,
+    /// Nothing, and no bar.
+    Quiet,
+}
+
 struct Output {
     out: Box<dyn Write + Send>,
+    form: Form,
     bar: WeakProgressBar,
 }
 
@@ -29,7 +41,20 @@ impl Console {
     }
 
     pub fn new(out: Box<dyn Write + Send>) -> Console {
-        Console { output: Arc::new(Mutex::new(Output { out, bar: WeakProgressBar::default() })) }
+        let (form, bar) = (Form::Megatron, WeakProgressBar::default());
+        Console { output: Arc::new(Mutex::new(Output { out, form, bar })) }
+    }
+
+    /// Decides what is printed of steps; a quiet console stays so.
+    pub fn set_form(&self, form: Form) {
+        let mut output = self.output.lock();
+        if output.form != Form::Quiet {
+            output.form = form;
+        }
+    }
+
+    pub fn form(&self) -> Form {
+        self.output.lock().form
     }
 
     /// Prints a line.
@@ -44,7 +69,7 @@ impl Console {
 
     fn above_bar(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
         let mut output = self.output.lock();
-        let Output { out, bar } = &mut *output;
+        let Output { out, bar, .. } = &mut *output;
         // A closed pipe (`gptrain run | head`) is no reason to end a run: its record is on disk.
         let _ = match bar.upgrade() {
             Some(bar) => bar.suspend(|| print(out)),
@@ -75,7 +100,10 @@ const NEWEST: f64 = 0.2;
 impl Screen {
     /// Draws a bar if standard error is a terminal. Colours follow `NO_COLOR`.
     pub(super) fn new(console: &Console, info: &RunInfo) -> Screen {
-        let target = ProgressDrawTarget::stderr_with_hz(10);
+        let target = match console.form() {
+            Form::Quiet => ProgressDrawTarget::hidden(),
+            _ => ProgressDrawTarget::stderr_with_hz(10),
+        };
         // A run that ends in an error drops its bar unfinished, which clears it.
         let bar = ProgressBar::with_draw_target(Some(info.total_samples), target)
             .with_finish(ProgressFinish::AndClear);
@@ -113,9 +141,12 @@ impl Screen {
         ));
     }
 
-    /// Prints a line above the bar.
-    pub(super) fn print(&self, text: &str) {
-        self.console.print(text);
+    /// Prints a line above the bar: what the form of the console makes of it.
+    pub(super) fn print(&self, line: impl FnOnce(Form) -> String) {
+        match self.console.form() {
+            Form::Quiet => {}
+            form => self.console.print(&line(form)),
+        }
     }
 
     pub(super) fn finish(&self) {

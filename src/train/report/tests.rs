@@ -38,6 +38,7 @@ fn line(step: u64, lm_loss: f64) -> StepLine {
         z_loss: None,
         loss_scale: None,
         skipped: false,
+        health: Default::default(),
     }
 }
 
@@ -49,6 +50,32 @@ fn the_time_left_of_a_resumed_run_is_that_of_its_own_tokens() {
     assert_eq!(time_left(200_000, 1, f64::NAN).to_string(), "unknown");
 }
 
+fn megatron(interval: &mut Interval, info: &RunInfo) -> String {
+    let (interval, last) = interval.take().unwrap();
+    interval.text(Form::Megatron, &last, info)
+}
+
+#[test]
+fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
+    let folder = tempfile::tempdir().unwrap();
+    for (form, says) in [
+        (
+            Form::Short,
+            "step 1/500 · loss 2.0000 · grad norm 0.17 · lr 5.97e-5 · 16.4k tokens/s · 16 m 38 s \
+             left\nstep 1: books loss 3.0000, perplexity 20.09\n",
+        ),
+        (Form::Quiet, ""),
+    ] {
+        let printed = Printed::default();
+        let console = Console::new(Box::new(printed.clone()));
+        console.set_form(form);
+        let mut report = Report::open(&console, folder.path(), info(), 1, false, 0).unwrap();
+        report.step(&line(1, 2.0)).unwrap();
+        report.eval(1, 16, "books", 3.0).unwrap();
+        assert_eq!(printed.text(), says);
+    }
+}
+
 /// The line of BLOOM-176B's log, field by field, with this run's numbers and fields of ours behind.
 #[test]
 fn the_log_line_is_megatrons() {
@@ -57,7 +84,7 @@ fn the_log_line_is_megatrons() {
     interval.add(&line(2, 2.927112));
     let info = RunInfo { peak_flops: Some(5e14), ..info() };
     assert_eq!(
-        interval.take(&info).unwrap(),
+        megatron(&mut interval, &info),
         " iteration        2/     500 | consumed samples:           32 | \
          elapsed time per iteration (s): 3.0000 | learning rate: 5.969E-05 | \
          global batch size:    16 | lm loss: 2.463556E+00 | grad norm: 0.174 | \
@@ -65,7 +92,7 @@ fn the_log_line_is_megatrons() {
          samples per second: 5.333 | TFLOPs: 87.38 | consumed tokens:        65536 | \
          tokens per second: 10922.7 | data wait (s): 0.0100 | MFU (%): 13.11 |"
     );
-    assert_eq!(interval.take(&info), None, "an interval starts empty");
+    assert!(interval.take().is_none(), "an interval starts empty");
 }
 
 /// In fp16, with NVIDIA's `loss scale` where Megatron has it: skipped steps count for everything
@@ -81,12 +108,12 @@ fn skipped_steps_are_counted_in_the_line() {
     interval.add(&fp16(2, f64::NAN, 65536.0, true));
     interval.add(&fp16(3, 3.0, 65536.0, false));
     interval.add(&fp16(4, 2.0, 65536.0, false));
-    let text = interval.take(&info()).unwrap();
+    let text = megatron(&mut interval, &info());
     let part = "| lm loss: 2.500000E+00 | loss scale: 65536.0 | grad norm: 0.500 | \
                 number of skipped iterations:   2 | number of nan iterations:   1 | ";
     assert!(text.contains(part), "{text}");
     interval.add(&fp16(5, 9.0, 32768.0, true));
-    let text = interval.take(&info()).unwrap();
+    let text = megatron(&mut interval, &info());
     let part = "batch size:    16 | loss scale: 32768.0 | grad norm: nan | number of skipped";
     assert!(text.contains(part), "{text}");
 }
@@ -95,7 +122,7 @@ fn skipped_steps_are_counted_in_the_line() {
 fn a_public_log_parser_reads_the_line() {
     let mut interval = Interval::default();
     interval.add(&line(40, 0.5));
-    let text = interval.take(&info()).unwrap();
+    let text = megatron(&mut interval, &info());
     let all = Regex::new(concat!(
         r"iteration\s+(?P<iteration>\d+)\s*/\s*(?P<total>\d+)\s*\|\s*",
         r"consumed samples:\s*(?P<samples>\d+)\s*\|\s*",
@@ -118,15 +145,15 @@ fn a_public_log_parser_reads_the_line() {
 
 #[test]
 fn the_validation_line_is_megatrons() {
-    let text = validation(1000, "wiki", 2.5);
+    let text = validation(Form::Megatron, 1000, "wiki", 2.5);
     let pattern =
         r"validation loss at iteration (\d+).*?lm loss value:\s*([\d.eE+-]+).*?PPL:\s*([\d.eE+-]+)";
     let found = Regex::new(pattern).unwrap().captures(&text).unwrap();
     assert_eq!(&found[1], "1000");
     assert_eq!((&found[2], &found[3]), ("2.500000E+00", "1.218249E+01"));
     // Megatron's cap: exp(20).
-    assert!(validation(1, "v", 99.0).contains("lm loss PPL: 4.851652E+08 |"));
-    assert!(validation(1, "v", f64::NAN).contains("lm loss value: NAN |"));
+    assert!(validation(Form::Megatron, 1, "v", 99.0).contains("lm loss PPL: 4.851652E+08 |"));
+    assert!(validation(Form::Megatron, 1, "v", f64::NAN).contains("lm loss value: NAN |"));
 }
 
 /// What was printed, for a test to read.

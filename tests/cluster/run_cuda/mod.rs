@@ -55,6 +55,9 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
         let precise = format!("precision={on_cpu}");
         lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat()).expect(0, &[]);
         let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));
+        let health = ["gpu_mhz", "gpu_watts", "gpu_celsius"].map(|key| gpu[11][key].as_f64());
+        assert_eq!(health, [Some(1410.0), Some(250.5), Some(61.0)]);
+        assert!(cpu[11].get("gpu_mhz").is_none());
         assert_eq!((gpu.len(), cpu.len()), (12, 12));
         for (gpu, cpu) in gpu.iter().zip(&cpu) {
             for key in ["lm_loss", "grad_norm"] {

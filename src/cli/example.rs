@@ -1,0 +1,100 @@
+//! `gptrain run --example`: a first training from nothing but the binary. It holds the text of Jane
+//! Austen's novels; tokenizer, dataset and manifest are made of it as a user would make them.
+
+use anyhow::{Context, Result};
+use base::Bytes;
+use base::output::{self, Existing};
+use data::Tokenizer;
+use data::build::{Build, Train};
+use data::corpus::{self, Input, Rules, Wanted};
+use data::indexed::TokenType;
+use data::tokenizer::Training;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The novels, a chapter a line: 4 MB of text in 1.
+const TEXT: &[u8] = include_bytes!("../../datasets/austen/austen.jsonl.zst");
+/// The quick start's experiment, whose data lie elsewhere.
+const MANIFEST: &str = include_str!("../../manifests/quickstart.yaml");
+/// Where it is made.
+const FOLDER: &str = "gptrain-example";
+const VOCAB: usize = 4096;
+
+/// The example's manifest; what is missing of the example is made first, and said.
+pub fn prepare() -> Result<PathBuf> {
+    let folder = Path::new(FOLDER);
+    let manifest = folder.join("example.yaml");
+    if manifest.exists() {
+        return Ok(manifest);
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {FOLDER}"))?;
+    let text = folder.join("austen.jsonl.zst");
+    output::write(&text, Existing::Replaced, TEXT)?;
+    base::say!("{}: Jane Austen's six novels, {}", text.display(), Bytes(TEXT.len() as u64));
+    let inputs = corpus::find(std::slice::from_ref(&text), &Wanted::default())?.inputs;
+    let tokenizer = folder.join("tokenizer.json");
+    tokenizer_of(&inputs, &tokenizer)?;
+    let prefix = folder.join("austen");
+    dataset_of(&inputs, &tokenizer, &prefix)?;
+    output::write(&manifest, Existing::Replaced, yaml().as_bytes())?;
+    base::say!("gptrain run {}\n", manifest.display());
+    Ok(manifest)
+}
+
+fn tokenizer_of(inputs: &[Input], to: &Path) -> Result<()> {
+    let text = inputs[0].place();
+    base::say!("gptrain data train-tokenizer {text} --vocab {VOCAB} --output {}", to.display());
+    let special = vec!["<|endoftext|>".to_string()];
+    let training = Training { vocab: VOCAB, min_frequency: 2, special };
+    let train = Train { inputs, rules: rules(), training, threads: threads() };
+    let trained = train.run(|_| {}, |_| {})?;
+    output::write(to, Existing::Replaced, trained.json.as_bytes())
+}
+
+fn dataset_of(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
+    let (text, shown) = (inputs[0].place(), tokenizer.display());
+    let output = prefix.display();
+    base::say!("gptrain data build {text} --tokenizer {shown} --output {output} --append-eod");
+    for path in [data::indexed::index_path(prefix), data::indexed::tokens_path(prefix)] {
+        fs::remove_file(path).ok(); // of an example that was interrupted
+    }
+    let tokenizer = Tokenizer::load(tokenizer)?;
+    let build = Build {
+        inputs,
+        rules: rules(),
+        tokenizer: &tokenizer,
+        output: prefix.to_path_buf(),
+        token_type: TokenType::for_vocab(tokenizer.vocab()),
+        append: tokenizer.eod(),
+        parse_special: false,
+        shuffle: None,
+        threads: threads(),
+    };
+    build.run(|_, _| {}).map(drop)
+}
+
+fn rules() -> Rules {
+    Rules { key: "text".into(), skip_invalid: false }
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The quick start's manifest, beside its data.
+fn yaml() -> String {
+    MANIFEST
+        .replace("../datasets/austen/", "")
+        .replace("manifests/quickstart.yaml", &format!("{FOLDER}/example.yaml"))
+        .replace("name: quickstart", "name: example")
+}
+
+/// What may be done with what was trained.
+pub fn next(folder: &Path) {
+    let folder = folder.display();
+    base::say!(
+        "\nNow: gptrain sample {folder} --prompt \"It is a truth universally acknowledged,\""
+    );
+    base::say!("     gptrain report {folder}      # writes its curves, {folder}/report.html");
+    base::say!("     gptrain manifest new --help  # for a text of your own");
+}

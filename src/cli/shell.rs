@@ -1,0 +1,50 @@
+//! `gptrain completions`, `gptrain man`: what a package installs beside the binary.
+
+use anyhow::{Context, Result};
+use base::output::{self, Existing};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+#[derive(clap::Args, Debug)]
+pub struct Completions {
+    /// The shell
+    shell: Shell,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct Man {
+    /// The folder for gptrain.1, gptrain-run.1, …
+    folder: PathBuf,
+}
+
+pub fn completions<Cli: CommandFactory>(args: Completions) {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "gptrain", &mut script);
+    base::say!("{}", String::from_utf8_lossy(&script).trim_end());
+}
+
+pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
+    let failed = || format!("cannot make {}", args.folder.display());
+    std::fs::create_dir_all(&args.folder).with_context(failed)?;
+    let mut command = Cli::command();
+    command.build();
+    let pages = pages(&command)?;
+    for (name, page) in &pages {
+        output::write(&args.folder.join(format!("{name}.1")), Existing::Replaced, page)?;
+    }
+    base::say!("{}: {} pages", args.folder.display(), pages.len());
+    Ok(())
+}
+
+/// The page of a command that was built, and of each below it, by their names: `gptrain-run`.
+fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let name = command.get_display_name().unwrap_or(command.get_name()).to_string();
+    let mut all = vec![(name, page)];
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        all.extend(pages(below)?);
+    }
+    Ok(all)
+}

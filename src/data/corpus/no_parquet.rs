@@ -1,0 +1,16 @@
+//! In place of `parquet` where gptrain is built without that feature.
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::position::Position;
+use base::Problems;
+
+/// An error that says so.
+pub fn lines(path: &Path, _key: &str, _position: Position) -> Result<Box<dyn Read>> {
+    let what = "this gptrain was built without Parquet (`make run` leaves it out)";
+    let remedy = "build it with `make build`";
+    Err(Problems::one(path.display().to_string(), what, remedy).into())
+}

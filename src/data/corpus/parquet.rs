@@ -1,0 +1,131 @@
+//! Tables in Parquet, as JSON lines of one column of strings.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use parquet::basic::Type;
+use parquet::column::reader::ColumnReader;
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::SchemaDescriptor;
+
+use super::position::Position;
+use base::Problems;
+
+/// Rows that are decoded at once.
+const ROWS: usize = 256;
+
+struct Lines {
+    file: SerializedFileReader<File>,
+    key: String,
+    place: String,
+    column: usize,
+    /// Number of the row group that comes next, and the column of the present one.
+    group: usize,
+    values: Option<ColumnReader>,
+    lines: Vec<u8>,
+    /// Of the lines that have been read.
+    taken: usize,
+    position: Position,
+}
+
+/// The rows' column `key`; an error that names the columns where it is none of strings.
+pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>> {
+    let place = path.display().to_string();
+    let wrong = |what: String, remedy: &str| Problems::one(place.clone(), what, remedy);
+    let file = File::open(path).with_context(|| format!("cannot open {place}"))?;
+    let opened = caught(|| SerializedFileReader::new(file));
+    let file = opened.map_err(|error| {
+        wrong(format!("is no Parquet file: {error}"), "download it again, or say --format")
+    })?;
+    let schema = file.metadata().file_metadata().schema_descr();
+    let Some(column) = (0..schema.num_columns()).find(|at| name(schema, *at) == key) else {
+        let strings = (0..schema.num_columns()).filter(|at| holds_text(schema, *at));
+        let strings: Vec<String> = strings.map(|at| name(schema, at)).collect();
+        let what = format!("has no column \"{key}\"; of text it has: {}", strings.join(", "));
+        return Err(wrong(what, "name one of them with --key").into());
+    };
+    if !holds_text(schema, column) {
+        let what = format!("the column \"{key}\" holds {}", schema.column(column).physical_type());
+        return Err(wrong(what, "name a column of strings with --key").into());
+    }
+    let key = serde_json::to_string(key)?;
+    let (lines, group) = (Vec::new(), 0);
+    Ok(Box::new(Lines { file, key, place, column, group, values: None, lines, taken: 0, position }))
+}
+
+fn name(schema: &SchemaDescriptor, column: usize) -> String {
+    schema.column(column).path().string()
+}
+
+/// Strings, one of each row at most.
+fn holds_text(schema: &SchemaDescriptor, column: usize) -> bool {
+    let column = schema.column(column);
+    column.physical_type() == Type::BYTE_ARRAY && column.max_rep_level() == 0
+}
+
+/// The crate panics on some damaged files.
+fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
+    let nonsense = || ParquetError::General("it makes no sense".into());
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(nonsense()))
+}
+
+fn damaged(place: &str, error: &ParquetError) -> io::Error {
+    let what = format!("cannot be read: {error}");
+    io::Error::other(Problems::one(place, what, "download it again"))
+}
+
+impl Lines {
+    /// Whether there are more lines, now in `lines`.
+    fn next(&mut self) -> parquet::errors::Result<bool> {
+        self.lines.clear();
+        self.taken = 0;
+        loop {
+            let Some(ColumnReader::ByteArrayColumnReader(reader)) = &mut self.values else {
+                if self.group == self.file.num_row_groups() {
+                    return Ok(false);
+                }
+                let group = self.file.get_row_group(self.group)?;
+                self.values = Some(group.get_column_reader(self.column)?);
+                self.group += 1;
+                continue;
+            };
+            let most = self.file.metadata().file_metadata().schema_descr();
+            let most = most.column(self.column).max_def_level();
+            let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
+            let defined = (most > 0).then_some(&mut levels);
+            let (rows, ..) = reader.read_records(ROWS, defined, None, &mut values)?;
+            if rows == 0 {
+                self.values = None;
+                let group = self.file.metadata().row_group(self.group - 1);
+                self.position.set(self.position.get() + group.compressed_size() as u64);
+                continue;
+            }
+            let mut values = values.iter();
+            for row in 0..rows {
+                let is_null = levels.get(row).is_some_and(|level| *level < most);
+                let text = if is_null { None } else { values.next().map(ByteArray::data) };
+                super::json::write_line(&self.key, text, &mut self.lines);
+            }
+            return Ok(true);
+        }
+    }
+}
+
+impl Read for Lines {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.taken == self.lines.len()
+            && !caught(|| self.next()).map_err(|error| damaged(&self.place, &error))?
+        {
+            return Ok(0);
+        }
+        let some = (self.lines.len() - self.taken).min(out.len());
+        out[..some].copy_from_slice(&self.lines[self.taken..][..some]);
+        self.taken += some;
+        Ok(some)
+    }
+}

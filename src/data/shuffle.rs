@@ -1,0 +1,67 @@
+//! A dataset with its documents in an order drawn by a seed. Megatron's split takes the last
+//! documents for validation, which otherwise are those of the last files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::indexed::{Indexed, Writer};
+use base::output::{self, Unfinished};
+use base::rng;
+
+/// A folder beside an output for what is not shuffled yet; it goes when this is dropped.
+pub struct Aside {
+    folder: PathBuf,
+    _unfinished: Unfinished,
+}
+
+impl Aside {
+    /// Makes `PREFIX.unshuffled/`.
+    pub fn beside(prefix: &Path) -> Result<Aside> {
+        let mut folder = prefix.as_os_str().to_os_string();
+        folder.push(".unshuffled");
+        let folder = PathBuf::from(folder);
+        std::fs::remove_dir_all(&folder).ok(); // what a killed process has left
+        let failed = || format!("cannot make {}", folder.display());
+        std::fs::create_dir_all(&folder).with_context(failed)?;
+        Ok(Aside { _unfinished: output::unfinished(&folder), folder })
+    }
+
+    /// The dataset in it.
+    pub fn prefix(&self) -> PathBuf {
+        self.folder.join("dataset")
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.folder).ok(); // a later build takes it away
+    }
+}
+
+/// Writes the documents of `from` by a shuffle of Fisher and Yates.
+pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
+    let mut tokens = Vec::new();
+    let mut ids = Vec::new();
+    for document in order(from.documents(), seed) {
+        for sequence in from.document(document) {
+            tokens.resize(from.lengths()[sequence] as usize, 0);
+            from.read(sequence, 0, &mut tokens)?;
+            ids.clear();
+            ids.extend(tokens.iter().map(|token| *token as u32));
+            writer.sequence(&ids)?;
+        }
+        writer.end_document();
+    }
+    Ok(())
+}
+
+/// The numbers below `count`, each once.
+fn order(count: usize, seed: u64) -> Vec<usize> {
+    let key = rng::key(seed, "document order");
+    let mut order: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        order.swap(last, rng::below(key, last as u64, last as u64 + 1) as usize);
+    }
+    order
+}
