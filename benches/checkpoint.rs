@@ -173,11 +173,13 @@ fn state(m: &Manifest) -> State {
         next_batch: 1,
         lr: 1e-3,
         loss_scale: None,
+        skipped_updates: 0,
         pending: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
         optimizer: Optimizer { rule, began: 0, numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),
+        spikes: None,
         imported: None,
         manifest: "none".into(),
     }

@@ -409,6 +409,23 @@ static_assert(AT(LossScaleStep, factor) == 0 && AT(LossScaleStep, status) == 8 &
               AT(LossScaleStep, growth) == 48 && AT(LossScaleStep, min) == 52 &&
               sizeof(LossScaleStep) == 56, "layout");
 
+struct SkipAbove {
+    const float* loss;
+    const float* norm;
+    // Made NaN where one of them is above its limit.
+    float* factor;
+    // of LossScaleStep; 3 skipped here
+    float* status;
+    // of LossScaleStep
+    int64_t* counts;
+    float max_loss;
+    float max_norm;
+};
+static_assert(AT(SkipAbove, loss) == 0 && AT(SkipAbove, norm) == 8 &&
+              AT(SkipAbove, factor) == 16 && AT(SkipAbove, status) == 24 &&
+              AT(SkipAbove, counts) == 32 && AT(SkipAbove, max_loss) == 40 &&
+              AT(SkipAbove, max_norm) == 44 && sizeof(SkipAbove) == 48, "layout");
+
 struct AdamScalars {
     const int64_t* updates;
     // [2]: lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)

@@ -121,6 +121,17 @@ __device__ void step_loss_scale(const LossScaleStep& a) {
 }
 KERNEL(loss_scale_step, step_loss_scale, LossScaleStep, 1)
 
+// Takes back the update of a step whose loss or norm is too high, by one thread.
+__device__ void take_back_above(const SkipAbove& a) {
+    bool above = *a.loss > a.max_loss || *a.norm > a.max_norm;
+    if (!above || *a.status != 0.0f) return;
+    a.counts[2] -= 1;
+    a.counts[3] += 1;
+    *a.factor = NAN;
+    *a.status = 3.0f;
+}
+KERNEL(skip_above, take_back_above, SkipAbove, 1)
+
 // AdamW's bias corrections at an update, by one thread.
 __device__ void adam_corrections(const AdamScalars& a) {
     double updates = (double)*a.updates;

@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use base::{DType, null_is_nan};
 use data::MixturePlan;
 use engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
+use plan::spikes::SpikeWatch;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -49,6 +50,10 @@ pub struct State {
     pub lr: f64,
     /// Of an fp16 run that has begun; no other precision scales the loss.
     pub loss_scale: Option<Scale>,
+    /// Steps whose update was skipped, since the optimizer's states began, in any precision. Older
+    /// checkpoints have it of fp16 alone, in `loss_scale`.
+    #[serde(default)]
+    pub skipped_updates: u64,
     /// The update of the last step, where it waits for the next one; its gradient is a state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingUpdate>,
@@ -59,6 +64,9 @@ pub struct State {
     pub data: Vec<DataId>,
     /// Which datasets gave which samples so far, and are to give the rest.
     pub mixture: MixturePlan,
+    /// Which losses the run expects, and the samples it left out for a spike; None where nobody looks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spikes: Option<SpikeWatch>,
     /// What the weights came from, if not from this run's own initial values.
     pub imported: Option<String>,
     /// The effective manifest, as YAML.
@@ -258,7 +266,13 @@ impl Index {
 
     /// Updates since the optimizer's states began; a step that was skipped made none.
     pub fn updates(&self) -> u64 {
-        self.loss_scale.map_or(self.optimizer_steps(), |scale| scale.updates)
+        let taken = self.optimizer_steps().saturating_sub(self.skipped());
+        self.loss_scale.map_or(taken, |scale| scale.updates)
+    }
+
+    /// Steps since then whose update was skipped.
+    pub fn skipped(&self) -> u64 {
+        self.loss_scale.map_or(self.skipped_updates, |scale| scale.skipped)
     }
 
     /// Steps since the optimizer's states began.

@@ -28,7 +28,7 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
     sound(checkpoint, &validate::groups(index))?;
     read_states(checkpoint, engine, |state| state.saved && state.name != PENDING)?;
     read_pending(checkpoint, engine)?;
-    engine.set_scale(index.loss_scale, index.updates());
+    engine.set_scale(index.loss_scale, index.updates(), index.skipped());
     Ok(index.progress)
 }
 
@@ -40,7 +40,7 @@ pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Re
     sound(checkpoint, &validate::groups(index))?;
     engine.init();
     read_states(checkpoint, engine, |state| state.name == MASTER)?;
-    engine.set_scale(index.loss_scale.map(Scale::uncounted), 0);
+    engine.set_scale(index.loss_scale.map(Scale::uncounted), 0, 0);
     Ok(index.progress)
 }
 

@@ -88,18 +88,17 @@ pub fn groups(index: &Index) -> Vec<String> {
     let mut damage = Vec::new();
     let mut seen = BTreeMap::new();
     let step = index.optimizer_steps();
-    if let Some(scale) = index.loss_scale.filter(|s| s.updates.checked_add(s.skipped) != Some(step))
-    {
-        let (updates, skipped) = (scale.updates, scale.skipped);
+    let (updates, skipped) = (index.updates(), index.skipped());
+    if updates.checked_add(skipped) != Some(step) {
         damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));
     }
     for group in &index.optimizer.groups {
-        if group.step != index.updates() {
+        if group.step != updates {
             damage.push(format!(
                 "an optimizer group of {} tensors has taken {} steps, the run {}",
                 group.tensors.len(),
                 group.step,
-                index.updates()
+                updates
             ));
         }
         group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);

@@ -4,6 +4,7 @@ use bench::{self, Options, print};
 use std::path::PathBuf;
 use train::exit;
 use train::messages::Messages;
+use train::sick_nodes::{self, Reason};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -46,6 +47,13 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     };
     let options = Options { quick: args.quick, tolerance: args.tolerance };
     let outcome = bench::run(&loaded, &options, messages)?;
+    let folder = &loaded.manifest.log.folder;
+    for slow in outcome.measured.iter().flat_map(|measured| &measured.slow) {
+        // Of the run that the manifest names; a link is no node's fault.
+        for host in slow.who.iter().filter(|_| slow.what == "node" && args.manifest.is_some()) {
+            sick_nodes::add(folder, host, Reason::Slow, &slow.text)?;
+        }
+    }
     match outcome.measured {
         Some(measured) if args.json => base::say!("{:#}", serde_json::to_value(&measured)?),
         Some(measured) => base::say!("{}", print::text(&measured).trim_end()),

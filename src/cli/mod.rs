@@ -10,12 +10,14 @@ mod sample;
 mod eval;
 mod average;
 mod report;
+mod status;
 mod inspect;
 mod export;
 mod import;
 mod diagnose;
 mod example;
 mod manifest;
+mod nodes;
 mod data;
 mod estimate;
 mod bench;
@@ -76,6 +78,10 @@ enum Command {
     Average(average::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
+    /// Say what a run is doing now: step, speed, time left, last save, warnings
+    Status(status::Args),
+    /// Show the nodes that a run keeps away from, or forget them
+    Nodes(nodes::Args),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
     /// Write a checkpoint as a Hugging Face folder
@@ -168,6 +174,8 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Eval(args) => eval::run(args, messages),
         Command::Average(args) => average::run(args),
         Command::Report(args) => report::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Nodes(args) => nodes::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),

@@ -42,7 +42,7 @@ pub use hang::diagnose;
 pub use host_collectives::HostCollectives;
 pub use launcher::{LauncherEnv, RENDEZVOUS};
 pub use recorder::{Event, Recorder};
-pub use report::{End, GroupCount, LogLine, RankReport};
+pub use report::{End, GroupCount, LogLine, RankReport, blamed_node};
 pub use watchdog::Watchdog;
 pub use world::World;
 

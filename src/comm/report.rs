@@ -73,6 +73,12 @@ impl GroupCount {
     }
 }
 
+/// The node of the rank that a verdict begins with, as `RankReport::name` writes it.
+pub fn blamed_node(line: &str) -> Option<&str> {
+    let place = line.strip_prefix("rank ")?.split_once(" (node ")?.1;
+    place.split([',', ')']).next()
+}
+
 impl RankReport {
     /// A rank without a report.
     pub fn unknown(rank: usize) -> RankReport {

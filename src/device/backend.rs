@@ -113,6 +113,13 @@ pub struct Scaler {
     pub counts: Tensor,
 }
 
+/// What a step's loss and gradient norm may be at most for its update to be made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLimits {
+    pub loss: f32,
+    pub norm: f32,
+}
+
 /// A reservation that is larger than the free memory of the device, or of its host.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
@@ -405,6 +412,17 @@ pub trait Backend: AdafactorOps + MuonOps {
     /// if the scale was stuck before. status f32 [1, 1] = 0 after an update, 1 after a skipped
     /// step, 2 where the scale is stuck.
     fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor);
+    /// Takes back the update of a step whose loss or norm, f32 [1, 1], is above its limit: the factor
+    /// becomes NaN, status 3, and the scaler has counted one update less and one skipped step more.
+    /// After `loss_scale_step`; a step that was skipped there stays as it is.
+    fn skip_above(
+        &self,
+        limits: StepLimits,
+        measured: [Tensor; 2],
+        scaler: Scaler,
+        factor: Tensor,
+        status: Tensor,
+    );
     /// out f32 [1, 2] = lr / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ) at update t = updates, i64 [1, 1].
     fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out);
     /// Updates master, m and v (f32) from grad·factor, and rounds master into `weight` where that

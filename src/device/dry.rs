@@ -4,7 +4,7 @@
 use super::{
     Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, FusedMatrix, Gelu,
     Gemm, Home, Logits, MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, QueryKey, Scaler,
-    Scaling, SecondMoment, Tensor, Transfer, Visible, ZLoss,
+    Scaling, SecondMoment, StepLimits, Tensor, Transfer, Visible, ZLoss,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -313,6 +313,16 @@ impl Backend for Dry {
     }
     fn loss_scale_step(&self, _: &Scaling, _: Scaler, factor: Tensor, status: Tensor) {
         self.note("loss scale step", 4, &[factor, status]);
+    }
+    fn skip_above(
+        &self,
+        _: StepLimits,
+        [loss, norm]: [Tensor; 2],
+        _: Scaler,
+        factor: Tensor,
+        status: Tensor,
+    ) {
+        self.note("skip above", 2, &[loss, norm, factor, status]);
     }
     fn adam_scalars(&self, _: &AdamW, updates: Tensor, out: Out) {
         self.note("adam scalars", 8, &[updates, out.to]);

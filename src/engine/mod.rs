@@ -42,7 +42,7 @@ pub use states::{
 
 use arenas::Arenas;
 use comm::Message;
-use device::{Backend, Home, OutOfMemory, Tensor};
+use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
@@ -53,7 +53,7 @@ use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, Ref, RefCell};
 use std::time::Instant;
-use update::Update;
+use update::{At, Update};
 
 /// Loads the next micro-batch into the buffers given.
 pub type Load<'a> = &'a mut dyn FnMut(&Inputs) -> anyhow::Result<()>;
@@ -72,6 +72,8 @@ pub struct Engine<'a> {
     waiting: Cell<Option<PendingUpdate>>,
     /// Steps of the run that were asked for.
     steps: Cell<u64>,
+    /// Of the steps queued from now on.
+    limits: Cell<Option<StepLimits>>,
     manifest: Manifest,
     /// Buffers of the micro-batches in flight: by slot, for each chunk, over the same bytes.
     slots: Vec<Vec<Activations>>,
@@ -139,6 +141,7 @@ impl<'a> Engine<'a> {
             compression: laid.compression,
             waiting: Cell::new(None),
             steps: Cell::new(0),
+            limits: Cell::new(None),
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
@@ -149,7 +152,7 @@ impl<'a> Engine<'a> {
             scalars: laid.scalars,
             memory_plan: arenas.memory_plan(be.workspace()),
         };
-        engine.set_scale(None, 0);
+        engine.set_scale(None, 0, 0);
         Ok(engine)
     }
 
@@ -200,6 +203,12 @@ impl<'a> Engine<'a> {
     /// The next step is the one after so many of the run.
     pub fn set_steps(&self, steps: u64) {
         self.steps.set(steps);
+    }
+
+    /// Steps queued from now on update nothing if their loss or gradient norm is above these. The
+    /// same on all ranks.
+    pub fn set_limits(&self, limits: Option<StepLimits>) {
+        self.limits.set(limits);
     }
 
     /// The update that waits, of the last step (`topology.offload.delay`).
@@ -254,10 +263,11 @@ impl<'a> Engine<'a> {
     }
 
     /// Goes on from where the scale stood, as far as the manifest's settings allow it; from the
-    /// initial one where none was saved, after `updates`.
-    pub fn set_scale(&self, saved: Option<Scale>, updates: u64) {
+    /// initial one where none was saved, after `updates` and `skipped` steps.
+    pub fn set_scale(&self, saved: Option<Scale>, updates: u64, skipped: u64) {
         let m = &self.manifest;
-        let scale = saved.map_or(Scale { updates, ..Scale::initial(m) }, |saved| saved.under(m));
+        let unscaled = Scale { updates, skipped, ..Scale::initial(m) };
+        let scale = saved.map_or(unscaled, |saved| saved.under(m));
         scaler::write(self.be, self.scalars.scaler, &scale);
     }
 
@@ -295,7 +305,8 @@ impl<'a> Engine<'a> {
             params.groups().sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update.run(params, rule, s, scale, lr, self.is_late(step));
+        let limits = self.limits.get();
+        self.update.run(params, rule, s, At { scale, lr, limits, late: self.is_late(step) });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

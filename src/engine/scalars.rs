@@ -12,8 +12,10 @@ pub struct Outcome {
     pub z_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// The gradient was not finite: nothing was updated.
+    /// Nothing was updated: the gradient was not finite, or `spiked`.
     pub skipped: bool,
+    /// Loss or norm were above the step's limits (`Engine::set_limits`).
+    pub spiked: bool,
     /// Skipped, and no later step will update: the loss scale cannot be lowered any more.
     pub stuck: bool,
     /// What the next step multiplies its loss by.
@@ -33,7 +35,7 @@ pub struct Scalars {
     pub loss: Tensor,    // f32 [1, 1]
     pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
     pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
-    pub status: Tensor,  // f32 [1, 1]  whether the step was skipped, or the loss scale is stuck
+    pub status: Tensor,  // f32 [1, 1]  the step's fate: 1 skipped, 2 stuck, 3 spiked
     pub z_loss: Tensor,  // f32 [1, 1]
     pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
     pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
@@ -72,7 +74,8 @@ impl Scalars {
             z_loss: z.into(),
             grad_norm: grad_norm.into(),
             skipped: fate > 0.0,
-            stuck: fate > 1.0,
+            spiked: fate == 3.0,
+            stuck: fate == 2.0,
             loss_scale: loss_scale.into(),
         }
     }

@@ -6,10 +6,20 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use device::{Home, Scaling, Tensor};
+use device::{Home, Scaling, StepLimits, Tensor};
 use manifest::Manifest;
 use model::{Layout, TpSplit};
 use std::ops::Range;
+
+/// What an update is made by, beside its gradients.
+pub struct At {
+    /// The loss's, or NaN.
+    pub scale: Tensor,
+    pub lr: f64,
+    pub limits: Option<StepLimits>,
+    /// Whether the update waits, with all that was decided of it.
+    pub late: bool,
+}
 
 /// What every rule's update begins with.
 pub struct Update {
@@ -86,18 +96,10 @@ impl Update {
         all
     }
 
-    /// Clips by the norm over all ranks and updates. A norm that is not finite updates nothing, on
-    /// any rank: all have the same. `scale` is the loss's, or NaN. Where the update is `late`, it waits,
-    /// with all that this decided of it.
-    pub fn run(
-        &self,
-        params: &ShardedParams,
-        rule: &dyn OptimizerRule,
-        s: &Scalars,
-        scale: Tensor,
-        lr: f64,
-        late: bool,
-    ) {
+    /// Clips by the norm over all ranks and updates. A norm that is not finite, or a loss or norm above
+    /// the limits, updates nothing, on any rank: all have the same.
+    pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
+        let At { scale, lr, limits, late } = at;
         let be = params.backend();
         for run in &self.on_device {
             be.square_sums(&self.grads[run.clone()], s.sums.span(run.start, run.len()).set());
@@ -105,7 +107,11 @@ impl Update {
         be.sum(s.sums.span(0, self.counted), s.norm.set());
         params.sum_over_owners(s.norm);
         be.clip(s.norm, scale, self.max_norm, s.clip.set());
-        be.loss_scale_step(&self.scaling, s.scaler, s.rule.span(0, 1), s.status);
+        let factor = s.rule.span(0, 1);
+        be.loss_scale_step(&self.scaling, s.scaler, factor, s.status);
+        if let Some(limits) = limits {
+            be.skip_above(limits, [s.loss, s.clip.span(0, 1)], s.scaler, factor, s.status);
+        }
         let step = self.step(params, s, lr as f32);
         rule.begin(&step);
         match params.late() {

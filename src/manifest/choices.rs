@@ -221,6 +221,16 @@ GpuTransport {
     Host = "host",
 }
 
+/// What is done about loss spikes.
+SpikeAction {
+    /// Nothing: nobody looks.
+    Off = "off",
+    /// They are named.
+    Warn = "warn",
+    /// Their updates are skipped; if that does not help, the run goes back.
+    Act = "act",
+}
+
 /// What a run does before the end of its Slurm job.
 OnEnd {
     /// It saves and ends.

@@ -41,6 +41,8 @@ Raw {
     comm: raw::Comm;
     /// When the run's state is saved.
     checkpoint: raw::Checkpoint;
+    /// What is done about loss spikes: off, warn, act, or act with settings. Default: warn.
+    divergence: DivergenceForm;
     /// What happens as the end of a Slurm job comes near.
     slurm: raw::Slurm;
     /// What is reported, and where.
@@ -255,6 +257,13 @@ forms! {
         Name(DecayName),
         /// With lengths.
         Lengths(Decay),
+    }
+    /// What is done about loss spikes, by name or with settings.
+    DivergenceForm {
+        /// By name, with its defaults.
+        Name(SpikeAction),
+        /// With settings.
+        Settings(raw::Divergence),
     }
     /// What lies on the host, by name or with settings.
     OffloadForm {

@@ -25,15 +25,15 @@ pub use check::{model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, LogFormat,
     MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute,
-    Schedule,
+    Schedule, SpikeAction,
 };
 pub use inference::for_inference;
 pub use keys::schema;
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
 pub use read::{IN_FOLDER, Loaded, load, parse};
 pub use settings::{
-    Batch, Checkpoint, Comm, Data, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr, Model,
-    Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
+    Batch, Checkpoint, Comm, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log,
+    Lr, Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
 };
 
 use base::{Heads, Problems};
@@ -60,6 +60,7 @@ pub struct Manifest {
     pub topology: Topology,
     pub comm: Comm,
     pub checkpoint: Checkpoint,
+    pub divergence: Divergence,
     pub slurm: Slurm,
     pub log: Log,
     pub plan: Plan,
@@ -70,9 +71,8 @@ impl Manifest {
     /// Whether it leaves open in which memory gradients lie.
     pub fn gradients_are_open(&self) -> bool {
         let Offload { what, gradients, .. } = self.topology.offload;
-        let may_leave = self.topology.compression.is_none();
-        let may_leave = may_leave && !matches!(self.optimizer, Optimizer::Adafactor(_));
-        what != OffloadWhat::None && gradients == GradientHome::Auto && may_leave
+        let stay = self.topology.compression.is_some() || self.optimizer.name() == "adafactor";
+        what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
     /// The same with gradients in one.

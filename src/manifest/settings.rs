@@ -384,6 +384,25 @@ Checkpoint(raw) {
     in_flight: usize = 1, in 0..=8;
 }
 
+#[derive(Copy)]
+/// Loss spikes: steps whose loss or gradient norm is far above those of the last 128 that were not.
+Divergence(raw) {
+    /// What is done: off, warn, or act. Default: act, where other settings are given.
+    action: SpikeAction = SpikeAction::Act;
+    /// How far above their median, in units of their scatter. Default: 8.
+    sigmas: f64 = 8.0, in 1.0..=1e6;
+    /// The least rise of the loss that counts, in nats. Default: 0.3.
+    loss_rise: f64 = 0.3, in 0.0..=1e6;
+    /// The least rise of the gradient norm that counts, as a factor. Default: 2.
+    norm_rise: f64 = 2.0, in 1.0..=1e6;
+    /// Updates that are skipped in a row before the run goes back to a checkpoint. Default: 3.
+    skips: u32 = 3, in 0..=1000;
+    /// Steps that the run goes back at least, and leaves out beyond the spike. Default: 100.
+    roll_back: u64 = 100, in 1..=1_000_000_000u64;
+    /// How often the run goes back before it stops. Default: 3.
+    roll_backs: usize = 3, in 0..=1000;
+}
+
 /// Under Slurm: what happens as the job's end comes near.
 Slurm(raw) {
     /// What a run does before its job ends. Default: leave.
@@ -406,6 +425,10 @@ Log(raw, name: &str) {
     /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU.
     /// Default: unknown.
     peak_tflops: f64, in 1e-6..=1e9;
+    /// Port of the run's numbers for Prometheus (GET /metrics), on rank 0's node. Default: none.
+    metrics_port: u16, in 1..=65_535;
+    /// Where it listens; 0.0.0.0 lets everybody read who reaches the node. Default: 127.0.0.1.
+    metrics_host: String = "127.0.0.1".to_string();
 }
 
 /// What `gptrain estimate` plans for.

@@ -3,5 +3,6 @@
 pub mod grid;
 pub mod ramp;
 pub mod schedule;
+pub mod spikes;
 pub mod split;
 pub mod timeline;

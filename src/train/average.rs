@@ -32,6 +32,7 @@ pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
     let state = State {
         run: checkpoint::nonce(),
         loss_scale: last.index.loss_scale.map(Scale::uncounted),
+        skipped_updates: 0,
         pending: None,
         optimizer,
         imported: Some(format!("mean of {}", names.join(", "))),

@@ -3,6 +3,7 @@
 //! take and a durable checkpoint: a run that is complete, or that fails, starts nothing.
 
 use super::crash_loop;
+use super::sick_nodes;
 use super::slurm::Job;
 use manifest::{Manifest, OnEnd};
 
@@ -25,9 +26,14 @@ pub fn act(m: &Manifest) {
             tracing::info!("job {id} goes back into the queue");
             job.requeue()
         }
-        _ => job.resubmit(&m.log.folder, &[]).map(|next| {
-            tracing::info!("job {next} goes on when job {id} has ended");
-        }),
+        _ => {
+            let exclude = sick_nodes::excluded(&m.log.folder);
+            job.resubmit(&m.log.folder, &exclude).map(|next| {
+                let list = exclude.join(", ");
+                let without = if list.is_empty() { list } else { format!(", without {list}") };
+                tracing::info!("job {next} goes on when job {id} has ended{without}");
+            })
+        }
     };
     if let Err(error) = done {
         tracing::warn!("job {id} is not queued again: {error:#}");

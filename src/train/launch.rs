@@ -19,6 +19,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
+/// How ranks that a launcher started are called.
+const PROCESSES: &str = "processes";
+
 /// The ranks of this process.
 pub struct LocalRanks {
     worlds: Vec<(World, LocalRank)>,
@@ -80,7 +83,12 @@ impl LocalRanks {
             tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
         }
         let worlds = vec![(joined?, local)];
-        Ok(LocalRanks { worlds, node: join.node, threads, kind: "processes" })
+        Ok(LocalRanks { worlds, node: join.node, threads, kind: PROCESSES })
+    }
+
+    /// Whether a launcher started each rank as a process of its own.
+    pub fn are_processes(&self) -> bool {
+        self.kind == PROCESSES
     }
 
     /// Runs each rank on its own thread and waits for all. Returns the result of one of them, or an

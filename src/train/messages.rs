@@ -5,6 +5,7 @@
 //! its rank and step from these spans.
 
 use super::report::Console;
+use super::status::{self, Warnings};
 use super::trace::SpanRecorder;
 use base::visible;
 use comm::Recorder;
@@ -26,6 +27,7 @@ pub struct Messages {
     /// Recorders of the ranks of this process, with the rank's number.
     recorders: Arc<Mutex<Recorders>>,
     spans: SpanRecorder,
+    warnings: Warnings,
 }
 
 type Recorders = Vec<(u64, Arc<Recorder>)>;
@@ -37,6 +39,7 @@ impl Messages {
             console: Console::stdout(),
             recorders: Arc::default(),
             spans: SpanRecorder::default(),
+            warnings: Warnings::default(),
         }
     }
 
@@ -60,6 +63,11 @@ impl Messages {
 
     pub fn spans(&self) -> &SpanRecorder {
         &self.spans
+    }
+
+    /// The last warnings that were printed.
+    pub fn warnings(&self) -> Warnings {
+        self.warnings.clone()
     }
 
     pub fn console(&self) -> &Console {
@@ -129,6 +137,9 @@ impl Messages {
 
     fn print(&self, level: Level, message: &str) {
         let message = visible(message);
+        if level <= Level::WARN {
+            status::keep(&self.warnings, &message);
+        }
         match level {
             Level::ERROR => self.console.error(&format!("gptrain: {message}")),
             Level::WARN => self.console.print(&format!("note: {message}")),

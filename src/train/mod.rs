@@ -19,7 +19,11 @@ mod last_checkpoint;
 mod loader;
 mod resume;
 mod saving;
+mod roll_back;
+pub mod sick_nodes;
 mod slurm;
+pub mod status;
+mod spikes;
 mod time_limit;
 mod fresh;
 pub mod report;
@@ -36,8 +40,10 @@ pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;
 pub use start::Options;
 
+use comm::Failed;
 use manifest::Loaded;
 use messages::Messages;
+use std::path::Path;
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The
 /// outcome is returned in the process of rank 0, None in the others.
@@ -49,6 +55,7 @@ pub fn run(
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
     let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
+    let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
@@ -66,9 +73,21 @@ pub fn run(
         }
         Ok((rank.is_first(), ended?))
     });
+    if launched && let Err(error) = &ended {
+        note_failed_node(&loaded.manifest.log.folder, error);
+    }
     let (first, ended) = ended?;
     if first && ended == Ended::JobEnds {
         job_end::act(&loaded.manifest);
     }
     Ok(first.then_some(ended))
+}
+
+/// Notes the node of the rank that a verdict blames, in the process that prints it.
+fn note_failed_node(folder: &Path, error: &anyhow::Error) {
+    let Some(failed) = error.downcast_ref::<Failed>().filter(|failed| failed.print) else { return };
+    let Some(host) = comm::blamed_node(&failed.line) else { return };
+    if let Err(error) = sick_nodes::add(folder, host, sick_nodes::Reason::Failed, &failed.line) {
+        tracing::warn!("{host} is not noted: {error:#}");
+    }
 }

@@ -7,6 +7,7 @@ use super::rank::Rank;
 use super::report::metrics::Metrics;
 use super::resume::{self, Asked};
 use super::saving;
+use super::spikes::Spikes;
 use anyhow::{bail, ensure};
 use base::Problems;
 use checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
@@ -14,6 +15,7 @@ use data::{Datasets, Source};
 use device::Backend;
 use engine::{Engine, Groups, lr};
 use manifest::{self, Loaded, Manifest};
+use plan::spikes::Taken;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ struct Again<'a> {
     steps: u64,
     /// Those that the run saved after, beside those of `checkpoint.interval`.
     saved: &'a [u64],
+    spikes: Option<Spikes>,
 }
 
 /// Computes steps from the engine's state. Nothing is reported or saved.
@@ -35,19 +38,25 @@ fn replay(
     shard: DataShard,
     again: Again,
 ) -> anyhow::Result<Vec<Past>> {
-    let Again { from, steps, saved } = again;
+    let Again { from, steps, saved, mut spikes } = again;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
     let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
     let mut past = Vec::new();
     for step in from.step + 1..=from.step + steps {
         let global = ramp.batch_at(consumed) as u64;
-        consumed += global;
+        let samples = consumed..consumed + global;
+        consumed = samples.end;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
         let micros = shard.rounds(global) as usize;
         let rate = lr::at(&m.lr, consumed);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
+        engine.set_limits(spikes.as_ref().and_then(|of| of.limits(step, &samples)));
         let outcome = engine.step(load, micros, rate)?;
+        if let Some(spikes) = &mut spikes {
+            let (loss, norm) = (outcome.loss, outcome.grad_norm);
+            spikes.see(Taken { step, loss, norm, skipped: outcome.skipped }, &samples);
+        }
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did
         }
@@ -86,7 +95,8 @@ pub fn verify(
     })?;
     let asked = Asked { checkpoint: false, reset_optimizer };
     let state = resume::resume(rank, &found, asked, loaded, data, engine)?;
-    let again = Again { from: state.progress, steps, saved: &saved };
+    let spikes = Spikes::new(&m.divergence, state.spikes, &state.mixture);
+    let again = Again { from: state.progress, steps, saved: &saved, spikes };
     for again in replay(m, engine, be, train, DataShard::of(rank, m), again)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
@@ -158,7 +168,9 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let progress = checkpoint::load(&checkpoint, &engine)?;
-    let again = Again { from: progress, steps: 1, saved: &[] };
+    let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
+    let spikes = Spikes::new(&m.divergence, spikes, mixture);
+    let again = Again { from: progress, steps: 1, saved: &[], spikes };
     let now = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?[0];
     Ok(Replayed { now, before: next_recorded(folder, now.step) })
 }

@@ -37,6 +37,7 @@ const RULES: &[(&str, Change)] = &[
     ("topology",            Change::Allow),
     ("comm",                Change::Allow),
     ("slurm",               Change::Allow),
+    ("divergence",          Change::Allow),    // what it does is named as it does it
     ("train.threads",       Change::Allow),
     ("train.device",        Change::Allow),
     ("train.eval_interval", Change::Allow),

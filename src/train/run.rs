@@ -6,18 +6,21 @@ use super::loader::{DataShard, Loader};
 use super::rank::{CollectiveError, Rank};
 use super::report::{Report, StepLine};
 use super::saving::Saver;
+use super::spikes::Spikes;
+use super::status::Board;
 use super::time_limit::TimeLimit;
 use super::trace::Trace;
 use anyhow::Context;
 use checkpoint::{Past, Progress};
-use data::Source;
 use data::eval::Task;
+use data::{Datasets, Source};
 use device::Backend;
 use device::cuda::nvml::Monitor;
 use engine::{Engine, lr};
 use estimate::gptrain::drift;
-use manifest::Manifest;
+use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
+use plan::spikes::Taken;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,18 +43,21 @@ const COMPARED_STEPS: usize = 5;
 
 /// The state of one rank while it trains.
 pub struct Run<'a> {
+    pub loaded: &'a Loaded,
     pub manifest: &'a Manifest,
     pub rank: &'a Rank<'a>,
     pub shard: DataShard,
     pub ramp: Ramp,
     pub engine: Engine<'a>,
     pub be: &'a dyn Backend,
+    pub data: Arc<Datasets>,
     pub valid: Vec<(String, Arc<Source>)>,
     /// Tasks to be measured at evaluations, by name.
     pub tasks: Arc<Vec<(String, Task)>>,
     pub loader: Loader,
     /// On rank 0 only.
     pub report: Option<Report>,
+    pub board: Option<Board>,
     /// Step and samples after the last step that was queued on the device.
     pub progress: Progress,
     /// That step, until its outcome has arrived.
@@ -59,6 +65,8 @@ pub struct Run<'a> {
     /// When the outcome of the step before it arrived.
     pub last_ended: Instant,
     pub saver: Saver,
+    /// None where nobody looks for loss spikes.
+    pub spikes: Option<Spikes>,
     pub signals: &'a Signals,
     /// On rank 0 of a Slurm job.
     pub time_limit: Option<TimeLimit>,
@@ -88,6 +96,13 @@ impl Run<'_> {
             let global = self.ramp.batch_at(self.progress.consumed_samples);
             let complete = self.progress.consumed_samples + global as u64 > m.train.samples;
             let stop = self.poll_requests()?;
+            if complete || stop.is_some() {
+                self.drain()?;
+            }
+            if self.has_diverged() {
+                self.roll_back()?;
+                continue;
+            }
             if let Some(ended) = complete.then_some(Ended::Complete).or(stop) {
                 self.save()?;
                 self.saver.finish(rank)?;
@@ -118,7 +133,8 @@ impl Run<'_> {
         if m.train.eval_interval.is_some_and(|every| last || due(every)) {
             self.evaluate()?;
         }
-        if due(m.checkpoint.interval) {
+        let unsaved = self.spikes.as_ref().is_some_and(|spikes| spikes.unsaved);
+        if due(m.checkpoint.interval) || unsaved {
             self.save()?;
         }
         match self.trace.is_some_and(|trace| trace.ends_with(step)) {
@@ -163,6 +179,8 @@ impl Run<'_> {
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
         let lr = lr::at(&m.lr, consumed);
+        let limits = self.spikes.as_ref().and_then(|of| of.limits(step, &(first..consumed)));
+        self.engine.set_limits(limits);
         let (loader, be) = (&mut self.loader, self.be);
         self.signals.computing(step);
         let computing = format!("computing step {step}");
@@ -185,8 +203,12 @@ impl Run<'_> {
     }
 
     /// Waits for the pending step: afterwards the device is idle and the weights are checked.
-    fn drain(&mut self) -> anyhow::Result<()> {
+    pub fn drain(&mut self) -> anyhow::Result<()> {
         self.pending.take().map_or(Ok(()), |last| self.finish_step(last))
+    }
+
+    fn has_diverged(&self) -> bool {
+        self.spikes.as_ref().is_some_and(Spikes::has_diverged)
     }
 
     /// Waits for the outcome of a step and records it; an error if it is not finite.
@@ -198,6 +220,10 @@ impl Run<'_> {
         drop(waiting);
         guard::check(self.rank, &outcome, &self.engine, step, samples.clone())?;
         self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, lr);
+        if let Some(spikes) = &mut self.spikes {
+            let (loss, norm) = (outcome.loss, outcome.grad_norm);
+            spikes.see(Taken { step, loss, norm, skipped: outcome.skipped }, &samples);
+        }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
         let global = (samples.end - samples.start) as usize;
@@ -205,7 +231,7 @@ impl Run<'_> {
         let logged = step.is_multiple_of(self.manifest.log.interval);
         let monitor = self.monitor.as_ref().filter(|_| logged);
         let Some(report) = &mut self.report else { return Ok(()) };
-        report.step(&StepLine {
+        let line = StepLine {
             step,
             consumed_samples: samples.end,
             lm_loss: outcome.loss,
@@ -218,7 +244,9 @@ impl Run<'_> {
             loss_scale: scaled.then_some(outcome.loss_scale),
             skipped: outcome.skipped,
             health: monitor.map(Monitor::read).unwrap_or_default(),
-        })?;
+        };
+        report.step(&line)?;
+        self.board.iter_mut().for_each(|board| board.step(&line));
         if self.first_steps.len() < COMPARED_STEPS {
             self.first_steps.push(seconds);
             self.compare_with_plan(global);
@@ -290,9 +318,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Begins a checkpoint. It holds one copy of each weight, so the replicas are compared first.
+    /// Begins a checkpoint. It holds one copy of each weight, so the replicas are compared first. None
+    /// of a run that is to go back.
     fn save(&mut self) -> anyhow::Result<()> {
         self.drain()?;
+        if self.has_diverged() {
+            return Ok(());
+        }
+        if let Some(spikes) = &mut self.spikes {
+            spikes.unsaved = false;
+            self.saver.note_spikes(Some(spikes.watch.clone()));
+        }
         if self.manifest.train.audit_interval.is_some() {
             self.audit()?;
         }
@@ -315,6 +351,16 @@ impl Run<'_> {
         }
         if let Some(report) = &mut self.report {
             report.finish();
+        }
+        let how = match ended {
+            Ok(Ended::Complete) => "complete".to_string(),
+            Ok(Ended::Stopped) => "stopped by a signal, and saved".to_string(),
+            Ok(Ended::JobEnds) => "saved, as its job ended".to_string(),
+            Ok(Ended::Reached) => "saved, with train.stop_at_loss reached".to_string(),
+            Err(error) => format!("failed: {error:#}"),
+        };
+        if let Some(status) = self.board.as_mut().map(|board| board.end(&how)) {
+            tracing::info!("{}", status.goodput_line());
         }
     }
 }

@@ -16,6 +16,7 @@ use data::MixturePlan;
 use engine::Engine;
 use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
+use plan::spikes::SpikeWatch;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -92,6 +93,23 @@ impl Saver {
         self.slowest.unwrap_or(self.expected)
     }
 
+    /// Of the run, as the next save writes it but for what changes from step to step.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// What the next save is to say of loss spikes.
+    pub fn note_spikes(&mut self, watch: Option<SpikeWatch>) {
+        self.state.spikes = watch;
+    }
+
+    /// The run went back to a checkpoint, whose step is saved.
+    pub fn go_on_from(&mut self, state: State) {
+        self.history = state.history.iter().copied().collect();
+        self.saved = Some(state.progress.step);
+        self.state = state;
+    }
+
     /// Records a finished step in the history.
     pub fn step(&mut self, past: Past, lr: f64) {
         if self.history.len() == HISTORY {
@@ -136,6 +154,7 @@ impl Saver {
         let scale = engine.scale();
         state.pending = snapshot.pending();
         state.loss_scale = self.scaled.then_some(scale);
+        state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (to, of) = (fresh.clone(), state.clone());
         self.writer.send(Job::Part { snapshot, fresh: to, state: of })?;
@@ -246,6 +265,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         next_batch: m.batch.ramp().batch_at(0) as u64,
         lr: 0.0,
         loss_scale: None,
+        skipped_updates: 0,
         pending: None,
         rng: Rng {
             generator: "philox4x32-10".to_string(),
@@ -256,6 +276,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         history: Vec::new(),
         data,
         mixture: MixturePlan::of(&m.data, m.train.samples),
+        spikes: None,
         imported: None,
         manifest: loaded.effective.clone(),
     }

@@ -6,9 +6,12 @@ use super::launch::{self, Device, LocalRanks};
 use super::loader::{DataShard, Loader};
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
+use super::report::metrics::Metrics;
 use super::report::{Form, Report, RunInfo};
 use super::run::Run;
 use super::saving::{self, Saver};
+use super::spikes::Spikes;
+use super::status::{Board, Fixed};
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, files, preflight, replay, resume};
@@ -141,21 +144,18 @@ pub fn open<'a>(
         None => begin(rank, loaded, ids, &engine)?,
     };
     state.mixture = data.plan.clone();
+    let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let progress = state.progress;
-    let saver =
-        rank.phase("reserving snapshots", || Saver::open(m, rank.number(), &engine, state))?;
-    let snapshots: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
-    if rank.is_first() {
-        tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(snapshots));
-    }
-    let report = rank.phase("opening the report", || match rank.is_first() {
-        true => record(process, progress.step).map(Some),
-        false => Ok(None),
+    let saver = snapshots(rank, m, &engine, state)?;
+    let (report, board) = rank.phase("opening the report", || match rank.is_first() {
+        true => Ok((Some(record(process, progress.step)?), Some(show(process, rank)?))),
+        false => Ok((None, None)),
     })?;
     let (ramp, shard, consumed) =
         (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
     let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     Ok(Run {
+        loaded,
         manifest: m,
         rank,
         shard,
@@ -164,8 +164,10 @@ pub fn open<'a>(
         be,
         loader: rank.phase("starting the data loader", loader)?,
         valid: data.valid.clone(),
+        data,
         tasks: process.tasks.clone(),
         report,
+        board,
         progress,
         pending: None,
         last_ended: Instant::now(),
@@ -174,6 +176,7 @@ pub fn open<'a>(
         time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
         monitor: device.monitor().filter(|_| rank.is_first()),
+        spikes,
         first_steps: Vec::new(),
         evaluated: None,
     })
@@ -271,6 +274,17 @@ fn new_run(loaded: &Loaded) {
     }
 }
 
+/// What saves the run, with its snapshots reserved.
+fn snapshots(rank: &Rank, m: &Manifest, engine: &Engine, state: State) -> anyhow::Result<Saver> {
+    let open = || Saver::open(m, rank.number(), engine, state);
+    let saver = rank.phase("reserving snapshots", open)?;
+    let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
+    if rank.is_first() {
+        tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(bytes));
+    }
+    Ok(saver)
+}
+
 /// Writes the effective manifest and opens the report.
 fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
     let loaded = process.loaded;
@@ -289,6 +303,24 @@ fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
         LogFormat::Short => Form::Short,
     });
     Report::open(console, folder, run_info(m), every, events, step)
+}
+
+/// Begins to show what the run is doing. After `record`: steps that are taken again do not count.
+fn show(process: &Process, rank: &Rank) -> anyhow::Result<Board> {
+    let m = &process.loaded.manifest;
+    let RunInfo { name, total_samples, total_steps, seq_len, .. } = run_info(m);
+    let fixed = Fixed {
+        folder: m.log.folder.clone(),
+        name,
+        host: process.node.clone(),
+        ranks: rank.grid.size(),
+        total_steps,
+        total_samples,
+        seq_len: seq_len as u64,
+        useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
+        page: m.log.metrics_port.map(|port| (m.log.metrics_host.clone(), port)),
+    };
+    Board::open(fixed, rank.world().recorder().clone(), process.messages.warnings())
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

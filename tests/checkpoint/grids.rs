@@ -401,6 +401,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         next_batch: 16,
         lr: 3e-3,
         loss_scale: None,
+        skipped_updates: 0,
         pending: None,
         rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7 },
         optimizer: Optimizer {
@@ -412,6 +413,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         history: Vec::new(),
         data: Vec::new(),
         mixture: data::MixturePlan::new(&[], 1),
+        spikes: None,
         imported: None,
         manifest: loaded.effective.clone(),
     }

@@ -10,6 +10,7 @@
 //! | `rules` | states of every shape and type, of an optimizer made up for it |
 //! | `adam8bit` | moments in 8 bits are converted from AdamW's, and back |
 //! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
+//! | `spikes` | loss spikes: skipped, gone back from, on every grid and after every resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
@@ -41,3 +42,4 @@ mod matrix;
 mod resume;
 mod rules;
 mod slices;
+mod spikes;

@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `status` | `gptrain status`, and the page for Prometheus |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `attacks` | what was found to make it panic, begin again or lose something |
@@ -24,3 +25,4 @@ mod random;
 mod readme;
 mod report;
 mod run;
+mod status;

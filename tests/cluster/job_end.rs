@@ -2,6 +2,7 @@
 //! are asked for: it saves and leaves in time, and queues its job again, but not for ever.
 
 use crate::common::binary::{Done, Lab, run_args};
+use gptrain::train::sick_nodes::{self, Reason};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -103,7 +104,18 @@ fn a_chain_of_jobs_comes_to_an_end() {
 #[test]
 fn a_job_is_submitted_again() {
     let job = Job::new("0:30");
+    let folder = job.lab.path("runs/a");
+    fs::create_dir_all(&folder).unwrap();
+    for line in ["rank 4 (node n2, TP0) died", "rank 5 (node n2, TP1) is silent"] {
+        sick_nodes::add(&folder, "n2", Reason::Failed, line).unwrap();
+    }
+    sick_nodes::add(&folder, "n3", Reason::Failed, "rank 6 (node n3) died").unwrap();
+    let nodes = job.lab.gptrain(&["nodes", "runs/a"]);
+    let said = &nodes.expect(0, &[]).out;
+    assert!(said.contains("n2: excluded for 3 d 0 h; seen 2 times, "), "{said}");
+    assert!(said.contains("n3: not excluded yet for 3 d 0 h; seen once, "), "{said}");
     let done = job.run(&["slurm.on_end=resubmit"]);
+    assert!(done.out.contains(", without n2"), "{}", done.out);
     assert!(done.expect(0, &[]).out.contains("job 8 goes on when job 7 has ended"), "{}", done.out);
     let script = "runs/a/job.sh";
     let expected = [
@@ -111,8 +123,11 @@ fn a_job_is_submitted_again() {
         "scontrol show job -o 7".to_string(),
         format!(
             "sbatch --parsable --dependency=afterany:7 --open-mode=append --nodes=4 --ntasks=32 \
-             --partition=test --time=2:00:00 {script} no rank"
+             --partition=test --time=2:00:00 --exclude=n2 {script} no rank"
         ),
     ];
     assert_eq!(job.asked(), expected);
+    let cleared = job.lab.gptrain(&["nodes", "runs/a", "--clear", "n2"]);
+    assert_eq!(cleared.expect(0, &[]).out, "forgot 1 entry\n");
+    assert_eq!(sick_nodes::excluded(&folder), [""; 0]);
 }

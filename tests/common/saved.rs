@@ -52,11 +52,13 @@ impl Saved {
             next_batch: 4,
             lr: 1e-3,
             loss_scale: None,
+            skipped_updates: 0,
             pending: None,
             rng,
             optimizer,
             history: vec![Past { step, loss: 3.25, grad_norm: 1.5 }],
             data: Vec::new(),
+            spikes: None,
             imported: None,
             manifest: "none".into(),
         };

@@ -13,6 +13,7 @@
 //! | `muon` | its steps in float64 and PyTorch's; fp16; on GPUs; what the planner counts |
 //! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
 //! | `sampler` | logits of a text that grows are those of the whole text |
+//! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 
 #[path = "../common/mod.rs"]
@@ -30,3 +31,4 @@ mod mup;
 mod offload;
 mod pytorch;
 mod sampler;
+mod spikes;

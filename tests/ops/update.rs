@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, Scaler, Scaling, Tensor, digest_term};
+use gptrain::device::{AdamW, Scaler, Scaling, StepLimits, Tensor, digest_term};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -13,6 +13,7 @@ pub fn table() -> Vec<Case> {
         case("optimizer, 70,001 elements", |b| all(b, 70_001)),
         case("clip", clip),
         case("loss scale that moves", |b| loss_scale_step(b, 2.0, [3, 2], 256.0)),
+        case("skip above", skip_above),
         case("loss scale that stays", |b| loss_scale_step(b, 1.0, [2, 3], 64.0)),
     ]
 }
@@ -142,6 +143,34 @@ fn clip(b: &Bench) {
     b.expect("norm 0", run(&[0.0, 0.0]), || vec![0.0, 1.0]);
     b.expect("infinite", run(&[1.0, f64::INFINITY]), || vec![f64::INFINITY, f64::NAN]);
     b.expect("NaN", run(&[f64::NAN]), || vec![f64::NAN, f64::NAN]);
+}
+
+/// An update is taken back where the loss or the norm is above its limit, and nowhere else.
+fn skip_above(b: &Bench) {
+    let cases = [
+        // loss, norm, status before; status after
+        ([2.0, 1.0], 0.0, 0.0),
+        ([2.1, 1.0], 0.0, 3.0),
+        ([2.0, 1.1], 0.0, 3.0),
+        ([f64::INFINITY, 1.0], 0.0, 3.0),
+        ([3.0, f64::NAN], 1.0, 1.0), // overflowed
+        ([3.0, 3.0], 2.0, 2.0),      // stuck
+    ];
+    for ([loss, norm], before, after) in cases {
+        let number = |x: f64| b.known(1, 1, DType::F32, &[x]).on;
+        let counts = b.longs(&[5, 2, 9, 1, 0]);
+        let scaler = Scaler { scale: number(64.0), counts };
+        let factor = if before > 0.0 { f64::NAN } else { 0.5 };
+        let (factor_on, status) = (number(factor), number(before));
+        let limits = StepLimits { loss: 2.0, norm: 1.0 };
+        b.backend.skip_above(limits, [number(loss), number(norm)], scaler, factor_on, status);
+        let skipped = after == 3.0;
+        b.expect("factor", factor_on, || vec![if skipped { f64::NAN } else { factor }]);
+        b.expect("status", status, || vec![after]);
+        let counted: Vec<i64> = b.bytes(counts).chunks(8).map(long_of).collect();
+        let one = i64::from(skipped);
+        assert_eq!(counted, [5, 2, 9 - one, 1 + one, 0], "loss {loss}, norm {norm}");
+    }
 }
 
 /// Step by step as Megatron's DynamicGradScaler, until the scale is stuck; then nothing moves.

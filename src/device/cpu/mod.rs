@@ -31,7 +31,7 @@ pub use normals::normals;
 
 use super::{
     AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,
-    QueryKey, Scaler, Scaling, Tensor, Transfer, ZLoss,
+    QueryKey, Scaler, Scaling, StepLimits, Tensor, Transfer, ZLoss,
 };
 use crate::Home;
 use base::{Bytes, Problems};
@@ -288,6 +288,17 @@ impl Backend for Cpu {
 
     fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
         optimizer::loss_scale_step(scaling, scaler, factor, status);
+    }
+
+    fn skip_above(
+        &self,
+        limits: StepLimits,
+        measured: [Tensor; 2],
+        scaler: Scaler,
+        factor: Tensor,
+        status: Tensor,
+    ) {
+        optimizer::skip_above(limits, measured, scaler, factor, status);
     }
 
     fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {

@@ -7,7 +7,7 @@ use super::memory::{
     with_blocks_mut,
 };
 use super::parallel::blocks;
-use crate::{AdamW, Out, Scaler, Scaling, Tensor, digest_term};
+use crate::{AdamW, Out, Scaler, Scaling, StepLimits, Tensor, digest_term};
 use base::DType;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -117,6 +117,27 @@ pub(super) fn loss_scale_step(scaling: &Scaling, scaler: Scaler, factor: Tensor,
     store(&[(i64::from(overflow) + *stuck) as f32], status, 0);
     store(&[scale], scaler.scale, 0);
     upload(bytemuck::cast_slice(&counts), scaler.counts);
+}
+
+pub(super) fn skip_above(
+    limits: StepLimits,
+    [loss, norm]: [Tensor; 2],
+    scaler: Scaler,
+    factor: Tensor,
+    status: Tensor,
+) {
+    let above = scalar(loss, 0) > limits.loss || scalar(norm, 0) > limits.norm;
+    if !above || scalar(status, 0) != 0.0 {
+        return;
+    }
+    let mut counts = [0i64; 5];
+    download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
+    let [_, _, updates, skipped, _] = &mut counts;
+    *updates -= 1;
+    *skipped += 1;
+    upload(bytemuck::cast_slice(&counts), scaler.counts);
+    store(&[f32::NAN], factor, 0);
+    store(&[3.0], status, 0);
 }
 
 pub(super) fn adam_scalars(rule: &AdamW, updates: Tensor, out: Out) {

@@ -4,10 +4,8 @@
 //! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
 //! it).
 
-use crate::Dropout as DropoutRule;
 pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;
-use std::ptr::null;
 
 /// The structs for the host, and their description for the header. A field's type is its type in
 /// the kernel: pointers are addresses in device memory.
@@ -274,6 +272,17 @@ kernel_args! {
         window: i64, hysteresis: i64, growth: f32, min: f32,
     }
 
+    struct SkipAbove {
+        loss: *const f32, norm: *const f32,
+        /// Made NaN where one of them is above its limit.
+        factor: *mut f32,
+        /// of LossScaleStep; 3 skipped here
+        status: *mut f32,
+        /// of LossScaleStep
+        counts: *mut i64,
+        max_loss: f32, max_norm: f32,
+    }
+
     struct AdamScalars {
         updates: *const i64,
         /// [2]: lr / (1 − β₁ᵗ), 1 / √(1 − β₂ᵗ)
@@ -477,24 +486,6 @@ kernel_args! {
     }
 }
 
-impl DropoutMask {
-    pub fn new(drop: &DropoutRule) -> DropoutMask {
-        assert!((0.0..1.0).contains(&drop.rate), "dropout rate {}", drop.rate);
-        DropoutMask {
-            key: drop.key,
-            first_sample: drop.first_sample.addr() as _,
-            seq: drop.seq as u64,
-            first_row: drop.first_row as u64,
-            bound: (drop.rate as f64 * 4_294_967_296.0).ceil() as u32,
-            kept: 1.0 / (1.0 - drop.rate),
-        }
-    }
-
-    /// Drops nothing.
-    pub fn none() -> DropoutMask {
-        DropoutMask { key: 0, first_sample: null(), seq: 0, first_row: 0, bound: 0, kept: 1.0 }
-    }
-}
-
+mod dropout;
 #[cfg(test)]
 mod tests;

@@ -39,7 +39,7 @@ pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
     AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Logits, Norm,
-    Out, OutOfMemory, QueryKey, Scaler, Scaling, Tensor, Timeline, Transfer, ZLoss,
+    Out, OutOfMemory, QueryKey, Scaler, Scaling, StepLimits, Tensor, Timeline, Transfer, ZLoss,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Problems};
@@ -434,6 +434,16 @@ impl Backend for Cuda {
 
     fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
         optimizer::loss_scale_step(self, scaling, scaler, factor, status);
+    }
+    fn skip_above(
+        &self,
+        limits: StepLimits,
+        measured: [Tensor; 2],
+        scaler: Scaler,
+        factor: Tensor,
+        status: Tensor,
+    ) {
+        optimizer::skip_above(self, limits, measured, scaler, factor, status);
     }
     fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {
         optimizer::adam_scalars(self, rule, updates, out);

@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, Tensor};
+use crate::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, StepLimits, Tensor};
 use base::DType;
 use std::ptr::null_mut;
 
@@ -110,6 +110,27 @@ pub(super) fn loss_scale_step(
         min: scaling.min,
     };
     cuda.launch("loss_scale_step", Grid::line(1, 1), arguments);
+}
+
+pub(super) fn skip_above(
+    cuda: &Cuda,
+    limits: StepLimits,
+    [loss, norm]: [Tensor; 2],
+    scaler: Scaler,
+    factor: Tensor,
+    status: Tensor,
+) {
+    assert_eq!(scaler.counts.numel(), 5, "the loss scaler's counts");
+    let arguments = args::SkipAbove {
+        loss: loss.addr() as _,
+        norm: norm.addr() as _,
+        factor: factor.addr() as _,
+        status: status.addr() as _,
+        counts: scaler.counts.addr() as _,
+        max_loss: limits.loss,
+        max_norm: limits.norm,
+    };
+    cuda.launch("skip_above", Grid::line(1, 1), arguments);
 }
 
 pub(super) fn adam_scalars(cuda: &Cuda, rule: &AdamW, updates: Tensor, out: Out) {

@@ -53,6 +53,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
+    let divergence = time::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
     let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
@@ -70,6 +71,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
         topology,
         comm,
         checkpoint,
+        divergence,
         slurm,
         log,
         plan,
@@ -91,6 +93,7 @@ pub fn effective(m: &Manifest) -> String {
         topology: m.topology.written(),
         comm: m.comm.written(),
         checkpoint: m.checkpoint.written(),
+        divergence: m.divergence.written().map(Into::into),
         slurm: m.slurm.written(),
         log: m.log.written(),
         plan: m.plan.written().filter(|_| m.plan != Plan::read(raw::Plan::default())),

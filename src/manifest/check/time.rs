@@ -1,10 +1,10 @@
 //! Batch sizes, learning rate and length of the run, all counted in samples.
 
-use super::super::choices::DecayName;
-use super::super::forms::{self, DecayForm, RampUpForm};
+use super::super::choices::{DecayName, SpikeAction};
+use super::super::forms::{self, DecayForm, DivergenceForm, RampUpForm};
 use super::super::report::{Report, short};
 use super::super::settings::{Written, raw};
-use super::super::{Batch, Decay, EvalTask, Lr, RampUp};
+use super::super::{Batch, Decay, Divergence, EvalTask, Lr, RampUp};
 use super::paths::resolve;
 use base::{Bytes, Count};
 use std::collections::BTreeMap;
@@ -351,4 +351,14 @@ impl Length {
             (None, None) => None,
         }
     }
+}
+
+/// What is done about loss spikes; where nothing is said, they are named.
+pub fn divergence(form: Option<DivergenceForm>) -> Divergence {
+    let named = |action| raw::Divergence { action: Some(action), ..Default::default() };
+    Divergence::read(match form {
+        None => named(SpikeAction::Warn),
+        Some(DivergenceForm::Name(action)) => named(action),
+        Some(DivergenceForm::Settings(settings)) => settings,
+    })
 }

@@ -44,7 +44,7 @@ pub struct StepRow {
     /// fp16: what the next step's loss is multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// fp16: the gradient overflowed, and nothing was updated.
+    /// Nothing was updated: the gradient overflowed (fp16), or the step was a loss spike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// Of rank 0's GPU, at a log line, where there is NVML.
@@ -205,6 +205,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Seconds of the steps that updated something.
+    pub fn useful_seconds(&self) -> f64 {
+        self.steps.iter().filter(|row| !row.skipped).map(|row| row.sec).sum()
+    }
+
     /// Reads the record of the run in `folder`. A torn last line is left out; an unreadable line
     /// elsewhere, or a record without a step, is the user's to know.
     pub fn read(folder: &Path) -> Result<Metrics> {

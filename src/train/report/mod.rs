@@ -14,7 +14,7 @@ pub mod page;
 #[cfg(test)]
 pub(super) mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -77,7 +77,7 @@ pub struct StepLine {
     pub z_loss: Option<f64>,
     /// In fp16: what the next step's loss is multiplied by.
     pub loss_scale: Option<f64>,
-    /// The gradient overflowed, and nothing was updated.
+    /// Nothing was updated: the gradient overflowed, or the step was a loss spike.
     pub skipped: bool,
     /// Of rank 0's GPU, at a log line.
     pub health: Health,
@@ -85,6 +85,7 @@ pub struct StepLine {
 
 /// Writes every step of a run to its folder and to the terminal.
 pub struct Report {
+    folder: PathBuf,
     info: RunInfo,
     every: u64,
     last_step: u64,
@@ -122,7 +123,28 @@ impl Report {
             false => None,
         };
         let (interval, screen) = (Interval::default(), Screen::new(console, &info));
-        Ok(Report { info, every, last_step: resume_step, interval, metrics, events, screen })
+        let folder = folder.to_path_buf();
+        Ok(Report {
+            folder,
+            info,
+            every,
+            last_step: resume_step,
+            interval,
+            metrics,
+            events,
+            screen,
+        })
+    }
+
+    /// The run went back to a step: what was recorded of later ones is dropped.
+    pub fn go_back(&mut self, step: u64) -> Result<()> {
+        self.print_interval();
+        self.metrics = MetricsFile::open(&self.folder, step)?.0;
+        if let Some(events) = &mut self.events {
+            *events = Events::open(&self.folder.join("tensorboard"), step)?;
+        }
+        self.last_step = step;
+        Ok(())
     }
 
     /// Records a finished step; prints a log line if the step ends an interval.

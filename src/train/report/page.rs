@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::super::status::Status;
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
@@ -21,6 +22,8 @@ pub struct Run {
     /// `manifest.yaml` of the run's folder, if it is there.
     pub manifest: Option<String>,
     pub metrics: Metrics,
+    /// The share of the run's time that went into steps, if its folder says so.
+    pub goodput: Option<f64>,
 }
 
 impl Run {
@@ -33,7 +36,8 @@ impl Run {
             let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
             whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
         };
-        Ok(Run { name: named.unwrap_or_else(folder_name), manifest, metrics })
+        let goodput = Status::read(folder).ok().map(|status| status.goodput());
+        Ok(Run { name: named.unwrap_or_else(folder_name), manifest, metrics, goodput })
     }
 
     /// The loss curves alone, for a README.
@@ -93,6 +97,10 @@ impl Run {
         tile("tokens a second", short(self.recent(|row| row.tokens_per_s)), typical);
         let total: f64 = self.metrics.steps.iter().map(|row| row.sec).sum();
         let steps = self.metrics.steps.len();
+        if let Some(goodput) = self.goodput {
+            let all = "time in steps, of all since the run began".to_string();
+            tile("goodput", format!("{:.1} %", 100.0 * goodput), all);
+        }
         let steps = format!("{} step{}", Count(steps as u64), if steps == 1 { "" } else { "s" });
         tile("time in steps", Seconds(total).to_string(), steps);
         to + "</ul>\n"

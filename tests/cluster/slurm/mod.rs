@@ -13,6 +13,7 @@ use gptrain::base::patience::at_any_load;
 use gptrain::comm::tcp::SEND_LIMIT;
 use gptrain::device::cuda::{FOLDER, Kernels};
 use gptrain::estimate::measured::Measured;
+use gptrain::train::sick_nodes::{self, Reason};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -274,6 +275,7 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
     let (code, found) = bench(&limit, 0.8);
     let slow: Vec<_> = found.slow.iter().map(|slow| (&*slow.what, &slow.who[..])).collect();
     assert_eq!((code, &slow[..]), (Some(5), &[("node", &["n3".to_string()][..])][..]));
+    assert_eq!(sick_nodes::excluded(&lab.path("runs/a")), ["n3"]);
 }
 
 /// Three on one node, one on the other.
@@ -302,6 +304,9 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
     let output = job.during(&[], || job.signal(5, Signal::KILL));
     let line = verdict(&output);
     assert!(line.contains("rank 5 (node n3, TP1 PP1 DP0) died"), "{line}");
+    let noted = sick_nodes::read(&lab.path("runs/a")).unwrap();
+    let noted: Vec<_> = noted.iter().map(|node| (&*node.host, node.reason, node.times)).collect();
+    assert_eq!(noted, [("n3", Reason::Failed, 1)]);
     assert_ne!(output.status.code(), Some(0));
     job.all_ended();
 }

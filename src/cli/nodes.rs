@@ -1,0 +1,41 @@
+//! `gptrain nodes`
+
+use base::{Seconds, unix_time, visible};
+use std::path::PathBuf;
+use train::sick_nodes::{self, SickNode};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run's folder: `log.folder` of its manifest
+    run: PathBuf,
+    /// Forget what was seen of this node
+    #[arg(long, value_name = "HOST")]
+    clear: Option<String>,
+    /// Forget all
+    #[arg(long, conflicts_with = "clear")]
+    clear_all: bool,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let Args { run, clear, clear_all } = args;
+    if clear_all || clear.is_some() {
+        let forgotten = sick_nodes::clear(&run, clear.as_deref())?;
+        base::say!("forgot {forgotten} {}", if forgotten == 1 { "entry" } else { "entries" });
+        return Ok(());
+    }
+    let nodes = sick_nodes::read(&run)?;
+    if nodes.is_empty() {
+        base::say!("no node of this run is known to be sick");
+    }
+    let now = unix_time().as_secs_f64();
+    nodes.iter().for_each(|node| base::say!("{}", line(node, now)));
+    Ok(())
+}
+
+fn line(node: &SickNode, now: f64) -> String {
+    let [ago, left] = [now - node.at, node.expires - now].map(|time| Seconds(time.max(0.0)));
+    let excluded = if node.is_excluded() { "excluded" } else { "not excluded yet" };
+    let times = if node.times == 1 { "once".to_string() } else { format!("{} times", node.times) };
+    let (host, evidence) = (visible(&node.host), visible(&node.evidence));
+    format!("{host}: {excluded} for {left}; seen {times}, {ago} ago: {evidence}")
+}

@@ -1,0 +1,131 @@
+//! Replayed curves: healthy ones lead to nothing, each kind of spike is found.
+
+use super::*;
+use base::rng;
+
+const RULE: Rule = Rule {
+    sigmas: 8.0,
+    loss_rise: 0.3,
+    norm_rise: 2.0,
+    acts: true,
+    skips: 3,
+    roll_back: 100,
+    roll_backs: 3,
+};
+
+/// About normal, with a heavy tail: twelve uniform numbers, one time in fifty twice as far.
+fn noise(seed: u64, step: u64) -> f64 {
+    let uniform = |i: u64| rng::below(seed, 16 * step + i, 1 << 20) as f64 / (1 << 20) as f64;
+    let normal = (0..12).map(uniform).sum::<f64>() - 6.0;
+    if uniform(13) < 0.02 { 2.0 * normal } else { normal }
+}
+
+/// A pretraining curve: a fast fall, then a power law, with noise that shrinks; norms that fall.
+fn healthy(seed: u64, step: u64) -> Taken {
+    let t = step as f64;
+    let (loss, spread) = (2.2 + 8.0 * (-t / 150.0).exp() + 3.0 * (t + 50.0).powf(-0.2), 0.05);
+    let norm = 0.3 + 3.0 * (-t / 300.0).exp();
+    let loss = loss + spread * noise(seed, step);
+    let norm = norm * (0.1 * noise(seed + 1, step)).exp();
+    Taken { step, loss, norm, skipped: false }
+}
+
+fn quiet(watch: &mut SpikeWatch, seed: u64, steps: std::ops::RangeInclusive<u64>) {
+    for step in steps {
+        assert_eq!(watch.see(&RULE, healthy(seed, step)), Found::Healthy, "step {step} of {seed}");
+    }
+}
+
+#[test]
+fn healthy_steps_lead_to_nothing() {
+    (0..4).for_each(|seed| quiet(&mut SpikeWatch::default(), 2 * seed, 1..=10_000));
+}
+
+#[test]
+fn a_spike_is_found_and_does_not_hide_the_next() {
+    let mut watch = SpikeWatch::default();
+    quiet(&mut watch, 1, 1..=1000);
+    let limits = watch.limits(1001).unwrap();
+    for (step, loss, norm) in [(1001, 1.0, 0.0), (1002, 0.0, 5.0), (1003, 0.5, 9.0)] {
+        let is = healthy(1, step);
+        let taken = Taken { loss: is.loss + loss, norm: is.norm + norm, ..is };
+        assert!(matches!(watch.see(&RULE, taken), Found::Spike(_)), "step {step}");
+    }
+    assert_eq!(watch.limits(1004), watch.limits(1005), "spikes do not enter the window");
+    assert!((watch.limits(1004).unwrap().loss - limits.loss).abs() < 0.05);
+    let is = healthy(1, 1004);
+    let fourth = watch.see(&RULE, Taken { loss: is.loss + 2.0, ..is });
+    let Found::Diverged(why) = fourth else { panic!("{fourth:?}") };
+    assert!(why.contains("4 spikes in a row, to step 1004: the loss"), "{why}");
+}
+
+#[test]
+fn the_limits_of_a_step_are_those_of_two_steps_before() {
+    let mut watch = SpikeWatch::default();
+    quiet(&mut watch, 3, 1..=63);
+    assert_eq!((watch.limits(64), watch.limits(65)), (None, None), "too few steps");
+    quiet(&mut watch, 3, 64..=64);
+    assert_eq!(watch.limits(65), None);
+    let later = watch.limits(66);
+    assert!(later.is_some());
+    quiet(&mut watch, 3, 65..=65);
+    assert_eq!(watch.limits(66), later, "as it was when step 64 had been seen");
+    assert_eq!((watch.limits(65), watch.limits(68)), (None, None), "of no other step");
+}
+
+#[test]
+fn a_slow_divergence_is_found() {
+    let mut watch = SpikeWatch::default();
+    quiet(&mut watch, 5, 1..=1000);
+    // A hundredth of a nat each step, which a window of 128 steps follows.
+    let found = (1001..1200).find_map(|step| {
+        let is = healthy(5, step);
+        let loss = is.loss + 0.01 * (step - 1000) as f64;
+        match watch.see(&RULE, Taken { loss, ..is }) {
+            Found::Diverged(why) => Some((step, why)),
+            _ => None,
+        }
+    });
+    let (step, why) = found.unwrap();
+    assert!((1020..1080).contains(&step) && why.contains("the loss rises"), "step {step}: {why}");
+}
+
+#[test]
+fn a_state_that_was_saved_decides_the_same() {
+    let mut watch = SpikeWatch::default();
+    quiet(&mut watch, 7, 1..=200);
+    let text = serde_json::to_string(&watch).unwrap();
+    let mut read: SpikeWatch = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, watch);
+    for step in 201..400 {
+        let is = healthy(7, step);
+        let taken = Taken { loss: is.loss + if step % 40 == 0 { 3.0 } else { 0.0 }, ..is };
+        assert_eq!(read.see(&RULE, taken), watch.see(&RULE, taken));
+        assert_eq!(read.limits(step + 2), watch.limits(step + 2));
+    }
+}
+
+/// Where nothing is done, a new level is named once and then taken for what it is.
+#[test]
+fn without_action_a_new_level_is_accepted() {
+    let mut watch = SpikeWatch::default();
+    quiet(&mut watch, 9, 1..=300);
+    let rule = Rule { acts: false, ..RULE };
+    let named = (301..800).filter(|step| {
+        let is = healthy(9, *step);
+        watch.see(&rule, Taken { loss: is.loss + 2.0, ..is }) != Found::Healthy
+    });
+    assert_eq!(named.count(), 1);
+}
+
+#[test]
+fn a_run_does_not_go_back_for_ever() {
+    let back = |at| RollBack { at, to: at - 150, samples: [0, 1] };
+    let mut watch = SpikeWatch::default();
+    assert_eq!(watch.may_roll_back(&RULE, 200), Ok(()));
+    watch.roll_backs.push(back(200));
+    assert!(watch.may_roll_back(&RULE, 699).unwrap_err().contains("from step 200 already"));
+    assert_eq!(watch.may_roll_back(&RULE, 700), Ok(()));
+    watch.roll_backs.extend([back(700), back(1200)]);
+    assert!(watch.may_roll_back(&RULE, 9000).unwrap_err().contains("3 times"));
+}

@@ -1,0 +1,142 @@
+//! Nodes that a run should keep away from, in `sick_nodes.json` of its folder: host, what is wrong,
+//! since when and until when. Written where something is seen: by `gptrain bench`, by the verdict on a
+//! rank that hung or died. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
+//! nodes`.
+
+use anyhow::{Context, Result};
+use base::output::{self, Existing};
+use base::unix_time;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// The file's name in a run's folder.
+pub const NAME: &str = "sick_nodes.json";
+
+/// Seconds for which what was seen counts: three days, in which a node is repaired or well again.
+const COUNTS_FOR: f64 = 72.0 * 3600.0;
+
+/// What is wrong with a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// `gptrain bench` measured it beside the others, twice.
+    Slow,
+    /// A rank on it died, hung or fell silent. Once may be anything; twice is the node.
+    Failed,
+}
+
+/// A node, and what was seen of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SickNode {
+    pub host: String,
+    pub reason: Reason,
+    /// The line that says so.
+    pub evidence: String,
+    /// How often it was seen.
+    pub times: u32,
+    /// Seconds since 1970: the last time, and when it no longer counts.
+    pub at: f64,
+    pub expires: f64,
+}
+
+impl SickNode {
+    /// Whether a job is to do without it.
+    pub fn is_excluded(&self) -> bool {
+        self.reason == Reason::Slow || self.times >= 2
+    }
+}
+
+/// Those that count now.
+pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
+    let path = file(folder);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let damaged = || format!("{} is damaged: remove it", path.display());
+    let mut nodes: Vec<SickNode> = serde_json::from_slice(&text).with_context(damaged)?;
+    let now = unix_time().as_secs_f64();
+    nodes.retain(|node| node.expires > now);
+    Ok(nodes)
+}
+
+/// Hosts that a job is to do without; none where the file cannot be read, which is told.
+pub fn excluded(folder: &Path) -> Vec<String> {
+    let nodes = read(folder).unwrap_or_else(|error| {
+        tracing::warn!("no node is excluded: {error:#}");
+        Vec::new()
+    });
+    nodes.into_iter().filter(SickNode::is_excluded).map(|node| node.host).collect()
+}
+
+/// Adds what was seen of a host.
+pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
+    let mut nodes = read(folder).unwrap_or_default(); // a damaged file is made anew
+    let at = unix_time().as_secs_f64();
+    let same = nodes.iter().position(|node| node.host == host && node.reason == reason);
+    let times = 1 + same.map_or(0, |place| nodes.remove(place).times);
+    let (host, evidence) = (host.to_string(), evidence.to_string());
+    nodes.push(SickNode { host, reason, evidence, times, at, expires: at + COUNTS_FOR });
+    write(folder, &nodes)
+}
+
+/// Forgets a host, or all; how many entries that were.
+pub fn clear(folder: &Path, host: Option<&str>) -> Result<usize> {
+    let mut nodes = read(folder)?;
+    let before = nodes.len();
+    nodes.retain(|node| host.is_some_and(|host| node.host != host));
+    if nodes.len() < before {
+        write(folder, &nodes)?;
+    }
+    Ok(before - nodes.len())
+}
+
+fn write(folder: &Path, nodes: &[SickNode]) -> Result<()> {
+    let text = serde_json::to_vec_pretty(nodes)?;
+    fs::create_dir_all(folder)?; // of a run that is still to begin
+    output::write(&file(folder), Existing::Replaced, &text)
+}
+
+fn file(folder: &Path) -> PathBuf {
+    folder.join(NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_node_is_excluded_at_once_and_one_that_failed_the_second_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        assert_eq!((read(folder).unwrap(), excluded(folder)), (Vec::new(), Vec::new()));
+        add(folder, "n1", Reason::Failed, "rank 0 (node n1) died").unwrap();
+        add(folder, "n2", Reason::Slow, "135 of 400 Gb/s").unwrap();
+        assert_eq!(excluded(folder), ["n2"]);
+        add(folder, "n1", Reason::Failed, "rank 3 (node n1) died").unwrap();
+        assert_eq!(excluded(folder), ["n2", "n1"]);
+        let nodes = read(folder).unwrap();
+        assert_eq!((nodes[1].times, nodes[1].evidence.as_str()), (2, "rank 3 (node n1) died"));
+        assert_eq!(clear(folder, Some("n3")).unwrap(), 0);
+        assert_eq!((clear(folder, Some("n2")).unwrap(), clear(folder, None).unwrap()), (1, 1));
+        assert_eq!(read(folder).unwrap(), []);
+    }
+
+    #[test]
+    fn what_was_seen_long_ago_does_not_count_and_damage_excludes_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        add(folder, "n1", Reason::Slow, "slow").unwrap();
+        let mut nodes = read(folder).unwrap();
+        nodes[0].expires -= COUNTS_FOR + 1.0;
+        write(folder, &nodes).unwrap();
+        assert_eq!(excluded(folder), [""; 0]);
+        fs::write(file(folder), "{").unwrap();
+        assert_eq!(excluded(folder), [""; 0]);
+        assert!(read(folder).is_err());
+        add(folder, "n2", Reason::Slow, "slow").unwrap();
+        assert_eq!(excluded(folder), ["n2"]);
+    }
+}

@@ -1,0 +1,168 @@
+//! What a run is doing, for those outside of it: `status.json` in its folder, written every few
+//! seconds by a thread of rank 0 (a sign of life, too), and the same as a page that Prometheus reads.
+//! Training waits for neither.
+
+mod http;
+mod state;
+
+pub use state::{NAME, Status, Warning, Warnings, keep};
+
+use super::report::StepLine;
+use anyhow::Result;
+use base::output::{self, Existing};
+use base::unix_time;
+use comm::Recorder;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Time between two signs of life.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Steps by whose wall time the end is foretold.
+const RECENT: usize = 100;
+
+/// Rank 0's end of it.
+pub struct Board {
+    shared: Arc<Mutex<Status>>,
+    recent: VecDeque<(Instant, u64)>,
+    seq_len: u64,
+    /// Closed when the thread is to write a last time and end.
+    open: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _page: Option<http::Page>,
+}
+
+/// What does not change.
+pub struct Fixed {
+    pub folder: PathBuf,
+    pub name: String,
+    pub host: String,
+    pub ranks: usize,
+    pub total_steps: u64,
+    pub total_samples: u64,
+    pub seq_len: u64,
+    /// Seconds of the steps that the run has taken before.
+    pub useful_s: f64,
+    /// Where Prometheus asks.
+    pub page: Option<(String, u16)>,
+}
+
+impl Board {
+    pub fn open(fixed: Fixed, recorder: Arc<Recorder>, warnings: Warnings) -> Result<Board> {
+        let Fixed { folder, name, host, ranks, total_steps, total_samples, .. } = fixed;
+        let now = unix_time().as_secs_f64();
+        // A new run in an old folder has no steps yet, and begins now.
+        let before = Status::read(&folder).ok().filter(|_| fixed.useful_s > 0.0);
+        let status = Status {
+            name,
+            host,
+            ranks,
+            total_steps,
+            total_samples,
+            process: std::process::id(),
+            job: std::env::var("SLURM_JOB_ID").ok(),
+            began: before.map_or(now - fixed.useful_s, |before| before.began),
+            started: now,
+            useful_s: fixed.useful_s,
+            ..Status::default()
+        };
+        let shared = Arc::new(Mutex::new(status));
+        let page = fixed.page.map(|(host, port)| http::Page::open(&host, port, shared.clone()));
+        let (open, closed) = channel();
+        let (board, path) = (shared.clone(), folder.join(NAME));
+        let write = move || {
+            loop {
+                let mut now = {
+                    let mut status = board.lock();
+                    if !status.ended {
+                        status.phase = recorder.phase();
+                    }
+                    status.updated = unix_time().as_secs_f64();
+                    status.warnings = warnings.lock().clone();
+                    status.clone()
+                };
+                now.lm_loss = now.lm_loss.filter(|loss| loss.is_finite());
+                let text = serde_json::to_vec_pretty(&now).expect("numbers and names");
+                // A folder that is full or gone for a while is the next save's to tell.
+                let _ = output::write(&path, Existing::Replaced, &text);
+                if now.ended {
+                    return;
+                }
+                if closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Disconnected) {
+                    let mut status = board.lock();
+                    if !status.ended {
+                        status.phase = format!("failed while {}", recorder.phase());
+                        status.ended = true;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("status".into()).spawn(write)?;
+        Ok(Board {
+            shared,
+            recent: VecDeque::new(),
+            seq_len: fixed.seq_len,
+            open: Some(open),
+            thread: Some(thread),
+            _page: page.transpose()?,
+        })
+    }
+
+    /// A step has ended.
+    pub fn step(&mut self, line: &StepLine) {
+        let now = (Instant::now(), line.consumed_samples);
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(now);
+        let first = self.recent[0];
+        let (wall, samples) = ((now.0 - first.0).as_secs_f64(), now.1.saturating_sub(first.1));
+        let mut status = self.shared.lock();
+        let left = status.total_samples.saturating_sub(now.1) as f64;
+        status.left_s = (samples > 0).then(|| wall / samples as f64 * left);
+        status.step = line.step;
+        status.consumed_samples = line.consumed_samples;
+        status.tokens = line.consumed_samples * self.seq_len;
+        status.lm_loss = Some(line.lm_loss).filter(|loss| loss.is_finite());
+        status.grad_norm = Some(line.grad_norm).filter(|norm| norm.is_finite());
+        status.lr = line.lr;
+        status.tokens_per_s = line.global_batch as f64 * self.seq_len as f64 / line.seconds;
+        status.useful_s += if line.skipped { 0.0 } else { line.seconds };
+        status.skipped_steps += u64::from(line.skipped);
+    }
+
+    /// The run went back: so many seconds of steps still count.
+    pub fn go_back(&mut self, useful_s: f64) {
+        self.recent.clear();
+        self.shared.lock().useful_s = useful_s;
+    }
+
+    /// The run has ended like this. What it says now stays.
+    pub fn end(&mut self, how: &str) -> Status {
+        {
+            let mut status = self.shared.lock();
+            status.phase = how.to_string();
+            status.ended = true;
+        }
+        self.close();
+        self.shared.lock().clone()
+    }
+
+    fn close(&mut self) {
+        drop(self.open.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,134 @@
+//! Loss spikes through the real binary: samples of noise among a pattern, and a learning rate that is
+//! far too high. What is done about them is the same on every grid and after every resume.
+
+use crate::common::binary::{Done, Lab};
+use gptrain::base::rng;
+use gptrain::checkpoint::{Index, name};
+use gptrain::data::indexed::{TokenType, Writer};
+
+/// Documents of a plain pattern, in `clean`, and without any, in `noise`, of which the run reads one
+/// sample in 200: each makes the loss of its step of four samples jump by a nat.
+fn poisoned() -> Lab {
+    let lab = Lab::new();
+    for (name, noisy) in [("clean", false), ("noise", true)] {
+        let mut writer = Writer::create(&lab.path(name), TokenType::U16).unwrap();
+        for document in 0..4 {
+            let noise = |i: u64| rng::below(document, i, 64) as u32;
+            let token = |i: u64| if noisy { noise(i) } else { (i % 8) as u32 };
+            writer.sequence(&(0..6000).map(token).collect::<Vec<_>>()).unwrap();
+            writer.end_document();
+        }
+        writer.finish().unwrap();
+    }
+    lab
+}
+
+const RUN: [&str; 5] = [
+    "data.train=[{prefix: clean, weight: 199}, {prefix: noise, weight: 1}]",
+    "train.steps=300",
+    "train.eval_interval=0",
+    "log.interval=1000",
+    "checkpoint.interval=50",
+];
+
+/// Losses alone: a model that knows its pattern has gradients of next to nothing.
+const ACT: &str = "divergence={norm_rise: 1000000}";
+
+fn run(lab: &Lab, folder: &str, sets: &[&str]) -> Done {
+    let folder = format!("log.folder=runs/{folder}");
+    lab.run(&[&RUN[..], sets, &[&folder]].concat())
+}
+
+/// Steps whose update was skipped.
+fn skipped(lab: &Lab, folder: &str) -> Vec<u64> {
+    let rows = lab.metrics(&format!("runs/{folder}"));
+    let rows = rows.iter().filter(|row| row["skipped"] == true);
+    rows.map(|row| row["step"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_poisoned_step_is_skipped_on_every_grid_and_after_a_resume() {
+    let lab = poisoned();
+    let done = run(&lab, "one", &[ACT]);
+    let said = &done.expect(0, &[]).out;
+    let steps = skipped(&lab, "one");
+    assert!((3..=8).contains(&steps.len()), "{steps:?}");
+    for step in &steps {
+        assert!(said.contains(&format!("note: step {step}: the ")), "step {step}: {said}");
+    }
+    assert!(said.contains("is above") && said.contains("its update is skipped"), "{said}");
+    let grid = [ACT, "topology={tensor: 2, pipeline: 2, data: 2, zero: 1}"];
+    run(&lab, "grid", &grid).expect(0, &[]);
+    assert_eq!(skipped(&lab, "grid"), steps);
+    // Again from the middle, in the same folder: with and without a look at recorded steps.
+    let losses = lab.losses("runs/one");
+    let from =
+        ["run", "run.yaml", "--resume-from", "step-00000150", "--set", "log.folder=runs/one"];
+    let sets = RUN.iter().chain(&[ACT]).flat_map(|set| ["--set", *set]);
+    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>()).expect(0, &[]);
+    assert_eq!(lab.losses("runs/one"), losses);
+    let verify = ["run", "run.yaml", "--verify-resume", "150", "--set", "log.folder=runs/one"];
+    let sets = RUN.iter().chain(&[ACT]).flat_map(|set| ["--set", *set]);
+    let done = lab.gptrain(&verify.into_iter().chain(sets).collect::<Vec<_>>());
+    assert!(done.expect(0, &[]).out.contains("equal to the last bit"), "{}", done.out);
+}
+
+/// Named, where nothing else is said, and nothing else is done; or not even that.
+#[test]
+fn a_spike_is_only_named_unless_the_manifest_says_more() {
+    let lab = poisoned();
+    let warned = run(&lab, "warned", &[]);
+    assert!(warned.expect(0, &[]).out.contains("is above"), "{}", warned.out);
+    let off = run(&lab, "off", &["divergence=off"]);
+    assert!(!off.expect(0, &[]).out.contains("is above"), "{}", off.out);
+    assert_eq!(lab.losses("runs/warned"), lab.losses("runs/off"));
+    assert_eq!(skipped(&lab, "warned"), [0; 0]);
+}
+
+/// The run goes back to before the spike, leaves out the samples around it, and goes on.
+#[test]
+fn a_run_goes_back_and_leaves_the_samples_out() {
+    let lab = poisoned();
+    let act = "divergence={norm_rise: 1000000, skips: 0, roll_back: 6, roll_backs: 100}";
+    let sets = [act, "checkpoint.interval=5"];
+    let done = run(&lab, "a", &sets);
+    let said = &done.expect(0, &[]).out;
+    assert!(said.contains("Went back to step") && said.contains("are left out"), "{said}");
+    let rows = lab.metrics("runs/a");
+    let steps = rows.iter().map(|row| row["step"].as_u64().unwrap());
+    assert!(steps.eq(1..=rows.len() as u64), "a step is missing or twice");
+    let last = rows.len() as u64;
+    let folder = |step| lab.path(&format!("runs/a/checkpoints/{}", name(step)));
+    let index = Index::read(&folder(last)).unwrap();
+    let backs = &index.spikes.as_ref().unwrap().roll_backs;
+    assert!((3..=8).contains(&backs.len()), "{backs:?}");
+    for back in backs {
+        // Consecutive steps jump over the samples that were left out.
+        let consumed = |step: u64| rows[step as usize - 1]["consumed_samples"].as_u64().unwrap();
+        assert!(back.to + 6 <= back.at && back.samples[0] == consumed(back.to), "{back:?}");
+        assert_eq!(consumed(back.to + 1), back.samples[1] + 4, "{back:?}");
+    }
+    assert_eq!(index.progress.consumed_samples, 1200, "what was left out counts as consumed");
+    // From a checkpoint between two of them, the rest comes out the same.
+    let (losses, middle) = (lab.losses("runs/a"), backs[1].to / 5 * 5 - 5);
+    let from = ["run", "run.yaml", "--resume-from", &name(middle), "--set", "log.folder=runs/a"];
+    let sets = RUN.iter().chain(&sets).flat_map(|set| ["--set", *set]);
+    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>()).expect(0, &[]);
+    assert_eq!(lab.losses("runs/a"), losses);
+}
+
+/// Nothing helps against a learning rate that is far too high: the run stops and says what it tried.
+#[test]
+fn a_run_that_diverges_stops_with_a_report() {
+    let lab = Lab::new();
+    let sets =
+        ["checkpoint.interval=10", "divergence={roll_back: 20}", "lr.decay=constant", "lr.min=0"];
+    let sets = [&sets[..], &["train.eval_interval=0", "log.folder=runs/a"]].concat();
+    let sets = [&sets[..], &["train.steps=200"]].concat();
+    lab.run(&sets).expect(0, &[]);
+    let from = ["run", "run.yaml", "--resume-from", "step-00000100", "--set", "lr.peak=3"];
+    let sets = sets.iter().flat_map(|set| ["--set", *set]);
+    let done = lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>());
+    done.expect(1, &["has diverged", "spikes in a row", "it went back from step", "lr.peak"]);
+    assert!(done.out.contains("Went back to step 80"), "{}", done.out);
+}
