@@ -54,7 +54,14 @@ fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
 
 impl Files {
     fn tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
-        let Some(tokenizer) = self.wrong.collect(Tokenizer::load(path))? else { return Ok(()) };
+        // A run trains on ids and only carries the file, which may be of a kind that others read.
+        let mut unread = Problems::default();
+        let Some(tokenizer) = unread.collect(Tokenizer::load(path))? else {
+            let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
+            let shown = path.display();
+            tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
+            return Ok(());
+        };
         let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
             let vocab = Count(tokenizer.vocab() as u64);
