@@ -424,7 +424,8 @@ struct SkipAbove {
 static_assert(AT(SkipAbove, loss) == 0 && AT(SkipAbove, norm) == 8 &&
               AT(SkipAbove, factor) == 16 && AT(SkipAbove, status) == 24 &&
               AT(SkipAbove, counts) == 32 && AT(SkipAbove, max_loss) == 40 &&
-              AT(SkipAbove, max_norm) == 44 && sizeof(SkipAbove) == 48, "layout");
+              AT(SkipAbove, max_norm) == 44 &&
+              sizeof(SkipAbove) == 48, "layout");
 
 struct AdamScalars {
     const int64_t* updates;

@@ -5,6 +5,7 @@
 use crate::common::binary::{Done, Lab, Ranks, free_port};
 use gptrain::comm::tcp::SEND_LIMIT;
 use gptrain::estimate::measured::{GroupSpeed, Measured};
+use gptrain::train::sick_nodes;
 use std::fs;
 use std::process::Command;
 
@@ -63,7 +64,11 @@ fn the_node_that_sends_slowly_is_named_and_nobody_else() {
     let slowest = |row: &&GroupSpeed| row.group == "tensor" && row.bytes == 64 << 10;
     let tensor: Vec<&GroupSpeed> = found.groups.iter().filter(slowest).collect();
     assert!(tensor.iter().all(|row| row.slowest == [2, SLOW]), "{tensor:?}");
-    assert!(!lab.path("runs/a").exists(), "nothing is left behind");
+    let left = fs::read_dir(lab.path("runs/a")).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [sick_nodes::NAME], "nothing else is left behind");
+    let noted = sick_nodes::read(&lab.path("runs/a")).unwrap();
+    assert_eq!(noted.iter().map(|node| node.host.as_str()).collect::<Vec<_>>(), ["n3"]);
 }
 
 #[test]
