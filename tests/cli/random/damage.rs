@@ -74,7 +74,7 @@ impl Damaged {
         std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
         gzip.finish().unwrap();
         for command in [
-            "run run.yaml --set train.steps=4 --set checkpoint.interval=4",
+            "run run.yaml --set train.steps=4 --set checkpoint.interval=4 --set model.vocab=300",
             "data train-tokenizer text.txt --vocab 300 -o tok.json",
             "export runs/a --hf hf",
         ] {

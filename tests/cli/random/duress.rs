@@ -57,7 +57,7 @@ impl Duress {
         let lines: String = (0..800).map(|i| format!("{{\"text\": \"line {i}\"}}\n")).collect();
         fs::write(lab.path("lines.jsonl"), lines).unwrap();
         for line in [
-            "run run.yaml --set train.steps=4 --set checkpoint.interval=2",
+            "run run.yaml --set train.steps=4 --set checkpoint.interval=2 --set model.vocab=300",
             "data train-tokenizer text.txt --vocab 300 -o tok.json",
             "export runs/a --hf hf",
         ] {
