@@ -47,12 +47,9 @@ fn step(shape: &Shape, precision: &str) -> anyhow::Result<Tally> {
 
 /// Milliseconds of an op's calls: by the data sheet, and as the planner has them.
 fn times(work: &Work, gpu: &Hardware) -> [f64; 2] {
-    let (rate, bandwidth) = (gpu.peak_tflops * 1e9, gpu.hbm_gb_s * 1e6);
-    let of = |products: f64, memory: f64| {
-        (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
-    };
-    let planned = of(gpu.product_share, gpu.memory_share) + work.calls * gpu.launch_us * 1e-3;
-    [of(1.0, 1.0), planned]
+    let shares = [gpu.product_share, gpu.memory_share];
+    let planned = gpu.seconds(work, shares) + work.calls * gpu.launch_us * 1e-6;
+    [gpu.seconds(work, [1.0; 2]), planned].map(|seconds| 1e3 * seconds)
 }
 
 fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally) {

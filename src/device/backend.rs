@@ -120,6 +120,14 @@ pub struct StepLimits {
     pub norm: f32,
 }
 
+impl Scaler {
+    /// Where the counts lie. Panics if they are not five.
+    pub fn counts_address(&self) -> usize {
+        assert_eq!(self.counts.numel(), 5, "the loss scaler's counts");
+        self.counts.addr()
+    }
+}
+
 /// A reservation that is larger than the free memory of the device, or of its host.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {

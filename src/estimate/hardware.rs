@@ -1,6 +1,7 @@
 //! Devices and the machines they stand in: a table (`hardware.yaml`).
 
 use base::Problems;
+use device::Work;
 use serde::Deserialize;
 use std::sync::LazyLock;
 
@@ -101,6 +102,12 @@ pub struct Link {
 const LINK_SHARE: f64 = 0.7;
 
 impl Hardware {
+    /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth.
+    pub fn seconds(&self, work: &Work, [products, memory]: [f64; 2]) -> f64 {
+        let (rate, bandwidth) = (self.peak_tflops * 1e12, self.hbm_gb_s * 1e9);
+        (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
+    }
+
     /// The link of a device to another of its node, or of another node, where so many groups of the node
     /// use its adapters at once.
     pub fn link(&self, in_node: bool, groups: usize) -> Link {

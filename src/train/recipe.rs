@@ -158,26 +158,20 @@ impl Recipe {
 /// GPT-2's shape nearest to a number of parameters: heads of 64 columns (128 in wide models), and a
 /// width of about 64 times the number of layers.
 fn shape(params: u64, vocab: usize, seq_len: usize) -> Model {
-    let sizes = |layers: usize, hidden: usize| {
+    let model = |(layers, hidden): (usize, usize)| {
         let heads = hidden / if hidden < 2048 { 64 } else { 128 };
-        Sizes { layers, hidden, heads, vocab, seq_len }
+        Model::with_defaults(Family::Gpt2, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
     };
     let wide = (1..=192).map(|k| 64 * k).filter(|hidden| *hidden < 2048 || hidden % 128 == 0);
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
-    let far = |&(layers, hidden): &(usize, usize)| {
-        let size = size(layers, hidden, vocab, seq_len) / params as f64;
-        let proportions = hidden as f64 / layers as f64 / 64.0;
+    let far = |model: &Model| {
+        let size = model::parameters(model) as f64 / params as f64;
+        let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
         size.ln().abs() + 0.1 * proportions.ln().abs()
     };
-    let best = all.min_by(|one, other| far(one).total_cmp(&far(other))).expect("there are some");
-    Model::with_defaults(Family::Gpt2, sizes(best.0, best.1), 1)
-}
-
-/// GPT-2's parameters: 12·L·h² + 13·L·h in blocks, embeddings, and the last norm.
-fn size(layers: usize, hidden: usize, vocab: usize, seq_len: usize) -> f64 {
-    let (l, h) = (layers as f64, hidden as f64);
-    12.0 * l * h * h + 13.0 * l * h + (vocab + seq_len + 2) as f64 * h
+    let all = all.map(model).map(|model| (far(&model), model));
+    all.min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some").1
 }
 
 /// As long as small and large models are usually trained; halved until the held-out data fill

@@ -34,7 +34,7 @@ fn a_run_shows_what_it_does() {
     assert!(number(&seen, "lm_loss") > 0.0 && number(&seen, "seconds_left") > 0.0, "{seen}");
     assert!((0.0..=1.0).contains(&number(&seen, "goodput_ratio")), "{seen}");
     let asked = || lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
-    until("the file shows steps", || !asked().contains("step 0 of"));
+    until("the file shows a speed", || asked().contains(" left"));
     let said = asked();
     for part in ["run (1 ranks, rank 0 on ", " of 1,000,000 (", "loss ", "tokens/s, ", " left"] {
         assert!(said.contains(part), "{part:?} is not in {said}");

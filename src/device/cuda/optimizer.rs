@@ -98,12 +98,11 @@ pub(super) fn loss_scale_step(
     factor: Tensor,
     status: Tensor,
 ) {
-    assert_eq!(scaler.counts.numel(), 5, "the loss scaler's counts");
     let arguments = args::LossScaleStep {
         factor: factor.addr() as _,
         status: status.addr() as _,
         scale: scaler.scale.addr() as _,
-        counts: scaler.counts.addr() as _,
+        counts: scaler.counts_address() as _,
         window: scaling.window as i64,
         hysteresis: scaling.hysteresis as i64,
         growth: scaling.growth,
@@ -120,13 +119,12 @@ pub(super) fn skip_above(
     factor: Tensor,
     status: Tensor,
 ) {
-    assert_eq!(scaler.counts.numel(), 5, "the loss scaler's counts");
     let arguments = args::SkipAbove {
         loss: loss.addr() as _,
         norm: norm.addr() as _,
         factor: factor.addr() as _,
         status: status.addr() as _,
-        counts: scaler.counts.addr() as _,
+        counts: scaler.counts_address() as _,
         max_loss: limits.loss,
         max_norm: limits.norm,
     };

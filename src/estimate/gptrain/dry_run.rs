@@ -305,12 +305,9 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
     let hw = s.hardware;
     // Ranks that are threads of one processor have a part of it each.
     let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
-    let rate = hw.peak_tflops * 1e12 * hw.product_share * part;
-    let bandwidth = hw.hbm_gb_s * 1e9 * hw.memory_share * part;
-    let each = |w: &device::Work| {
-        let seconds = (w.flops / rate).max(w.bytes / bandwidth) + w.calls * hw.launch_us * 1e-6;
-        seconds * hw.slowdown
-    };
+    let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
+    let each =
+        |w: &device::Work| (hw.seconds(w, shares) + w.calls * hw.launch_us * 1e-6) * hw.slowdown;
     let compute = |of: &dyn Fn(&str) -> bool| {
         work.ops.iter().filter(|(name, _)| of(name)).map(|(_, work)| each(work)).sum::<f64>()
     };

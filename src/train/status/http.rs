@@ -72,25 +72,25 @@ fn answer(mut stream: TcpStream, status: &Mutex<Status>) -> std::io::Result<()> 
 fn page(status: &Status) -> String {
     let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
     let rows = [
-        ("step", "gauge", "Optimizer steps taken", status.step as f64),
-        ("steps", "gauge", "Optimizer steps of the whole run", status.total_steps as f64),
-        ("tokens", "gauge", "Tokens consumed", status.tokens as f64),
-        ("lm_loss", "gauge", "Loss of the last step, in nats", known(status.lm_loss)),
-        ("grad_norm", "gauge", "Gradient norm of the last step", known(status.grad_norm)),
-        ("learning_rate", "gauge", "Learning rate of the last step", status.lr),
-        ("tokens_per_second", "gauge", "Of the last step", status.tokens_per_s),
-        ("seconds_left", "gauge", "Expected to the end of the run", known(status.left_s)),
-        ("goodput_ratio", "gauge", "Time in steps that count, of all", status.goodput()),
-        ("skipped_steps", "gauge", "Steps that updated nothing", status.skipped_steps as f64),
-        ("warnings", "gauge", "Warnings kept", status.warnings.len() as f64),
+        ("step", "Optimizer steps taken", status.step as f64),
+        ("steps", "Optimizer steps of the whole run", status.total_steps as f64),
+        ("tokens", "Tokens consumed", status.tokens as f64),
+        ("lm_loss", "Loss of the last step, in nats", known(status.lm_loss)),
+        ("grad_norm", "Gradient norm of the last step", known(status.grad_norm)),
+        ("learning_rate", "Learning rate of the last step", status.lr),
+        ("tokens_per_second", "Of the last step", status.tokens_per_s),
+        ("seconds_left", "Expected to the end of the run", known(status.left_s)),
+        ("goodput_ratio", "Time in steps that count, of all", status.goodput()),
+        ("skipped_steps", "Steps that updated nothing", status.skipped_steps as f64),
+        ("warnings", "Warnings kept", status.warnings.len() as f64),
     ];
     let mut text = String::new();
     let run = status.name.replace('\\', "\\\\").replace('"', "\\\"");
-    for (name, kind, help, value) in rows {
+    for (name, help, value) in rows {
         let value = if value.is_nan() { "NaN".to_string() } else { value.to_string() };
         let _ = writeln!(
             text,
-            "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} {kind}\n\
+            "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} gauge\n\
              gptrain_{name}{{run=\"{run}\"}} {value}"
         );
     }

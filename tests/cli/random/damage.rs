@@ -1,7 +1,7 @@
 //! Every kind of file, with bits flipped, cut off, grown and overwritten: what reads it says so, or
 //! reads what is still sound.
 
-use super::{Attack, Dice, sane};
+use super::{Attack, Dice, furnished, sane};
 use crate::common::binary::{Done, Lab, within};
 use std::fs;
 
@@ -64,22 +64,12 @@ pub struct Damaged {
 
 impl Damaged {
     pub fn new() -> Damaged {
-        let lab = Lab::new();
-        let text: String = (0..400).map(|i| format!("line {i} of some text\n")).collect();
-        fs::write(lab.path("text.txt"), &text).unwrap();
-        let lines: String = (0..50).map(|i| format!("{{\"text\": \"line {i}\"}}\n")).collect();
-        fs::write(lab.path("lines.jsonl"), lines).unwrap();
+        let lab = furnished(400, 50, 4);
+        let text = fs::read(lab.path("text.txt")).unwrap();
         let file = fs::File::create(lab.path("text.gz")).unwrap();
         let mut gzip = flate2::write::GzEncoder::new(file, flate2::Compression::default());
-        std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+        std::io::Write::write_all(&mut gzip, &text).unwrap();
         gzip.finish().unwrap();
-        for command in [
-            "run run.yaml --set train.steps=4 --set checkpoint.interval=4 --set model.vocab=300",
-            "data train-tokenizer text.txt --vocab 300 -o tok.json",
-            "export runs/a --hf hf",
-        ] {
-            run(&lab, command).well();
-        }
         Damaged { lab }
     }
 }

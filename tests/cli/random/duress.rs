@@ -2,7 +2,7 @@
 //! where it is told to end: what it says is done is done, what it was to write is whole or not there,
 //! and the same command does it afterwards.
 
-use super::{Attack, Dice, sane};
+use super::{Attack, Dice, furnished, sane};
 use crate::common::binary::{Done, Lab, within};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::fs;
@@ -51,18 +51,7 @@ pub struct Duress {
 
 impl Duress {
     pub fn new() -> Duress {
-        let lab = Lab::new();
-        let text: String = (0..3000).map(|i| format!("line {i} of some text\n")).collect();
-        fs::write(lab.path("text.txt"), &text).unwrap();
-        let lines: String = (0..800).map(|i| format!("{{\"text\": \"line {i}\"}}\n")).collect();
-        fs::write(lab.path("lines.jsonl"), lines).unwrap();
-        for line in [
-            "run run.yaml --set train.steps=4 --set checkpoint.interval=2 --set model.vocab=300",
-            "data train-tokenizer text.txt --vocab 300 -o tok.json",
-            "export runs/a --hf hf",
-        ] {
-            Done::of(command(&lab, line).output().unwrap()).well();
-        }
+        let lab = furnished(3000, 800, 2);
         Duress { lab, whole: vec![None; COMMANDS.len()] }
     }
 

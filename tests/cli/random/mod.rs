@@ -14,8 +14,9 @@ mod damage;
 mod duress;
 mod manifests;
 
-use crate::common::binary::Done;
+use crate::common::binary::{Done, Lab};
 use gptrain::base::rng;
+use std::fs;
 use std::time::{Duration, Instant};
 
 /// Cases of each kind in the suite.
@@ -36,6 +37,26 @@ const KINDS: [Kind; 4] = [
     ("damaged files", || Box::new(damage::Damaged::new())),
     ("duress", || Box::new(duress::Duress::new())),
 ];
+
+/// A folder of what commands read: a text of so many lines, JSON of so many documents, a tokenizer, a run
+/// of four steps that has its vocabulary and is saved every so many, and its Hugging Face folder.
+fn furnished(lines: usize, documents: usize, interval: usize) -> Lab {
+    let lab = Lab::new();
+    let text: String = (0..lines).map(|i| format!("line {i} of some text\n")).collect();
+    fs::write(lab.path("text.txt"), text).unwrap();
+    let json = (0..documents).map(|i| format!("{{\"text\": \"line {i}\"}}\n"));
+    fs::write(lab.path("lines.jsonl"), json.collect::<String>()).unwrap();
+    let run = format!("run run.yaml --set train.steps=4 --set checkpoint.interval={interval}");
+    for line in [
+        &format!("{run} --set model.vocab=300"),
+        "data train-tokenizer text.txt --vocab 300 -o tok.json",
+        "export runs/a --hf hf",
+    ] {
+        let args: Vec<&str> = line.split_whitespace().collect();
+        Done::of(lab.command(&args).output().unwrap()).well();
+    }
+    lab
+}
 
 /// Random choices of one case.
 pub struct Dice {
