@@ -6,7 +6,8 @@
 #   kernels/build.sh OUT --compiler  does no more than that
 # With SM70=1 also OUT/sm_70/*.cubin, for the V100: by nvcc where it is of CUDA 12, else by NVRTC 12.9
 # in .toolchain/cuda12, which --install gets from PyPI; exit code 4: there is neither.
-# A warning is an error, and so is a register that is spilled to memory.
+# A warning is an error, and so are a register that is spilled to memory, wgmma that ptxas serializes
+# (C7510), and setmaxnreg that it ignores (C7508).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
@@ -35,14 +36,16 @@ fi
 [ -n "$nvcc" ] || exit 3
 [ "${2:-}" != --compiler ] || exit 0
 
-# Whether OUT/$1 is older than what it is made of.
-stale() { # output, source
-    [ ! -e "$1" ] ||
-        [ -n "$(find "$2" "$here"/*.cuh "$here"/build.sh "$here"/nvrtc.py -newer "$1")" ]
-}
-
 mkdir -p "$out"
 "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p' >"$out/release"
+
+# Whether OUT/$1 is missing or was made of something else: of the source $2, the headers, these scripts
+# and the compiler's version, of which OUT/$1.made-of has a digest.
+common=$(cat "$here"/*.cuh "$here"/build.sh "$here"/nvrtc.py "$out/release" | sha256sum)
+stale() { # output, source
+    [ ! -e "$1" ] ||
+        [ "$(cat "$1.made-of" 2>/dev/null)" != "$({ cat "$2"; echo "$common"; } | sha256sum)" ]
+}
 # A fifth of the bytes, where the compiler is new enough.
 smaller=$("$nvcc" --help | grep -q -e --compress-mode && echo --compress-mode=size || true)
 stale_sources() {
@@ -53,14 +56,21 @@ stale_sources() {
 # As many at once as there are cores, the longest first.
 # shellcheck disable=SC2016
 stale_sources | xargs -r -d "\n" ls -S |
-    nvcc="$nvcc" out="$out" smaller="$smaller" xargs -r -d "\n" -n 1 -P "$(nproc)" sh -euc '
+    nvcc="$nvcc" out="$out" smaller="$smaller" common="$common" xargs -r -d "\n" -n 1 -P "$(nproc)" sh -euc '
     fatbin="$out/$(basename "$1" .cu).fatbin"
     "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 $smaller \
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
-        -o "$fatbin.$$" "$1"
-    mv "$fatbin.$$" "$fatbin"' compile
+        -o "$fatbin.$$" "$1" 2>"$fatbin.log" || { cat "$fatbin.log" >&2; exit 1; }
+    cat "$fatbin.log" >&2
+    if grep -q -e C7508 -e C7510 "$fatbin.log"; then
+        echo "$1: ptxas serializes wgmma or ignores setmaxnreg" >&2
+        exit 1
+    fi
+    rm "$fatbin.log"
+    mv "$fatbin.$$" "$fatbin"
+    { cat "$1"; echo "$common"; } | sha256sum >"$fatbin.made-of"' compile
 
 [ "${SM70:-}" = 1 ] || exit 0
 # CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async, no ldmatrix: attention.cu does it all.
@@ -90,4 +100,5 @@ for source in "$here"/*.cu; do
         "$python" "$here/nvrtc.py" "$own12" "$source" "$cubin.$$"
     fi
     mv "$cubin.$$" "$cubin"
+    { cat "$source"; echo "$common"; } | sha256sum >"$cubin.made-of"
 done
