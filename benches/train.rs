@@ -1,17 +1,20 @@
 //! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
 //!
 //! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
-//! [--rounds N]`. gptrain and `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take
-//! turns, so that both meet the same machine; medians over steps, the best of the rounds, the ratio.
+//! [--rounds N] [--threads N]`. gptrain and `torch_gpt2_bench.py` (if the `PYTHON` given can import
+//! torch) take turns, so that both meet the same machine; medians over steps, the best of the rounds,
+//! and the ratio of gptrain to the faster of the others. `--threads`, 2 otherwise, are the CPU's.
 //!
 //! bf16 is with f32 master weights and f32 gradient accumulation; PyTorch's is autocast with f32
-//! weights and fused AdamW: on the CPU eager and compiled, the ratio being to the faster one, on a GPU
-//! compiled and with flash attention. MFU counts
-//! 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s. "first" is the
-//! time from opening the device to the end of the first step, weights drawn and all.
+//! weights and fused AdamW: on the CPU eager and compiled, on a GPU compiled and with flash attention.
+//! MFU counts 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s.
+//! "first" is the time from the command to the end of the first step, weights drawn and all. "peak" is
+//! what the process had of the host's memory at most, "plan" what the engine reserved on its device.
+//! On the CPU each measurement is a process of its own; on a GPU it is this one, for profilers.
 
 mod shapes;
 
+use anyhow::Context;
 use gptrain::base::{Bytes, rng};
 use gptrain::data::Batch;
 use gptrain::device::Backend;
@@ -20,13 +23,16 @@ use gptrain::device::cuda::{Cuda, Options};
 use gptrain::engine::{Engine, Groups};
 use gptrain::model;
 use shapes::{SHAPES, Shape};
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Dense bf16 of an H100 or H200 (SXM).
 const PEAK: f64 = 989e12;
-/// Of the CPU, for both.
+/// Of the CPU, for both, where the command line does not say.
 const THREADS: usize = 2;
+/// What a process that only measures is called with, before the command line of its parent.
+const CHILD: &str = "--measure";
 /// Steps of a round, where the command line does not say, on the CPU and on a GPU.
 const STEPS: [usize; 2] = [8, 20];
 
@@ -37,96 +43,168 @@ struct Asked {
     only: String,
     steps: Option<usize>,
     rounds: usize,
+    threads: usize,
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let option = |name: &str| {
-        let at = args.iter().position(|a| a == name)?;
-        args.get(at + 1).cloned()
-    };
-    let number = |name| option(name).map(|n| n.parse().expect("a number"));
-    let device = option("--device").unwrap_or("cpu".into());
-    let usual = if device == "cpu" { ("f32", 2) } else { ("bf16", 1) };
-    let asked = Asked {
-        precision: option("--precision").unwrap_or(usual.0.into()),
-        only: option("--only").unwrap_or_default(),
-        steps: number("--steps"),
-        rounds: number("--rounds").unwrap_or(usual.1),
-        device,
-    };
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let asked = Asked::of(&args);
+    let wanted = |s: &&Shape| s.device == asked.device && s.is(&asked.only);
+    let mut shapes = SHAPES.iter().filter(wanted);
+    if let Some(name) = args.iter().position(|a| a == CHILD).map(|at| &args[at + 1]) {
+        let shape = shapes.find(|s| s.name == *name).expect("a shape that the parent has");
+        match measure(shape, &asked, || println!("first")) {
+            Ok(measured) => println!("{}", measured.json()),
+            Err(why) => println!("{why:#}"),
+        }
+        return;
+    }
     println!("{} on {}", asked.precision, asked.device);
     println!(
-        "{:20} {:>10} {:>9} {:>6} {:>8} {:>10} {:>13} {:>13} {:>6}",
-        "shape",
-        "tokens/s",
-        "ms/step",
-        "MFU",
-        "first",
-        "memory",
-        "PyTorch eager",
-        "compiled",
-        "ratio"
+        "{:18} {:17} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>6}",
+        "shape", "", "tokens/s", "ms/step", "MFU", "first", "peak", "plan", "ratio"
     );
-    let wanted = |s: &&Shape| s.device == asked.device && s.is(&asked.only);
-    for shape in SHAPES.iter().filter(wanted) {
-        let (mut ours, mut theirs) = (None::<Measured>, [None::<f64>; 2]);
-        for _ in 0..asked.rounds {
-            match measure(shape, &asked) {
-                Ok(now) => ours = ours.filter(|o| o.seconds < now.seconds).or(Some(now)),
-                Err(why) => println!("{:20} {why:#}", shape.name),
-            }
-            for (compiled, best) in [false, true].into_iter().zip(&mut theirs) {
-                if compiled || shape.device == "cpu" {
-                    *best = peer(shape, &asked, compiled).into_iter().chain(*best).reduce(f64::max);
-                }
-            }
-        }
-        if let Some(ours) = ours {
-            println!("{}", ours.line(shape, theirs));
+    shapes.for_each(|shape| compare(shape, &asked, &args));
+}
+
+impl Asked {
+    fn of(args: &[String]) -> Asked {
+        let option = |name: &str| {
+            let at = args.iter().position(|a| a == name)?;
+            args.get(at + 1).cloned()
+        };
+        let number = |name| option(name).map(|n| n.parse().expect("a number"));
+        let device = option("--device").unwrap_or("cpu".into());
+        let usual = if device == "cpu" { ("f32", 2) } else { ("bf16", 1) };
+        Asked {
+            precision: option("--precision").unwrap_or(usual.0.into()),
+            only: option("--only").unwrap_or_default(),
+            steps: number("--steps"),
+            rounds: number("--rounds").unwrap_or(usual.1),
+            threads: number("--threads").unwrap_or(THREADS),
+            device,
         }
     }
+}
+
+/// The rows of a shape: gptrain, and what PyTorch can do.
+fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
+    let names = ["gptrain", "PyTorch eager", "PyTorch compiled"];
+    let mut best: [Option<Measured>; 3] = [None; 3];
+    for _ in 0..asked.rounds {
+        let eager = (shape.device == "cpu").then(|| peer(shape, asked, false)).flatten();
+        for (best, now) in
+            best.iter_mut().zip([own(shape, asked, args), eager, peer(shape, asked, true)])
+        {
+            *best = match (*best, now) {
+                (Some(best), Some(now)) => Some(best.better(now)),
+                (best, now) => best.or(now),
+            };
+        }
+    }
+    let rate = |one: &Measured| (shape.samples * shape.seq) as f64 / one.seconds;
+    let theirs = best[1..].iter().flatten().map(rate).reduce(f64::max);
+    for (i, (name, one)) in names.into_iter().zip(&best).enumerate() {
+        let Some(one) = one else { continue };
+        let ratio = theirs.filter(|_| i == 0).map(|theirs| rate(one) / theirs);
+        println!(
+            "{}",
+            one.line(if i == 0 { shape.name } else { "" }, name, rate(one), shape, ratio)
+        );
+    }
+}
+
+/// Ours: in a process of its own on the CPU.
+fn own(shape: &Shape, asked: &Asked, args: &[String]) -> Option<Measured> {
+    let measured = match shape.device {
+        "cpu" => in_process(shape, args),
+        _ => measure(shape, asked, || ()),
+    };
+    measured.map_err(|why| println!("{:18} {why:#}", shape.name)).ok()
+}
+
+fn in_process(shape: &Shape, args: &[String]) -> anyhow::Result<Measured> {
+    let begun = Instant::now();
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args([CHILD, shape.name]).args(args).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+    let first = lines.next().transpose()?.unwrap_or_default();
+    let seconds = begun.elapsed().as_secs_f64();
+    let rest = lines.collect::<Result<String, _>>()?;
+    child.wait()?;
+    anyhow::ensure!(first == "first", "{first}");
+    let line: serde_json::Value = serde_json::from_str(&rest).with_context(|| rest.clone())?;
+    let number = |name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+    Ok(Measured {
+        seconds: number("seconds"),
+        first: seconds,
+        peak: Some(number("peak") as u64),
+        plan: Some(number("plan") as u64),
+        parameters: number("parameters"),
+    })
 }
 
 fn steps_of(shape: &Shape, asked: &Asked) -> usize {
     asked.steps.unwrap_or(STEPS[(shape.device == "cuda") as usize])
 }
 
-/// A round of ours.
+/// A round of one trainer.
+#[derive(Clone, Copy)]
 struct Measured {
     /// Median of a step.
     seconds: f64,
     first: f64,
-    memory: Bytes,
+    /// Bytes of the process at most, and bytes reserved.
+    peak: Option<u64>,
+    plan: Option<u64>,
     parameters: f64,
 }
 
 impl Measured {
-    /// `theirs` is PyTorch's rate, eager and compiled.
-    fn line(&self, s: &Shape, theirs: [Option<f64>; 2]) -> String {
-        let rate = (s.samples * s.seq) as f64 / self.seconds;
-        let per_token = s.flops_per_token(self.parameters);
+    /// The faster step and the faster start of two rounds; what both had of memory.
+    fn better(self, other: Measured) -> Measured {
+        Measured {
+            seconds: self.seconds.min(other.seconds),
+            first: self.first.min(other.first),
+            peak: self.peak.max(other.peak),
+            ..self
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let Measured { seconds, peak, plan, parameters, .. } = self;
+        serde_json::json!({"seconds": seconds, "peak": peak, "plan": plan, "parameters": parameters})
+    }
+
+    fn line(&self, shape: &str, name: &str, rate: f64, s: &Shape, ratio: Option<f64>) -> String {
         let mfu = match s.device {
             "cpu" => "-".into(),
-            _ => format!("{:.1}%", 100.0 * rate * per_token / PEAK),
+            _ => format!("{:.1}%", 100.0 * rate * s.flops_per_token(self.parameters) / PEAK),
         };
-        let best = theirs.into_iter().flatten().reduce(f64::max);
-        let ratio = best.map_or("-".into(), |theirs| format!("{:.2}", rate / theirs));
-        let [eager, compiled] = theirs.map(|rate| rate.map_or("-".into(), |r| format!("{r:.0}")));
-        let (ms, first, memory) = (1e3 * self.seconds, self.first, self.memory);
+        let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+        let size = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| Bytes(bytes).to_string());
+        let (ms, first, [peak, plan]) =
+            (1e3 * self.seconds, self.first, [self.peak, self.plan].map(size));
         format!(
-            "{:20} {rate:>10.0} {ms:>9.2} {mfu:>6} {first:>6.2} s {memory:>10} {eager:>13} {compiled:>13} \
-             {ratio:>6}",
-            s.name
+            "{shape:18} {name:17} {rate:>9.0} {ms:>9.2} {mfu:>6} {first:>6.2} s {peak:>9} {plan:>9} {ratio:>6}"
         )
     }
 }
 
-fn measure(shape: &Shape, asked: &Asked) -> anyhow::Result<Measured> {
+/// Most bytes that this process had in memory, where the system says.
+fn peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+/// Calls `after_first` when the first step has ended.
+fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Result<Measured> {
     let manifest = shape.manifest(&asked.precision)?;
     let opened = Instant::now();
     let device: Box<dyn Backend> = match shape.device {
-        "cpu" => Box::new(Cpu::new(Some(THREADS))),
+        "cpu" => Box::new(Cpu::new(Some(asked.threads))),
         _ => Box::new(Cuda::open(&Options::of_machine(0))?),
     };
     let be = &*device;
@@ -139,6 +217,7 @@ fn measure(shape: &Shape, asked: &Asked) -> anyhow::Result<Measured> {
     };
     engine.step(&mut load, 1, 3e-4)?;
     let first = opened.elapsed().as_secs_f64();
+    after_first();
     // As `run` does: a step is asked for before the outcome of the one before is seen. The first
     // ones become graphs.
     let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
@@ -158,7 +237,8 @@ fn measure(shape: &Shape, asked: &Asked) -> anyhow::Result<Measured> {
     Ok(Measured {
         seconds: seconds[seconds.len() / 2],
         first,
-        memory: Bytes(engine.memory_plan().total().0),
+        peak: peak(),
+        plan: Some(engine.memory_plan().total().0),
         parameters: model::parameters(&manifest.model) as f64,
     })
 }
@@ -170,8 +250,8 @@ fn random(shape: &Shape) -> Batch {
     Batch::causal(&tokens, shape.samples, 0, 1.0 / n as f32)
 }
 
-/// Tokens a second of the peer, if there is a Python with torch and the device.
-fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<f64> {
+/// The peer's, if there is a Python with torch and the device.
+fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_BENCH").unwrap_or("benches/torch_gpt2_bench.py".into());
     let mut command = Command::new(python);
@@ -187,11 +267,17 @@ fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<f64> {
         ("--seq", shape.seq),
         ("--batch", shape.samples),
         ("--steps", steps_of(shape, asked)),
-        ("--threads", THREADS),
+        ("--threads", asked.threads),
     ] {
         command.arg(name).arg(number.to_string());
     }
     let output = command.stderr(std::process::Stdio::null()).output().ok()?;
     let line: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-    line["tokens_per_s_median"].as_f64()
+    Some(Measured {
+        seconds: line["step_ms_median"].as_f64()? / 1e3,
+        first: line["startup_first_step_s"].as_f64()?,
+        peak: Some((line["peak_rss_mb"].as_f64()? * f64::from(1 << 20)) as u64),
+        plan: None,
+        parameters: line["params"].as_f64()?,
+    })
 }

@@ -20,9 +20,10 @@ pub struct Shape {
 }
 
 #[rustfmt::skip]
-pub const SHAPES: [Shape; 6] = [
+pub const SHAPES: [Shape; 7] = [
     Shape { device: "cpu",  name: "tiny 6x384", layers: 6,  hidden: 384,  heads: 6,  vocab: 8_192,  seq: 256,  samples: 8,  recompute: "none" },
     Shape { device: "cpu",  name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 256,  samples: 4,  recompute: "none" },
+    Shape { device: "cpu",  name: "GPT-2 124M 1x1024", layers: 12, hidden: 768, heads: 12, vocab: 50_304, seq: 1024, samples: 1, recompute: "none" },
     Shape { device: "cuda", name: "GPT-2 124M", layers: 12, hidden: 768,  heads: 12, vocab: 50_304, seq: 1024, samples: 32, recompute: "none" },
     Shape { device: "cuda", name: "GPT-2 1.5B", layers: 48, hidden: 1600, heads: 25, vocab: 50_304, seq: 1024, samples: 16, recompute: "none" },
     Shape { device: "cuda", name: "7B class",   layers: 32, hidden: 4096, heads: 32, vocab: 50_304, seq: 2048, samples: 2,  recompute: "selective" },

@@ -5,6 +5,8 @@
 
 use crate::Gelu;
 use base::rng::philox;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use std::sync::LazyLock;
 
 /// Makes a function of slices whose loops are compiled for AVX-512, for AVX2 and for the baseline.
 /// What it calls must be inlined into it, or stays baseline code.
@@ -66,6 +68,28 @@ pub(super) fn has_dot_bf16() -> bool {
         has_avx512() && is_x86_feature_detected!("avx512bf16")
     }
     #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Whether there are tiles of bf16 (AMX), and Linux lets this process use them: it is asked once.
+pub(super) fn has_amx() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    {
+        static THERE: LazyLock<bool> = LazyLock::new(|| {
+            // Bits of leaf 7's EDX: AMX-BF16 and AMX-TILE.
+            const BITS: u32 = 1 << 22 | 1 << 24;
+            let there = std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS;
+            // ARCH_REQ_XCOMP_PERM for XTILEDATA: each thread's state is then 8 KiB larger, once used.
+            const REQUEST: libc::c_long = 0x1023;
+            const TILE_DATA: libc::c_long = 18;
+            // SAFETY: the call takes numbers only.
+            there && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
+        });
+        *THERE
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
     {
         false
     }

@@ -291,8 +291,22 @@ pub(super) fn clear(x: Tensor, at: usize, len: usize) {
 
 pub(super) fn upload(from: &[u8], to: Tensor) {
     assert_eq!(from.len(), to.bytes(), "bytes uploaded");
-    // SAFETY: the tensor has as many bytes, and its arena keeps them; ops have ended.
+    // SAFETY: the tensor has as many bytes, and its arena keeps them; no task touches them now.
     unsafe { std::ptr::copy(from.as_ptr(), to.addr() as *mut u8, from.len()) }
+}
+
+/// Bytes that a thread copies at a time: a huge page, so that two threads do not wait for the same
+/// one where memory is touched first.
+const PIECE: usize = 2 << 20;
+
+/// As `upload`, by all threads.
+pub(super) fn upload_in_pieces(cpu: &Cpu, from: &[u8], to: Tensor) {
+    assert_eq!(from.len(), to.bytes(), "bytes uploaded");
+    let each = PIECE / to.dtype.size();
+    cpu.each(to.numel().div_ceil(each), |i| {
+        let part = to.span(i * each, each.min(to.numel() - i * each));
+        upload(&from[i * PIECE..][..part.bytes()], part);
+    });
 }
 
 pub(super) fn download(from: Tensor, to: &mut [u8]) {
@@ -303,7 +317,6 @@ pub(super) fn download(from: Tensor, to: &mut [u8]) {
 
 /// Copies a tensor of any type to one as large, in pieces that a thread takes each.
 pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
-    const PIECE: usize = 1 << 20;
     assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
     cpu.each(from.bytes().div_ceil(PIECE), |i| {
         let (at, len) = (i * PIECE, PIECE.min(from.bytes() - i * PIECE));

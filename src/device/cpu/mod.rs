@@ -137,7 +137,7 @@ impl Backend for Cpu {
     }
 
     fn upload(&self, from: &[u8], to: Tensor) {
-        memory::upload(from, to);
+        memory::upload_in_pieces(self, from, to);
     }
 
     fn download(&self, from: Tensor, to: &mut [u8]) {

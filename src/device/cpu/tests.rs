@@ -76,30 +76,72 @@ fn a_cpu_can_be_moved_to_the_thread_of_its_rank() {
     std::thread::spawn(move || cpu.sync().unwrap()).join().unwrap();
 }
 
-/// Small whole numbers: sums are exact, so they do not depend on what the operands are packed into.
+/// A matrix of bf16 with such numbers.
+fn matrix(cpu: &Cpu, rows: usize, cols: usize, number: fn(usize) -> f32) -> Tensor {
+    let x = Tensor::at(cpu.reserve(2 * rows * cols).unwrap(), rows, cols, DType::BF16);
+    let bits: Vec<u16> = (0..rows * cols).map(|i| bf16::from_f32(number(i)).to_bits()).collect();
+    cpu.upload(bytemuck::cast_slice(&bits), x);
+    x
+}
+
+/// A product of bf16 by words of one kind, in f32.
+fn product(
+    cpu: &Cpu,
+    word: Word,
+    kind: Gemm,
+    [m, n, k]: [usize; 3],
+    of: fn(usize) -> f32,
+) -> Vec<f32> {
+    let operand = |rows, cols, turned| match turned {
+        true => matrix(cpu, cols, rows, of),
+        false => matrix(cpu, rows, cols, of),
+    };
+    let operands = [operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT)];
+    let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
+    gemm::product(cpu, kind, operands, word, c.set(), Epilogue::Nothing);
+    let mut sums = vec![0.0f32; m * n];
+    cpu.download(c, bytemuck::cast_slice_mut(&mut sums));
+    sums
+}
+
+/// Sizes that leave a remainder everywhere, a depth of several parts, and sizes that leave none.
+const PRODUCTS: [(Gemm, [usize; 3]); 7] = [
+    (Gemm::NT, [19, 70, 31]),
+    (Gemm::NN, [9, 50, 33]),
+    (Gemm::TN, [17, 49, 29]),
+    (Gemm::NT, [33, 97, 4500]),
+    (Gemm::TN, [40, 33, 610]),
+    (Gemm::NN, [64, 96, 512]),
+    (Gemm::TN, [64, 96, 512]),
+];
+
+/// Small whole numbers: sums are exact, so they do not depend on what the operands are packed into
+/// nor on what multiplies them. Tiles are those of AMX, or their model.
 #[test]
-fn products_of_pairs_and_of_widened_bf16_agree() {
-    if !math::has_dot_bf16() {
-        return;
-    }
+fn products_of_pairs_of_tiles_and_of_widened_bf16_agree() {
     let cpu = Cpu::new(Some(2));
-    for (kind, m, n, k) in [(Gemm::NT, 19, 70, 31), (Gemm::NN, 9, 50, 33), (Gemm::TN, 17, 49, 29)] {
-        let [a, b] =
-            [(m, k, kind == Gemm::TN), (k, n, kind == Gemm::NT)].map(|(rows, cols, turned)| {
-                let (rows, cols) = if turned { (cols, rows) } else { (rows, cols) };
-                let x = Tensor::at(cpu.reserve(2 * rows * cols).unwrap(), rows, cols, DType::BF16);
-                let number = |i: usize| bf16::from_f32((i * i % 17) as f32 - 8.0).to_bits();
-                let bits: Vec<u16> = (0..rows * cols).map(number).collect();
-                cpu.upload(bytemuck::cast_slice(&bits), x);
-                x
-            });
-        let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
-        let [pairs, floats] = [Word::Pair, Word::Float].map(|word| {
-            gemm::product(&cpu, kind, [a, b], word, c.set(), Epilogue::Nothing);
-            let mut sums = vec![0.0f32; m * n];
-            cpu.download(c, bytemuck::cast_slice_mut(&mut sums));
-            sums
-        });
-        assert!(pairs == floats && pairs.iter().any(|x| *x != 0.0), "{kind:?}");
+    let number = |i: usize| (i * i % 17) as f32 - 8.0;
+    for (kind, sizes) in PRODUCTS {
+        let floats = product(&cpu, Word::Float, kind, sizes, number);
+        assert!(floats.iter().any(|x| *x != 0.0));
+        assert!(
+            product(&cpu, Word::Tile, kind, sizes, number) == floats,
+            "tiles, {kind:?} {sizes:?}"
+        );
+        if math::has_dot_bf16() {
+            assert!(product(&cpu, Word::Pair, kind, sizes, number) == floats, "{kind:?} {sizes:?}");
+        }
+    }
+}
+
+/// Sums that round: how many threads share a product does not show, whatever multiplies.
+#[test]
+fn products_of_bf16_are_the_same_bits_on_any_number_of_threads() {
+    let number = |i: usize| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0;
+    let words = [Word::Float, Word::Tile, Word::of_bf16()];
+    for (word, (kind, sizes)) in words.into_iter().flat_map(|word| PRODUCTS.map(|p| (word, p))) {
+        let [one, three] =
+            [1, 3].map(|threads| product(&Cpu::new(Some(threads)), word, kind, sizes, number));
+        assert!(one == three, "{word:?}, {kind:?} {sizes:?}");
     }
 }

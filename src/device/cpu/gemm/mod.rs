@@ -3,14 +3,18 @@
 //! After GotoBLAS (Goto & van de Geijn 2008): B is packed into panels all threads share, and a task
 //! packs some rows of A, multiplies them with every panel into sums that stay in its second-level
 //! cache, in C's own rows where those are overwritten f32, and puts the sums through the epilogue
-//! into C. bf16 are packed in pairs where the processor multiplies those, else bf16 and f16 are
-//! widened. Each element is summed along the depth in order, so how C is cut into tasks does not
-//! show in its bits.
+//! into C. bf16 are packed in pairs where the processor multiplies those (AMX, AVX-512 BF16), else
+//! bf16 and f16 are widened. Each element is summed along the depth in order, so how C is cut into
+//! tasks does not show in its bits; which instruction multiplies does, as the last bits of f32 sums:
+//! * f32 and widened: each product is added to the sum by one FMA (baseline: rounded, then added);
+//! * AVX-512 BF16: the pair's two products are added to the sum one after the other, denormals as 0;
+//! * AMX: of 32 elements the even products and the odd ones are summed up apart by FMA, then both
+//!   are added, then that to the sum, denormals as 0. The 32 begin at multiples of 32 of the depth.
 
 mod pack;
 
 use super::Cpu;
-use super::kernel::{PANEL_COLS, PANEL_ROWS, Panels, Word};
+use super::kernel::{PANEL_COLS, Panels, Word};
 use super::math;
 use super::memory::{BLOCK, Block, load, put, store, with_block_in, with_rows_mut};
 use super::parallel::blocks;
@@ -18,11 +22,6 @@ use crate::{Epilogue, Gemm, Out, Tensor};
 use base::DType;
 use pack::{Operand, pack_left, pack_right};
 use std::ops::Range;
-
-/// Words of depth of what a task multiplies at once: a panel of A, 24 KiB, then stays in the first-level
-/// cache, and one of B, 144 KiB, in the second while A's panels pass by. Half of it is 5 % slower:
-/// the sums are then loaded and stored twice as often.
-const DEPTH: usize = 768;
 
 /// Most rows and columns of a task's sums: 384 KiB of the second-level cache, and A's as much.
 const ROWS: usize = 128;
@@ -44,8 +43,7 @@ pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Ep
         super::elementwise::bias_backward(cpu, a, db);
         return gemm(cpu, kind, a, b, c, Epilogue::Nothing);
     }
-    let word =
-        if a.dtype == DType::BF16 && math::has_dot_bf16() { Word::Pair } else { Word::Float };
+    let word = if a.dtype == DType::BF16 { Word::of_bf16() } else { Word::Float };
     product(cpu, kind, [a, b], word, c, then);
 }
 
@@ -95,25 +93,25 @@ fn in_parts(cpu: &Cpu, left: Operand, right: Operand, c: Out) {
 
 /// The product over a range of the depth.
 fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Out, then: Epilogue) {
-    let (m, n, each) = (left.rows(), right.cols(), left.per_word());
-    let depth = depth.start / each..depth.end.div_ceil(each);
-    let k = depth.len();
+    let (m, n, word) = (left.rows(), right.cols(), left.word);
+    let depth = depth.start / left.per_word()..depth.end.div_ceil(left.per_word());
+    let k = word.whole(depth.len());
     // As few equal widths as fit.
-    let panels = n.div_ceil(PANEL_COLS);
-    let fit = (PACKED / PANEL_COLS / k.max(1)).clamp(1, COLS / PANEL_COLS);
-    let width = panels.div_ceil(panels.div_ceil(fit).max(1)) * PANEL_COLS;
+    let panels = n.div_ceil(word.cols());
+    let fit = (PACKED / word.cols() / k.max(1)).clamp(1, COLS / word.cols());
+    let width = panels.div_ceil(panels.div_ceil(fit).max(1)) * word.cols();
     // Enough tasks for threads to share evenly.
-    let height = m.div_ceil(4 * cpu.threads).next_multiple_of(PANEL_ROWS).min(ROWS);
+    let height = m.div_ceil(4 * cpu.threads).next_multiple_of(word.rows()).min(ROWS);
     let there = sums_lie_in(c, [left, right], then);
-    let part = depth_part(k);
+    let part = depth_part(word, k);
     let own = height * (part + if there { 0 } else { width });
     cpu.workspace.with_shared(width * k, cpu.threads, own, |packed, scratch| {
         for first in (0..n).step_by(width) {
             let cols = first..n.min(first + width);
             pack_right(cpu, right, depth.clone(), cols.clone(), packed);
-            let panels = cols.len().div_ceil(PANEL_COLS);
+            let panels = cols.len().div_ceil(word.cols());
             // SAFETY: the packing tasks have ended; what follows only reads.
-            let packed = &*unsafe { packed.range(0, panels * PANEL_COLS * k) };
+            let packed = &*unsafe { packed.range(0, panels * word.cols() * k) };
             cpu.each_slot(m.div_ceil(height), |i, slot| {
                 let rows = i * height..m.min((i + 1) * height);
                 // SAFETY: the slot is this task's.
@@ -146,9 +144,9 @@ fn sums_lie_in(c: Out, [left, right]: [Operand; 2], then: Epilogue) -> bool {
     c.to.dtype == DType::F32 && !c.add && apart_from.into_iter().flatten().all(apart)
 }
 
-/// Depth multiplied at once, of `k`: equal parts of at most `DEPTH`.
-fn depth_part(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(DEPTH).max(1)).max(1)
+/// Words of depth multiplied at once, of `k`: equal parts of at most what is best.
+fn depth_part(word: Word, k: usize) -> usize {
+    word.whole(k.div_ceil(k.div_ceil(word.depth()).max(1)).max(1))
 }
 
 /// Sums of some rows of A with all packed panels of B, `cols` columns, in rows `width` apart.
@@ -164,17 +162,21 @@ fn sum_rows(
     if depth.is_empty() {
         sums.chunks_mut(width).take(rows.len()).for_each(|row| row[..cols].fill(0.0));
     }
-    for start in depth.clone().step_by(depth_part(depth.len())) {
-        let part = start..depth.end.min(start + depth_part(depth.len()));
-        let pack = &mut pack[..rows.len().next_multiple_of(PANEL_ROWS) * part.len()];
-        pack_left(left, rows.clone(), part.clone(), pack);
+    let word = left.word;
+    let whole = word.whole(depth.len());
+    let step = depth_part(word, whole);
+    for start in depth.clone().step_by(step) {
+        let part = start..depth.end.min(start + step);
+        let deep = word.whole(part.len());
+        let pack = &mut pack[..rows.len().next_multiple_of(word.rows()) * deep];
+        pack_left(left, rows.clone(), part, pack);
         Panels {
-            word: left.word,
+            word,
             a: pack,
             b: packed,
-            whole: depth.len(),
+            whole,
             first: start - depth.start,
-            depth: part.len(),
+            depth: deep,
             c: sums,
             rows: rows.len(),
             cols,

@@ -1,9 +1,9 @@
 //! Laying operands out in the order the kernel reads them.
 
-use super::COLS;
+use super::{COLS, ROWS};
 use crate::Tensor;
 use crate::cpu::Cpu;
-use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS, Word};
+use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS, TILE, Word};
 use crate::cpu::math::vectorised;
 use crate::cpu::memory::{Shared, load, load_pairs, with_words};
 use base::DType;
@@ -40,7 +40,7 @@ impl Operand {
     pub fn per_word(self) -> usize {
         match self.word {
             Word::Float => 1,
-            Word::Pair => 2,
+            Word::Pair | Word::Tile => 2,
         }
     }
 
@@ -49,7 +49,7 @@ impl Operand {
         let at = line * self.x.cols;
         match self.word {
             Word::Float => load(self.x, at + words.start, to),
-            Word::Pair => {
+            Word::Pair | Word::Tile => {
                 for (word, to) in words.zip(to) {
                     let first = at + 2 * word;
                     let second = (2 * word + 1 < self.x.cols).then_some(first + 1);
@@ -68,12 +68,41 @@ impl Operand {
         with: impl FnOnce([&[f32]; PANEL_ROWS]),
     ) -> bool {
         let (each, Tensor { rows, cols, .. }) = (self.per_word(), self.x);
-        let there = self.word == Word::Pair || self.x.dtype == DType::F32;
+        let there = self.word != Word::Float || self.x.dtype == DType::F32;
         if !there || first + PANEL_ROWS > rows || each * words.end > cols {
             return false;
         }
         let starts = std::array::from_fn(|i| (first + i) * cols + each * words.start);
         with_words(self.x, starts, words.len(), with)
+    }
+
+    /// Calls `with` on words of a line that runs along the depth: in place, or in the buffer.
+    fn with_line(
+        self,
+        line: usize,
+        words: Range<usize>,
+        buffer: &mut [f32],
+        mut with: impl FnMut(&[f32]),
+    ) {
+        let (each, len) = (self.per_word(), words.len());
+        let start = line * self.x.cols + each * words.start;
+        let there = each * words.end <= self.x.cols;
+        if !there || !with_words(self.x, [start], len, |[words]| with(words)) {
+            self.load_along(line, words, &mut buffer[..len]);
+            with(&buffer[..len]);
+        }
+    }
+
+    /// A word of each of some lines, where lines of memory run across the depth.
+    fn load_across(self, word: usize, first: usize, to: &mut [f32]) {
+        let Tensor { rows, cols, .. } = self.x;
+        let at = self.per_word() * word * cols + first;
+        match self.word {
+            Word::Float => load(self.x, at, to),
+            Word::Pair | Word::Tile => {
+                load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to);
+            }
+        }
     }
 
     /// Calls `with` on a word of each of some lines, where lines of memory run across the depth: in
@@ -85,24 +114,24 @@ impl Operand {
         buffer: &mut Line,
         with: impl FnOnce(&[f32]),
     ) {
-        let Tensor { rows, cols, dtype, .. } = self.x;
-        let at = self.per_word() * word * cols + lines.start;
+        let Tensor { cols, dtype, .. } = self.x;
         if self.word == Word::Float && dtype == DType::F32 {
+            let at = word * cols + lines.start;
             let there = with_words(self.x, [at], lines.len(), |[line]| with(line));
             return assert!(there, "f32 are aligned");
         }
         let line = &mut buffer[..lines.len()];
-        match self.word {
-            Word::Float => load(self.x, at, line),
-            Word::Pair => load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), line),
-        }
+        self.load_across(word, lines.start, line);
         with(line);
     }
 }
 
-/// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column. Rows that are missing
-/// in the last panel are 0. Here and below `depth` counts words.
+/// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column (or tiles). Rows that are
+/// missing in the last panel are 0. Here and below `depth` counts words.
 pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+    if a.word == Word::Tile {
+        return pack_tiles(a, rows, depth, to);
+    }
     let len = depth.len();
     if !a.turned {
         let panels = to.chunks_exact_mut(PANEL_ROWS * len);
@@ -129,8 +158,49 @@ pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to:
     }
 }
 
-/// Columns of B, in panels of `PANEL_COLS`: a panel holds row after row. Columns that are missing
-/// in the last panel are 0. Tasks are cut so that each reads memory in long runs.
+/// Rows of A for AMX: of every two tiles of rows, 16 words of each after the other. Rows and words
+/// that are missing in the last tile are 0.
+fn pack_tiles(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+    let (tiles, _) = to.as_chunks_mut::<{ TILE * TILE }>();
+    let deep = depth.len().div_ceil(TILE);
+    // Tile `i` of rows, `j` of depth: a panel has two tiles of rows.
+    let place = |i: usize, j: usize| (i / 2 * deep + j) * 2 + i % 2;
+    let whole = rows.len().is_multiple_of(2 * TILE) && depth.len().is_multiple_of(TILE);
+    if !whole {
+        tiles.as_flattened_mut().fill(0.0);
+    }
+    if !a.turned {
+        let mut buffer = [0.0; TURNED];
+        for (row, line) in rows.enumerate() {
+            for (first, start) in depth.clone().step_by(TURNED).enumerate() {
+                let words = start..depth.end.min(start + TURNED);
+                a.with_line(line, words, &mut buffer, |words| {
+                    for (j, words) in words.chunks(TILE).enumerate() {
+                        let tile = &mut tiles[place(row / TILE, first * (TURNED / TILE) + j)];
+                        tile[row % TILE * TILE..][..words.len()].copy_from_slice(words);
+                    }
+                });
+            }
+        }
+        return;
+    }
+    let mut columns = [[0.0; ROWS]; TILE];
+    for (j, start) in depth.clone().step_by(TILE).enumerate() {
+        let words = start..depth.end.min(start + TILE);
+        columns[words.len()..].fill([0.0; ROWS]);
+        for (column, word) in columns.iter_mut().zip(words) {
+            let column = &mut column[..rows.len()];
+            a.load_across(word, rows.start, column);
+        }
+        for i in 0..rows.len().div_ceil(TILE) {
+            turn_tile(&columns, i * TILE, &mut tiles[place(i, j)]);
+        }
+    }
+}
+
+/// Columns of B, in panels: a panel holds row after row. Columns that are missing in the last panel
+/// are 0, and so are rows that tiles want beside the depth. Tasks are cut so that each reads memory
+/// in long runs.
 pub(super) fn pack_right(
     cpu: &Cpu,
     b: Operand,
@@ -138,23 +208,44 @@ pub(super) fn pack_right(
     cols: Range<usize>,
     to: &Shared,
 ) {
-    let size = PANEL_COLS * depth.len();
+    match b.word {
+        Word::Tile => pack_columns::<{ 2 * TILE }>(cpu, b, depth, cols, to),
+        Word::Float | Word::Pair => pack_columns::<PANEL_COLS>(cpu, b, depth, cols, to),
+    }
+}
+
+/// The same in panels of that many columns.
+fn pack_columns<const PANEL: usize>(
+    cpu: &Cpu,
+    b: Operand,
+    depth: Range<usize>,
+    cols: Range<usize>,
+    to: &Shared,
+) {
+    let whole = b.word.whole(depth.len());
+    let size = PANEL * whole;
     if b.turned {
-        cpu.each(cols.len().div_ceil(PANEL_COLS), |i| {
-            let start = cols.start + i * PANEL_COLS;
+        cpu.each(cols.len().div_ceil(PANEL), |i| {
+            let start = cols.start + i * PANEL;
             // SAFETY: panel i is this task's.
             let panel = unsafe { to.range(i * size, size) };
-            turn_rows(b, start..cols.end.min(start + PANEL_COLS), depth.clone(), panel);
+            let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
+            turn_rows::<PANEL>(b, start..cols.end.min(start + PANEL), depth.clone(), panel);
+            rest.fill(0.0);
         });
         return;
     }
-    cpu.each_rows(depth.len(), cols.len(), |words| {
+    cpu.each_rows(whole, cols.len(), |words| {
         let mut buffer = [0.0; COLS];
         for word in words {
+            // SAFETY: this row of each panel is this task's.
+            let place = |i| unsafe { to.range(i * size + word * PANEL, PANEL) };
+            if word >= depth.len() {
+                (0..cols.len().div_ceil(PANEL)).for_each(|i| place(i).fill(0.0));
+                continue;
+            }
             b.with_across(depth.start + word, cols.clone(), &mut buffer, |line| {
-                let (pieces, rest) = line.as_chunks::<PANEL_COLS>();
-                // SAFETY: this row of each panel is this task's.
-                let place = |i| unsafe { to.range(i * size + word * PANEL_COLS, PANEL_COLS) };
+                let (pieces, rest) = line.as_chunks::<PANEL>();
                 for (i, piece) in pieces.iter().enumerate() {
                     place(i).copy_from_slice(piece);
                 }
@@ -168,16 +259,21 @@ pub(super) fn pack_right(
     });
 }
 
-/// At most `PANEL_COLS` lines along the depth, turned into columns of a panel.
-fn turn_rows(b: Operand, lines: Range<usize>, words: Range<usize>, to: &mut [f32]) {
+/// At most `PANEL` lines along the depth, turned into columns of a panel.
+fn turn_rows<const PANEL: usize>(
+    b: Operand,
+    lines: Range<usize>,
+    words: Range<usize>,
+    to: &mut [f32],
+) {
     let mut turned = [0.0; TURNED * PANEL_ROWS];
-    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_COLS)) {
+    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL)) {
         let part = start..words.end.min(start + TURNED);
         let turned = &mut turned[..part.len() * PANEL_ROWS];
-        for group in (0..PANEL_COLS).step_by(PANEL_ROWS) {
+        for group in (0..PANEL).step_by(PANEL_ROWS) {
             let first = (lines.start + group).min(lines.end);
             interleave_rows(b, first..lines.end.min(first + PANEL_ROWS), part.clone(), turned);
-            for (to, from) in to.chunks_exact_mut(PANEL_COLS).zip(turned.as_chunks().0) {
+            for (to, from) in to.chunks_exact_mut(PANEL).zip(turned.as_chunks().0) {
                 let from: &[f32; PANEL_ROWS] = from;
                 to[group..group + PANEL_ROWS].copy_from_slice(from);
             }
@@ -211,6 +307,13 @@ vectorised! {
         let rows = rows.map(|row| &row[..to.len()]);
         for (l, to) in to.iter_mut().enumerate() {
             *to = std::array::from_fn(|i| rows[i][l]);
+        }
+    }
+
+    /// 16 rows from `first` on of columns, which lie one after the other.
+    fn turn_tile(columns: &[[f32; ROWS]; TILE], first: usize, to: &mut [f32; TILE * TILE]) {
+        for (i, row) in to.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+            *row = std::array::from_fn(|word| columns[word][first + i]);
         }
     }
 }

@@ -6,8 +6,14 @@
 mod peak;
 #[cfg(test)]
 mod tests;
+mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use peak::peak;
+pub(super) use tiles::SIDE as TILE;
+
+use std::marker::PhantomData;
 
 /// C (+)= A·B with C m by n and depth k. A's element (i, l) is `a[i·a_row + l·a_depth]`; rows of B
 /// and of C are contiguous, `b_row` and `c_row` apart.
@@ -56,21 +62,57 @@ impl Product<'_> {
     }
 }
 
-/// Rows of a packed panel of A, and columns of one of B.
+/// Rows of a packed panel of A, and columns of one of B, for registers.
 pub(super) const PANEL_ROWS: usize = 8;
 pub(super) const PANEL_COLS: usize = 48;
 
-/// What a word of a packed panel holds.
+/// What a word of a packed panel holds, and by what it is multiplied.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Word {
     Float,
     /// Two bf16 that follow one another along the depth, the first in the lower half.
     Pair,
+    /// The same in panels of A for AMX: see `tiles`.
+    Tile,
 }
 
-/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS]; of B's, each
-/// [whole, PANEL_COLS], the rows `first .. first + depth`. C is `rows` by `cols`, `width` apart.
-/// Depths count words.
+impl Word {
+    /// The fastest for products of bf16 here.
+    pub fn of_bf16() -> Word {
+        match () {
+            () if super::math::has_amx() => Word::Tile,
+            () if super::math::has_dot_bf16() => Word::Pair,
+            () => Word::Float,
+        }
+    }
+
+    /// Rows of a panel of A.
+    pub fn rows(self) -> usize {
+        if self == Word::Tile { tiles::ROWS } else { PANEL_ROWS }
+    }
+
+    /// Columns of a panel of B.
+    pub fn cols(self) -> usize {
+        if self == Word::Tile { tiles::COLS } else { PANEL_COLS }
+    }
+
+    /// Words of depth that panels have for so many: the rest is 0.
+    pub fn whole(self, depth: usize) -> usize {
+        if self == Word::Tile { depth.next_multiple_of(tiles::SIDE) } else { depth }
+    }
+
+    /// Words of depth that are best multiplied at once. With registers a panel of A, 24 KiB, then stays in
+    /// the first-level cache, and one of B, 144 KiB, in the second while A's panels pass by; half of it is
+    /// 5 % slower: the sums are then loaded and stored twice as often. With tiles a panel of B, 16 KiB,
+    /// stays in the first-level cache (not measured: see the prototype's figures in benches/RESULTS.md).
+    pub fn depth(self) -> usize {
+        if self == Word::Tile { 128 } else { 768 }
+    }
+}
+
+/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS] or as `tiles` has
+/// it; of B's, each [whole, columns], the rows `first .. first + depth`. C is `rows` by `cols`,
+/// `width` apart. Depths count words.
 pub(super) struct Panels<'a> {
     pub word: Word,
     pub a: &'a [f32],
@@ -87,76 +129,117 @@ pub(super) struct Panels<'a> {
 
 impl Panels<'_> {
     pub fn run(self) {
-        let Panels { rows, cols, width, .. } = self;
+        let Panels { word, rows, cols, width, .. } = self;
         if rows == 0 || cols == 0 {
             return;
         }
-        assert!(self.a.len() >= rows.next_multiple_of(PANEL_ROWS) * self.depth, "A");
+        assert!(self.a.len() >= rows.next_multiple_of(word.rows()) * self.depth, "A");
         assert!(self.first + self.depth <= self.whole, "depth");
-        assert!(self.b.len() >= cols.next_multiple_of(PANEL_COLS) * self.whole, "B");
+        assert!(self.b.len() >= cols.next_multiple_of(word.cols()) * self.whole, "B");
         assert!(cols <= width && self.c.len() >= (rows - 1) * width + cols, "C");
+        if word == Word::Tile {
+            return tiles::run(self);
+        }
         // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
         #[cfg(target_arch = "x86_64")]
         unsafe {
-            match self.word {
+            match word {
                 Word::Pair => {
                     assert!(super::math::has_dot_bf16(), "who packs pairs has asked before");
                     return x86::panels_dot_bf16(self);
                 }
-                Word::Float if super::math::has_avx512() => return x86::panels_avx512(self),
-                Word::Float if super::math::has_avx2() => return x86::panels_avx2(self),
-                Word::Float => {}
+                _ if super::math::has_avx512() => return x86::panels_avx512(self),
+                _ if super::math::has_avx2() => return x86::panels_avx2(self),
+                _ => {}
             }
         }
-        assert!(self.word == Word::Float, "pairs where nothing multiplies them");
+        assert!(word == Word::Float, "pairs where nothing multiplies them");
         // SAFETY: as above.
-        unsafe { cover_panels::<[f32; 4], 4, 2>(self) }
+        unsafe { cover_panels(self, &mut Registers::<[f32; 4], 4, 2>::new()) }
     }
 }
 
+/// What multiplies one panel of A with one of B.
+trait Panel {
+    const ROWS: usize;
+    const COLS: usize;
+
+    /// C (+)= A·B
+    ///
+    /// # Safety
+    /// The panels have that depth, C its rows and columns, `width` apart, and the processor what
+    /// multiplies.
+    unsafe fn multiply(
+        &mut self,
+        depth: usize,
+        a: &[f32],
+        b: &[f32],
+        c: *mut f32,
+        width: usize,
+        add: bool,
+    );
+}
+
+/// The largest panel's C.
+const EDGE: usize = tiles::ROWS * PANEL_COLS;
+
 #[inline(always)]
-unsafe fn cover_panels<V: Lanes, const M: usize, const W: usize>(p: Panels) {
-    let mut edge = [0.0f32; PANEL_ROWS * PANEL_COLS];
-    for (j, b) in (0..p.cols).step_by(PANEL_COLS).zip(p.b.chunks_exact(p.whole * PANEL_COLS)) {
-        let b = &b[p.first * PANEL_COLS..];
-        let cols = PANEL_COLS.min(p.cols - j);
-        for (i, a) in (0..p.rows).step_by(PANEL_ROWS).zip(p.a.chunks_exact(p.depth * PANEL_ROWS)) {
-            let rows = PANEL_ROWS.min(p.rows - i);
+unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
+    let mut edge = [0.0f32; EDGE];
+    for (j, b) in (0..p.cols).step_by(P::COLS).zip(p.b.chunks_exact(p.whole * P::COLS)) {
+        let b = &b[p.first * P::COLS..];
+        let cols = P::COLS.min(p.cols - j);
+        for (i, a) in (0..p.rows).step_by(P::ROWS).zip(p.a.chunks_exact(p.depth * P::ROWS)) {
+            let rows = P::ROWS.min(p.rows - i);
             let c = &mut p.c[i * p.width + j..];
-            if rows == PANEL_ROWS && cols == PANEL_COLS {
-                unsafe { panel::<V, M, W>(p.depth, a, b, c.as_mut_ptr(), p.width, p.add) };
+            if rows == P::ROWS && cols == P::COLS {
+                unsafe { panel.multiply(p.depth, a, b, c.as_mut_ptr(), p.width, p.add) };
                 continue;
             }
             // What is past C's edge stays here.
             if p.add {
-                let lines = edge.chunks_exact_mut(PANEL_COLS).take(rows);
+                let lines = edge.chunks_exact_mut(P::COLS).take(rows);
                 for (line, c) in lines.zip(c.chunks(p.width)) {
                     line[..cols].copy_from_slice(&c[..cols]);
                 }
             }
-            unsafe { panel::<V, M, W>(p.depth, a, b, edge.as_mut_ptr(), PANEL_COLS, p.add) };
-            for (line, c) in edge.chunks_exact(PANEL_COLS).take(rows).zip(c.chunks_mut(p.width)) {
+            unsafe { panel.multiply(p.depth, a, b, edge.as_mut_ptr(), P::COLS, p.add) };
+            for (line, c) in edge.chunks_exact(P::COLS).take(rows).zip(c.chunks_mut(p.width)) {
                 c[..cols].copy_from_slice(&line[..cols]);
             }
         }
     }
 }
 
-/// One panel of A with one of B.
-#[inline(always)]
-unsafe fn panel<V: Lanes, const M: usize, const W: usize>(
-    depth: usize,
-    a: &[f32],
-    b: &[f32],
-    c: *mut f32,
-    width: usize,
-    add: bool,
-) {
-    for col in (0..PANEL_COLS).step_by(W * V::N) {
-        for row in (0..PANEL_ROWS).step_by(M) {
-            unsafe {
-                let (a, b) = (a.as_ptr().add(row), b.as_ptr().add(col));
-                packed_block::<V, M, W>(depth, a, b, c.add(row * width + col), width, add);
+/// Panels by blocks of M rows and W registers.
+struct Registers<V, const M: usize, const W: usize>(PhantomData<V>);
+
+impl<V, const M: usize, const W: usize> Registers<V, M, W> {
+    fn new() -> Self {
+        Registers(PhantomData)
+    }
+}
+
+impl<V: Lanes, const M: usize, const W: usize> Panel for Registers<V, M, W> {
+    const ROWS: usize = PANEL_ROWS;
+    const COLS: usize = PANEL_COLS;
+
+    #[inline(always)]
+    unsafe fn multiply(
+        &mut self,
+        depth: usize,
+        a: &[f32],
+        b: &[f32],
+        c: *mut f32,
+        width: usize,
+        add: bool,
+    ) {
+        for col in (0..PANEL_COLS).step_by(W * V::N) {
+            for row in (0..PANEL_ROWS).step_by(M) {
+                unsafe {
+                    let (a, b) = (a.as_ptr().add(row), b.as_ptr().add(col));
+                    packed_block::<V, M, W>(depth, a, b, c.add(row * width + col), width, add);
+                }
             }
         }
     }
@@ -306,132 +389,5 @@ impl Lanes for [f32; 4] {
     #[inline(always)]
     unsafe fn plus_product(self, a: Self, b: Self) -> Self {
         std::array::from_fn(|i| self[i] + a[i] * b[i])
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::peak::chains;
-    use super::{Lanes, Panels, Product, cover, cover_panels};
-    use std::arch::x86_64::*;
-
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn avx512(p: Product) {
-        unsafe { cover::<__m512, 8, 2>(p) }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn avx2(p: Product) {
-        unsafe { cover::<__m256, 4, 2>(p) }
-    }
-
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn panels_avx512(p: Panels) {
-        unsafe { cover_panels::<__m512, 8, 3>(p) }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn panels_avx2(p: Panels) {
-        unsafe { cover_panels::<__m256, 4, 3>(p) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub unsafe fn panels_dot_bf16(p: Panels) {
-        unsafe { cover_panels::<DotBf16, 8, 3>(p) }
-    }
-
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn peak_avx512(rounds: usize) {
-        unsafe { chains::<__m512>(rounds) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub unsafe fn peak_dot_bf16(rounds: usize) {
-        unsafe { chains::<DotBf16>(rounds) }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn peak_avx2(rounds: usize) {
-        unsafe { chains::<__m256>(rounds) }
-    }
-
-    /// Sums of f32; the operands of a product are pairs of bf16.
-    #[derive(Clone, Copy)]
-    pub struct DotBf16(__m512);
-
-    impl Lanes for DotBf16 {
-        const N: usize = 16;
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            DotBf16(unsafe { _mm512_loadu_ps(from) })
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe { _mm512_storeu_ps(to, self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            DotBf16(unsafe { _mm512_set1_ps(x) })
-        }
-
-        #[inline(always)]
-        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
-            // SAFETY: registers of the same bits; the caller has the feature.
-            unsafe {
-                let pairs = |x: Self| std::mem::transmute::<__m512, __m512bh>(x.0);
-                DotBf16(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b)))
-            }
-        }
-    }
-
-    impl Lanes for __m512 {
-        const N: usize = 16;
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            unsafe { _mm512_loadu_ps(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe { _mm512_storeu_ps(to, self) }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm512_set1_ps(x) }
-        }
-
-        #[inline(always)]
-        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
-            unsafe { _mm512_fmadd_ps(a, b, self) }
-        }
-    }
-
-    impl Lanes for __m256 {
-        const N: usize = 8;
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            unsafe { _mm256_loadu_ps(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe { _mm256_storeu_ps(to, self) }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm256_set1_ps(x) }
-        }
-
-        #[inline(always)]
-        unsafe fn plus_product(self, a: Self, b: Self) -> Self {
-            unsafe { _mm256_fmadd_ps(a, b, self) }
-        }
     }
 }

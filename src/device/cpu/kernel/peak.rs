@@ -1,6 +1,8 @@
 //! What the processor's registers reach: the ceiling of any product, for benches.
 
 use super::Lanes;
+#[cfg(target_arch = "x86_64")]
+use super::tiles::Instructions;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -9,24 +11,27 @@ use std::time::{Duration, Instant};
 pub fn peak(pairs: bool) -> f64 {
     #[cfg(target_arch = "x86_64")]
     {
-        use super::x86;
         use crate::cpu::math;
+        if pairs && math::has_amx() {
+            // SAFETY: there is AMX.
+            return best(TILE_ROUND, |rounds| unsafe { x86::peak_amx(rounds) });
+        }
         if pairs && math::has_dot_bf16() {
             // SAFETY: the feature is there.
-            return best(2 * 16, |rounds| unsafe { x86::peak_dot_bf16(rounds) });
+            return best(CHAINS * 2 * 16, |rounds| unsafe { x86::peak_dot_bf16(rounds) });
         }
         if math::has_avx512() {
             // SAFETY: the feature is there.
-            return best(16, |rounds| unsafe { x86::peak_avx512(rounds) });
+            return best(CHAINS * 16, |rounds| unsafe { x86::peak_avx512(rounds) });
         }
         if math::has_avx2() {
             // SAFETY: the feature is there.
-            return best(8, |rounds| unsafe { x86::peak_avx2(rounds) });
+            return best(CHAINS * 8, |rounds| unsafe { x86::peak_avx2(rounds) });
         }
     }
     let _ = pairs;
     // SAFETY: any processor has these registers.
-    best(4, |rounds| unsafe { chains::<[f32; 4]>(rounds) })
+    best(CHAINS * 4, |rounds| unsafe { chains::<[f32; 4]>(rounds) })
 }
 
 /// Sums that grow side by side, as many as hide how long an instruction takes.
@@ -47,7 +52,33 @@ pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
     }
 }
 
-/// Operations a second of the shortest call; a product has `products` multiplications.
+/// Multiplications of a round of tiles: four products, each of 16 by 16 sums of 32.
+#[cfg(target_arch = "x86_64")]
+const TILE_ROUND: usize = 4 * 32 * 16 * 16;
+
+/// Multiplies tiles of zeros, that often, and adds them to four others.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) unsafe fn tile_chains(mut tiles: impl Instructions, rounds: usize) {
+    unsafe {
+        tiles.zero::<0>();
+        tiles.zero::<1>();
+        tiles.zero::<2>();
+        tiles.zero::<3>();
+        tiles.zero::<4>();
+        tiles.zero::<5>();
+        tiles.zero::<6>();
+        tiles.zero::<7>();
+        for _ in 0..rounds {
+            tiles.dot::<0, 4, 6>();
+            tiles.dot::<1, 4, 7>();
+            tiles.dot::<2, 5, 6>();
+            tiles.dot::<3, 5, 7>();
+        }
+    }
+}
+
+/// Operations a second of the shortest call; a round has `products` multiplications.
 fn best(products: usize, run: impl Fn(usize)) -> f64 {
     const ROUNDS: usize = 20_000;
     let (start, mut best) = (Instant::now(), Duration::MAX);
@@ -56,5 +87,32 @@ fn best(products: usize, run: impl Fn(usize)) -> f64 {
         run(ROUNDS);
         best = best.min(begin.elapsed());
     }
-    (2 * products * CHAINS * ROUNDS) as f64 / best.as_secs_f64()
+    (2 * products * ROUNDS) as f64 / best.as_secs_f64()
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::tiles::amx::Amx;
+    use super::super::x86::DotBf16;
+    use super::{chains, tile_chains};
+    use std::arch::x86_64::{__m256, __m512};
+
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn peak_avx512(rounds: usize) {
+        unsafe { chains::<__m512>(rounds) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn peak_dot_bf16(rounds: usize) {
+        unsafe { chains::<DotBf16>(rounds) }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn peak_avx2(rounds: usize) {
+        unsafe { chains::<__m256>(rounds) }
+    }
+
+    pub unsafe fn peak_amx(rounds: usize) {
+        unsafe { tile_chains(Amx::begin(), rounds) }
+    }
 }
