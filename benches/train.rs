@@ -1,9 +1,11 @@
 //! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
 //!
 //! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
-//! [--rounds N] [--threads N]`. gptrain and `torch_gpt2_bench.py` (if the `PYTHON` given can import
-//! torch) take turns, so that both meet the same machine; medians over steps, the best of the rounds,
-//! and the ratio of gptrain to the faster of the others. `--threads`, 2 otherwise, are the CPU's.
+//! [--rounds N] [--threads N] [--recompute none|selective|full]`. gptrain and
+//! `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take turns, so that both meet the
+//! same machine; medians over steps, the best of the rounds, and the ratio of gptrain to the faster of
+//! the others. `--threads`, 2 otherwise, are the CPU's; `--recompute` is gptrain's, the shape's
+//! otherwise.
 //!
 //! bf16 is with f32 master weights and f32 gradient accumulation; PyTorch's is autocast with f32
 //! weights and fused AdamW: on the CPU eager and compiled, on a GPU compiled and with flash attention.
@@ -44,6 +46,8 @@ struct Asked {
     steps: Option<usize>,
     rounds: usize,
     threads: usize,
+    /// In place of the shape's.
+    recompute: Option<&'static str>,
 }
 
 fn main() {
@@ -75,6 +79,10 @@ impl Asked {
         };
         let number = |name| option(name).map(|n| n.parse().expect("a number"));
         let device = option("--device").unwrap_or("cpu".into());
+        let recompute = option("--recompute").map(|asked| {
+            let known = ["none", "selective", "full"].into_iter().find(|known| *known == asked);
+            known.unwrap_or_else(|| panic!("--recompute {asked}: none, selective or full"))
+        });
         let usual = if device == "cpu" { ("f32", 2) } else { ("bf16", 1) };
         Asked {
             precision: option("--precision").unwrap_or(usual.0.into()),
@@ -82,6 +90,7 @@ impl Asked {
             steps: number("--steps"),
             rounds: number("--rounds").unwrap_or(usual.1),
             threads: number("--threads").unwrap_or(THREADS),
+            recompute,
             device,
         }
     }
@@ -201,7 +210,8 @@ fn peak() -> Option<u64> {
 
 /// Calls `after_first` when the first step has ended.
 fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Result<Measured> {
-    let manifest = shape.manifest(&asked.precision)?;
+    let recompute = asked.recompute.unwrap_or(shape.recompute);
+    let manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
     let opened = Instant::now();
     let device: Box<dyn Backend> = match shape.device {
         "cpu" => Box::new(Cpu::new(Some(asked.threads))),

@@ -101,10 +101,10 @@ impl Word {
         if self == Word::Tile { depth.next_multiple_of(tiles::SIDE) } else { depth }
     }
 
-    /// Words of depth that are best multiplied at once. With registers a panel of A, 24 KiB, then stays in
-    /// the first-level cache, and one of B, 144 KiB, in the second while A's panels pass by; half of it is
-    /// 5 % slower: the sums are then loaded and stored twice as often. With tiles a panel of B, 16 KiB,
-    /// stays in the first-level cache (not measured: see the prototype's figures in benches/RESULTS.md).
+    /// Words of depth that are best multiplied at once. With registers a panel of A, 24 KiB, then
+    /// stays in the first-level cache, and one of B, 144 KiB, in the second while A's panels pass by;
+    /// half of it is 5 % slower: the sums are then loaded and stored twice as often. With tiles a
+    /// panel of B, 16 KiB, stays in the first-level cache (by its size: not measured).
     pub fn depth(self) -> usize {
         if self == Word::Tile { 128 } else { 768 }
     }
