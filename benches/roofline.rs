@@ -9,7 +9,6 @@
 
 mod shapes;
 
-use gptrain::device::cuda::WORKSPACE;
 use gptrain::device::{Dry, Tally, Work};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::hardware::{self, Hardware};
@@ -38,7 +37,7 @@ fn main() -> anyhow::Result<()> {
 /// The ops of a step.
 fn step(shape: &Shape, precision: &str) -> anyhow::Result<Tally> {
     let manifest = shape.manifest(precision)?;
-    let device = Dry::with_workspace(WORKSPACE);
+    let device = Dry::gpu();
     let engine = Engine::new(&device, Groups::solo(), &manifest, true)?;
     device.take();
     engine.step(&mut |_| Ok(()), 1, 0.0)?;

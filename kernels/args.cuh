@@ -267,24 +267,22 @@ static_assert(AT(Embed, ids) == 0 && AT(Embed, table) == 8 && AT(Embed, y) == 16
               AT(Embed, cols) == 48 && AT(Embed, add) == 52 && AT(Embed, vector) == 56 &&
               sizeof(Embed) == 64, "layout");
 
-struct EmbedChain {
+// The places of ids, in the order of the ids and of equal ones by place, and the ids there.
+struct EmbedSort {
     const int32_t* ids;
-    // [count]: the next position with the same id, or -1
-    int32_t* next;
-    // [count]: 1 where no position before has the same id, else 0
-    int32_t* first;
+    int32_t* order;
+    int32_t* sorted;
     uint32_t count;
 };
-static_assert(AT(EmbedChain, ids) == 0 && AT(EmbedChain, next) == 8 &&
-              AT(EmbedChain, first) == 16 && AT(EmbedChain, count) == 24 &&
-              sizeof(EmbedChain) == 32, "layout");
+static_assert(AT(EmbedSort, ids) == 0 && AT(EmbedSort, order) == 8 &&
+              AT(EmbedSort, sorted) == 16 && AT(EmbedSort, count) == 24 &&
+              sizeof(EmbedSort) == 32, "layout");
 
 struct EmbedBackward {
     const void* dy;
-    const int32_t* ids;
-    // Of `EmbedChain`.
-    const int32_t* next;
-    const int32_t* first_position;
+    // Of `EmbedSort`.
+    const int32_t* order;
+    const int32_t* sorted;
     float* dtable;
     uint64_t count;
     // Entry of the vocabulary in the table's first row.
@@ -293,12 +291,12 @@ struct EmbedBackward {
     uint32_t cols;
     uint32_t vector;
 };
-static_assert(AT(EmbedBackward, dy) == 0 && AT(EmbedBackward, ids) == 8 &&
-              AT(EmbedBackward, next) == 16 && AT(EmbedBackward, first_position) == 24 &&
-              AT(EmbedBackward, dtable) == 32 && AT(EmbedBackward, count) == 40 &&
-              AT(EmbedBackward, first) == 48 && AT(EmbedBackward, table_rows) == 56 &&
-              AT(EmbedBackward, cols) == 64 && AT(EmbedBackward, vector) == 68 &&
-              sizeof(EmbedBackward) == 72, "layout");
+static_assert(AT(EmbedBackward, dy) == 0 && AT(EmbedBackward, order) == 8 &&
+              AT(EmbedBackward, sorted) == 16 && AT(EmbedBackward, dtable) == 24 &&
+              AT(EmbedBackward, count) == 32 && AT(EmbedBackward, first) == 40 &&
+              AT(EmbedBackward, table_rows) == 48 && AT(EmbedBackward, cols) == 56 &&
+              AT(EmbedBackward, vector) == 60 &&
+              sizeof(EmbedBackward) == 64, "layout");
 
 struct CrossEntropy {
     void* logits;
@@ -337,17 +335,25 @@ static_assert(AT(CrossEntropy, logits) == 0 && AT(CrossEntropy, targets) == 8 &&
               AT(CrossEntropy, z) == 92 &&
               sizeof(CrossEntropy) == 96, "layout");
 
+// Of `count` tensors.
 struct SumParts {
-    const void* x;
-    // [1 + SUM_PARTS]: how many there are, then the partial sums
+    const void* x[64];
+    uint64_t numel[64];
+    // Its blocks begin here, and after the last those end.
+    uint32_t first[65];
+    // Which of `parts` are its own.
+    uint32_t slot[64];
+    // [tensors, 1 + SUM_PARTS]: how many there are, then the partial sums
     double* parts;
-    uint64_t numel;
+    uint32_t count;
     uint32_t square;
     uint32_t vector;
 };
-static_assert(AT(SumParts, x) == 0 && AT(SumParts, parts) == 8 && AT(SumParts, numel) == 16 &&
-              AT(SumParts, square) == 24 && AT(SumParts, vector) == 28 &&
-              sizeof(SumParts) == 32, "layout");
+static_assert(AT(SumParts, x) == 0 && AT(SumParts, numel) == 512 && AT(SumParts, first) == 1024 &&
+              AT(SumParts, slot) == 1284 && AT(SumParts, parts) == 1544 &&
+              AT(SumParts, count) == 1552 && AT(SumParts, square) == 1556 &&
+              AT(SumParts, vector) == 1560 &&
+              sizeof(SumParts) == 1568, "layout");
 
 struct SumFinish {
     // [tensors, 1 + SUM_PARTS]
@@ -440,30 +446,34 @@ static_assert(AT(AdamScalars, updates) == 0 && AT(AdamScalars, out) == 8 &&
               AT(AdamScalars, beta2) == 24 &&
               sizeof(AdamScalars) == 32, "layout");
 
+// Of `count` tensors.
 struct AdamW {
-    const void* grad;
-    float* master;
-    float* m;
-    float* v;
+    const void* grad[64];
+    float* master[64];
+    float* m[64];
+    float* v[64];
     // Null where it is the master.
-    void* live;
+    void* live[64];
+    uint64_t numel[64];
+    // 1 − lr·weight_decay; and a factor of the step
+    float keep[64];
+    float lr_scale[64];
+    // Its pieces of `ADAMW_PIECE` elements begin here, and after the last those end.
+    uint32_t first[65];
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
-    uint64_t numel;
-    // 1 − lr·weight_decay; and a factor of the step
-    float keep;
-    float lr_scale;
     float beta1;
     float beta2;
     float eps;
+    uint32_t count;
     uint32_t vector;
 };
-static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 8 && AT(AdamW, m) == 16 &&
-              AT(AdamW, v) == 24 && AT(AdamW, live) == 32 && AT(AdamW, scalars) == 40 &&
-              AT(AdamW, numel) == 48 && AT(AdamW, keep) == 56 && AT(AdamW, lr_scale) == 60 &&
-              AT(AdamW, beta1) == 64 && AT(AdamW, beta2) == 68 && AT(AdamW, eps) == 72 &&
-              AT(AdamW, vector) == 76 &&
-              sizeof(AdamW) == 80, "layout");
+static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 512 && AT(AdamW, m) == 1024 &&
+              AT(AdamW, v) == 1536 && AT(AdamW, live) == 2048 && AT(AdamW, numel) == 2560 &&
+              AT(AdamW, keep) == 3072 && AT(AdamW, lr_scale) == 3328 && AT(AdamW, first) == 3584 &&
+              AT(AdamW, scalars) == 3848 && AT(AdamW, beta1) == 3856 && AT(AdamW, beta2) == 3860 &&
+              AT(AdamW, eps) == 3864 && AT(AdamW, count) == 3868 && AT(AdamW, vector) == 3872 &&
+              sizeof(AdamW) == 3880, "layout");
 
 struct Adam8bit {
     const void* grad;

@@ -143,15 +143,22 @@ template <class T, int W> __device__ void forward(const Attention& a) {
         a.lse[head.place(query)] = s.maximum[threadIdx.x] + logf(s.sum[threadIdx.x]);
 }
 
-// delta = Σ dy·y of each head: a warp each.
-template <class T> __device__ void delta_of(const Attention& a) {
-    uint64_t i = (uint64_t)blockIdx.x * 8 + threadIdx.x / 32;
+// delta = Σ dy·y of each head, by as many lanes of a warp as have V columns each, a power of two.
+template <class T, int V> __device__ void delta_of(const Attention& a) {
+    uint32_t lanes = 1;
+    while (lanes < 32 && lanes * V < a.d) lanes *= 2;
+    uint64_t i = (uint64_t)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
     float sum = 0;
     if (i < a.rows * a.heads)
-        for (uint32_t c = threadIdx.x % 32; c < a.d; c += 32)
-            sum += widen(static_cast<const T*>(a.dy)[i * a.d + c]) * widen(static_cast<const T*>(a.y)[i * a.d + c]);
-    sum = warp_sum(sum);
-    if (i < a.rows * a.heads && threadIdx.x % 32 == 0) a.delta[i] = sum;
+        for (uint32_t c = threadIdx.x % lanes * V; c < a.d; c += lanes * V) {
+            float dy[V], y[V];
+            load(static_cast<const T*>(a.dy) + i * a.d + c, dy);
+            load(static_cast<const T*>(a.y) + i * a.d + c, y);
+#pragma unroll
+            for (int k = 0; k < V; k++) sum += dy[k] * y[k];
+        }
+    for (uint32_t with = lanes / 2; with > 0; with /= 2) sum += __shfl_xor_sync(~0u, sum, with);
+    if (i < a.rows * a.heads && threadIdx.x % lanes == 0) a.delta[i] = sum;
 }
 
 struct Tiles {
@@ -241,7 +248,8 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
     save(dq, static_cast<T*>(a.dqkv) + head.qkv(0), head.qkv_stride(), query, a);
 }
 
-KERNELS(attention_delta, delta_of<T>, Attention, 256)
+KERNELS(attention_delta, (delta_of<T, 1>), Attention, 256)
+KERNELS(attention_delta_wide, (delta_of<T, WIDE<T>>), Attention, 256)
 // W: columns of a head for each thread, for widths up to 16·W.
 #define WIDTH(W)                                                                                   \
     KERNELS(attention_##W, (forward<T, W>), Attention, THREADS, 1)                                 \

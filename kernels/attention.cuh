@@ -31,13 +31,17 @@ template <class T> struct Head {
     }
     // The half-open range of keys a query sees.
     __device__ __forceinline__ int2 sees(uint32_t query) const {
-        if (query >= a.seq) return {0, 0};
+        return within(query, query < a.seq ? range(query) : int2{0, 0});
+    }
+    // What the mask says of it, as it lies in memory; then no further back than the window.
+    __device__ __forceinline__ int2 range(uint32_t query) const {
+        if (!a.ranges) return {0, (int)query + 1};
+        return {a.ranges[2 * (row + query)], a.ranges[2 * (row + query) + 1]};
+    }
+    __device__ __forceinline__ int2 within(uint32_t query, int2 range) const {
         int oldest = (int)query + 1 - (int)a.window;
-        oldest = oldest > 0 ? oldest : 0;
-        if (!a.ranges) return {oldest, (int)query + 1};
-        int start = a.ranges[2 * (row + query)], end = a.ranges[2 * (row + query) + 1];
-        end = end < (int)a.seq ? end : (int)a.seq;
-        start = start > oldest ? start : oldest;
+        int start = range.x > oldest ? range.x : oldest;
+        int end = range.y < (int)a.seq ? range.y : (int)a.seq;
         return {start < end ? start : end, end};
     }
     // What dropout multiplies a probability with; `first` is run_row(drop).
@@ -88,6 +92,14 @@ __device__ __forceinline__ Extent extent_of(const Head<T>& head, uint32_t query,
     }
     __syncthreads();
     return {extent[0], extent[1], extent[2], extent[3]};
+}
+
+// Whether a query sees some key of first .. last, and whether it sees all.
+__device__ __forceinline__ bool meets(int2 sees, int first, int last) {
+    return sees.x < last && sees.y > first && sees.x < sees.y;
+}
+__device__ __forceinline__ bool covers(int2 sees, int first, int last) {
+    return sees.x <= first && sees.y >= last;
 }
 
 // For those on tensor cores: powers of two, and two numbers of an operand in a word.

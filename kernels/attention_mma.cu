@@ -45,7 +45,7 @@ template <int D> constexpr int Q_ROWS = D <= 64 ? 2 : 1;
 // the registers.
 template <int D> constexpr int KEYS = D <= 80 ? 64 : 32;
 template <int D> constexpr int Q_KEYS = D <= 64 ? 32 : D <= 96 ? 64 : 32;
-template <int D> constexpr int KV_QUERIES = D == 64 ? 16 : 32;
+template <int D> constexpr int KV_QUERIES = D == 64 || D == 160 ? 16 : 32;
 
 // out += (16·M rows of x from `row`)·(N rows of y)ᵀ over D.
 template <int D, int M, int N, class T>
@@ -181,6 +181,11 @@ __device__ __forceinline__ void soften(const Head<T>& head, float (&s)[N / 8][4]
     }
 }
 
+// Whether some of a warp's 16·M queries see some key of first .. last.
+template <int M> __device__ __forceinline__ bool sees_some(const int2* sees, int first, int last) {
+    return __any_sync(~0u, meets(sees[threadIdx.x % (16 * M)], first, last));
+}
+
 template <class T, int D> __device__ void forward_mma(const Attention& a) {
     constexpr int LD = D + 8, M = ROWS<D>, B = 16 * M * WARPS, N = KEYS<D>;
     DYNAMIC_SHARED(shared);
@@ -210,12 +215,14 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
         __syncthreads(); // k is here; all warps are done with v
         fetch<N, D>(v, qkv + head.qkv(2), stride, key, seq, d);
         copy_commit();
+        bool some = sees_some<M>(seen + own, key, key + N);
         float s[M][N / 8][4] = {};
-        multiply_rows<D, M, N>(s, q, own, k);
+        if (some) multiply_rows<D, M, N>(s, q, own, k);
         copy_wait<0>();
         __syncthreads(); // v is here; all warps are done with k
         if (key + N < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key + N, seq, d);
         copy_commit();
+        if (!some) continue;
         bool all = key >= extent.full_first && key + N <= extent.full_last;
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -257,11 +264,22 @@ __device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp
     dp = seen ? a.scale * p * (dp * kept - delta) : 0.0f;
 }
 
+// A query of a tile: what forward left of it, and the keys it sees.
 struct Row {
     float lse, delta; // lse in powers of two
     int2 sees;
 };
 
+// The same as it lies in memory. Nothing is computed from it yet, so that nobody waits for it.
+template <class T> __device__ __forceinline__ Row load_row(const Head<T>& head, int query) {
+    if (query >= (int)head.a.seq) return {0, 0, {0, 0}};
+    uint64_t place = head.place(query);
+    return {head.a.lse[place], head.a.delta[place], head.range(query)};
+}
+
+// A block for each key/value head: the query heads that it serves follow one another. The next tile
+// of queries arrives while one is multiplied; one barrier an iteration, after which a warp that sees
+// nothing of a tile goes on.
 template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     constexpr int LD = D + 8, M = KV_ROWS<D>, B = 16 * M * WARPS, Q = KV_QUERIES<D>;
     DYNAMIC_SHARED(shared);
@@ -270,66 +288,79 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     T* q = v + B * LD; // two of each: one is multiplied, one arrives
     T* dy = q + 2 * Q * LD;
     Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
-    int2* seen = reinterpret_cast<int2*>(rows + Q);
-    int* bounds = reinterpret_cast<int*>(seen + Q);
-    Head<T> head(a);
+    Head<T> next(a, blockIdx.y * a.serves);
     uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
     const T* qkv = static_cast<const T*>(a.qkv);
-    const T* dys = static_cast<const T*>(a.dy) + head.out();
-    auto fetch_queries = [&](int query, int stage) {
-        if (query < seq) {
-            fetch<Q, D>(q + stage * Q * LD, qkv + head.qkv(0), head.qkv_stride(), query, seq, d);
-            fetch<Q, D>(dy + stage * Q * LD, dys, head.out_stride(), query, seq, d);
+    const T* dys = static_cast<const T*>(a.dy);
+    fetch<B, D>(k, qkv + next.qkv(1), next.qkv_stride(), key, seq, d);
+    fetch<B, D>(v, qkv + next.qkv(2), next.qkv_stride(), key, seq, d);
+
+    // Queries that may see these keys: those before see none, nor those that have them out of sight.
+    int first = a.ranges ? 0 : key / Q * Q, last = seq;
+    if (!a.ranges && key + B + (int)a.window - 1 < seq) last = key + B + (int)a.window - 1;
+    int next_query = first;
+    uint32_t last_head = next.head + a.serves - 1;
+    Row row = {};
+    auto fetch_queries = [&](int stage) {
+        if (next_query < last) {
+            fetch<Q, D>(q + stage * Q * LD, qkv + next.qkv(0), next.qkv_stride(), next_query, seq, d);
+            fetch<Q, D>(dy + stage * Q * LD, dys + next.out(), next.out_stride(), next_query, seq, d);
+            if (threadIdx.x < Q) row = load_row(next, next_query + threadIdx.x);
         }
         copy_commit();
     };
-    fetch<B, D>(k, qkv + head.qkv(1), head.qkv_stride(), key, seq, d);
-    fetch<B, D>(v, qkv + head.qkv(2), head.qkv_stride(), key, seq, d);
-    int query = a.ranges ? 0 : key / Q * Q;
-    fetch_queries(query, 0);
+    fetch_queries(0);
     float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
     int at = key + own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    for (int stage = 0; query < seq; query += Q, stage ^= 1) {
-        Extent extent = extent_of(head, query, Q, seen, bounds);
-        fetch_queries(query + Q, stage ^ 1);
+    for (int stage = 0; next_query < last; stage ^= 1) {
+        Head<T> head = next;
+        int query = next_query;
+        Row* tile = rows + stage * Q;
         if (threadIdx.x < Q) {
-            int i = query + threadIdx.x;
-            uint64_t place = head.place(i < seq ? i : 0);
-            rows[threadIdx.x] = {a.lse[place] * LOG2E, a.delta[place], seen[threadIdx.x]};
+            int2 sees = head.within(query + threadIdx.x, row.sees);
+            tile[threadIdx.x] = {row.lse * LOG2E, row.delta, sees};
         }
-        copy_wait<1>();
-        __syncthreads();
-        if (extent.last > key && extent.first < key + B) {
-            const T *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
-            float s[M][Q / 8][4] = {}, dp[M][Q / 8][4] = {};
-            multiply_rows<D, M, Q>(s, k, own, qs);
-            multiply_rows<D, M, Q>(dp, v, own, ds);
-#pragma unroll
-            for (int n = 0; n < Q / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4 * M; i++) {
-                    int place = 8 * n + column + i % 2, here = at + i / 2 * 8;
-                    Row row = rows[place];
-                    float kept = head.kept(dropped, query + place, here);
-                    float bias = head.slope * LOG2E * (here - query - place);
-                    bool sees = here >= row.sees.x && here < row.sees.y;
-                    float &own_s = s[i / 4][n][i % 4], &own_dp = dp[i / 4][n][i % 4];
-                    slope_of(a, own_s, own_dp, sees, bias, row.lse, row.delta, kept);
-                }
-            multiply_columns<D, M, Q>(dv, s, ds);
-            multiply_columns<D, M, Q>(dk, dp, qs);
+        copy_wait<0>();
+        __syncthreads(); // this tile is here; all warps are done with the one before
+        next_query += Q;
+        if (next_query >= last && head.head < last_head) {
+            next.next();
+            next_query = first;
         }
-        __syncthreads(); // all warps are done with this stage
+        fetch_queries(stage ^ 1);
+
+        int2 sees = tile[threadIdx.x % Q].sees;
+        int from = key + own, to = from + 16 * M;
+        if (!__any_sync(~0u, meets(sees, from, to))) continue;
+        bool all = __all_sync(~0u, covers(sees, from, to));
+        const T *qs = q + stage * Q * LD, *ds = dy + stage * Q * LD;
+        float s[M][Q / 8][4] = {}, dp[M][Q / 8][4] = {};
+        multiply_rows<D, M, Q>(s, k, own, qs);
+        multiply_rows<D, M, Q>(dp, v, own, ds);
+#pragma unroll
+        for (int n = 0; n < Q / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4 * M; i++) {
+                int place = 8 * n + column + i % 2, here = at + i / 2 * 8;
+                Row row = tile[place];
+                float kept = head.kept(dropped, query + place, here);
+                float bias = head.slope * LOG2E * (here - query - place);
+                bool seen = all || (here >= row.sees.x && here < row.sees.y);
+                float &own_s = s[i / 4][n][i % 4], &own_dp = dp[i / 4][n][i % 4];
+                slope_of(a, own_s, own_dp, seen, bias, row.lse, row.delta, kept);
+            }
+        multiply_columns<D, M, Q>(dv, s, ds);
+        multiply_columns<D, M, Q>(dk, dp, qs);
     }
     copy_wait<0>();
     T* dqkv = static_cast<T*>(a.dqkv);
-    int stride = head.qkv_stride();
+    int stride = next.qkv_stride();
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int row = own + 16 * m;
-        save<D>(dk[m], k + row * LD, dqkv + head.qkv(1), stride, key + row, seq, d);
-        save<D>(dv[m], v + row * LD, dqkv + head.qkv(2), stride, key + row, seq, d);
+        save<D>(dk[m], k + row * LD, dqkv + next.qkv(1), stride, key + row, seq, d);
+        save<D>(dv[m], v + row * LD, dqkv + next.qkv(2), stride, key + row, seq, d);
     }
 }
 
@@ -370,9 +401,10 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
         delta[j] = a.delta[place];
     }
     for (int stage = 0; key < extent.last; key += N, stage ^= 1) {
+        copy_wait<0>();
+        __syncthreads(); // this tile is here; all warps are done with the one before
         fetch_keys(key + N, stage ^ 1);
-        copy_wait<1>();
-        __syncthreads();
+        if (!sees_some<M>(seen + own, key, key + N)) continue;
         const T *ks = k + stage * N * LD, *vs = v + stage * N * LD;
         float s[M][N / 8][4] = {}, dp[M][N / 8][4] = {};
         multiply_rows<D, M, N>(s, q, own, ks);
@@ -395,7 +427,6 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
             }
         }
         multiply_columns<D, M, N>(dq, dp, ks);
-        __syncthreads(); // all warps are done with this stage
     }
     copy_wait<0>();
     __syncthreads();

@@ -6,32 +6,40 @@
 #include "common.cuh"
 
 // Most partial sums of a tensor; before them lies how many there are.
-constexpr int SUM_PARTS = 256;
+constexpr int SUM_PARTS = 1056;
 
-template <class T, int V> __device__ double sum_by(const SumParts& a) {
+// Adds up what this block has of its tensor.
+template <class T, int V> __device__ double sum_by(const SumParts& a, uint32_t t, uint32_t block, uint32_t blocks) {
+    const T* x = static_cast<const T*>(a.x[t]);
+    uint64_t step = (uint64_t)blocks * blockDim.x * V;
     double sum = 0;
-    each<V>(a.numel, [&](uint64_t at) {
-        float x[V];
-        load(static_cast<const T*>(a.x) + at, x);
+    for (uint64_t at = ((uint64_t)block * blockDim.x + threadIdx.x) * V; at < a.numel[t]; at += step) {
+        float values[V];
+        load(x + at, values);
 #pragma unroll
-        for (int i = 0; i < V; i++) sum += a.square ? (double)x[i] * x[i] : (double)x[i];
-    });
+        for (int i = 0; i < V; i++) sum += a.square ? (double)values[i] * values[i] : (double)values[i];
+    }
     return sum;
 }
 
 template <class T> __device__ void sum_parts(const SumParts& a) {
-    double sum = a.vector ? sum_by<T, WIDE<T>>(a) : sum_by<T, 1>(a);
+    uint32_t t = 0;
+    while (a.first[t + 1] <= blockIdx.x) t++;
+    uint32_t block = blockIdx.x - a.first[t], blocks = a.first[t + 1] - a.first[t];
+    double sum = a.vector ? sum_by<T, WIDE<T>>(a, t, block, blocks) : sum_by<T, 1>(a, t, block, blocks);
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        a.parts[1 + blockIdx.x] = sum;
-        if (blockIdx.x == 0) a.parts[0] = gridDim.x;
+        double* parts = a.parts + (uint64_t)a.slot[t] * (1 + SUM_PARTS);
+        parts[1 + block] = sum;
+        if (block == 0) parts[0] = blocks;
     }
 }
 KERNELS(sum_parts, sum_parts<T>, SumParts, 256)
 
 __device__ void finish_sum(const SumFinish& a) {
     const double* parts = a.parts + (uint64_t)blockIdx.x * (1 + SUM_PARTS);
-    double sum = threadIdx.x < parts[0] ? parts[1 + threadIdx.x] : 0.0;
+    double sum = 0;
+    for (uint32_t i = threadIdx.x; i < parts[0]; i += blockDim.x) sum += parts[1 + i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) a.out[blockIdx.x] = a.add ? a.out[blockIdx.x] + (float)sum : (float)sum;
 }
@@ -140,34 +148,49 @@ __device__ void adam_corrections(const AdamScalars& a) {
 }
 KERNEL(adam_scalars, adam_corrections, AdamScalars, 1)
 
-template <class G, class L, int V> __device__ void adamw_by(const AdamW& a, float factor) {
-    float step = a.scalars[1] * a.lr_scale, rescale = a.scalars[2];
-    each<V>(a.numel, [&](uint64_t at) {
+// Elements that a block updates before it looks for more.
+constexpr uint32_t ADAMW_PIECE = 8192;
+
+// Elements at .. end of tensor t.
+template <class G, class L, int V>
+__device__ __forceinline__ void adamw_by(const AdamW& a, float factor, uint32_t t, uint64_t at, uint64_t end) {
+    const G* grad = static_cast<const G*>(a.grad[t]);
+    float *master = a.master[t], *first = a.m[t], *second = a.v[t];
+    L* live = static_cast<L*>(a.live[t]);
+    float step = a.scalars[1] * a.lr_scale[t], rescale = a.scalars[2], keep = a.keep[t];
+    for (at += threadIdx.x * V; at < end; at += blockDim.x * V) {
         float g[V], w[V], m[V], v[V];
-        load(static_cast<const G*>(a.grad) + at, g);
-        load(a.master + at, w);
-        load(a.m + at, m);
-        load(a.v + at, v);
+        load(grad + at, g);
+        load(master + at, w);
+        load(first + at, m);
+        load(second + at, v);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             // Rounded before the subtraction, as the host does it: the compiler must not fuse them.
             g[i] = __fmul_rn(g[i], factor);
             m[i] = fmaf(g[i] - m[i], 1.0f - a.beta1, m[i]);
             v[i] = fmaf(g[i] * g[i], 1.0f - a.beta2, a.beta2 * v[i]);
-            w[i] = fmaf(-step, m[i] / fmaf(sqrtf(v[i]), rescale, a.eps), w[i] * a.keep);
+            w[i] = fmaf(-step, m[i] / fmaf(sqrtf(v[i]), rescale, a.eps), w[i] * keep);
         }
-        store(a.master + at, w);
-        store(a.m + at, m);
-        store(a.v + at, v);
-        if (a.live) store(static_cast<L*>(a.live) + at, w);
-    });
+        store(master + at, w);
+        store(first + at, m);
+        store(second + at, v);
+        if (live) store(live + at, w);
+    }
 }
 
+// Of many tensors: their pieces in a row are shared out among the blocks.
 template <class G, class L> __device__ void adamw(const AdamW& a) {
     float factor = a.scalars[0];
     if (factor != factor) return; // NaN skips the update
-    if (a.vector) adamw_by<G, L, sizeof(G) == 4 && sizeof(L) == 4 ? 4 : 8>(a, factor);
-    else adamw_by<G, L, 1>(a, factor);
+    uint32_t t = 0;
+    for (uint32_t piece = blockIdx.x; piece < a.first[a.count]; piece += gridDim.x) {
+        while (a.first[t + 1] <= piece) t++;
+        uint64_t at = (uint64_t)(piece - a.first[t]) * ADAMW_PIECE, end = at + ADAMW_PIECE;
+        end = end < a.numel[t] ? end : a.numel[t];
+        if (a.vector) adamw_by<G, L, sizeof(G) == 4 && sizeof(L) == 4 ? 4 : 8>(a, factor, t, at, end);
+        else adamw_by<G, L, 1>(a, factor, t, at, end);
+    }
 }
 // A run has f32 and one other dtype.
 KERNELS(adamw_f32, (adamw<float, T>), AdamW, 256)

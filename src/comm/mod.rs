@@ -88,6 +88,10 @@ pub trait Group {
         }
         Pending { job: 0, event: 0 }
     }
+    /// Begins several, in one launch where the group can. Each that is returned is to be finished.
+    fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
+        all.iter().map(|what| self.begin(*what)).collect()
+    }
     /// Waits for a collective that was begun, before its result is used.
     fn finish(&self, pending: Pending) {
         assert_eq!(pending.job, 0, "begun by another group");

@@ -83,6 +83,17 @@ impl Coded {
     }
 }
 
+/// A tensor that AdamW updates.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWUpdate {
+    pub rule: AdamW,
+    pub grad: Tensor,
+    pub master: Tensor,
+    pub m: Tensor,
+    pub v: Tensor,
+    pub weight: Tensor,
+}
+
 impl AdamW {
     /// What the decay leaves of a weight, 1 − lr·weight_decay.
     pub fn keep(&self) -> f32 {
@@ -148,6 +159,9 @@ impl std::fmt::Display for OutOfMemory {
 }
 
 impl std::error::Error for OutOfMemory {}
+
+/// `Backend::logits_chunk` of a CPU.
+pub const LOGITS_CHUNK: Bytes = Bytes(64 << 20);
 
 /// A pass that runs again and again with the same ops on the same tensors, so that a device may
 /// capture it; only the tensors' contents differ between runs.
@@ -233,6 +247,10 @@ pub trait Backend: AdafactorOps + MuonOps {
     /// Memory that the device's ops reserve for themselves when it is opened.
     fn workspace(&self) -> Bytes {
         Bytes(0)
+    }
+    /// Bytes of logits that the head holds at once: so many that its products have full speed.
+    fn logits_chunk(&self) -> Bytes {
+        LOGITS_CHUNK
     }
     /// Waits until everything enqueued so far is done.
     fn sync(&self) -> anyhow::Result<()>;
@@ -394,6 +412,22 @@ pub trait Backend: AdafactorOps + MuonOps {
         z: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     );
+    /// `cross_entropy_stats` of a vocabulary that is not split, into `stats` [R, 3], then
+    /// `cross_entropy`; fused where the device can, so that a row is read from memory once.
+    #[allow(clippy::too_many_arguments)]
+    fn cross_entropy_unsplit(
+        &self,
+        logits: &Logits,
+        targets: Tensor,
+        weights: Tensor,
+        stats: Tensor,
+        losses: Out,
+        z: Option<ZLoss>,
+        dlogits: Option<(Tensor, Out)>,
+    ) {
+        self.cross_entropy_stats(logits, targets, stats.set());
+        self.cross_entropy(logits, targets, weights, stats, losses, z, dlogits);
+    }
 
     /// y (+)= Σ x, f32 [1, 1]; accumulated in f64 inside.
     fn sum(&self, x: Tensor, y: Out);
@@ -447,6 +481,13 @@ pub trait Backend: AdafactorOps + MuonOps {
         v: Tensor,
         weight: Tensor,
     );
+    /// `adamw` of many tensors, by rules that differ in decay and `lr_scale` alone; in a few launches
+    /// where the device can.
+    fn adamw_all(&self, scalars: Tensor, updates: &[AdamWUpdate]) {
+        for AdamWUpdate { rule, grad, master, m, v, weight } in updates {
+            self.adamw(rule, scalars, *grad, *master, *m, *v, *weight);
+        }
+    }
     /// `adamw` where m is in 8 bits by the map `SIGNED`, and the root of v by `UNSIGNED`. Both are
     /// decoded, updated and encoded again in one pass: the scale of a block becomes the largest
     /// magnitude in it, a code the nearest one of number / scale, of two the lower; a v above 0 never

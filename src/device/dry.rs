@@ -2,9 +2,10 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Adafactor, AdafactorOps, AdamW, Attend, Backend, Coded, Dropout, Epilogue, FusedMatrix, Gelu,
-    Gemm, Home, Logits, MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, QueryKey, Scaler,
-    Scaling, SecondMoment, StepLimits, Tensor, Transfer, Visible, ZLoss,
+    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue,
+    FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits, MatrixPart, Momentum, MuonOps, Norm, Out,
+    OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, StepLimits, Tensor, Transfer, Visible,
+    ZLoss, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -37,7 +38,7 @@ pub type Tally = BTreeMap<&'static str, Work>;
 /// The counting device; see the module.
 #[derive(Default)]
 pub struct Dry {
-    workspace: u64,
+    gpu: bool,
     reserved: Cell<usize>,
     tally: RefCell<Tally>,
     host: OnceCell<Box<Dry>>,
@@ -47,9 +48,9 @@ pub struct Dry {
 const BASE: usize = 256;
 
 impl Dry {
-    /// Stands for a device whose ops reserve `workspace` for themselves.
-    pub fn with_workspace(workspace: Bytes) -> Dry {
-        Dry { workspace: workspace.0, ..Dry::default() }
+    /// Stands for a GPU, where the default stands for a CPU.
+    pub fn gpu() -> Dry {
+        Dry { gpu: true, ..Dry::default() }
     }
 
     /// Bytes reserved so far.
@@ -130,7 +131,10 @@ impl Backend for Dry {
     fn join_transfer(&self, _: Transfer) {}
     fn finish_transfer(&self, _: Transfer) {}
     fn workspace(&self) -> Bytes {
-        Bytes(self.workspace)
+        if self.gpu { cuda::WORKSPACE } else { Bytes(0) }
+    }
+    fn logits_chunk(&self) -> Bytes {
+        if self.gpu { cuda::LOGITS_CHUNK } else { LOGITS_CHUNK }
     }
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())
@@ -288,6 +292,19 @@ impl Backend for Dry {
         };
         self.note("cross entropy", 4 * logits.x.numel(), &whole);
     }
+    fn cross_entropy_unsplit(
+        &self,
+        logits: &Logits,
+        _: Tensor,
+        _: Tensor,
+        _: Tensor,
+        losses: Out,
+        _: Option<ZLoss>,
+        dlogits: Option<(Tensor, Out)>,
+    ) {
+        let slopes = dlogits.map_or(logits.x.span(0, 0), |(_, d)| d.to);
+        self.note("cross entropy", 8 * logits.x.numel(), &[logits.x, slopes, losses.to]);
+    }
     fn sum(&self, x: Tensor, y: Out) {
         self.note("sum", x.numel(), &[x, y.to]);
     }
@@ -339,6 +356,14 @@ impl Backend for Dry {
     ) {
         let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
         self.note("adamw", 14 * grad.numel(), &[grad, master, master, m, m, v, v, written]);
+    }
+    fn adamw_all(&self, scalars: Tensor, updates: &[AdamWUpdate]) {
+        for AdamWUpdate { rule, grad, master, m, v, weight } in updates {
+            self.adamw(rule, scalars, *grad, *master, *m, *v, *weight);
+        }
+        if let Some(work) = self.tally.borrow_mut().get_mut("adamw") {
+            work.calls -= updates.len().saturating_sub(1) as f64;
+        }
     }
     fn adam8bit(
         &self,

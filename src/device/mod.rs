@@ -17,8 +17,8 @@ pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
 pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
 pub use backend::{
-    AdamW, Backend, Coded, Dead, Epilogue, Gemm, Graph, OutOfMemory, Scaler, Scaling, StepLimits,
-    Timeline, Transfer, digest_term,
+    AdamW, AdamWUpdate, Backend, Coded, Dead, Epilogue, Gemm, Graph, LOGITS_CHUNK, OutOfMemory,
+    Scaler, Scaling, StepLimits, Timeline, Transfer, digest_term,
 };
 pub use base::Gelu;
 pub use dry::{COPIES, Dry, Tally, Work};

@@ -159,6 +159,8 @@ fn heads() -> Vec<Case> {
         ("documents, head of 160", Shape::new(1, 130, 1, 160).masked(Mask::Documents(37))),
         ("all, head of 160", all(160)),
         ("groups, head of 64", all(64).grouped(2).within(29)),
+        ("groups of two, head of 128", Shape::new(1, 150, 4, 128).grouped(2)),
+        ("window and groups of three, head of 64", Shape::new(2, 150, 3, 64).grouped(3).within(29)),
         ("window, head of 128", Shape::new(1, 150, 2, 128).within(40)),
     ];
     let case = |(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape));

@@ -102,6 +102,16 @@ fn compare(
     let z_loss = |row: usize, logits: &[f64]| {
         weights.x[row] * f64::from(extra.z.unwrap_or(0.0)) * log_z(logits).powi(2)
     };
+    let fused = (shares == 1).then(|| {
+        let x = b.known(rows, own, b.dtype, logits).on;
+        let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
+        let stats = b.blank(rows, 3, DType::F32);
+        let how = Logits { x, first: 0, vocab, cap: extra.cap };
+        let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
+        let to = Some((b.known(1, 1, DType::F32, &[1.5]).on, x.set()));
+        b.backend.cross_entropy_unsplit(&how, on, weights.on, stats, losses.set(), z, to);
+        [x, losses, z_losses, stats]
+    });
     for (share, part) in parts.iter().enumerate() {
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let run = |losses: Tensor, dlogits| {
@@ -128,6 +138,9 @@ fn compare(
             };
             (0..rows).flat_map(row).collect()
         });
+        for (fused, apart) in fused.iter().flatten().zip([part.on, losses, z_losses, stats]) {
+            b.same("fused and apart", *fused, apart);
+        }
     }
 }
 

@@ -315,8 +315,18 @@ API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, Address address, 
     return OK;
 }
 
-API cuStreamCreate(Stream** s, unsigned) {
+// As on a GPU: a lower number goes first.
+constexpr int LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5;
+
+API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     IN_CONTEXT;
+    *least = LEAST_PRIORITY;
+    *greatest = GREATEST_PRIORITY;
+    return OK;
+}
+API cuStreamCreateWithPriority(Stream** s, unsigned flags, int priority) {
+    IN_CONTEXT;
+    if (flags > 1 || priority > LEAST_PRIORITY || priority < GREATEST_PRIORITY) return INVALID_VALUE;
     *s = new Stream{current, {}, nullptr, {}};
     current->streams.insert(*s);
     return OK;

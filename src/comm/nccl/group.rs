@@ -48,16 +48,43 @@ impl NcclGroup {
         NcclGroup { comm, name, ranks, rank, counters, order, begun, watchdog }
     }
 
-    fn collective(&self, what: Collective, stream: Stream) -> u64 {
-        let (op, whole) = what.whole(self.size());
+    /// In one launch. There is at least one.
+    fn collectives(&self, all: &[Collective], stream: Stream) -> u64 {
+        let wholes: Vec<_> = all.iter().map(|what| what.whole(self.size())).collect();
+        let doing = wholes[0].0.to_string();
         let (name, counters) = (self.name.clone(), self.counters.clone());
-        let events = move || {
-            let event = Event::new(&name, op, next_number(&counters.collectives), whole, None);
-            vec![Event { queued: stream == Stream::Comm, ..event }]
+        let event = move |(op, whole): &(Op, Tensor)| {
+            let event = Event::new(&name, *op, next_number(&counters.collectives), *whole, None);
+            Event { queued: stream == Stream::Comm, ..event }
         };
-        self.enqueue(stream, events, &op.to_string(), |comm, stream| {
-            self.launch(what, comm, stream)
+        let events = move || wholes.iter().map(&event).collect();
+        self.enqueue(stream, events, &doing, |comm, stream| match all {
+            [one] => self.launch(*one, comm, stream),
+            all => self.grouped(all.iter().map(|what| self.launch(*what, comm, stream))),
         })
+    }
+
+    /// Makes these calls as one group of NCCL's: one kernel for all.
+    fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
+        let api = &self.watchdog.shared.api;
+        // SAFETY: takes nothing.
+        let start = unsafe { call!(api, ncclGroupStart()) };
+        let failed = calls.find(|code| *code != 0);
+        // SAFETY: as above; a group that was started is ended.
+        let end = unsafe { call!(api, ncclGroupEnd()) };
+        [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
+    }
+
+    /// Begins them on the communication stream, after what the device has so far.
+    fn begin_in_order(&self, all: &[Collective]) -> Pending {
+        let job = self.begun.get() + 1;
+        self.begun.set(job);
+        let device = &self.watchdog.shared.device;
+        let [before, after] = self.order(job);
+        device.after(before, device.stream, device.comm_stream);
+        let event = self.collectives(all, Stream::Comm);
+        device.record(after, device.comm_stream);
+        Pending { job, event }
     }
 
     fn launch(&self, what: Collective, comm: ncclComm_t, stream: CUstream) -> Code {
@@ -153,15 +180,15 @@ impl Group for NcclGroup {
     }
 
     fn all_reduce(&self, x: Tensor) {
-        self.collective(Collective::AllReduce(x), Stream::Compute);
+        self.collectives(&[Collective::AllReduce(x)], Stream::Compute);
     }
 
     fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.collective(Collective::AllGather { part, whole }, Stream::Compute);
+        self.collectives(&[Collective::AllGather { part, whole }], Stream::Compute);
     }
 
     fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.collective(Collective::ReduceScatter { whole, part }, Stream::Compute);
+        self.collectives(&[Collective::ReduceScatter { whole, part }], Stream::Compute);
     }
 
     fn exchange(&self, messages: &[Message]) {
@@ -176,27 +203,17 @@ impl Group for NcclGroup {
         };
         let all = messages.to_vec();
         let events = move || all.iter().map(&event).collect();
-        let api = &self.watchdog.shared.api;
         self.enqueue(Stream::Compute, events, "messages", |comm, stream| {
-            // SAFETY: takes nothing.
-            let start = unsafe { call!(api, ncclGroupStart()) };
-            let post = |message| self.message(message, comm, stream);
-            let failed = messages.iter().map(post).find(|code| *code != 0);
-            // SAFETY: as above; a group that was started is ended.
-            let end = unsafe { call!(api, ncclGroupEnd()) };
-            [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
+            self.grouped(messages.iter().map(|message| self.message(message, comm, stream)))
         });
     }
 
     fn begin(&self, what: Collective) -> Pending {
-        let job = self.begun.get() + 1;
-        self.begun.set(job);
-        let device = &self.watchdog.shared.device;
-        let [before, after] = self.order(job);
-        device.after(before, device.stream, device.comm_stream);
-        let event = self.collective(what, Stream::Comm);
-        device.record(after, device.comm_stream);
-        Pending { job, event }
+        self.begin_in_order(&[what])
+    }
+
+    fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
+        (!all.is_empty()).then(|| self.begin_in_order(all)).into_iter().collect()
     }
 
     fn finish(&self, pending: Pending) {

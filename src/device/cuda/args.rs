@@ -186,20 +186,16 @@ kernel_args! {
         table_rows: i64, cols: u32, add: u32, vector: u32,
     }
 
-    struct EmbedChain {
-        ids: *const i32,
-        /// [count]: the next position with the same id, or -1
-        next: *mut i32,
-        /// [count]: 1 where no position before has the same id, else 0
-        first: *mut i32,
-        count: u32,
+    /// The places of ids, in the order of the ids and of equal ones by place, and the ids there.
+    struct EmbedSort {
+        ids: *const i32, order: *mut i32, sorted: *mut i32, count: u32,
     }
 
     struct EmbedBackward {
-        dy: *const c_void, ids: *const i32,
-        /// Of `EmbedChain`.
-        next: *const i32,
-        first_position: *const i32, dtable: *mut f32, count: u64,
+        dy: *const c_void,
+        /// Of `EmbedSort`.
+        order: *const i32, sorted: *const i32,
+        dtable: *mut f32, count: u64,
         /// Entry of the vocabulary in the table's first row.
         first: i64,
         table_rows: i64, cols: u32, vector: u32,
@@ -231,11 +227,16 @@ kernel_args! {
         z: f32,
     }
 
+    /// Of `count` tensors.
     struct SumParts {
-        x: *const c_void,
-        /// [1 + SUM_PARTS]: how many there are, then the partial sums
+        x: [*const c_void; 64], numel: [u64; 64],
+        /// Its blocks begin here, and after the last those end.
+        first: [u32; 65],
+        /// Which of `parts` are its own.
+        slot: [u32; 64],
+        /// [tensors, 1 + SUM_PARTS]: how many there are, then the partial sums
         parts: *mut f64,
-        numel: u64, square: u32, vector: u32,
+        count: u32, square: u32, vector: u32,
     }
 
     struct SumFinish {
@@ -290,16 +291,19 @@ kernel_args! {
         lr: f32, beta1: f32, beta2: f32,
     }
 
+    /// Of `count` tensors.
     struct AdamW {
-        grad: *const c_void, master: *mut f32, m: *mut f32, v: *mut f32,
+        grad: [*const c_void; 64], master: [*mut f32; 64], m: [*mut f32; 64], v: [*mut f32; 64],
         /// Null where it is the master.
-        live: *mut c_void,
+        live: [*mut c_void; 64],
+        numel: [u64; 64],
+        /// 1 − lr·weight_decay; and a factor of the step
+        keep: [f32; 64], lr_scale: [f32; 64],
+        /// Its pieces of `ADAMW_PIECE` elements begin here, and after the last those end.
+        first: [u32; 65],
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
-        numel: u64,
-        /// 1 − lr·weight_decay; and a factor of the step
-        keep: f32, lr_scale: f32,
-        beta1: f32, beta2: f32, eps: f32, vector: u32,
+        beta1: f32, beta2: f32, eps: f32, count: u32, vector: u32,
     }
 
     struct Adam8bit {

@@ -30,6 +30,29 @@ pub(super) fn losses(
     z: Option<ZLoss>,
     dlogits: Option<(Tensor, Out)>,
 ) {
+    let (arguments, grid) = checked(inputs, losses, z, dlogits);
+    cuda.launch(typed!("cross_entropy", inputs.logits.x.dtype), grid, arguments);
+}
+
+/// Of one share, whose stats are written on the way.
+pub(super) fn unsplit(
+    cuda: &Cuda,
+    inputs: &Inputs,
+    losses: Out,
+    z: Option<ZLoss>,
+    dlogits: Option<(Tensor, Out)>,
+) {
+    let (arguments, grid) = checked(inputs, losses, z, dlogits);
+    assert_eq!(arguments.shares, 1, "shares of the vocabulary");
+    cuda.launch(typed!("cross_entropy_unsplit", inputs.logits.x.dtype), grid, arguments);
+}
+
+fn checked(
+    inputs: &Inputs,
+    losses: Out,
+    z: Option<ZLoss>,
+    dlogits: Option<(Tensor, Out)>,
+) -> (args::CrossEntropy, Grid) {
     let Inputs { logits: Logits { x, .. }, targets, weights, stats } = *inputs;
     let rows = x.rows;
     assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
@@ -44,7 +67,7 @@ pub(super) fn losses(
         scale: dlogits.map_or(null(), |(scale, _)| scale.addr() as _),
         ..common
     };
-    cuda.launch(typed!("cross_entropy", x.dtype), grid, arguments);
+    (arguments, grid)
 }
 
 fn prepare(i: &Inputs) -> (args::CrossEntropy, Grid) {

@@ -116,10 +116,10 @@ impl Device {
         }
         let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         device.shared_memory = device.attribute(shared, "its shared memory")? as usize;
-        device.stream = device.new_stream()?;
-        device.comm_stream = device.new_stream()?;
-        device.h2d_stream = device.new_stream()?;
-        device.d2h_stream = device.new_stream()?;
+        device.stream = device.new_stream(false)?;
+        device.comm_stream = device.new_stream(true)?;
+        device.h2d_stream = device.new_stream(false)?;
+        device.d2h_stream = device.new_stream(false)?;
         Ok(device)
     }
 

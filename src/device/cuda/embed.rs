@@ -31,22 +31,21 @@ pub(super) fn backward(cuda: &Cuda, dy: Tensor, ids: Tensor, first: usize, dtabl
     assert_eq!((ids.numel(), dtable.to.cols), (dy.rows, dy.cols), "ids, dtable and dy");
     assert_eq!((ids.dtype, dtable.to.dtype), (DType::I32, DType::F32), "ids and dtable");
     let (count, cols) = (dy.rows, dy.cols);
-    let next = cuda.scratch(8 * count);
-    let first_position = next + 4 * count;
-    let chain = args::EmbedChain {
+    let order = cuda.scratch(8 * count);
+    let sorted = order + 4 * count;
+    let sort = args::EmbedSort {
         ids: ids.addr() as _,
-        next: next as _,
-        first: first_position as _,
+        order: order as _,
+        sorted: sorted as _,
         count: count as u32,
     };
-    cuda.launch("embed_chain", Grid::line(count.div_ceil(256).max(1), 256), chain);
+    cuda.launch("embed_sort", Grid::line(count.div_ceil(256).max(1), 256), sort);
     let vector = vector(cols, dy.dtype, &[dy.addr(), dtable.to.addr()]);
     let grid = Grid::rows(count, cols, if vector { wide(dy.dtype) } else { 1 });
     let arguments = args::EmbedBackward {
         dy: dy.addr() as _,
-        ids: ids.addr() as _,
-        next: next as _,
-        first_position: first_position as _,
+        order: order as _,
+        sorted: sorted as _,
         dtable: dtable.to.addr() as _,
         count: count as u64,
         first: first as i64,

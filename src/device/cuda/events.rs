@@ -10,11 +10,19 @@ use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 use std::ptr::null_mut;
 
 impl Device {
-    /// A stream that does not wait for the default one.
-    pub(super) fn new_stream(&self) -> Result<CUstream, String> {
+    /// A stream that does not wait for the default one. The blocks of an `urgent` one start before
+    /// those that wait in other streams: a collective's do not queue behind whole products.
+    pub(super) fn new_stream(&self, urgent: bool) -> Result<CUstream, String> {
         let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
-        // SAFETY: the pointer is to a live variable; the context is bound.
-        let code = unsafe { call!(self.api, cuStreamCreate(&mut stream, flags)) };
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the pointers are to live variables; the context is bound.
+        let code =
+            unsafe { call!(self.api, cuCtxGetStreamPriorityRange(&mut least, &mut greatest)) };
+        self.check("asking for priorities of streams", code)?;
+        let priority = if urgent { greatest } else { least };
+        // SAFETY: as above.
+        let code =
+            unsafe { call!(self.api, cuStreamCreateWithPriority(&mut stream, flags, priority)) };
         self.check("making a stream", code).map(|()| stream)
     }
 

@@ -38,8 +38,9 @@ pub use launch::{Kernels, kernels};
 pub use preflight::{FOLDER, Options, device_count};
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home, Logits, Norm,
-    Out, OutOfMemory, QueryKey, Scaler, Scaling, StepLimits, Tensor, Timeline, Transfer, ZLoss,
+    AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,
+    Logits, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, StepLimits, Tensor, Timeline,
+    Transfer, ZLoss,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Problems};
@@ -50,6 +51,9 @@ use std::time::Instant;
 
 /// Bytes of a GPU's memory that the backend takes for itself: scratch and staging buffers.
 pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
+/// Bytes of logits at once. Each chunk of rows reads and writes the f32 gradient of the whole table
+/// (GPT-2: 309 MB), so that few large ones are better; the same on every GPU, for equal plans.
+pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
 /// Of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
 const SCRATCH: usize = 64 << 20;
 
@@ -227,6 +231,10 @@ impl Backend for Cuda {
 
     fn workspace(&self) -> Bytes {
         WORKSPACE
+    }
+
+    fn logits_chunk(&self) -> Bytes {
+        LOGITS_CHUNK
     }
 
     fn sync(&self) -> anyhow::Result<()> {
@@ -408,6 +416,20 @@ impl Backend for Cuda {
         cross_entropy::losses(self, &inputs, losses, z, dlogits);
     }
 
+    fn cross_entropy_unsplit(
+        &self,
+        logits: &Logits,
+        targets: Tensor,
+        weights: Tensor,
+        stats: Tensor,
+        losses: Out,
+        z: Option<ZLoss>,
+        dlogits: Option<(Tensor, Out)>,
+    ) {
+        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
+        cross_entropy::unsplit(self, &inputs, losses, z, dlogits);
+    }
+
     fn sum(&self, x: Tensor, y: Out) {
         optimizer::sum(self, x, y);
     }
@@ -457,9 +479,13 @@ impl Backend for Cuda {
         master: Tensor,
         m: Tensor,
         v: Tensor,
-        live: Tensor,
+        weight: Tensor,
     ) {
-        optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
+        optimizer::adamw(self, scalars, &[AdamWUpdate { rule: *rule, grad, master, m, v, weight }]);
+    }
+
+    fn adamw_all(&self, scalars: Tensor, updates: &[AdamWUpdate]) {
+        optimizer::adamw(self, scalars, updates);
     }
 
     fn adam8bit(

@@ -3,12 +3,16 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, Backend, Coded, Home, Out, Scaler, Scaling, StepLimits, Tensor};
+use crate::{AdamW, AdamWUpdate, Backend, Coded, Home, Out, Scaler, Scaling, StepLimits, Tensor};
 use base::DType;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 /// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
-const PARTS: usize = 256;
+const PARTS: usize = 1056;
+
+/// Elements of a piece that a block of AdamW's updates, as in the kernel, and most of its blocks.
+const ADAMW_PIECE: usize = 8192;
+const ADAMW_BLOCKS: usize = 4224;
 
 /// Blocks that update moments in 8 bits: each copies the maps first.
 const CODED_BLOCKS: usize = 1056;
@@ -27,28 +31,51 @@ pub(super) fn square_sums(cuda: &Cuda, xs: &[Tensor], out: Out) {
     totals(cuda, xs, true, out);
 }
 
+/// Most tensors of a launch, as the kernels' arguments have room for.
+const TENSORS: usize = 64;
+
+/// Numbers of tensors for each launch: all of one kind, by which its kernel is chosen.
+fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
+    let mut all: Vec<(K, Vec<usize>)> = Vec::new();
+    for (i, kind) in kinds.enumerate() {
+        match all.iter_mut().find(|(own, some)| *own == kind && some.len() < TENSORS) {
+            Some((_, some)) => some.push(i),
+            None => all.push((kind, vec![i])),
+        }
+    }
+    all
+}
+
 fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
     assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::F32), "one sum for each tensor");
-    let apart = (1 + PARTS) * size_of::<f64>();
-    let parts = cuda.scratch(xs.len() * apart);
-    for (i, x) in xs.iter().enumerate() {
-        let vector = vector(x.numel(), x.dtype, &[x.addr()]);
-        let wide = if vector { wide(x.dtype) } else { 1 };
-        // Each thread has at least four pieces.
-        let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, PARTS);
-        let arguments = args::SumParts {
-            x: x.addr() as _,
-            parts: (parts + i * apart) as _,
-            numel: x.numel() as u64,
+    let parts = cuda.scratch(xs.len() * (1 + PARTS) * size_of::<f64>());
+    let kinds = xs.iter().map(|x| (x.dtype, vector(x.numel(), x.dtype, &[x.addr()])));
+    for ((dtype, vector), some) in launches(kinds) {
+        let wide = if vector { wide(dtype) } else { 1 };
+        let mut arguments = args::SumParts {
+            x: [null(); TENSORS],
+            numel: [0; TENSORS],
+            first: [0; TENSORS + 1],
+            slot: [0; TENSORS],
+            parts: parts as _,
+            count: some.len() as u32,
             square: square.into(),
             vector: vector.into(),
         };
-        cuda.launch(typed!("sum_parts", x.dtype), Grid::line(blocks, 256), arguments);
+        let mut blocks = 0;
+        for (t, i) in some.into_iter().enumerate() {
+            (arguments.x[t], arguments.numel[t]) = (xs[i].addr() as _, xs[i].numel() as u64);
+            arguments.slot[t] = i as u32;
+            // Each thread has at least four pieces.
+            blocks += xs[i].numel().div_ceil(4 * 256 * wide).clamp(1, PARTS);
+            arguments.first[t + 1] = blocks as u32;
+        }
+        cuda.launch(typed!("sum_parts", dtype), Grid::line(blocks, 256), arguments);
     }
     let arguments =
         args::SumFinish { parts: parts as _, out: out.to.addr() as _, add: out.add.into() };
     if !xs.is_empty() {
-        cuda.launch("sum_finish", Grid::line(xs.len(), PARTS), arguments);
+        cuda.launch("sum_finish", Grid::line(xs.len(), 256), arguments);
     }
 }
 
@@ -139,40 +166,55 @@ pub(super) fn adam_scalars(cuda: &Cuda, rule: &AdamW, updates: Tensor, out: Out)
     cuda.launch("adam_scalars", Grid::line(1, 1), arguments);
 }
 
-/// `state` is master, m and v.
-pub(super) fn adamw(
-    cuda: &Cuda,
-    rule: &AdamW,
-    scalars: Tensor,
-    grad: Tensor,
-    state: [Tensor; 3],
-    live: Tensor,
-) {
-    let [master, m, v] = state;
-    for x in [master, m, v, live] {
+pub(super) fn adamw(cuda: &Cuda, scalars: Tensor, updates: &[AdamWUpdate]) {
+    for ((grad, weight, vector), some) in launches(updates.iter().map(kind_of)) {
+        let AdamW { lr, beta1, beta2, eps, .. } = updates[some[0]].rule;
+        let mut arguments = args::AdamW {
+            grad: [null(); TENSORS],
+            master: [null_mut(); TENSORS],
+            m: [null_mut(); TENSORS],
+            v: [null_mut(); TENSORS],
+            live: [null_mut(); TENSORS],
+            numel: [0; TENSORS],
+            keep: [0.0; TENSORS],
+            lr_scale: [0.0; TENSORS],
+            first: [0; TENSORS + 1],
+            scalars: scalars.addr() as _,
+            beta1,
+            beta2,
+            eps,
+            count: some.len() as u32,
+            vector: vector.into(),
+        };
+        let mut pieces = 0;
+        for (t, i) in some.into_iter().enumerate() {
+            let AdamWUpdate { rule, grad, master, m, v, weight } = updates[i];
+            let own = (rule.lr, rule.beta1, rule.beta2, rule.eps);
+            assert_eq!(own, (lr, beta1, beta2, eps), "one rule for all");
+            arguments.grad[t] = grad.addr() as _;
+            arguments.master[t] = master.addr() as _;
+            (arguments.m[t], arguments.v[t]) = (m.addr() as _, v.addr() as _);
+            arguments.live[t] = if weight == master { null_mut() } else { weight.addr() as _ };
+            arguments.numel[t] = grad.numel() as u64;
+            (arguments.keep[t], arguments.lr_scale[t]) = (rule.keep(), rule.lr_scale);
+            pieces += grad.numel().div_ceil(ADAMW_PIECE);
+            arguments.first[t + 1] = pieces as u32;
+        }
+        let blocks = pieces.clamp(1, ADAMW_BLOCKS);
+        cuda.launch(typed!("adamw", grad, weight), Grid::line(blocks, 256), arguments);
+    }
+}
+
+/// By what AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads move
+/// 16 bytes at a time. Panics if the tensors do not belong together.
+fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
+    let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
+    for x in [master, m, v, weight] {
         assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
     }
-    assert!(state.iter().all(|x| x.dtype == DType::F32), "the state is f32");
-    let addresses = [grad.addr(), master.addr(), m.addr(), v.addr(), live.addr()];
-    let vector = vector(grad.numel(), DType::BF16, &addresses);
-    let wide = if vector { wide(grad.dtype).max(wide(live.dtype)) } else { 1 };
-    let arguments = args::AdamW {
-        grad: grad.addr() as _,
-        master: master.addr() as _,
-        m: m.addr() as _,
-        v: v.addr() as _,
-        live: if live == master { null_mut() } else { live.addr() as _ },
-        scalars: scalars.addr() as _,
-        numel: grad.numel() as u64,
-        keep: rule.keep(),
-        lr_scale: rule.lr_scale,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        eps: rule.eps,
-        vector: vector.into(),
-    };
-    let kernel = typed!("adamw", grad.dtype, live.dtype);
-    cuda.launch(kernel, Grid::elements(grad.numel(), wide), arguments);
+    assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
+    let addresses = [grad, master, m, v, weight].map(|x| x.addr());
+    (grad.dtype, weight.dtype, vector(grad.numel(), DType::BF16, &addresses))
 }
 
 pub(super) fn adam8bit(

@@ -365,7 +365,7 @@ impl<'a> ShardedParams<'a> {
         let Groups { tp_async, data, .. } = &self.groups;
         let partial = layout.params.iter().filter(|param| param.spec.partial_grad(self.sequence));
         let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
-        in_flight.tp_sums.extend(partial.map(|param| tp_async.begin(sum(param))));
+        in_flight.tp_sums.extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }

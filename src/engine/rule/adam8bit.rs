@@ -46,11 +46,9 @@ impl OptimizerRule for Adam8bit {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        for p in params.iter().filter(|p| !p.part.is_empty()) {
-            if !self.is_coded(&p.param.spec) {
-                self.adamw.update_one(step, p);
-                continue;
-            }
+        let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
+        self.adamw.update_all(step, params.iter().filter(|p| !is_coded(p)));
+        for p in params.iter().filter(is_coded).filter(|p| !p.part.is_empty()) {
             let moments = [FIRST, SECOND]
                 .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
             let (rule, master, model) = (self.adamw.of(step, p), p.get(MASTER), p.get(MODEL));

@@ -4,6 +4,7 @@ use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
+use device::AdamWUpdate;
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 use model::mup::StepSize;
@@ -29,10 +30,15 @@ impl AdamW {
         device::AdamW { lr: step.lr, weight_decay, lr_scale, ..self.rule }
     }
 
-    pub fn update_one(&self, step: &Step, p: &ParamStates) {
-        let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
-        let [model, master, m, v] = names.map(|name| p.get(name));
-        step.be.adamw(&self.of(step, p), step.scalars, p.grad, master, m, v, model);
+    /// Updates those that this rank has something of.
+    pub fn update_all<'a>(&self, step: &Step, params: impl Iterator<Item = &'a ParamStates>) {
+        let update = |p: &ParamStates| {
+            let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
+            let [weight, master, m, v] = names.map(|name| p.get(name));
+            AdamWUpdate { rule: self.of(step, p), grad: p.grad, master, m, v, weight }
+        };
+        let all: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
+        step.be.adamw_all(step.scalars, &all);
     }
 }
 
@@ -48,7 +54,7 @@ impl OptimizerRule for AdamW {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        params.iter().filter(|p| !p.part.is_empty()).for_each(|p| self.update_one(step, p));
+        self.update_all(step, params.iter());
     }
 
     fn goes_on_from(&self, rule: &str) -> bool {

@@ -196,7 +196,7 @@ impl Reserved {
 
 fn device(m: &Manifest) -> device::Dry {
     match m.train.device {
-        DeviceChoice::Cuda => device::Dry::with_workspace(device::cuda::WORKSPACE),
+        DeviceChoice::Cuda => device::Dry::gpu(),
         DeviceChoice::Cpu | DeviceChoice::Auto => device::Dry::default(),
     }
 }

@@ -7,9 +7,6 @@ use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
 use device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
 
-/// Bytes of logits held at once; enough rows that the products stay efficient.
-const CHUNK_BYTES: usize = 64 << 20;
-
 #[rustfmt::skip]
 pub struct Acts {
     norm: norm::Acts, //       of the last block's output
@@ -22,7 +19,7 @@ pub struct Acts {
 impl Acts {
     pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, workspace: &Arena) -> Acts {
         let (rows, share) = (inputs.rows(), cx.tp.share(cx.model.vocab_padded));
-        let fit = CHUNK_BYTES / (share * cx.dtype.size());
+        let fit = cx.be.logits_chunk().0 as usize / (share * cx.dtype.size());
         let chunk = fit.next_multiple_of(64).min(rows);
         Acts {
             norm: norm::Acts::plan(cx, [LnfScale, LnfShift], x, rows, workspace, workspace),
@@ -113,14 +110,19 @@ fn cross_entropy(
     let (first_entry, vocab) = (cx.tp.first(cx.model.vocab_padded), cx.model.vocab);
     let how = Logits { x: logits, first: first_entry, vocab, cap: cx.model.logit_softcap };
     let targets = i.targets.row_range(first, rows);
-    let stats = a.stats.row_range(0, cx.tp.group.size() * rows);
-    let part = stats.row_range(cx.tp.group.rank() * rows, rows);
-    cx.be.cross_entropy_stats(&how, targets, part.set());
-    cx.tp.group.all_gather(part, stats);
+    let ranks = cx.tp.group.size();
+    let stats = a.stats.row_range(0, ranks * rows);
     let (weights, losses) = (i.weights.row_range(first, rows), a.losses.row_range(first, rows));
     let z = a
         .z_losses
         .zip(cx.z_loss)
         .map(|(all, coefficient)| ZLoss { coefficient, losses: all.row_range(first, rows).set() });
+    if ranks == 1 {
+        let losses = losses.set();
+        return cx.be.cross_entropy_unsplit(&how, targets, weights, stats, losses, z, dlogits);
+    }
+    let part = stats.row_range(cx.tp.group.rank() * rows, rows);
+    cx.be.cross_entropy_stats(&how, targets, part.set());
+    cx.tp.group.all_gather(part, stats);
     cx.be.cross_entropy(&how, targets, weights, stats, losses.set(), z, dlogits);
 }

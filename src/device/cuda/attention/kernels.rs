@@ -48,12 +48,12 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     };
     let (forward_own, own) = (if d <= 128 { 128 } else { 64 }, if d <= 64 { 128 } else { 64 });
     let forward_keys = if d <= 80 { 64 } else { 32 };
-    let kv_queries = if d == 64 { 16 } else { 32 };
+    let kv_queries = if d == 64 || d == 160 { 16 } else { 32 };
     let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };
     Some(Kernels {
         forward: kernel(forward, forward_own, 2 * forward_keys, 8 * forward_own),
         // Keys and values, or queries and dy, are two; what passes by is two of each.
-        kv: kernel(kv, own, own + 4 * kv_queries, 24 * kv_queries),
+        kv: kernel(kv, own, own + 4 * kv_queries, 2 * 16 * kv_queries),
         q: kernel(q, own, own + 4 * q_keys, 8 * own),
     })
 }

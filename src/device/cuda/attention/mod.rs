@@ -7,7 +7,7 @@ pub use hopper::{CHOICE, Hopper};
 
 use super::Cuda;
 use super::args::{self, DropoutMask};
-use super::launch::{AMPERE, Grid, typed};
+use super::launch::{AMPERE, Grid, typed, vector, wide};
 use crate::{Attend, Out, Tensor, Visible};
 use base::DType;
 use kernels::{Kernel, Kernels};
@@ -31,8 +31,14 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out
         dqkv: dqkv.to.addr() as _,
         ..common
     };
-    let grid = Grid::line(lse.numel().div_ceil(8), 256);
-    cuda.launch(typed!("attention_delta", dy.dtype), grid, arguments);
+    let d = how.heads.dim;
+    let (kernel, wide) = match vector(d, dy.dtype, &[dy.addr(), y.addr()]) {
+        true => (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype)),
+        false => (typed!("attention_delta", dy.dtype), 1),
+    };
+    // Lanes of a head, as the kernels have them.
+    let lanes = d.div_ceil(wide).next_power_of_two().min(32);
+    cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
     launch(cuda, &kernels.kv, how.heads.kv, &arguments);
     launch(cuda, &kernels.q, how.heads.query, &arguments);
 }
@@ -94,8 +100,6 @@ fn prepare(
     let grouped = serves > 1;
     let chosen = chosen.map(|kernels| match cuda.hopper {
         Some(_) if qkv.dtype == DType::BF16 && !grouped => hopper::kernels(d, kernels),
-        // Of several query heads that share a key, only the kernel for any width adds up dk and dv.
-        _ if grouped => Kernels { kv: kernels::any_width(d, qkv.dtype).kv, ..kernels },
         _ => kernels,
     });
     (arguments, chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype)))

@@ -200,8 +200,8 @@ impl OptimizerRule for Muon {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        let rest = params.iter().filter(|p| !p.param.spec.is_block_matrix() && !p.part.is_empty());
-        rest.for_each(|p| self.adamw.update_one(&self.adamw_step(step), p));
+        let rest = params.iter().filter(|p| !p.param.spec.is_block_matrix());
+        self.adamw.update_all(&self.adamw_step(step), rest);
         self.rounds(&step.at, params).iter().for_each(|round| self.round(step, round));
     }
 }
