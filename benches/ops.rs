@@ -370,17 +370,14 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let losses = t.matrix_of(n, 1, DType::F32);
     let scale = t.matrix_of(1, 1, DType::F32);
     let how = Logits { x: logits, first: 0, vocab: v, cap: None };
-    let statistics = move || be.cross_entropy_stats(&how, targets, stats.set());
-    statistics();
     let loss = move || {
         let to = Some((scale, logits.set()));
-        be.cross_entropy(&how, targets, weights, stats, losses.set(), None, to);
+        be.cross_entropy_unsplit(&how, targets, weights, stats, losses.set(), None, to);
     };
     vec![
         product(t, "head", 1, Gemm::NT, [n, v, h], None),
         product(t, "head dx", 1, Gemm::NN, [n, h, v], None),
         product(t, "head dw", 1, Gemm::TN, [v, h, n], None),
-        row(format!("cross_entropy_stats {n}x{v}"), 1, bytes, statistics),
         row(format!("cross_entropy {n}x{v}"), 1, 2.0 * bytes, loss),
     ]
 }
