@@ -4,8 +4,9 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// One thread with a name: it works on jobs in their order, and its results wait to be taken.
 /// Dropping it lets the jobs already given end, and joins the thread.
@@ -49,6 +50,15 @@ impl<J, R> Worker<J, R> {
     /// The next result, waiting for it. Fails if the thread has panicked.
     pub fn wait(&self) -> Result<R> {
         self.channels().1.recv().ok().with_context(|| self.died())
+    }
+
+    /// The same for so long at most; None after that.
+    pub fn wait_for(&self, time: Duration) -> Result<Option<R>> {
+        match self.channels().1.recv_timeout(time) {
+            Ok(result) => Ok(Some(result)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!(self.died()),
+        }
     }
 
     /// The next result, if there is one already.
@@ -172,6 +182,7 @@ mod tests {
         (0..3).for_each(|job| worker.send(job).unwrap());
         assert_eq!((worker.wait().unwrap(), worker.wait().unwrap()), (0, 20));
         assert!(worker.poll().is_none());
+        assert_eq!(worker.wait_for(Duration::ZERO).unwrap(), None);
         worker.send(5).unwrap();
         assert_eq!(worker.wait().unwrap_err().to_string(), "the thread \"counter\" died");
         drop(worker);

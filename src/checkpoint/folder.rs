@@ -12,6 +12,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+/// In the name of what was a checkpoint and is being removed.
+const REMOVED: &str = ".tmp-removed-";
+
 /// The name of the file that names the newest checkpoint.
 pub const LATEST: &str = "latest";
 
@@ -86,8 +89,10 @@ pub fn hint(checkpoints: &Path) -> anyhow::Result<Option<String>> {
 pub fn write_hint(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> {
     let path = checkpoints.join(LATEST);
     let fresh = checkpoints.join(format!("{LATEST}.tmp-{}", nonce()));
-    disk.write_file(&fresh, format!("{}\n", name(step)).as_bytes())?;
-    disk.rename(&fresh, &path)?;
+    let named = disk.write_file(&fresh, format!("{}\n", name(step)).as_bytes());
+    named.and_then(|()| disk.rename(&fresh, &path)).inspect_err(|_| {
+        let _ = disk.remove_file(&fresh);
+    })?;
     disk.sync_folder(checkpoints)
 }
 
@@ -103,11 +108,14 @@ pub struct Keep {
 /// Removes the checkpoints that need not be kept. Each is renamed before it is emptied, so a
 /// half-removed one is never taken for a checkpoint.
 pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
+    for name in names(checkpoints)?.iter().filter(|name| name.contains(REMOVED)) {
+        disk.remove_folder(&checkpoints.join(name))?; // which failed the last time
+    }
     let mut old = published(checkpoints)?;
     old.truncate(old.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1)));
     old.retain(|found| !keep.every.is_some_and(|every| found.step.is_multiple_of(every)));
     for found in old {
-        let away = fresh(checkpoints, found.step);
+        let away = checkpoints.join(format!("{}{REMOVED}{}", name(found.step), nonce()));
         disk.rename(&found.folder, &away)?;
         disk.remove_folder(&away)?;
     }

@@ -34,7 +34,7 @@ mod validate;
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
-    Found, Keep, clean, find, hint, latest, name, prune, published, set_aside, write_hint,
+    Found, Keep, clean, find, fresh, hint, latest, name, prune, published, set_aside, write_hint,
 };
 pub use index::{
     Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, State, Tensor,
@@ -44,7 +44,7 @@ pub use load::{exchange_restarts, load, load_weights, read_into, read_weights_in
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{
-    Share, WrittenPart, abandon, begin, discard, not_saved, publish, save, saved_bytes, space,
-    write_part,
+    Share, WrittenPart, abandon, begin, discard, index_text, not_saved, publish, publish_index,
+    remove_part, save, saved_bytes, space, write_part,
 };
 pub use snapshot::Snapshot;

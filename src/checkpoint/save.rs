@@ -5,14 +5,16 @@ use super::disk::{BLOCK, DIRECT, Disk};
 use super::folder;
 use super::index::{self, Copied, Index, Piece, SHARD_END, Shard, State, Tensor, TensorState};
 use super::safetensors;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use base::Bytes;
 use engine::{Replica, StateSpec, TensorSlice, rule, saved_shape};
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Bytes in one write.
@@ -55,7 +57,10 @@ pub fn save(
 ) -> anyhow::Result<PathBuf> {
     let saved = shares.iter().filter(|share| share.state.saved);
     let bytes = saved.map(|s| (s.slice.numel() * s.state.dtype.size()) as u64).sum();
-    let fresh = begin(disk, checkpoints, state.progress.step, bytes)?;
+    fs::create_dir_all(checkpoints)
+        .with_context(|| format!("cannot create {}", checkpoints.display()))?;
+    let fresh = folder::fresh(checkpoints, state.progress.step);
+    begin(disk, &fresh, state.progress.step, bytes)?;
     let written = write_part(disk, &fresh, 0, shares, state);
     let published = written.and_then(|part| publish(disk, &fresh, vec![part], state));
     published.map_err(|error| abandon(disk, &fresh, state.progress.step, error))
@@ -75,18 +80,20 @@ pub fn saved_bytes(m: &Manifest) -> u64 {
     layout.params().map(bytes).sum()
 }
 
-/// Makes the fresh folder that all ranks write `step` into, if there is room for all their bytes.
-/// For one rank of the world; the others are told its name.
-pub fn begin(disk: &Disk, checkpoints: &Path, step: u64, bytes: u64) -> anyhow::Result<PathBuf> {
-    let fresh = folder::fresh(checkpoints, step);
+/// Makes the `fresh` folder that all ranks write `step` into, if there is room for all their bytes.
+/// For one rank of the world. The run's folder is there: one that is away is not made anew.
+pub fn begin(disk: &Disk, fresh: &Path, step: u64, bytes: u64) -> anyhow::Result<()> {
     let make = || {
-        fs::create_dir_all(checkpoints)
-            .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-        space(checkpoints, bytes)?;
-        disk.make_folder(&fresh)
+        let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
+        match fs::create_dir(checkpoints) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                Err(error).with_context(|| format!("cannot create {}", checkpoints.display()))?
+            }
+            _ => space(checkpoints, bytes)?,
+        }
+        disk.make_folder(fresh)
     };
-    make().map_err(|error| abandon(disk, &fresh, step, error))?;
-    Ok(fresh)
+    make().map_err(|error| abandon(disk, fresh, step, error))
 }
 
 /// Removes what ranks have written of a checkpoint when one of them failed, and says so. For the
@@ -115,15 +122,18 @@ pub fn not_saved(fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error
 pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     let stat = rustix::fs::statvfs(checkpoints)?;
     let free = stat.f_bavail * stat.f_frsize;
-    ensure!(
-        need < free,
-        "no space left in {}: a checkpoint needs {}, {} are free; \
-         free some, or move log.folder, or lower checkpoint.keep_last",
-        checkpoints.display(),
-        Bytes(need),
-        Bytes(free)
-    );
-    Ok(())
+    if need < free {
+        return Ok(());
+    }
+    Err(io::Error::from(Errno::NOSPC)).with_context(|| {
+        format!(
+            "no space left in {}: a checkpoint needs {}, {} are free; \
+             free some, or move log.folder, or lower checkpoint.keep_last",
+            checkpoints.display(),
+            Bytes(need),
+            Bytes(free)
+        )
+    })
 }
 
 /// Writes one rank's shards, one for each state, side by side; none if it has nothing to write.
@@ -180,6 +190,17 @@ pub fn write_part(
     Ok(part)
 }
 
+/// Removes what a rank may have written of its part, to write it again.
+pub fn remove_part(disk: &Disk, fresh: &Path, rank: usize, shares: &[Share]) -> anyhow::Result<()> {
+    let states: BTreeSet<&str> = shares.iter().map(|share| share.state.name).collect();
+    let files = states.into_iter().map(|state| fresh.join(shard_name(state, rank)));
+    files.filter(|file| file.exists()).try_for_each(|file| disk.remove_file(&file))
+}
+
+fn shard_name(state: &str, rank: usize) -> String {
+    format!("{state}-{rank:05}{SHARD_END}")
+}
+
 /// Of a share's values, by their places in the whole state.
 fn digest(share: &Share) -> Digest {
     let cols = share.shape[share.shape.len() - 1];
@@ -209,7 +230,7 @@ fn write_shard(
     state: &State,
 ) -> anyhow::Result<(Shard, Vec<(Digest, Piece)>)> {
     let kept = shares[0].state.name;
-    let file = format!("{kept}-{rank:05}{SHARD_END}");
+    let file = shard_name(kept, rank);
     let dtype = |share: &Share| safetensors::dtype_name(share.state.dtype);
     let wanted: Vec<_> = shares.iter().map(|s| (piece_name(s), dtype(s), piece_shape(s))).collect();
     let metadata = BTreeMap::from([
@@ -263,13 +284,42 @@ pub fn publish(
     parts: Vec<WrittenPart>,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
+    publish_index(disk, fresh, &index_text(parts, state)?, state.progress.step, false)
+}
+
+/// The index of what all ranks wrote.
+pub fn index_text(parts: Vec<WrittenPart>, state: &State) -> anyhow::Result<String> {
     let WrittenPart { shards, tensors, .. } = join(parts);
     let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
     index.check().context("what the ranks wrote does not fit together")?;
-    disk.write_file(&fresh.join(index::NAME), index.text()?.as_bytes())?;
-    disk.sync_folder(fresh)?;
+    index.text()
+}
+
+/// Writes an index into `fresh`, and gives the folder its name. If that failed at any call, the same
+/// `again` ends it.
+pub fn publish_index(
+    disk: &Disk,
+    fresh: &Path,
+    index: &str,
+    step: u64,
+    again: bool,
+) -> anyhow::Result<PathBuf> {
     let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
-    let folder = checkpoints.join(folder::name(state.progress.step));
+    let folder = checkpoints.join(folder::name(step));
+    let holds = |folder: &Path| {
+        fs::read(folder.join(index::NAME)).is_ok_and(|text| text == index.as_bytes())
+    };
+    if again && holds(&folder) {
+        disk.sync_folder(checkpoints)?;
+        discard(disk, fresh); // what it took the place of
+        return Ok(folder);
+    }
+    let of_fresh = fresh.join(index::NAME);
+    if again && of_fresh.exists() {
+        disk.remove_file(&of_fresh)?;
+    }
+    disk.write_file(&of_fresh, index.as_bytes())?;
+    disk.sync_folder(fresh)?;
     if folder.exists() {
         disk.exchange(fresh, &folder)?; // a run resumed from an older step
         disk.sync_folder(checkpoints)?;

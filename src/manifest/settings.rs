@@ -1,6 +1,5 @@
-//! The table of settings: what may be written, its limits and its default, and what it is once
-//! checked. Reading, "did you mean", the JSON Schema for editors and the effective YAML come from
-//! it; rules between settings are in `check`.
+//! The table of settings: what may be written, its limits and default, and what it is once checked.
+//! Reading, "did you mean", JSON Schema and effective YAML come from it; relations are in `check`.
 
 use super::check::data::{self, Blends, Run};
 use super::check::time::Validated;
@@ -285,8 +284,7 @@ Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
     /// Length of the linear warm-up in samples (--lr-warmup-samples). Default: 0.
     warmup_samples: u64 => u64 = time::warmup(&raw, seq_len, report),
         in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
-    /// The shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the
-    /// run.
+    /// The shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the run.
     decay: DecayForm => Decay = time::decay(raw.decay, run, warmup_samples, seq_len, report);
 } [
     /// Length of the warm-up in tokens, instead of warmup_samples.
@@ -321,8 +319,7 @@ Topology(raw) {
     /// What is thrown away in forward and computed again in backward. Default: none.
     recompute: Recompute = Recompute::None;
     /// What lies in the memory of the host in place of the device's: none, optimizer,
-    /// full, or settings.
-    /// Changes no number, but for delay. Default: none.
+    /// full, or settings. Changes no number, but for delay. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
     /// Less to send between replicas, for slow networks: powersgd; with zero at most 1. A single
     /// replica sends nothing and compresses nothing. Default: none.
@@ -382,6 +379,9 @@ Checkpoint(raw) {
     /// Saves that may be written at once while training goes on, each with a copy of the run's
     /// state in host memory; with 0, training waits for every save (--async-save). Default: 1.
     in_flight: usize = 1, in 0..=8;
+    /// Seconds for which writes into the run's folder wait while it is full, or its file server is
+    /// away; training goes on meanwhile, and what it logs follows. 0 ends the run at once. Default: 600.
+    wait_for_storage_s: f64 = 600.0, in 0.0..=1e6;
 }
 
 #[derive(Copy)]

@@ -113,6 +113,24 @@ impl<'a> Rank<'a> {
         self.world.recorder().set_phase(name);
     }
 
+    /// Waits until `ready` on every rank, however long that takes: each call of it returns within a
+    /// second or so, and the ranks meet between two calls. An error of one is an error of all.
+    pub fn wait_until(
+        &self,
+        mut ready: impl FnMut() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        loop {
+            let mine = ready();
+            let [ready, failed] = self.count([matches!(mine, Ok(true)), mine.is_err()]);
+            if failed > 0 {
+                return self.agree(mine.map(drop));
+            }
+            if ready == self.grid.size() {
+                return Ok(());
+            }
+        }
+    }
+
     /// This rank's result if all ranks succeeded. Otherwise an error on all of them, printed by the
     /// lowest rank that failed.
     pub fn agree<T>(&self, mine: anyhow::Result<T>) -> anyhow::Result<T> {

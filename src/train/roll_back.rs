@@ -17,6 +17,7 @@ impl Run<'_> {
     pub fn roll_back(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         let (m, rank) = (self.manifest, self.rank);
+        self.write_report()?;
         let Some(spikes) = &mut self.spikes else { return Ok(()) };
         let Some(why) = spikes.take_diverged() else { return Ok(()) };
         let (mut watch, rule) = (spikes.watch.clone(), spikes.rule());

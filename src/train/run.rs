@@ -106,6 +106,7 @@ impl Run<'_> {
             if let Some(ended) = complete.then_some(Ended::Complete).or(stop) {
                 self.save()?;
                 self.saver.finish(rank)?;
+                self.write_report()?;
                 self.trace.map_or(Ok(()), |trace| trace.finish(rank))?;
                 return Ok(ended);
             }
@@ -149,11 +150,19 @@ impl Run<'_> {
         let (rank, signals) = (self.rank, self.signals);
         rank.set_phase("between two steps");
         let written = self.saver.oldest_is_written()?;
+        let begun = self.saver.oldest_has_begun();
         let reached = rank.is_first() && self.reached();
         let save = self.saver.slowest_save();
         let leave = self.time_limit.as_mut().is_some_and(|limit| limit.is_due(save));
-        let asked = [signals.stop(), signals.save(), written, reached, leave];
-        let [stop, save, written, reached, leave] = rank.count(asked);
+        let away = self.saver.is_away();
+        let asked = [signals.stop(), signals.save(), begun, written, reached, leave, away];
+        let [stop, save, begun, written, reached, leave, away] = rank.count(asked);
+        if rank.is_first() {
+            self.saver.tell_away(away);
+        }
+        if begun > 0 {
+            self.saver.write_oldest(rank)?;
+        }
         if written == rank.grid.size() {
             self.saver.publish_oldest(rank)?;
         }
@@ -339,6 +348,22 @@ impl Run<'_> {
         self.saver.save(self.rank, &self.engine, self.progress, next_batch, seq_len)
     }
 
+    /// Waits until all that was reported is in its files. A collective.
+    pub fn write_report(&mut self) -> anyhow::Result<()> {
+        self.rank.set_phase("writing the last lines of metrics");
+        let report = &mut self.report;
+        self.rank.wait_until(|| match report {
+            None => Ok(true),
+            Some(report) => match report.is_written()? {
+                false => {
+                    std::thread::sleep(Duration::from_millis(5));
+                    Ok(false)
+                }
+                true => Ok(true),
+            },
+        })
+    }
+
     /// Waits for pending checkpoints if the ranks still communicate, then closes the report.
     pub fn end(&mut self, ended: &anyhow::Result<Ended>) {
         let doing = self.rank.current_phase();
@@ -348,6 +373,9 @@ impl Run<'_> {
             // A second error would hide the one that ends the run.
             let _ = self.saver.finish(self.rank);
             self.rank.set_phase(&doing); // what it did when it failed
+        }
+        if ended.is_err() {
+            self.saver.leave();
         }
         if let Some(report) = &mut self.report {
             report.finish();

@@ -1,13 +1,15 @@
 //! Checkpoints written while training continues. Between two steps every rank copies its states
 //! into a snapshot, which its writer thread writes to disk. When all ranks have written (they learn
 //! of it between two later steps), the writer thread of rank 0 writes the index and renames the
-//! folder.
+//! folder. Storage that is away for a while is waited for by these threads (`patient`).
 //!
 //! Methods that take a `Rank` are collectives: all ranks call them at the same step.
 
+pub mod patient;
 mod writer;
 
 use super::rank::Rank;
+use super::storage::Storage;
 use super::time_limit::expected_save;
 use base::Bytes;
 use checkpoint::disk::Disk;
@@ -19,7 +21,8 @@ use model::{Layout, ModelShard, Param};
 use plan::spikes::SpikeWatch;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use writer::{Done, Job, Publish, Published, Writer};
 
 /// Steps whose loss and gradient norm are stored in a checkpoint.
@@ -33,7 +36,12 @@ pub struct Saver {
     saved_bytes: u64,
     /// Whether the loss scale is saved (fp16).
     scaled: bool,
+    storage: Arc<Storage>,
+    /// On rank 0: whether it was told that others wait for theirs.
+    told_away: bool,
     writer: Writer,
+    /// On rank 0: how the oldest saves that are not given to the writer have begun.
+    begun: VecDeque<anyhow::Result<()>>,
     /// Saves in flight, oldest first; the same on all ranks, except for `part`.
     in_flight: VecDeque<PendingSave>,
     most_in_flight: usize,
@@ -56,20 +64,34 @@ struct PendingSave {
     begun: Instant,
     /// Seconds for which training waited.
     stall: f64,
+    /// This rank's states, until its folder is there and they are given to the writer.
+    snapshot: Option<Snapshot>,
     /// This rank's part once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
 }
 
+/// For how long a save waits for its folder before training goes on.
+const BEGIN: Duration = Duration::from_secs(1);
+
 impl Saver {
     /// Reserves the snapshots and starts the writer thread. `state`: of the run at its start.
-    pub fn open(m: &Manifest, rank: usize, engine: &Engine, state: State) -> anyhow::Result<Saver> {
+    pub fn open(
+        m: &Manifest,
+        rank: usize,
+        engine: &Engine,
+        state: State,
+        storage: &Arc<Storage>,
+    ) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
             checkpoints: folder(m),
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
             saved_bytes: checkpoint::saved_bytes(m),
             scaled: m.loss_scale.is_some(),
-            writer: writer::start(m, rank)?,
+            writer: writer::start(m, rank, storage.clone())?,
+            storage: storage.clone(),
+            begun: VecDeque::new(),
+            told_away: false,
             in_flight: VecDeque::new(),
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
@@ -143,8 +165,11 @@ impl Saver {
         while self.in_flight.len() >= self.most_in_flight {
             self.publish_oldest(rank)?;
         }
-        let (disk, step, bytes) = (Disk::default(), progress.step, self.saved_bytes);
-        let fresh = rank.on_first(|| checkpoint::begin(&disk, &self.checkpoints, step, bytes))?;
+        let (step, bytes) = (progress.step, self.saved_bytes);
+        let fresh = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
+        if rank.is_first() {
+            self.writer.send(Job::Begin { fresh: fresh.clone(), step, bytes })?;
+        }
         let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
@@ -156,11 +181,65 @@ impl Saver {
         state.loss_scale = self.scaled.then_some(scale);
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
-        let (to, of) = (fresh.clone(), state.clone());
-        self.writer.send(Job::Part { snapshot, fresh: to, state: of })?;
-        let stall = begun.elapsed().as_secs_f64();
-        self.in_flight.push_back(PendingSave { fresh, state, begun, stall, part: None });
+        let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
+        let save = PendingSave { fresh, state, begun, stall, snapshot, part: None };
+        self.in_flight.push_back(save);
+        if self.has_begun(rank)? {
+            self.write_oldest(rank)?;
+        }
+        let last = self.in_flight.back_mut().expect("pushed above");
+        last.stall = begun.elapsed().as_secs_f64();
         if self.wait { self.finish(rank) } else { Ok(()) }
+    }
+
+    /// Whether the folder of the oldest save without one has just been made, or cannot be. Rank 0
+    /// waits a moment for it; the others learn of it.
+    fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
+        let end = Instant::now() + BEGIN;
+        while rank.is_first() && self.begun.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Some(done) = self.writer.wait_for(left)? else { break };
+            self.record(done)?;
+        }
+        let [begun] = rank.count([self.oldest_has_begun()]);
+        Ok(begun > 0)
+    }
+
+    /// On rank 0: whether the oldest save without a folder has one now, or cannot have one.
+    pub fn oldest_has_begun(&self) -> bool {
+        !self.begun.is_empty()
+    }
+
+    /// Writes the oldest save whose folder was missing, now that rank 0 has made it.
+    pub fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
+        let without = self.in_flight.iter().position(|save| save.snapshot.is_some());
+        let number = without.expect("a save without a folder");
+        if let Err(error) = rank.agree(self.begun.pop_front().unwrap_or(Ok(()))) {
+            self.free.extend(self.in_flight.remove(number).and_then(|save| save.snapshot));
+            return Err(error);
+        }
+        let save = &mut self.in_flight[number];
+        let snapshot = save.snapshot.take().expect("found by it");
+        let (fresh, state) = (save.fresh.clone(), save.state.clone());
+        self.writer.send(Job::Part { snapshot, fresh, state })
+    }
+
+    /// Whether this rank waits for its storage.
+    pub fn is_away(&self) -> bool {
+        self.storage.is_away()
+    }
+
+    /// Tells, on rank 0, that so many ranks wait for theirs: once, as long as there are any.
+    pub fn tell_away(&mut self, ranks: usize) {
+        if ranks > 0 && !self.told_away && !self.is_away() {
+            tracing::warn!("{ranks} ranks cannot write to the run's folder, and wait for it");
+        }
+        self.told_away = ranks > 0;
+    }
+
+    /// From now on nothing waits for storage that is away: the run has failed.
+    pub fn leave(&self) {
+        self.storage.leave();
     }
 
     /// Whether this rank has written its part of the oldest save in flight.
@@ -174,12 +253,18 @@ impl Saver {
     /// Waits until all ranks have written their part of the oldest save in flight; rank 0 then
     /// publishes it.
     pub fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        while !self.oldest_is_written()? {
-            let done = self.writer.wait()?;
-            self.record(done)?;
+        loop {
+            let written = self.is_written_soon()?;
+            let [begun, written] = rank.count([self.oldest_has_begun(), written]);
+            if begun > 0 {
+                self.write_oldest(rank)?;
+            }
+            if written == rank.grid.size() {
+                break;
+            }
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
-        let PendingSave { fresh, state, begun, stall, part } = save;
+        let PendingSave { fresh, state, begun, stall, part, .. } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written");
         let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&fresh, step, error)));
@@ -196,25 +281,37 @@ impl Saver {
         Ok(())
     }
 
+    /// The same as `oldest_is_written`, or something else that the others are to know, after a
+    /// second at most: they wait for this rank no longer in one operation.
+    fn is_written_soon(&mut self) -> anyhow::Result<bool> {
+        let end = Instant::now() + BEGIN;
+        while !self.oldest_is_written()? && self.begun.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Some(done) = self.writer.wait_for(left)? else { break };
+            self.record(done)?;
+        }
+        Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))
+    }
+
     /// Waits for all saves in flight.
     pub fn finish(&mut self, rank: &Rank) -> anyhow::Result<()> {
         rank.set_phase("saving");
         while !self.in_flight.is_empty() {
             self.publish_oldest(rank)?;
         }
-        rank.agree(self.wait_published())
-    }
-
-    fn wait_published(&mut self) -> anyhow::Result<()> {
-        while self.publishing > 0 {
-            let done = self.writer.wait()?;
-            self.record(done)?;
-        }
-        Ok(())
+        rank.wait_until(|| {
+            if self.publishing > 0
+                && let Some(done) = self.writer.wait_for(BEGIN)?
+            {
+                self.record(done)?;
+            }
+            Ok(self.publishing == 0)
+        })
     }
 
     fn record(&mut self, done: Done) -> anyhow::Result<()> {
         match done {
+            Done::Begun(begun) => self.begun.push_back(begun),
             Done::Part(snapshot, part) => {
                 self.free.push(snapshot);
                 let mut saves = self.in_flight.iter_mut();
@@ -229,6 +326,13 @@ impl Saver {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Saver {
+    /// A run that ends does not wait for storage that is away.
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

@@ -12,6 +12,7 @@ use super::run::Run;
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
 use super::status::{Board, Fixed};
+use super::storage::Storage;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, files, preflight, replay, resume};
@@ -123,10 +124,7 @@ pub fn open<'a>(
     let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
-    if let Some(trace) = &process.trace {
-        let total = m.batch.ramp().steps(m.train.samples);
-        trace.open(rank, device.gpu().is_some(), (from, total))?;
-    }
+    open_trace(process, rank, device, from)?;
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
     let engine = reserve(process, rank, device)?;
     announce(process, rank, device, &engine, data.order_bytes())?;
@@ -146,9 +144,10 @@ pub fn open<'a>(
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let progress = state.progress;
-    let saver = snapshots(rank, m, &engine, state)?;
+    let storage = Storage::of(m);
+    let saver = snapshots(rank, m, &engine, state, &storage)?;
     let (report, board) = rank.phase("opening the report", || match rank.is_first() {
-        true => Ok((Some(record(process, progress.step)?), Some(show(process, rank)?))),
+        true => Ok((Some(record(process, progress.step, &storage)?), Some(show(process, rank)?))),
         false => Ok((None, None)),
     })?;
     let (ramp, shard, consumed) =
@@ -180,6 +179,13 @@ pub fn open<'a>(
         first_steps: Vec::new(),
         evaluated: None,
     })
+}
+
+/// Begins the trace of some steps, where one is asked for.
+fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> anyhow::Result<()> {
+    let Some(trace) = &process.trace else { return Ok(()) };
+    let m = &process.loaded.manifest;
+    trace.open(rank, device.gpu().is_some(), (from, m.batch.ramp().steps(m.train.samples)))
 }
 
 /// An error if the files that the manifest names cannot be used, or a checkpoint has no room. A
@@ -275,8 +281,14 @@ fn new_run(loaded: &Loaded) {
 }
 
 /// What saves the run, with its snapshots reserved.
-fn snapshots(rank: &Rank, m: &Manifest, engine: &Engine, state: State) -> anyhow::Result<Saver> {
-    let open = || Saver::open(m, rank.number(), engine, state);
+fn snapshots(
+    rank: &Rank,
+    m: &Manifest,
+    engine: &Engine,
+    state: State,
+    storage: &Arc<Storage>,
+) -> anyhow::Result<Saver> {
+    let open = || Saver::open(m, rank.number(), engine, state, storage);
     let saver = rank.phase("reserving snapshots", open)?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
     if rank.is_first() {
@@ -286,7 +298,7 @@ fn snapshots(rank: &Rank, m: &Manifest, engine: &Engine, state: State) -> anyhow
 }
 
 /// Writes the effective manifest and opens the report.
-fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
+fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
     let path = m.log.folder.join(manifest::IN_FOLDER);
@@ -302,7 +314,7 @@ fn record(process: &Process, step: u64) -> anyhow::Result<Report> {
         LogFormat::Auto | LogFormat::Megatron => Form::Megatron,
         LogFormat::Short => Form::Short,
     });
-    Report::open(console, folder, run_info(m), every, events, step)
+    Report::open(console, (folder, storage), run_info(m), every, events, step)
 }
 
 /// Begins to show what the run is doing. After `record`: steps that are taken again do not count.

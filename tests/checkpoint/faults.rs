@@ -198,6 +198,7 @@ fn errors_of_the_kernel_end_the_run_and_leave_the_last_checkpoint() {
             .args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={name}")])
             .args(["-e", &format!("inject={inject}"), env!("CARGO_BIN_EXE_gptrain")])
             .args(["run", "run.yaml", "--set", "train.steps=6"])
+            .args(["--set", "checkpoint.wait_for_storage_s=0"])
             .current_dir(lab.path(""))
             .output();
         let Ok(done) = done else {
@@ -266,7 +267,8 @@ fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
     for size in [500, 700, 740, 760, 780] {
         let script = format!(
             "mount -t tmpfs -o size={size}k none full || exit 9; \
-             $0 run run.yaml --set log.folder=full/a --set checkpoint.interval=2; echo code $?; \
+             $0 run run.yaml --set log.folder=full/a --set checkpoint.interval=2 \
+             --set checkpoint.wait_for_storage_s=0; echo code $?; \
              $0 inspect-ckpt full/a --deep; echo code $?; ls full/a/checkpoints"
         );
         let done = Command::new("unshare")

@@ -333,7 +333,8 @@ impl Done {
         let (disk, mut state) = (Disk::default(), state(loaded, self.step));
         state.pending = self.ranks[0].pending();
         let bytes = checkpoint::saved_bytes(&loaded.manifest);
-        let fresh = checkpoint::begin(&disk, checkpoints, self.step as u64, bytes).unwrap();
+        let fresh = checkpoint::fresh(checkpoints, self.step as u64);
+        checkpoint::begin(&disk, &fresh, self.step as u64, bytes).unwrap();
         let mut parts: Vec<WrittenPart> = std::thread::scope(|scope| {
             let (disk, fresh, state) = (&disk, &fresh, &state);
             let ranks = self.ranks.iter().enumerate();

@@ -43,3 +43,4 @@ mod resume;
 mod rules;
 mod slices;
 mod spikes;
+mod storage;

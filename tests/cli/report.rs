@@ -9,6 +9,13 @@ use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::page::Run;
 use gptrain::train::report::tensorboard::{Events, ReadEvent, read};
 use gptrain::train::report::{Console, Report, RunInfo, StepLine};
+use gptrain::train::storage::Storage;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn storage(folder: &Path) -> Arc<Storage> {
+    Storage::new(folder, Duration::ZERO)
+}
 
 fn info() -> RunInfo {
     RunInfo {
@@ -30,7 +37,9 @@ fn loss(step: u64) -> f64 {
 
 /// Steps `from + 1 ..= to`, and an evaluation on two sets at every fifth.
 fn train(folder: &Path, from: u64, to: u64) {
-    let mut report = Report::open(&Console::stdout(), folder, info(), 1000, true, from).unwrap();
+    let mut report =
+        Report::open(&Console::stdout(), (folder, &storage(folder)), info(), 1000, true, from)
+            .unwrap();
     for step in from + 1..=to {
         let line = StepLine {
             step,
@@ -128,12 +137,12 @@ fn opening_drops_torn_lines_wherever_they_are() {
         folder.path(),
         b"{\"step\":5,\"cons\n\xff\xfe\n{\"step\":6}\n{\"step\":7,\"consumed_samples\":1",
     );
-    let (_, dropped) = MetricsFile::open(folder.path(), 3).unwrap();
+    let (_, dropped) = MetricsFile::open(folder.path(), 3, &storage(folder.path())).unwrap();
     assert_eq!(dropped, Dropped { after_resume: 1, unreadable: vec![5, 6, 7, 8] });
     let steps: Vec<_> =
         Metrics::read(folder.path()).unwrap().steps.iter().map(|s| s.step).collect();
     assert_eq!(steps, [1, 2, 3]);
-    let (_, dropped) = MetricsFile::open(folder.path(), 3).unwrap();
+    let (_, dropped) = MetricsFile::open(folder.path(), 3, &storage(folder.path())).unwrap();
     assert_eq!(dropped, Dropped::default());
 }
 
@@ -141,8 +150,9 @@ fn opening_drops_torn_lines_wherever_they_are() {
 #[test]
 fn an_event_file_is_tfrecords_of_events() {
     let folder = tempfile::tempdir().unwrap();
-    let mut events = Events::open(folder.path(), 0).unwrap();
+    let mut events = Events::open(folder.path(), 0, &storage(folder.path())).unwrap();
     events.scalars(300, 4800, &[("a", 1.5), ("b/c", -0.25)]).unwrap();
+    drop(events);
     let path = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let bytes = fs::read(&path).unwrap();
 

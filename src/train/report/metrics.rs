@@ -1,18 +1,21 @@
 //! `metrics.jsonl`: one JSON object a step, and one for each validation set and task at each
 //! evaluation.
 //!
-//! Each line is one write to a file opened for appending, so a kill at any moment leaves at most
-//! one torn last line. Numbers are written with the fewest digits that give the same bits back;
+//! Lines are written whole at the file's end (`append`), so a kill at any moment leaves at most one
+//! torn last line. Numbers are written with the fewest digits that give the same bits back;
 //! JSON has no NaN or infinity, they are written as `null` and read as NaN.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::append::Appender;
 use super::{RunInfo, StepLine};
+use crate::storage::Storage;
 use base::output::{Existing, Output};
 use base::{Problems, null_is_nan};
 use data::eval::Accuracy;
@@ -105,10 +108,7 @@ impl StepRow {
 }
 
 /// `metrics.jsonl`, open for appending.
-pub struct MetricsFile {
-    path: PathBuf,
-    file: File,
-}
+pub struct MetricsFile(Appender);
 
 /// What was taken out of the file when it was opened.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -122,19 +122,27 @@ pub struct Dropped {
 impl MetricsFile {
     /// Opens or makes the file in `folder`, without any line after `resume_step` (without any at
     /// all if that is 0). The old file stays whole until the new one has replaced it.
-    pub fn open(folder: &Path, resume_step: u64) -> Result<(MetricsFile, Dropped)> {
+    pub fn open(
+        folder: &Path,
+        resume_step: u64,
+        storage: &Arc<Storage>,
+    ) -> Result<(MetricsFile, Dropped)> {
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the run's folder {}", folder.display()))?;
         let path = folder.join(NAME);
         let context = || format!("cannot prepare {}", path.display());
         let dropped = drop_after(&path, resume_step).with_context(context)?;
-        let file =
-            OpenOptions::new().create(true).append(true).open(&path).with_context(context)?;
-        Ok((MetricsFile { path, file }, dropped))
+        let file = Appender::open(&path, storage).with_context(context)?;
+        Ok((MetricsFile(file), dropped))
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        self.0.path()
+    }
+
+    /// Its end, where lines wait to be written.
+    pub fn appender(&mut self) -> &mut Appender {
+        &mut self.0
     }
 
     pub fn step(&mut self, row: &StepRow) -> Result<()> {
@@ -152,9 +160,7 @@ impl MetricsFile {
     fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
         line.push(b'\n');
-        self.file
-            .write_all(&line)
-            .with_context(|| format!("cannot write to {}", self.path.display()))
+        self.0.append(line)
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Does not know the model, the device or the checkpoint: it is given numbers and writes them.
 
+mod append;
 mod line;
 pub mod metrics;
 mod screen;
@@ -15,12 +16,16 @@ pub mod page;
 pub(super) mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
 
+use crate::storage::Storage;
+
+use append::Appender;
 use line::Interval;
 use metrics::{EvalRow, MetricsFile, StepRow, TaskRow};
 use screen::Screen;
@@ -86,6 +91,7 @@ pub struct StepLine {
 /// Writes every step of a run to its folder and to the terminal.
 pub struct Report {
     folder: PathBuf,
+    storage: Arc<Storage>,
     info: RunInfo,
     every: u64,
     last_step: u64,
@@ -101,14 +107,14 @@ impl Report {
     /// the event files (all, at 0), so that a resumed run's record reads like an uninterrupted one.
     pub fn open(
         console: &Console,
-        folder: &Path,
+        (folder, storage): (&Path, &Arc<Storage>),
         info: RunInfo,
         every: u64,
         tensorboard: bool,
         resume_step: u64,
     ) -> Result<Report> {
         assert!(every > 0, "a log interval of 0 steps");
-        let (metrics, dropped) = MetricsFile::open(folder, resume_step)?;
+        let (metrics, dropped) = MetricsFile::open(folder, resume_step, storage)?;
         let path = metrics.path().display();
         if !dropped.unreadable.is_empty() {
             let lines: Vec<_> = dropped.unreadable.iter().map(|n| n.to_string()).collect();
@@ -119,13 +125,14 @@ impl Report {
             tracing::info!("dropped from {path}: {lines} lines after step {resume_step}");
         }
         let events = match tensorboard {
-            true => Some(Events::open(&folder.join("tensorboard"), resume_step)?),
+            true => Some(Events::open(&folder.join("tensorboard"), resume_step, storage)?),
             false => None,
         };
         let (interval, screen) = (Interval::default(), Screen::new(console, &info));
-        let folder = folder.to_path_buf();
+        let (folder, storage) = (folder.to_path_buf(), storage.clone());
         Ok(Report {
             folder,
+            storage,
             info,
             every,
             last_step: resume_step,
@@ -139,9 +146,10 @@ impl Report {
     /// The run went back to a step: what was recorded of later ones is dropped.
     pub fn go_back(&mut self, step: u64) -> Result<()> {
         self.print_interval();
-        self.metrics = MetricsFile::open(&self.folder, step)?.0;
+        self.files().try_for_each(Appender::close)?;
+        self.metrics = MetricsFile::open(&self.folder, step, &self.storage)?.0;
         if let Some(events) = &mut self.events {
-            *events = Events::open(&self.folder.join("tensorboard"), step)?;
+            *events = Events::open(&self.folder.join("tensorboard"), step, &self.storage)?;
         }
         self.last_step = step;
         Ok(())
@@ -215,10 +223,23 @@ impl Report {
         Ok(())
     }
 
-    /// Prints the last, incomplete interval and removes the progress bar.
+    /// Whether all is in the files; an error if something cannot be written.
+    pub fn is_written(&mut self) -> Result<bool> {
+        self.files().try_fold(true, |all, file| Ok(all && file.is_written()?))
+    }
+
+    fn files(&mut self) -> impl Iterator<Item = &mut Appender> {
+        let events = self.events.iter_mut().map(Events::appender);
+        std::iter::once(self.metrics.appender()).chain(events)
+    }
+
+    /// Prints the last, incomplete interval, removes the progress bar, and closes the files.
     pub fn finish(&mut self) {
         self.print_interval();
         self.screen.finish();
+        if let Err(error) = self.files().try_for_each(Appender::close) {
+            tracing::warn!("{error:#}");
+        }
     }
 
     fn print_interval(&mut self) {

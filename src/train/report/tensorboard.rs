@@ -6,39 +6,37 @@
 //! protobuf (tensorflow/core/util/event.proto): 1 wall_time double, 2 step int64, 3 file_version
 //! string, 5 summary { 1 value { 1 tag string, 2 simple_value float } }.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use base::unix_time;
+
+use super::append::Appender;
+use crate::storage::Storage;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";
 
 /// The event file of one session of a run.
-pub struct Events {
-    path: PathBuf,
-    file: File,
-}
+pub struct Events(Appender);
 
 impl Events {
     /// Starts a new file in `folder`, after cutting from the earlier ones what came after
     /// `resume_step` (everything, at 0). TensorBoard's own way to do that, a START event, would
     /// wipe the curves by samples, whose x is always beyond the step.
-    pub fn open(folder: &Path, resume_step: u64) -> Result<Events> {
+    pub fn open(folder: &Path, resume_step: u64, storage: &Arc<Storage>) -> Result<Events> {
         let context = || format!("cannot prepare the TensorBoard folder {}", folder.display());
         fs::create_dir_all(folder).with_context(context)?;
         let last = cut_all(folder, resume_step).with_context(context)?;
         // TensorBoard reads files in the order of their names, which start with the second.
         let second = unix_time().as_secs().max(last + 1);
         let path = folder.join(format!("{PREFIX}{second}.gptrain.{}", std::process::id()));
-        let file =
-            OpenOptions::new().create_new(true).append(true).open(&path).with_context(context)?;
-        let mut events = Events { path, file };
+        let mut events = Events(Appender::open(&path, storage).with_context(context)?);
         let mut version = Vec::new();
         bytes(&mut version, 3, b"brain.Event:2");
-        events.write(&record(&event(0, version)))?;
+        events.0.append(record(&event(0, version)))?;
         Ok(events)
     }
 
@@ -46,13 +44,12 @@ impl Events {
     pub fn scalars(&mut self, step: u64, samples: u64, scalars: &[(&str, f64)]) -> Result<()> {
         let mut text = record(&event(step, summary(scalars, "")));
         text.extend(record(&event(samples, summary(scalars, BY_SAMPLES))));
-        self.write(&text)
+        self.0.append(text)
     }
 
-    fn write(&mut self, text: &[u8]) -> Result<()> {
-        self.file
-            .write_all(text)
-            .with_context(|| format!("cannot write to {}", self.path.display()))
+    /// Its end, where events wait to be written.
+    pub fn appender(&mut self) -> &mut Appender {
+        &mut self.0
     }
 }
 

@@ -1,6 +1,7 @@
 use parking_lot::Mutex;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use regex_lite::Regex;
 
@@ -69,7 +70,8 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
         let printed = Printed::default();
         let console = Console::new(Box::new(printed.clone()));
         console.set_form(form);
-        let mut report = Report::open(&console, folder.path(), info(), 1, false, 0).unwrap();
+        let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
+        let mut report = Report::open(&console, place, info(), 1, false, 0).unwrap();
         report.step(&line(1, 2.0)).unwrap();
         report.eval(1, 16, "books", 3.0).unwrap();
         assert_eq!(printed.text(), says);
@@ -183,7 +185,8 @@ fn lines_come_at_intervals_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let printed = Printed::default();
     let console = Console::new(Box::new(printed.clone()));
-    let mut report = Report::open(&console, folder.path(), info(), 3, false, 0).unwrap();
+    let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
+    let mut report = Report::open(&console, place, info(), 3, false, 0).unwrap();
     for step in 1..=7 {
         report.step(&line(step, step as f64)).unwrap();
         if step == 4 {

@@ -1,16 +1,25 @@
 //! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
-use super::super::last_checkpoint;
+use super::super::storage::Storage;
+use super::patient;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
-use checkpoint::{self, Keep, Snapshot, State, WrittenPart};
+use checkpoint::{Keep, Snapshot, State, WrittenPart};
 use manifest::Manifest;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub type Writer = Worker<Job, Done>;
 
 pub enum Job {
+    /// Makes the folder `fresh` of a save, on rank 0.
+    Begin {
+        fresh: PathBuf,
+        step: u64,
+        /// Of all ranks.
+        bytes: u64,
+    },
     /// This rank's part of a save, into the folder `fresh`.
     Part {
         snapshot: Snapshot,
@@ -32,6 +41,7 @@ pub struct Publish {
 }
 
 pub enum Done {
+    Begun(anyhow::Result<()>),
     Part(Snapshot, anyhow::Result<WrittenPart>),
     Published(anyhow::Result<Published>),
 }
@@ -45,40 +55,35 @@ pub struct Published {
 }
 
 /// A run that ends in an error still lets the save that has begun come to its end.
-pub fn start(m: &Manifest, rank: usize) -> anyhow::Result<Writer> {
+pub fn start(m: &Manifest, rank: usize, storage: Arc<Storage>) -> anyhow::Result<Writer> {
     let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every };
-    // Of each save in flight, a part and its publication.
-    let room = 2 * m.checkpoint.in_flight.max(1);
+    // Of each save in flight, its folder, a part and its publication.
+    let room = 3 * m.checkpoint.in_flight.max(1);
     let of_rank = tracing::error_span!(parent: None, "rank", rank);
     Worker::start("checkpoints", room, move |job| {
         let _rank = of_rank.enter();
+        let disk = Disk::default();
         Some(match job {
+            Job::Begin { fresh, step, bytes } => {
+                Done::Begun(patient::begin(&disk, &storage, &fresh, step, bytes))
+            }
             Job::Part { snapshot, fresh, state } => {
                 let track = "save (writer)";
                 let _span = tracing::trace_span!("write checkpoint", track).entered();
-                let (disk, shares) = (Disk::default(), snapshot.shares());
-                let part = checkpoint::write_part(&disk, &fresh, rank, &shares, &state);
+                let (shares, place) = (snapshot.shares(), (&*fresh, rank));
+                let part = patient::write_part(&disk, &storage, place, &shares, &state);
                 drop(shares);
                 Done::Part(snapshot, part)
             }
-            Job::Publish(what) => Done::Published(what.run(keep)),
+            Job::Publish(what) => Done::Published(what.run(&disk, &storage, keep)),
         })
     })
 }
 
 impl Publish {
-    /// Writes the index, names the folder, then removes checkpoints beyond those to keep.
-    fn run(self, keep: Keep) -> anyhow::Result<Published> {
+    fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
         let Publish { fresh, parts, state, begun, stall } = self;
-        let disk = Disk::default();
-        let folder = checkpoint::publish(&disk, &fresh, parts, &state)
-            .map_err(|error| checkpoint::abandon(&disk, &fresh, state.progress.step, error))?;
-        let checkpoints = folder.parent().unwrap_or(Path::new("."));
-        checkpoint::write_hint(&disk, checkpoints, state.progress.step)?;
-        if let Some(run) = checkpoints.parent() {
-            last_checkpoint::note(run, state.progress.step)?;
-        }
-        checkpoint::prune(&disk, checkpoints, keep)?;
+        let folder = patient::publish(disk, storage, &fresh, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));
         let message = format!("saved {} in {took} (training waited {stall})", folder.display());

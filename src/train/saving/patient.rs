@@ -1,0 +1,58 @@
+//! The three steps of a save, each repeated while the storage is away: rank 0 makes the folder, every
+//! rank writes its part, rank 0 publishes. A step that is repeated begins anew.
+
+use super::super::last_checkpoint;
+use super::super::storage::Storage;
+use anyhow::Result;
+use checkpoint::disk::Disk;
+use checkpoint::{self, Keep, Share, State, WrittenPart};
+use std::path::{Path, PathBuf};
+
+/// Makes the folder, if there is room for so many bytes.
+pub fn begin(disk: &Disk, storage: &Storage, fresh: &Path, step: u64, bytes: u64) -> Result<()> {
+    storage.patiently(|| checkpoint::begin(disk, fresh, step, bytes))
+}
+
+/// A rank's part.
+pub fn write_part(
+    disk: &Disk,
+    storage: &Storage,
+    (fresh, rank): (&Path, usize),
+    shares: &[Share],
+    state: &State,
+) -> Result<WrittenPart> {
+    let mut again = false;
+    storage.patiently(|| {
+        if std::mem::replace(&mut again, true) {
+            checkpoint::remove_part(disk, fresh, rank, shares)?;
+        }
+        checkpoint::write_part(disk, fresh, rank, shares, state)
+    })
+}
+
+/// Writes the index, names the folder, then removes checkpoints beyond those to keep.
+pub fn publish(
+    disk: &Disk,
+    storage: &Storage,
+    fresh: &Path,
+    parts: Vec<WrittenPart>,
+    state: &State,
+    keep: Keep,
+) -> Result<PathBuf> {
+    let step = state.progress.step;
+    let index = checkpoint::index_text(parts, state)?;
+    let mut tries = 0;
+    let folder = storage
+        .patiently(|| {
+            tries += 1;
+            checkpoint::publish_index(disk, fresh, &index, step, tries > 1)
+        })
+        .map_err(|error| checkpoint::abandon(disk, fresh, step, error))?;
+    let checkpoints = folder.parent().unwrap_or(Path::new("."));
+    storage.patiently(|| {
+        checkpoint::write_hint(disk, checkpoints, step)?;
+        checkpoints.parent().map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
+        checkpoint::prune(disk, checkpoints, keep)
+    })?;
+    Ok(folder)
+}

@@ -1,0 +1,157 @@
+//! Storage that is full or away for a while: the run waits for it, and ends as an undisturbed one.
+
+use crate::common::binary::{Lab, has_ended, until};
+use crate::common::saved::Saved;
+use gptrain::checkpoint::disk::{Disk, Fault};
+use gptrain::checkpoint::{Keep, fresh, index_text, latest, publish_index};
+use gptrain::train::saving::patient;
+use gptrain::train::storage::Storage;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+const KEEP: Keep = Keep { last: Some(2), every: None };
+
+/// A run's folder with checkpoints of steps 3 and 4 (or 4 and 5).
+fn run(steps: [u64; 2]) -> (tempfile::TempDir, Arc<Storage>) {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Storage::new(folder.path(), Duration::from_secs(3600));
+    for step in steps {
+        save(&Disk::default(), &storage, folder.path(), &Saved::tiny(step)).unwrap();
+    }
+    (folder, storage)
+}
+
+/// A save as a run's threads make it.
+fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Result<()> {
+    let (step, shares) = (what.state.progress.step, what.shares());
+    let fresh = fresh(&run.join("checkpoints"), step);
+    patient::begin(disk, storage, &fresh, step, 1)?;
+    let part = patient::write_part(disk, storage, (&fresh, 0), &shares, &what.state)?;
+    patient::publish(disk, storage, &fresh, vec![part], &what.state, KEEP).map(drop)
+}
+
+/// Every call of a save fails once, by each kind of error: the checkpoint is whole, and nothing else
+/// is left. Also where it takes the place of another of its step.
+#[test]
+fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
+    for steps in [[3, 4], [4, 5]] {
+        let (folder, storage) = run(steps);
+        let all = Disk::failing(Fault::None);
+        save(&all, &storage, folder.path(), &Saved::tiny(5)).unwrap();
+        let count = all.calls().len();
+        assert!(count > 15, "{count} calls");
+        for (at, errno) in (0..count).zip([Errno::NOSPC, Errno::STALE, Errno::IO].iter().cycle()) {
+            let (folder, storage) = run(steps);
+            let mut what = Saved::tiny(5);
+            what.tensor("matrix").kept[0][3] = 77.0;
+            let disk = Disk::failing(Fault::Error { at, errno: errno.raw_os_error() });
+            save(&disk, &storage, folder.path(), &what).unwrap();
+            let call = &disk.calls()[at];
+            let checkpoints = folder.path().join("checkpoints");
+            let found = latest(&checkpoints).unwrap().unwrap();
+            assert!(found.step == 5 && what.is_in(&found.folder), "{call:?}");
+            let names = fs::read_dir(&checkpoints).unwrap().map(|e| e.unwrap().file_name());
+            let names: Vec<_> = names.collect();
+            assert_eq!(names.len(), 3, "{call:?}: two checkpoints and the hint: {names:?}");
+        }
+    }
+}
+
+/// Publishing again what is published changes nothing.
+#[test]
+fn a_checkpoint_is_published_once() {
+    let (folder, storage) = run([3, 4]);
+    let (what, disk) = (Saved::tiny(5), Disk::default());
+    let fresh = fresh(&folder.path().join("checkpoints"), 5);
+    patient::begin(&disk, &storage, &fresh, 5, 1).unwrap();
+    let place = (&*fresh, 0);
+    let part = patient::write_part(&disk, &storage, place, &what.shares(), &what.state).unwrap();
+    let index = index_text(vec![part], &what.state).unwrap();
+    let publish = |again| publish_index(&disk, &fresh, &index, 5, again).unwrap();
+    assert_eq!(publish(false), publish(true));
+    assert!(what.is_in(&publish(true)));
+}
+
+/// What a run prints, until a line that holds `word`.
+fn read_to(lines: &mut impl Iterator<Item = std::io::Result<String>>, word: &str) -> Vec<String> {
+    let mut read = Vec::new();
+    for line in lines {
+        read.push(line.unwrap());
+        if read.last().is_some_and(|line| line.contains(word)) {
+            return read;
+        }
+    }
+    panic!("{word:?} is not in:\n{}", read.join("\n"));
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// The folder is not there any more (a file server starts again) while ranks save; then it is back.
+#[test]
+fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
+    let sets = ["train.steps=300", "checkpoint.interval=3", "log.tensorboard=true"];
+    let ranks = "topology.data=2";
+    let whole = Lab::new();
+    whole.run(&[sets[0], sets[1], sets[2], ranks]).well();
+    let lab = Lab::new();
+    let mut child = lab.start(&[sets[0], sets[1], sets[2], ranks]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    read_to(&mut lines, "iteration        4/");
+    signal(&child, Signal::STOP);
+    let (folder, away) = (lab.path("runs/a"), lab.path("runs/away"));
+    fs::rename(&folder, &away).unwrap();
+    signal(&child, Signal::CONT);
+    let told = read_to(&mut lines, "takes nothing");
+    assert!(!has_ended(&child));
+    assert!(told.last().unwrap().contains("No such file or directory"), "{told:?}");
+    assert!(!folder.exists(), "a folder that is away is not made anew");
+    fs::rename(&away, &folder).unwrap();
+    let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
+    until("the run ends", || has_ended(&child));
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(child.wait().unwrap().success(), "{err}");
+    assert_eq!(rest.iter().filter(|line| line.contains("takes files again")).count(), 1);
+    assert_eq!(rest.iter().filter(|line| line.contains("takes nothing")).count(), 0);
+    assert_eq!(lab.losses("runs/a"), whole.losses("runs/a"));
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).well();
+    let saved = fs::read_dir(folder.join("checkpoints")).unwrap().count();
+    assert_eq!(saved, 300 / 3 + 1, "all of them, and the hint");
+}
+
+/// A file system that is full for a while, in a mount namespace of its own: no line of metrics is
+/// lost. Where the system gives none, the sweep above and `/dev/full` (train::report) stand alone.
+#[test]
+fn a_disk_that_is_full_for_a_while_costs_nothing() {
+    let lab = Lab::new();
+    fs::create_dir(lab.path("full")).unwrap();
+    let script = "mount -t tmpfs -o size=2m none full || exit 9; \
+         ($0 run run.yaml --set train.steps=400 --set checkpoint.keep_last=1 --set log.folder=full/a; \
+         echo code $? > ended) > said 2>&1 & \
+         until test -s full/a/metrics.jsonl || test -f ended; do sleep 0.01; done; \
+         head -c 4m /dev/zero > full/filler; \
+         until grep -q 'takes nothing' said || test -f ended; do sleep 0.1; done; rm full/filler; \
+         wait; cp full/a/metrics.jsonl .; cat said ended";
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
+        .current_dir(lab.path(""))
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&done.stdout);
+    if !lab.path("said").exists() {
+        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
+        return;
+    }
+    assert!(out.contains("code 0") && out.contains("takes nothing"), "{out}");
+    let whole = Lab::new();
+    whole.run(&["train.steps=400"]).well();
+    assert_eq!(lab.losses(""), whole.losses("runs/a"), "{out}");
+}
