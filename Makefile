@@ -51,7 +51,7 @@ bench-cpu:
 	cargo bench --locked --bench train
 	cargo bench --locked --bench train -- --precision bf16
 
-# What a machine with a GPU needs, where it has no Rust: target/gpu/, and this repository.
+# Programs for a machine with a GPU: target/gpu/.
 executable = $$(cargo $(1) --locked --no-run --message-format json 2>/dev/null | \
 	sed -n 's/.*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
 gpu-binaries: build
@@ -63,30 +63,15 @@ gpu-binaries: build
 	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
 	strip target/gpu/gptrain target/gpu/ops target/gpu/model target/gpu/bench_train target/gpu/bench_ops
 
-# On a GPU: every op against its definition and the CPU; grids of ranks that share it; the quick
-# start, a step of which is repeated from a checkpoint to the last bit, and again by two ranks; and
-# the op tests once more under compute-sanitizer where there is one.
-QUICK = target/gpu/gptrain run manifests/quickstart.yaml --set train.device=cuda --set precision=bf16 \
-	--set train.steps=40 --set checkpoint.interval=20
-GPU_BINARIES = $(if $(shell command -v cargo),gpu-binaries)
-test-gpu: $(GPU_BINARIES)
-	GPTRAIN_TEST_GPU=1 target/gpu/ops cuda --test-threads 1
-	GPTRAIN_TEST_GPU=1 target/gpu/model grids_cuda::staged grids_cuda::a_gpu --test-threads 1
-	rm -rf target/gpu/run target/gpu/ranks
-	$(QUICK) --set log.folder=target/gpu/run
-	target/gpu/gptrain inspect-ckpt target/gpu/run/checkpoints/step-00000020 --replay 1
-	$(QUICK) --set log.folder=target/gpu/ranks --set topology.tensor=2 --set comm.gpu_transport=host
-	if command -v compute-sanitizer >/dev/null; then GPTRAIN_TEST_GPU=1 compute-sanitizer \
-		--error-exitcode 1 --report-api-errors no target/gpu/ops cuda_agrees_with_the_definitions --test-threads 1; fi
+# On a GPU, steps of benches/gpu_hour.sh, which says what each does; tables in target/gpu-hour/out.
+test-gpu: gpu-hour
+	target/gpu-hour/gpu_hour.sh ops attention run
 
-# One table: tokens/s, ms, MFU of 989 TFLOP/s, and the ratio to PyTorch compiled (PYTHON with torch);
-# then each op against the GPU's own copy, and attention against PyTorch's flash attention.
-bench-gpu: $(GPU_BINARIES)
-	TORCH_BENCH=target/gpu/torch_gpt2_bench.py target/gpu/bench_train --device cuda
-	for model in gpt2 1.5b 7b; do \
-		TORCH_ATTENTION=target/gpu/torch_attention.py target/gpu/bench_ops cuda $$model bf16; done
+# PyTorch is that of PYTHON.
+bench-gpu: gpu-hour
+	target/gpu-hour/gpu_hour.sh train peers
 
-# What the first hour on a real GPU needs there, in one archive; see benches/gpu_hour.sh.
+# What a machine with a GPU needs, where it has no Rust, in one archive and its folder, target/gpu-hour.
 gpu-hour:
 	benches/gpu_hour.sh pack
 

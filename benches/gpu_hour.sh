@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first hour on a real GPU, in steps that end within eight minutes each.
 #
-#   benches/gpu_hour.sh pack            with Rust: target/gpu-hour.tar.xz, all that a GPU's machine needs
+#   benches/gpu_hour.sh pack            with Rust: target/gpu-hour and its .tar.xz, all that a GPU's machine needs
 #   ./gpu_hour.sh STEP...               there, in the unpacked folder: $OUT/STEP.txt, by default in out/
 #   benches/gpu_hour.sh results FOLDER  the tables of such a folder, to the end of benches/RESULTS.md
 #
@@ -15,7 +15,9 @@
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
 #
-# LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one).
+# The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, of 2.15 it is 2.30.7.
+# LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one). QUICK:
+# more settings of the quick start, as `--set model.hidden=64`: a stand-in for a GPU is slow.
 set -euo pipefail
 STEPS="machine ops attention train profile run nccl peers"
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,13 +26,13 @@ pack() {
     cd "$here/.."
     make --silent gpu-binaries
     folder=target/gpu-hour
-    rm -rf "$folder"
+    rm -rf "$folder"/{bin,benches,manifests,datasets} # and not the tables in out/
     mkdir -p "$folder/bin" "$folder/benches"
     cp target/gpu/{gptrain,ops,model,bench_train,bench_ops} "$folder/bin/"
     cp target/gpu/torch_*.py "$folder/benches/"
     cp -r manifests datasets "$folder/"
     cp benches/gpu_hour.sh "$folder/"
-    tar -C target -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
+    tar -C target --exclude=gpu-hour/out -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
     du -h --apparent-size "$folder.tar.xz"
 }
 
@@ -115,8 +117,8 @@ losses() { sed -n 's/.*"step":\([0-9]*\).*"lm_loss":\([-+.e0-9]*\).*/\1 \2/p' "$
 quick() { # folder, more settings
     local folder=$1
     shift
-    bin/gptrain run manifests/quickstart.yaml --set train.device=cuda --set precision=bf16 \
-        --set train.steps=40 --set checkpoint.interval=20 --set "log.folder=$folder" "$@"
+    ${EXEC:-} bin/gptrain run manifests/quickstart.yaml --set train.device=cuda --set precision=bf16 \
+        --set train.steps=40 --set checkpoint.interval=20 --set "log.folder=$folder" ${QUICK:-} "$@"
 }
 
 run() {
@@ -124,10 +126,13 @@ run() {
     rm -rf "$runs"
     quick "$runs/whole"
     say "quick start: $(losses "$runs/whole" | tail -1)"
-    say "$(bin/gptrain inspect-ckpt "$runs/whole/checkpoints/step-00000020" --replay 1 | tail -1)"
+    local replay
+    replay=$(bin/gptrain inspect-ckpt "$runs/whole/checkpoints/step-00000020" --replay 1 2>&1)
+    say "$(grep ' again: ' <<<"$replay")"
     quick "$runs/ranks" --set topology.tensor=2 --set comm.gpu_transport=host
     say "two ranks through the host: $(losses "$runs/ranks" | tail -1)"
-    quick "$runs/killed" &
+    # In place of the shell in the background, or that one alone would be killed.
+    EXEC=exec quick "$runs/killed" &
     until [ -e "$runs/killed/checkpoints/step-00000020" ] || ! kill -0 $!; do sleep 0.05; done
     kill -9 $! || true
     wait $! || true
