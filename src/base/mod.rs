@@ -15,6 +15,7 @@ pub mod rng;
 pub mod say;
 mod stamp;
 pub mod svg;
+pub mod threads;
 mod units;
 mod visible;
 mod worker;

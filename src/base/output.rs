@@ -182,11 +182,28 @@ pub fn abandon() -> usize {
     let open = OPEN.lock();
     for path in open.iter() {
         if fs::remove_file(path).is_err() {
-            fs::remove_dir_all(path).ok();
+            remove_folder(path).ok();
         }
     }
     let open = MutexGuard::leak(open);
     open.len()
+}
+
+/// Removes a folder and all in it, with one file descriptor at a time: where they have run out,
+/// `fs::remove_dir_all`, which needs one for each level, would leave it.
+pub fn remove_folder(folder: &Path) -> io::Result<()> {
+    let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    for entry in entries {
+        let removed = match entry.file_type()?.is_dir() {
+            true => remove_folder(&entry.path()),
+            false => fs::remove_file(entry.path()),
+        };
+        removed.or_else(|error| match error.kind() {
+            ErrorKind::NotFound => Ok(()), // somebody else was faster
+            _ => Err(error),
+        })?;
+    }
+    fs::remove_dir(folder)
 }
 
 impl Write for Output {

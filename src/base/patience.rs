@@ -16,7 +16,7 @@ pub fn until(what: &str, is_so: impl Fn() -> bool) {
 
 /// Does some work that must come to its end by itself; what it gave.
 pub fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let thread = std::thread::spawn(work);
+    let thread = crate::threads::spawn(what, work).expect("a thread");
     until(&format!("{what} ends"), || thread.is_finished());
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// One mistake: where it is, what is wrong (with the numbers), and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
     /// `run.yaml:12`, `runs/a/step-40`, `--prompt`.
     pub place: String,

@@ -1,5 +1,6 @@
 //! Threads that work beside the one that asks: jobs in, results out.
 
+use crate::threads;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -35,9 +36,8 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name(name.to_string()).spawn(run);
-        let thread = thread.with_context(|| format!("cannot start the thread \"{name}\""))?;
-        Ok(Worker { name: name.to_string(), channels: Some((jobs, results)), thread: Some(thread) })
+        let thread = Some(threads::spawn(name, run)?);
+        Ok(Worker { name: name.to_string(), channels: Some((jobs, results)), thread })
     }
 }
 
@@ -103,7 +103,8 @@ pub fn in_order<J: Send, S, R: Send>(
         let (done, results) = channel();
         for number in 1..=threads {
             let (done, todo, state, work) = (done.clone(), &todo, &state, &work);
-            let started = std::thread::Builder::new().spawn_scoped(scope, move || {
+            let name = format!("{number} of {threads}");
+            threads::spawn_scoped(scope, &name, move || {
                 let mut state = state();
                 let next = || todo.lock().recv().ok();
                 while let Some((number, job)) = next() {
@@ -112,8 +113,7 @@ pub fn in_order<J: Send, S, R: Send>(
                         return; // the sink has failed
                     }
                 }
-            });
-            started.with_context(|| format!("cannot start thread {number} of {threads}"))?;
+            })?;
         }
         // Both ends close when this returns, and the threads end.
         let (give, results) = (give, results);

@@ -2,7 +2,7 @@
 
 use super::scratch::{Scratch, Timing, fill, timed};
 use super::site::Site;
-use base::DType;
+use base::{DType, threads};
 use std::time::Instant;
 
 /// GB/s. A copy reads and writes each byte: both count. A transfer counts once.
@@ -32,7 +32,7 @@ pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
     let bytes = sizes.take_while(|bytes| *bytes > tried).find(affordable).unwrap_or(tried);
     let took = within_device(site, scratch, bytes, seconds)?.best;
     let device = 2.0 * bytes as f64 / took / 1e9;
-    let host = within_host(host_bytes, seconds, threads(site));
+    let host = within_host(host_bytes, seconds, share(site))?;
     let transfers = gpu.then(|| transfers(site, scratch, host_bytes.min(bytes), seconds));
     let (upload, download) = transfers.transpose()?.unzip();
     Ok(Copies { device, host, upload, download })
@@ -54,28 +54,30 @@ fn within_device(
 }
 
 /// This rank's part of its node's processors.
-fn threads(site: &Site) -> usize {
+fn share(site: &Site) -> usize {
     let all = std::thread::available_parallelism().map_or(1, |count| count.get());
     (all / site.per_node()).max(1)
 }
 
 /// From one allocation to another, by so many threads at once.
-fn within_host(bytes: usize, seconds: f64, threads: usize) -> f64 {
+fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> {
     let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
-    let part = bytes.div_ceil(threads);
+    let part = bytes.div_ceil(count);
     let mut best = f64::INFINITY;
     let start = Instant::now();
     while best == f64::INFINITY || start.elapsed().as_secs_f64() < seconds {
         let start = Instant::now();
         std::thread::scope(|scope| {
             for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
-                scope.spawn(|| to.copy_from_slice(std::hint::black_box(from)));
+                let copy = || to.copy_from_slice(std::hint::black_box(from));
+                threads::spawn_scoped(scope, "copy", copy)?;
             }
-        });
+            anyhow::Ok(())
+        })?;
         std::hint::black_box(&mut to);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    2.0 * bytes as f64 / best / 1e9
+    Ok(2.0 * bytes as f64 / best / 1e9)
 }
 
 /// To the device and back, by the calls that training uses.

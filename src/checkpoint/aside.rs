@@ -39,6 +39,8 @@ pub fn write_folder<T>(
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let disk = Disk::default();
     let fresh = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
+    // A descriptor to remove the folder with, when they have run out.
+    let spare = File::open(parent).with_context(|| format!("cannot open {}", parent.display()))?;
     disk.make_folder(&fresh)?;
     let _unfinished = output::unfinished(&fresh);
     let place = || {
@@ -49,6 +51,7 @@ pub fn write_folder<T>(
         Ok(written)
     };
     place().inspect_err(|_| {
+        drop(spare);
         let _ = disk.remove_folder(&fresh); // a part must not fill the disk
     })
 }

@@ -2,6 +2,7 @@
 //! the page cache, and tests make any one of them fail.
 
 use anyhow::Context;
+use base::output;
 use libc::{EINVAL, ENOSYS};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FallocateFlags, OFlags};
@@ -151,7 +152,7 @@ impl Disk {
     }
 
     pub fn remove_folder(&self, path: &Path) -> anyhow::Result<()> {
-        self.call(Call::Remove(path.to_path_buf()), || fs::remove_dir_all(path))
+        self.call(Call::Remove(path.to_path_buf()), || output::remove_folder(path))
             .with_context(|| format!("cannot remove {}", path.display()))
     }
 

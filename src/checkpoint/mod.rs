@@ -48,3 +48,8 @@ pub use save::{
     remove_part, save, saved_bytes, space, write_part,
 };
 pub use snapshot::Snapshot;
+
+/// A weight's type as the setting `precision` calls it: fp16 is kept in f16.
+pub fn precision(dtype: base::DType) -> String {
+    if dtype == base::DType::F16 { "fp16".into() } else { dtype.to_string() }
+}

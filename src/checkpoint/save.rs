@@ -6,7 +6,7 @@ use super::folder;
 use super::index::{self, Copied, Index, Piece, SHARD_END, Shard, State, Tensor, TensorState};
 use super::safetensors;
 use anyhow::Context;
-use base::Bytes;
+use base::{Bytes, threads};
 use engine::{Replica, StateSpec, TensorSlice, rule, saved_shape};
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
@@ -160,7 +160,7 @@ pub fn write_part(
     }
     let shards = std::thread::scope(|scope| {
         let write = |shares| move || write_shard(disk, fresh, rank, shares, state);
-        let start = |shares| std::thread::Builder::new().spawn_scoped(scope, write(shares));
+        let start = |shares| threads::spawn_scoped(scope, "shard", write(shares));
         let threads: Vec<_> = files.iter().map(|(_, shares)| start(shares.as_slice())).collect();
         let mut shards = Vec::new();
         for ((_, shares), thread) in files.iter().zip(threads) {

@@ -29,6 +29,19 @@ pub enum Command {
     Samples(samples::Args),
 }
 
+impl Command {
+    pub fn prints_json(&self) -> bool {
+        match self {
+            Command::Build(args) => args.json.json,
+            Command::TrainTokenizer(args) => args.json.json,
+            Command::Inspect(args) => args.json.json,
+            Command::Check(args) => args.json.json,
+            Command::Merge(args) => args.json.json,
+            Command::Samples(args) => args.json,
+        }
+    }
+}
+
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Build(args) => make::build(args),

@@ -2,6 +2,7 @@
 
 use base::{Bytes, DType};
 use checkpoint::{self, hf};
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder
@@ -19,12 +20,16 @@ pub struct Args {
     /// Size from which on the weights are several files
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shard_size: Bytes,
+    #[command(flatten)]
+    pub json: super::Json,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Choice {
+    #[value(alias = "fp32")]
     F32,
     Bf16,
+    #[value(alias = "fp16")]
     F16,
 }
 
@@ -37,17 +42,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let from = checkpoint::find(&args.checkpoint)?;
     let options = hf::Options { dtype, shard: args.shard_size };
     let done = hf::export(&from, &args.output, options)?;
-    let (folder, family, dtype) = (args.output.display(), done.family.name(), done.dtype);
+    let (folder, family) = (args.output.display(), done.family.name());
+    let dtype = checkpoint::precision(done.dtype);
     let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
     let bytes = done.bytes;
-    base::say!(
-        "wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {}",
-        from.display()
-    );
-    if !done.tokenizer {
-        base::say!(
-            "without a tokenizer: the run's manifest names none, or it is not there any more"
-        );
-    }
+    let lines = || {
+        let from = from.display();
+        base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
+        if !done.tokenizer {
+            base::say!(
+                "without a tokenizer: the run's manifest names none, or it is not there any more"
+            );
+        }
+    };
+    let object = json!({
+        "folder": args.output, "from": from, "family": family, "dtype": dtype,
+        "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
+    });
+    args.json.say(lines, object);
     Ok(())
 }

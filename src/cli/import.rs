@@ -1,7 +1,8 @@
 //! `gptrain import`: starts a run from Hugging Face weights.
 
-use std::path::PathBuf;
-use train::import;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use train::import::{self, Imported};
 
 /// Start a run from a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3
 #[derive(clap::Args, Clone, Debug)]
@@ -21,6 +22,8 @@ pub struct Args {
     /// tokens] and logits [samples, tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: super::Json,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -34,15 +37,27 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             (import::import(&args.hf, &loaded, reference)?, path.clone())
         }
         (None, None) => {
-            base::say!("{}", import::model_section(&args.hf)?.trim_end());
+            let section = import::model_section(&args.hf)?;
+            let lines = || base::say!("{}", section.trim_end());
+            args.json.say(lines, json!({ "manifest_section": section }));
             return Ok(());
         }
     };
+    let divergence = done.divergence.as_ref().map(ToString::to_string);
+    let object = json!({
+        "checkpoint": done.checkpoint, "weights": done.what, "manifest": next,
+        "unknown_keys": done.unknown, "divergence": divergence,
+    });
+    args.json.say(|| told(&args, &done, &next), object);
+    Ok(())
+}
+
+fn told(args: &Args, done: &Imported, next: &Path) {
     base::say!("wrote {} of {}", done.checkpoint.display(), done.what);
     if !done.unknown.is_empty() {
         base::say!("left aside what is not known of config.json: {}", done.unknown.join(", "));
     }
-    if let Some(divergence) = done.divergence {
+    if let Some(divergence) = &done.divergence {
         base::say!("{divergence}");
     }
     match &args.output {
@@ -53,5 +68,4 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         ),
         None => base::say!("`gptrain run {}` goes on from it", next.display()),
     }
-    Ok(())
 }

@@ -16,6 +16,5 @@ pub fn listen() -> anyhow::Result<()> {
             emulate_default_handler(signal).ok();
         }
     };
-    let thread = std::thread::Builder::new().name("signals".into()).spawn(end);
-    thread.map(drop).context("cannot start the thread that waits for signals")
+    base::threads::spawn("signals", end).map(drop)
 }

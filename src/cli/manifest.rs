@@ -1,18 +1,21 @@
 //! `gptrain manifest`: make a manifest, check a manifest, show its effective values, print the schema for editors.
 
-use base::Count;
+use super::Json;
 use base::output::{self, Existing};
+use base::{Count, Problems};
 use clap::{Args, Subcommand};
-use estimate::words;
+use estimate::{hardware, words};
 use manifest::{self, Loaded, Manifest};
+use serde_json::json;
 use std::path::{Path, PathBuf};
+use train::files;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Write a first manifest, commented, from a dataset, a tokenizer and a wanted size.
     New(New),
     /// Check a manifest: every mistake with its line and a remedy, or "ok" and a summary.
-    Check(Source),
+    Check(CheckArgs),
     /// Print the effective manifest: every key with its value, defaults included.
     Show(Source),
     /// Print the JSON Schema of manifests, for completion and checks in an editor.
@@ -27,6 +30,14 @@ pub struct Source {
     /// A value in place of the file's, such as --set lr.peak=3e-4; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    pub json: Json,
 }
 
 #[derive(Debug, Args)]
@@ -69,15 +80,7 @@ fn new(args: New) -> anyhow::Result<()> {
 pub fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::New(args) => new(args)?,
-        Command::Check(source) => {
-            let loaded = manifest::load(&source.manifest, &source.sets)?;
-            let files = train::files::check(&loaded.manifest)?;
-            files.wrong.or(())?;
-            base::say!("{}", summary(&loaded));
-            for missing in files.missing.list {
-                base::say!("  not here   {}: {}", missing.place, missing.what);
-            }
-        }
+        Command::Check(args) => check(args)?,
         Command::Show(source) => {
             let loaded = manifest::load(&source.manifest, &source.sets)?;
             base::say!("{}", loaded.effective.trim_end());
@@ -85,6 +88,62 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Command::Schema => base::say!("{:#}", manifest::schema()),
     }
     Ok(())
+}
+
+fn check(CheckArgs { source, json }: CheckArgs) -> anyhow::Result<()> {
+    let checked = checked(&source);
+    if let Err(error) = &checked
+        && let Some(mistakes) = error.downcast_ref::<Problems>()
+    {
+        json.object(json!({ "ok": false, "mistakes": mistakes.list }));
+    }
+    let (loaded, missing) = checked?;
+    let lines = || {
+        base::say!("{}", summary(&loaded));
+        for missing in &missing.list {
+            base::say!("  not here   {}: {}", missing.place, missing.what);
+        }
+    };
+    json.say(lines, object(&loaded, &missing));
+    Ok(())
+}
+
+/// The manifest, and what it names that is not here; everything that is wrong with it is an error.
+fn checked(source: &Source) -> anyhow::Result<(Loaded, Problems)> {
+    // Of a manifest with mistakes only what is missing is said: the rest could be their doing.
+    let also = |m: &Manifest| {
+        let mut also = hardware(m);
+        also.list.extend(files::check(m).map(|files| files.missing.list).unwrap_or_default());
+        also
+    };
+    let loaded = manifest::load_also(&source.manifest, &source.sets, &also)?;
+    hardware(&loaded.manifest).or(())?;
+    let mut files = files::check(&loaded.manifest)?;
+    if files.wrong.list.is_empty() && files.missing.list.is_empty() {
+        files = files::samples(&loaded.manifest)?;
+    }
+    files.wrong.or(())?;
+    Ok((loaded, files.missing))
+}
+
+/// A plan.hardware that is no row of the table.
+fn hardware(m: &Manifest) -> Problems {
+    let found = m.plan.hardware.as_deref().map(|name| hardware::find(name, "plan.hardware"));
+    found.and_then(Result::err).unwrap_or_default()
+}
+
+/// What `summary` says, for scripts.
+fn object(loaded: &Loaded, missing: &Problems) -> serde_json::Value {
+    let m = &loaded.manifest;
+    let cannot_run = m.runnable().err().unwrap_or_default();
+    json!({
+        "ok": true, "name": m.name, "manifest": loaded.source, "mistakes": [],
+        "missing": missing.list, "cannot_run": cannot_run.list, "notes": m.notes(),
+        "ranks": m.topology.ranks(), "steps": m.batch.ramp().steps(m.train.samples),
+        "samples": m.train.samples,
+        "tokens": m.train.samples.saturating_mul(m.model.seq_len as u64),
+        "vocab_padded": m.model.vocab_padded, "run_folder": m.log.folder,
+    })
 }
 
 fn summary(loaded: &Loaded) -> String {

@@ -106,6 +106,51 @@ enum Command {
     Man(shell::Man),
 }
 
+/// Whether a command prints for people or for scripts: one JSON object, alone on standard output.
+/// Mistakes and failures are lines on standard error, with the exit code, either way.
+#[derive(clap::Args, Clone, Copy, Debug)]
+struct Json {
+    /// Print one JSON object instead
+    #[arg(long)]
+    json: bool,
+}
+
+impl Json {
+    fn say(self, lines: impl FnOnce(), object: serde_json::Value) {
+        self.lines(lines);
+        self.object(object);
+    }
+
+    fn lines(self, lines: impl FnOnce()) {
+        if !self.json {
+            lines();
+        }
+    }
+
+    fn object(self, object: serde_json::Value) {
+        if self.json {
+            base::say!("{object:#}");
+        }
+    }
+}
+
+impl Command {
+    /// Then messages would be in the way.
+    fn prints_json(&self) -> bool {
+        match self {
+            Command::Average(args) => args.json.json,
+            Command::Bench(args) => args.json(),
+            Command::Data(command) => command.prints_json(),
+            Command::Eval(args) => args.json(),
+            Command::Export(args) => args.json.json,
+            Command::Import(args) => args.json.json,
+            Command::Manifest(manifest::Command::Check(args)) => args.json.json,
+            Command::Sample(args) => args.json(),
+            _ => false,
+        }
+    }
+}
+
 /// What is done with files that exist.
 #[derive(clap::Args, Clone, Copy, Debug)]
 struct Overwrite {
@@ -120,18 +165,21 @@ impl Overwrite {
     }
 }
 
+/// Whether these words, the program's name first, are a command with options that it has. For tests of
+/// the documentation.
+#[doc(hidden)]
+pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
+    let words = words.iter().map(AsRef::as_ref);
+    Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+}
+
 pub fn main() -> ExitCode {
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
     let _ = train::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
-    let document = match &command {
-        Command::Bench(args) => args.json(),
-        Command::Eval(args) => args.json(),
-        Command::Sample(args) => args.json(),
-        _ => false,
-    };
-    let log_level = if document { log_level.min(LevelFilter::ERROR) } else { log_level };
+    let log_level =
+        if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
     if quiet {
         messages.console().set_form(Form::Quiet);

@@ -14,13 +14,13 @@ pub fn world(size: usize) -> Vec<World> {
 }
 
 /// The same, with a watchdog thread that detects hangs.
-pub fn watched(size: usize, watchdog: &Watchdog) -> Vec<World> {
+pub fn watched(size: usize, watchdog: &Watchdog) -> anyhow::Result<Vec<World>> {
     let (alive, ended) = channel();
     let shared = Arc::new(ThreadWorld::new(size, Some(watchdog.clone()), alive));
     let (seen, watchdog) = (Arc::downgrade(&shared), watchdog.clone());
     let look = move || watch_for_hangs(&seen, &watchdog, &ended);
-    std::thread::Builder::new().name("watch".into()).spawn(look).expect("a thread");
-    handles(shared)
+    base::threads::spawn("watch", look)?;
+    Ok(handles(shared))
 }
 
 fn handles(shared: Arc<ThreadWorld>) -> Vec<World> {

@@ -38,5 +38,5 @@ pub use batch::{Batch, Column};
 pub use indexed::Indexed;
 pub use plan::MixturePlan;
 pub use reader::{Reader, Request};
-pub use source::{Datasets, Source};
+pub use source::{Datasets, Source, foresee};
 pub use tokenizer::Tokenizer;

@@ -31,8 +31,10 @@ pub struct MixtureBuilder {
 struct Layout {
     cut: Cut,
     members: Vec<Member>,
-    /// What each member is, and the how-manieth time it is listed in one stage.
-    shares: Vec<(Share, usize)>,
+    /// What each member is.
+    shares: Vec<Share>,
+    /// The member of a part, listed for the how-manieth time in one stage.
+    known: HashMap<(String, usize), usize>,
     /// Samples each member has given to the stages so far.
     given: Vec<u64>,
     stages: Vec<MixtureStage>,
@@ -77,6 +79,29 @@ impl MixtureBuilder {
         Ok(Mixture::new(layout.members, layout.stages, self.seq_len))
     }
 
+    /// What can be said of a plan before its samples are ordered: all that is wrong with it is an
+    /// error; orders that this machine's memory has no room for are returned. Later segments of a
+    /// dataset, for stages that take more of it than the first did, are left out.
+    pub fn foresee(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Problems> {
+        let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
+        for stage in &plan.stages {
+            let wanted = stage.until.saturating_sub(stage.from);
+            let wanted = shares(self.rule, &stage.datasets, wanted);
+            for (share, wanted) in stage.datasets.iter().zip(wanted) {
+                let place = format!("data.{name}: {}", share.prefix.display());
+                let Some(member) = wrong.collect(self.unordered(share, cut, wanted, place))? else {
+                    continue;
+                };
+                let UnorderedMember { dataset, part, spec, place } = member;
+                let told = Order::foresee(&spec, dataset.lengths(), part, &place);
+                let room = wrong.collect(told)?.unwrap_or(Ok(()));
+                too_large.collect(room.map_err(anyhow::Error::from))?;
+            }
+        }
+        wrong.or(())?;
+        Ok(too_large)
+    }
+
     fn stage(
         &mut self,
         name: &str,
@@ -99,23 +124,25 @@ impl MixtureBuilder {
             }
         }
         let (mut members, mut new) = (Vec::new(), Vec::new());
-        for (i, share) in stage.datasets.iter().enumerate() {
-            let repeat = stage.datasets[..i].iter().filter(|s| s.is_same_part(share)).count();
-            let known =
-                |(known, times): &(Share, usize)| known.is_same_part(share) && *times == repeat;
-            if let Some(member) = layout.shares.iter().position(known) {
-                members.push(member);
+        let wanted = shares(self.rule, &stage.datasets, planned);
+        let mut times: HashMap<String, usize> = HashMap::new();
+        for (share, wanted) in stage.datasets.iter().zip(wanted) {
+            let part = share.part_key();
+            let repeat = times.entry(part.clone()).and_modify(|times| *times += 1).or_insert(0);
+            if let Some(member) = layout.known.get(&(part.clone(), *repeat)) {
+                members.push(*member);
                 continue;
             }
-            let wanted = shares(self.rule, &stage.datasets, planned)[i];
             let place = format!("data.{name}: {}", share.prefix.display());
             new.extend(problems.collect(self.unordered(share, layout.cut, wanted, place))?);
             members.push(layout.shares.len());
-            layout.shares.push((share.clone(), repeat));
+            layout.known.insert((part, *repeat), layout.shares.len());
+            layout.shares.push(share.clone());
             layout.given.push(0);
         }
         problems.or(())?;
         let member = |member: UnorderedMember| member.member(&self.cache);
+        base::threads::ready_rayon();
         let new: Result<Vec<Member>> = new.into_par_iter().map(member).collect();
         layout.members.extend(new?);
         let size = planned.max(until - stage.from);
@@ -127,7 +154,7 @@ impl MixtureBuilder {
         let stage = MixtureStage { from: stage.from, until, blend, members, cursors };
         let totals = stage.given(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
-            let share = &layout.shares[*member].0;
+            let share = &layout.shares[*member];
             self.lengthen(&mut layout.members[*member], share, layout.cut, total)?;
         }
         for (member, given) in stage.members.iter().zip(stage.given(until)) {

@@ -129,9 +129,10 @@ impl From<&Dataset> for Share {
 }
 
 impl Share {
-    /// Whether two shares are the same samples, whatever their weight.
-    pub fn is_same_part(&self, other: &Share) -> bool {
-        (&self.prefix, &self.part) == (&other.prefix, &other.part)
+    /// Equal for two shares that are the same samples, whatever their weight.
+    pub fn part_key(&self) -> String {
+        let prefix: PathBuf = self.prefix.components().collect();
+        format!("{prefix:?} {:?}", self.part)
     }
 
     /// The part, in words.

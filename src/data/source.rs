@@ -82,6 +82,31 @@ impl Datasets {
     }
 }
 
+/// What `Datasets::open` would say, without putting samples in order: mistakes are an error, orders
+/// that this machine's memory has no room for are returned.
+pub fn foresee(
+    data: &Data,
+    seq_len: usize,
+    train_samples: u64,
+    eval_samples: u64,
+) -> Result<Problems> {
+    let mut builder = MixtureBuilder::new(data, seq_len);
+    let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
+    let cut = |drop_partial| Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
+    let mut plans = vec![("train".into(), MixturePlan::of(data, train_samples), cut(true))];
+    for set in &data.valid {
+        let plan = MixturePlan::new(&set.datasets, eval_samples);
+        let cut = cut(data.drop_last_partial_validation_sequence);
+        plans.push((format!("valid {}", set.name), plan, cut));
+    }
+    for (name, plan, cut) in plans {
+        let told = wrong.collect(builder.foresee(&name, &plan, cut))?;
+        too_large.list.extend(told.unwrap_or_default().list);
+    }
+    wrong.or(())?;
+    Ok(too_large)
+}
+
 impl Datasets {
     /// Memory of a process in which the order of samples is kept.
     pub fn order_bytes(&self) -> Bytes {

@@ -48,7 +48,7 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
     let global = micro.saturating_mul(data).saturating_mul(pipeline);
     let follows = ["batch.global", "train.samples"].map(|key| format!("{key}={global}"));
     overrides::apply(&mut root, &follows)?;
-    finish(&root, NAME, Path::new("."), PathBuf::from(NAME))
+    finish(&root, NAME, Path::new("."), PathBuf::from(NAME), &|_| Problems::default())
 }
 
 /// A whole number above 0; of anything else the check of the manifest tells.

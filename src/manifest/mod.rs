@@ -30,7 +30,7 @@ pub use choices::{
 pub use inference::for_inference;
 pub use keys::schema;
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
-pub use read::{IN_FOLDER, Loaded, load, parse};
+pub use read::{IN_FOLDER, Loaded, load, load_also, parse};
 pub use settings::{
     Batch, Checkpoint, Comm, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log,
     Lr, Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,

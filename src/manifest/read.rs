@@ -23,16 +23,26 @@ pub struct Loaded {
     pub source: PathBuf,
 }
 
+/// Finds more that is wrong with a manifest than its text tells.
+pub type Also<'a> = &'a dyn Fn(&Manifest) -> Problems;
+
 /// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) in place of the file's.
 /// Every mistake is in the error, which is a `Problems`. Of a run's folder it is the manifest there,
 /// and the run is the one in this folder, even if it was moved.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    load_also(path, sets, &|_| Problems::default())
+}
+
+/// The same; where there are mistakes, they are joined by those that `also` finds in what could be
+/// read: defaults stand where a value could not.
+pub fn load_also(path: &Path, sets: &[String], also: Also) -> anyhow::Result<Loaded> {
     let inside = path.join(IN_FOLDER);
     if path.is_dir() && inside.is_file() {
         let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
         let here = serde_json::Value::from(path.display().to_string());
         let here = (!elsewhere).then(|| format!("log.folder={here}"));
-        return load(&inside, &here.into_iter().chain(sets.iter().cloned()).collect::<Vec<_>>());
+        let sets: Vec<_> = here.into_iter().chain(sets.iter().cloned()).collect();
+        return load_also(&inside, &sets, also);
     }
     let name = path.display().to_string();
     let text = text(path, &name)?;
@@ -40,16 +50,22 @@ pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    Ok(parse(&text, &name, folder, sets)?)
+    let root = tree(&text, &name, sets)?;
+    Ok(finish(&root, &name, folder, PathBuf::from(&name), also)?)
 }
 
 /// Checks the manifest in `text`. `name` is what messages call it; relative paths to data start at
 /// `folder`.
 pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
+    let root = tree(text, name, sets)?;
+    finish(&root, name, folder, PathBuf::from(name), &|_| Problems::default())
+}
+
+fn tree(text: &str, name: &str, sets: &[String]) -> Result<Node, Problems> {
     let mut root = tree::parse(text, name, None)?;
     overrides::rename(&mut root, name)?;
     overrides::apply(&mut root, sets)?;
-    finish(&root, name, folder, PathBuf::from(name))
+    Ok(root)
 }
 
 /// The manifest in a tree.
@@ -58,6 +74,7 @@ pub(super) fn finish(
     name: &str,
     folder: &Path,
     source: PathBuf,
+    also: Also,
 ) -> Result<Loaded, Problems> {
     let mut report = Report::new(name, root);
     let json = Keys::new().read(&mut report);
@@ -69,7 +86,10 @@ pub(super) fn finish(
     let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
     let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let manifest = check::manifest(raw, &mut report, &folder, stem);
-    let manifest = report.or(manifest)?;
+    report.or(()).map_err(|mut problems| {
+        problems.list.extend(also(&manifest).list);
+        problems
+    })?;
     let effective = check::effective(&manifest);
     Ok(Loaded { manifest, effective, source })
 }

@@ -3,7 +3,7 @@
 
 use super::layout::{Layout, Param};
 use super::weights::Init;
-use base::rng;
+use base::{rng, threads};
 use device::cpu::normals;
 use manifest::Model;
 use std::sync::Mutex;
@@ -34,8 +34,8 @@ impl Layout {
     fn normal(&self, param: &Param, first: usize, std: f32, seed: u64, out: &mut [f32]) {
         let key = rng::key(seed, &param.name);
         let [row, col] = self.tp_offset(param);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let share = (out.len() / param.cols).div_ceil(threads);
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let share = (out.len() / param.cols).div_ceil(processors);
         let parts: Vec<_> = out.chunks_mut(share * param.cols).map(Mutex::new).collect();
         let fill = |i: usize| {
             let mut part = parts[i].lock().expect("no other thread has it");
@@ -48,7 +48,7 @@ impl Layout {
         let fill = &fill;
         std::thread::scope(|scope| {
             for i in 0..parts.len() {
-                if std::thread::Builder::new().spawn_scoped(scope, move || fill(i)).is_err() {
+                if threads::spawn_scoped(scope, "initial values", move || fill(i)).is_err() {
                     fill(i); // the system gives no more threads
                 }
             }

@@ -45,6 +45,17 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
     Ok(files)
 }
 
+/// The samples of a manifest whose files are here: too few tokens for one, too many to be put in
+/// order, or an order that this machine's memory has no room for. A run finds these itself when it
+/// opens its datasets, and one whose order is kept in `data.cache` needs no such memory.
+pub fn samples(m: &Manifest) -> anyhow::Result<Files> {
+    let mut files = Files::default();
+    let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
+    let told = files.wrong.collect(data::foresee(&m.data, seq_len, run, eval))?;
+    files.missing = told.unwrap_or_default();
+    Ok(files)
+}
+
 /// Each dataset once.
 fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
     let valid = m.data.valid.iter().flat_map(|set| &set.datasets);

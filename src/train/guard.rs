@@ -137,7 +137,7 @@ impl Signals {
         let mut arriving = iterator::Signals::new(stop_signals())?;
         let word = signals.word.clone();
         let say = move || arriving.forever().take(1).for_each(|_| word.say());
-        std::thread::Builder::new().name("signals".into()).spawn(say)?;
+        base::threads::spawn("signals", say)?;
         flag::register(SIGUSR1, signals.save.clone())?;
         heed_size_limits()?;
         Ok(signals)

@@ -52,7 +52,7 @@ impl LocalRanks {
                 local_world: ranks,
                 process: launcher.is_some(),
             };
-            let worlds = threads::watched(ranks, &watchdog(m, &dumps));
+            let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
             let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
             let worlds = worlds.map(|(local, world)| (world, local)).collect();
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
@@ -104,8 +104,7 @@ impl LocalRanks {
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let start = |(world, local): (World, LocalRank)| {
                 let name = format!("rank {}", world.rank());
-                let builder = std::thread::Builder::new().name(name).stack_size(8 << 20);
-                builder.spawn_scoped(scope, move || {
+                base::threads::spawn_with_stack(scope, &name, 8 << 20, move || {
                     let _rank = messages.enter_rank(world.rank(), world.recorder());
                     ranks.run_one(world, local, m, rank)
                 })
@@ -115,8 +114,7 @@ impl LocalRanks {
         });
         let (mut done, mut failed, mut peer_exit) = (None, None, None);
         for outcome in outcomes {
-            let outcome = outcome.context("cannot start the thread of a rank")?;
-            match outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            match outcome?.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
                 Ok(Ok(value)) => done = done.or(Some(value)), // of the lowest rank
                 Err(failure) => failed = failed.or(Some(failure)),
                 Ok(Err(error)) => match error.downcast::<CollectiveError>() {

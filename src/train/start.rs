@@ -371,7 +371,7 @@ fn announce(
         Count(model::parameters(&m.model)),
         Count(m.batch.ramp().steps(m.train.samples)),
         Count(tokens),
-        engine.store().model_dtype(),
+        checkpoint::precision(engine.store().model_dtype()),
     );
     m.notes().iter().for_each(|note| tracing::warn!("{note}"));
     tracing::info!("sample order: {order} of host memory in each process");

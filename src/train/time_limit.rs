@@ -46,9 +46,8 @@ impl TimeLimit {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("job's end".into()).spawn(ask);
-        if let Err(error) = thread {
-            tracing::warn!("the job's end is not looked at: {error}");
+        if let Err(error) = base::threads::spawn("job's end", ask) {
+            tracing::warn!("the job's end is not looked at: {error:#}");
             return None;
         }
         let margin = Duration::from_secs_f64(settings.margin_s);

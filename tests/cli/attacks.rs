@@ -3,6 +3,7 @@
 use crate::common::binary::{Done, Lab, within};
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::process::Command;
 
 #[test]
 fn sequence_parallelism_of_one_tensor_rank_is_none() {
@@ -81,6 +82,123 @@ fn an_order_that_memory_has_no_room_for_is_refused() {
     Done::of(done).expect(2, &["the order of its", "is free", "ask for fewer samples"]);
     let done = lab.run(&["train.steps=2"]);
     assert!(done.expect(0, &[]).out.contains("sample order: "), "{}", done.out);
+}
+
+/// Also by `manifest check`, which orders nothing: on this machine the run would be refused. A longer
+/// one no machine can order.
+#[test]
+fn an_order_without_room_is_foreseen() {
+    let lab = Lab::new();
+    let check = |set: &str| ["manifest", "check", "run.yaml", "--set", set].map(str::to_string);
+    let limited = |set: &str| {
+        let args = check(set);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Done::of(within(&["prlimit", "--as=4000000000"], &lab.command(&args)).output().unwrap())
+    };
+    let done = limited("train.steps=500000000");
+    done.well();
+    let says = ["not here", "data.train: ", "the order of its", "is free"];
+    assert!(says.iter().all(|says| done.out.contains(says)), "{}", done.out);
+    assert!(!limited("train.steps=20").out.contains("not here"));
+    let says = ["the order of one dataset holds below 2^32 - 2", "blend them"];
+    limited("train.steps=2147483648").expect(2, &says);
+    let says = ["valid", "one sample takes 17"];
+    limited("data.split='9999,1,0'").expect(2, &says);
+}
+
+/// Whoever may start only so many threads, from one to more than are needed: every command ends well
+/// or says which it could not start, and nothing of an output is left.
+#[test]
+fn threads_that_cannot_be_had_are_an_error() {
+    let lab = Lab::new();
+    let Some(most) = Restricted::of(&lab) else { return };
+    lab.run(&["train.steps=3"]).well();
+    fs::write(lab.path("t.txt"), "some text\n".repeat(40_000)).unwrap();
+    most.give_away();
+    let late = "topology={offload: {what: optimizer, delay: 1, delay_after: 1}}";
+    for args in [
+        &["run", "run.yaml", "--set", "log.folder=out", "--set", "train.threads=2"][..],
+        &["run", "run.yaml", "--set", "log.folder=out", "--set", "topology.data=2"],
+        &["run", "run.yaml", "--set", "log.folder=out", "--set", late],
+        &["data", "build", "t.txt", "-t", "bytes", "-o", "out", "--threads", "3"],
+        &["data", "samples", "corpus", "corpus", "--seq-len", "16"],
+        &["estimate", "run.yaml", "--search", "--gpus", "8", "--hardware", "h100-80g"],
+        &["export", "runs/a", "--output", "out"],
+        &["eval", "runs/a", "--data", "corpus"],
+        &["bench", "--quick"],
+    ] {
+        let mut codes = Vec::new();
+        for threads in 1..9 {
+            let done = most.within(threads, args);
+            codes.push(done.code);
+            let said = format!("{args:?} with {threads}: {:?}\n{}", done.code, done.err);
+            assert!(!done.err.contains("panicked"), "{said}");
+            let refused = ["cannot start", "cannot be started", "thread"];
+            assert!(done.code == Some(0) || refused.iter().any(|w| done.err.contains(w)), "{said}");
+            assert!(matches!(done.code, Some(0..=3)), "{said}");
+            for name in fs::read_dir(lab.path("")).unwrap().map(|e| e.unwrap().file_name()) {
+                let name = name.to_string_lossy().into_owned();
+                assert!(!name.contains("partial") && !name.contains(".tmp-"), "{name}, {said}");
+                if name.starts_with("out") {
+                    let path = lab.path(&name);
+                    fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)).unwrap();
+                }
+            }
+        }
+        assert!(codes[0] != Some(0), "{args:?}: {codes:?}");
+    }
+}
+
+/// A user that is no other process's, whose threads can be limited: root's cannot.
+struct Restricted<'a> {
+    lab: &'a Lab,
+    user: u32,
+}
+
+impl Restricted<'_> {
+    fn of(lab: &Lab) -> Option<Restricted<'_>> {
+        let root = rustix::process::geteuid().is_root();
+        root.then(|| Restricted { lab, user: 1_000_000 + std::process::id() })
+    }
+
+    /// Everything in the folder, and the program, are the user's.
+    fn give_away(&self) {
+        fs::copy(env!("CARGO_BIN_EXE_gptrain"), self.lab.path("gptrain")).unwrap();
+        let user = format!("{0}:{0}", self.user);
+        let done = Command::new("chown").args(["-R", &user]).arg(self.lab.path("")).output();
+        assert!(done.unwrap().status.success());
+    }
+
+    fn within(&self, threads: usize, args: &[&str]) -> Done {
+        let user = ["--reuid", "--regid"].map(|option| format!("{option}={}", self.user));
+        let limit = format!("--nproc={threads}");
+        let outer = ["setpriv", &user[0], &user[1], "--clear-groups", "prlimit", &limit];
+        let command = self.lab.command(args);
+        let mut own = Command::new(self.lab.path("gptrain"));
+        own.args(command.get_args()).current_dir(self.lab.path(""));
+        own.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Done::of(within(&outer, &own).output().unwrap())
+    }
+}
+
+#[test]
+fn a_mean_that_runs_out_of_files_leaves_nothing() {
+    let lab = Lab::new();
+    lab.run(&["checkpoint.interval=6"]).well();
+    let average = ["average", "runs/a/checkpoints/step-00000006", "runs/a", "--output", "out"];
+    let mut failed = 0;
+    for files in 4..24 {
+        let limit = format!("--nofile={files}");
+        let done = Done::of(within(&["prlimit", &limit], &lab.command(&average)).output().unwrap());
+        let names = fs::read_dir(lab.path("")).unwrap().map(|e| e.unwrap().file_name());
+        let left: Vec<_> = names.filter(|name| name.to_string_lossy().contains("out")).collect();
+        match done.code {
+            Some(0) => fs::remove_dir_all(lab.path("out")).unwrap(),
+            _ => assert!(left.is_empty(), "{files} files: {left:?}\n{}", done.err),
+        }
+        failed += usize::from(done.err.contains("Too many open files"));
+    }
+    assert!(failed > 2, "{failed}");
 }
 
 #[test]

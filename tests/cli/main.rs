@@ -7,6 +7,8 @@
 //! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `attacks` | what was found to make it panic, begin again or lose something |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
+//! | `json` | `--json`: one object alone on standard output |
+//! | `docs` | the commands of `docs/`: all are understood, most are run |
 //! | `readme` | the README's commands as they are printed, the example, new manifests |
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
@@ -17,9 +19,11 @@
 mod common;
 
 mod attacks;
+mod docs;
 mod estimate;
 mod estimate_cli;
 mod estimate_own;
+mod json;
 mod newcomer;
 mod random;
 mod readme;

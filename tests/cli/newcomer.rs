@@ -167,3 +167,31 @@ fn the_newest_dump_of_a_run_is_diagnosed() {
     let says = ["of new", "there is also runs/a/failures/old"];
     assert!(says.iter().all(|says| done.out.contains(says)), "{}", done.out);
 }
+
+/// One of every kind: unknown keys, wrong types, values out of bounds, sizes that do not divide, files
+/// and machines that are not there. (The vocabulary against the data's ids needs a vocabulary.)
+const MISTAKES: &str = "
+colour: red
+model: {layers: 5, hidden: 100, heads: 12, vocab: 0, seq_len: 256, activation: tanhh, dropout: 1.5}
+precision: bf17
+data: {train: nowhere, split: '95,x', tokenizer: none.json, seed: -1, eod: {token: -3}}
+batch: {micro: 3, global: 8, ramp_up: {start: 3, increment: 0, samples: 10}}
+lr: {peak: -1, warmup_samples: 10, decay: cosinus}
+topology: {tensor: 3, pipeline: 0, data: 2, zero: 7, recompute: some}
+checkpoint: {interval: 0, keep_last: two}
+log: {interval: -4, format: long}
+train: {steps: 0, eval_interval: x, eval_samples: 0, threads: 0, device: gpu}
+plan: {hardware: h10}
+";
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let lab = Lab::new();
+    fs::write(lab.path("many.yaml"), MISTAKES).unwrap();
+    let done = lab.gptrain(&["manifest", "check", "many.yaml", "--json"]);
+    done.expect(2, &["colour", "none.json does not exist", "nowhere.idx does not exist", "h10"]);
+    let told: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    let told = told["mistakes"].as_array().unwrap();
+    assert_eq!(told.len(), 28, "{}", done.err);
+    assert!(told.iter().all(|mistake| !mistake["remedy"].as_str().unwrap().is_empty()));
+}

@@ -152,6 +152,7 @@ fn one_rank() {
 fn threads_of_one_process(limit: Duration) {
     let watchdog = Watchdog { grace: Duration::from_millis(300), ..Watchdog::new(limit) };
     let started: Vec<_> = threads::watched(3, &watchdog)
+        .unwrap()
         .into_iter()
         .map(|world| std::thread::spawn(move || catch(move || act(&world, "busy"))))
         .collect();

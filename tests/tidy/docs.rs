@@ -42,6 +42,25 @@ fn every_file_that_the_docs_name_exists() {
     assert!(named > 20, "{named} paths were found");
 }
 
+/// `page.md#heading`, and `#heading` of the same page.
+#[test]
+fn every_heading_that_the_docs_link_to_exists() {
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        heading.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect::<String>()
+    };
+    for (file, text) in pages() {
+        let links = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        for link in links.filter(|link| !link.contains("://")) {
+            let Some((page, wanted)) = link.split_once('#') else { continue };
+            let of = if page.is_empty() { file.clone() } else { file.parent().unwrap().join(page) };
+            let there = fs::read_to_string(&of).unwrap_or_else(|_| panic!("there is no {page}"));
+            let found = there.lines().any(|line| line.starts_with('#') && anchor(line) == wanted);
+            assert!(found, "{}: {link} leads nowhere", file.display());
+        }
+    }
+}
+
 #[test]
 fn the_readme_is_one_page() {
     let lines = fs::read_to_string("README.md").unwrap().lines().count();

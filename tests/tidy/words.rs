@@ -1,6 +1,7 @@
 //! Names are the field's: words that only this program used do not come back.
 
 use crate::source::{code, files, words};
+use std::path::Path;
 
 /// What it was called, and what an engineer would search for.
 #[rustfmt::skip]
@@ -29,6 +30,31 @@ fn lines_are_printed_by_what_outlives_their_reader() {
             found.extend(printing.iter().filter(|word| line.contains(*word)).map(|word| {
                 format!("{}:{}: {word}: base::say! or base::warn!", file.display(), number + 1)
             }));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// `thread::spawn`, `Scope::spawn` and rayon's own pool end the program where the system gives no more
+/// threads; `base::threads` returns an error.
+#[test]
+fn threads_are_started_by_what_outlives_their_lack() {
+    let mut found = Vec::new();
+    let tests = |file: &Path| file.ends_with("tests.rs") || file.iter().any(|part| part == "tests");
+    for (file, text) in files("src", "rs").into_iter().filter(|(file, _)| !tests(file)) {
+        if file == Path::new("src/base/threads.rs") {
+            continue;
+        }
+        let text = code(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
+        for (number, line) in text.lines().enumerate() {
+            let bare = ["thread::spawn(", "scope.spawn(", "thread::Builder"];
+            if bare.iter().any(|word| line.contains(word) && !line.contains("threads::spawn(")) {
+                found.push(format!("{}:{}: base::threads", file.display(), number + 1));
+            }
+        }
+        let pool = words(&text).any(|word| word.contains("par_iter"));
+        if pool && !file.starts_with("src/device") && !text.contains("ready_rayon()") {
+            found.push(format!("{}: base::threads::ready_rayon before rayon", file.display()));
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

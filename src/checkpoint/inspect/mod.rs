@@ -144,7 +144,7 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
         shards: index.shards.len(),
         live_dtype: index.tensors.first().map_or(String::new(), |t| {
-            t.states.get(MODEL).map_or(String::new(), |state| state.dtype.to_string())
+            t.states.get(MODEL).map_or(String::new(), |state| super::precision(state.dtype))
         }),
         seed: index.rng.seed,
         data_seed: index.rng.data_seed,

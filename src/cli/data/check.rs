@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
 use base::{Count, Problems};
 use data::indexed::digest::whole_digest;
-use data::indexed::{Indexed, index_path, tokens_path};
+use data::indexed::{Indexed, TokenType, index_path, tokens_path};
 
+use super::super::Json;
 use super::progress::Progress;
 
 #[derive(clap::Args, Debug)]
@@ -24,21 +26,70 @@ pub struct Args {
     /// Also print the digest of each file's bytes (XXH3), to compare copies
     #[arg(long)]
     digest: bool,
+    #[command(flatten)]
+    pub json: Json,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let mut problems = Problems::default();
+    let (mut problems, mut sound) = (Problems::default(), Vec::new());
     for named in &args.datasets {
         let prefix = super::prefix(named);
-        match check(&prefix, &args) {
-            Ok(()) => {}
-            Err(error) => problems.list.extend(error.downcast::<Problems>()?.list),
+        let found = problems.collect(check(&prefix, &args))?;
+        if let Some(found) = &found {
+            args.json.lines(|| found.say());
         }
+        sound.extend(found);
     }
+    let sound: Vec<Value> = sound.iter().map(Sound::object).collect();
+    args.json.object(json!({ "sound": sound, "mistakes": problems.list }));
     problems.or(()).map_err(Into::into)
 }
 
-fn check(prefix: &Path, args: &Args) -> Result<()> {
+/// What a dataset without damage holds.
+struct Sound {
+    dataset: String,
+    documents: u64,
+    tokens: u64,
+    dtype: TokenType,
+    highest_id: u64,
+    vocab: Option<usize>,
+    /// Of each file, if it was asked for.
+    digests: Vec<(PathBuf, u64)>,
+}
+
+impl Sound {
+    fn say(&self) {
+        let against = match self.vocab {
+            Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
+            None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
+        };
+        base::say!(
+            "{}: sound. {} documents, {} tokens of {}, the highest id is {}, {against}",
+            self.dataset,
+            Count(self.documents),
+            Count(self.tokens),
+            self.dtype,
+            Count(self.highest_id)
+        );
+        for (path, digest) in &self.digests {
+            base::say!("{}  {digest:016x}", path.display());
+        }
+    }
+
+    fn object(&self) -> Value {
+        let digest = |(path, digest): &(PathBuf, u64)| {
+            (path.display().to_string(), format!("{digest:016x}").into())
+        };
+        let digests: serde_json::Map<String, Value> = self.digests.iter().map(digest).collect();
+        json!({
+            "dataset": self.dataset, "documents": self.documents, "tokens": self.tokens,
+            "dtype": self.dtype.to_string(), "highest_id": self.highest_id, "vocab": self.vocab,
+            "digests": digests,
+        })
+    }
+}
+
+fn check(prefix: &Path, args: &Args) -> Result<Sound> {
     let dataset = Indexed::open(prefix)?;
     let vocab = match args.vocab {
         Some(vocab) => Some(vocab),
@@ -60,23 +111,19 @@ fn check(prefix: &Path, args: &Args) -> Result<()> {
         let remedy = "it was built with another tokenizer, or is damaged";
         return Err(Problems::one(place, what, remedy).into());
     }
-    let against = match vocab {
-        Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
-        None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
-    };
-    base::say!(
-        "{place}: sound. {} documents, {} tokens of {}, the highest id is {}, {against}",
-        Count(dataset.documents() as u64),
-        Count(dataset.tokens()),
-        dataset.token_type(),
-        Count(id)
-    );
-    if args.digest {
-        for path in [index_path(prefix), tokens_path(prefix)] {
-            let digest = whole_digest(&path);
-            let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
-            base::say!("{}  {digest:016x}", path.display());
-        }
+    let mut digests = Vec::new();
+    for path in [index_path(prefix), tokens_path(prefix)].into_iter().filter(|_| args.digest) {
+        let digest = whole_digest(&path);
+        let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
+        digests.push((path, digest));
     }
-    Ok(())
+    Ok(Sound {
+        dataset: place,
+        documents: dataset.documents() as u64,
+        tokens: dataset.tokens(),
+        dtype: dataset.token_type(),
+        highest_id: id,
+        vocab,
+        digests,
+    })
 }

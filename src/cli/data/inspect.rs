@@ -27,9 +27,8 @@ pub struct Args {
     /// Tokens of each document to show
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     tokens: usize,
-    /// Print one JSON object instead
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    pub json: crate::cli::Json,
 }
 
 /// The lengths of documents, in tokens.
@@ -44,7 +43,7 @@ pub fn run(args: Args) -> Result<()> {
     let tokenizer = super::tokenizer(args.tokenizer.as_deref(), &prefix)?;
     let mut out = Vec::new();
     let lengths = lengths(&dataset);
-    if args.json {
+    if args.json.json {
         writeln!(out, "{}", report(&dataset, &lengths))?;
     } else {
         summary(&prefix, &dataset, &lengths, &mut out)?;

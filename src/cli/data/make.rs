@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+use serde_json::json;
 
 use super::progress::Progress;
 use base::input::is_there;
@@ -16,7 +17,7 @@ use data::corpus::{self, Format, Input, Rules, Wanted};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 
-use super::super::Overwrite;
+use super::super::{Json, Overwrite};
 
 /// Where text comes from.
 #[derive(clap::Args, Debug)]
@@ -88,6 +89,8 @@ pub struct BuildArgs {
     /// Type of an id on disk; unless given uint16, or int32 for a vocabulary of 65,500 or more
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
+    #[command(flatten)]
+    pub json: Json,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -116,6 +119,8 @@ pub struct TrainArgs {
     /// Special tokens, the first of which ends documents
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     special: Vec<String>,
+    #[command(flatten)]
+    pub json: Json,
 }
 
 #[derive(clap::Args, Debug)]
@@ -126,6 +131,8 @@ pub struct MergeArgs {
     /// Write PREFIX.bin and PREFIX.idx
     #[arg(short, long, value_name = "PREFIX")]
     output: PathBuf,
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// Notes on the corpus that are printed.
@@ -214,18 +221,26 @@ pub fn build(args: BuildArgs) -> Result<()> {
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
     })?;
     let seconds = progress.finish();
-    base::say!(
-        "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
-        args.output.display(),
-        Count(built.documents),
-        Count(built.tokens),
-        built.text as f64 / built.tokens.max(1) as f64,
-    );
-    let rate = Bytes((built.read as f64 / seconds.0) as u64);
-    base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
-    if built.skipped > 0 {
-        base::say!("{} lines could not be read and are left out", Count(built.skipped));
-    }
+    let lines = || {
+        base::say!(
+            "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
+            args.output.display(),
+            Count(built.documents),
+            Count(built.tokens),
+            built.text as f64 / built.tokens.max(1) as f64,
+        );
+        let rate = Bytes((built.read as f64 / seconds.0) as u64);
+        base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
+        if built.skipped > 0 {
+            base::say!("{} lines could not be read and are left out", Count(built.skipped));
+        }
+    };
+    let object = json!({
+        "dataset": args.output, "documents": built.documents, "tokens": built.tokens,
+        "dtype": token_type.to_string(), "text_bytes": built.text, "bytes_read": built.read,
+        "lines_left_out": built.skipped, "seconds": seconds.0,
+    });
+    args.json.say(lines, object);
     Ok(())
 }
 
@@ -282,16 +297,23 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
         .write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     output.finish()?;
-    base::say!(
-        "{}: {} ids learned from {} ({} different pieces) in {seconds}",
-        args.output.display(),
-        Count(trained.vocab as u64),
-        Bytes(trained.text),
-        Count(trained.pieces as u64),
-    );
-    if trained.vocab < args.vocab {
-        base::say!("the text has no more pairs that occur {} times", args.min_frequency);
-    }
+    let lines = || {
+        base::say!(
+            "{}: {} ids learned from {} ({} different pieces) in {seconds}",
+            args.output.display(),
+            Count(trained.vocab as u64),
+            Bytes(trained.text),
+            Count(trained.pieces as u64),
+        );
+        if trained.vocab < args.vocab {
+            base::say!("the text has no more pairs that occur {} times", args.min_frequency);
+        }
+    };
+    let object = json!({
+        "tokenizer": args.output, "vocab": trained.vocab, "text_bytes": trained.text,
+        "pieces": trained.pieces, "seconds": seconds.0,
+    });
+    args.json.say(lines, object);
     Ok(())
 }
 
@@ -305,11 +327,9 @@ pub fn merge(args: MergeArgs) -> Result<()> {
     let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
         (documents + dataset.documents() as u64, tokens + dataset.tokens())
     });
-    base::say!(
-        "{}: {} documents, {} tokens",
-        args.output.display(),
-        Count(documents),
-        Count(tokens)
-    );
+    let place = args.output.display();
+    let lines = || base::say!("{place}: {} documents, {} tokens", Count(documents), Count(tokens));
+    let object = json!({ "dataset": args.output, "documents": documents, "tokens": tokens });
+    args.json.say(lines, object);
     Ok(())
 }

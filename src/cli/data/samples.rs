@@ -62,7 +62,7 @@ pub struct Args {
     /// Print {"index": k, "tokens": [ids]} a line, of all samples, seq_len + 1 ids each (but see above); without,
     /// the first few are shown as text
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Decodes the text; unless given, tokenizer.json beside the first dataset, if there is one
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,

@@ -77,7 +77,8 @@ impl Nccl {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
-            Arc::new(NcclWatchdog::start(api, device, endpoint.clone(), self.patience))
+            let started = NcclWatchdog::start(api, device, endpoint.clone(), self.patience);
+            Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
         let watchdog = self.watchdog.get_or_init(start).clone();
         let mut id = ncclUniqueId { internal: [0; 128] };

@@ -90,7 +90,7 @@ impl NcclWatchdog {
         device: Arc<Device>,
         endpoint: Arc<Endpoint>,
         patience: Duration,
-    ) -> NcclWatchdog {
+    ) -> anyhow::Result<NcclWatchdog> {
         let shared = Arc::new(Shared { api, device, endpoint, patience, state: Mutex::default() });
         let observer: Arc<dyn GraphObserver> = shared.clone();
         shared.device.observed.set(Arc::downgrade(&observer));
@@ -102,8 +102,8 @@ impl NcclWatchdog {
             }
         };
         let name = format!("nccl of rank {}", shared.endpoint.rank);
-        let thread = std::thread::Builder::new().name(name).spawn(run).expect("a thread");
-        NcclWatchdog { shared, thread: Some((end, thread)) }
+        let thread = base::threads::spawn(&name, run)?;
+        Ok(NcclWatchdog { shared, thread: Some((end, thread)) })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::super::{End, Failed, RankReport, diagnose};
 use super::control::{self, ControlMessage, Peer};
-use super::process::{ControlChannel, ProcessState, describe};
+use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::rendezvous::Arrived;
 use parking_lot::Mutex;
 use std::net::TcpStream;
@@ -58,10 +58,10 @@ pub fn start(
     let coordinator = Arc::new(Coordinator { process, writers, state });
     for (rank, reader) in readers {
         let coordinator = coordinator.clone();
-        std::thread::spawn(move || coordinator.listen(rank, reader));
+        start_thread(0, &format!("of rank {rank}"), move || coordinator.listen(rank, reader))?;
     }
     let monitor = coordinator.clone();
-    std::thread::spawn(move || monitor.monitor());
+    start_thread(0, "monitor", move || monitor.monitor())?;
     Ok(coordinator)
 }
 

@@ -148,7 +148,7 @@ pub fn accept_all(
                 accepted(body, stream);
             }
         };
-        if std::thread::Builder::new().spawn(handshake).is_err() {
+        if base::threads::spawn("handshake", handshake).is_err() {
             handshakes.end(number, false); // the peer tries again
         }
     }

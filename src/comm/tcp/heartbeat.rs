@@ -2,7 +2,7 @@
 
 use super::super::Failed;
 use super::control::{self, ControlMessage};
-use super::process::{ControlChannel, ProcessState, describe};
+use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use parking_lot::Mutex;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -23,15 +23,19 @@ pub struct HeartbeatClient {
     heard: Mutex<Option<Instant>>,
 }
 
-pub fn start(process: Arc<ProcessState>, control: TcpStream) -> Arc<HeartbeatClient> {
+pub fn start(
+    process: Arc<ProcessState>,
+    control: TcpStream,
+) -> Result<Arc<HeartbeatClient>, Failed> {
+    let rank = process.rank;
     let reader = control.try_clone().expect("a file descriptor");
     let _ = control.set_write_timeout(Some(process.watchdog.timeout));
     let heard = Mutex::new(Some(Instant::now()));
     let client = Arc::new(HeartbeatClient { process, writer: Mutex::new(control), heard });
     let (listener, sender) = (client.clone(), client.clone());
-    std::thread::spawn(move || listener.listen(reader));
-    std::thread::spawn(move || sender.send_heartbeats());
-    client
+    start_thread(rank, "of rank 0", move || listener.listen(reader))?;
+    start_thread(rank, "heartbeats", move || sender.send_heartbeats())?;
+    Ok(client)
 }
 
 impl HeartbeatClient {

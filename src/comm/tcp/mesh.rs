@@ -6,7 +6,7 @@ use super::super::{Failed, World};
 use super::connect;
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
-use super::process::{ControlChannel, ProcessState, describe};
+use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::throttle::Throttle;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -39,15 +39,15 @@ impl Mesh {
         addresses: Vec<SocketAddr>,
         control: Arc<dyn ControlChannel>,
         throttle: Option<Throttle>,
-    ) -> World {
+    ) -> Result<World, Failed> {
         let (connections, changed) = (Mutex::default(), Condvar::new());
         let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
         let identity = (process.rank, process.size);
         let mesh =
             Arc::new(Mesh { process, key, addresses, control, connections, changed, throttle });
         let listening = mesh.clone();
-        std::thread::spawn(move || listening.accept_loop(&listener));
-        World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh))))
+        start_thread(identity.0, "listener", move || listening.accept_loop(&listener))?;
+        Ok(World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh)))))
     }
 
     /// Accepts connections from lower ranks until this rank has left.
@@ -105,7 +105,12 @@ impl Mesh {
         drop(connections);
         self.changed.notify_all();
         let mesh = self.clone();
-        std::thread::spawn(move || mesh.listen(peer, reader));
+        let name = format!("from rank {peer}");
+        if let Err(failed) =
+            start_thread(self.process.rank, &name, move || mesh.listen(peer, reader))
+        {
+            self.control.failure(failed);
+        }
     }
 
     fn listen(&self, peer: usize, mut from: TcpStream) {

@@ -100,7 +100,7 @@ fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<
     let coordinator = coordinator::start(process.clone(), arrived, &peers)?;
     let addresses = peers.iter().map(|p| (p.ip.unwrap_or(LOOPBACK), p.port).into()).collect();
     let limit = join.send_limit.map(Throttle::new);
-    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, coordinator, limit))
+    Mesh::world(process.clone(), key.clone(), data, addresses, coordinator, limit)
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -133,9 +133,9 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     };
     control.set_read_timeout(None).map_err(lost)?;
     let addresses = peers.iter().map(|p| (p.ip.unwrap_or(host), p.port).into()).collect();
-    let client = heartbeat::start(process.clone(), control);
+    let client = heartbeat::start(process.clone(), control)?;
     let limit = join.send_limit.map(Throttle::new);
-    Ok(Mesh::world(process.clone(), key.clone(), data, addresses, client, limit))
+    Mesh::world(process.clone(), key.clone(), data, addresses, client, limit)
 }
 
 /// Ranks say whom they wait for after this part of the time that they wait at most: of two minutes

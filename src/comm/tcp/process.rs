@@ -5,6 +5,7 @@ use super::super::inbox::Inbox;
 use super::super::watchdog::{Watchdog, end_process};
 use super::super::{Failed, RankReport, Recorder};
 use super::Join;
+use base::threads;
 use parking_lot::{Condvar, Mutex};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -35,6 +36,17 @@ pub trait ControlChannel: Send + Sync {
     fn failure(&self, failed: Failed) -> Failed;
     /// This rank has ended successfully: returns when all have.
     fn leave(&self);
+}
+
+/// A thread of a rank that lives as long as its connections do; where the system gives no more of
+/// them, a failure that names the rank.
+pub fn start_thread(
+    rank: usize,
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<(), Failed> {
+    let started = threads::spawn(name, work);
+    started.map(drop).map_err(|error| Failed::new(format!("rank {rank}: {error:#}")))
 }
 
 impl ProcessState {
@@ -90,11 +102,13 @@ impl ProcessState {
         }
         self.changed.notify_all();
         let (process, last) = (self.clone(), failed.clone());
-        std::thread::spawn(move || {
+        let end = move || {
             if !process.wait(process.watchdog.grace, |state| state.left) {
                 end_process(&last);
             }
-        });
+        };
+        // Without it a rank that computes on ends at its next exchange.
+        let _ = threads::spawn("end", end);
         failed
     }
 

@@ -4,6 +4,7 @@
 use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
+use super::process::start_thread;
 use super::{Join, LOOPBACK, PATIENCE, failed, loopback};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -33,16 +34,16 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
     };
     let handshakes = Arc::new(Handshakes::default());
     let all = handshakes.clone();
-    std::thread::spawn(move || {
+    start_thread(0, "rendezvous", move || {
         handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
-    });
+    })?;
     let mut present = BTreeMap::new();
     present.insert(0, own_entry(join, data_port));
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
     let strangers = handshakes.strangers();
     let missing = missing(join, &present, &duplicates, strangers);
     let problem = missing.or_else(|| mismatch(&present));
-    std::thread::spawn(move || reject_late(&arrivals));
+    start_thread(0, "late", move || reject_late(&arrivals))?;
     match problem {
         None => Ok(present.into_values().collect()),
         Some(line) => {

@@ -20,7 +20,7 @@ fn hang_after(limit: Duration, size: usize, rank: fn(&World)) -> (String, Dump) 
     let folder = tempfile::tempdir().unwrap();
     let dumps = folder.path().join("dump");
     let watchdog = Watchdog { dumps: Some(dumps.clone()), ..Watchdog::new(limit) };
-    let ends = on_threads(threads::watched(size, &watchdog), |world| {
+    let ends = on_threads(threads::watched(size, &watchdog).unwrap(), |world| {
         catch(move || {
             world.recorder().set_coord(&format!("DP{}", world.rank()));
             rank(&world)
@@ -167,7 +167,7 @@ fn a_stuck_queue_is_seen_through() {
 #[test]
 fn slow_is_not_stuck() {
     at_any_load(Duration::from_secs(1), |limit| {
-        on_threads(threads::watched(2, &Watchdog::new(limit)), |world| {
+        on_threads(threads::watched(2, &Watchdog::new(limit)).unwrap(), |world| {
             let group = world.group("dp", &[0, 1]);
             let x = Numbers::f32(vec![1.0; 10]);
             for _ in 0..3 {

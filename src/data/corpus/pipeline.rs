@@ -3,7 +3,7 @@
 
 use std::sync::mpsc::sync_channel;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::{Chunk, Reading, chunks};
 
@@ -29,8 +29,7 @@ pub fn in_order<S, T: Send>(
     let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {
         let reader = move || read(reading, |chunk| send.send(chunk).is_ok());
-        let reader = std::thread::Builder::new().spawn_scoped(scope, reader);
-        reader.context("cannot start the thread that reads")?;
+        base::threads::spawn_scoped(scope, "reader", reader)?;
         let work = |state: &mut S, chunk: Result<(Chunk, Report)>| {
             chunk.and_then(|(chunk, report)| Ok((work(state, chunk)?, report)))
         };

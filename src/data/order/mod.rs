@@ -115,6 +115,18 @@ impl Order {
         Ok(Order::of_extent(&extent, spec, lengths, part))
     }
 
+    /// What `build` would refuse, told before: what no machine can order, and where there is nothing
+    /// of that, what the memory of this one has no room for.
+    pub fn foresee(
+        spec: &OrderSpec,
+        lengths: &[u32],
+        part: Range<usize>,
+        place: &str,
+    ) -> Result<Result<(), Problems>> {
+        let extent = Extent::new(spec, lengths, &part, place)?;
+        Ok(extent.has_room(memory::available(), place))
+    }
+
     fn of_extent(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
         let mut random = RandomState::new(spec.seed as u32);
         let sequences = sequences(extent, part, &mut random);

@@ -2,7 +2,7 @@
 //! pair learned first is merged first, the leftmost among equals.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// One learned merge: `left` and `right` become `id`. Their rank is their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ struct Slot {
 /// No pair: ids are below 2^31.
 const EMPTY: Slot = Slot { pair: u64::MAX, rank: u32::MAX, id: 0 };
 
-/// Pieces up to this many bytes are merged by plain search, longer ones with a heap.
+/// Pieces up to this many bytes are merged by plain search, longer ones with a queue.
 const SHORT: usize = 64;
 
 impl Merges {
@@ -66,7 +66,7 @@ impl Merges {
 
     /// Merges the ids from `from` on as far as they go.
     pub fn apply(&self, ids: &mut Vec<u32>, from: usize) {
-        if ids.len() - from <= SHORT { self.search(ids, from) } else { self.heap(ids, from) }
+        if ids.len() - from <= SHORT { self.search(ids, from) } else { self.queue(ids, from) }
     }
 
     /// O(n²), and fastest for the few bytes of a word.
@@ -95,50 +95,122 @@ impl Merges {
         }
     }
 
-    /// O(n log n): a piece may be very long. Positions form a doubly linked list; candidates that
-    /// no longer hold when they come up are skipped. 20 bytes a position.
-    fn heap(&self, ids: &mut Vec<u32>, from: usize) {
+    /// For pieces of any length, in O(n log n) at most and in O(n) for a run of one character.
+    /// Positions form a doubly linked list; candidates that no longer hold when they come up are
+    /// skipped. 16 bytes a position.
+    fn queue(&self, ids: &mut Vec<u32>, from: usize) {
         const GONE: u32 = u32::MAX;
         let symbols = &mut ids[from..];
         let n = u32::try_from(symbols.len()).expect("texts are far shorter");
         let mut next: Vec<u32> = (1..=n).collect();
         let mut before: Vec<u32> = (0..n).map(|i| i.wrapping_sub(1)).collect();
-        let candidate = |symbols: &[u32], at: u32, after: u32| {
-            let slot = self.get(symbols[at as usize], symbols[after as usize]);
-            (slot.rank != u32::MAX).then_some(Reverse((slot.rank, at)))
+        let rank = |symbols: &[u32], at: u32, after: u32| {
+            self.get(symbols[at as usize], symbols[after as usize]).rank
         };
-        let mut queue: BinaryHeap<_> =
-            (1..n).filter_map(|after| candidate(symbols, after - 1, after)).collect();
-        while let Some(Reverse((rank, at))) = queue.pop() {
+        let mut queue = Candidates::default();
+        (1..n).for_each(|after| queue.push(rank(symbols, after - 1, after), after - 1));
+        while let Some((wanted, at)) = queue.pop() {
             let (left, after) = (at as usize, next[at as usize]);
             if symbols[left] == GONE || after == n {
                 continue;
             }
             let slot = self.get(symbols[left], symbols[after as usize]);
-            if slot.rank != rank {
+            if slot.rank != wanted {
                 continue;
             }
             (symbols[left], symbols[after as usize]) = (slot.id, GONE);
             next[left] = next[after as usize];
             if next[left] < n {
                 before[next[left] as usize] = at;
-                queue.extend(candidate(symbols, at, next[left]));
+                queue.push(rank(symbols, at, next[left]), at);
             }
             if before[left] < n {
-                queue.extend(candidate(symbols, before[left], at));
+                queue.push(rank(symbols, before[left], at), before[left]);
             }
         }
-        let mut kept = from;
-        for i in from..ids.len() {
-            if ids[i] != GONE {
-                ids[kept] = ids[i];
-                kept += 1;
+        ids.retain(|id| *id != GONE);
+    }
+}
+
+/// Pairs that may be merged, as (rank, position of the left one), taken in this order. Positions of a
+/// rank come nearly sorted, so that each is moved once and no heap of all is made.
+#[derive(Default)]
+struct Candidates {
+    /// Those of ranks above the present one, in the order in which they came.
+    later: BTreeMap<u32, Vec<u32>>,
+    /// Those of the present rank, last first.
+    rank: u32,
+    now: Vec<u32>,
+    /// Those that came after the present rank's turn: none, where a token is learned after its parts.
+    early: BinaryHeap<Reverse<(u32, u32)>>,
+}
+
+impl Candidates {
+    fn push(&mut self, rank: u32, at: u32) {
+        match rank {
+            u32::MAX => {} // no such merge
+            rank if rank <= self.rank && !(self.now.is_empty() && self.early.is_empty()) => {
+                self.early.push(Reverse((rank, at)))
             }
+            rank => self.later.entry(rank).or_default().push(at),
         }
-        ids.truncate(kept);
+    }
+
+    fn pop(&mut self) -> Option<(u32, u32)> {
+        let early = self.early.peek().map(|Reverse(first)| *first);
+        if early.is_some_and(|first| self.now.last().is_none_or(|at| first < (self.rank, *at))) {
+            return self.early.pop().map(|Reverse(first)| first);
+        }
+        if self.now.is_empty() {
+            (self.rank, self.now) = self.later.pop_first()?;
+            self.now.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        self.now.pop().map(|at| (self.rank, at))
     }
 }
 
 fn pair(left: u32, right: u32) -> u64 {
     (left as u64) << 32 | right as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::rng;
+
+    /// As the definition has it: the lowest rank, and of it the leftmost, again and again.
+    fn by_definition(merges: &Merges, ids: &mut Vec<u32>) {
+        let rank = |ids: &[u32], at: usize| merges.get(ids[at], ids[at + 1]).rank;
+        loop {
+            let best = (1..ids.len()).map(|after| (rank(ids, after - 1), after - 1)).min();
+            let Some((_, at)) = best.filter(|(rank, _)| *rank != u32::MAX) else { return };
+            ids[at] = merges.get(ids[at], ids[at + 1]).id;
+            ids.remove(at + 1);
+        }
+    }
+
+    /// Also for tables that no training makes, where a pair's rank is below that of its parts.
+    #[test]
+    fn the_queue_merges_in_the_order_of_the_definition() {
+        for case in 0..2000u64 {
+            let dice = |at: u64, below: u64| rng::below(case, at, below) as u32;
+            let symbols = 2 + u64::from(dice(0, 6));
+            let merge = |i: u64| {
+                let [left, right, id] = [1, 2, 3].map(|k| dice(10 * i + k, symbols));
+                Merge { left, right, id: if case % 2 == 0 { id } else { symbols as u32 + id } }
+            };
+            let all: Vec<Merge> = (1..=u64::from(dice(1, 30))).map(merge).collect();
+            let merges = Merges::new(&all);
+            let ids: Vec<u32> =
+                (0..1 + u64::from(dice(2, 90))).map(|i| dice(1000 + i, symbols)).collect();
+            let (mut found, mut wanted, mut short) = (ids.clone(), ids.clone(), ids);
+            merges.queue(&mut found, 0);
+            by_definition(&merges, &mut wanted);
+            assert_eq!(found, wanted, "case {case}");
+            if short.len() <= SHORT {
+                merges.search(&mut short, 0);
+                assert_eq!(short, wanted, "case {case}");
+            }
+        }
+    }
 }

@@ -34,7 +34,7 @@ use super::{
     QueryKey, Scaler, Scaling, StepLimits, Tensor, Transfer, ZLoss,
 };
 use crate::Home;
-use base::{Bytes, Problems};
+use base::{Bytes, Problems, threads};
 use memory::{Regions, Workspace};
 use rayon::ThreadPool;
 use std::cell::RefCell;
@@ -115,12 +115,18 @@ impl Backend for Cpu {
 
     fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
         let second = &mut *self.second.borrow_mut();
-        let host: &mut Cpu = second.get_or_insert_with(|| Box::new(Cpu::new(Some(self.threads))));
-        std::thread::scope(|scope| {
-            let working = scope.spawn(move || work(&*host));
+        let make = || Cpu::open(Some(self.threads)).unwrap_or_else(|_| Cpu::new(Some(1)));
+        let host: &mut Cpu = second.get_or_insert_with(|| Box::new(make()));
+        let started = std::thread::scope(|scope| {
+            let (work, host) = (&mut *work, &mut *host);
+            let working = threads::spawn_scoped(scope, "host", move || work(&*host));
             meanwhile();
-            working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let joined = working.map(|working| working.join());
+            joined.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).is_ok()
         });
+        if !started {
+            work(host); // the system gives no more threads
+        }
     }
 
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {

@@ -127,6 +127,7 @@ const BEST: usize = 12;
 impl Search<'_> {
     /// All that fit on exactly `devices`, fastest first.
     pub fn all(&self, devices: usize) -> Vec<Candidate> {
+        base::threads::ready_rayon();
         let cuts = self.cuts(devices).into_par_iter();
         let mut found: Vec<Candidate> =
             cuts.filter_map(|cut| self.planner.candidate(cut)).collect();

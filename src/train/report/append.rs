@@ -46,7 +46,7 @@ impl Appender {
                 of_thread.lock().failed = Some(error);
             }
         };
-        let thread = std::thread::Builder::new().name("report".into()).spawn(work)?;
+        let thread = base::threads::spawn("report", work)?;
         let path = path.to_path_buf();
         Ok(Appender { path, shared, texts: Some(texts), thread: Some(thread) })
     }

@@ -40,7 +40,7 @@ impl Page {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(serve)?;
+        let thread = base::threads::spawn("metrics", serve)?;
         Ok(Page { closed, thread: Some(thread) })
     }
 }

@@ -102,7 +102,7 @@ impl Board {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("status".into()).spawn(write)?;
+        let thread = base::threads::spawn("status", write)?;
         Ok(Board {
             shared,
             recent: VecDeque::new(),

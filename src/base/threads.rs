@@ -1,0 +1,83 @@
+//! Threads, started in the one way that returns an error where the system gives no more of them:
+//! `std::thread::spawn` and `Scope::spawn` panic there, and so does rayon's own pool.
+
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Once};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+/// A thread of this name, for as long as its work lasts.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    Builder::new().name(name.into()).spawn(work).with_context(|| refused(name))
+}
+
+/// The same, of work that borrows: it ends with the scope.
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    spawn_with_stack(scope, name, 2 << 20, work)
+}
+
+/// The same, with a stack of so many bytes.
+pub fn spawn_with_stack<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let builder = Builder::new().name(name.into()).stack_size(bytes);
+    builder.spawn_scoped(scope, work).with_context(|| refused(name))
+}
+
+fn refused(name: &str) -> String {
+    format!("cannot start the thread \"{name}\" (limits: ulimit -u and -v, the job's tasks)")
+}
+
+/// To be called before rayon's own pool is used, which takes one thread for each processor or ends
+/// the program: it gets as many as the system gives, where there are none the one that asks.
+pub fn ready_rayon() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let (give, taken) = channel::<rayon::ThreadBuilder>();
+        let taken = Arc::new(Mutex::new(taken));
+        let wanted = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let start = |number: &usize| {
+            let taken = taken.clone();
+            let next = move || taken.lock().recv().ok();
+            spawn(&format!("rayon-{number}"), move || next().map(rayon::ThreadBuilder::run)).is_ok()
+        };
+        let started = (0..wanted).take_while(start).count();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(started.max(1));
+        let lost = |_| std::io::Error::other("the thread has ended");
+        let built = match started {
+            0 => pool.use_current_thread().build_global(),
+            _ => pool.spawn_handler(|thread| give.send(thread).map_err(lost)).build_global(),
+        };
+        drop(built); // an error: there is a pool already, and the threads end
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_had_is_an_error_with_its_name() {
+        let refused = std::thread::scope(|scope| {
+            spawn_with_stack(scope, "of a whole address space", 1 << 62, || 1).map(drop)
+        });
+        let said = format!("{:#}", refused.unwrap_err());
+        assert!(said.starts_with("cannot start the thread \"of a whole address space\""), "{said}");
+        let sum = std::thread::scope(|scope| {
+            let one = spawn_scoped(scope, "one", || 1).unwrap();
+            one.join().unwrap() + spawn("two", || 2).unwrap().join().unwrap()
+        });
+        assert_eq!(sum, 3);
+    }
+}
