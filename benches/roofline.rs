@@ -1,6 +1,6 @@
 //! What a training step asks of a GPU, and the least time that its data sheet allows for that.
 //!
-//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16] [--only NAME]`, `h200-141g` and bf16 without
+//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME]`, `h200-141g` and bf16 without
 //! them. The trainer's own engine runs a step on the device that only counts, so the list of ops is the
 //! step's own: for each kind of op its calls, FLOPs and bytes, each operand moved once. "least" is the
 //! longer of FLOPs at the peak and bytes at the bandwidth of the data sheet; "planned" is the same at
@@ -23,7 +23,7 @@ fn main() -> anyhow::Result<()> {
         match word.as_str() {
             "--bench" => (),
             "--only" => only = words.next().unwrap_or_default(),
-            "f32" | "bf16" => precision = word,
+            "f32" | "bf16" | "fp8" => precision = word,
             _ => gpu = word,
         }
     }
@@ -45,10 +45,10 @@ fn step(shape: &Shape, precision: &str) -> anyhow::Result<Tally> {
 }
 
 /// Milliseconds of an op's calls: by the data sheet, and as the planner has them.
-fn times(work: &Work, gpu: &Hardware) -> [f64; 2] {
+fn times(name: &str, work: &Work, gpu: &Hardware) -> [f64; 2] {
     let shares = [gpu.product_share, gpu.memory_share];
-    let planned = gpu.seconds(work, shares) + work.calls * gpu.launch_us * 1e-6;
-    [gpu.seconds(work, [1.0; 2]), planned].map(|seconds| 1e3 * seconds)
+    let planned = gpu.seconds(name, work, shares) + work.calls * gpu.launch_us * 1e-6;
+    [gpu.seconds(name, work, [1.0; 2]), planned].map(|seconds| 1e3 * seconds)
 }
 
 fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally) {
@@ -57,7 +57,7 @@ fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally) {
     let head = ["calls", "GFLOP", "GB", "least ms", "planned ms"];
     println!("{:32} {}", "op", head.map(|title| format!("{title:>11}")).join(" "));
     let mut rows: Vec<(&str, &Work, [f64; 2])> =
-        ops.iter().map(|(name, work)| (*name, work, times(work, gpu))).collect();
+        ops.iter().map(|(name, work)| (*name, work, times(name, work, gpu))).collect();
     rows.sort_by(|a, b| b.2[0].total_cmp(&a.2[0]));
     let row = |name: &str, work: &Work, [least, planned]: [f64; 2]| {
         let Work { calls, flops, bytes } = work;

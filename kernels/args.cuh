@@ -731,6 +731,43 @@ static_assert(AT(Descend, direction) == 0 && AT(Descend, master) == 8 && AT(Desc
               AT(Descend, step) == 44 && AT(Descend, vector) == 48 &&
               sizeof(Descend) == 56, "layout");
 
+struct LineMaxima {
+    const void* x;
+    float* maxima;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t vector;
+};
+static_assert(AT(LineMaxima, x) == 0 && AT(LineMaxima, maxima) == 8 &&
+              AT(LineMaxima, rows) == 16 && AT(LineMaxima, cols) == 24 &&
+              AT(LineMaxima, vector) == 28 &&
+              sizeof(LineMaxima) == 32, "layout");
+
+struct Fp8Scales {
+    const float* maxima;
+    float* scales;
+    uint32_t lines;
+    uint32_t shares;
+    float largest;
+    uint32_t whole;
+};
+static_assert(AT(Fp8Scales, maxima) == 0 && AT(Fp8Scales, scales) == 8 &&
+              AT(Fp8Scales, lines) == 16 && AT(Fp8Scales, shares) == 20 &&
+              AT(Fp8Scales, largest) == 24 && AT(Fp8Scales, whole) == 28 &&
+              sizeof(Fp8Scales) == 32, "layout");
+
+struct Fp8Codes {
+    const void* x;
+    const float* scales;
+    void* codes;
+    uint64_t rows;
+    uint32_t cols;
+    uint32_t vector;
+};
+static_assert(AT(Fp8Codes, x) == 0 && AT(Fp8Codes, scales) == 8 && AT(Fp8Codes, codes) == 16 &&
+              AT(Fp8Codes, rows) == 24 && AT(Fp8Codes, cols) == 32 && AT(Fp8Codes, vector) == 36 &&
+              sizeof(Fp8Codes) == 40, "layout");
+
 struct Axpy {
     const float* x;
     float* y;

@@ -2,6 +2,7 @@
 
 mod choices;
 mod dtype;
+mod fp8;
 mod fused;
 mod heads;
 pub mod input;
@@ -22,6 +23,7 @@ mod worker;
 
 pub use choices::Gelu;
 pub use dtype::DType;
+pub use fp8::Fp8;
 pub use fused::Fused;
 pub use heads::{Heads, Qkv};
 pub use json::null_is_nan;

@@ -1,41 +1,12 @@
 //! The trait of a device: its memory, its copies, its graphs and its ops.
 
 use super::{
-    AdafactorOps, Attend, Dropout, Home, Logits, MuonOps, Norm, Out, QueryKey, Tensor, ZLoss,
+    AdafactorOps, Attend, Dropout, Epilogue, Fp8Ops, Gemm, Home, Logits, MuonOps, Norm, Out,
+    QueryKey, Tensor, ZLoss,
 };
 use base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Operand layout of a matrix product: `C = A·Bᵀ`, `C = A·B`, `C = Aᵀ·B`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gemm {
-    NT,
-    NN,
-    TN,
-}
-
-/// The operation fused into a matrix product before its result is stored.
-#[derive(Clone, Copy, Debug)]
-pub enum Epilogue {
-    Nothing,
-    /// C = A·B + bias, bias [1, n].
-    Bias(Tensor),
-    /// pre = A·B + bias is stored, C = gelu(pre). bias [1, n], if there is one; pre like C.
-    BiasGelu {
-        bias: Option<Tensor>,
-        pre: Tensor,
-        gelu: Gelu,
-    },
-    /// C = (A·B) ⊙ gelu'(pre), the backward pass of `BiasGelu`. pre like C.
-    GeluBackward {
-        pre: Tensor,
-        gelu: Gelu,
-    },
-    /// C (+)= Aᵀ·B and db (+)= Σ_rows A, which is read anyway: the gradients of a weight and of its
-    /// bias. Only of `TN` into f32. db f32 [1, m].
-    BiasBackward(Out),
-}
 
 /// One AdamW update (Loshchilov & Hutter 2019), decoupled decay first as PyTorch does it.
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +191,7 @@ pub struct Transfer(pub(super) usize);
 ///
 /// Tensors lie on the device. `upload`, `download`, `zero` and `digests` also take tensors at home
 /// on the host; the ops of `host` take only those.
-pub trait Backend: AdafactorOps + MuonOps {
+pub trait Backend: AdafactorOps + MuonOps + Fp8Ops {
     /// Address of a fresh zeroed region, aligned to 256 bytes, that lives as long as the backend.
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory>;
     /// As `reserve`, of the host's memory, page-locked where the device copies to and from it.

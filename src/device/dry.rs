@@ -2,10 +2,10 @@
 //! and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue,
-    FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits, MatrixPart, Momentum, MuonOps, Norm, Out,
-    OutOfMemory, QueryKey, Scaler, Scaling, SecondMoment, StepLimits, Tensor, Transfer, Visible,
-    ZLoss, cuda,
+    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue, Fp8Ops,
+    Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Lines, Logits, MatrixPart, Momentum,
+    MuonOps, Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling, SecondMoment,
+    StepLimits, Tensor, Transfer, Visible, ZLoss, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -31,6 +31,9 @@ impl std::ops::AddAssign for Work {
 
 /// Names of the copies between a device and its host, in the host's tally.
 pub const COPIES: [&str; 2] = ["to the host", "to the device"];
+
+/// Name of the products of 8-bit floats, for which a device has a peak of its own.
+pub const FP8_PRODUCT: &str = "fp8 gemm";
 
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;
@@ -99,6 +102,14 @@ fn out(y: Out) -> [Tensor; 2] {
     [y.to, if y.add { y.to } else { y.to.span(0, 0) }]
 }
 
+/// The matrix beside C that an epilogue moves, if it does.
+fn aux(then: Epilogue, c: Out) -> Tensor {
+    match then {
+        Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => c.to.span(0, 0),
+        Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => pre,
+    }
+}
+
 /// Elements of queries and keys, and what is read and written of qkv: in place not the values.
 fn turned(qkv: Tensor, how: &QueryKey, in_place: bool) -> (usize, Tensor) {
     let turned = qkv.rows * (how.heads.query + how.heads.kv) * how.heads.dim;
@@ -157,14 +168,10 @@ impl Backend for Dry {
     }
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
         let inner = if kind == Gemm::TN { a.rows } else { a.cols };
-        let aux = match then {
-            Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => c.to.span(0, 0),
-            Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => pre,
-        };
         // Sums of columns are a column more.
         let cols = c.to.cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
         let flops = 2 * c.to.rows * cols * inner;
-        self.note("gemm", flops, &[&[a, b, aux][..], &out(c)].concat());
+        self.note("gemm", flops, &[&[a, b, aux(then, c)][..], &out(c)].concat());
     }
     fn embed(&self, _: Tensor, _: Tensor, _: usize, y: Out) {
         self.note("embed", 0, &[y.to, y.to]);
@@ -455,5 +462,25 @@ impl MuonOps for Dry {
     fn descend(&self, _: [f32; 2], _: Tensor, direction: Tensor, master: Tensor, weight: Tensor) {
         let written = if weight.addr() == master.addr() { weight.span(0, 0) } else { weight };
         self.note("descend", 3 * direction.numel(), &[direction, master, master, written]);
+    }
+}
+
+/// As Hopper does it: a scale for each line.
+impl Fp8Ops for Dry {
+    fn fp8_scaling(&self) -> Fp8Scaling {
+        Fp8Scaling::RowWise
+    }
+    fn line_maxima(&self, x: Tensor, _: Lines, out: Out) {
+        self.note("quantize", x.numel(), &[x, out.to]);
+    }
+    fn quantize(&self, x: Tensor, _: Lines, maxima: Tensor, to: &Quantized) {
+        self.note("quantize", x.numel(), &[x, maxima, to.scales, to.codes]);
+    }
+    fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
+        let flops = 2 * c.to.numel() * a.codes.cols;
+        self.note(FP8_PRODUCT, flops, &[&[a.codes, b.codes, aux(then, c)][..], &out(c)].concat());
+    }
+    fn column_sums(&self, x: Tensor, sums: Out) {
+        self.note("column sums", x.numel(), &[x, sums.to]);
     }
 }

@@ -10,17 +10,21 @@ pub mod cpu;
 pub mod cuda;
 mod dry;
 pub mod dynamic_map;
+mod fp8;
 mod muon;
+mod product;
 mod tensor;
 
 pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
 pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
 pub use backend::{
-    AdamW, AdamWUpdate, Backend, Coded, Dead, Epilogue, Gemm, Graph, LOGITS_CHUNK, OutOfMemory,
-    Scaler, Scaling, StepLimits, Timeline, Transfer, digest_term,
+    AdamW, AdamWUpdate, Backend, Coded, Dead, Graph, LOGITS_CHUNK, OutOfMemory, Scaler, Scaling,
+    StepLimits, Timeline, Transfer, digest_term,
 };
-pub use base::Gelu;
-pub use dry::{COPIES, Dry, Tally, Work};
+pub use base::{Fp8, Gelu};
+pub use dry::{COPIES, Dry, FP8_PRODUCT, Tally, Work};
+pub use fp8::{Fp8Ops, Fp8Scaling, Lines, Quantized};
 pub use muon::{FusedMatrix, Momentum, MuonOps};
+pub use product::{Epilogue, Gemm};
 pub use tensor::{Element, Home, Out, Tensor};

@@ -171,6 +171,7 @@ pub fn context<'a>(
         seed: manifest.train.seed,
         training,
         z_loss: manifest.train.z_loss.filter(|_| training),
+        fp8: None,
         past: 0,
     }
 }
@@ -179,9 +180,8 @@ pub fn context<'a>(
 pub fn model_dtype(precision: Precision) -> DType {
     match precision {
         Precision::F32 | Precision::Tf32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
+        Precision::Bf16 | Precision::Fp8 => DType::BF16,
         Precision::Fp16 => DType::F16,
-        Precision::Fp8 => unreachable!("a checked manifest has no fp8"),
     }
 }
 

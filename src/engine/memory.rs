@@ -13,7 +13,8 @@ use super::states::ParamStates;
 use super::update::Update;
 use base::DType;
 use device::{Arena, Backend, Tensor};
-use manifest::{GradientHome, Manifest};
+use manifest::{GradientHome, Manifest, Precision};
+use model::layers::fp8;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use plan::schedule;
 
@@ -32,6 +33,8 @@ pub struct Laid {
     pub arrived: Tensor,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
+    /// Of operands in 8-bit floats (`Cx::fp8`).
+    pub fp8: Option<Tensor>,
 }
 
 /// The manifest, with gradients on the host where it leaves that open and more of the device's memory
@@ -91,6 +94,9 @@ pub fn lay(
         squares: update.squares(&buckets, &layout, scalars.sums),
         sums: Norms::sums(level, &buckets, &at.grads),
     });
+    let tokens = m.batch.micro * m.model.seq_len;
+    let room = || at.workspace.matrix(1, fp8::room(&train, tokens), DType::U8);
+    let fp8 = (m.precision == Precision::Fp8).then(room);
     let sums = [scalars.scaler.scale, scalars.z_loss];
     let passes = passes(groups, m, [&train, &eval], causal, (&layout, &tables), sums, at);
     let Passes { slots, work, arrived, eval } = passes;
@@ -108,6 +114,7 @@ pub fn lay(
         arrived,
         eval,
         scalars,
+        fp8,
     }
 }
 

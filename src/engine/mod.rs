@@ -46,7 +46,7 @@ use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
-use model::{Activations, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
+use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
 use plan::schedule::{self, Action, Pass, PipelineRank};
 use play::play;
 use powersgd::Compression;
@@ -82,6 +82,8 @@ pub struct Engine<'a> {
     arrived: Tensor,
     eval: Vec<Vec<Activations>>,
     scalars: Scalars,
+    /// Of operands in 8-bit floats.
+    fp8: Option<Tensor>,
     /// Micro-batches of the last step, and what it did in which order.
     order: RefCell<(usize, Vec<Action>)>,
     /// The last outcome that was waited for, as the device wrote it.
@@ -150,6 +152,7 @@ impl<'a> Engine<'a> {
             order: RefCell::default(),
             received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
             scalars: laid.scalars,
+            fp8: laid.fp8,
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
@@ -358,6 +361,7 @@ impl<'a> Engine<'a> {
         let (be, pp, loss) = (self.be, self.pipeline_rank(), self.scalars.loss);
         let (params, graphs) = (&self.params, &self.graphs);
         let cx = context(be, params.groups(), &self.manifest, training);
+        let cx = Cx { fp8: self.fp8, ..cx };
         let stage = Stage { cx, layout: params.layout(), store: params };
         let held = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);

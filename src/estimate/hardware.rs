@@ -1,7 +1,7 @@
 //! Devices and the machines they stand in: a table (`hardware.yaml`).
 
 use base::Problems;
-use device::Work;
+use device::{FP8_PRODUCT, Work};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
@@ -102,9 +102,12 @@ pub struct Link {
 const LINK_SHARE: f64 = 0.7;
 
 impl Hardware {
-    /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth.
-    pub fn seconds(&self, work: &Work, [products, memory]: [f64; 2]) -> f64 {
-        let (rate, bandwidth) = (self.peak_tflops * 1e12, self.hbm_gb_s * 1e9);
+    /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth. The
+    /// peak is that of 8-bit floats for products of those, where the table has it.
+    pub fn seconds(&self, op: &str, work: &Work, [products, memory]: [f64; 2]) -> f64 {
+        let fp8 = op == FP8_PRODUCT && self.fp8_tflops > 0.0;
+        let peak = if fp8 { self.fp8_tflops } else { self.peak_tflops };
+        let (rate, bandwidth) = (peak * 1e12, self.hbm_gb_s * 1e9);
         (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
     }
 

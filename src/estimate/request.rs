@@ -11,7 +11,7 @@ use super::trainers;
 use super::view::{self, Terms, View};
 use base::Problems;
 use engine::model_dtype;
-use manifest::Manifest;
+use manifest::{Manifest, Precision};
 
 /// Settings beside the manifest's own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,6 +56,10 @@ impl Request {
             }
             _ => hw,
         };
+        if m.precision == Precision::Fp8 && hw.fp8_tflops == 0.0 && hw.name != CPU {
+            let what = format!("{} has no 8-bit floats", hw.name);
+            return Err(Problems::one("precision", what, "--set precision=bf16"));
+        }
         let mut setup = Setup::of(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {

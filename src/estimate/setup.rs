@@ -190,6 +190,7 @@ impl Setup {
             numbers: match m.precision {
                 Precision::F32 | Precision::Tf32 => Numbers::F32,
                 Precision::Fp16 => Numbers::Fp16,
+                Precision::Fp8 if hardware.fp8_tflops > 0.0 => Numbers::Fp8,
                 _ if wide => Numbers::Bf16Fp32Grad,
                 _ => Numbers::Bf16,
             },

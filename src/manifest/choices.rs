@@ -13,7 +13,8 @@ Precision {
     Bf16 = "bf16",
     /// The same in half precision, with a loss scale.
     Fp16 = "fp16",
-    /// 8-bit floats: not in this version.
+    /// As bf16, with the matrix products of the blocks in 8-bit floats: E4M3, and E5M2 for the gradients
+    /// of outputs, scaled by the largest number of each row.
     Fp8 = "fp8",
 }
 

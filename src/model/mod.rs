@@ -30,7 +30,7 @@ pub use tensor_parallel::TensorParallel;
 pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
 
 use base::{DType, Heads, rng};
-use device::{Backend, Dropout, Norm};
+use device::{Backend, Dropout, Norm, Tensor};
 use manifest::NormKind;
 
 /// Context of every function of this room, its first argument: device, tensor-parallel group,
@@ -49,6 +49,9 @@ pub struct Cx<'a> {
     pub training: bool,
     /// The coefficient of the second loss, in training.
     pub z_loss: Option<f32>,
+    /// Where operands of the blocks' products lie in 8-bit floats, u8 [1, bytes]: the products are of
+    /// those where there is such room (`layers::fp8`).
+    pub fp8: Option<Tensor>,
     /// Tokens of the text before the batch's, where their keys and values are kept (`Past`).
     pub past: usize,
 }

@@ -22,6 +22,16 @@ impl Weight {
         use Weight::*;
         matches!(self, QkvW | QkvB | ProjW | Fc1W | Fc1B | Fc2W)
     }
+
+    /// How tensor parallelism cuts a matrix that a block multiplies by.
+    pub fn block_split(self) -> TpSplit {
+        use Weight::*;
+        match self {
+            QkvW | Fc1W => TpSplit::Rows,
+            ProjW | Fc2W => TpSplit::Cols,
+            other => panic!("no block multiplies by {other:?}"),
+        }
+    }
 }
 
 /// Where in the network a weight stands.

@@ -354,6 +354,7 @@ fn the_bill_is_the_engines() {
         vec!["topology.tensor=2", "topology.pipeline=2", "precision=bf16"],
         vec!["topology.data=2", "topology.zero=3", "topology.recompute=selective"],
         vec!["topology.data=2", "topology.zero=1", "topology.offload=optimizer"],
+        vec!["topology.tensor=2", "topology.sequence_parallel=true", "precision=fp8"],
     ] {
         let small = ["model.layers=4", "batch.micro=2", "batch.global=16"];
         let m = common::manifest(&[&small[..], &sets].concat());

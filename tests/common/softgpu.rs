@@ -42,6 +42,7 @@ pub fn options() -> Options {
         volta: None,
         dtype: DType::F32,
         tf32: false,
+        fp8: false,
         tuned: None,
         graphs: None,
         attention: None,

@@ -425,10 +425,19 @@ fn datasets_are_checked_as_far_as_the_manifest_goes() {
 }
 
 #[test]
-fn what_is_known_but_not_here_is_refused_by_name() {
-    check_added(
-        "precision: fp8",
-        "m.yaml:17: precision fp8 is not in this version → take bf16, fp16 or f32",
+fn fp8_takes_matrices_whose_sides_are_multiples_of_16() {
+    check_added("precision: fp8", "accepted");
+    let sets = ["precision=fp8", "model.hidden=264"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set model.hidden: model.hidden 264 is not a multiple of 16, as fp8 needs it → change it, \
+         or set precision: bf16"
+    );
+    let sets = ["precision=fp8", "topology.tensor=4", "model.ffn_hidden=1056"];
+    assert_eq!(
+        complaints(GOOD, &sets),
+        "--set model.ffn_hidden: model.ffn_hidden 1056 / topology.tensor 4 is not a multiple of 16, \
+         as fp8 needs it → change it, or set precision: bf16"
     );
 }
 

@@ -64,21 +64,37 @@ fn check_model(model: &[&str], topology: &[&str], how: How) {
     let precisions: [(&[&str], f64); 3] =
         [(&["precision=f32"], 1e-5), (&["precision=bf16"], 4e-3), (&fp16, 5e-4)];
     for (precision, tolerance) in precisions {
-        let model = [&["batch.micro=2", "batch.global=8"], model, precision].concat();
-        let manifest = common::manifest(&[&model[..], topology].concat());
-        let ours = outcomes(&manifest, how);
-        let cpu = Cpu::new(Some(1));
-        let one = train(&cpu, Groups::solo(), &common::manifest(&model), 2, |_| ());
-        for (a, b) in ours.iter().zip(&one) {
-            let off = |a: f64, b: f64| (a - b).abs() / b;
-            assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
-            let equal = a.z_loss == b.z_loss;
-            assert!(equal || off(a.z_loss, b.z_loss) <= tolerance, "{a:?}, one rank {b:?}");
-            assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
-        }
-        if precision == ["precision=bf16"] {
-            assert_eq!(ours, outcomes(&manifest, how), "the same grid twice");
-        }
+        check_precision(&[model, precision].concat(), topology, how, tolerance);
+    }
+}
+
+fn check_precision(model: &[&str], topology: &[&str], how: How, tolerance: f64) {
+    let model = [&["batch.micro=2", "batch.global=8"], model].concat();
+    let manifest = common::manifest(&[&model[..], topology].concat());
+    let ours = outcomes(&manifest, how);
+    let cpu = Cpu::new(Some(1));
+    let one = train(&cpu, Groups::solo(), &common::manifest(&model), 2, |_| ());
+    for (a, b) in ours.iter().zip(&one) {
+        let off = |a: f64, b: f64| (a - b).abs() / b;
+        assert!(off(a.loss, b.loss) <= tolerance, "{a:?}, one rank {b:?}");
+        let equal = a.z_loss == b.z_loss;
+        assert!(equal || off(a.z_loss, b.z_loss) <= tolerance, "{a:?}, one rank {b:?}");
+        assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
+    }
+    if model.contains(&"precision=bf16") {
+        assert_eq!(ours, outcomes(&manifest, how), "the same grid twice");
+    }
+}
+
+/// A number between two codes may go to the other one: an eighth of it.
+#[test]
+fn nccl_fp8() {
+    for topology in [
+        &["topology.tensor=2", "topology.sequence_parallel=true"][..],
+        &["topology.data=2", "topology.zero=3"],
+        &["topology.tensor=2", "topology.pipeline=2"],
+    ] {
+        check_precision(&["precision=fp8"], topology, How::Nccl, 8e-3);
     }
 }
 

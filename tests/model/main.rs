@@ -15,6 +15,7 @@
 //! | `sampler` | logits of a text that grows are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
+//! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,6 +23,7 @@ mod common;
 mod adam8bit;
 mod compression;
 mod fp16;
+mod fp8;
 mod grids;
 mod grids_cuda;
 mod late;

@@ -49,6 +49,7 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
         seed: 0,
         training: false,
         z_loss: None,
+        fp8: None,
         past: 0,
     };
     let chunk = &sampler.layout().shard.chunks[0];

@@ -134,6 +134,11 @@ impl<'a> Bench<'a> {
         self.expect_within(self.tolerance(got.dtype), name, got, want);
     }
 
+    /// Holds an output to its definition, to the bit.
+    pub fn exactly(&self, name: &str, got: Tensor, want: impl FnOnce() -> Vec<f64>) {
+        self.expect_within(0.0, name, got, want);
+    }
+
     fn tolerance(&self, dtype: DType) -> f64 {
         match dtype {
             DType::F32 => 4e-6,

@@ -5,11 +5,13 @@ use crate::attention::{Mask, Shape, attention};
 use crate::bench::{Bench, Seen};
 use crate::query_key::{self, query_key};
 use crate::update;
-use crate::{Case, adafactor, case, elementwise, loss, muon, normalise, product, softgpu, table};
+use crate::{
+    Case, adafactor, case, elementwise, fp8, loss, muon, normalise, product, softgpu, table,
+};
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
-use gptrain::device::{Arena, Backend, Gemm, Tensor};
+use gptrain::device::{Arena, Backend, Fp8Scaling, Gemm, Tensor};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -84,6 +86,14 @@ fn tf32_rounds_the_operands_of_products() {
     assert!((1e-5..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
 }
 
+/// The stand-in is a Hopper with cuBLASLt 13.
+#[test]
+fn rows_have_scales_on_hopper() {
+    let cuda = open();
+    let backend: &dyn Backend = &cuda;
+    assert!(softgpu::is_real() || backend.fp8_scaling() == Fp8Scaling::RowWise);
+}
+
 /// Every f16, and f32 of all sizes: ties, what is smaller than any f16, what is larger.
 #[test]
 fn cuda_rounds_as_the_cpu_does() {
@@ -141,6 +151,9 @@ fn larger() -> Vec<Case> {
         case("muon", |b| muon::all(b, 70_001)),
         case("muon, vectors", |b| muon::all(b, 70_008)),
         case("adafactor", adafactor::large),
+        case("fp8", |b| fp8::quantized(b, 272, 528)),
+        case("fp8, odd", |b| fp8::quantized(b, 700, 77)),
+        case("fp8 product", |b| fp8::products(b, 80, 48, 208)),
     ]
 }
 
@@ -224,6 +237,9 @@ fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
     assert!(says.contains("7.0: no bf16") && says.contains("precision=fp16"), "{says}");
     let says = refused(&with(DType::F32, true));
     assert!(says.contains("7.0: no TF32") && says.contains("precision=f32"), "{says}");
+
+    let says = refused(&Options { fp8: true, ..with(DType::F16, false) });
+    assert!(says.contains("7.0: no 8-bit floats") && says.contains("precision=bf16"), "{says}");
 
     let cuda = Cuda::open(&with(DType::F16, false)).unwrap_or_else(|problems| panic!("{problems}"));
     assert!(cuda.description().contains("libcublasLt.so.12"), "{}", cuda.description());

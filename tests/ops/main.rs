@@ -6,7 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `adafactor`, `adam8bit`, `low_rank`, `muon`, `update` | the optimizers' ops, PowerSGD's |
-//! | `attention`, `elementwise`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
+//! | `attention`, `elementwise`, `fp8`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
@@ -19,6 +19,7 @@ mod attention;
 mod bench;
 mod cuda;
 mod elementwise;
+mod fp8;
 mod host;
 mod loss;
 mod low_rank;
@@ -62,6 +63,7 @@ fn table() -> Vec<Case> {
         adafactor::table(),
         adam8bit::table(),
         muon::table(),
+        fp8::table(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -108,6 +110,8 @@ fn large() -> Vec<Case> {
         case("adafactor", adafactor::large),
         case("axpy", |b| low_rank::axpy(b, 300_001)),
         case("muon", |b| muon::all(b, 300_001)),
+        case("fp8", |b| fp8::quantized(b, 301, 777)),
+        case("fp8 product", |b| fp8::products(b, 272, 304, 528)),
     ]
 }
 

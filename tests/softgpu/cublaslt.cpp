@@ -2,7 +2,7 @@
 //
 // Sums are in f32, in the order of the depth. What the real library documents as a restriction and
 // gptrain relies on is refused here too: leading dimensions, the alignment promised to the
-// heuristic, and that of bias and auxiliary matrices.
+// heuristic, and that of bias and auxiliary matrices; what 8-bit floats need.
 //
 // It proposes several algorithms (see ALGORITHMS), which take made-up times: the best is neither the
 // first nor the one that claims to be the fastest.
@@ -19,8 +19,10 @@ extern "C" void softgpu_push(void* stream, std::function<void()>* work);
 extern "C" void softgpu_take(void* stream, unsigned time);
 
 // cublasLt.h
-enum { F32 = 0, F16 = 2, BF16 = 14 };
+enum { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
 enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
+enum { A_SCALE = 17, B_SCALE = 18, FAST_ACCUM = 25, A_SCALE_MODE = 31, B_SCALE_MODE = 32 };
+enum { SCALAR_32F = 0, OUTER_VEC_32F = 3 };
 enum { COMPUTE_F32 = 68, COMPUTE_TF32 = 77 };
 enum { DEFAULT = 1, BIAS = 4, GELU_AUX_BIAS = 164, DGELU = 192, BGRADB = 512 };
 enum { MAX_WORKSPACE = 1, REDUCTIONS = 3, ALIGN_A = 5, ALIGN_D = 8 };
@@ -81,9 +83,21 @@ template <class T> static T get(const Attributes& a, int key, T otherwise) {
     memcpy(&value, found->second.data(), sizeof value);
     return value;
 }
+// Micikevicius et al. 2022: 1, 4, 3 bits with no infinity, and 1, 5, 2 as IEEE 754 has them.
+static float of_fp8(int type, uint8_t code) {
+    int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15;
+    int exponent = (code & 0x7f) >> fraction, part = code & ((1 << fraction) - 1);
+    float size = exponent ? std::ldexp((float)(part | 1 << fraction), exponent - bias - fraction)
+                          : std::ldexp((float)part, 1 - bias - fraction);
+    if (type == E4M3 && (code & 0x7f) == 0x7f) size = NAN;
+    if (type == E5M2 && exponent == 31) size = part ? NAN : INFINITY;
+    return code & 0x80 ? -size : size;
+}
+static bool is_fp8(int type) { return type == E4M3 || type == E5M2; }
 static float load(int type, const void* p, int64_t i) {
     if (type == F32) return ((const float*)p)[i];
     if (type == F16) return __half2float(((const __half*)p)[i]);
+    if (is_fp8(type)) return of_fp8(type, ((const uint8_t*)p)[i]);
     return __bfloat162float(((const __nv_bfloat16*)p)[i]);
 }
 static void store(int type, void* p, int64_t i, float x) {
@@ -148,9 +162,10 @@ API cublasLtMatmulPreferenceSetAttribute(Preference* p, int key, const void* val
 
 API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout, Layout*, Layout*, Layout*,
                                    Preference* preference, int asked, Heuristic* found, int* count) {
-    // Fused GELU in f32 is what the real library may lack: so that it is tested to be done without.
+    // Fused GELU in f32 and of 8-bit floats is what the real library may lack: so that it is tested to be done without.
     int epilogue = get<int>(descriptor->set, EPILOGUE, DEFAULT);
-    if (layout->type == F32 && (epilogue == GELU_AUX_BIAS || epilogue == DGELU)) {
+    bool fp8 = is_fp8(layout->type);
+    if ((fp8 || layout->type == F32) && (epilogue == GELU_AUX_BIAS || epilogue == DGELU)) {
         *count = 0;
         return NOT_SUPPORTED;
     }
@@ -199,7 +214,24 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
                   (int64_t)(turn_b ? lb->cols : lb->rows) == k &&
                   (int64_t)(turn_b ? lb->rows : lb->cols) == n && lc->rows == ld->rows && lc->cols == ld->cols;
     bool dims = la->ld >= (int64_t)la->rows && lb->ld >= (int64_t)lb->rows && ld->ld >= m;
-    if (!shapes || !dims || la->type != lb->type || lc->type != ld->type) return INVALID_VALUE;
+    bool fp8 = is_fp8(la->type) && is_fp8(lb->type);
+    if (!shapes || !dims || (la->type != lb->type && !fp8) || lc->type != ld->type) return INVALID_VALUE;
+    const float* scale_a = (const float*)get<uint64_t>(a, A_SCALE, 0);
+    const float* scale_b = (const float*)get<uint64_t>(a, B_SCALE, 0);
+    int mode = get<int>(a, A_SCALE_MODE, SCALAR_32F);
+    if (fp8) {
+        // "To use FP8 kernels": A turned and B not, sides and addresses in sixteens, one E5M2 at most.
+        bool sixteens = m % 16 == 0 && n % 16 == 0 && k % 16 == 0 && (uint64_t)A % 16 == 0 &&
+                        (uint64_t)B % 16 == 0 && (uint64_t)C % 16 == 0 && (uint64_t)D % 16 == 0;
+        if (!turn_a || turn_b || !sixteens) return NOT_SUPPORTED;
+        if (la->type == E5M2 && lb->type == E5M2) return NOT_SUPPORTED;
+        if (descriptor->compute != COMPUTE_F32 || get<int8_t>(a, FAST_ACCUM, 0)) return NOT_SUPPORTED;
+        if (mode != get<int>(a, B_SCALE_MODE, SCALAR_32F)) return NOT_SUPPORTED;
+        if (mode != SCALAR_32F && mode != OUTER_VEC_32F) return NOT_SUPPORTED;
+        if (mode == OUTER_VEC_32F && (!scale_a || !scale_b)) return INVALID_VALUE;
+    } else if (scale_a || scale_b || mode) {
+        return NOT_SUPPORTED;
+    }
     const void* matrices[4] = {A, B, C, D};
     for (int i = 0; i < 4; i++)
         if (!algorithm || (uint64_t)matrices[i] % algorithm[i]) return INVALID_VALUE;
@@ -211,12 +243,14 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     bool has_aux = epilogue == GELU_AUX_BIAS || epilogue == DGELU;
     bool sums = epilogue == BGRADB;
     if (sums && (!bias || (uint64_t)bias % 16)) return INVALID_VALUE;
-    if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != la->type)) return INVALID_VALUE;
+    int own = fp8 ? BF16 : la->type;
+    if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != own)) return INVALID_VALUE;
     if (has_aux && (!aux || (uint64_t)aux % 16 || aux_ld % 8 || aux_ld < m)) return INVALID_VALUE;
     if (epilogue != DEFAULT && !has_bias && !has_aux && !sums) return NOT_SUPPORTED;
     // The table of dtypes: C is like A and B, or f32.
-    if (la->type != F32 && la->type != F16 && la->type != BF16) return NOT_SUPPORTED;
-    if (ld->type != la->type && ld->type != F32) return NOT_SUPPORTED;
+    if (la->type != F32 && la->type != F16 && la->type != BF16 && !fp8) return NOT_SUPPORTED;
+    if (ld->type != own && ld->type != F32) return NOT_SUPPORTED;
+    if (fp8 && (sums || has_aux)) return NOT_SUPPORTED;
     bool rounds = descriptor->compute == COMPUTE_TF32;
     if (rounds && la->type != F32) return NOT_SUPPORTED;
 
@@ -253,6 +287,8 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
                     lanes[l % kind.lanes] += left[i * k + l] * right[j * k + l];
                 for (float part : lanes) sum += part;
                 sum *= scale;
+                if (fp8 && scale_a) sum *= scale_a[mode == OUTER_VEC_32F ? i : 0];
+                if (fp8 && scale_b) sum *= scale_b[mode == OUTER_VEC_32F ? j : 0];
                 if (keep != 0) sum += keep * load(z.type, C, i + j * z.ld);
                 if (has_bias) sum += load(z.type, bias, i);
                 if (epilogue == DGELU) sum *= gelu_slope(load(z.type, aux, i + j * aux_ld));

@@ -159,6 +159,12 @@ inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half_rn(x), __float2half_rn(y)};
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
+// Blocks run one after the other.
+inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
+    uint32_t old = *at;
+    *at = std::max(old, x);
+    return old;
+}
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 

@@ -12,6 +12,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embed;
+mod fp8;
 mod gemm;
 mod kernel;
 mod layernorm;

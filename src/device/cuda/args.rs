@@ -438,6 +438,11 @@ kernel_args! {
         factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
     }
 
+    struct LineMaxima { x: *const c_void, maxima: *mut f32, rows: u64, cols: u32, vector: u32, }
+    struct Fp8Scales { maxima: *const f32, scales: *mut f32, lines: u32, shares: u32,
+        largest: f32, whole: u32, }
+    struct Fp8Codes { x: *const c_void, scales: *const f32, codes: *mut c_void, rows: u64,
+        cols: u32, vector: u32, }
     struct Axpy {
         x: *const f32, y: *mut f32, factor: *const f32, numel: u64, a: f32, add: u32, vector: u32,
     }

@@ -15,6 +15,8 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 /// optional ones.
 pub const AMPERE: i32 = 80;
 pub const VOLTA: i32 = 70;
+/// The least that multiplies 8-bit floats.
+pub const ADA: i32 = 89;
 
 /// Compiled kernels.
 #[derive(Clone, Copy)]

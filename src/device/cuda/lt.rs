@@ -1,12 +1,14 @@
 //! cuBLASLt: the functions that are called in it, and its attributes.
 
 use super::library::table;
-use base::DType;
+use crate::Fp8Scaling;
+use base::{DType, Fp8};
 pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::cublaslt::sys::{
     cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,
 };
 use std::ffi::c_int;
+use std::fmt;
 use std::mem::MaybeUninit;
 
 /// A cublasStatus_t as an integer; 0 is success.
@@ -70,6 +72,31 @@ impl Epilogue {
             // to bf16 as it does C.
             Epilogue::BiasBackward => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
         }
+    }
+}
+
+/// What operands in 8-bit floats are, in the library's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fp8Kind {
+    pub formats: [Fp8; 2],
+    pub scaling: Fp8Scaling,
+}
+
+impl fmt::Display for Fp8Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b] = self.formats.map(Fp8::name);
+        let by = match self.scaling {
+            Fp8Scaling::RowWise => "rows",
+            Fp8Scaling::TensorWise => "tensors",
+        };
+        write!(f, " {a} {b} by {by}")
+    }
+}
+
+pub fn fp8_type(format: Fp8) -> cudaDataType_t {
+    match format {
+        Fp8::E4M3 => cudaDataType_t::CUDA_R_8F_E4M3,
+        Fp8::E5M2 => cudaDataType_t::CUDA_R_8F_E5M2,
     }
 }
 

@@ -14,6 +14,7 @@ pub mod driver;
 mod elementwise;
 mod embed;
 mod events;
+mod fp8;
 mod gelu;
 mod gemm;
 mod graph;
@@ -311,15 +312,12 @@ impl Backend for Cuda {
     fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
-
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
         gelu::gelu(self, x, gelu, y);
     }
-
     fn swiglu(&self, x: Tensor, y: Out) {
         gelu::swiglu(self, x, y);
     }
-
     fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
         gelu::swiglu_backward(self, dy, x, dx);
     }

@@ -4,7 +4,7 @@ use super::attention::{self, Hopper};
 use super::device::{Device, Identity};
 use super::driver;
 use super::graph::GRAPHS;
-use super::launch::{AMPERE, Kernels, VOLTA};
+use super::launch::{ADA, AMPERE, Kernels, VOLTA};
 use super::library::{Library, call};
 use super::lt;
 use base::{DType, Problems};
@@ -39,6 +39,8 @@ pub struct Options {
     pub dtype: DType,
     /// Whether products round operands in f32 to TF32: refused where the GPU cannot.
     pub tf32: bool,
+    /// Whether products are of 8-bit floats: refused likewise.
+    pub fp8: bool,
     /// The instructions of attention's products: mma, or wgmma.
     pub attention: Option<String>,
     /// CPU threads, for what lies in the host's memory. Default: all there are.
@@ -62,6 +64,7 @@ impl Options {
             volta: Kernels::volta(),
             dtype: DType::F32,
             tf32: false,
+            fp8: false,
             attention,
             threads: None,
         }
@@ -154,11 +157,14 @@ fn kernels_for(
     name: &str,
     capability: i32,
 ) -> Result<Kernels, Problems> {
+    let name = format!("{name} has compute capability {}", point(capability));
+    let lacks = |what, remedy| Problems::one("precision", format!("{name}: no {what}"), remedy);
+    if options.fp8 && capability < ADA {
+        return Err(lacks("8-bit floats, which need 8.9", "--set precision=bf16"));
+    }
     if capability >= AMPERE {
         return Ok(kernels);
     }
-    let name = format!("{name} has compute capability {}", point(capability));
-    let lacks = |what, remedy| Problems::one("precision", format!("{name}: no {what}"), remedy);
     match (options.dtype, options.volta) {
         _ if capability < VOLTA => {
             let remedy = "use a V100, an A100 or newer, or train on the CPU";

@@ -35,6 +35,8 @@ pub struct Step {
     pub stream: f64,
     /// Times that recompute enters and leaves a split region again, for each block.
     pub again: [usize; 2],
+    /// Bytes of the maxima of one shared operand in 8-bit floats, of all ranks, or 0.
+    pub maxima: f64,
     /// Of this rank's chunks, how many have a virtual stage before them, and after.
     pub before: usize,
     pub after: usize,
@@ -123,7 +125,8 @@ pub fn sent(step: &Step) -> Volume {
 /// Tensor parallelism, one micro-batch: a block is entered twice forward and twice backward, and
 /// left as often. Without sequence parallelism entering is free and leaving an all-reduce (four a
 /// block: Shoeybi et al. 2019); with it they are an all-gather and a reduce-scatter, the same bytes
-/// (Korthikanti et al. 2022).
+/// (Korthikanti et al. 2022). In 8-bit floats a product whose sum is split, which is the one
+/// before each leaving, gathers the maxima of both its operands.
 fn activations(step: &Step) -> f64 {
     let ranks = step.tensor;
     let (enter, leave) = match step.sequence {
@@ -134,7 +137,7 @@ fn activations(step: &Step) -> f64 {
     let statistics = all_gather(ranks, (ranks * step.tokens * 3 * 4) as f64);
     let [entered, left] = step.again.map(|times| (4 + times) as f64);
     let of = |bucket: &Bucket| match bucket.kind {
-        Kind::Block => entered * enter + left * leave,
+        Kind::Block => entered * enter + left * (leave + all_gather(ranks, step.maxima)),
         Kind::Embedding => enter + leave,
         Kind::Head => enter + leave + statistics,
         Kind::Copy => 0.0,

@@ -11,7 +11,7 @@ use super::groups::{Groups, context, model_shard, pipeline_rank};
 use base::{DType, div_exact};
 use device::Backend;
 use formulas::{Kind, Step};
-use manifest::{Manifest, Optimizer, Recompute};
+use manifest::{Manifest, Optimizer, Precision, Recompute};
 use model::{Bucket, Layout, Module, Param, TpSplit};
 
 /// Bytes this rank sends in a step of `global` samples, by group.
@@ -37,6 +37,10 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
             Recompute::None => [0, 0],
             Recompute::Selective => [2, 0],
             Recompute::Full => [2, 2],
+        },
+        maxima: match m.precision {
+            Precision::Fp8 => bytes(groups.tensor.size() * (tokens + m.model.hidden), DType::F32),
+            _ => 0.0,
         },
         before: stages.iter().filter(|stage| **stage > 0).count(),
         after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),

@@ -111,6 +111,15 @@ fn replicas_traffic_is_the_textbooks() {
     }
 }
 
+/// Maxima of what is quantized and shared.
+#[test]
+fn maxima_of_8_bit_floats() {
+    for recompute in ["none", "selective", "full"] {
+        let recompute = format!("topology.recompute={recompute}");
+        check(&["precision=fp8", "model.hidden=32", "topology.tensor=2", &recompute]);
+    }
+}
+
 #[test]
 fn a_pipelines_traffic_is_the_textbooks() {
     let interleaved = "topology.schedule=interleaved";

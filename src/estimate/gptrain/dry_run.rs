@@ -5,7 +5,7 @@ use crate::hardware::{Hardware, Link};
 use crate::setup::Setup;
 use base::Bytes;
 use comm::{Op, Solo, dry};
-use device::{self, COPIES, Tally};
+use device::{self, COPIES, FP8_PRODUCT, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
 use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
 use plan::grid::Coord;
@@ -306,10 +306,15 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
     // Ranks that are threads of one processor have a part of it each.
     let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
     let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
-    let each =
-        |w: &device::Work| (hw.seconds(w, shares) + w.calls * hw.launch_us * 1e-6) * hw.slowdown;
+    let each = |name: &str, w: &device::Work| {
+        (hw.seconds(name, w, shares) + w.calls * hw.launch_us * 1e-6) * hw.slowdown
+    };
     let compute = |of: &dyn Fn(&str) -> bool| {
-        work.ops.iter().filter(|(name, _)| of(name)).map(|(_, work)| each(work)).sum::<f64>()
+        work.ops
+            .iter()
+            .filter(|(name, _)| of(name))
+            .map(|(name, work)| each(name, work))
+            .sum::<f64>()
     };
     let messages = |groups: &[&str], members: &[usize]| {
         let link = link(s, members);
@@ -318,7 +323,7 @@ fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
             |sent: &dry::Sent| sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
         of.map(|(_, sent)| seconds(sent) * hw.slowdown).sum::<f64>()
     };
-    let products = |name: &str| name == "gemm";
+    let products = |name: &str| ["gemm", FP8_PRODUCT].contains(&name);
     let attention = |name: &str| name.starts_with("attention");
     let (grid, first) = (s.topology.grid(), Coord { tensor: 0, pipeline: 0, data: 0 });
     let [to_tensor, to_data] = [grid.tensor_group(first), grid.data_group(first)];

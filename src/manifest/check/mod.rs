@@ -37,7 +37,8 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let log = Log::read(raw.log.unwrap_or_default(), &name);
     let run = data::Run { model: &model, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
-    let precision = precision(raw.precision, report);
+    let precision = raw.precision.unwrap_or(Precision::F32);
+    shape::fp8(precision, &model, &batch, &topology, report);
     let loss_scale = loss_scale(raw.loss_scale, precision, report);
     let optimizer = optimizer(raw.optimizer, report);
     shape::blocks_of_columns(&optimizer, &topology, &model, report);
@@ -127,15 +128,6 @@ fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
         report.add("name", what, "use letters, digits, `-`, `_` and `.`");
     }
     name
-}
-
-fn precision(precision: Option<Precision>, report: &mut Report) -> Precision {
-    let precision = precision.unwrap_or(Precision::F32);
-    if precision == Precision::Fp8 {
-        let what = format!("precision {} is not in this version", precision.name());
-        report.add("precision", what, "take bf16, fp16 or f32");
-    }
-    precision
 }
 
 fn loss_scale(

@@ -9,8 +9,8 @@ use super::super::report::Report;
 use super::super::settings::{Written, raw};
 use super::super::{
     Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Linear, Llama3, Model,
-    Offload, OffloadWhat, Optimizer, Position, PowerSgd, Rope, RopeScaling, Schedule, Topology,
-    Yarn,
+    Offload, OffloadWhat, Optimizer, Position, PowerSgd, Precision, Rope, RopeScaling, Schedule,
+    Topology, Yarn,
 };
 use base::Gelu;
 
@@ -108,6 +108,38 @@ pub fn written(model: &raw::Model, report: &mut Report) {
     if let Some(raw) = scaling.yarn {
         let Yarn { beta_slow, beta_fast, .. } = Yarn::read(raw);
         ends("yarn.beta_slow", beta_slow, "yarn.beta_fast", beta_fast, report);
+    }
+}
+
+/// cuBLASLt multiplies matrices of 8-bit floats whose sides are multiples of 16.
+const FP8_SIDE: usize = 16;
+
+/// The sides of the blocks' matrices on a rank, and the tokens of a micro-batch.
+pub fn fp8(
+    precision: Precision,
+    model: &Model,
+    batch: &Batch,
+    topology: &Topology,
+    report: &mut Report,
+) {
+    let keys = ["model.hidden", "model.heads", "model.kv_heads", "model.head_dim"];
+    let others = ["model.ffn_hidden", "model.seq_len", "batch.micro", "topology.tensor"];
+    if precision != Precision::Fp8 || !report.sound(&keys) || !report.sound(&others) {
+        return;
+    }
+    let (heads, ranks) = (model.heads(), topology.tensor);
+    let sides = [
+        ("model.hidden", "model.hidden", model.hidden, 1),
+        ("model.heads", "columns of queries", heads.query_width(), ranks),
+        ("model.heads", "columns of queries, keys and values", heads.qkv_width(), ranks),
+        ("model.ffn_hidden", "model.ffn_hidden", model.ffn_hidden, ranks),
+        ("batch.micro", "batch.micro × model.seq_len tokens", batch.micro * model.seq_len, 1),
+    ];
+    let odd = |(_, _, side, ranks): &(_, _, usize, usize)| !side.is_multiple_of(FP8_SIDE * ranks);
+    if let Some((path, name, side, ranks)) = sides.into_iter().find(odd) {
+        let share = if ranks > 1 { format!(" / topology.tensor {ranks}") } else { String::new() };
+        let what = format!("{name} {side}{share} is not a multiple of {FP8_SIDE}, as fp8 needs it");
+        report.between(&[path, "precision"], what, "change it, or set precision: bf16");
     }
 }
 

@@ -77,7 +77,7 @@ impl Acts {
 /// After the norm; the residual adds the projection's bias.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
-    linear::forward(cx, a.norm.h_in, w[QkvW], bias, a.qkv.set());
+    linear::forward(cx, a.norm.h_in, (w, QkvW), bias, a.qkv.set());
     turn(cx, w, a);
     match a.past {
         None => cx.be.attention(a.turned, &a.attend, a.ctx.set(), a.lse.set()),
@@ -85,7 +85,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
             past.attend(cx, layer, &a.attend, [a.turned, a.ctx]);
         }
     }
-    linear::forward(cx, a.ctx, w[ProjW], Nothing, a.out_in.set());
+    linear::forward(cx, a.ctx, (w, ProjW), Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
@@ -98,14 +98,14 @@ fn turn(cx: &Cx, w: &Params, a: &Acts) {
 /// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     cx.tp.gather_seq(d.branch, d.branch_in);
-    linear::backward(cx, d.branch_in, a.ctx, w[ProjW], Nothing, d.ctx.set(), g.out(ProjW));
+    linear::backward(cx, d.branch_in, a.ctx, (w, ProjW), Nothing, d.ctx.set(), g.out(ProjW));
     cx.be.attention_backward(d.ctx, a.turned, a.ctx, a.lse, &a.attend, d.qkv.set());
     if let Some(how) = a.query_key(cx, w) {
         let dscales = g.get(QNorm).map(|query| [query, g[KNorm]].map(Tensor::add));
         cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
     }
     let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
-    linear::backward_biased(cx, d.qkv, a.norm.h_in, w[QkvW], d.h_in.set(), dw, db);
+    linear::backward_biased(cx, d.qkv, a.norm.h_in, (w, QkvW), d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
 }
 

@@ -54,15 +54,15 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     match a.ffn {
         Ffn::Gelu(gelu) => {
             let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
-            linear::forward(cx, a.norm.h_in, w[Fc1W], gelu, a.act.set());
+            linear::forward(cx, a.norm.h_in, (w, Fc1W), gelu, a.act.set());
         }
         Ffn::Swiglu => {
             let bias = w.get(Fc1B).map_or(Nothing, Epilogue::Bias);
-            linear::forward(cx, a.norm.h_in, w[Fc1W], bias, a.fc.set());
+            linear::forward(cx, a.norm.h_in, (w, Fc1W), bias, a.fc.set());
             cx.be.swiglu(a.fc, a.act.set());
         }
     }
-    linear::forward(cx, a.act, w[Fc2W], Nothing, a.out_in.set());
+    linear::forward(cx, a.act, (w, Fc2W), Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
@@ -73,12 +73,12 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
         Ffn::Gelu(gelu) => GeluBackward { pre: a.fc, gelu },
         Ffn::Swiglu => Nothing,
     };
-    linear::backward(cx, d.branch_in, a.act, w[Fc2W], then, d.act.set(), g.out(Fc2W));
+    linear::backward(cx, d.branch_in, a.act, (w, Fc2W), then, d.act.set(), g.out(Fc2W));
     if let Ffn::Swiglu = a.ffn {
         cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
     }
     let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
-    linear::backward_biased(cx, d.fc, a.norm.h_in, w[Fc1W], d.h_in.set(), dw, db);
+    linear::backward_biased(cx, d.fc, a.norm.h_in, (w, Fc1W), d.h_in.set(), dw, db);
     cx.tp.reduce_out(d.h_in, d.h);
 }
 

@@ -1,11 +1,12 @@
 //! Final norm, logits and cross-entropy over a vocabulary split by rows. The logits exist only for
 //! a chunk of tokens at a time: a vocabulary of 250k never needs a full [N, V] buffer.
 
-use super::{linear, norm};
+use super::norm;
 use crate::weights::Weight::*;
 use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
-use device::{Arena, Epilogue, Logits, Out, Tensor, ZLoss};
+use device::Epilogue::Nothing;
+use device::{Arena, Gemm, Logits, Out, Tensor, ZLoss};
 
 #[rustfmt::skip]
 pub struct Acts {
@@ -50,7 +51,7 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, lo
     normed(cx, w, a);
     for (first, rows) in a.chunks() {
         let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
-        linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
+        cx.be.gemm(Gemm::NT, h, table, logits.set(), Nothing);
         cross_entropy(cx, inputs, a, first, logits, None);
     }
     cx.be.sum(a.losses, loss);
@@ -74,9 +75,10 @@ pub fn forward_backward(
     for (first, rows) in a.chunks() {
         let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
-        linear::forward(cx, h, table, Epilogue::Nothing, logits.set());
+        cx.be.gemm(Gemm::NT, h, table, logits.set(), Nothing);
         cross_entropy(cx, inputs, a, first, logits, Some((d.scale, logits.set())));
-        linear::backward(cx, logits, h, table, Epilogue::Nothing, dh.set(), dtable.add());
+        cx.be.gemm(Gemm::NN, logits, table, dh.set(), Nothing);
+        cx.be.gemm(Gemm::TN, logits, h, dtable.add(), Nothing);
     }
     cx.be.sum(a.losses, loss);
     if let Some(z_losses) = a.z_losses {
@@ -93,7 +95,7 @@ pub fn forward_backward(
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
     normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
-    linear::forward(cx, a.norm.h_in.row_range(row, 1), table, Epilogue::Nothing, logits.set());
+    cx.be.gemm(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set(), Nothing);
     logits
 }
 

@@ -57,8 +57,9 @@ impl Device {
             }
             return Cpu::open(threads).map(Device::Cpu);
         };
-        let (dtype, tf32) = (model_dtype(m.precision), m.precision == Precision::Tf32);
-        let options = Options { dtype, tf32, threads, ..Options::of_machine(ordinal) };
+        let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
+        let dtype = model_dtype(m.precision);
+        let options = Options { dtype, tf32, fp8, threads, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 

@@ -11,7 +11,10 @@
 //! * AMX: of 32 elements the even products and the odd ones are summed up apart by FMA, then both
 //!   are added, then that to the sum, denormals as 0. The 32 begin at multiples of 32 of the depth.
 
+mod fp8;
 mod pack;
+
+pub(super) use fp8::fp8;
 
 use super::Cpu;
 use super::kernel::{PANEL_COLS, Panels, Word};

@@ -8,10 +8,12 @@
 //! algorithm for), or not as fast, are kernels of their own.
 
 mod cache;
+mod fp8;
 mod plan;
 mod tune;
 
 pub use cache::AlgorithmCache;
+pub(super) use fp8::fp8;
 pub use plan::{Products, Workspace};
 
 use super::launch::{Grid, typed, vector, wide};
@@ -29,58 +31,100 @@ pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: 
     assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
     let onto = matches!(then, Epilogue::Nothing | Epilogue::BiasBackward(_));
     assert!(!c.add || onto, "accumulation has no such epilogue");
-    // What the library needs for an epilogue: columns in eights, addresses in sixteens.
-    let aligned = |x: Tensor| x.addr().is_multiple_of(16);
-    let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
-    let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == a.dtype;
     let transpose = [kind == Gemm::NT, kind == Gemm::TN];
-    let plain = Operands { a: b, b: a, c, bias: None, aux: None, db: None };
-    let product = |epilogue, on: Operands, unfused: Option<&dyn Fn()>| {
-        let shape = on.shape(transpose, [m, n, k], epilogue, cuda.products.tf32);
+    let on = Operands { a: b, b: a, c, bias: None, aux: None, db: None, fp8: None };
+    let product = Product { transpose, size: [m, n, k], on };
+    let Epilogue::BiasBackward(db) = then else { return product.run(cuda, then) };
+    assert_eq!((kind, c.to.dtype), (Gemm::TN, DType::F32), "gradient of a weight");
+    assert_eq!((db.to.numel(), db.to.dtype), (m, DType::F32), "gradient of its bias");
+    let sums = cuda.products.workspace.sums(m);
+    let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
+    let on = Operands { bias: sums, db: Some(db), ..on };
+    product.either(cuda, fits, lt::Epilogue::BiasBackward, on, &|| {
+        product.plainly(cuda, c);
+        super::elementwise::bias_backward(cuda, a, db);
+    });
+}
+
+fn aligned(x: Tensor) -> bool {
+    x.addr().is_multiple_of(16)
+}
+
+/// A product whose shapes are checked, in the library's order.
+#[derive(Clone, Copy)]
+struct Product {
+    transpose: [bool; 2],
+    /// m, n, k.
+    size: [usize; 3],
+    on: Operands,
+}
+
+impl Product {
+    /// With an epilogue that is not `BiasBackward`.
+    fn run(&self, cuda: &Cuda, then: Epilogue) {
+        let Product { size: [_, n, _], on, .. } = *self;
+        let c = on.c;
+        // What the library needs for an epilogue: columns in eights, addresses in sixteens.
+        let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
+        let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == on.result();
+        match then {
+            Epilogue::Nothing => self.plainly(cuda, c),
+            Epilogue::Bias(bias) => {
+                let (fits, on) = (fused && fits(bias), Operands { bias: Some(bias), ..on });
+                self.either(cuda, fits, lt::Epilogue::Bias, on, &|| {
+                    bias_rows(cuda, bias, c.to);
+                    self.plainly(cuda, c.to.add());
+                });
+            }
+            Epilogue::BiasGelu { bias, pre, gelu } => {
+                let fits = fused && gelu == Gelu::Tanh && bias.is_some_and(fits) && fits(pre);
+                let fused = Operands { bias, aux: Some(pre), ..on };
+                self.either(cuda, fits, lt::Epilogue::GeluAuxBias, fused, &|| {
+                    let then = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
+                    Product { on: Operands { c: pre.set(), ..on }, ..*self }.run(cuda, then);
+                    super::gelu::gelu(cuda, pre, gelu, c);
+                });
+            }
+            Epilogue::GeluBackward { pre, gelu } => {
+                let fits = fused && gelu == Gelu::Tanh && fits(pre);
+                let on = Operands { aux: Some(pre), ..on };
+                self.either(cuda, fits, lt::Epilogue::GeluBackward, on, &|| {
+                    self.plainly(cuda, c);
+                    super::gelu::backward(cuda, pre, gelu, c.to);
+                });
+            }
+            Epilogue::BiasBackward(_) => unreachable!("of a weight's gradient alone"),
+        }
+    }
+
+    fn plainly(&self, cuda: &Cuda, c: Out) {
+        self.multiply(cuda, lt::Epilogue::Nothing, Operands { c, ..self.on }, None);
+    }
+
+    /// By the library where it takes these operands, else by kernels.
+    fn either(
+        &self,
+        cuda: &Cuda,
+        fits: bool,
+        epilogue: lt::Epilogue,
+        on: Operands,
+        unfused: &dyn Fn(),
+    ) {
+        match fits {
+            true => self.multiply(cuda, epilogue, on, Some(unfused)),
+            false => unfused(),
+        }
+    }
+
+    fn multiply(
+        &self,
+        cuda: &Cuda,
+        epilogue: lt::Epilogue,
+        on: Operands,
+        unfused: Option<&dyn Fn()>,
+    ) {
+        let shape = on.shape(self.transpose, self.size, epilogue, cuda.products.tf32);
         cuda.products.run(cuda, shape, &on, unfused);
-    };
-    let plainly = |c: Out| product(lt::Epilogue::Nothing, Operands { c, ..plain }, None);
-    // By the library where it takes these operands, else by kernels.
-    let either = |fits: bool, epilogue, on, unfused: &dyn Fn()| match fits {
-        true => product(epilogue, on, Some(unfused)),
-        false => unfused(),
-    };
-    match then {
-        Epilogue::Nothing => plainly(c),
-        Epilogue::Bias(bias) => {
-            let (fits, on) = (fused && fits(bias), Operands { bias: Some(bias), ..plain });
-            either(fits, lt::Epilogue::Bias, on, &|| {
-                bias_rows(cuda, bias, c.to);
-                plainly(c.to.add());
-            });
-        }
-        Epilogue::BiasGelu { bias, pre, gelu } => {
-            let fits = fused && gelu == Gelu::Tanh && bias.is_some_and(fits) && fits(pre);
-            let on = Operands { bias, aux: Some(pre), ..plain };
-            either(fits, lt::Epilogue::GeluAuxBias, on, &|| {
-                let then = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
-                self::gemm(cuda, kind, a, b, pre.set(), then);
-                super::gelu::gelu(cuda, pre, gelu, c);
-            });
-        }
-        Epilogue::GeluBackward { pre, gelu } => {
-            let fits = fused && gelu == Gelu::Tanh && fits(pre);
-            either(fits, lt::Epilogue::GeluBackward, Operands { aux: Some(pre), ..plain }, &|| {
-                plainly(c);
-                super::gelu::backward(cuda, pre, gelu, c.to);
-            });
-        }
-        Epilogue::BiasBackward(db) => {
-            assert_eq!((kind, c.to.dtype), (Gemm::TN, DType::F32), "gradient of a weight");
-            assert_eq!((db.to.numel(), db.to.dtype), (m, DType::F32), "gradient of its bias");
-            let sums = cuda.products.workspace.sums(m);
-            let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
-            let on = Operands { bias: sums, db: Some(db), ..plain };
-            either(fits, lt::Epilogue::BiasBackward, on, &|| {
-                plainly(c);
-                super::elementwise::bias_backward(cuda, a, db);
-            });
-        }
     }
 }
 

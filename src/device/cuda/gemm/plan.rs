@@ -28,6 +28,8 @@ pub struct Shape {
     /// Of A and B, and of C.
     pub dtypes: [DType; 2],
     pub epilogue: lt::Epilogue,
+    /// Of operands in 8-bit floats, whose dtype is that of codes.
+    pub fp8: Option<lt::Fp8Kind>,
     /// Whether operands in f32 are rounded to TF32.
     pub tf32: bool,
     /// Whether C accumulates.
@@ -47,6 +49,8 @@ pub struct Operands {
     pub aux: Option<Tensor>,
     /// What that gradient is then added to: the library overwrites.
     pub db: Option<Out>,
+    /// What A and B are in 8-bit floats, and their scales.
+    pub fp8: Option<(lt::Fp8Kind, [Tensor; 2])>,
 }
 
 /// The scratch of products, and at its end that of gradients of biases.
@@ -102,6 +106,7 @@ impl fmt::Display for Shape {
         let rounded = if self.tf32 { " tf32" } else { "" };
         let onto = if self.add { "+=" } else { "=" };
         write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands}{rounded} {epilogue:?}")?;
+        self.fp8.iter().try_for_each(|kind| write!(f, "{kind}"))?;
         self.alignments.iter().try_for_each(|bytes| write!(f, " {bytes}"))
     }
 }
@@ -111,6 +116,11 @@ impl Operands {
     pub fn accumulated(&self) -> impl Iterator<Item = Tensor> {
         let outs = [Some(self.c), self.db].into_iter().flatten();
         outs.filter(|out| out.add).map(|out| out.to)
+    }
+
+    /// The dtype of C with which epilogues are fused.
+    pub fn result(&self) -> DType {
+        if self.fp8.is_some() { DType::BF16 } else { self.a.dtype }
     }
 
     /// As the library's descriptors see them.
@@ -126,7 +136,8 @@ impl Operands {
         let alignments = tensors.map(|x| x.map_or(0, alignment));
         let dtypes = [self.a.dtype, self.c.to.dtype];
         let tf32 = tf32 && self.a.dtype == DType::F32;
-        Shape { transpose, m, n, k, dtypes, epilogue, tf32, add: self.c.add, alignments }
+        let (fp8, add) = (self.fp8.map(|(kind, _)| kind), self.c.add);
+        Shape { transpose, m, n, k, dtypes, epilogue, fp8, tf32, add, alignments }
     }
 }
 
@@ -184,20 +195,26 @@ impl Products {
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, trans_a);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, trans_b);
         set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, s.epilogue.attribute() as i32);
-        let layout = |dtype, rows: usize, cols: usize| {
+        if let Some(kind) = s.fp8 {
+            self.describe_fp8(device, descriptor, kind);
+        }
+        let layout = |kind, rows: usize, cols: usize| {
             let mut layout = null_mut();
-            let (rows, cols, kind) = (rows as u64, cols as u64, lt::data_type(dtype));
+            let (rows, cols) = (rows as u64, cols as u64);
             self.call(device, "describing a matrix", |api| unsafe {
                 let stride = rows as i64;
                 call!(api, cublasLtMatrixLayoutCreate(&mut layout, kind, rows, cols, stride))
             });
             layout
         };
-        let [operands, result] = s.dtypes;
+        let [of_a, of_b] = match s.fp8 {
+            Some(kind) => kind.formats.map(lt::fp8_type),
+            None => [lt::data_type(s.dtypes[0]); 2],
+        };
         let layouts = [
-            if s.transpose[0] { layout(operands, s.k, s.n) } else { layout(operands, s.n, s.k) },
-            if s.transpose[1] { layout(operands, s.m, s.k) } else { layout(operands, s.k, s.m) },
-            layout(result, s.n, s.m),
+            if s.transpose[0] { layout(of_a, s.k, s.n) } else { layout(of_a, s.n, s.k) },
+            if s.transpose[1] { layout(of_b, s.m, s.k) } else { layout(of_b, s.k, s.m) },
+            layout(lt::data_type(s.dtypes[1]), s.n, s.m),
         ];
         let mut plan = Plan { descriptor, layouts, algorithm: None };
         // The heuristic looks at how pointers are aligned.
@@ -250,9 +267,12 @@ impl Products {
         status
     }
 
-    /// Sets the descriptor's addresses of bias and auxiliary matrix.
+    /// Sets the descriptor's addresses of scales, bias and auxiliary matrix.
     fn set_pointers(&self, device: &Device, plan: &Plan, on: &Operands) {
         let set = |key, value: u64| self.set_attribute(device, plan.descriptor, key, &value);
+        if let Some((_, scales)) = on.fp8 {
+            self.set_scales(device, plan.descriptor, scales);
+        }
         if let Some(bias) = on.bias {
             set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.addr() as u64);
         }
@@ -262,7 +282,7 @@ impl Products {
         }
     }
 
-    fn set_attribute<T>(
+    pub(super) fn set_attribute<T>(
         &self,
         device: &Device,
         descriptor: cublasLtMatmulDesc_t,

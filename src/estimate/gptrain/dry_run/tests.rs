@@ -14,7 +14,7 @@ train: {samples: 800}
     manifest::of_test(text, sets)
 }
 
-const GRIDS: [&[&str]; 16] = [
+const GRIDS: [&[&str]; 17] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -31,6 +31,7 @@ const GRIDS: [&[&str]; 16] = [
     &["topology={tensor: 2, data: 2, zero: 1, compression: {powersgd: {rank: 1}}}"],
     &["topology={tensor: 2, data: 2, zero: 1}", "optimizer.adafactor.scale_parameter=true"],
     &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}", "optimizer=adafactor"],
+    &["topology={tensor: 2, data: 2, zero: 3}", "precision=fp8", "model.hidden=32"],
 ];
 
 /// Of a step with the manifest's batch, though fewer micro-batches were counted.

@@ -1,0 +1,138 @@
+//! 8-bit floats: maxima of lines, quantization, and products. A product is that of the numbers as
+//! bf16, which hold them exactly, times the scales.
+
+use super::Cpu;
+use super::math::vectorised;
+use super::memory::{BLOCK, Block, load, scalar, store, store_bytes};
+use super::parallel::blocks;
+use super::{elementwise, gemm};
+use crate::fp8::scale_of;
+use crate::{Epilogue, Fp8Ops, Fp8Scaling, Lines, Out, Quantized, Tensor};
+use base::Fp8;
+use std::ops::Range;
+
+/// Columns that a task takes at once: with a block of rows, 32 KiB of codes.
+const WIDTH: usize = 64;
+
+impl Fp8Ops for Cpu {
+    fn fp8_scaling(&self) -> Fp8Scaling {
+        Fp8Scaling::RowWise
+    }
+
+    fn line_maxima(&self, x: Tensor, lines: Lines, out: Out) {
+        assert!(!out.add && out.to.numel() == lines.of(x)[0], "a maximum for each line");
+        match lines {
+            Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
+                rows.for_each(|row| store(&[row_maximum(x, row)], out.to, row));
+            }),
+            Lines::Columns => each_columns(self, x, |cols| {
+                let (mut maxima, mut buffer) = ([0.0; WIDTH], [0.0; WIDTH]);
+                let (maxima, buffer) = (&mut maxima[..cols.len()], &mut buffer[..cols.len()]);
+                for row in 0..x.rows {
+                    load(x, row * x.cols + cols.start, buffer);
+                    larger_of_each(buffer, maxima);
+                }
+                store(maxima, out.to, cols.start);
+            }),
+        }
+    }
+
+    fn quantize(&self, x: Tensor, lines: Lines, maxima: Tensor, to: &Quantized) {
+        to.check(x, lines, maxima);
+        scales(maxima, to);
+        match lines {
+            Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
+                rows.for_each(|row| quantize_row(x, row, to));
+            }),
+            Lines::Columns => each_columns(self, x, |cols| quantize_columns(x, cols, to)),
+        }
+    }
+
+    fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
+        gemm::fp8(self, a, b, c, then);
+    }
+
+    fn column_sums(&self, x: Tensor, sums: Out) {
+        elementwise::bias_backward(self, x, sums);
+    }
+}
+
+/// Covers the columns with tasks of `WIDTH`.
+fn each_columns(cpu: &Cpu, x: Tensor, task: impl Fn(Range<usize>) + Sync) {
+    cpu.each(x.cols.div_ceil(WIDTH), |i| task(i * WIDTH..x.cols.min((i + 1) * WIDTH)));
+}
+
+fn row_maximum(x: Tensor, row: usize) -> f32 {
+    let (mut buffer, mut maxima): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for cols in blocks(0..x.cols) {
+        let buffer = &mut buffer[..cols.len()];
+        load(x, row * x.cols + cols.start, buffer);
+        larger_of_each(buffer, &mut maxima[..cols.len()]);
+    }
+    maxima.into_iter().fold(0.0, larger)
+}
+
+/// The larger magnitude; NaN is larger than all.
+fn larger(x: f32, y: f32) -> f32 {
+    let size = |x: f32| x.to_bits() & (u32::MAX >> 1);
+    f32::from_bits(size(x).max(size(y)))
+}
+
+vectorised! {
+    fn larger_of_each(x: &[f32], maxima: &mut [f32]) {
+        maxima.iter_mut().zip(x).for_each(|(maximum, x)| *maximum = larger(*maximum, *x));
+    }
+
+    fn encode(format: Fp8, factor: f32, x: &[f32], codes: &mut [u8]) {
+        codes.iter_mut().zip(x).for_each(|(code, x)| *code = format.encode(x * factor));
+    }
+
+    fn encode_each(format: Fp8, factors: &[f32], x: &[f32], codes: &mut [u8]) {
+        let factors = factors.iter().zip(x);
+        codes.iter_mut().zip(factors).for_each(|(code, (f, x))| *code = format.encode(x * f));
+    }
+}
+
+/// Of each line, or of all of them.
+fn scales(maxima: Tensor, to: &Quantized) {
+    let of_line = |line| {
+        let shares = (0..maxima.rows).map(|share| scalar(maxima, share * maxima.cols + line));
+        shares.fold(0.0, larger)
+    };
+    let all = || (0..maxima.cols).map(of_line).fold(0.0, larger);
+    let shared = (to.scaling == Fp8Scaling::TensorWise).then(all);
+    for line in 0..maxima.cols {
+        let maximum = shared.unwrap_or_else(|| of_line(line));
+        store(&[scale_of(maximum, to.format)], to.scales, line);
+    }
+}
+
+fn quantize_row(x: Tensor, row: usize, to: &Quantized) {
+    let factor = 1.0 / scalar(to.scales, row);
+    let (mut buffer, mut codes): (Block, _) = ([0.0; BLOCK], [0; BLOCK]);
+    for cols in blocks(0..x.cols) {
+        let (buffer, codes) = (&mut buffer[..cols.len()], &mut codes[..cols.len()]);
+        load(x, row * x.cols + cols.start, buffer);
+        encode(to.format, factor, buffer, codes);
+        store_bytes(codes, to.codes, row * x.cols + cols.start);
+    }
+}
+
+fn quantize_columns(x: Tensor, cols: Range<usize>, to: &Quantized) {
+    let (mut factors, mut buffer, mut row_codes) = ([0.0; WIDTH], [0.0; WIDTH], [0; WIDTH]);
+    let (factors, buffer) = (&mut factors[..cols.len()], &mut buffer[..cols.len()]);
+    let row_codes = &mut row_codes[..cols.len()];
+    load(to.scales, cols.start, factors);
+    factors.iter_mut().for_each(|factor| *factor = 1.0 / *factor);
+    let mut turned = [[0; BLOCK]; WIDTH];
+    for rows in blocks(0..x.rows) {
+        for (at, row) in rows.clone().enumerate() {
+            load(x, row * x.cols + cols.start, buffer);
+            encode_each(to.format, factors, buffer, row_codes);
+            turned.iter_mut().zip(&*row_codes).for_each(|(line, code)| line[at] = *code);
+        }
+        for (line, codes) in cols.clone().zip(&turned) {
+            store_bytes(&codes[..rows.len()], to.codes, line * x.rows + rows.start);
+        }
+    }
+}

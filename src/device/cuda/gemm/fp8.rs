@@ -1,0 +1,56 @@
+//! Products of 8-bit floats: the scales and the types of the operands in the library's descriptors.
+
+use super::plan::{Operands, Products};
+use super::{Cuda, Product};
+use crate::cuda::device::Device;
+use crate::cuda::library::call;
+use crate::cuda::lt::Fp8Kind;
+use crate::{Epilogue, Fp8Scaling, Out, Quantized, Tensor};
+use cudarc::cublaslt::sys::{
+    self, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulMatrixScale_t as Scale,
+};
+
+/// C (+)= A·Bᵀ, then the epilogue.
+pub fn fp8(cuda: &Cuda, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
+    let size = Quantized::check_product(a, b, c, then);
+    assert!(size.iter().all(|side| side.is_multiple_of(16)), "sides of {size:?} in sixteens");
+    let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling };
+    let fp8 = Some((kind, [b.scales, a.scales]));
+    let on = Operands { a: b.codes, b: a.codes, c, bias: None, aux: None, db: None, fp8 };
+    // Hopper and Ada take no other transposition of 8-bit floats.
+    Product { transpose: [true, false], size, on }.run(cuda, then);
+}
+
+impl Products {
+    /// The library's, as it counts: 120900 is 12.9.
+    pub fn version(&self) -> usize {
+        // SAFETY: takes nothing, returns a number.
+        unsafe { call!(self.api, cublasLtGetVersion()) }
+    }
+
+    /// How A and B are scaled, and that sums keep f32's fraction: Hopper's own keep 14 bits.
+    pub(super) fn describe_fp8(&self, device: &Device, to: cublasLtMatmulDesc_t, kind: Fp8Kind) {
+        self.set_attribute(device, to, Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8);
+        if kind.scaling == Fp8Scaling::RowWise {
+            let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+            for key in [
+                Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+                Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+            ] {
+                self.set_attribute(device, to, key, &mode);
+            }
+        }
+    }
+
+    /// Where the scales of A and B lie: of tensors, the first of equal ones is read.
+    pub(super) fn set_scales(&self, device: &Device, to: cublasLtMatmulDesc_t, of: [Tensor; 2]) {
+        let keys = [
+            Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+            Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+        ];
+        for (key, scales) in keys.into_iter().zip(of) {
+            self.set_attribute(device, to, key, &(scales.addr() as u64));
+        }
+    }
+}

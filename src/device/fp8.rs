@@ -1,0 +1,100 @@
+//! Matrices in 8-bit floats, and the ops of them.
+//!
+//! A product sums along lines of its operands: rows of the one and columns of the other. A line is
+//! scaled so that its largest number becomes the largest of the format ("current scaling": by what is
+//! in it, not by what was there before, so that there is no state). A device whose products take one
+//! scale for a whole matrix only gives all lines that of the largest.
+
+use super::{Epilogue, Out, Tensor};
+use base::{DType, Fp8};
+
+/// The lines of a matrix along which a product sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    Rows,
+    Columns,
+}
+
+impl Lines {
+    /// Of a matrix: how many, and how long.
+    pub fn of(self, x: Tensor) -> [usize; 2] {
+        match self {
+            Lines::Rows => [x.rows, x.cols],
+            Lines::Columns => [x.cols, x.rows],
+        }
+    }
+}
+
+/// Which numbers share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fp8Scaling {
+    /// Those of a line.
+    RowWise,
+    /// All of a matrix.
+    TensorWise,
+}
+
+/// A matrix in 8-bit floats, its lines as rows: number j of line i is what codes[i, j] stands for,
+/// times scales[i].
+#[derive(Clone, Copy, Debug)]
+pub struct Quantized {
+    /// u8 [lines, depth].
+    pub codes: Tensor,
+    /// f32 [1, lines]; all alike where the scaling is `TensorWise`.
+    pub scales: Tensor,
+    pub format: Fp8,
+    pub scaling: Fp8Scaling,
+}
+
+/// What a line's largest magnitude is taken for at least, so that its scale and the inverse of that
+/// are normal numbers. A line of zeros stays one.
+pub const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
+
+/// The scale of a line whose largest magnitude is this: NaN of NaN.
+pub fn scale_of(maximum: f32, format: Fp8) -> f32 {
+    let maximum = if maximum < SMALLEST { SMALLEST } else { maximum };
+    maximum / format.largest()
+}
+
+impl Quantized {
+    /// Panics unless it can hold the lines of x, whose maxima are f32 [shares, lines].
+    pub fn check(&self, x: Tensor, lines: Lines, maxima: Tensor) {
+        let [count, depth] = lines.of(x);
+        let Quantized { codes, scales, .. } = *self;
+        assert_eq!((codes.rows, codes.cols, codes.dtype), (count, depth, DType::U8), "codes");
+        assert_eq!((scales.numel(), scales.dtype), (count, DType::F32), "scales");
+        assert_eq!((maxima.cols, maxima.dtype), (count, DType::F32), "maxima");
+    }
+
+    /// Panics unless C (+)= A·Bᵀ has these operands and this epilogue; returns m, n, k.
+    pub fn check_product(a: &Quantized, b: &Quantized, c: Out, then: Epilogue) -> [usize; 3] {
+        let [m, n, k] = [a.codes.rows, b.codes.rows, a.codes.cols];
+        assert_eq!(k, b.codes.cols, "depth of A and B: {a:?}, {b:?}");
+        assert_eq!((c.to.rows, c.to.cols), (m, n), "{a:?} and {b:?} into {:?}", c.to);
+        assert_eq!(a.scaling, b.scaling, "scaling of A and B");
+        assert!([a.format, b.format].contains(&Fp8::E4M3), "no product of E5M2 and E5M2");
+        assert!(!matches!(then, Epilogue::BiasBackward(_)), "column_sums does that");
+        assert!(!c.add || matches!(then, Epilogue::Nothing), "accumulation has no epilogue");
+        [m, n, k]
+    }
+}
+
+/// The ops of 8-bit floats, of every backend. x is of any float.
+pub trait Fp8Ops {
+    /// Which scales its products take.
+    fn fp8_scaling(&self) -> Fp8Scaling;
+    /// out[0, i] = the largest magnitude in line i, or NaN if one is in it. f32 [1, lines].
+    fn line_maxima(&self, x: Tensor, lines: Lines, out: Out);
+    /// Quantizes x by the largest of the maxima of all shares, f32 [shares, lines], into `to`, whose
+    /// codes and scales are overwritten: scale = maximum / largest number of the format, at least
+    /// `SMALLEST` / that; code = `Fp8::encode` of number · (1 / scale), in f32. Equal bits on every
+    /// device. A number that is not finite makes its line (or, `TensorWise`, the matrix) give NaN in
+    /// products.
+    fn quantize(&self, x: Tensor, lines: Lines, maxima: Tensor, to: &Quantized);
+    /// C (+)= A·Bᵀ, summed in f32, then the epilogue, which is not `BiasBackward`. C bf16 or f32,
+    /// accumulated without epilogue only. One of A and B at most is E5M2. m, n and k are multiples
+    /// of 16 on GPUs.
+    fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue);
+    /// sums (+)= Σ_rows x, f32 [1, columns]: the gradient of a bias.
+    fn column_sums(&self, x: Tensor, sums: Out);
+}

@@ -1,0 +1,181 @@
+//! 8-bit floats: maxima of lines, codes, products, sums of columns.
+
+use crate::bench::{Bench, Known};
+use crate::reference::{column_sums, gelu, plus, slopes};
+use crate::{Case, case};
+use gptrain::base::{DType, Fp8, Gelu};
+use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized};
+
+const FORMATS: [Fp8; 2] = [Fp8::E4M3, Fp8::E5M2];
+const SCALINGS: [Fp8Scaling; 2] = [Fp8Scaling::RowWise, Fp8Scaling::TensorWise];
+/// 2⁻¹⁰⁰: what a maximum is taken for at least.
+const SMALLEST: f64 = 7.888609052210118e-31;
+
+pub fn table() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, cols) in [(1, 1), (16, 32), (5, 513), (70, 33), (130, 64), (48, 1040)] {
+        cases.push(case(format!("fp8 of {rows}x{cols}"), move |b| quantized(b, rows, cols)));
+    }
+    for (m, n, k) in [(16, 16, 16), (32, 48, 80), (64, 16, 144)] {
+        cases.push(case(format!("fp8 product {m}x{n}x{k}"), move |b| products(b, m, n, k)));
+    }
+    cases.push(case("fp8 of what is not finite", not_finite));
+    cases
+}
+
+/// Numbers of sizes that lie far apart, a line of zeros among them.
+fn uneven(b: &Bench, rows: usize, cols: usize) -> Known {
+    let x = b.normal_f32(rows, cols).x;
+    let size = |at: usize| match at / cols % 5 {
+        3 => 0.0,
+        line => f64::powi(4.0, line as i32 - 2) * f64::powi(2.0, (at % cols % 7) as i32 - 3),
+    };
+    let x: Vec<f64> = x.iter().enumerate().map(|(at, x)| x * size(at)).collect();
+    b.known(rows, cols, b.dtype, &x)
+}
+
+/// Numbers of the lines, one after the other.
+fn lines_of(x: &[f64], cols: usize, lines: Lines) -> Vec<Vec<f64>> {
+    match lines {
+        Lines::Rows => x.chunks(cols).map(<[f64]>::to_vec).collect(),
+        Lines::Columns => {
+            (0..cols).map(|col| x.iter().skip(col).step_by(cols).copied().collect()).collect()
+        }
+    }
+}
+
+fn maximum(line: &[f64]) -> f64 {
+    line.iter().fold(0.0, |most, x| x.abs().max(most))
+}
+
+/// Where x is quantized to, blank.
+fn blank(b: &Bench, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
+    let codes = b.known(lines, depth, DType::U8, &vec![77.0; lines * depth]).on;
+    Quantized { codes, scales: b.blank(1, lines, DType::F32), format, scaling }
+}
+
+/// Codes, and the scales to the bit: every device computes them by the same f32 operations.
+pub fn quantized(b: &Bench, rows: usize, cols: usize) {
+    let x = uneven(b, rows, cols);
+    for lines in [Lines::Rows, Lines::Columns] {
+        let size = lines.of(x.on);
+        let all = lines_of(&x.x, cols, lines);
+        let maxima = b.blank(2, size[0], DType::F32);
+        b.backend.line_maxima(x.on, lines, maxima.row_range(1, 1).set());
+        b.exactly("maxima", maxima.row_range(1, 1), || all.iter().map(|l| maximum(l)).collect());
+        // Another share has larger numbers in every other line.
+        let own = b.numbers(maxima.row_range(1, 1));
+        let other = |(at, x): (usize, &f64)| if at % 2 == 0 { 2.5 * x } else { 0.5 * x };
+        let others: Vec<f64> = own.iter().enumerate().map(other).collect();
+        let shares = b.known(2, size[0], DType::F32, &[&others[..], &own].concat());
+        for (format, scaling) in FORMATS
+            .into_iter()
+            .zip(SCALINGS)
+            .chain(FORMATS.into_iter().zip(SCALINGS.into_iter().rev()))
+        {
+            let to = blank(b, size, format, scaling);
+            b.backend.quantize(x.on, lines, shares.on, &to);
+            let most = |line: usize| shares.x[line].max(shares.x[size[0] + line]);
+            let whole = (0..size[0]).map(most).fold(0.0, f64::max);
+            let largest = format.largest();
+            let scale = |line| {
+                let most = if scaling == Fp8Scaling::RowWise { most(line) } else { whole };
+                most.max(SMALLEST) as f32 / largest
+            };
+            let what = format!("{format:?} {scaling:?} {lines:?}");
+            let scales: Vec<f64> = (0..size[0]).map(|line| f64::from(scale(line))).collect();
+            b.exactly(&format!("scales, {what}"), to.scales, || scales);
+            let code = |(line, x): (usize, f64)| format.encode(x as f32 * (1.0 / scale(line)));
+            b.exactly(&format!("codes, {what}"), to.codes, || {
+                let numbers = all.iter().enumerate();
+                let numbers = numbers.flat_map(|(at, line)| line.iter().map(move |x| (at, *x)));
+                numbers.map(|pair| f64::from(code(pair))).collect()
+            });
+        }
+    }
+    let (old, sums) = (b.normal_f32(1, cols), b.blank(1, cols, DType::F32));
+    b.backend.column_sums(x.on, sums.set());
+    b.expect("sums of columns", sums, || column_sums(&x.x, cols));
+    b.backend.column_sums(x.on, old.on.add());
+    b.expect("sums of columns +=", old.on, || plus(&old.x, &column_sums(&x.x, cols)));
+}
+
+/// Quantizes x by its own maxima; also the numbers that it then has.
+fn own(b: &Bench, x: &Known, format: Fp8, scaling: Fp8Scaling) -> (Quantized, Vec<f64>) {
+    let (size, to) = (Lines::Rows.of(x.on), blank(b, Lines::Rows.of(x.on), format, scaling));
+    let maxima = b.blank(1, size[0], DType::F32);
+    b.backend.line_maxima(x.on, Lines::Rows, maxima.set());
+    b.backend.quantize(x.on, Lines::Rows, maxima, &to);
+    let scales = b.numbers(to.scales);
+    let number = |(at, code): (usize, &u8)| f64::from(format.decode(*code)) * scales[at / size[1]];
+    let numbers = b.bytes(to.codes).iter().enumerate().map(number).collect();
+    (to, numbers)
+}
+
+/// Products of both scalings and of formats that go together, with their epilogues.
+pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
+    // C is bf16 or f32.
+    let to = if b.dtype == DType::F16 { DType::F32 } else { b.dtype };
+    let (x, y) = (uneven(b, m, k), uneven(b, n, k));
+    let bias = b.normal_f32(1, n);
+    let bias = b.known(1, n, to, &bias.x);
+    let formats = [[Fp8::E4M3; 2], [Fp8::E5M2, Fp8::E4M3], [Fp8::E4M3, Fp8::E5M2]];
+    for (formats, scaling) in formats.into_iter().flat_map(|f| SCALINGS.map(|s| (f, s))) {
+        let (a, of_a) = own(b, &x, formats[0], scaling);
+        let (w, of_w) = own(b, &y, formats[1], scaling);
+        let product = product(&of_a, &of_w, k);
+        let biased = || product.chunks(n).flat_map(|row| plus(row, &bias.x)).collect::<Vec<_>>();
+        let run = |c, then| b.backend.fp8_gemm(&a, &w, c, then);
+        let c = b.blank(m, n, to);
+        run(c.set(), Epilogue::Nothing);
+        b.expect("C", c, || product.clone());
+        for dtype in [to, DType::F32] {
+            let old = b.normal_f32(m, n);
+            let old = b.known(m, n, dtype, &old.x);
+            run(old.on.add(), Epilogue::Nothing);
+            b.expect("C +=", old.on, || plus(&product, &old.x));
+        }
+        run(c.set(), Epilogue::Bias(bias.on));
+        b.expect("C with bias", c, biased);
+        for kind in [Gelu::Tanh, Gelu::Exact] {
+            let pre = b.blank(m, n, to);
+            run(c.set(), Epilogue::BiasGelu { bias: Some(bias.on), pre, gelu: kind });
+            b.expect("pre", pre, biased);
+            b.expect("gelu(pre)", c, || biased().into_iter().map(|x| gelu(kind, x)).collect());
+            let pre = b.normal_f32(m, n);
+            let pre = b.known(m, n, to, &pre.x);
+            run(c.set(), Epilogue::GeluBackward { pre: pre.on, gelu: kind });
+            b.expect("dpre", c, || {
+                let slope = |x: &f64| slopes(&[*x], |x| gelu(kind, x[0]))[0];
+                product.iter().zip(&pre.x).map(|(dy, x)| dy * slope(x)).collect()
+            });
+        }
+    }
+}
+
+/// Infinity and NaN in two lines: those of the product are NaN, the others are what they are.
+fn not_finite(b: &Bench) {
+    let (lines, depth) = (16, 16);
+    let mut x = b.normal(lines, depth).x;
+    (x[3], x[2 * depth + 5]) = (f64::INFINITY, f64::NAN);
+    let (x, y) = (b.known(lines, depth, b.dtype, &x), b.normal(lines, depth));
+    for format in FORMATS {
+        let (a, of_a) = own(b, &x, format, Fp8Scaling::RowWise);
+        let (w, of_w) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
+        let c = b.blank(lines, lines, DType::F32);
+        b.backend.fp8_gemm(&a, &w, c.set(), Epilogue::Nothing);
+        b.expect("C", c, || {
+            let product = product(&of_a, &of_w, depth);
+            let spoilt = |at: usize| [0, 2].contains(&(at / lines));
+            let right = |(at, x): (usize, &f64)| x.is_nan() == spoilt(at);
+            assert!(product.iter().enumerate().all(right), "{product:?}");
+            product
+        });
+    }
+}
+
+/// A·Bᵀ of rows of that depth.
+fn product(a: &[f64], b: &[f64], depth: usize) -> Vec<f64> {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    a.chunks(depth).flat_map(|a| b.chunks(depth).map(move |b| dot(a, b))).collect()
+}
