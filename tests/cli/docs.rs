@@ -122,7 +122,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
-    ("gpu.md", "make gpu-binaries", "a GPU"),
+    ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
 ];
