@@ -39,9 +39,9 @@ pub struct Args {
     /// Length of the run, in place of the manifest's, such as 366e9 or 300B
     #[arg(long, value_parser = words::tokens)]
     tokens: Option<f64>,
-    /// Price of a device and hour
-    #[arg(long)]
-    price: Option<f64>,
+    /// Price of a device and hour, in dollars or with its currency: 2.10, €2.10, "2.10 CHF"
+    #[arg(long, value_parser = words::price)]
+    price: Option<words::Price>,
     /// Money for the run
     #[arg(long)]
     budget: Option<f64>,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use base::Seconds;
 use base::output::{self, Existing};
 use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width};
-use manifest::Manifest;
+use manifest::{Manifest, Topology};
 use plan::timeline::Timeline;
 use std::path::{Path, PathBuf};
 
@@ -150,15 +150,25 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
         second: Vec::new(),
     };
     let (mut to, [across, up]) = (chart.draw(), chart.axes());
-    let mut mark = |class: &str, (devices, value, tip): &Point, word: &str| {
+    let mut mark = |class: &str, (devices, value, tip): &Point, below: f64, word: &str| {
         let (x, y) = (across.at(*devices as f64), up.at(*value));
         to.dot(class, (x, y), tip);
-        let digits = if *value < 10.0 { 1 } else { 0 };
-        to.text("", (x + 7.0, y - 7.0), &format!("{value:.digits$}{word}"));
+        to.text("middle", (x, y + below), &(short(*value) + word));
     };
-    points.iter().for_each(|point| mark("f0", point, ""));
-    own.iter().for_each(|point| mark("f1", point, " this plan"));
+    points.iter().for_each(|point| mark("f0", point, -10.0, ""));
+    // The best of as many devices may lie on it: it is named on the other side.
+    own.iter().for_each(|point| mark("f1", point, 20.0, " this plan"));
     to
+}
+
+/// "2.8", "133", "2.77M": no wider than the margin beside the last point.
+fn short(value: f64) -> String {
+    match value {
+        ..10.0 => format!("{value:.1}"),
+        ..1e4 => format!("{value:.0}"),
+        ..1e6 => format!("{:.0}k", value / 1e3),
+        _ => format!("{:.2}M", value / 1e6),
+    }
 }
 
 /// A figure in large letters: name, value, and what it is made of.
@@ -190,6 +200,11 @@ fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String
     )
 }
 
+/// As short as a tile is narrow.
+fn grid(t: &Topology) -> String {
+    format!("TP{} PP{} DP{}", t.tensor, t.pipeline, t.data)
+}
+
 fn tiles(v: &View) -> Vec<Tile> {
     let (t, model) = (&v.setup.topology, v.tflops().0);
     let memory = format!("{:.1} GiB", v.reserved / GIB);
@@ -197,12 +212,12 @@ fn tiles(v: &View) -> Vec<Tile> {
         format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
     let bar = format!("± {:.0} %, nine in ten", 100.0 * v.seconds_error);
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
-    let devices = format!("{} × {}", v.setup.ranks(), v.setup.hardware.name);
-    let grid = format!("TP {} × PP {} × DP {}, ZeRO {}", t.tensor, t.pipeline, t.data, t.zero);
+    let devices = format!("{} devices", v.setup.ranks());
+    let grid = format!("{}, ZeRO {}", grid(t), t.zero);
     let paid = words::money(v.currency, v.money());
     let hours = words::hours(v.days.device_hours() / v.availability);
     vec![
-        ("devices", devices, grid),
+        (&v.setup.hardware.name, devices, grid),
         ("memory of a device", memory, room),
         ("a step", Seconds(v.seconds).to_string(), bar),
         ("model FLOPs utilisation", format!("{mfu:.0} %"), format!("{model:.0} TFLOP/s a device")),
@@ -265,13 +280,14 @@ pub fn write_search(
         ("money", caption, chart("Money", &points(&money, "of money"))),
     ];
     let best = &found.best[0];
-    let devices = format!("{} × {}", best.days.devices, best.candidate.setup.hardware.name);
+    let devices = format!("{} devices", best.days.devices);
+    let setup = &best.candidate.setup;
     let bar = format!("± {:.0} %, nine in ten", 100.0 * best.candidate.seconds_error);
     let span = words::span(best.days.seconds / terms.availability);
     let tiles: Vec<Tile> = vec![
-        ("devices", devices, format!("{} cuts fit", found.fitting)),
+        (&setup.hardware.name, devices, format!("{} cuts fit", found.fitting)),
         ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
-        ("fastest run", span, print::way(&best.candidate.setup)),
+        ("fastest run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
         ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),
     ];
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))

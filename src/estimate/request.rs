@@ -9,6 +9,7 @@ use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
 use super::trainers;
 use super::view::{self, Terms, View};
+use super::words::Price;
 use base::Problems;
 use engine::model_dtype;
 use manifest::{Manifest, Precision};
@@ -22,7 +23,7 @@ pub struct Flags<'a> {
     pub hardware: Option<&'a str>,
     pub tokens: Option<f64>,
     /// Of a device and hour.
-    pub price: Option<f64>,
+    pub price: Option<Price>,
     pub budget: Option<f64>,
     /// Share of the calendar in which the run makes progress.
     pub availability: Option<f64>,
@@ -70,10 +71,11 @@ impl Request {
             let what = format!("{} tokens are less than one step", flags.tokens.unwrap_or(0.0));
             return Err(Problems::one("--tokens", what, "give more, such as 366e9"));
         }
-        let price = flags.price.or(m.plan.price);
+        let price = flags.price.or(m.plan.price.map(Price::dollars));
+        let price = price.unwrap_or(Price::dollars(hw.price));
         let terms = Terms {
-            price: price.unwrap_or(hw.price),
-            currency: if price.is_some() { "" } else { "$" },
+            price: price.sum,
+            currency: price.sign,
             availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
             budget: flags.budget.or(m.plan.budget),
             samples,

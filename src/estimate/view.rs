@@ -120,7 +120,7 @@ impl View {
 /// What a manifest and its flags say beside the setup.
 pub struct Terms {
     pub price: f64,
-    /// The sign of the price's currency: the table's are dollars, another price says nothing.
+    /// The sign of the price's currency: dollars, unless the price says another.
     pub currency: &'static str,
     pub availability: f64,
     pub budget: Option<f64>,

@@ -10,11 +10,40 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// "$145,875"; below a hundred with cents. `sign` is the currency's, if it is known.
+/// "$145,875"; below a hundred with cents. `sign` is the currency's.
 pub fn money(sign: &str, sum: f64) -> String {
+    let space = if sign.ends_with(|last: char| last.is_alphabetic()) { " " } else { "" };
+    let sign = format!("{sign}{space}");
     match sum {
         100.0.. => format!("{sign}{}", Count(sum.round() as u64)),
         _ => format!("{sign}{sum:.2}"),
+    }
+}
+
+/// Of a device and hour, and the sign of its currency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Price {
+    pub sign: &'static str,
+    pub sum: f64,
+}
+
+impl Price {
+    /// As the hardware table has them.
+    pub fn dollars(sum: f64) -> Price {
+        Price { sign: "$", sum }
+    }
+}
+
+/// A price as people write it: "2.10", in dollars as the hardware table's, or "€2.10", "2.10 CHF".
+pub fn price(text: &str) -> Result<Price, String> {
+    let signs = ["$", "€", "£", "¥", "₹", "CHF", "EUR", "USD", "GBP"];
+    let text = text.trim();
+    let without = |sign: &&str| text.strip_prefix(*sign).or_else(|| text.strip_suffix(*sign));
+    let sign = signs.into_iter().find(|sign| without(sign).is_some());
+    let number = sign.and_then(|sign| without(&sign)).unwrap_or(text);
+    match number.trim().parse::<f64>() {
+        Ok(sum) if sum.is_finite() && sum >= 0.0 => Ok(Price { sign: sign.unwrap_or("$"), sum }),
+        _ => Err("a price is written as in 2.10, €2.10 or 2.10 CHF".into()),
     }
 }
 
@@ -36,6 +65,17 @@ pub fn tokens(text: &str) -> Result<f64, String> {
     match number.trim().parse::<f64>() {
         Ok(number) if number.is_finite() && number > 0.0 => Ok(number * size),
         _ => Err("a number of tokens is written as in 366e9, 300B, 1.5T or 300_000_000_000".into()),
+    }
+}
+
+#[test]
+fn a_price_has_the_sign_that_it_is_given() {
+    assert_eq!(price("2.1"), Ok(Price::dollars(2.1)));
+    assert_eq!(price("€2.1"), Ok(Price { sign: "€", sum: 2.1 }));
+    assert_eq!(price("2.1 CHF"), Ok(Price { sign: "CHF", sum: 2.1 }));
+    assert_eq!(money("CHF", 337.2), "CHF 337");
+    for wrong in ["", "two", "-1", "NaN", "€"] {
+        assert!(price(wrong).unwrap_err().contains("€2.10"), "{wrong}");
     }
 }
 

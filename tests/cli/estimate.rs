@@ -343,9 +343,11 @@ fn rows_of_unseen_sources_are_within_their_bars() {
     assert!(errors.within_bar() > 0.85, "{errors:?}");
 }
 
-/// What is estimated for gptrain is what its engine reserves, on every rank, byte for byte.
+/// What is estimated for gptrain is what its engine reserves, on every rank, byte for byte: of every
+/// optimizer, and of all that saves memory.
 #[test]
 fn the_bill_is_the_engines() {
+    let eighth = "optimizer.adam8bit.block=16";
     for sets in [
         vec![],
         vec!["precision=bf16", "topology.recompute=full"],
@@ -355,6 +357,17 @@ fn the_bill_is_the_engines() {
         vec!["topology.data=2", "topology.zero=3", "topology.recompute=selective"],
         vec!["topology.data=2", "topology.zero=1", "topology.offload=optimizer"],
         vec!["topology.tensor=2", "topology.sequence_parallel=true", "precision=fp8"],
+        vec!["topology.data=2", "topology.zero=3", "topology.offload=full", "precision=bf16"],
+        vec!["topology.data=2", "topology.compression={powersgd: {rank: 2, start_step: 0}}"],
+        vec!["model.family=llama", "model.kv_heads=2", "topology.tensor=2", "precision=bf16"],
+        vec!["model.family=qwen3", "model.kv_heads=2", "topology.data=2", "topology.zero=3"],
+        vec![eighth, "topology.tensor=2"],
+        vec![eighth, "topology.data=2", "topology.zero=1", "topology.offload=optimizer"],
+        vec!["optimizer=adafactor", "topology.tensor=2"],
+        vec!["optimizer=adafactor", "topology.pipeline=2", "topology.data=2", "topology.zero=1"],
+        vec!["optimizer=adafactor", "model.family=llama", "precision=bf16"],
+        vec!["optimizer=muon", "topology.data=2", "topology.zero=1"],
+        vec!["optimizer=muon", "model.family=llama", "topology.tensor=2", "precision=bf16"],
     ] {
         let small = ["model.layers=4", "batch.micro=2", "batch.global=16"];
         let m = common::manifest(&[&small[..], &sets].concat());

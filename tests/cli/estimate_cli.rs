@@ -422,6 +422,19 @@ fn flags_that_would_do_nothing_are_refused() {
 }
 
 /// Minutes for what takes minutes; the processor at hand is measured, and a run of years is told of GPUs.
+/// Money has the sign that its price is given with, and the table's without one.
+#[test]
+fn money_has_the_sign_of_its_price() {
+    let first = |args: &[&str]| {
+        let (_, out, _) = estimate(&[&[BLOOM, "--hardware", "a100-80g"], args].concat());
+        out.lines().next().unwrap().to_string()
+    };
+    let (dollars, euros) = (first(&["--price", "2"]), first(&["--price", "€2"]));
+    assert!(dollars.contains(", $"), "{dollars}");
+    assert_eq!(euros, dollars.replace('$', "€"));
+    refused(&[BLOOM, "--price", "two"], &["€2.10"]);
+}
+
 #[test]
 fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
     let (_, out, _) = estimate(&["manifests/quickstart.yaml"]);
