@@ -62,13 +62,13 @@ stale_sources | xargs -r -d "\n" ls -S |
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
-        -o "$fatbin.$$" "$1" 2>"$fatbin.log" || { cat "$fatbin.log" >&2; exit 1; }
-    cat "$fatbin.log" >&2
-    if grep -q -e C7508 -e C7510 "$fatbin.log"; then
+        -o "$fatbin.$$" "$1" 2>"$fatbin.$$.log" || { cat "$fatbin.$$.log" >&2; exit 1; }
+    cat "$fatbin.$$.log" >&2
+    if grep -q -e C7508 -e C7510 "$fatbin.$$.log"; then
         echo "$1: ptxas serializes wgmma or ignores setmaxnreg" >&2
         exit 1
     fi
-    rm "$fatbin.log"
+    rm "$fatbin.$$.log"
     mv "$fatbin.$$" "$fatbin"
     { cat "$1"; echo "$common"; } | sha256sum >"$fatbin.made-of"' compile
 

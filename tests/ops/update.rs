@@ -4,13 +4,14 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, Scaler, Scaling, StepLimits, Tensor, digest_term};
+use gptrain::device::{AdamW, AdamWUpdate, Scaler, Scaling, StepLimits, Tensor, digest_term};
 
 pub fn table() -> Vec<Case> {
     vec![
         case("optimizer, 1 element", |b| all(b, 1)),
         case("optimizer, 561 elements", |b| all(b, 561)),
         case("optimizer, 70,001 elements", |b| all(b, 70_001)),
+        case("adamw of many tensors", adamw_of_many),
         case("clip", clip),
         case("loss scale that moves", |b| loss_scale_step(b, 2.0, [3, 2], 256.0)),
         case("skip above", skip_above),
@@ -102,6 +103,36 @@ fn adamw(b: &Bench, len: usize) {
             }
             want[0].clone()
         });
+    }
+}
+
+/// More tensors than a launch takes, of all kinds and some of several pieces: as one by one.
+fn adamw_of_many(b: &Bench) {
+    let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
+    let rule = |i: usize| {
+        let (weight_decay, lr_scale) = (0.1 * (i % 2) as f32, 1.0 + i as f32);
+        AdamW { lr, beta1, beta2, eps, weight_decay, lr_scale }
+    };
+    let scalars = [&[0.75][..], &corrections(&rule(0), 1)].concat();
+    let scalars = b.known(1, 3, DType::F32, &scalars).on;
+    let tensors = |i: usize| {
+        let len = [1, 8, 77, 9_000][i % 4] + 8 * (i / 4);
+        let (grad, masters) = (b.normal(1, len), b.normal_f32(1, len));
+        let one = |master: Tensor| {
+            let [m, v] = [(); 2].map(|()| b.known(1, len, DType::F32, &vec![0.0; len]).on);
+            let weight = if i.is_multiple_of(3) { master } else { b.blank(1, len, b.dtype) };
+            AdamWUpdate { rule: rule(i), grad: grad.on, master, m, v, weight }
+        };
+        [one(masters.on), one(b.again(&masters).on)]
+    };
+    let both: Vec<[AdamWUpdate; 2]> = (0..140).map(tensors).collect();
+    let together: Vec<AdamWUpdate> = both.iter().map(|[one, _]| *one).collect();
+    b.backend.adamw_all(scalars, &together);
+    for (i, [one, other]) in both.iter().enumerate() {
+        let AdamWUpdate { rule, grad, master, m, v, weight } = *other;
+        b.backend.adamw(&rule, scalars, grad, master, m, v, weight);
+        let all = [(one.master, master), (one.m, m), (one.v, v), (one.weight, weight)];
+        all.iter().for_each(|(x, y)| b.same(&format!("tensor {i}"), *x, *y));
     }
 }
 

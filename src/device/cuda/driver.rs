@@ -18,7 +18,8 @@ table! {
         cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemsetD8Async
         cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncSetAttribute cuLaunchKernel
-        cuCtxGetStreamPriorityRange cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamWaitEvent
+        cuCtxGetStreamPriorityRange cuStreamCreateWithPriority cuStreamDestroy_v2
+        cuStreamSynchronize cuStreamWaitEvent
         cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch
         cuGraphDestroy cuGraphExecDestroy
         cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventSynchronize cuEventElapsedTime
