@@ -2,7 +2,7 @@
 
 use base::{Seconds, unix_time, visible};
 use std::path::PathBuf;
-use train::sick_nodes::{self, SickNode};
+use train::sick_nodes::{self, Reason, SickNode};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,7 +34,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 fn line(node: &SickNode, now: f64) -> String {
     let [ago, left] = [now - node.at, node.expires - now].map(|time| Seconds(time.max(0.0)));
-    let excluded = if node.is_excluded() { "excluded" } else { "not excluded yet" };
+    let excluded = match (node.is_excluded(false), node.reason) {
+        (true, _) => "excluded",
+        (false, Reason::Straggles) => "excluded by slurm.exclude_stragglers alone",
+        (false, _) => "not excluded yet",
+    };
     let times = if node.times == 1 { "once".to_string() } else { format!("{} times", node.times) };
     let (host, evidence) = (visible(&node.host), visible(&node.evidence));
     format!("{host}: {excluded} for {left}; seen {times}, {ago} ago: {evidence}")

@@ -46,6 +46,11 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         None => super::example::prepare()?,
     };
     let loaded = manifest::load(&path, &args.set)?;
+    // From a checkpoint of the user's choice it starts once: the newest is not what was asked for.
+    let once = args.resume_from.is_some() || args.reset_optimizer || args.verify_resume.is_some();
+    if !once && train::supervise(&loaded)? {
+        return Ok(());
+    }
     let Args { resume_from, reset_optimizer, verify_resume, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
     let options = train::Options { resume_from, reset_optimizer, verify_resume, trace };

@@ -1,7 +1,7 @@
 //! Frames that have arrived at a rank and were not yet received. Receivers sleep, they never spin.
 
 use super::memory::{Buffer, Pool};
-use super::{Failed, Op};
+use super::{Failed, Op, RankBusy};
 use base::DType;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -47,6 +47,8 @@ pub trait Transport: Send + Sync {
     fn fail(&self, failed: Failed) -> Failed;
     /// This rank has ended, successfully or not.
     fn leave(&self);
+    /// How busy every rank was, by rank, as far as it is known here; over TCP on rank 0 alone.
+    fn busy(&self) -> Vec<RankBusy>;
 }
 
 /// Received frames by sender and operation.

@@ -2,6 +2,7 @@
 
 use super::hostlist;
 use base::Problems;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// This process's rank, as the launcher assigned it.
@@ -26,18 +27,40 @@ pub struct LauncherEnv {
 /// The variable with a `host:port` that overrides the address derived from the job.
 pub const RENDEZVOUS: &str = "GPTRAIN_RENDEZVOUS";
 
+/// A rank's place in an epoch of its job: what the supervisor that starts it sets over the launcher's
+/// variables. Ranks of another epoch are of another job to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub epoch: u64,
+    pub rank: usize,
+    pub world: usize,
+    /// Where rank 0 listens.
+    pub address: String,
+}
+
+impl Place {
+    /// The variable that holds it, as JSON.
+    pub const VARIABLE: &str = "GPTRAIN_PLACE";
+
+    /// Whether a supervisor started this process.
+    pub fn is_given() -> bool {
+        std::env::var_os(Place::VARIABLE).is_some()
+    }
+}
+
 impl LauncherEnv {
     /// From the environment, as a function so that tests bring their own; None where no launcher
     /// started this process. torchrun's variables come before Slurm's, as torchrun runs inside.
     pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherEnv>, Problems> {
         let mut env = Env { variable, problems: Problems::default() };
-        let launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
+        let mut launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
             env.torchrun()
         } else if env.text("SLURM_PROCID").is_some() && env.text("SLURM_STEP_NUM_TASKS").is_some() {
             env.slurm_step()
         } else {
             return Ok(None);
         };
+        env.place(&mut launch);
         if launch.rank >= launch.world && env.problems.list.is_empty() {
             let what = format!("rank {} of a world of {}", launch.rank, launch.world);
             env.problem("the launcher's variables", what, "ranks count from 0");
@@ -74,6 +97,18 @@ impl Env<'_> {
             },
         }
         0
+    }
+
+    /// A supervisor's word counts more than the launcher's.
+    fn place(&mut self, launch: &mut LauncherEnv) {
+        let Some(text) = self.text(Place::VARIABLE) else { return };
+        match serde_json::from_str(&text) {
+            Ok(Place { epoch, rank, world, address }) => {
+                launch.job += &format!(" epoch {epoch}");
+                (launch.rank, launch.world, launch.address) = (rank, world, address);
+            }
+            Err(error) => self.problem(Place::VARIABLE, error.to_string(), "unset it"),
+        }
     }
 
     fn torchrun(&mut self) -> LauncherEnv {
@@ -202,6 +237,15 @@ mod tests {
         assert_eq!(found.address, "host:29500");
         let agent = format!("{torchrun} TORCHELASTIC_USE_AGENT_STORE=True");
         assert_eq!(launch(&agent).unwrap().unwrap().address, "host:29501");
+    }
+
+    #[test]
+    fn a_supervisor_gives_another_place() {
+        let place = r#"GPTRAIN_PLACE={"epoch":2,"rank":0,"world":2,"address":"n02:9"}"#;
+        let found = launch(&format!("{STEP} {place}")).unwrap().unwrap();
+        assert_eq!((found.rank, found.world, &*found.address), (0, 2, "n02:9"));
+        assert_eq!((found.local_rank, &*found.job), (0, "slurm 77.0 start 0 epoch 2"));
+        assert!(launch(&format!("{STEP} GPTRAIN_PLACE=2")).is_err());
     }
 
     #[test]

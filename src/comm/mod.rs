@@ -40,9 +40,9 @@ pub use dump::Dump;
 pub use endpoint::Traffic;
 pub use hang::diagnose;
 pub use host_collectives::HostCollectives;
-pub use launcher::{LauncherEnv, RENDEZVOUS};
-pub use recorder::{Event, Recorder};
-pub use report::{End, GroupCount, LogLine, RankReport, blamed_node};
+pub use launcher::{LauncherEnv, Place, RENDEZVOUS};
+pub use recorder::{Event, Recorder, Waited};
+pub use report::{BusyWindow, End, GroupCount, LogLine, RankBusy, RankReport, blamed_node};
 pub use watchdog::Watchdog;
 pub use world::World;
 

@@ -41,6 +41,7 @@ impl P2pGroup {
     }
 
     fn run_blocking(&self, collective: Collective) {
+        let _waiting = self.members.endpoint.recorder.waiting();
         let call = self.start(collective, Mode::Blocking);
         self.raise_on_error(self.members.run_collective(call, collective));
     }
@@ -88,6 +89,7 @@ impl Group for P2pGroup {
                 Mode::Message(from),
             ),
         };
+        let _waiting = self.members.endpoint.recorder.waiting();
         let calls: Vec<Call> = messages.iter().map(number).collect();
         for (message, call) in messages.iter().zip(&calls) {
             if let Message::Send { to, x } = *message {
@@ -112,6 +114,7 @@ impl Group for P2pGroup {
     }
 
     fn finish(&self, pending: Pending) {
+        let _waiting = self.members.endpoint.recorder.waiting();
         self.members.endpoint.recorder.mark_waited(pending.event);
         let done = self.resources.queue(|queue| queue.done());
         self.raise_on_error(done.wait(pending.job));

@@ -1,7 +1,8 @@
-//! The flight recorder: a rank's last communication operations and its current phase.
+//! The flight recorder: a rank's last communication operations, its current phase, and how long it
+//! has waited for others.
 
 use super::Op;
-use super::report::{GroupCount, LogLine, RankReport};
+use super::report::{BusyWindow, GroupCount, LogLine, RankBusy, RankReport};
 use base::DType;
 use device::Tensor;
 use parking_lot::Mutex;
@@ -14,6 +15,9 @@ const KEPT: usize = 256;
 
 /// Log lines kept per rank.
 const KEPT_LINES: usize = 64;
+
+/// Windows of busy time kept per rank: rank 0 hears of the newest within a heartbeat.
+const KEPT_WINDOWS: usize = 4;
 
 /// One collective or message. Times are seconds since the recorder was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,6 +78,30 @@ struct State {
     since: f64,
     node: String,
     coord: String,
+    waited: Waited,
+    busy: VecDeque<BusyWindow>,
+}
+
+/// Seconds that a rank has spent in collectives and messages since its start: waiting for others, and
+/// moving bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Waited {
+    /// Its own thread.
+    pub host: f64,
+    /// Its GPU's compute stream, outside of CUDA graphs, as far as the GPU is known to have come.
+    pub device: f64,
+}
+
+/// Counts, until it is dropped, as time in which the rank's own thread waits.
+pub(super) struct Waiting<'a> {
+    recorder: &'a Recorder,
+    since: Instant,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.recorder.state.lock().waited.host += self.since.elapsed().as_secs_f64();
+    }
 }
 
 impl Default for Recorder {
@@ -87,6 +115,8 @@ impl Default for Recorder {
             since: 0.0,
             node: String::new(),
             coord: String::new(),
+            waited: Waited::default(),
+            busy: VecDeque::new(),
         };
         Recorder { born: Instant::now(), state: Mutex::new(state) }
     }
@@ -134,6 +164,36 @@ impl Recorder {
         state.log.push_back(line);
     }
 
+    /// From now on the rank's own thread waits.
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        Waiting { recorder: self, since: Instant::now() }
+    }
+
+    /// The GPU's compute stream has waited.
+    pub(super) fn device_waited(&self, seconds: f64) {
+        self.state.lock().waited.device += seconds;
+    }
+
+    /// How long the rank has waited so far.
+    pub fn waited(&self) -> Waited {
+        self.state.lock().waited
+    }
+
+    /// Tells rank 0, with the next heartbeat, how long the rank was busy.
+    pub fn tell_busy(&self, window: BusyWindow) {
+        let mut state = self.state.lock();
+        if state.busy.len() == KEPT_WINDOWS {
+            state.busy.pop_front();
+        }
+        state.busy.push_back(window);
+    }
+
+    /// What this rank has told, without the way over rank 0.
+    pub(super) fn busy(&self, rank: usize) -> RankBusy {
+        let node = self.state.lock().node.clone();
+        RankBusy::of(&self.report(rank, &node, 0))
+    }
+
     /// The rank's state with its last `events` events and log lines, and all unfinished events,
     /// oldest first.
     pub fn report(&self, rank: usize, node: &str, events: usize) -> RankReport {
@@ -152,6 +212,7 @@ impl Recorder {
             ended: None,
             groups: state.groups.clone(),
             events: state.events.iter().enumerate().filter(shown).map(|(_, e)| e.clone()).collect(),
+            busy: state.busy.clone(),
             log: state.log.iter().skip(state.log.len().saturating_sub(events)).cloned().collect(),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Event, Op};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 
 /// One rank, at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,39 @@ pub struct RankReport {
     pub events: Vec<Event>,
     #[serde(default)]
     pub log: Vec<LogLine>,
+    /// The last windows of steps, oldest first.
+    #[serde(default)]
+    pub busy: VecDeque<BusyWindow>,
+}
+
+/// How long a rank was busy in a window of steps: computing, not waiting for others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BusyWindow {
+    /// Counted from the rank's start, from 1; the same steps on every rank.
+    pub number: u64,
+    /// Of a step: the median of the window.
+    pub seconds: f64,
+    /// What it computes on, among those of its node: "GPU 3".
+    pub processor: String,
+    /// For a person: "1410 MHz, 82 °C".
+    pub health: String,
+}
+
+/// What rank 0 knows of a rank's busy time.
+#[derive(Clone, Debug)]
+pub struct RankBusy {
+    /// "rank 37 (node n12, TP1 PP3 DP0)".
+    pub name: String,
+    pub node: String,
+    /// Oldest first.
+    pub windows: VecDeque<BusyWindow>,
+}
+
+impl RankBusy {
+    pub(super) fn of(report: &RankReport) -> RankBusy {
+        let (node, windows) = (report.node.clone(), report.busy.clone());
+        RankBusy { name: report.name(), node, windows }
+    }
 }
 
 /// A message of a rank to a person.

@@ -3,7 +3,7 @@
 use super::endpoint::Endpoint;
 use super::inbox::{Frame, Inbox, Transport};
 use super::watchdog::{Watchdog, end_process};
-use super::{End, Failed, RankReport, Recorder, World, diagnose};
+use super::{End, Failed, RankBusy, RankReport, Recorder, World, diagnose};
 use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
@@ -115,5 +115,10 @@ impl Transport for MemoryTransport {
     fn leave(&self) {
         self.shared.ranks[self.rank].left.get_or_init(|| ());
         self.shared.ranks.iter().for_each(|rank| rank.inbox.leave(self.rank));
+    }
+
+    fn busy(&self) -> Vec<RankBusy> {
+        let ranks = self.shared.ranks.iter().enumerate();
+        ranks.map(|(number, rank)| rank.recorder.busy(number)).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::endpoint::{Endpoint, RankResources, Traffic};
 use super::p2p_group::P2pGroup;
-use super::{Failed, Group, Recorder, Solo};
+use super::{Failed, Group, RankBusy, Recorder, Solo};
 use std::sync::Arc;
 
 /// One rank. Dropped, with its groups, when the rank ends. A drop during a panic fails the process
@@ -55,6 +55,11 @@ impl World {
     pub fn fail(&self, why: &str) -> Failed {
         let endpoint = &self.resources.endpoint;
         endpoint.fail(Failed::new(format!("{} failed: {why}", endpoint.name())))
+    }
+
+    /// How busy every rank was, by rank, as of its last heartbeat; over TCP on rank 0 alone.
+    pub fn busy(&self) -> Vec<RankBusy> {
+        self.resources.endpoint.transport.busy()
     }
 
     /// What groups of other carriers (NCCL) share with this rank's own.

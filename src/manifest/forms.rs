@@ -2,6 +2,7 @@
 //! sections that stand for one value once checked (`check` turns them into each other).
 
 use super::choices::*;
+use super::cluster::raw::{Comm, Restart, Slurm};
 use super::define::{forms, sections};
 use super::optimizers::raw::{Adafactor, Adam8bit, AdamW, Muon};
 use super::settings::raw::{self, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn};
@@ -38,13 +39,15 @@ Raw {
     /// How the work is divided over ranks. Default: one rank.
     topology: raw::Topology;
     /// How ranks find each other, and how long they wait for each other.
-    comm: raw::Comm;
+    comm: Comm;
+    /// Whether the ranks begin anew in the same job after one of them died or hung.
+    restart: Restart;
     /// When the run's state is saved.
     checkpoint: raw::Checkpoint;
     /// What is done about loss spikes: off, warn, act, or act with settings. Default: warn.
     divergence: DivergenceForm;
     /// What happens as the end of a Slurm job comes near.
-    slurm: raw::Slurm;
+    slurm: Slurm;
     /// What is reported, and where.
     log: raw::Log;
     /// What `gptrain estimate` plans for, where its flags say nothing else.

@@ -7,6 +7,7 @@
 
 mod check;
 pub mod choices;
+mod cluster;
 mod define;
 mod forms;
 mod inference;
@@ -27,16 +28,17 @@ pub use choices::{
     MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute,
     Schedule, SpikeAction,
 };
+pub use cluster::{Comm, Restart, Slurm};
 pub use inference::for_inference;
 pub use keys::schema;
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
 pub use read::{IN_FOLDER, Loaded, load, load_also, parse};
 pub use settings::{
-    Batch, Checkpoint, Comm, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log,
-    Lr, Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Slurm, Topology, Train, Yarn,
+    Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr,
+    Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
 };
 
-use base::{Heads, Problems};
+use base::Heads;
 use choices::PositionName;
 use forms::PositionForm;
 use plan::grid::Grid;
@@ -59,6 +61,7 @@ pub struct Manifest {
     pub lr: Lr,
     pub topology: Topology,
     pub comm: Comm,
+    pub restart: Restart,
     pub checkpoint: Checkpoint,
     pub divergence: Divergence,
     pub slurm: Slurm,
@@ -80,15 +83,6 @@ impl Manifest {
         let mut m = self.clone();
         m.topology.offload.gradients = home;
         m
-    }
-
-    /// Valid settings that gptrain cannot train with are rejected by name, never ignored.
-    pub fn runnable(&self) -> Result<(), Problems> {
-        if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
-            let what = "precision is tf32, which a CPU cannot";
-            return Err(Problems::one(self.name.as_str(), what, "--set precision=f32"));
-        }
-        Ok(())
     }
 }
 

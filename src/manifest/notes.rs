@@ -1,7 +1,7 @@
-//! What is valid and seldom meant.
+//! What is valid and seldom meant, and what gptrain cannot train with.
 
-use super::Manifest;
-use base::Count;
+use super::{DeviceChoice, Manifest, Precision};
+use base::{Count, Problems};
 
 impl Manifest {
     /// Valid settings that are seldom meant, in words.
@@ -17,5 +17,14 @@ impl Manifest {
             )
         });
         warmup.into_iter().collect()
+    }
+
+    /// Valid settings that gptrain cannot train with are rejected by name, never ignored.
+    pub fn runnable(&self) -> Result<(), Problems> {
+        if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
+            let what = "precision is tf32, which a CPU cannot";
+            return Err(Problems::one(self.name.as_str(), what, "--set precision=f32"));
+        }
+        Ok(())
     }
 }

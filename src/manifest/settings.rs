@@ -354,20 +354,6 @@ PowerSgd(raw) {
     min_rate: f64 = 2.0, in 1.0..=1e6;
 }
 
-/// Ranks among each other.
-Comm(raw) {
-    /// Seconds that a rank may wait for others in one operation; then the run ends, and one line
-    /// says who was at fault. Default: 300.
-    timeout_s: f64 = 300.0, in 0.1..=1e6;
-    /// Seconds that ranks wait for each other at the start. Default: 120.
-    start_timeout_s: f64 = 120.0, in 0.1..=1e6;
-    /// host:port at which rank 0 is found, instead of what the launcher's variables give; the
-    /// variable GPTRAIN_RENDEZVOUS comes before it. Default: from the job.
-    rendezvous: String;
-    /// What carries tensors between GPUs. Default: nccl.
-    gpu_transport: GpuTransport = GpuTransport::Nccl;
-}
-
 /// Saving.
 Checkpoint(raw) {
     /// Steps between saves (--save-interval); the last step is always saved. Default: 1000.
@@ -401,15 +387,6 @@ Divergence(raw) {
     roll_back: u64 = 100, in 1..=1_000_000_000u64;
     /// How often the run goes back before it stops. Default: 3.
     roll_backs: usize = 3, in 0..=1000;
-}
-
-/// Under Slurm: what happens as the job's end comes near.
-Slurm(raw) {
-    /// What a run does before its job ends. Default: leave.
-    on_end: OnEnd = OnEnd::Leave;
-    /// Seconds before the job's end by which the run has saved and left, however long its steps and
-    /// saves are. Default: 60.
-    margin_s: f64 = 60.0, in 0.0..=1e6;
 }
 
 /// Reporting.

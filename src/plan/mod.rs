@@ -5,4 +5,5 @@ pub mod ramp;
 pub mod schedule;
 pub mod spikes;
 pub mod split;
+pub mod stragglers;
 pub mod timeline;

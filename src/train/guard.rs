@@ -4,6 +4,7 @@ use super::rank::Rank;
 use super::report::Console;
 use anyhow::Context;
 use base::{DType, Problems};
+use comm::Place;
 use engine::{Engine, Outcome};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -16,6 +17,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a restarted run waits for its folder: NFS servers give up a client after 90 s.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An exclusive lock of the run's folder, released when dropped (or by the kernel when the process
 /// dies).
@@ -27,8 +32,21 @@ pub struct FolderLock {
 }
 
 impl FolderLock {
-    /// Creates the folder if it is missing, and locks it.
+    /// Creates the folder if it is missing, and locks it. In a job that begins anew, rank 0's last
+    /// process may still hold it: its node is gone, and the file server has not noticed yet.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match FolderLock::try_take(folder) {
+                Err(held) if held.is::<Problems>() && Place::is_given() && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    fn try_take(folder: &Path) -> anyhow::Result<FolderLock> {
         let path = folder.join("run.lock");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -123,18 +141,24 @@ pub fn heed_size_limits() -> anyhow::Result<()> {
 impl Signals {
     /// From now on `stop_signals` request a stop (finish the step, save, exit), which `console` is
     /// told, and SIGUSR1 a save. A second SIGINT exits at once. A second SIGTERM does not: at a
-    /// time limit Slurm sends one to the step and one to the job.
+    /// time limit Slurm sends one to the step and one to the job. A terminal's SIGINT reaches the
+    /// supervisor of a rank, too: the rank leaves it to that.
     pub fn listen(console: Option<Console>) -> anyhow::Result<Signals> {
         let word = StopWord { console: Mutex::new(console), step: AtomicU64::new(0) };
         let word = Arc::new(word);
         let signals = Signals { stop: Arc::default(), save: Arc::default(), word };
         let interrupted = Arc::<AtomicBool>::default();
-        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone())?;
-        flag::register(SIGINT, interrupted)?;
-        for signal in stop_signals() {
-            flag::register(signal, signals.stop.clone())?;
+        let mut heeded = stop_signals();
+        if Place::is_given() {
+            heeded.retain(|signal| *signal != SIGINT);
+        } else {
+            flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone())?;
         }
-        let mut arriving = iterator::Signals::new(stop_signals())?;
+        flag::register(SIGINT, interrupted)?;
+        for signal in &heeded {
+            flag::register(*signal, signals.stop.clone())?;
+        }
+        let mut arriving = iterator::Signals::new(heeded)?;
         let word = signals.word.clone();
         let say = move || arriving.forever().take(1).for_each(|_| word.say());
         base::threads::spawn("signals", say)?;

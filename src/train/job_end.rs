@@ -27,7 +27,7 @@ pub fn act(m: &Manifest) {
             job.requeue()
         }
         _ => {
-            let exclude = sick_nodes::excluded(&m.log.folder);
+            let exclude = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
             job.resubmit(&m.log.folder, &exclude).map(|next| {
                 let list = exclude.join(", ");
                 let without = if list.is_empty() { list } else { format!(", without {list}") };

@@ -38,8 +38,7 @@ impl LocalRanks {
     /// process. `options` must be equal on all ranks, as the manifest must.
     pub fn rendezvous(loaded: &Loaded, options: &str) -> anyhow::Result<LocalRanks> {
         let (m, ranks) = (&loaded.manifest, loaded.manifest.topology.ranks());
-        let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
-        let launcher = LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))?;
+        let launcher = launcher(m)?;
         let alone = launcher.as_ref().is_none_or(|launch| launch.world == 1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -190,6 +189,12 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
         return Err(Dead { device: device.clone(), why }.into());
     }
     ended
+}
+
+/// The launcher's variables; comm.rendezvous counts as one.
+pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
+    let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
+    LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))
 }
 
 fn another_world(m: &Manifest, world: usize) -> Problems {

@@ -8,6 +8,7 @@ use super::report::{Report, StepLine};
 use super::saving::Saver;
 use super::spikes::Spikes;
 use super::status::Board;
+use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::Trace;
 use anyhow::Context;
@@ -71,8 +72,9 @@ pub struct Run<'a> {
     /// On rank 0 of a Slurm job.
     pub time_limit: Option<TimeLimit>,
     pub trace: Option<&'a Trace>,
-    /// Of rank 0's GPU.
+    /// Of the rank's GPU.
     pub monitor: Option<Monitor>,
+    pub stragglers: Stragglers,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
     /// Loss on the first validation set, at the last evaluation.
@@ -87,6 +89,8 @@ pub struct PendingStep {
     lr: f64,
     started: Instant,
     data_wait: Duration,
+    /// Seconds that the rank's thread waited for others while it queued the step.
+    waited: f64,
 }
 
 impl Run<'_> {
@@ -149,6 +153,7 @@ impl Run<'_> {
     fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
         let (rank, signals) = (self.rank, self.signals);
         rank.set_phase("between two steps");
+        self.stragglers.look(rank);
         let written = self.saver.oldest_is_written()?;
         let begun = self.saver.oldest_has_begun();
         let reached = rank.is_first() && self.reached();
@@ -185,6 +190,9 @@ impl Run<'_> {
     fn step(&mut self, global: usize) -> anyhow::Result<()> {
         let (started, waited) = (Instant::now(), self.loader.wait());
         let (m, rank) = (self.manifest, self.rank);
+        let recorder = rank.world().recorder();
+        let others = recorder.waited().host;
+        self.stragglers.delay();
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
         let lr = lr::at(&m.lr, consumed);
@@ -206,7 +214,8 @@ impl Run<'_> {
         )?;
         self.progress = Progress { step, consumed_samples: consumed };
         let data_wait = self.loader.wait() - waited;
-        let now = PendingStep { step, samples: first..consumed, lr, started, data_wait };
+        let waited = recorder.waited().host - others;
+        let now = PendingStep { step, samples: first..consumed, lr, started, data_wait, waited };
         let before = self.pending.replace(now);
         before.map_or(Ok(()), |before| self.finish_step(before))
     }
@@ -222,7 +231,7 @@ impl Run<'_> {
 
     /// Waits for the outcome of a step and records it; an error if it is not finite.
     fn finish_step(&mut self, done: PendingStep) -> anyhow::Result<()> {
-        let PendingStep { step, samples, lr, started, data_wait } = done;
+        let PendingStep { step, samples, lr, started, data_wait, waited } = done;
         self.rank.set_phase(&format!("computing step {step}"));
         let waiting = tracing::trace_span!("wait for outcome").entered();
         let (outcome, ended) = self.engine.outcome()?;
@@ -235,6 +244,7 @@ impl Run<'_> {
         }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
+        self.stragglers.step(self.rank, seconds, waited, self.monitor.as_ref());
         let global = (samples.end - samples.start) as usize;
         let scaled = self.manifest.loss_scale.is_some();
         let logged = step.is_multiple_of(self.manifest.log.interval);

@@ -1,6 +1,6 @@
 //! Nodes that a run should keep away from, in `sick_nodes.json` of its folder: host, what is wrong,
 //! since when and until when. Written where something is seen: by `gptrain bench`, by the verdict on a
-//! rank that hung or died. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
+//! rank that hung or died, by a run that finds a straggler. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
 //! nodes`.
 
 use anyhow::{Context, Result};
@@ -25,6 +25,8 @@ pub enum Reason {
     Slow,
     /// A rank on it died, hung or fell silent. Once may be anything; twice is the node.
     Failed,
+    /// A rank on it took longer than its peers while training.
+    Straggles,
 }
 
 /// A node, and what was seen of it.
@@ -42,9 +44,13 @@ pub struct SickNode {
 }
 
 impl SickNode {
-    /// Whether a job is to do without it.
-    pub fn is_excluded(&self) -> bool {
-        self.reason == Reason::Slow || self.times >= 2
+    /// Whether a job is to do without it. `stragglers`: slurm.exclude_stragglers.
+    pub fn is_excluded(&self, stragglers: bool) -> bool {
+        match self.reason {
+            Reason::Slow => true,
+            Reason::Failed => self.times >= 2,
+            Reason::Straggles => stragglers,
+        }
     }
 }
 
@@ -63,12 +69,19 @@ pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
 }
 
 /// Hosts that a job is to do without; none where the file cannot be read, which is told.
-pub fn excluded(folder: &Path) -> Vec<String> {
+/// `stragglers`: slurm.exclude_stragglers.
+pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
     let nodes = read(folder).unwrap_or_else(|error| {
         tracing::warn!("no node is excluded: {error:#}");
         Vec::new()
     });
-    nodes.into_iter().filter(SickNode::is_excluded).map(|node| node.host).collect()
+    let mut hosts: Vec<String> = Vec::new();
+    for node in nodes.into_iter().filter(|node| node.is_excluded(stragglers)) {
+        if !hosts.contains(&node.host) {
+            hosts.push(node.host);
+        }
+    }
+    hosts
 }
 
 /// Adds what was seen of a host.
@@ -111,14 +124,18 @@ mod tests {
     fn a_slow_node_is_excluded_at_once_and_one_that_failed_the_second_time() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        assert_eq!((read(folder).unwrap(), excluded(folder)), (Vec::new(), Vec::new()));
+        assert_eq!((read(folder).unwrap(), excluded(folder, false)), (Vec::new(), Vec::new()));
         add(folder, "n1", Reason::Failed, "rank 0 (node n1) died").unwrap();
         add(folder, "n2", Reason::Slow, "135 of 400 Gb/s").unwrap();
-        assert_eq!(excluded(folder), ["n2"]);
+        assert_eq!(excluded(folder, false), ["n2"]);
         add(folder, "n1", Reason::Failed, "rank 3 (node n1) died").unwrap();
-        assert_eq!(excluded(folder), ["n2", "n1"]);
+        assert_eq!(excluded(folder, false), ["n2", "n1"]);
         let nodes = read(folder).unwrap();
         assert_eq!((nodes[1].times, nodes[1].evidence.as_str()), (2, "rank 3 (node n1) died"));
+        add(folder, "n4", Reason::Straggles, "rank 7 (node n4) is slow").unwrap();
+        assert_eq!(excluded(folder, true), ["n2", "n1", "n4"]);
+        assert_eq!(excluded(folder, false), ["n2", "n1"]);
+        assert_eq!(clear(folder, Some("n4")).unwrap(), 1);
         assert_eq!(clear(folder, Some("n3")).unwrap(), 0);
         assert_eq!((clear(folder, Some("n2")).unwrap(), clear(folder, None).unwrap()), (1, 1));
         assert_eq!(read(folder).unwrap(), []);
@@ -132,11 +149,11 @@ mod tests {
         let mut nodes = read(folder).unwrap();
         nodes[0].expires -= COUNTS_FOR + 1.0;
         write(folder, &nodes).unwrap();
-        assert_eq!(excluded(folder), [""; 0]);
+        assert_eq!(excluded(folder, false), [""; 0]);
         fs::write(file(folder), "{").unwrap();
-        assert_eq!(excluded(folder), [""; 0]);
+        assert_eq!(excluded(folder, false), [""; 0]);
         assert!(read(folder).is_err());
         add(folder, "n2", Reason::Slow, "slow").unwrap();
-        assert_eq!(excluded(folder), ["n2"]);
+        assert_eq!(excluded(folder, false), ["n2"]);
     }
 }

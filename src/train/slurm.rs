@@ -68,6 +68,7 @@ impl Job {
         // sbatch hands its environment on: this step's rank is not the next job's.
         let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        sbatch.env_remove(comm::Place::VARIABLE);
         for name in names.filter(step) {
             sbatch.env_remove(name);
         }

@@ -13,6 +13,7 @@ use super::saving::{self, Saver};
 use super::spikes::Spikes;
 use super::status::{Board, Fixed};
 use super::storage::Storage;
+use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
 use super::{crash_loop, files, preflight, replay, resume};
@@ -147,7 +148,10 @@ pub fn open<'a>(
     let storage = Storage::of(m);
     let saver = snapshots(rank, m, &engine, state, &storage)?;
     let (report, board) = rank.phase("opening the report", || match rank.is_first() {
-        true => Ok((Some(record(process, progress.step, &storage)?), Some(show(process, rank)?))),
+        true => {
+            let report = record(process, progress.step, &storage)?;
+            Ok((Some(report), Some(show(process, rank, from)?)))
+        }
         false => Ok((None, None)),
     })?;
     let (ramp, shard, consumed) =
@@ -174,7 +178,8 @@ pub fn open<'a>(
         signals: &process.signals,
         time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
-        monitor: device.monitor().filter(|_| rank.is_first()),
+        monitor: device.monitor(),
+        stragglers: stragglers(rank, m, device)?,
         spikes,
         first_steps: Vec::new(),
         evaluated: None,
@@ -297,6 +302,13 @@ fn snapshots(
     Ok(saver)
 }
 
+/// What tells how long each rank is busy.
+fn stragglers(rank: &Rank, m: &Manifest, device: &Device) -> anyhow::Result<Stragglers> {
+    let processor = device.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string());
+    let new = Stragglers::new(rank, &m.log.folder, processor);
+    rank.agree(new.map_err(anyhow::Error::from))
+}
+
 /// Writes the effective manifest and opens the report.
 fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Result<Report> {
     let loaded = process.loaded;
@@ -318,7 +330,7 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
 }
 
 /// Begins to show what the run is doing. After `record`: steps that are taken again do not count.
-fn show(process: &Process, rank: &Rank) -> anyhow::Result<Board> {
+fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board> {
     let m = &process.loaded.manifest;
     let RunInfo { name, total_samples, total_steps, seq_len, .. } = run_info(m);
     let fixed = Fixed {
@@ -326,6 +338,7 @@ fn show(process: &Process, rank: &Rank) -> anyhow::Result<Board> {
         name,
         host: process.node.clone(),
         ranks: rank.grid.size(),
+        from_step,
         total_steps,
         total_samples,
         seq_len: seq_len as u64,

@@ -2,26 +2,7 @@
 //! far too high. What is done about them is the same on every grid and after every resume.
 
 use crate::common::binary::{Done, Lab};
-use gptrain::base::rng;
 use gptrain::checkpoint::{Index, name};
-use gptrain::data::indexed::{TokenType, Writer};
-
-/// Documents of a plain pattern, in `clean`, and without any, in `noise`, of which the run reads one
-/// sample in 200: each makes the loss of its step of four samples jump by a nat.
-fn poisoned() -> Lab {
-    let lab = Lab::new();
-    for (name, noisy) in [("clean", false), ("noise", true)] {
-        let mut writer = Writer::create(&lab.path(name), TokenType::U16).unwrap();
-        for document in 0..4 {
-            let noise = |i: u64| rng::below(document, i, 64) as u32;
-            let token = |i: u64| if noisy { noise(i) } else { (i % 8) as u32 };
-            writer.sequence(&(0..6000).map(token).collect::<Vec<_>>()).unwrap();
-            writer.end_document();
-        }
-        writer.finish().unwrap();
-    }
-    lab
-}
 
 const RUN: [&str; 5] = [
     "data.train=[{prefix: clean, weight: 199}, {prefix: noise, weight: 1}]",
@@ -48,7 +29,7 @@ fn skipped(lab: &Lab, folder: &str) -> Vec<u64> {
 
 #[test]
 fn a_poisoned_step_is_skipped_on_every_grid_and_after_a_resume() {
-    let lab = poisoned();
+    let lab = Lab::poisoned();
     let done = run(&lab, "one", &[ACT]);
     let said = &done.expect(0, &[]).out;
     let steps = skipped(&lab, "one");
@@ -76,7 +57,7 @@ fn a_poisoned_step_is_skipped_on_every_grid_and_after_a_resume() {
 /// Named, where nothing else is said, and nothing else is done; or not even that.
 #[test]
 fn a_spike_is_only_named_unless_the_manifest_says_more() {
-    let lab = poisoned();
+    let lab = Lab::poisoned();
     let warned = run(&lab, "warned", &[]);
     assert!(warned.expect(0, &[]).out.contains("is above"), "{}", warned.out);
     let off = run(&lab, "off", &["divergence=off"]);
@@ -88,7 +69,7 @@ fn a_spike_is_only_named_unless_the_manifest_says_more() {
 /// The run goes back to before the spike, leaves out the samples around it, and goes on.
 #[test]
 fn a_run_goes_back_and_leaves_the_samples_out() {
-    let lab = poisoned();
+    let lab = Lab::poisoned();
     let act = "divergence={norm_rise: 1000000, skips: 0, roll_back: 6, roll_backs: 100}";
     let sets = [act, "checkpoint.interval=5"];
     let done = run(&lab, "a", &sets);

@@ -129,5 +129,5 @@ fn a_job_is_submitted_again() {
     assert_eq!(job.asked(), expected);
     let cleared = job.lab.gptrain(&["nodes", "runs/a", "--clear", "n2"]);
     assert_eq!(cleared.expect(0, &[]).out, "forgot 1 entry\n");
-    assert_eq!(sick_nodes::excluded(&folder), [""; 0]);
+    assert_eq!(sick_nodes::excluded(&folder, false), [""; 0]);
 }

@@ -10,6 +10,8 @@
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
 //! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
+//! | `restart` | ranks killed, stopped and lost while a job goes on: spares, fewer replicas, the limit |
+//! | `stragglers` | a slow rank is named, live |
 //! | `slurm` | `srun gptrain run` under a real Slurm on this machine |
 
 #[path = "../common/mod.rs"]
@@ -21,6 +23,8 @@ mod job_end;
 mod rank_faults;
 mod ranks;
 mod run_cuda;
+mod restart;
 mod slurm;
+mod stragglers;
 mod throttled;
 mod trace;

@@ -30,6 +30,23 @@ impl Lab {
         lab
     }
 
+    /// The same with documents of a plain pattern, in `clean`, and without any, in `noise`: a sample of
+    /// these in 200 of those makes the loss of its step of four samples jump by a nat.
+    pub fn poisoned() -> Lab {
+        let lab = Lab::new();
+        for (name, noisy) in [("clean", false), ("noise", true)] {
+            let mut writer = Writer::create(&lab.path(name), TokenType::U16).unwrap();
+            for document in 0..4 {
+                let noise = |i: u64| rng::below(document, i, 64) as u32;
+                let token = |i: u64| if noisy { noise(i) } else { (i % 8) as u32 };
+                writer.sequence(&(0..6000).map(token).collect::<Vec<_>>()).unwrap();
+                writer.end_document();
+            }
+            writer.finish().unwrap();
+        }
+        lab
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

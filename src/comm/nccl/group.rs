@@ -221,7 +221,7 @@ impl Group for NcclGroup {
         let device = &self.watchdog.shared.device;
         // An event that was recorded again since is of a later collective on the same stream.
         let [_, after] = self.order(pending.job);
-        device.wait(device.stream, after);
+        self.watchdog.shared.wait_for(|stream| device.wait(stream, after));
     }
 }
 

@@ -79,6 +79,8 @@ struct Tracked {
     ticket: u64,
     events: Vec<Event>,
     span: Pair,
+    /// What the compute stream spends here is time in which the rank waits. A graph computes, too.
+    waits: bool,
     /// Numbers of its events in the recorder, once the GPU has started it.
     entered: Option<Vec<u64>>,
 }
@@ -183,12 +185,26 @@ impl Shared {
             self.state.lock().captured.push(Box::new(events));
             return 0;
         }
-        self.launch(stream, events(), call)
+        self.launch(stream, events(), stream == Stream::Compute, call)
     }
 
-    fn launch(&self, stream: Stream, events: Vec<Event>, call: impl FnOnce(CUstream)) -> u64 {
+    /// Has the compute stream wait, which counts as waiting unless it becomes part of a graph.
+    pub fn wait_for(&self, wait: impl FnOnce(CUstream)) {
+        match self.device.is_capturing() {
+            true => wait(self.device.stream),
+            false => drop(self.launch(Stream::Compute, Vec::new(), true, wait)),
+        }
+    }
+
+    fn launch(
+        &self,
+        stream: Stream,
+        events: Vec<Event>,
+        waits: bool,
+        call: impl FnOnce(CUstream),
+    ) -> u64 {
         let handle = self.handle(stream);
-        let pair = || Pair([self.device.event(), self.device.event()]);
+        let pair = || Pair([self.device.timing_event(), self.device.timing_event()]);
         let free = self.state.lock().free.pop();
         let span = free.unwrap_or_else(pair);
         self.device.record(span.0[0], handle);
@@ -197,7 +213,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.tickets += 1;
         let ticket = state.tickets;
-        let tracked = Tracked { ticket, events, span, entered: None };
+        let tracked = Tracked { ticket, events, span, waits, entered: None };
         state.outstanding[stream as usize].push_back(tracked);
         ticket
     }
@@ -272,6 +288,10 @@ impl Shared {
                     break;
                 }
                 entered.iter().for_each(|number| recorder.finish(*number));
+                if first.waits {
+                    let seconds = f64::from(self.device.elapsed_ms(before, after)) / 1e3;
+                    recorder.device_waited(if seconds.is_finite() { seconds } else { 0.0 });
+                }
                 free.push(first.span);
                 stream.pop_front();
             }
@@ -310,7 +330,7 @@ impl GraphObserver for Shared {
             let events: Vec<Event> = events.map(|e| Event { queued: false, ..e }).collect();
             match events.is_empty() {
                 true => launch(),
-                false => drop(self.launch(Stream::Compute, events, |_| launch())),
+                false => drop(self.launch(Stream::Compute, events, false, |_| launch())),
             }
         })
     }

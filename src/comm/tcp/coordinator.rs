@@ -1,7 +1,7 @@
 //! Rank 0's side of the control connections: receives every rank's heartbeats, diagnoses hangs and
 //! broadcasts the failure.
 
-use super::super::{End, Failed, RankReport, diagnose};
+use super::super::{End, Failed, RankBusy, RankReport, diagnose};
 use super::control::{self, ControlMessage, Peer};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::rendezvous::Arrived;
@@ -153,6 +153,13 @@ impl ControlChannel for Coordinator {
         self.state.lock().reported.get_or_insert((Instant::now(), failed.line.clone()));
         let agreed = self.process.wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
         agreed.unwrap_or_else(|| self.process.fail(failed))
+    }
+
+    fn busy(&self) -> Vec<RankBusy> {
+        let own = self.process.report(0);
+        let state = self.state.lock();
+        let others = state.reports.iter().skip(1);
+        std::iter::once(&own).chain(others).map(RankBusy::of).collect()
     }
 
     fn leave(&self) {

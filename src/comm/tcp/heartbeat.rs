@@ -1,6 +1,6 @@
 //! The control connection of every rank but 0: sends heartbeats, receives the failure.
 
-use super::super::Failed;
+use super::super::{Failed, RankBusy};
 use super::control::{self, ControlMessage};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use parking_lot::Mutex;
@@ -94,6 +94,10 @@ impl ControlChannel for HeartbeatClient {
     fn failure(&self, failed: Failed) -> Failed {
         let _ = self.send(&ControlMessage::RankFailed(failed.line.clone()));
         self.process.wait_failed(ANSWER_TIMEOUT).unwrap_or_else(|| self.process.fail(failed))
+    }
+
+    fn busy(&self) -> Vec<RankBusy> {
+        Vec::new()
     }
 
     fn leave(&self) {

@@ -2,7 +2,7 @@
 
 use super::super::endpoint::Endpoint;
 use super::super::inbox::{Frame, Transport};
-use super::super::{Failed, World};
+use super::super::{Failed, RankBusy, World};
 use super::connect;
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
@@ -203,6 +203,10 @@ impl Transport for TcpTransport {
 
     fn fail(&self, failed: Failed) -> Failed {
         self.0.process.failed().unwrap_or_else(|| self.0.control.failure(failed))
+    }
+
+    fn busy(&self) -> Vec<RankBusy> {
+        self.0.control.busy()
     }
 
     fn leave(&self) {

@@ -3,7 +3,7 @@
 
 use super::super::inbox::Inbox;
 use super::super::watchdog::{Watchdog, end_process};
-use super::super::{Failed, RankReport, Recorder};
+use super::super::{Failed, RankBusy, RankReport, Recorder};
 use super::Join;
 use base::threads;
 use parking_lot::{Condvar, Mutex};
@@ -36,6 +36,8 @@ pub trait ControlChannel: Send + Sync {
     fn failure(&self, failed: Failed) -> Failed;
     /// This rank has ended successfully: returns when all have.
     fn leave(&self);
+    /// How busy every rank was, by rank, as its last heartbeat said; empty on other ranks than 0.
+    fn busy(&self) -> Vec<RankBusy>;
 }
 
 /// A thread of a rank that lives as long as its connections do; where the system gives no more of

@@ -13,7 +13,8 @@ use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
-    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Slurm, Topology, Train,
+    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Restart, Slurm, Topology,
+    Train,
 };
 use std::path::Path;
 
@@ -53,6 +54,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     delayed(precision, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
+    let restart = Restart::read(raw.restart.unwrap_or_default());
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
     let divergence = time::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
@@ -71,6 +73,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
         lr,
         topology,
         comm,
+        restart,
         checkpoint,
         divergence,
         slurm,
@@ -93,6 +96,7 @@ pub fn effective(m: &Manifest) -> String {
         lr: m.lr.written(),
         topology: m.topology.written(),
         comm: m.comm.written(),
+        restart: m.restart.written(),
         checkpoint: m.checkpoint.written(),
         divergence: m.divergence.written().map(Into::into),
         slurm: m.slurm.written(),

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
+use super::super::events::{self, Event};
 use super::super::status::Status;
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
@@ -24,6 +25,8 @@ pub struct Run {
     pub metrics: Metrics,
     /// The share of the run's time that went into steps, if its folder says so.
     pub goodput: Option<f64>,
+    /// What happened to it, oldest first.
+    pub events: Vec<Event>,
 }
 
 impl Run {
@@ -37,7 +40,8 @@ impl Run {
             whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
         };
         let goodput = Status::read(folder).ok().map(|status| status.goodput());
-        Ok(Run { name: named.unwrap_or_else(folder_name), manifest, metrics, goodput })
+        let (name, events) = (named.unwrap_or_else(folder_name), events::read(folder)?);
+        Ok(Run { name, manifest, metrics, goodput, events })
     }
 
     /// The loss curves alone, for a README.
@@ -51,6 +55,7 @@ impl Run {
         let (style, script) = (PAGE, include_str!("page.js"));
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
         let valid = self.valid_table() + &self.task_table();
+        let story = self.story();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
             format!(
                 "<details><summary>manifest.yaml</summary><pre>{}</pre></details>",
@@ -63,9 +68,25 @@ impl Run {
              <meta name=\"color-scheme\" content=\"light dark\">\n\
              <title>{name} – gptrain</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n\
              <main>\n<header><h1>{name}</h1><p>gptrain run report</p></header>\n{tiles}{sections}\
-             <div class=\"tables\">{valid}{table}</div>\n{manifest}\n</main>\n\
+             <div class=\"tables\">{valid}{table}</div>\n{story}{manifest}\n</main>\n\
              <script>\n{script}</script>\n</body>\n</html>\n"
         )
+    }
+
+    /// What happened, with the time since the first event; the last of many.
+    fn story(&self) -> String {
+        const SHOWN: usize = 200;
+        let Some(first) = self.events.first() else { return String::new() };
+        let mut to = String::from(
+            "<section><h2>what happened</h2>\n<table>\n<tr><th>after</th><th></th><th></th></tr>\n",
+        );
+        let hidden = self.events.len().saturating_sub(SHOWN);
+        for event in &self.events[hidden..] {
+            let (after, kind) = (Seconds((event.at - first.at).max(0.0)), event.kind.name());
+            let text = escape(&event.text);
+            let _ = writeln!(to, "<tr><td>{after}</td><td>{kind}</td><td>{text}</td></tr>");
+        }
+        to + "</table></section>\n"
     }
 
     fn last(&self) -> &StepRow {

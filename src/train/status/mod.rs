@@ -1,12 +1,13 @@
 //! What a run is doing, for those outside of it: `status.json` in its folder, written every few
 //! seconds by a thread of rank 0 (a sign of life, too), and the same as a page that Prometheus reads.
-//! Training waits for neither.
+//! Training waits for neither. What happened, as it starts, warns and ends, goes to `events.jsonl`.
 
 mod http;
 mod state;
 
 pub use state::{NAME, Status, Warning, Warnings, keep};
 
+use super::events::{self, Event, Kind};
 use super::report::StepLine;
 use anyhow::Result;
 use base::output::{self, Existing};
@@ -14,7 +15,7 @@ use base::unix_time;
 use comm::Recorder;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -37,12 +38,30 @@ pub struct Board {
     _page: Option<http::Page>,
 }
 
+/// Notes that ranks begin to train.
+fn begun(folder: &Path, place: &str, from_step: u64, job: Option<&str>) {
+    let job = job.map_or(String::new(), |job| format!(", Slurm job {job}"));
+    events::add(folder, Kind::Start, &format!("from step {from_step}: {place}{job}"));
+}
+
+/// Notes the warnings after a moment; the moment of the last.
+fn tell_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
+    let new: Vec<Warning> =
+        warnings.lock().iter().filter(|warning| warning.at > told).cloned().collect();
+    for Warning { at, text } in &new {
+        events::append(folder, &Event { at: *at, kind: Kind::Warning, text: text.clone() });
+    }
+    new.last().map_or(told, |last| last.at)
+}
+
 /// What does not change.
 pub struct Fixed {
     pub folder: PathBuf,
     pub name: String,
     pub host: String,
     pub ranks: usize,
+    /// The step that this process goes on from.
+    pub from_step: u64,
     pub total_steps: u64,
     pub total_samples: u64,
     pub seq_len: u64,
@@ -55,6 +74,7 @@ pub struct Fixed {
 impl Board {
     pub fn open(fixed: Fixed, recorder: Arc<Recorder>, warnings: Warnings) -> Result<Board> {
         let Fixed { folder, name, host, ranks, total_steps, total_samples, .. } = fixed;
+        let place = format!("{ranks} ranks, rank 0 on {host}");
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
         let before = Status::read(&folder).ok().filter(|_| fixed.useful_s > 0.0);
@@ -73,10 +93,13 @@ impl Board {
         };
         let shared = Arc::new(Mutex::new(status));
         let page = fixed.page.map(|(host, port)| http::Page::open(&host, port, shared.clone()));
+        begun(&folder, &place, fixed.from_step, shared.lock().job.as_deref());
         let (open, closed) = channel();
+        let mut told = now;
         let (board, path) = (shared.clone(), folder.join(NAME));
         let write = move || {
             loop {
+                told = tell_warnings(&folder, &warnings, told);
                 let mut now = {
                     let mut status = board.lock();
                     if !status.ended {
@@ -91,6 +114,7 @@ impl Board {
                 // A folder that is full or gone for a while is the next save's to tell.
                 let _ = output::write(&path, Existing::Replaced, &text);
                 if now.ended {
+                    events::add(&folder, Kind::End, &format!("step {}: {}", now.step, now.phase));
                     return;
                 }
                 if closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Disconnected) {

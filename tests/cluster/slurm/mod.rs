@@ -275,7 +275,7 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
     let (code, found) = bench(&limit, 0.8);
     let slow: Vec<_> = found.slow.iter().map(|slow| (&*slow.what, &slow.who[..])).collect();
     assert_eq!((code, &slow[..]), (Some(5), &[("node", &["n3".to_string()][..])][..]));
-    assert_eq!(sick_nodes::excluded(&lab.path("runs/a")), ["n3"]);
+    assert_eq!(sick_nodes::excluded(&lab.path("runs/a"), false), ["n3"]);
 }
 
 /// Three on one node, one on the other.

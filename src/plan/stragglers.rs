@@ -1,0 +1,267 @@
+//! Stragglers: ranks that take longer than their peers for the same work, as a function of how long
+//! each rank was busy. Busy is a step's time without waiting for others, which hides who is slow: all
+//! ranks of a run end their steps together. Peers are the ranks of one pipeline stage, as stages have
+//! different work.
+//!
+//! A window is 50 steps, of which a rank tells the median. In it a rank is slow if among n peers
+//!
+//!   x > median·(1 + bound)  and  (x − median) / (1.4826·MAD) > 4
+//!
+//! MAD, the median of |x − median|, is how much healthy ranks differ, and with few of them is itself
+//! known badly: bound is 2 % from 8 peers on, 5 % below. Of two the distance is always 0.67 MAD: there
+//! the one is slow that takes 10 % more than the other. Three windows in a row make a straggler, which
+//! is named once, and again only after a window in which it was not slow.
+
+/// Steps in a window.
+pub const WINDOW: usize = 50;
+/// Windows in a row in which a straggler is slow.
+const IN_A_ROW: u32 = 3;
+/// What is above the median by more scatters than this is no scatter.
+const SCORE: f64 = 4.0;
+/// Of normal scatter, the share that the median of distances from the median is.
+const NORMAL: f64 = 1.4826;
+
+/// A rank in a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Busy {
+    /// Ranks of one stage have the same work.
+    pub stage: usize,
+    /// Of a step.
+    pub seconds: f64,
+    /// Where it shares its processor with other ranks, they slow each other: it is no straggler, and
+    /// no peer.
+    pub shares: bool,
+}
+
+/// A rank that was slow for long enough.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Straggler {
+    pub rank: usize,
+    /// How much longer it takes than the median of its peers, of two than the other: 0.025.
+    pub more: f64,
+    /// In scatters; None of two.
+    pub score: Option<f64>,
+    /// How many ranks were compared, itself included.
+    pub peers: usize,
+}
+
+/// What is known of the windows so far.
+#[derive(Clone, Debug, Default)]
+pub struct StragglerWatch {
+    /// Of each rank, the windows in a row in which it was slow.
+    slow: Vec<u32>,
+}
+
+impl StragglerWatch {
+    /// Takes in the next window, by rank. Who is a straggler since it.
+    pub fn see(&mut self, window: &[Busy]) -> Vec<Straggler> {
+        self.slow.resize(window.len(), 0);
+        let slow = slow(window);
+        let mut found = Vec::new();
+        for (rank, count) in self.slow.iter_mut().enumerate() {
+            let Some(one) = slow.iter().find(|one| one.rank == rank) else {
+                *count = 0;
+                continue;
+            };
+            *count = count.saturating_add(1);
+            found.extend((*count == IN_A_ROW).then_some(*one));
+        }
+        found
+    }
+}
+
+/// The ranks that are slow in one window.
+fn slow(window: &[Busy]) -> Vec<Straggler> {
+    let stages = window.iter().map(|busy| busy.stage).max().map_or(0, |last| last + 1);
+    let mut found = Vec::new();
+    for stage in 0..stages {
+        let peer = |(_, busy): &(usize, &Busy)| busy.stage == stage && !busy.shares;
+        let peers: Vec<(usize, &Busy)> = window.iter().enumerate().filter(peer).collect();
+        let Some(usual) = Usual::of(peers.iter().map(|(_, busy)| busy.seconds).collect()) else {
+            continue;
+        };
+        let judged = peers.iter().filter_map(|(rank, busy)| {
+            let (more, score) = usual.judge(busy.seconds)?;
+            Some(Straggler { rank: *rank, more, score, peers: peers.len() })
+        });
+        found.extend(judged);
+    }
+    found
+}
+
+/// What is usual among peers.
+struct Usual {
+    /// The median; of two the other, which is the faster.
+    middle: f64,
+    /// None of two.
+    scatter: Option<f64>,
+    bound: f64,
+}
+
+impl Usual {
+    fn of(peers: Vec<f64>) -> Option<Usual> {
+        let bound = match peers.len() {
+            0 | 1 => return None,
+            2 => 0.1,
+            3..=7 => 0.05,
+            _ => 0.02,
+        };
+        if let [a, b] = peers[..] {
+            return Some(Usual { middle: a.min(b), scatter: None, bound });
+        }
+        let middle = median(peers.clone());
+        let far = peers.into_iter().map(|peer| (peer - middle).abs()).collect();
+        Some(Usual { middle, scatter: Some(NORMAL * median(far)), bound })
+    }
+
+    /// How much longer one takes than its peers, and its score, if that is too much.
+    fn judge(&self, x: f64) -> Option<(f64, Option<f64>)> {
+        let more = x / self.middle - 1.0;
+        let score = self.scatter.map(|scatter| (x - self.middle) / scatter);
+        let is_slow = more > self.bound && score.is_none_or(|score| score > SCORE);
+        is_slow.then_some((more, score))
+    }
+}
+
+/// The median; of an even number, the mean of the two in the middle.
+///
+/// # Panics
+/// Without a number.
+pub fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    let (below, above) = (of[(of.len() - 1) / 2], of[of.len() / 2]);
+    (below + above) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::rng;
+    use std::sync::LazyLock;
+
+    /// Steps over the median of their window, sorted: quantiles of 150 steps of the quick start, on
+    /// one thread of a busy machine (2026-11-22, 2 cores of an AMD EPYC, shared with other work).
+    #[rustfmt::skip]
+    const STEPS: [f64; 20] = [
+        0.7442, 0.8635, 0.8810, 0.9235, 0.9440, 0.9557, 0.9650, 0.9814, 0.9932, 0.9980,
+        1.0023, 1.0147, 1.0256, 1.0436, 1.0573, 1.0816, 1.1185, 1.1630, 1.1998, 1.3386,
+    ];
+
+    /// The share of that scatter, 13 %, which is left where a rank has its processor for itself: then
+    /// steps scatter by 1.3 %, and medians of windows by 0.2 %.
+    const ALONE: f64 = 0.1;
+
+    /// How far healthy ranks differ for good: 0.3 % (standard deviation).
+    const RANKS: f64 = 0.003;
+
+    /// What windows of a rank are of its usual time: medians of steps, drawn with a seed.
+    fn medians() -> Vec<f64> {
+        let key = rng::key(1, "steps");
+        let step = |number: usize| {
+            let drawn = rng::below(key, number as u64, 1 << 20) as usize;
+            let (part, within) = ((drawn * (STEPS.len() - 1)) >> 20, drawn % 1000);
+            let (low, high) = (STEPS[part], STEPS[part + 1]);
+            1.0 + ALONE * (low + (high - low) * within as f64 / 1000.0 - 1.0)
+        };
+        let window =
+            |number: usize| median((0..WINDOW).map(|i| step(number * WINDOW + i)).collect());
+        (0..4096).map(window).collect()
+    }
+
+    /// Windows of healthy ranks; or rank 1 is `slower` than its peers by so much.
+    fn replay(seed: u64, ranks: usize, windows: usize, slower: f64) -> Vec<Vec<Busy>> {
+        static MEDIANS: LazyLock<Vec<f64>> = LazyLock::new(medians);
+        let key = rng::key(seed, "stragglers");
+        let mut own = vec![0.0; ranks];
+        rng::normals(key, 0, &mut own);
+        if let Some(own) = own.get_mut(1).filter(|_| slower > 0.0) {
+            *own = 0.0;
+        }
+        let stages = if ranks >= 16 { 4 } else { 1 };
+        let busy = |rank: usize, window: usize| {
+            // The last stage has the head, and takes longer.
+            let stage = rank * stages / ranks;
+            let work = if stage + 1 == stages { 0.9 } else { 0.7 };
+            let more = if rank == 1 { 1.0 + slower } else { 1.0 };
+            let drawn = rng::below(key, (1 << 32) | (rank * windows + window) as u64, 4096);
+            let of_rank = work * more * (1.0 + RANKS * f64::from(own[rank]));
+            Busy { stage, seconds: of_rank * MEDIANS[drawn as usize], shares: false }
+        };
+        (0..windows).map(|window| (0..ranks).map(|rank| busy(rank, window)).collect()).collect()
+    }
+
+    fn named(windows: &[Vec<Busy>]) -> Vec<usize> {
+        let mut watch = StragglerWatch::default();
+        windows.iter().flat_map(|window| watch.see(window)).map(|one| one.rank).collect()
+    }
+
+    #[test]
+    fn a_slow_rank_is_named_within_three_windows() {
+        // What can be said of so few: more of fewer.
+        for (ranks, slower) in [(384, 0.025), (8, 0.04), (4, 0.08), (2, 0.12)] {
+            for seed in 0..20 {
+                let windows = replay(seed, ranks, 3, slower);
+                assert_eq!(named(&windows), [1], "{ranks} ranks, seed {seed}");
+                assert_eq!(named(&windows[..2]), [0; 0], "{ranks} ranks after two windows");
+            }
+        }
+    }
+
+    #[test]
+    fn a_thousand_healthy_replays_name_nobody() {
+        for ranks in [2, 4, 8, 384] {
+            for seed in 0..1000 {
+                assert_eq!(
+                    named(&replay(seed, ranks, 3, 0.0)),
+                    [0; 0],
+                    "{ranks} ranks, seed {seed}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn too_few_say_nothing() {
+        for (ranks, slower) in [(1, 1.0), (2, 0.08), (4, 0.03)] {
+            assert_eq!(named(&replay(3, ranks, 6, slower)), [0; 0], "{ranks} ranks");
+        }
+    }
+
+    fn window(seconds: &[f64]) -> Vec<Busy> {
+        seconds.iter().map(|s| Busy { stage: 0, seconds: *s, shares: false }).collect()
+    }
+
+    #[test]
+    fn it_is_named_once_and_again_after_it_was_well() {
+        let [slow, well] = [[1.0, 1.01, 0.99, 1.2], [1.0, 1.01, 0.99, 1.0]];
+        let windows = [[slow; 6], [well; 6], [slow; 6]].concat();
+        let windows: Vec<_> = windows.iter().map(|seconds| window(seconds)).collect();
+        assert_eq!(named(&windows), [3, 3]);
+        let two = [slow, slow, well].repeat(5);
+        let two: Vec<_> = two.iter().map(|seconds| window(seconds)).collect();
+        assert_eq!(named(&two), [0; 0]);
+    }
+
+    #[test]
+    fn stages_and_ranks_that_share_a_processor_are_not_compared() {
+        let mut stages = window(&[1.0, 1.0, 1.0, 2.0, 2.01, 2.0]);
+        stages[3..].iter_mut().for_each(|busy| busy.stage = 1);
+        assert_eq!(named(&[stages.clone(), stages.clone(), stages]), [0; 0]);
+        let mut shared = window(&[1.0, 1.0, 1.0, 1.5]);
+        shared[3].shares = true;
+        assert_eq!(named(&[shared.clone(), shared.clone(), shared]), [0; 0]);
+    }
+
+    #[test]
+    fn what_a_straggler_is_told_with() {
+        let mut watch = StragglerWatch::default();
+        let seconds = window(&[1.0, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0, 1.03]);
+        assert_eq!((watch.see(&seconds), watch.see(&seconds)), (vec![], vec![]));
+        let [one] = watch.see(&seconds)[..] else { panic!() };
+        assert_eq!((one.rank, one.peers, (one.more * 1e3).round()), (7, 8, 30.0));
+        assert!(one.score.unwrap() > 4.0);
+        let of_two = window(&[1.2, 1.0]);
+        let found: Vec<_> = (0..3).flat_map(|_| watch.see(&of_two)).collect();
+        assert_eq!((found[0].rank, found[0].score, found[0].peers), (0, None, 2));
+    }
+}

@@ -1,0 +1,171 @@
+//! Stragglers of a run (`plan::stragglers` says what one is): how long each rank was busy, which
+//! rank 0 hears with the heartbeats, without another collective; and what it says of it.
+//!
+//! Busy is a step's time, from its start to its outcome, without what the rank waited in collectives
+//! and messages meanwhile. What it reads of its data counts, as a slow disk makes a straggler, too.
+//! A CPU's rank, and one whose GPU communicates through the host, waits on its own thread. With NCCL
+//! the host is steps in front of the GPU, and its stamps say nothing: events before and after each
+//! operation of the compute stream tell when the rank came there, and how long it stayed. What waits
+//! inside a CUDA graph is not seen: the ranks of a tensor group, whose sums are in graphs, look alike.
+
+use super::rank::Rank;
+use super::sick_nodes::{self, Reason};
+use base::Problems;
+use comm::{BusyWindow, RankBusy};
+use device::cuda::nvml::{Health, Monitor};
+use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW, median};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The variable by which each step of a rank takes so many seconds longer, for tests.
+pub const STEP_DELAY: &str = "GPTRAIN_TEST_STEP_DELAY";
+
+/// Time between two looks at what the ranks told.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Of one rank.
+pub struct Stragglers {
+    /// Busy time of the steps of this window.
+    seconds: Vec<f64>,
+    windows: u64,
+    /// What the GPU's stream had waited at the last step.
+    device_waited: f64,
+    processor: String,
+    delay: Option<Duration>,
+    /// On rank 0 of several.
+    judge: Option<Judge>,
+}
+
+struct Judge {
+    watch: StragglerWatch,
+    folder: PathBuf,
+    /// The last window that was judged, and when rank 0 last looked for a newer one.
+    judged: u64,
+    looked: Instant,
+}
+
+impl Stragglers {
+    /// `processor`: what the rank computes on, among those of its node.
+    pub fn new(rank: &Rank, folder: &Path, processor: String) -> Result<Stragglers, Problems> {
+        let judges = rank.is_first() && rank.grid.size() > 1;
+        let judge = || Judge {
+            watch: StragglerWatch::default(),
+            folder: folder.to_path_buf(),
+            judged: 0,
+            looked: Instant::now(),
+        };
+        Ok(Stragglers {
+            seconds: Vec::new(),
+            windows: 0,
+            device_waited: 0.0,
+            processor,
+            delay: delay()?,
+            judge: judges.then(judge),
+        })
+    }
+
+    /// Within a step's time.
+    pub fn delay(&self) {
+        self.delay.iter().for_each(|delay| std::thread::sleep(*delay));
+    }
+
+    /// A step took so long, in which the rank's thread waited for others so long.
+    pub fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&Monitor>) {
+        let recorder = rank.world().recorder();
+        let device = recorder.waited().device;
+        let on_device = device - std::mem::replace(&mut self.device_waited, device);
+        self.seconds.push((seconds - waited - on_device).max(0.0));
+        if self.seconds.len() < WINDOW {
+            return;
+        }
+        self.windows += 1;
+        recorder.tell_busy(BusyWindow {
+            number: self.windows,
+            seconds: median(std::mem::take(&mut self.seconds)),
+            processor: self.processor.clone(),
+            health: monitor.map(|monitor| health(&monitor.read())).unwrap_or_default(),
+        });
+    }
+
+    /// On rank 0, between two steps: says who has become a straggler.
+    pub fn look(&mut self, rank: &Rank) {
+        let Some(judge) = &mut self.judge else { return };
+        if judge.judged == self.windows || judge.looked.elapsed() < LOOK {
+            return;
+        }
+        judge.looked = Instant::now();
+        let all = rank.world().busy();
+        let told = all.iter().map(|of| of.windows.back().map_or(0, |window| window.number));
+        let newest = told.min().unwrap_or(0);
+        let window = |of: &RankBusy| of.windows.iter().find(|w| w.number == newest).cloned();
+        // None where a rank is by more windows further than another: the next look finds one.
+        let windows: Option<Vec<BusyWindow>> = all.iter().map(window).collect();
+        if let Some(windows) = windows.filter(|_| newest > judge.judged) {
+            judge.judged = newest;
+            judge.window(rank, &all, &windows);
+        }
+    }
+}
+
+impl Judge {
+    fn window(&mut self, rank: &Rank, all: &[RankBusy], windows: &[BusyWindow]) {
+        let place = |number: usize| (&all[number].node, &windows[number].processor);
+        let busy = |number: usize| Busy {
+            stage: rank.grid.coord(number).pipeline,
+            seconds: windows[number].seconds,
+            shares: (0..all.len()).filter(|other| place(*other) == place(number)).count() > 1,
+        };
+        let busy: Vec<Busy> = (0..all.len()).map(busy).collect();
+        for found in self.watch.see(&busy) {
+            let (of, window) = (&all[found.rank], &windows[found.rank]);
+            let line = line(&found, of, window, rank.grid.coord(found.rank).pipeline);
+            tracing::warn!("{line}");
+            let noted = sick_nodes::add(&self.folder, &of.node, Reason::Straggles, &line);
+            if let Err(error) = noted {
+                tracing::warn!("{} is not noted: {error:#}", of.node);
+            }
+        }
+    }
+}
+
+/// "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % longer than the median
+/// of 96 ranks of stage 3, three windows in a row (7.1 scatters); GPU 3 …, 1410 MHz, 82 °C".
+fn line(found: &Straggler, of: &RankBusy, window: &BusyWindow, stage: usize) -> String {
+    let Straggler { more, score, peers, .. } = *found;
+    let (name, seconds) = (&of.name, base::Seconds(window.seconds));
+    let than = match score {
+        Some(score) => {
+            let times = if score < 100.0 { format!("{score:.1}") } else { "> 100".to_string() };
+            format!("the median of the {peers} ranks of stage {stage} ({times} scatters)")
+        }
+        None => "the only other rank of its stage".to_string(),
+    };
+    let health = Some(&window.health).filter(|health| !health.is_empty());
+    let health = health.map_or(String::new(), |health| format!(", {health}"));
+    format!(
+        "{name} is slow: busy for {seconds} of a step, {:.1} % more than {than}, in three windows \
+         of {WINDOW} steps in a row; {}{health}",
+        100.0 * more,
+        window.processor
+    )
+}
+
+fn health(health: &Health) -> String {
+    let Health { gpu_mhz, gpu_watts, gpu_celsius } = health;
+    let mhz = gpu_mhz.map(|mhz| format!("{mhz} MHz"));
+    let watts = gpu_watts.map(|watts| format!("{watts:.0} W"));
+    let celsius = gpu_celsius.map(|celsius| format!("{celsius} °C"));
+    [mhz, watts, celsius].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The delay in the environment.
+fn delay() -> Result<Option<Duration>, Problems> {
+    let Ok(text) = std::env::var(STEP_DELAY) else { return Ok(None) };
+    match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(delay) => Ok(Some(delay)),
+        None => {
+            let what = format!("{text:?} is not a number of seconds");
+            Err(Problems::one(STEP_DELAY, what, "give one such as 0.02, or unset it"))
+        }
+    }
+}

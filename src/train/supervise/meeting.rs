@@ -1,0 +1,220 @@
+//! Where the tasks of a job meet again after a failure: files in the run's folder, which all nodes
+//! see. There is no server among them that could be the one that died.
+//!
+//! ```text
+//! restarts/JOB/here-3          task 3 has started
+//!              epoch-1/task-3  task 3 has come to the meeting, and how its rank ended
+//!                      plan    who goes on as which rank, and where rank 0 is found
+//!              end             the job is over, with this exit code
+//! ```
+//! The first task of those that came decides, when all have come or the wait is over; whoever decides,
+//! the first plan counts (a hard link that fails if there is one). An epoch is also part of the name
+//! by which its ranks know each other (`comm::Place`), so that those of an older one are refused.
+
+use super::plan::{Arrival, Plan};
+use anyhow::{Context, Result};
+use base::output::{self, Existing};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time between two looks of a task that meets, and of one whose rank is at work: a thousand tasks
+/// look that much less often.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOK_AT_WORK: Duration = Duration::from_secs(1);
+const TASKS: u32 = 1000;
+
+pub struct Meetings {
+    folder: PathBuf,
+    task: usize,
+    tasks: usize,
+}
+
+impl Meetings {
+    /// Of this start of this job. Task 0 removes what an older start of the same name has left.
+    pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Meetings> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+        let folder = run.join("restarts").join(job.chars().map(plain).collect::<String>());
+        if task == 0 {
+            // Away at once: other tasks may be writing there already.
+            let old = folder.with_extension(format!("old-{}", std::process::id()));
+            if fs::rename(&folder, &old).is_ok() {
+                let _ = fs::remove_dir_all(&old); // what stays has another name
+            }
+        }
+        let meetings = Meetings { folder, task, tasks };
+        meetings.write(&meetings.here(), &())?;
+        Ok(meetings)
+    }
+
+    fn here(&self) -> PathBuf {
+        self.folder.join(format!("here-{}", self.task))
+    }
+
+    fn epoch(&self, epoch: u64) -> PathBuf {
+        self.folder.join(format!("epoch-{epoch}"))
+    }
+
+    /// Time between two looks while the rank works.
+    pub fn look_at_work(&self) -> Duration {
+        LOOK_AT_WORK * (1 + self.tasks as u32 / TASKS)
+    }
+
+    /// Whether tasks have come to this epoch's meeting.
+    pub fn has_begun(&self, epoch: u64) -> bool {
+        self.is_new(&self.epoch(epoch))
+    }
+
+    /// The exit code of the job, if it is over.
+    pub fn ended(&self) -> Option<u8> {
+        let path = self.folder.join("end");
+        self.is_new(&path).then(|| read(&path)).flatten()
+    }
+
+    pub fn end(&self, code: u8) {
+        let _ = self.write(&self.folder.join("end"), &code); // then the others wait in vain, and end
+    }
+
+    /// Not of an older start, which the file system's own clock tells.
+    fn is_new(&self, path: &Path) -> bool {
+        let at = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
+        at(path).is_some_and(|made| at(&self.here()).is_none_or(|started| made >= started))
+    }
+
+    /// Comes to the meeting of an epoch; what was decided there, by this task if it is to decide:
+    /// `decide`, of those that came, by task. None where the job ends meanwhile.
+    pub fn meet(
+        &self,
+        epoch: u64,
+        mine: &Arrival,
+        expected: &[usize],
+        wait: Duration,
+        decide: impl Fn(&[Arrival]) -> Plan,
+    ) -> Result<Option<Plan>> {
+        let folder = self.epoch(epoch);
+        let (own, plan) = (folder.join(format!("task-{}", self.task)), folder.join("plan"));
+        self.write(&own, mine)?;
+        let came = Instant::now();
+        loop {
+            if let Some(plan) = read(&plan) {
+                return Ok(Some(plan));
+            }
+            if self.ended().is_some() {
+                return Ok(None);
+            }
+            let arrivals = arrivals(&folder);
+            let before_me = arrivals.iter().filter(|one| one.task < self.task).count() as u32;
+            let all = expected.iter().all(|task| arrivals.iter().any(|one| one.task == *task));
+            if all && before_me == 0 || came.elapsed() >= wait * (1 + before_me) {
+                self.propose(&plan, &decide(&arrivals))?;
+                continue;
+            }
+            std::thread::sleep(LOOK * (1 + self.tasks as u32 / TASKS));
+            // A change of this node's own has a network file system look at the folder again.
+            self.write(&own, mine)?;
+        }
+    }
+
+    /// The first of several plans counts.
+    fn propose(&self, place: &Path, plan: &Plan) -> Result<()> {
+        let new = place.with_extension(format!("of-{}", self.task));
+        self.write(&new, plan)?;
+        let linked = fs::hard_link(&new, place);
+        let _ = fs::remove_file(&new);
+        match linked {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                Err(error).with_context(|| format!("cannot write {}", place.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Again where task 0, which has only started, puts the folder away meanwhile.
+    fn write(&self, path: &Path, what: &impl Serialize) -> Result<()> {
+        let (folder, text) = (path.parent().expect("in a folder"), serde_json::to_vec(what)?);
+        let made = || format!("cannot make {}", folder.display());
+        let write = || {
+            fs::create_dir_all(folder).with_context(made)?;
+            output::write(path, Existing::Replaced, &text)
+        };
+        write().or_else(|_| write()).or_else(|_| write())
+    }
+}
+
+/// Those that came to a meeting, by task.
+fn arrivals(folder: &Path) -> Vec<Arrival> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let task = |name: &str| name.strip_prefix("task-").is_some_and(|n| n.parse::<u64>().is_ok());
+    let of_task = entries.filter(|entry| entry.file_name().to_str().is_some_and(task));
+    let mut all: Vec<Arrival> = of_task.filter_map(|entry| read(&entry.path())).collect();
+    all.sort_by_key(|one| one.task);
+    all
+}
+
+/// None where there is no such file, or not yet a whole one.
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(task: usize) -> Arrival {
+        Arrival { task, host: "h".into(), code: Some(3) }
+    }
+
+    fn plan(by: usize, members: Vec<usize>) -> Plan {
+        Plan { members, by, ..Plan::default() }
+    }
+
+    #[test]
+    fn tasks_agree_on_one_plan_of_those_that_came() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |task| Meetings::open(folder.path(), "job 7", task, 4).unwrap();
+        let tasks: Vec<Meetings> = (0..4).map(open).collect();
+        let meet = |task: usize, wait: f64| {
+            let (tasks, wait) = (&tasks, Duration::from_secs_f64(wait));
+            let decide =
+                move |all: &[Arrival]| plan(task, all.iter().map(|one| one.task).collect());
+            move || tasks[task].meet(1, &arrival(task), &[0, 1, 2], wait, decide).unwrap().unwrap()
+        };
+        assert!(!tasks[3].has_begun(1));
+        let plans: Vec<Plan> = std::thread::scope(|scope| {
+            let came: Vec<_> = (0..3).map(|task| scope.spawn(meet(task, 1e6))).collect();
+            came.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(plans.iter().all(|one| *one == plan(0, vec![0, 1, 2])), "{plans:?}");
+        assert!(tasks[3].has_begun(1));
+        assert_eq!(meet(3, 0.0)(), plans[0], "who comes late learns what was decided");
+    }
+
+    #[test]
+    fn whoever_does_not_come_is_waited_for_and_then_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let task = Meetings::open(folder.path(), "job", 2, 3).unwrap();
+        let decide = |all: &[Arrival]| plan(2, all.iter().map(|one| one.task).collect());
+        let wait = Duration::from_millis(300);
+        let met = task.meet(1, &arrival(2), &[0, 1, 2], wait, decide).unwrap();
+        assert_eq!(met, Some(plan(2, vec![2])));
+        task.end(2);
+        assert_eq!(task.meet(2, &arrival(2), &[0], wait, decide).unwrap(), None);
+        assert_eq!(task.ended(), Some(2));
+    }
+
+    #[test]
+    fn what_an_older_start_left_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = Meetings::open(folder.path(), "job", 1, 2).unwrap();
+        old.meet(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1])).unwrap();
+        old.end(3);
+        std::thread::sleep(Duration::from_millis(20)); // the file system's clock has ticks
+        let new = Meetings::open(folder.path(), "job", 1, 2).unwrap();
+        assert_eq!((new.has_begun(1), new.ended()), (false, None));
+        Meetings::open(folder.path(), "job", 0, 2).unwrap();
+        assert!(!folder.path().join("restarts/job/end").exists());
+    }
+}

@@ -1,0 +1,274 @@
+//! Restarts in the job: a supervisor in each task starts the rank as a process of its own, and when a
+//! rank dies or hangs, all ranks begin anew from the newest checkpoint in a new epoch.
+//!
+//! A rank that failed, and any NCCL in it, is never mended: its process ends, or is killed, and
+//! another is started (aborting communicators of a process that lives on hangs: NVIDIA/nccl #1013,
+//! #992, #863). Tasks beyond those that the grid needs are spares: their supervisors wait.
+//!
+//! | a rank's process | its supervisor |
+//! |---|---|
+//! | ends with 0, 2 or 4: done, or the user's mistake | ends with that code |
+//! | ends with 1, 3 or by a signal | comes to the meeting of the next epoch (`meeting`, `plan`) |
+//! | goes on while others meet: it hangs | kills it after some seconds, and comes, too |
+
+mod meeting;
+mod plan;
+
+use super::events::{self, Kind};
+use super::exit::{self, PeerExit};
+use super::launch;
+use super::saving;
+use anyhow::{Context, Result};
+use comm::{Failed, LauncherEnv, Place};
+use manifest::{Loaded, Manifest};
+use meeting::Meetings;
+use plan::{Arrival, Plan};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a rank has to end by itself while others meet: it may be writing what it was doing.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How long a killed process may take to go: one that the kernel holds, as with a broken driver,
+/// does not, and its task cannot go on.
+const KILLED: Duration = Duration::from_secs(30);
+
+/// Time between two looks at the rank's process.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Supervises this task's rank to the end of the job; false where this process is to be the rank
+/// itself.
+pub fn supervise(loaded: &Loaded) -> Result<bool> {
+    let m = &loaded.manifest;
+    if Place::is_given() {
+        // It ends with its supervisor; where this is refused, when it misses the others.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        return Ok(false);
+    }
+    if m.restart.max == 0 {
+        return Ok(false);
+    }
+    let launcher = launch::launcher(m)?;
+    let tasks = launcher.as_ref().map_or(1, |launcher| launcher.world);
+    // Threads of one process, or too few ranks, which the process itself says.
+    if tasks > 1 && tasks < m.topology.ranks() {
+        return Ok(false);
+    }
+    let (task, job) = match &launcher {
+        Some(launcher) => (launcher.rank, launcher.job.clone()),
+        None => (0, format!("process {}", std::process::id())),
+    };
+    let meetings = Meetings::open(&m.log.folder, &job, task, tasks)?;
+    let first = Plan::first(m, newest(m));
+    let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
+    let signals = Signals::listen()?;
+    let mut supervisor = Supervisor { m, launcher, task, tasks, meetings, signals, plan, epoch: 0 };
+    match supervisor.run()? {
+        0 => Ok(true),
+        code => Err(PeerExit { code }.into()),
+    }
+}
+
+/// The step of the newest checkpoint; 0 without one.
+fn newest(m: &Manifest) -> u64 {
+    let published = checkpoint::published(&saving::folder(m)).unwrap_or_default();
+    published.last().map_or(0, |found| found.step)
+}
+
+struct Supervisor<'a> {
+    m: &'a Manifest,
+    launcher: Option<LauncherEnv>,
+    task: usize,
+    tasks: usize,
+    meetings: Meetings,
+    signals: Signals,
+    plan: Plan,
+    epoch: u64,
+}
+
+/// Why an epoch is over for this task.
+enum Over {
+    /// The job is.
+    Job(u8),
+    /// Others meet, or its rank failed with this code.
+    Epoch(Option<u8>),
+}
+
+impl Supervisor<'_> {
+    /// The exit code.
+    fn run(&mut self) -> Result<u8> {
+        loop {
+            let over = match self.plan.members.iter().position(|task| *task == self.task) {
+                Some(rank) => self.work(rank)?,
+                None => self.wait(),
+            };
+            let code = match over {
+                Over::Job(code) => return Ok(code),
+                Over::Epoch(code) => code,
+            };
+            self.epoch += 1;
+            if !self.meet(code)? {
+                let ended = self.meetings.ended().filter(|ended| *ended > 0);
+                return Ok(ended.or(code).unwrap_or(0));
+            }
+            if let Some(end) = self.plan.end {
+                if self.plan.by == self.task && !self.plan.why.is_empty() {
+                    return Err(Failed::new(self.plan.why.clone()).into());
+                }
+                return Ok(end);
+            }
+        }
+    }
+
+    /// A spare waits for its turn.
+    fn wait(&self) -> Over {
+        loop {
+            if let Some(code) = self.meetings.ended() {
+                return Over::Job(code);
+            }
+            if self.signals.stop() {
+                return Over::Job(0);
+            }
+            if self.meetings.has_begun(self.epoch + 1) {
+                return Over::Epoch(None);
+            }
+            std::thread::sleep(self.meetings.look_at_work().min(Duration::from_millis(500)));
+        }
+    }
+
+    /// Starts the rank, and waits for its end.
+    fn work(&self, rank: usize) -> Result<Over> {
+        let mut child = self.command(rank)?.spawn().context("cannot start the rank's process")?;
+        let (mut looked, mut others_met) = (Instant::now(), None::<Instant>);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            self.signals.forward(&child);
+            if others_met.is_none() && looked.elapsed() >= self.meetings.look_at_work() {
+                looked = Instant::now();
+                let begun = self.meetings.has_begun(self.epoch + 1);
+                others_met = begun.then(Instant::now);
+            }
+            if others_met.is_some_and(|since| since.elapsed() > GRACE) {
+                break kill(&mut child)?;
+            }
+            std::thread::sleep(LOOK);
+        };
+        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1) as u8;
+        let over = matches!(code, 0 | exit::WRONG_INPUT | 4) || self.signals.stop();
+        if over && (rank == 0 || code > 0) {
+            self.meetings.end(code);
+        }
+        Ok(if over { Over::Job(code) } else { Over::Epoch(Some(code)) })
+    }
+
+    /// This program once more, as a rank of this epoch.
+    fn command(&self, rank: usize) -> Result<Command> {
+        let address = match (&self.launcher, self.plan.address.rsplit_once(':')) {
+            (Some(launcher), Some((host, _))) => {
+                let port = launcher.address.rsplit_once(':').map_or("", |(_, port)| port);
+                format!("{host}:{port}")
+            }
+            (Some(launcher), None) => launcher.address.clone(),
+            (None, _) => String::new(),
+        };
+        // One task has all ranks of the grid, as threads.
+        let world = self.plan.members.len();
+        let place = Place { epoch: self.epoch, rank, world, address };
+        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        command.args(std::env::args_os().skip(1));
+        if self.plan.data != self.m.topology.data {
+            command.args(["--set", &format!("topology.data={}", self.plan.data)]);
+        }
+        command.env(Place::VARIABLE, serde_json::to_string(&place)?);
+        Ok(command)
+    }
+
+    /// Comes to the meeting, and takes over its plan; false where the job ended meanwhile.
+    fn meet(&mut self, code: Option<u8>) -> Result<bool> {
+        let m = self.m;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let mine = Arrival { task: self.task, host, code };
+        let decide = |came: &[Arrival]| {
+            let next = match self.tasks {
+                1 => self.plan.next_alone(m, came, newest(m)),
+                _ => self.plan.next(m, came, newest(m)),
+            };
+            Plan { by: self.task, ..next }
+        };
+        let wait = Duration::from_secs_f64(m.restart.wait_s);
+        let met = self.meetings.meet(self.epoch, &mine, &self.plan.members, wait, decide)?;
+        let Some(plan) = met else { return Ok(false) };
+        self.plan = plan;
+        if self.plan.by == self.task && self.plan.end.is_none() {
+            let (tried, max) = (self.plan.tried, m.restart.max);
+            let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
+            tracing::warn!("{line}");
+            events::add(&m.log.folder, Kind::Restart, &line);
+        }
+        Ok(true)
+    }
+}
+
+fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
+    child.kill()?;
+    let since = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if since.elapsed() > KILLED {
+            let line = format!("process {} of a rank that hangs cannot be killed", child.id());
+            return Err(Failed::new(line).into());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The launcher's and the user's signals, which the rank gets from here. Ctrl-C reaches both
+/// processes; the rank waits for what its supervisor makes of it.
+struct Signals {
+    stop: Arc<AtomicBool>,
+    arrived: [(Arc<AtomicBool>, Signal); 3],
+}
+
+impl Signals {
+    fn listen() -> Result<Signals> {
+        let stop = Arc::<AtomicBool>::default();
+        let terminate = Arc::<AtomicBool>::default();
+        // A second Ctrl-C leaves at once, and the rank with it.
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stop.clone())?;
+        for signal in [SIGINT, SIGTERM] {
+            flag::register(signal, stop.clone())?;
+            flag::register(signal, terminate.clone())?;
+        }
+        let [hang_up, save] = [Arc::<AtomicBool>::default(), Arc::default()];
+        if super::stop_signals().contains(&SIGHUP) {
+            flag::register(SIGHUP, stop.clone())?;
+            flag::register(SIGHUP, hang_up.clone())?;
+        }
+        flag::register(SIGUSR1, save.clone())?;
+        let arrived = [(terminate, Signal::TERM), (hang_up, Signal::HUP), (save, Signal::USR1)];
+        Ok(Signals { stop, arrived })
+    }
+
+    fn stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn forward(&self, child: &Child) {
+        for (arrived, signal) in &self.arrived {
+            if arrived.swap(false, Ordering::Relaxed) {
+                // A rank that has ended meanwhile is seen at the next look.
+                let _ = kill_process(Pid::from_child(child), *signal);
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Who goes on after a failure, as a function of who came to the meeting: the same ranks where all
+//! did, spare tasks in the place of those that did not, else fewer replicas.
+
+use manifest::Manifest;
+use serde::{Deserialize, Serialize};
+
+/// What a task tells when it comes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    pub task: usize,
+    /// Its machine.
+    pub host: String,
+    /// How its rank ended, as a shell tells it (128 + signal); None of a spare, which had none.
+    pub code: Option<u8>,
+}
+
+/// The ranks of an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The task of each rank.
+    pub members: Vec<usize>,
+    /// topology.data.
+    pub data: usize,
+    /// Where rank 0 is found; empty: as the launcher's variables say.
+    pub address: String,
+    /// The newest checkpoint, and restarts from it so far.
+    pub step: u64,
+    pub tried: u32,
+    /// The task that decided.
+    pub by: usize,
+    /// For a person: "task 2 did not come back: …".
+    pub why: String,
+    /// The job ends instead, with this exit code.
+    pub end: Option<u8>,
+}
+
+impl Plan {
+    /// The ranks as the launcher started them.
+    pub fn first(m: &Manifest, step: u64) -> Plan {
+        let members = (0..m.topology.ranks()).collect();
+        Plan { members, data: m.topology.data, step, ..Plan::default() }
+    }
+
+    /// Restarts from the checkpoint of `step` so far.
+    fn tried(&self, step: u64) -> u32 {
+        if step > self.step { 0 } else { self.tried }
+    }
+
+    /// The end of the job, where another start would be no better.
+    fn end(&self, m: &Manifest, came: &[Arrival], step: u64) -> Option<Plan> {
+        // An error that all ranks have agreed on is the same after a restart.
+        let codes: Vec<u8> = came.iter().filter_map(|one| one.code).collect();
+        if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
+            return Some(Plan { end: Some(1), why: String::new(), ..self.clone() });
+        }
+        let (tried, max) = (self.tried(step), m.restart.max);
+        let times = if tried == 1 { "1 restart".into() } else { format!("{tried} restarts") };
+        let why = format!(
+            "no further restart: {times} from the checkpoint of step {step} brought no newer one \
+             (restart.max: {max})"
+        );
+        (tried >= max).then(|| Plan { end: Some(3), why, ..self.clone() })
+    }
+
+    /// After a failure of a task that has all ranks, as threads.
+    pub fn next_alone(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
+        let why = self.told(&[0], &[0], self.data, step);
+        let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
+        self.end(m, came, step).unwrap_or(next)
+    }
+
+    /// After a failure, with the newest checkpoint at `step` and those that came, by task.
+    pub fn next(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
+        if let Some(end) = self.end(m, came, step) {
+            return end;
+        }
+        let tasks: Vec<usize> = came.iter().map(|one| one.task).collect();
+        let replica = m.topology.tensor * m.topology.pipeline;
+        let fits = |data: &usize| replica * data <= tasks.len() && divides(m, *data);
+        let Some(data) = (1..=m.topology.data).rev().find(fits) else {
+            let why = format!(
+                "no further restart: {} of {} tasks are left, and one replica needs {replica} \
+                 (tensor {} × pipeline {})",
+                tasks.len(),
+                self.members.len(),
+                m.topology.tensor,
+                m.topology.pipeline
+            );
+            return Plan { end: Some(3), why, ..self.clone() };
+        };
+        let tried = self.tried(step);
+        let members = self.seats(&tasks, replica * data);
+        let why = self.told(&tasks, &members, data, step);
+        let address = address(&members, came);
+        Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
+    }
+
+    /// The tasks of so many ranks: where their number stays, each keeps its rank, and spare tasks take
+    /// the place of those that are gone.
+    fn seats(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
+        if ranks != self.members.len() {
+            return tasks[..ranks].to_vec();
+        }
+        let mut spares = tasks.iter().filter(|task| !self.members.contains(task));
+        let stays = |task: &usize| tasks.contains(task).then_some(*task);
+        let keep = self.members.iter().map(stays);
+        keep.map(|kept| kept.or_else(|| spares.next().copied()).expect("enough tasks")).collect()
+    }
+
+    fn told(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
+        let list = |tasks: &[usize]| {
+            let shown: Vec<String> = tasks.iter().take(8).map(usize::to_string).collect();
+            let more = if tasks.len() > 8 { " …" } else { "" };
+            format!("task{} {}{more}", if tasks.len() == 1 { "" } else { "s" }, shown.join(", "))
+        };
+        let gone = |task: &&usize| !tasks.contains(task);
+        let gone: Vec<usize> = self.members.iter().filter(gone).copied().collect();
+        let new = |task: &&usize| !self.members.contains(task);
+        let new: Vec<usize> = members.iter().filter(new).copied().collect();
+        let mut said = vec![match step {
+            0 => "from the start".to_string(),
+            _ => format!("from the checkpoint of step {step}"),
+        }];
+        if !gone.is_empty() {
+            said.push(format!("without {}", list(&gone)));
+        }
+        if !new.is_empty() {
+            said.push(format!("with the spare {}", list(&new)));
+        }
+        if data != self.data {
+            let noun = if data == 1 { "replica" } else { "replicas" };
+            said.push(format!("on {data} {noun}, which were {}; the batch stays", self.data));
+        }
+        said.join(", ")
+    }
+}
+
+/// Whether every global batch of the run is whole micro-batches of so many replicas.
+fn divides(m: &Manifest, data: usize) -> bool {
+    m.batch.ramp().sizes().all(|global| global.is_multiple_of(m.batch.micro * data))
+}
+
+/// Where rank 0 listens from now on: at the launcher's address while its task lives; else on its own
+/// host, at the port of the launcher's address (0 stands for it).
+fn address(members: &[usize], came: &[Arrival]) -> String {
+    let first = came.iter().find(|one| one.task == members[0]);
+    let one_host = came.iter().all(|one| Some(&one.host) == first.map(|first| &first.host));
+    match first {
+        Some(first) if first.task != 0 && one_host => "127.0.0.1:0".to_string(),
+        Some(first) if first.task != 0 => format!("{}:0", first.host),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// tensor 2 × data 2, a batch of 8 in micro-batches of 2.
+    fn manifest(sets: &[&str]) -> Manifest {
+        let text = "
+model: {layers: 2, hidden: 32, heads: 4, vocab: 128, seq_len: 24}
+data: {train: none}
+batch: {micro: 2, global: 12}
+lr: {peak: 1e-3, decay: constant}
+topology: {tensor: 2, data: 3}
+restart: {max: 3}
+train: {samples: 1200}
+";
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        manifest::parse(text, "test", Path::new("."), &sets).unwrap().manifest
+    }
+
+    fn came(tasks: &[usize]) -> Vec<Arrival> {
+        let one =
+            |task: &usize| Arrival { task: *task, host: format!("h{}", task / 2), code: Some(3) };
+        tasks.iter().map(one).collect()
+    }
+
+    #[test]
+    fn all_come_back_to_their_ranks_and_spares_take_the_place_of_others() {
+        let m = manifest(&[]);
+        let first = Plan::first(&m, 0);
+        let same = first.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 40);
+        assert_eq!((&same.members, same.data, same.tried), (&vec![0, 1, 2, 3, 4, 5], 3, 1));
+        assert_eq!((&*same.address, &*same.why), ("", "from the checkpoint of step 40"));
+        let spare = same.next(&m, &came(&[0, 1, 4, 5, 6, 7]), 40);
+        assert_eq!((&spare.members, spare.tried), (&vec![0, 1, 6, 7, 4, 5], 2));
+        let why = "from the checkpoint of step 40, without tasks 2, 3, with the spare tasks 6, 7";
+        assert_eq!(spare.why, why);
+        let moved = spare.next(&m, &came(&[1, 2, 4, 5, 6, 7]), 80);
+        assert_eq!((&moved.members, moved.tried), (&vec![2, 1, 6, 7, 4, 5], 1), "{moved:?}");
+        assert_eq!(moved.address, "h1:0", "rank 0 has another host");
+    }
+
+    #[test]
+    fn fewer_replicas_whose_batches_are_whole_and_all_again_later() {
+        let m = manifest(&[]);
+        let less = Plan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
+        assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));
+        assert!(less.why.ends_with("on 2 replicas, which were 3; the batch stays"), "{}", less.why);
+        let again = less.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 9);
+        assert_eq!((again.members.len(), again.data), (6, 3));
+        let five = manifest(&["batch.global=30", "train.samples=1200", "topology.data=5"]);
+        let left = came(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        let plan = Plan::first(&five, 0).next(&five, &left, 0);
+        assert_eq!((plan.data, plan.members.len()), (3, 6), "30 is not whole for 4 replicas");
+    }
+
+    #[test]
+    fn the_job_ends_where_another_start_would_be_no_better() {
+        let m = manifest(&[]);
+        let first = Plan::first(&m, 5);
+        let few = first.next(&m, &came(&[4]), 5);
+        assert_eq!(few.end, Some(3));
+        assert!(few.why.contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2"));
+        let mut plan = first.clone();
+        for _ in 0..3 {
+            plan = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
+            assert_eq!(plan.end, None);
+        }
+        let last = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
+        assert_eq!(last.end, Some(3));
+        assert!(last.why.contains("3 restarts from the checkpoint of step 5 brought no newer one"));
+        let newer = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 6);
+        assert_eq!((newer.end, newer.tried), (None, 1));
+        let agreed: Vec<Arrival> =
+            came(&[0, 1, 2, 3, 4, 5]).into_iter().map(|c| Arrival { code: Some(1), ..c }).collect();
+        assert_eq!(first.next(&m, &agreed, 5).end, Some(1));
+    }
+}
