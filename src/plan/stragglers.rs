@@ -147,11 +147,11 @@ mod tests {
         1.0023, 1.0147, 1.0256, 1.0436, 1.0573, 1.0816, 1.1185, 1.1630, 1.1998, 1.3386,
     ];
 
-    /// The share of that scatter, 13 %, which is left where a rank has its processor for itself: then
-    /// steps scatter by 1.3 %, and medians of windows by 0.2 %.
+    /// The share of that scatter, 13 %, which is assumed to be left where a rank has its processor for
+    /// itself (not measured): then steps scatter by 1.3 %, and medians of windows by 0.2 %.
     const ALONE: f64 = 0.1;
 
-    /// How far healthy ranks differ for good: 0.3 % (standard deviation).
+    /// How far healthy ranks are assumed to differ for good: 0.3 % (standard deviation).
     const RANKS: f64 = 0.003;
 
     /// What windows of a rank are of its usual time: medians of steps, drawn with a seed.

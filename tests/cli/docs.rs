@@ -120,6 +120,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("cluster.md", "gptrain bench", "a minute on an idle machine: tests/cluster/bench.rs"),
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain bench", "the same"),
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
+    ("cluster.md", "srun --kill-on-bad-exit=0 gptrain run", "tests/cluster/restart.rs"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
     ("gpu.md", "make test-gpu", "a GPU"),
