@@ -106,7 +106,8 @@ fn adamw(b: &Bench, len: usize) {
     }
 }
 
-/// More tensors than a launch takes, of all kinds and some of several pieces: as one by one.
+/// More tensors than a launch takes, of all kinds and some of several pieces: by the definition, and
+/// the bits of one by one.
 fn adamw_of_many(b: &Bench) {
     let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
     let rule = |i: usize| {
@@ -123,12 +124,16 @@ fn adamw_of_many(b: &Bench) {
             let weight = if i.is_multiple_of(3) { master } else { b.blank(1, len, b.dtype) };
             AdamWUpdate { rule: rule(i), grad: grad.on, master, m, v, weight }
         };
-        [one(masters.on), one(b.again(&masters).on)]
+        let both = [one(masters.on), one(b.again(&masters).on)];
+        let mut want = [masters.x, vec![0.0; len], vec![0.0; len]];
+        update(&rule(i), 1, 0.75, &grad.x, &mut want);
+        (both, want)
     };
-    let both: Vec<[AdamWUpdate; 2]> = (0..140).map(tensors).collect();
-    let together: Vec<AdamWUpdate> = both.iter().map(|[one, _]| *one).collect();
+    let all: Vec<([AdamWUpdate; 2], [Vec<f64>; 3])> = (0..140).map(tensors).collect();
+    let together: Vec<AdamWUpdate> = all.iter().map(|([one, _], _)| *one).collect();
     b.backend.adamw_all(scalars, &together);
-    for (i, [one, other]) in both.iter().enumerate() {
+    for (i, ([one, other], want)) in all.iter().enumerate() {
+        b.expect(&format!("master {i}"), one.master, || want[0].clone());
         let AdamWUpdate { rule, grad, master, m, v, weight } = *other;
         b.backend.adamw(&rule, scalars, grad, master, m, v, weight);
         let all = [(one.master, master), (one.m, m), (one.v, v), (one.weight, weight)];
