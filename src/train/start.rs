@@ -147,13 +147,7 @@ pub fn open<'a>(
     let progress = state.progress;
     let storage = Storage::of(m);
     let saver = snapshots(rank, m, &engine, state, &storage)?;
-    let (report, board) = rank.phase("opening the report", || match rank.is_first() {
-        true => {
-            let report = record(process, progress.step, &storage)?;
-            Ok((Some(report), Some(show(process, rank, from)?)))
-        }
-        false => Ok((None, None)),
-    })?;
+    let (report, board) = open_report(process, rank, (from, progress.step), &storage)?;
     let (ramp, shard, consumed) =
         (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
     let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
@@ -183,6 +177,19 @@ pub fn open<'a>(
         spikes,
         first_steps: Vec::new(),
         evaluated: None,
+    })
+}
+
+/// On rank 0: the report from a step on, and the board of a run that began at another.
+fn open_report(
+    process: &Process,
+    rank: &Rank,
+    (from, step): (u64, u64),
+    storage: &Arc<Storage>,
+) -> anyhow::Result<(Option<Report>, Option<Board>)> {
+    rank.phase("opening the report", || match rank.is_first() {
+        true => Ok((Some(record(process, step, storage)?), Some(show(process, rank, from)?))),
+        false => Ok((None, None)),
     })
 }
 
