@@ -391,7 +391,7 @@ fn announce(
         Count(model::parameters(&m.model)),
         Count(m.batch.ramp().steps(m.train.samples)),
         Count(tokens),
-        checkpoint::precision(engine.store().model_dtype()),
+        m.precision.name(),
     );
     m.notes().iter().for_each(|note| tracing::warn!("{note}"));
     tracing::info!("sample order: {order} of host memory in each process");
