@@ -7,6 +7,7 @@ mod fused;
 mod heads;
 pub mod input;
 mod json;
+mod majority;
 pub mod memory;
 pub mod output;
 #[doc(hidden)]
@@ -27,6 +28,7 @@ pub use fp8::Fp8;
 pub use fused::Fused;
 pub use heads::{Heads, Qkv};
 pub use json::null_is_nan;
+pub use majority::majority;
 pub use problems::{Problem, Problems};
 pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};

@@ -3,6 +3,7 @@
 //! The file's last field is the digest of all that stands before it.
 
 mod format1;
+mod pieces;
 
 use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
@@ -373,11 +374,10 @@ impl Index {
             let chunks = bytes.div_ceil(CHUNK as u64) as usize;
             ensure!(piece.chunks.len() == chunks, "piece {i} has not {chunks} chunks");
             area += piece.slice.numel();
-            let apart = |other: &Piece| {
-                let common = other.slice.overlap(&piece.slice.rows(), &piece.slice.cols());
-                common.iter().any(|range| range.is_empty())
-            };
-            ensure!(pieces[..i].iter().all(apart), "piece {i} lies over another");
+        }
+        let slices: Vec<&TensorSlice> = pieces.iter().map(|piece| &piece.slice).collect();
+        if let (Some(i), _) = pieces::over_another(&slices) {
+            bail!("piece {i} lies over another");
         }
         ensure!(area == rows * cols, "{area} of {} values are there", rows * cols);
         Ok(())

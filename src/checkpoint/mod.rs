@@ -37,8 +37,8 @@ pub use folder::{
     Found, Keep, clean, find, fresh, hint, latest, name, prune, published, set_aside, write_hint,
 };
 pub use index::{
-    Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, State, Tensor,
-    TensorState,
+    Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, Shard, State,
+    Tensor, TensorState,
 };
 pub use load::{exchange_restarts, load, load_weights, read_into, read_weights_into};
 pub use read::{Buffer, Checkpoint, row_blocks};

@@ -7,6 +7,7 @@ use super::index::{Index, Piece, SHARD_END, Shard, Tensor, TensorState};
 use anyhow::{Context, bail, ensure};
 use base::DType;
 use rustix::fs::OFlags;
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -20,8 +21,13 @@ const READ: usize = 64 << 20;
 pub struct Checkpoint {
     pub folder: PathBuf,
     pub index: Index,
+    /// Of the first `KEPT_OPEN` shards. The others are opened where they are read: a rank of 10,000
+    /// looks into 30,000 files, and a process may often open 1,024.
     files: Vec<ShardFile>,
 }
+
+/// Shards that stay open.
+const KEPT_OPEN: usize = 100;
 
 /// A shard, opened twice: what is read once must not push other things out of the page cache.
 struct ShardFile {
@@ -71,9 +77,13 @@ impl Checkpoint {
         {
             bail!("{}: its index is that of step {step}", folder.display());
         }
-        let shards = index.shards.iter();
-        let files = shards.map(|shard| open_shard(folder, &index, shard));
-        let files = files.collect::<anyhow::Result<_>>()?;
+        let mut files = Vec::new();
+        for shard in &index.shards {
+            let file = open_shard(folder, &index, shard)?;
+            if files.len() < KEPT_OPEN {
+                files.push(file);
+            }
+        }
         let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
         if let Some(stray) = checkpoint.strays()?.iter().find(|name| name.ends_with(SHARD_END)) {
             bail!("{}: {stray} is there, but not in its index", folder.display());
@@ -84,12 +94,11 @@ impl Checkpoint {
     /// Files that do not belong to it.
     pub fn strays(&self) -> anyhow::Result<Vec<String>> {
         let failed = || format!("cannot list {}", self.folder.display());
+        let shards: HashSet<&str> = self.index.shards.iter().map(|s| s.file.as_str()).collect();
         let mut strays = Vec::new();
         for entry in fs::read_dir(&self.folder).with_context(failed)? {
             let name = entry.with_context(failed)?.file_name().to_string_lossy().into_owned();
-            let known = name == super::index::NAME
-                || self.index.shards.iter().any(|shard| shard.file == name);
-            if !known {
+            if name != super::index::NAME && !shards.contains(name.as_str()) {
                 strays.push(name);
             }
         }
@@ -227,7 +236,15 @@ impl<'c> Of<'c> {
             let (name, kept) = (&self.tensor.name, self.name);
             format!("{}: bytes {at}..{} ({kept} of {name})", path.display(), at + len as u64)
         };
-        let read = self.checkpoint.files[piece.shard].read(at, len, buffer);
+        let read = match self.checkpoint.files.get(piece.shard) {
+            Some(file) => file.read(at, len, buffer),
+            None => {
+                let Checkpoint { folder, index, .. } = self.checkpoint;
+                let shard = &index.shards[piece.shard];
+                ShardFile::open(&folder.join(&shard.file), shard.bytes)
+                    .and_then(|file| file.read(at, len, buffer))
+            }
+        };
         let read = read.with_context(|| format!("{}: cannot be read", place(at, len)))?;
         for (i, (bytes, digest)) in
             buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
@@ -271,6 +288,17 @@ fn rows_at_once(row: usize) -> usize {
 }
 
 impl ShardFile {
+    fn open(path: &Path, bytes: u64) -> io::Result<ShardFile> {
+        Ok(ShardFile::with(File::open(path)?, path, bytes))
+    }
+
+    /// An open file of so many bytes.
+    fn with(file: File, path: &Path, bytes: u64) -> ShardFile {
+        let flags = OFlags::DIRECT.bits() as i32;
+        let open = || OpenOptions::new().read(true).custom_flags(flags).open(path).ok();
+        ShardFile { file, direct: if bytes < DIRECT { None } else { open() } }
+    }
+
     /// Bytes `at .. at + len`: returns where they lie in the buffer.
     fn read(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> io::Result<Range<usize>> {
         let size = len + 3 * BLOCK;
@@ -339,8 +367,5 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
             says.unwrap_or_default()
         );
     }
-    let flags = OFlags::DIRECT.bits() as i32;
-    let open = || OpenOptions::new().read(true).custom_flags(flags).open(&path).ok();
-    let direct = if shard.bytes < DIRECT { None } else { open() };
-    Ok(ShardFile { file, direct })
+    Ok(ShardFile::with(file, &path, shard.bytes))
 }

@@ -104,6 +104,26 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
     assert!(same.equal() && same.state.is_empty(), "{same}");
 }
 
+/// A rank opens the shards of all others, whose number no limit of open files bounds.
+#[test]
+fn a_checkpoint_of_many_ranks_needs_few_open_files() {
+    let saved = Saved::tiny(5);
+    let t = &saved.tensors;
+    let mut ranks: Cuts = (0..280).map(|i| vec![(2, cut(&t[2], [0, 25 * i], [3, 25]))]).collect();
+    ranks[0].extend([(0, cut(&t[0], [0, 0], [24, 40])), (1, cut(&t[1], [0, 0], [1, 40]))]);
+    let folder = tempfile::tempdir().unwrap();
+    let written = write(&saved, &ranks, folder.path()).unwrap();
+    let checkpoint = Checkpoint::open(&written).unwrap();
+    assert_eq!(checkpoint.index.shards.len(), 3 * 280);
+    let open = fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+        let to = fs::read_link(entry.as_ref().unwrap().path());
+        to.is_ok_and(|to| to.starts_with(folder.path()))
+    });
+    let open = open.count();
+    assert!((1..=200).contains(&open), "{open} files are open");
+    assert!(saved.is_in(&written));
+}
+
 #[test]
 fn holes_and_overlaps_are_refused() {
     let saved = Saved::tiny(5);

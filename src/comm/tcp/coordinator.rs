@@ -2,11 +2,12 @@
 //! broadcasts the failure.
 
 use super::super::{End, Failed, RankBusy, RankReport, diagnose};
+use super::LOOPBACK;
 use super::control::{self, ControlMessage, Peer};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::rendezvous::Arrived;
 use parking_lot::Mutex;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,10 @@ const ROOT_CAUSE_DELAY: Duration = Duration::from_millis(500);
 
 pub struct Coordinator {
     process: Arc<ProcessState>,
-    /// To each rank; None for rank 0 itself.
-    writers: Vec<Option<Mutex<TcpStream>>>,
+    /// To each rank; None for rank 0 itself. Its reader has the same stream, and no descriptor more.
+    writers: Vec<Option<Mutex<Arc<TcpStream>>>>,
+    /// Where each rank listens.
+    peers: Vec<Peer>,
     state: Mutex<State>,
 }
 
@@ -32,7 +35,7 @@ struct State {
 pub fn start(
     process: Arc<ProcessState>,
     all: Vec<Arrived>,
-    peers: &[Peer],
+    peers: Vec<Peer>,
 ) -> Result<Arc<Coordinator>, Failed> {
     let unknown = |(rank, one): (usize, &Arrived)| RankReport {
         node: one.request.node.clone(),
@@ -42,20 +45,20 @@ pub fn start(
     let heard = vec![Instant::now(); all.len()];
     let (mut writers, mut readers) = (Vec::new(), Vec::new());
     for (rank, one) in all.into_iter().enumerate() {
-        let Some(mut control) = one.control else {
+        let Some(control) = one.control else {
             writers.push(None);
             continue;
         };
         let prepared = control.set_write_timeout(Some(Duration::from_secs(2)));
-        let clone = prepared.and_then(|()| control.try_clone());
-        let clone = clone.map_err(|error| Failed::new(format!("rank {rank}: {error}")))?;
+        prepared.map_err(|error| Failed::new(format!("rank {rank}: {error}")))?;
+        let control = Arc::new(control);
         // A rank that is gone already is noticed by its reader.
-        let _ = control::write(&mut control, &ControlMessage::Accepted(peers.to_vec()));
-        readers.push((rank, clone));
+        let _ = control::write(&*control, &ControlMessage::Accepted(peers.len()));
+        readers.push((rank, control.clone()));
         writers.push(Some(Mutex::new(control)));
     }
     let state = Mutex::new(State { reports, heard, reported: None });
-    let coordinator = Arc::new(Coordinator { process, writers, state });
+    let coordinator = Arc::new(Coordinator { process, writers, peers, state });
     for (rank, reader) in readers {
         let coordinator = coordinator.clone();
         start_thread(0, &format!("of rank {rank}"), move || coordinator.listen(rank, reader))?;
@@ -66,15 +69,19 @@ pub fn start(
 }
 
 impl Coordinator {
-    fn listen(&self, rank: usize, mut from: TcpStream) {
+    fn listen(&self, rank: usize, from: Arc<TcpStream>) {
         loop {
-            let message = control::read(&mut from);
+            let message = control::read(&*from);
+            if let Ok(ControlMessage::Where(ranks)) = &message {
+                self.tell_where(rank, ranks);
+            }
             let mut state = self.state.lock();
             state.heard[rank] = Instant::now();
             match message {
                 Ok(ControlMessage::Heartbeat(report)) if report.rank == rank => {
                     state.reports[rank] = *report
                 }
+                Ok(ControlMessage::Where(_)) => {}
                 Ok(ControlMessage::RankFailed(line)) => {
                     state.reported.get_or_insert((Instant::now(), line));
                 }
@@ -91,6 +98,14 @@ impl Coordinator {
                     return;
                 }
             }
+        }
+    }
+
+    /// A rank that asks for what is not there gets what is.
+    fn tell_where(&self, rank: usize, of: &[usize]) {
+        let there = of.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
+        if let Some(writer) = &self.writers[rank] {
+            let _ = control::write(&**writer.lock(), &ControlMessage::There(there));
         }
     }
 
@@ -142,8 +157,7 @@ impl Coordinator {
     /// To all ranks; one whose connection is broken is noticed by its reader.
     fn broadcast(&self, message: &ControlMessage) {
         for writer in self.writers.iter().flatten() {
-            let mut writer = writer.lock();
-            let _ = control::write(&mut writer, message);
+            let _ = control::write(&**writer.lock(), message);
         }
     }
 }
@@ -160,6 +174,11 @@ impl ControlChannel for Coordinator {
         let state = self.state.lock();
         let others = state.reports.iter().skip(1);
         std::iter::once(&own).chain(others).map(RankBusy::of).collect()
+    }
+
+    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+        let address = |rank: &usize| self.peers[*rank].address(LOOPBACK);
+        Ok(ranks.iter().map(address).collect())
     }
 
     fn leave(&self) {

@@ -11,7 +11,7 @@
 use hmac::{Hmac, Mac};
 use parking_lot::Mutex;
 use sha2::Sha256;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -86,7 +86,7 @@ impl From<io::Error> for AuthError {
 #[derive(Default)]
 pub struct Handshakes {
     /// Oldest first, by number.
-    waiting: Mutex<VecDeque<(u64, Arc<TcpStream>)>>,
+    waiting: Mutex<BTreeMap<u64, Arc<TcpStream>>>,
     begun: AtomicU64,
     strangers: AtomicU64,
 }
@@ -103,16 +103,16 @@ impl Handshakes {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         let mut waiting = self.waiting.lock();
         if waiting.len() >= most
-            && let Some((_, oldest)) = waiting.pop_front()
+            && let Some((_, oldest)) = waiting.pop_first()
         {
             let _ = oldest.shutdown(Shutdown::Both); // its thread counts it
         }
-        waiting.push_back((number, stream.clone()));
+        waiting.insert(number, stream.clone());
         number
     }
 
     fn end(&self, number: u64, is_stranger: bool) {
-        self.waiting.lock().retain(|(other, _)| *other != number);
+        self.waiting.lock().remove(&number);
         if is_stranger {
             self.strangers.fetch_add(1, Ordering::Relaxed);
         }

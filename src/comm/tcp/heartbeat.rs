@@ -1,11 +1,12 @@
 //! The control connection of every rank but 0: sends heartbeats, receives the failure.
 
 use super::super::{Failed, RankBusy};
-use super::control::{self, ControlMessage};
+use super::control::{self, ControlMessage, Peer};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use parking_lot::Mutex;
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long a rank that reported a failure waits for the agreed one.
@@ -16,22 +17,40 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 const MIN_PERIOD: Duration = Duration::from_millis(50);
 const PERIOD_PER_RANK: Duration = Duration::from_millis(1);
 
+/// Who waits for an answer looks as often whether the run has failed meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
+
 pub struct HeartbeatClient {
     process: Arc<ProcessState>,
     writer: Mutex<TcpStream>,
+    /// Rank 0's address.
+    host: IpAddr,
+    /// What rank 0 answers to `Where`; locked while one asks.
+    answers: Mutex<Receiver<Vec<Peer>>>,
+    answered: Sender<Vec<Peer>>,
     /// When rank 0 was last heard; None after its goodbye.
     heard: Mutex<Option<Instant>>,
 }
 
+/// `host` is rank 0's address.
 pub fn start(
     process: Arc<ProcessState>,
     control: TcpStream,
+    host: IpAddr,
 ) -> Result<Arc<HeartbeatClient>, Failed> {
     let rank = process.rank;
     let reader = control.try_clone().expect("a file descriptor");
     let _ = control.set_write_timeout(Some(process.watchdog.timeout));
     let heard = Mutex::new(Some(Instant::now()));
-    let client = Arc::new(HeartbeatClient { process, writer: Mutex::new(control), heard });
+    let (answered, answers) = channel();
+    let client = Arc::new(HeartbeatClient {
+        process,
+        writer: Mutex::new(control),
+        host,
+        answers: Mutex::new(answers),
+        answered,
+        heard,
+    });
     let (listener, sender) = (client.clone(), client.clone());
     start_thread(rank, "of rank 0", move || listener.listen(reader))?;
     start_thread(rank, "heartbeats", move || sender.send_heartbeats())?;
@@ -43,6 +62,9 @@ impl HeartbeatClient {
         loop {
             match control::read(&mut from) {
                 Ok(ControlMessage::Alive) => *self.heard.lock() = Some(Instant::now()),
+                Ok(ControlMessage::There(peers)) => {
+                    let _ = self.answered.send(peers);
+                }
                 Ok(ControlMessage::GroupFailed { line, print }) => {
                     self.process.fail(Failed { line, print });
                     return;
@@ -86,7 +108,7 @@ impl HeartbeatClient {
     }
 
     fn send(&self, message: &ControlMessage) -> std::io::Result<()> {
-        control::write(&mut self.writer.lock(), message)
+        control::write(&*self.writer.lock(), message)
     }
 }
 
@@ -98,6 +120,24 @@ impl ControlChannel for HeartbeatClient {
 
     fn busy(&self) -> Vec<RankBusy> {
         Vec::new()
+    }
+
+    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+        let answers = self.answers.lock();
+        let _ = self.send(&ControlMessage::Where(ranks.to_vec()));
+        let timeout = self.process.watchdog.timeout;
+        let end = Instant::now() + timeout;
+        while Instant::now() < end {
+            if let Ok(peers) = answers.recv_timeout(LOOK) {
+                return Ok(peers.iter().map(|peer| peer.address(self.host)).collect());
+            }
+            if let Some(failed) = self.process.failed() {
+                return Err(failed);
+            }
+        }
+        let (me, seconds) = (self.process.rank, timeout.as_secs_f64());
+        let line = format!("rank 0 did not tell rank {me} where others are in {seconds:.0} s");
+        Err(Failed::new(line))
     }
 
     fn leave(&self) {

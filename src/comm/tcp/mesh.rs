@@ -3,11 +3,11 @@
 use super::super::endpoint::Endpoint;
 use super::super::inbox::{Frame, Transport};
 use super::super::{Failed, RankBusy, World};
-use super::connect;
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::throttle::Throttle;
+use super::{LOOPBACK, connect};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 pub struct Mesh {
     process: Arc<ProcessState>,
     key: Key,
-    /// Listening address of each rank.
-    addresses: Vec<SocketAddr>,
+    /// Where this rank listens.
+    port: u16,
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
@@ -36,15 +36,14 @@ impl Mesh {
         process: Arc<ProcessState>,
         key: Key,
         listener: TcpListener,
-        addresses: Vec<SocketAddr>,
         control: Arc<dyn ControlChannel>,
         throttle: Option<Throttle>,
     ) -> Result<World, Failed> {
         let (connections, changed) = (Mutex::default(), Condvar::new());
         let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
         let identity = (process.rank, process.size);
-        let mesh =
-            Arc::new(Mesh { process, key, addresses, control, connections, changed, throttle });
+        let port = super::port(&listener);
+        let mesh = Arc::new(Mesh { process, key, port, control, connections, changed, throttle });
         let listening = mesh.clone();
         start_thread(identity.0, "listener", move || listening.accept_loop(&listener))?;
         Ok(World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh)))))
@@ -66,11 +65,11 @@ impl Mesh {
         handshake::accept_all(listener, &self.key, "data", world, &all, left, accepted);
     }
 
-    fn connect_to(self: &Arc<Mesh>, to: usize) -> Result<(), Failed> {
+    fn connect_to(self: &Arc<Mesh>, to: usize, address: SocketAddr) -> Result<(), Failed> {
         let end = Instant::now() + self.process.watchdog.timeout;
         let body = [(self.process.rank as u64).to_le_bytes(), (to as u64).to_le_bytes()].concat();
         loop {
-            let tried = connect(self.addresses[to]).map_err(handshake::AuthError::Io);
+            let tried = connect(address).map_err(handshake::AuthError::Io);
             let trusted = tried.and_then(|mut stream| {
                 handshake::authenticate(&mut stream, &self.key, "data", &body).map(|()| stream)
             });
@@ -80,7 +79,7 @@ impl Mesh {
                     return Ok(());
                 }
                 Err(why) if Instant::now() > end => {
-                    let (rank, address) = (self.process.rank, self.addresses[to]);
+                    let rank = self.process.rank;
                     let line = format!("rank {rank} does not reach rank {to} at {address}: {why}");
                     return Err(Failed::new(line));
                 }
@@ -172,9 +171,11 @@ impl Transport for TcpTransport {
     fn connect(&self, ranks: &[usize]) -> Result<(), Failed> {
         let mesh = &self.0;
         let me = mesh.process.rank;
-        for to in ranks.iter().copied().filter(|to| *to > me) {
-            if mesh.writer(to).is_none() {
-                mesh.connect_to(to)?;
+        let ours = |to: &usize| *to > me && mesh.writer(*to).is_none();
+        let ours: Vec<usize> = ranks.iter().copied().filter(ours).collect();
+        if !ours.is_empty() {
+            for (to, address) in ours.iter().zip(mesh.control.addresses(&ours)?) {
+                mesh.connect_to(*to, address)?;
             }
         }
         let connected = |connections: &HashMap<usize, Connection>| {
@@ -229,6 +230,6 @@ impl Transport for TcpTransport {
             mesh.control.leave();
         }
         mesh.process.leave();
-        let _ = connect(mesh.addresses[mesh.process.rank]); // wakes `accept_loop`
+        let _ = connect((LOOPBACK, mesh.port)); // wakes `accept_loop`
     }
 }

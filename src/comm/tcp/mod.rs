@@ -12,6 +12,8 @@ mod heartbeat;
 mod mesh;
 mod control;
 mod throttle;
+#[doc(hidden)]
+pub mod simulation; // of `benches/scale.rs`
 
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ use control::{ControlMessage, JoinRequest, Peer};
 use handshake::{AuthError, Key};
 use mesh::Mesh;
 use process::ProcessState;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,9 +81,18 @@ impl Join {
     }
 }
 
+/// Rank 0 needs a file descriptor for each rank, every rank some for each rank of its groups, and
+/// systems often give a process 1,024 at first.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where the limit may not be raised, the rank that finds no descriptor says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Joins the other ranks. A failure names the ranks that are missing, duplicated or different.
 pub fn join(join: &Join) -> Result<World, Failed> {
     assert!(join.rank < join.world, "rank {} of {}", join.rank, join.world);
+    allow_many_files();
     let key = Key::new(&join.secret, &join.job);
     let recorder = Arc::new(Recorder::default());
     recorder.set_phase("meeting the other ranks");
@@ -97,10 +109,9 @@ fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<
     let data = listener(loopback(&join.address))?;
     let arrived = rendezvous::gather_ranks(join, key, port(&data))?;
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
-    let coordinator = coordinator::start(process.clone(), arrived, &peers)?;
-    let addresses = peers.iter().map(|p| (p.ip.unwrap_or(LOOPBACK), p.port).into()).collect();
+    let coordinator = coordinator::start(process.clone(), arrived, peers)?;
     let limit = join.send_limit.map(Throttle::new);
-    Mesh::world(process.clone(), key.clone(), data, addresses, coordinator, limit)
+    Mesh::world(process.clone(), key.clone(), data, coordinator, limit)
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -125,17 +136,16 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     let host = control.peer_addr().map_err(lost)?.ip();
     let wait = join.start_timeout + Duration::from_secs(10);
     control.set_read_timeout(Some(wait)).map_err(lost)?;
-    let peers = match control::read(&mut control).map_err(lost)? {
-        ControlMessage::Accepted(peers) if peers.len() == join.world => peers,
+    match control::read(&mut control).map_err(lost)? {
+        ControlMessage::Accepted(world) if world == join.world => {}
         ControlMessage::Rejected(line) => return Err(Failed::new(line)),
         ControlMessage::GroupFailed { line, print } => return Err(Failed { line, print }),
         other => return Err(failed(join, format!("rank 0 answers {other:?}"))),
     };
     control.set_read_timeout(None).map_err(lost)?;
-    let addresses = peers.iter().map(|p| (p.ip.unwrap_or(host), p.port).into()).collect();
-    let client = heartbeat::start(process.clone(), control)?;
+    let client = heartbeat::start(process.clone(), control, host)?;
     let limit = join.send_limit.map(Throttle::new);
-    Mesh::world(process.clone(), key.clone(), data, addresses, client, limit)
+    Mesh::world(process.clone(), key.clone(), data, client, limit)
 }
 
 /// Ranks say whom they wait for after this part of the time that they wait at most: of two minutes

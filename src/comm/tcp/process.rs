@@ -7,7 +7,7 @@ use super::super::{Failed, RankBusy, RankReport, Recorder};
 use super::Join;
 use base::threads;
 use parking_lot::{Condvar, Mutex};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ struct State {
 pub trait ControlChannel: Send + Sync {
     /// Reports that this rank failed; returns the failure that all ranks agree on.
     fn failure(&self, failed: Failed) -> Failed;
+    /// Where these ranks listen for data.
+    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
     /// This rank has ended successfully: returns when all have.
     fn leave(&self);
     /// How busy every rank was, by rank, as its last heartbeat said; empty on other ranks than 0.

@@ -182,9 +182,9 @@ fn outliers(
     what: &str,
     value: impl Fn(&JoinRequest) -> u64,
 ) -> Option<String> {
-    let count = |of: u64| requests.iter().filter(|request| value(request) == of).count();
-    let majority =
-        requests.iter().rev().map(|request| value(request)).max_by_key(|of| count(*of))?;
+    let values: Vec<u64> = requests.iter().map(|request| value(request)).collect();
+    let majority = base::majority(&values)?;
+    let count = |of: u64| values.iter().filter(|value| **value == of).count();
     let outliers: Vec<&&JoinRequest> =
         requests.iter().filter(|request| value(request) != majority).collect();
     let first = outliers.first()?;

@@ -24,7 +24,7 @@ fn joins_within(limit: Duration, world: usize) -> Vec<Join> {
     joins
 }
 
-fn joins(world: usize) -> Vec<Join> {
+pub fn joins(world: usize) -> Vec<Join> {
     let address = free_address();
     let join = |rank| Join {
         rank,

@@ -150,10 +150,9 @@ impl Check<'_> {
         be.download(all, bytemuck::cast_slice_mut(&mut digests));
         for (i, view) in views.into_iter().enumerate() {
             let of: Vec<u64> = (0..size).map(|member| digests[member * count + i]).collect();
-            let votes = |digest: &u64| of.iter().filter(|other| *other == digest).count();
-            let most = of.iter().rev().max_by_key(|digest| votes(digest)).expect("a member");
+            let most = base::majority(&of).expect("a member");
             let (majority, diverged): (Vec<usize>, Vec<usize>) =
-                (0..size).partition(|member| of[*member] == *most);
+                (0..size).partition(|member| of[*member] == most);
             if !diverged.is_empty() {
                 let ranks = |members: Vec<usize>| {
                     members.into_iter().map(|member| grid.rank(place(member))).collect()

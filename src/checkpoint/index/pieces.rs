@@ -1,0 +1,73 @@
+//! Whether the pieces of a state lie apart.
+
+use engine::TensorSlice;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A slice that lies over another, and how many pairs were compared: a slice is compared with those
+/// beside it in its rows, not with all, since a checkpoint of 10,000 ranks has as many of a tensor.
+pub fn over_another(slices: &[&TensorSlice]) -> (Option<usize>, usize) {
+    let mut by_row: Vec<usize> = (0..slices.len()).collect();
+    by_row.sort_unstable_by_key(|i| (slices[*i].at, *i));
+    // Those that reach into the row, by their first column: they lie apart.
+    let mut here: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
+    let mut compared = 0;
+    for i in by_row {
+        let TensorSlice { at: [row, col], size: [rows, cols] } = *slices[i];
+        while let Some((end, ended)) = ends.first().copied().filter(|(end, _)| *end <= row) {
+            ends.remove(&(end, ended));
+            here.remove(&slices[ended].at[1]);
+        }
+        compared += 1;
+        let before = here.range(..col + cols).next_back();
+        if before.is_some_and(|(first, other)| first + slices[*other].size[1] > col) {
+            return (Some(i), compared);
+        }
+        here.insert(col, i);
+        ends.insert((row + rows, i));
+    }
+    (None, compared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A matrix of 64 columns in `rows` × 4 pieces.
+    fn pieces(rows: usize) -> Vec<TensorSlice> {
+        let at = |i: usize| TensorSlice { at: [3 * (i / 4), 16 * (i % 4)], size: [3, 16] };
+        (0..4 * rows).rev().map(at).collect()
+    }
+
+    fn found(slices: &[TensorSlice]) -> (Option<usize>, usize) {
+        over_another(&slices.iter().collect::<Vec<_>>())
+    }
+
+    /// What every pair compared says, of many ways to cut.
+    #[test]
+    fn a_piece_over_another_is_found_wherever_it_lies() {
+        let pieces = pieces(5);
+        for moved in 0..pieces.len() {
+            for (row, col, rows, cols) in
+                [(0, 0, 3, 16), (1, 0, 3, 16), (0, 7, 3, 1), (2, 15, 9, 9)]
+            {
+                let mut pieces = pieces.clone();
+                let TensorSlice { at, .. } = pieces[moved];
+                pieces[(moved + 7) % 20] =
+                    TensorSlice { at: [at[0] + row, at[1] + col], size: [rows, cols] };
+                let apart = |a: &TensorSlice, b: &TensorSlice| {
+                    a.overlap(&b.rows(), &b.cols()).iter().any(|range| range.is_empty())
+                };
+                let mut pairs = (0..20).flat_map(|i| (0..i).map(move |j| (i, j)));
+                let over = pairs.any(|(i, j)| !apart(&pieces[i], &pieces[j]));
+                assert_eq!(found(&pieces).0.is_some(), over, "{moved}: {pieces:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ten_times_the_ranks_are_ten_times_the_comparisons() {
+        let compared = [10, 100, 1000].map(|rows| found(&pieces(rows)));
+        assert_eq!(compared, [(None, 40), (None, 400), (None, 4000)]);
+    }
+}

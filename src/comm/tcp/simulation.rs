@@ -1,0 +1,102 @@
+//! Ranks that only meet rank 0, send heartbeats and leave, thousands of them in one process: what
+//! rank 0 does for so many is measured by `benches/scale.rs`. (Public because a bench uses it.)
+
+use super::control::{self, ControlMessage, JoinRequest};
+use super::handshake::Key;
+use super::{Join, allow_many_files, connect_to_rank0};
+use crate::{Failed, RankReport};
+use std::io::{self, Read};
+use std::net::TcpStream;
+
+/// Ranks that have met rank 0, from 1 on.
+pub struct Ranks {
+    all: Vec<TcpStream>,
+    /// Bytes that rank 0 sent to all of them so that they met.
+    pub received: u64,
+}
+
+/// All ranks but 0 of `join.world`, which come one after the other.
+pub fn meet(join: &Join) -> Result<Ranks, Failed> {
+    allow_many_files();
+    let key = Key::new(&join.secret, &join.job);
+    let come = |rank| connect_to_rank0(join, &key, &request(join, rank));
+    let all = (1..join.world).map(come).collect::<Result<Vec<TcpStream>, Failed>>()?;
+    let mut received = 0;
+    for (i, stream) in all.iter().enumerate() {
+        let mut counted = Counted { from: stream, bytes: 0 };
+        match control::read(&mut counted) {
+            Ok(ControlMessage::Accepted(world)) if world == join.world => received += counted.bytes,
+            other => return Err(Failed::new(format!("rank {} is answered {other:?}", i + 1))),
+        }
+    }
+    Ok(Ranks { all, received })
+}
+
+fn request(join: &Join, rank: usize) -> JoinRequest {
+    let Join { world, node, binary, manifest, .. } = join.clone();
+    JoinRequest { rank, world, node, port: 1, binary, manifest }
+}
+
+impl Ranks {
+    /// One heartbeat of each rank.
+    pub fn heartbeats(&self, report: impl Fn(usize) -> RankReport) -> io::Result<()> {
+        self.all.iter().enumerate().try_for_each(|(i, stream)| {
+            control::write(stream, &ControlMessage::Heartbeat(Box::new(report(i + 1))))
+        })
+    }
+
+    /// All end well, and rank 0 knows it.
+    pub fn leave(self) -> io::Result<()> {
+        for stream in &self.all {
+            control::write(stream, &ControlMessage::Goodbye)?;
+        }
+        for mut stream in &self.all {
+            while !matches!(control::read(&mut stream)?, ControlMessage::Goodbye) {}
+        }
+        Ok(())
+    }
+}
+
+struct Counted<R> {
+    from: R,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(to)?;
+        self.bytes += read as u64;
+        Ok(read)
+    }
+}
+
+/// Bytes of a rank's heartbeat.
+pub fn heartbeat_bytes(report: RankReport) -> usize {
+    let mut bytes = Vec::new();
+    let message = ControlMessage::Heartbeat(Box::new(report));
+    control::write(&mut bytes, &message).expect("memory");
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::joins;
+    use super::*;
+
+    /// What rank 0 sends to each of the others does not grow with their number, but for its digits.
+    #[test]
+    fn ten_times_the_ranks_meet_by_ten_times_the_bytes() {
+        let each = [11, 101].map(|world| {
+            let join = joins(world).remove(0);
+            let rank0 = join.clone();
+            let first = std::thread::spawn(move || super::super::join(&rank0).map(drop));
+            let ranks = meet(&join).unwrap();
+            let each = ranks.received / (world as u64 - 1);
+            ranks.heartbeats(RankReport::unknown).unwrap();
+            ranks.leave().unwrap();
+            first.join().unwrap().unwrap();
+            each
+        });
+        assert!(each[0] < 30 && each[1] <= each[0] + 1, "{each:?}");
+    }
+}
