@@ -7,7 +7,7 @@
 //! node slows every pair it is in, its partner only one. A link is slow if its pair is slow among the
 //! pairs of nodes that are not.
 
-use estimate::measured::median;
+use plan::robust::median;
 
 /// Usual tolerance of links, and of products: GPUs of one kind differ less.
 pub const LINKS: f64 = 0.05;

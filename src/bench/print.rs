@@ -3,8 +3,9 @@
 use super::outliers::Findings;
 use base::Bytes;
 use estimate::measured::{
-    GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow, median,
+    GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow,
 };
+use plan::robust::median;
 use std::fmt::Write;
 
 /// Of a link's data sheet, what messages usually reach; the network is slow below half of it.

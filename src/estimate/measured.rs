@@ -117,16 +117,6 @@ pub struct Slow {
     pub text: String,
 }
 
-/// The middle value, or the mean of the two in the middle; NaN of none.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.into_iter().collect();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
-    }
-}
-
 impl Product {
     pub fn flops(&self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64

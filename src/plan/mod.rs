@@ -2,6 +2,7 @@
 
 pub mod grid;
 pub mod ramp;
+pub mod robust;
 pub mod schedule;
 pub mod spikes;
 pub mod split;

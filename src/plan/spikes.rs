@@ -15,6 +15,7 @@
 //! losses: above the lowest such mean of the run by max(3·d, rise), d the scatter of a loss from its
 //! step to the next.
 
+use crate::robust::NORMAL;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -25,8 +26,6 @@ const ENOUGH: usize = 64;
 const RECENT: usize = 20;
 /// Spikes in a row, where nothing is done about them, that are no spike: another level.
 const NEW_LEVEL: u32 = 20;
-/// Of normal scatter, the share that the median of distances from the median is.
-const NORMAL: f64 = 1.4826;
 
 /// What counts as a spike, and how often what is tried.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,14 +12,14 @@
 //! the one is slow that takes 10 % more than the other. Three windows in a row make a straggler, which
 //! is named once, and again only after a window in which it was not slow.
 
+use crate::robust::{NORMAL, median};
+
 /// Steps in a window.
 pub const WINDOW: usize = 50;
 /// Windows in a row in which a straggler is slow.
 const IN_A_ROW: u32 = 3;
 /// What is above the median by more scatters than this is no scatter.
 const SCORE: f64 = 4.0;
-/// Of normal scatter, the share that the median of distances from the median is.
-const NORMAL: f64 = 1.4826;
 
 /// A rank in a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,7 +110,7 @@ impl Usual {
             return Some(Usual { middle: a.min(b), scatter: None, bound });
         }
         let middle = median(peers.clone());
-        let far = peers.into_iter().map(|peer| (peer - middle).abs()).collect();
+        let far = peers.into_iter().map(|peer| (peer - middle).abs());
         Some(Usual { middle, scatter: Some(NORMAL * median(far)), bound })
     }
 
@@ -121,16 +121,6 @@ impl Usual {
         let is_slow = more > self.bound && score.is_none_or(|score| score > SCORE);
         is_slow.then_some((more, score))
     }
-}
-
-/// The median; of an even number, the mean of the two in the middle.
-///
-/// # Panics
-/// Without a number.
-pub fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    let (below, above) = (of[(of.len() - 1) / 2], of[of.len() / 2]);
-    (below + above) / 2.0
 }
 
 #[cfg(test)]
@@ -163,8 +153,7 @@ mod tests {
             let (low, high) = (STEPS[part], STEPS[part + 1]);
             1.0 + ALONE * (low + (high - low) * within as f64 / 1000.0 - 1.0)
         };
-        let window =
-            |number: usize| median((0..WINDOW).map(|i| step(number * WINDOW + i)).collect());
+        let window = |number: usize| median((0..WINDOW).map(|i| step(number * WINDOW + i)));
         (0..4096).map(window).collect()
     }
 

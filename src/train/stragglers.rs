@@ -13,7 +13,8 @@ use super::sick_nodes::{self, Reason};
 use base::Problems;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
-use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW, median};
+use plan::robust::median;
+use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

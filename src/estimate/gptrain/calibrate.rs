@@ -5,11 +5,12 @@
 
 use super::dry_run;
 use crate::hardware::{Hardware, Link, Links};
-use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds, median};
+use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
 use crate::others::rows::logs::Log;
 use crate::setup::Setup;
 use base::Problems;
 use manifest::Manifest;
+use plan::robust::{NORMAL, median};
 use std::collections::BTreeMap;
 
 /// The plan's setup, with what was measured in place of the hardware table's constants. `name` is
@@ -84,8 +85,7 @@ pub fn slowdown(
         let remedy = "give the metrics.jsonl or the log of a run of this manifest";
         return Err(Problems::one(name, what, remedy));
     }
-    // 1.4826 median deviations are a standard deviation.
-    let scatter = 1.4826 * median(ratios.iter().map(|ratio| (ratio / slowdown - 1.0).abs()));
+    let scatter = NORMAL * median(ratios.iter().map(|ratio| (ratio / slowdown - 1.0).abs()));
     let hw = setup.hardware;
     let learned =
         Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw.clone() };

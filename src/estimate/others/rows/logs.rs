@@ -2,9 +2,9 @@
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
-use crate::measured::median;
 use crate::setup::Setup;
 use base::Problems;
+use plan::robust::median;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
