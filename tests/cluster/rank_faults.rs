@@ -2,7 +2,7 @@
 //! memory flipped, its cable cut, another dataset on its node. The others end by themselves with one
 //! line for the job, or go on; the run goes on from its last checkpoint with the same bits.
 
-use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict, within};
+use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
 use crate::common::hosts::Hosts;
 use gptrain::base::patience::at_any_load;
 use gptrain::base::rng;
@@ -255,15 +255,17 @@ fn starts_that_lead_nowhere_come_to_an_end() {
 
 #[test]
 fn ranks_that_fit_alone_but_not_together_do_not_start() {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
-    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:")).unwrap();
-    let free: u64 = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024;
+    // Of addresses: what is free of the machine's memory changes while other tests run.
+    const FREE_KIB: u64 = 8 << 20;
     // Weights, gradients and two moments in f32: two thirds of it for each of two ranks.
-    let vocab = format!("model.vocab={}", free * 2 / 3 / 16 / 1024);
+    let vocab = format!("model.vocab={}", FREE_KIB * 2 / 3 / 16);
     let lab = Lab::new();
     let wide = ["model.hidden=1024", "model.layers=1", "batch={micro: 1, global: 2}", &vocab];
-    let done = lab.run(&with(&wide, &["topology.data=2", "data.cache=order"]));
-    done.expect(2, &["its 2 ranks need", " between them, and ", " is free", "topology.zero"]);
+    let script = format!("ulimit -v {FREE_KIB} && exec \"$@\"");
+    let sets = with(&wide, &["topology.data=2", "data.cache=order"]);
+    let mut limited = within(&["sh", "-c", &script, "sh"], &lab.command(&run_args(&sets)));
+    Done::of(limited.output().unwrap())
+        .expect(2, &["its 2 ranks need", " between them, and ", " is free", "topology.zero"]);
 }
 
 #[test]
