@@ -303,8 +303,10 @@ impl Tensors<'_> {
 fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
     let families = [products, head, between, attention, update];
     let mut results = Vec::new();
+    // The same memory for each: a device gives none back before it is closed.
+    let memory = Arena::new(be, shape.room).expect("memory").matrix(1, shape.room, DType::U8);
     for family in families {
-        let arena = Arena::new(be, shape.room).expect("memory");
+        let arena = Arena::over(memory);
         let tensors = Tensors { be, arena, dtype: shape.dtype };
         for row in family(&tensors, shape) {
             if row.name.contains(part) {

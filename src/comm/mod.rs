@@ -86,7 +86,7 @@ pub trait Group {
             Collective::AllGather { part, whole } => self.all_gather(part, whole),
             Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
         }
-        Pending { job: 0, event: 0 }
+        Pending { job: 0, event: 0, sums: false }
     }
     /// Begins several, in one launch where the group can. Each that is returned is to be finished.
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
@@ -107,6 +107,10 @@ pub enum Collective {
 }
 
 impl Collective {
+    fn sums(&self) -> bool {
+        !matches!(self, Collective::AllGather { .. })
+    }
+
     /// The op and its whole tensor, in a group of `size`, whose parts must divide it evenly.
     fn whole(&self, size: usize) -> (Op, Tensor) {
         let (op, part, whole) = match *self {
@@ -138,6 +142,8 @@ pub struct Pending {
     job: u64,
     /// Event number in the flight recorder.
     event: u64,
+    /// Whether it sums, on a GPU.
+    sums: bool,
 }
 
 /// Kinds of communication.

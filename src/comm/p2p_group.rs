@@ -110,7 +110,7 @@ impl Group for P2pGroup {
         };
         let job = self.resources.queue(|queue| queue.begin(Box::new(job)));
         self.begun.set(job);
-        Pending { job, event: call.event }
+        Pending { job, event: call.event, sums: false }
     }
 
     fn finish(&self, pending: Pending) {

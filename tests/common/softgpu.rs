@@ -45,6 +45,7 @@ pub fn options() -> Options {
         fp8: false,
         tuned: None,
         graphs: None,
+        sm_margin: None,
         attention: None,
         threads: Some(1),
     }

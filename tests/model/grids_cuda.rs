@@ -100,7 +100,7 @@ fn nccl_fp8() {
 
 /// Of two steps.
 pub fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
-    on_gpus(manifest, how, 2, None).outcomes
+    on_gpus(manifest, how, 2, &|_| ()).outcomes
 }
 
 /// What training gave, on every rank, and what the first rank's GPU was asked for in each step.
@@ -115,18 +115,22 @@ fn gpus() -> usize {
     if softgpu::is_real() { device_count(&softgpu::gpu(0)).max(1) } else { usize::MAX }
 }
 
-fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) -> Past {
+/// Devices as `set` has them.
+fn on_gpus(
+    manifest: &Manifest,
+    how: How,
+    steps: usize,
+    set: &(dyn Fn(&mut Options) + Sync),
+) -> Past {
     let worlds = threads::world(manifest.topology.ranks());
     let all: Vec<Past> = std::thread::scope(|scope| {
         let run = |world: World| {
             scope.spawn(move || {
-                let options = Options {
-                    graphs: graphs.map(str::to_string),
-                    ..softgpu::gpu(match how {
-                        How::Nccl => world.rank() % gpus(),
-                        How::Staged => 0,
-                    })
-                };
+                let mut options = softgpu::gpu(match how {
+                    How::Nccl => world.rank() % gpus(),
+                    How::Staged => 0,
+                });
+                set(&mut options);
                 let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
                 let nccl = Nccl::open(&cuda, &options);
                 let make = |name: &str, ranks: &[usize]| -> Box<dyn Group> {
@@ -155,6 +159,11 @@ fn on_gpus(manifest: &Manifest, how: How, steps: usize, graphs: Option<&str>) ->
         assert_eq!(past.outcomes, all[0].outcomes, "ranks disagree");
     }
     all.into_iter().next().unwrap()
+}
+
+/// With CUDA graphs as the variable has it.
+fn with_graphs(value: &str) -> impl Fn(&mut Options) + Sync {
+    move |options| options.graphs = Some(value.to_string())
 }
 
 /// Steps, each followed by `stepped`; then an evaluation.
@@ -207,7 +216,7 @@ fn a_gpu_learns_its_passes_by_heart() {
         &["precision=bf16", "model.embedding_layernorm=true"],
     ] {
         let manifest = |global: &str| common::manifest(&[&LEARNED[..], &[global], sets].concat());
-        let on = |global, graphs| on_gpus(&manifest(global), How::Nccl, 3, Some(graphs));
+        let on = |global, value| on_gpus(&manifest(global), How::Nccl, 3, &with_graphs(value));
         let (four, eight) = (on("batch.global=4", "0"), on("batch.global=8", "0"));
         let [of_four, of_eight] = [&four, &eight].map(|past| past.launched[2].kernels);
         let update = 2 * of_four - of_eight;
@@ -223,8 +232,8 @@ fn a_gpu_learns_its_passes_by_heart() {
 /// third step, of eight micro-batches.
 fn learned(graphs: u64, topology: &[&str]) {
     let manifest = common::manifest(&[&LEARNED[..], &["batch.global=8"], topology].concat());
-    let eagerly = on_gpus(&manifest, How::Nccl, 3, Some("0"));
-    let heart = on_gpus(&manifest, How::Nccl, 3, Some("all"));
+    let eagerly = on_gpus(&manifest, How::Nccl, 3, &with_graphs("0"));
+    let heart = on_gpus(&manifest, How::Nccl, 3, &with_graphs("all"));
     assert_eq!(heart.outcomes, eagerly.outcomes, "{topology:?}");
     assert_eq!(heart.launched[2].graphs, graphs, "{topology:?}");
 }
@@ -234,7 +243,7 @@ fn learned(graphs: u64, topology: &[&str]) {
 fn passes_with_two_communicators_are_learned_on_demand() {
     let graphs = |topology: &[&str]| {
         let manifest = common::manifest(&[&LEARNED[..], &["batch.global=4"], topology].concat());
-        on_gpus(&manifest, How::Nccl, 3, None).launched[2].graphs
+        on_gpus(&manifest, How::Nccl, 3, &|_| ()).launched[2].graphs
     };
     assert_eq!(graphs(&["topology.tensor=2"]), 0);
     assert_eq!(graphs(&["topology.data=2"]), 4);
@@ -256,8 +265,8 @@ const COMPRESSED: [&str; 2] =
 fn compressed_gradients_are_those_of_cpus() {
     for sets in [&["precision=f32"][..], &["precision=fp16", "loss_scale=1024"]] {
         let manifest = common::manifest(&[&LEARNED[..], &COMPRESSED, sets].concat());
-        let ours = on_gpus(&manifest, How::Nccl, 6, Some("1")).outcomes;
-        assert_eq!(ours, on_gpus(&manifest, How::Nccl, 6, Some("0")).outcomes, "{sets:?}");
+        let ours = on_gpus(&manifest, How::Nccl, 6, &with_graphs("1")).outcomes;
+        assert_eq!(ours, on_gpus(&manifest, How::Nccl, 6, &with_graphs("0")).outcomes, "{sets:?}");
         let rank = |world: World| {
             let cpu = Cpu::new(Some(1));
             train(&cpu, Groups::new(&world, &manifest.topology), &manifest, 6, |_| ())
@@ -298,4 +307,38 @@ fn a_pipeline_of_replicas_learns_the_passes_before_the_last() {
             "model.layers=4",
         ],
     );
+}
+
+/// Those of backward, of the micro-batch after which gradients are summed, and no others; a graph holds
+/// what was enqueued without it.
+#[test]
+fn products_leave_sms_to_sums_of_gradients() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest =
+        common::manifest(&[&LEARNED[..], &["batch.global=4", "topology.data=2"]].concat());
+    let with = |value: &'static str| {
+        let set = |options: &mut Options| {
+            with_graphs(value)(options);
+            options.sm_margin = Some("1".to_string());
+            options.tuned = Some(folder.path().to_path_buf());
+        };
+        on_gpus(&manifest, How::Nccl, 3, &set).outcomes
+    };
+    assert_eq!(with("0"), with("1"));
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
+    let kept: String = texts.map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let (beside, alone): (Vec<&str>, Vec<&str>) =
+        kept.lines().skip(1).partition(|line| line.contains(" on 3 SMs"));
+    // The micro-batches before it write what it adds to.
+    let name = |line: &str| {
+        let product = line.split_once(": ").unwrap().0;
+        product.replace(" on 3 SMs", "").replace("+=", "=")
+    };
+    let alone: Vec<String> = alone.into_iter().map(name).collect();
+    let beside: Vec<String> = beside.into_iter().map(name).collect();
+    assert!(!beside.is_empty() && beside.iter().all(|product| alone.contains(product)), "{kept}");
+    // Forward's, in the library's order.
+    assert!(!beside.iter().any(|product| product.starts_with("TN ")), "{kept}");
+    assert!(alone.iter().any(|product| product.starts_with("TN ")), "{kept}");
 }

@@ -64,7 +64,7 @@ fn cuda_agrees_with_the_definitions_in_f16() {
 }
 
 /// Products of f32 operands of 10 bits of fraction: 2^-11 for each of the two. Bits of the rest are
-/// lost: without TF32 there are none to lose.
+/// lost: without TF32 there are none to lose. A GPU's cuBLASLt may take TF32 and need not.
 #[test]
 fn tf32_rounds_the_operands_of_products() {
     let loss = |tf32| {
@@ -80,10 +80,14 @@ fn tf32_rounds_the_operands_of_products() {
             let off = x.iter().zip(&y).map(|(x, y)| (x - y).abs());
             off.fold(0.0, f64::max) / largest
         };
-        ours.seen().into_iter().zip(theirs.seen()).map(apart).fold(0.0, f64::max)
+        // An activation has an error of its own.
+        let products =
+            ours.seen().into_iter().zip(theirs.seen()).filter(|(x, _)| x.name.starts_with('C'));
+        products.map(apart).fold(0.0, f64::max)
     };
     let (with, without) = (loss(true), loss(false));
-    assert!((1e-5..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
+    let least = if softgpu::is_real() { 0.0 } else { 1e-5 };
+    assert!((least..1e-3).contains(&with) && without < 2e-6, "{with:e} and {without:e}");
 }
 
 /// The stand-in is a Hopper with cuBLASLt 13.

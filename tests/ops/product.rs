@@ -63,17 +63,21 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
         let (c, pre) = (blank(bench.dtype), blank(bench.dtype));
         run(c.set(), Epilogue::BiasGelu { bias: None, pre, gelu: kind });
         bench.expect("pre without bias", pre, ab);
-        bench.expect("gelu(pre) without bias", c, || ab().iter().map(|x| gelu(kind, *x)).collect());
+        bench.expect_activation("gelu(pre) without bias", c, || {
+            ab().iter().map(|x| gelu(kind, *x)).collect()
+        });
         run(c.set(), Epilogue::BiasGelu { bias: Some(bias.on), pre, gelu: kind });
         bench.expect("pre", pre, biased);
-        bench.expect("gelu(pre)", c, || biased().into_iter().map(|x| gelu(kind, x)).collect());
+        bench.expect_activation("gelu(pre)", c, || {
+            biased().into_iter().map(|x| gelu(kind, x)).collect()
+        });
         let rebuilt = blank(bench.dtype);
         bench.backend.gelu(pre, kind, rebuilt.set());
         bench.rebuilt("gelu rebuilt", c, rebuilt);
 
         let pre = bench.normal(m, n);
         run(c.set(), Epilogue::GeluBackward { pre: pre.on, gelu: kind });
-        bench.expect("dpre", c, || {
+        bench.expect_activation("dpre", c, || {
             let slope = |x: &f64| slopes(&[*x], |x| gelu(kind, x[0]))[0];
             ab().iter().zip(&pre.x).map(|(dy, x)| dy * slope(x)).collect()
         });

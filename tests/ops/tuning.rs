@@ -23,7 +23,12 @@ fn products(tuned: Option<&Path>) -> (Vec<Seen>, usize) {
 }
 
 fn open(tuned: Option<&Path>) -> Cuda {
-    let options = Options { tuned: tuned.map(Path::to_path_buf), ..softgpu::options() };
+    open_beside(tuned, None)
+}
+
+fn open_beside(tuned: Option<&Path>, sm_margin: Option<&str>) -> Cuda {
+    let (tuned, sm_margin) = (tuned.map(Path::to_path_buf), sm_margin.map(str::to_string));
+    let options = Options { tuned, sm_margin, ..softgpu::options() };
     Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -153,4 +158,38 @@ fn where_nothing_can_be_kept_nothing_is_timed() {
     assert_eq!(timed, 0);
     assert!(seen == untuned);
     fs::remove_file(file).unwrap();
+}
+
+/// The stand-in has four SMs, and sums in another order on fewer.
+#[test]
+fn products_leave_sms_to_the_sums_that_run_beside_them() {
+    let cuda = open_beside(None, Some("1"));
+    let margin = &cuda.device().sm_margin;
+    let (alone, _) = products_of(&cuda);
+    assert!(alone == products(None).0, "nothing runs beside them");
+    margin.begin_sum();
+    margin.begin_sum();
+    let (beside, _) = products_of(&cuda);
+    margin.end_sum();
+    assert!(products_of(&cuda).0 == beside && beside != alone, "one sum is left");
+    margin.end_sum();
+    assert!(products_of(&cuda).0 == alone, "none is left");
+
+    let folder = folder("margin");
+    let cuda = open_beside(Some(&folder), Some("1"));
+    let (_, all) = products_of(&cuda);
+    cuda.device().sm_margin.begin_sum();
+    assert_eq!(products_of(&cuda).1, 2 * all, "other SMs are timed apart");
+    let text = fs::read_to_string(the_file(&folder)).unwrap();
+    assert_eq!(text.matches(" on 3 SMs").count(), all, "{text}");
+}
+
+#[test]
+fn a_margin_leaves_some_sms() {
+    for wrong in ["4", "-1", "all", ""] {
+        let options = Options { sm_margin: Some(wrong.to_string()), ..softgpu::options() };
+        let refused = Cuda::open(&options).err().expect("a refusal").to_string();
+        let says = format!("GPTRAIN_SM_MARGIN is {wrong:?}, and the GPU has 4 SMs");
+        assert!(refused.contains(&says) && refused.contains("NCCL_MAX_CTAS"), "{refused}");
+    }
 }

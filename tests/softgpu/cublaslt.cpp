@@ -5,7 +5,8 @@
 // heuristic, and that of bias and auxiliary matrices; what 8-bit floats need.
 //
 // It proposes several algorithms (see ALGORITHMS), which take made-up times: the best is neither the
-// first nor the one that claims to be the fastest.
+// first nor the one that claims to be the fastest. For fewer SMs than all it proposes another first, and
+// an algorithm runs for as many as it was proposed for.
 #include "softgpu.h"
 #include <functional>
 #include <map>
@@ -20,7 +21,7 @@ extern "C" void softgpu_take(void* stream, unsigned time);
 
 // cublasLt.h
 enum { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
-enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12 };
+enum { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, AUX_POINTER = 11, AUX_LD = 12, SM_COUNT_TARGET = 15 };
 enum { A_SCALE = 17, B_SCALE = 18, FAST_ACCUM = 25, A_SCALE_MODE = 31, B_SCALE_MODE = 32 };
 enum { SCALAR_32F = 0, OUTER_VEC_32F = 3 };
 enum { COMPUTE_F32 = 68, COMPUTE_TF32 = 77 };
@@ -169,10 +170,12 @@ API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout
         *count = 0;
         return NOT_SUPPORTED;
     }
-    // The stand-in's algorithm is the alignment it was chosen for, and its number.
+    // The stand-in's algorithm is the alignment it was chosen for, its number, and the SMs.
     uint32_t reductions = get<uint32_t>(preference->set, REDUCTIONS, 7);
     *count = 0;
-    for (unsigned number = 0; number < COUNT && *count < asked; number++) {
+    int sms = get<int>(descriptor->set, SM_COUNT_TARGET, 0);
+    for (unsigned place = 0; place < COUNT && *count < asked; place++) {
+        unsigned number = sms && place < 2 ? 1 - place : place;
         const Kind& kind = ALGORITHMS[number];
         if (kind.workspace > get<size_t>(preference->set, MAX_WORKSPACE, 0)) continue;
         if (kind.reduction && !(kind.reduction & reductions)) continue;
@@ -181,13 +184,15 @@ API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout
         for (int matrix = 0; matrix < 4; matrix++)
             one.algorithm.data[matrix] = get<uint32_t>(preference->set, ALIGN_A + matrix, 256);
         one.algorithm.data[4] = number;
+        one.algorithm.data[5] = sms;
     }
     return OK;
 }
-API cublasLtMatmulAlgoCheck(void*, Descriptor*, Layout*, Layout*, Layout*, Layout*,
+API cublasLtMatmulAlgoCheck(void*, Descriptor* descriptor, Layout*, Layout*, Layout*, Layout*,
                             const uint64_t* algorithm, Heuristic* found) {
     if (algorithm[4] >= COUNT) return INVALID_VALUE;
     const Kind& kind = ALGORITHMS[algorithm[4]];
+    if ((int)algorithm[5] != get<int>(descriptor->set, SM_COUNT_TARGET, 0)) return NOT_SUPPORTED;
     if (kind.flaw == FAILS_ITS_CHECK) return NOT_SUPPORTED;
     found->workspace = kind.workspace;
     return OK;
@@ -236,6 +241,8 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     for (int i = 0; i < 4; i++)
         if (!algorithm || (uint64_t)matrices[i] % algorithm[i]) return INVALID_VALUE;
     if (algorithm[4] >= COUNT) return INVALID_VALUE;
+    int sms = get<int>(a, SM_COUNT_TARGET, 0);
+    if (sms < 0 || sms > softgpu::MULTIPROCESSORS || (int)algorithm[5] != sms) return INVALID_VALUE;
     const Kind kind = ALGORITHMS[algorithm[4]];
     if (kind.workspace > workspace_bytes) return INVALID_VALUE;
     if (kind.flaw == FAILS_ITS_CHECK || kind.flaw == FAILS_AT_RUN) return NOT_SUPPORTED;

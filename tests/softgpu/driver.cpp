@@ -125,7 +125,7 @@ API cuDeviceGetUuid_v2(unsigned char* uuid, int d) {
 }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-    case 16: *value = 4; break;           // multiprocessors
+    case 16: *value = softgpu::MULTIPROCESSORS; break;
     case 75: *value = capability() / 10; break;
     case 76: *value = capability() % 10; break;
     case 97: *value = shared_limit(); break;

@@ -46,6 +46,8 @@ namespace softgpu {
 // Largest value a thread gives to a collective of its warp.
 constexpr int SLOT_BYTES = 32;
 
+constexpr int MULTIPROCESSORS = 4;
+
 struct Launch {
     dim3 grid, block;
     unsigned shared_bytes;

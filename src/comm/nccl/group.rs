@@ -84,7 +84,11 @@ impl NcclGroup {
         device.after(before, device.stream, device.comm_stream);
         let event = self.collectives(all, Stream::Comm);
         device.record(after, device.comm_stream);
-        Pending { job, event }
+        let sums = all.iter().any(Collective::sums);
+        if sums {
+            device.sm_margin.begin_sum();
+        }
+        Pending { job, event, sums }
     }
 
     fn launch(&self, what: Collective, comm: ncclComm_t, stream: CUstream) -> Code {
@@ -222,6 +226,9 @@ impl Group for NcclGroup {
         // An event that was recorded again since is of a later collective on the same stream.
         let [_, after] = self.order(pending.job);
         self.watchdog.shared.wait_for(|stream| device.wait(stream, after));
+        if pending.sums {
+            device.sm_margin.end_sum();
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Work enqueued on a GPU so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +40,39 @@ impl fmt::Display for Identity {
     }
 }
 
+/// SMs that matrix products leave to NCCL while it sums over ranks beside them. cuBLASLt's kernels for
+/// Hopper want a block on every SM at once; those that find NCCL's there run after all others, and the
+/// product takes up to twice as long.
+#[derive(Default)]
+pub struct SmMargin {
+    /// SMs that remain; None: products take all.
+    rest: Option<u32>,
+    /// Sums that were begun and not yet awaited, in the order in which the host enqueues. When the GPU
+    /// ends them differs from run to run, and how many SMs a product has may change its bits.
+    sums: AtomicUsize,
+}
+
+impl SmMargin {
+    /// Of so many SMs; 0 is no margin.
+    pub fn new(margin: u32, of: u32) -> SmMargin {
+        let rest = (margin > 0).then(|| of.checked_sub(margin).expect("some SMs remain"));
+        SmMargin { rest, sums: AtomicUsize::new(0) }
+    }
+
+    pub fn begin_sum(&self) {
+        self.sums.fetch_add(1, Relaxed);
+    }
+
+    pub fn end_sum(&self) {
+        self.sums.fetch_sub(1, Relaxed);
+    }
+
+    /// SMs of a product that is enqueued now; None: all.
+    pub fn product_sms(&self) -> Option<u32> {
+        self.rest.filter(|_| self.sums.load(Relaxed) > 0)
+    }
+}
+
 /// One GPU, its context and its streams.
 pub struct Device {
     pub api: Api,
@@ -67,6 +100,7 @@ pub struct Device {
     /// run.
     pub(super) capturing: AtomicBool,
     pub(super) launched: [AtomicU64; 2],
+    pub sm_margin: SmMargin,
     /// Observer of each launch of a graph with collectives.
     pub observed: Observed,
     /// The first failure; nothing is enqueued afterwards.
@@ -95,6 +129,7 @@ impl Device {
             graph_groups: 1,
             capturing: AtomicBool::new(false),
             launched: Default::default(),
+            sm_margin: SmMargin::default(),
             observed: Observed::default(),
             failure: Mutex::default(),
         };
@@ -167,6 +202,12 @@ impl Device {
         ]
         .map(|which| self.attribute(which, "its compute capability"));
         Ok(10 * major? + minor?)
+    }
+
+    /// Its SMs.
+    pub fn multiprocessors(&self) -> Result<u32, String> {
+        let count = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.attribute(count, "counting its SMs").map(|count| count.max(0) as u32)
     }
 
     fn attribute(&self, which: Attribute, doing: &str) -> Result<i32, String> {

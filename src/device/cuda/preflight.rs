@@ -1,7 +1,7 @@
 //! From a machine to an open GPU, or to the one line that says what is missing and what to do.
 
 use super::attention::{self, Hopper};
-use super::device::{Device, Identity};
+use super::device::{Device, Identity, SmMargin};
 use super::driver;
 use super::graph::GRAPHS;
 use super::launch::{ADA, AMPERE, Kernels, VOLTA};
@@ -21,6 +21,10 @@ const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
 /// The variable that names the folder of what is timed once; else gptrain/ in XDG_CACHE_HOME or in
 /// .cache of the home folder.
 const CACHE: &str = "GPTRAIN_CACHE";
+
+/// The variable that says how many SMs matrix products leave to NCCL while it sums beside them.
+pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
+
 /// Which GPU to open, and with what.
 #[derive(Clone)]
 pub struct Options {
@@ -33,6 +37,8 @@ pub struct Options {
     pub tuned: Option<PathBuf>,
     /// What `GRAPHS` is set to: 0, all, or 1 as if it were not.
     pub graphs: Option<String>,
+    /// What `SM_MARGIN` is set to.
+    pub sm_margin: Option<String>,
     /// Those for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
     /// Of weights and activations: refused where the GPU lacks it.
@@ -51,7 +57,7 @@ impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
     pub fn of_machine(ordinal: usize) -> Options {
         let folders = std::env::var_os(FOLDER).unwrap_or_default();
-        let graphs = std::env::var_os(GRAPHS).map(|text| text.to_string_lossy().into_owned());
+        let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         let attention = std::env::var(attention::CHOICE).ok();
         Options {
             ordinal,
@@ -60,7 +66,8 @@ impl Options {
                 .collect(),
             kernels: Kernels::embedded(),
             tuned: cache(),
-            graphs,
+            graphs: text(GRAPHS),
+            sm_margin: text(SM_MARGIN),
             volta: Kernels::volta(),
             dtype: DType::F32,
             tf32: false,
@@ -118,6 +125,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     device.graphs.store(graphs.is_some(), Relaxed);
     device.graph_groups = graphs.unwrap_or(0);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
+    device.sm_margin = sm_margin(options, device.multiprocessors().map_err(&what)?)?;
     let identity = device.identity().map_err(&what)?;
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     let kernels = kernels_for(options, kernels, name, capability)?;
@@ -147,6 +155,18 @@ fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
         Some(other) => {
             Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0, 1 or all, or not at all"))
         }
+    }
+}
+
+/// Of a GPU of so many SMs.
+fn sm_margin(options: &Options, sms: u32) -> Result<SmMargin, Problems> {
+    let Some(text) = options.sm_margin.as_deref() else { return Ok(SmMargin::default()) };
+    match text.parse() {
+        Ok(margin) if margin < sms => Ok(SmMargin::new(margin, sms)),
+        _ => Err(refuse(
+            format!("{SM_MARGIN} is {text:?}, and the GPU has {sms} SMs"),
+            "set it to the number that NCCL's kernels take (NCCL_MAX_CTAS), or not at all",
+        )),
     }
 }
 

@@ -139,6 +139,35 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
     lacks.expect(2, &["there is no NVIDIA driver", "libcuda.so.1", FOLDER]);
 }
 
+/// The stand-in as an L40 has one scale for a matrix, where the CPU has one for each row.
+#[test]
+fn eight_bit_floats_need_a_gpu_that_has_them() {
+    let lab = Lab::new();
+    if !built_for_gpus(&lab) {
+        return;
+    }
+    let with = |capability, folder: &str| {
+        let folder = format!("log.folder={folder}");
+        let sets = ["precision=fp8", "model.heads=1", "train.steps=8", &folder];
+        run_on(&lab, &softgpu::folder(), ("SOFTGPU_CAPABILITY", capability), &sets)
+    };
+    let lacks = ["compute capability 8.6: no 8-bit floats, which need 8.9", "--set precision=bf16"];
+    let refused = with("86", "refused");
+    refused.expect(2, &lacks);
+    assert_eq!(refused.err.matches("8-bit floats").count(), 1, "{}", refused.err);
+    with("89", "tensors").expect(0, &[]);
+    with("90", "rows").expect(0, &[]);
+    let losses = ["tensors", "rows"].map(|folder| {
+        let steps = lab.metrics(folder);
+        steps.iter().map(|step| step["lm_loss"].as_f64().unwrap()).collect::<Vec<f64>>()
+    });
+    assert_ne!(losses[0], losses[1]);
+    assert_eq!(losses.each_ref().map(Vec::len), [8, 8]);
+    for (tensors, rows) in losses[0].iter().zip(&losses[1]) {
+        assert!((tensors / rows - 1.0).abs() < 2e-2, "{tensors} for {rows}");
+    }
+}
+
 #[test]
 fn attention_by_wgmma_is_refused_where_it_cannot_be() {
     let lab = Lab::new();

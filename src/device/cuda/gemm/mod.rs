@@ -123,7 +123,7 @@ impl Product {
         on: Operands,
         unfused: Option<&dyn Fn()>,
     ) {
-        let shape = on.shape(self.transpose, self.size, epilogue, cuda.products.tf32);
+        let shape = on.shape(cuda, self.transpose, self.size, epilogue);
         cuda.products.run(cuda, shape, &on, unfused);
     }
 }

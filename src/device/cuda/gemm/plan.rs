@@ -34,6 +34,8 @@ pub struct Shape {
     pub tf32: bool,
     /// Whether C accumulates.
     pub add: bool,
+    /// SMs that it has; None: all.
+    pub sms: Option<u32>,
     /// Bytes that the addresses of A, B, C, bias and auxiliary matrix are multiples of.
     pub alignments: [usize; 5],
 }
@@ -107,6 +109,7 @@ impl fmt::Display for Shape {
         let onto = if self.add { "+=" } else { "=" };
         write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands}{rounded} {epilogue:?}")?;
         self.fp8.iter().try_for_each(|kind| write!(f, "{kind}"))?;
+        self.sms.iter().try_for_each(|sms| write!(f, " on {sms} SMs"))?;
         self.alignments.iter().try_for_each(|bytes| write!(f, " {bytes}"))
     }
 }
@@ -126,18 +129,19 @@ impl Operands {
     /// As the library's descriptors see them.
     pub fn shape(
         &self,
+        cuda: &Cuda,
         transpose: [bool; 2],
         [m, n, k]: [usize; 3],
         epilogue: lt::Epilogue,
-        tf32: bool,
     ) -> Shape {
         let tensors = [Some(self.a), Some(self.b), Some(self.c.to), self.bias, self.aux];
         let alignment = |x: Tensor| 1 << x.addr().trailing_zeros().min(8);
         let alignments = tensors.map(|x| x.map_or(0, alignment));
         let dtypes = [self.a.dtype, self.c.to.dtype];
-        let tf32 = tf32 && self.a.dtype == DType::F32;
+        let tf32 = cuda.products.tf32 && self.a.dtype == DType::F32;
         let (fp8, add) = (self.fp8.map(|(kind, _)| kind), self.c.add);
-        Shape { transpose, m, n, k, dtypes, epilogue, fp8, tf32, add, alignments }
+        let sms = cuda.device.sm_margin.product_sms();
+        Shape { transpose, m, n, k, dtypes, epilogue, fp8, tf32, add, sms, alignments }
     }
 }
 
@@ -195,6 +199,9 @@ impl Products {
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, trans_a);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, trans_b);
         set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, s.epilogue.attribute() as i32);
+        if let Some(sms) = s.sms {
+            set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sms as i32);
+        }
         if let Some(kind) = s.fp8 {
             self.describe_fp8(device, descriptor, kind);
         }
