@@ -3,28 +3,29 @@
 # make help    the rest
 
 GPTRAIN = target/release/gptrain
+QUICK = target/quick/gptrain
 TOOLCHAIN = .toolchain
 PYTHON ?= python3
 export PYTHON
 # SM70=1: kernels for the V100 too.
 export SM70
 
-.PHONY: run quick build kernels test lint bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
+.PHONY: run quick build kernels test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
 run: quick
-	$(GPTRAIN) run manifests/quickstart.yaml
+	$(QUICK) run manifests/quickstart.yaml
 	@echo
-	$(GPTRAIN) sample runs/quickstart --prompt "It is a truth universally acknowledged, that" --tokens 100
+	$(QUICK) sample runs/quickstart --prompt "It is a truth universally acknowledged, that" --tokens 100
 	@echo
-	$(GPTRAIN) report runs/quickstart
+	$(QUICK) report runs/quickstart
 
-# What the quick start needs: no tokenizers of Hugging Face's crate, and GPU kernels only where
+# What the quick start needs: what computes optimised, the rest not; no tokenizers of Hugging Face's crate, and GPU kernels only where
 # NVIDIA's driver answers, or with GPU=1; cargo compiles them beside the rest.
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 quick:
 	@[ $(GPU) = 0 ] || kernels/build.sh target/kernels --compiler || \
 		echo "no CUDA compiler: gptrain is built for the CPU only"
-	GPU=$(GPU) cargo build --release --locked --no-default-features --bin gptrain
+	GPU=$(GPU) cargo build --profile quick --locked --no-default-features --bin gptrain
 
 build: kernels
 	cargo build --release --locked
@@ -42,6 +43,13 @@ lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
+
+# docs/ as pages to read in a browser: target/book.
+MDBOOK = target/mdbook/bin/mdbook
+book: $(MDBOOK)
+	$(MDBOOK) build docs
+$(MDBOOK):
+	cargo install --quiet --locked --no-default-features --debug --root target/mdbook mdbook@0.5.4
 
 # Against PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
 # Each op's share of a step and its part of what registers and memory reach, then whole steps.
@@ -91,6 +99,7 @@ wheel: release
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make lint      format and clippy, warnings denied"
+	@echo "make book      docs/ as pages for a browser"
 	@echo "make bench-cpu speed against PyTorch (PYTHON with torch)"
 	@echo "make kernels   the CUDA kernels, with an nvcc of CUDA_HOME, of PATH or from PyPI"
 	@echo "make SM70=1    build with kernels for the V100 too (f32, fp16), by CUDA 12 or NVRTC from PyPI"
