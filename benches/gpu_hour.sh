@@ -5,17 +5,18 @@
 #   ./gpu_hour.sh STEP...               there, in the unpacked folder: $OUT/STEP.txt, by default in out/
 #   benches/gpu_hour.sh results FOLDER  the tables of such a folder, to the end of benches/RESULTS.md
 #
-# Steps, in this order; `all` is each of them:
+# Steps, in this order; `all` is each of them. One that fails leaves the others be:
 #   machine     the GPU, its driver, the libraries that are found, copies and products
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
-#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
+#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma, in fp8
 #   profile     time by kernel of a step of 124M, where ncu is
 #   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
 #
-# The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, of 2.15 it is 2.30.7.
+# The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, and that of 2.15 is 2.30.7, so that
+# none is built; an older one makes `nccl` a line that says so.
 # LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one). QUICK:
 # more settings of the quick start, as `--set model.hidden=64`: a stand-in for a GPU is slow.
 set -euo pipefail
@@ -34,6 +35,7 @@ pack() {
     cp benches/gpu_hour.sh "$folder/"
     tar -C target --exclude=gpu-hour/out -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
     du -h --apparent-size "$folder.tar.xz"
+    [ "$(stat -c %s "$folder.tar.xz")" -lt $((64 << 20)) ] || echo "over 64 MiB: too large to be carried" >&2
 }
 
 results() { # folder
@@ -89,6 +91,8 @@ train() {
         say "$variant"
         env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}" >&3
     done
+    say "PRECISION=fp8"
+    PYTHON=/bin/false bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}" >&3
 }
 
 profile() {
@@ -141,14 +145,24 @@ run() {
 }
 
 nccl() {
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 GPTRAIN_CUDA_GRAPHS=all
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 GPTRAIN_CUDA_GRAPHS=all NCCL_DEBUG=VERSION
+    local runs="$OUT/runs" log="$OUT/nccl.log" grid="--set topology.tensor=2 --set topology.data=2"
+    rm -rf "$runs"/nccl*
+    if ! quick "$runs/nccl" $grid; then
+        say "$(grep -m1 -e 'NCCL is missing' -e 'two ranks on one GPU' "$log")" && return 0
+        return 1
+    fi
+    say "$(grep -m1 'NCCL version' "$log" || echo 'NCCL, which does not say its version')"
+    say "TP2 x DP2 by NCCL: $(losses "$runs/nccl" | tail -1)"
+    NCCL_MAX_CTAS=4 GPTRAIN_SM_MARGIN=${SM_MARGIN:-4} quick "$runs/nccl-margin" $grid
+    say "with SMs left to NCCL: $(losses "$runs/nccl-margin" | tail -1)"
     GPTRAIN_TEST_GPU=1 tests "grids by NCCL" bin/model grids_cuda::nccl grids_cuda::ranks \
-        grids_cuda::a_pipeline --test-threads 1
-    quick "$OUT/runs/nccl" --set topology.tensor=2 --set topology.data=2
-    say "TP2 x DP2 by NCCL: $(losses "$OUT/runs/nccl" | tail -1)"
+        grids_cuda::a_pipeline grids_cuda::products --test-threads 1
 }
 
 peers() {
+    "${PYTHON:-python3}" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
+        say "no PyTorch with a GPU in ${PYTHON:-python3}: gptrain alone"
     TORCH_BENCH=benches/torch_gpt2_bench.py bin/bench_train --device cuda --only "${SHAPE:-}" >&3
     [ "${SHAPE:-}" != trial ] || return 0
     for model in gpt2 1.5b 7b; do

@@ -81,12 +81,17 @@ pub trait Group {
     /// ops enqueued after `finish` see its result; computation between the two overlaps with it.
     /// A group without such a queue runs it immediately.
     fn begin(&self, what: Collective) -> Pending {
+        self.begin_ahead(what)
+    }
+    /// As `begin`, for a result that is needed soon: on a queue that the collectives of `begin` are not
+    /// in.
+    fn begin_ahead(&self, what: Collective) -> Pending {
         match what {
             Collective::AllReduce(x) => self.all_reduce(x),
             Collective::AllGather { part, whole } => self.all_gather(part, whole),
             Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
         }
-        Pending { job: 0, event: 0, sums: false }
+        Pending::DONE
     }
     /// Begins several, in one launch where the group can. Each that is returned is to be finished.
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
@@ -144,6 +149,10 @@ pub struct Pending {
     event: u64,
     /// Whether it sums, on a GPU.
     sums: bool,
+}
+
+impl Pending {
+    const DONE: Pending = Pending { job: 0, event: 0, sums: false };
 }
 
 /// Kinds of communication.

@@ -114,6 +114,9 @@ impl Group for P2pGroup {
     }
 
     fn finish(&self, pending: Pending) {
+        if pending.job == 0 {
+            return;
+        }
         let _waiting = self.members.endpoint.recorder.waiting();
         self.members.endpoint.recorder.mark_waited(pending.event);
         let done = self.resources.queue(|queue| queue.done());

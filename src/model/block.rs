@@ -4,6 +4,7 @@
 use super::layers::{attention, feed_forward, norm};
 use super::weights::Weight::*;
 use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
+use comm::Pending;
 use device::{Arena, Dropout, Tensor};
 use manifest::Recompute;
 
@@ -53,34 +54,44 @@ impl Acts {
 }
 
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
-    norm::forward(cx, w, &a.attention.norm);
-    attention::forward(cx, w, &a.attention);
-    let branch = [a.x, a.attention.out];
-    norm::forward_residual(cx, w, &a.ffn.norm, branch, w.get(ProjB), &a.drop_attn);
+    forward_to_ffn(cx, w, a);
     feed_forward::forward(cx, w, &a.ffn);
     cx.be.residual(a.mid, a.ffn.out, w.get(Fc2B), &a.drop_ffn, a.y.set());
 }
 
+/// Up to the input of the feed-forward sublayer.
+fn forward_to_ffn(cx: &Cx, w: &Params, a: &Acts) {
+    norm::forward(cx, w, &a.attention.norm);
+    attention::forward(cx, w, &a.attention);
+    let branch = [a.x, a.attention.out];
+    norm::forward_residual(cx, w, &a.ffn.norm, branch, w.get(ProjB), &a.drop_attn);
+}
+
 /// In: the gradient of y in `d.stream`. Out: the gradient of x there.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
-    rebuild(cx, w, a);
+    let [to_attention, to_ffn] = rebuild(cx, w, a);
 
     let dbias = |weight| g.get(weight).map(Tensor::add);
     cx.be.residual_backward(d.stream, &a.drop_ffn, d.branch.set(), dbias(Fc2B));
-    feed_forward::backward(cx, w, g, &a.ffn, d);
+    feed_forward::backward(cx, w, g, &a.ffn, d, to_ffn);
     norm::backward_residual(cx, w, g, &a.ffn.norm, d, &a.drop_attn, dbias(ProjB));
-    attention::backward(cx, w, g, &a.attention, d);
+    attention::backward(cx, w, g, &a.attention, d, to_attention);
     norm::backward(cx, w, g, &a.attention.norm, d.h, d.stream.add());
 }
 
-/// Brings back what `Recompute` let forward drop.
-fn rebuild(cx: &Cx, w: &Params, a: &Acts) {
+/// Brings back what `Recompute` let forward drop, but for gathers of the sublayers' inputs that it
+/// begins.
+fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> [Option<Pending>; 2] {
     match cx.recompute {
-        Recompute::None => (),
+        Recompute::None => [None, None],
         Recompute::Selective => {
-            attention::rebuild(cx, w, &a.attention);
-            feed_forward::rebuild(cx, w, &a.ffn);
+            let to_ffn = feed_forward::rebuild(cx, w, &a.ffn);
+            [attention::rebuild(cx, w, &a.attention), to_ffn]
         }
-        Recompute::Full => forward(cx, w, a),
+        Recompute::Full => {
+            forward_to_ffn(cx, w, a);
+            feed_forward::forward_inner(cx, w, &a.ffn);
+            [None, None]
+        }
     }
 }

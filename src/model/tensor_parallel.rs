@@ -1,7 +1,7 @@
 //! The two ends of a tensor-parallel region: Megatron's f and g.
 
 use base::div_exact;
-use comm::Group;
+use comm::{Collective, Group, Pending};
 use device::{Arena, Tensor};
 
 /// Inside a tensor-parallel region a rank has all N tokens and a share of the features. Outside it
@@ -29,6 +29,25 @@ impl TensorParallel<'_> {
         } else {
             self.group.all_reduce(outside);
         }
+    }
+
+    /// Begins `gather_seq`: what is enqueued after `finish` sees its result.
+    pub fn begin_gather(&self, outside: Tensor, inside: Tensor) -> Option<Pending> {
+        let gather = Collective::AllGather { part: outside, whole: inside };
+        self.sequence.then(|| self.group.begin_ahead(gather))
+    }
+
+    /// Begins `reduce_out`, likewise.
+    pub fn begin_reduce(&self, inside: Tensor, outside: Tensor) -> Option<Pending> {
+        let sum = match self.sequence {
+            true => Collective::ReduceScatter { whole: inside, part: outside },
+            false => Collective::AllReduce(outside),
+        };
+        Some(self.group.begin_ahead(sum))
+    }
+
+    pub fn finish(&self, pending: Option<Pending>) {
+        pending.into_iter().for_each(|pending| self.group.finish(pending));
     }
 
     /// Tokens on this rank outside the region: n of `all`.

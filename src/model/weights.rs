@@ -175,7 +175,8 @@ pub struct FlopsPerToken {
 }
 
 impl FlopsPerToken {
-    /// What the device does: a full recompute runs every block's forward twice.
+    /// With recompute as the published figures have it: a full one runs every block's forward twice.
+    /// Here it leaves out the block's last product, which backward does not need.
     pub fn hardware(&self, recompute: Recompute) -> f64 {
         match recompute {
             Recompute::Full => self.model + self.blocks_forward,
@@ -196,16 +197,20 @@ pub fn flops_per_token(m: &Model) -> FlopsPerToken {
 /// What the embedding, one block and the head each cost a pipeline stage: FLOPs per token, and
 /// parameters. The embedding is looked up, which costs none.
 pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
-    let passes = if recompute == Recompute::Full { 4.0 } else { 3.0 };
     let table = table(m);
     let sum = |of: &dyn Fn(&ParamSpec) -> bool| {
         let rows = table.iter().filter(|s| of(s));
         rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
     };
     let parameters = |module| sum(&|s| s.module == module);
+    let block = forward_flops(m, Module::Block);
+    let again = match recompute {
+        Recompute::Full => block - 2.0 * sum(&|s| s.weight == Weight::Fc2W),
+        Recompute::None | Recompute::Selective => 0.0,
+    };
     [
         (0.0, parameters(Module::Embed)),
-        (passes * forward_flops(m, Module::Block), parameters(Module::Block)),
+        (3.0 * block + again, parameters(Module::Block)),
         (3.0 * forward_flops(m, Module::Head), parameters(Module::Head) + sum(&|s| s.tied)),
     ]
 }

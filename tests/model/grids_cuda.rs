@@ -25,6 +25,9 @@ macro_rules! grid {
 }
 
 grid!(nccl_tensor_2_sequence, Nccl: "topology.tensor=2", "topology.sequence_parallel=true");
+grid!(nccl_tensor_2_selective, Nccl: "topology.tensor=2", "topology.sequence_parallel=true",
+    "topology.recompute=selective");
+grid!(nccl_tensor_2_full, Nccl: "topology.tensor=2", "topology.recompute=full");
 grid!(nccl_data_2_zero_2, Nccl: "topology.data=2", "topology.zero=2");
 grid!(nccl_data_2_zero_3, Nccl: "topology.data=2", "topology.zero=3");
 grid!(nccl_pipeline_2, Nccl: "topology.pipeline=2");
@@ -252,6 +255,10 @@ fn passes_with_two_communicators_are_learned_on_demand() {
 #[test]
 fn ranks_learn_their_passes_by_heart() {
     learned(16, &["topology.tensor=2", "topology.sequence_parallel=true"]);
+    learned(
+        16,
+        &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
+    );
     learned(8, &["topology.data=2"]);
     learned(16, &["topology.pipeline=2"]);
 }
@@ -329,11 +336,14 @@ fn products_leave_sms_to_sums_of_gradients() {
     let texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
     let kept: String = texts.map(|file| std::fs::read_to_string(file).unwrap()).collect();
     let (beside, alone): (Vec<&str>, Vec<&str>) =
-        kept.lines().skip(1).partition(|line| line.contains(" on 3 SMs"));
+        kept.lines().skip(1).partition(|line| line.contains(" SMs"));
     // The micro-batches before it write what it adds to.
     let name = |line: &str| {
-        let product = line.split_once(": ").unwrap().0;
-        product.replace(" on 3 SMs", "").replace("+=", "=")
+        let product = line.split_once(": ").unwrap().0.replace("+=", "=");
+        match product.split_once(" on ") {
+            Some((before, after)) => before.to_string() + after.split_once(" SMs").unwrap().1,
+            None => product,
+        }
     };
     let alone: Vec<String> = alone.into_iter().map(name).collect();
     let beside: Vec<String> = beside.into_iter().map(name).collect();

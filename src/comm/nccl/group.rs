@@ -55,7 +55,7 @@ impl NcclGroup {
         let (name, counters) = (self.name.clone(), self.counters.clone());
         let event = move |(op, whole): &(Op, Tensor)| {
             let event = Event::new(&name, *op, next_number(&counters.collectives), *whole, None);
-            Event { queued: stream == Stream::Comm, ..event }
+            Event { queued: stream != Stream::Compute, ..event }
         };
         let events = move || wholes.iter().map(&event).collect();
         self.enqueue(stream, events, &doing, |comm, stream| match all {
@@ -75,15 +75,16 @@ impl NcclGroup {
         [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
     }
 
-    /// Begins them on the communication stream, after what the device has so far.
-    fn begin_in_order(&self, all: &[Collective]) -> Pending {
+    /// Begins them on a communication stream, after what the device has so far.
+    fn begin_on(&self, stream: Stream, all: &[Collective]) -> Pending {
         let job = self.begun.get() + 1;
         self.begun.set(job);
         let device = &self.watchdog.shared.device;
         let [before, after] = self.order(job);
-        device.after(before, device.stream, device.comm_stream);
-        let event = self.collectives(all, Stream::Comm);
-        device.record(after, device.comm_stream);
+        let handle = self.watchdog.shared.handle(stream);
+        device.after(before, device.stream, handle);
+        let event = self.collectives(all, stream);
+        device.record(after, handle);
         let sums = all.iter().any(Collective::sums);
         if sums {
             device.sm_margin.begin_sum();
@@ -213,11 +214,15 @@ impl Group for NcclGroup {
     }
 
     fn begin(&self, what: Collective) -> Pending {
-        self.begin_in_order(&[what])
+        self.begin_on(Stream::Comm, &[what])
+    }
+
+    fn begin_ahead(&self, what: Collective) -> Pending {
+        self.begin_on(Stream::Layer, &[what])
     }
 
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
-        (!all.is_empty()).then(|| self.begin_in_order(all)).into_iter().collect()
+        (!all.is_empty()).then(|| self.begin_on(Stream::Comm, all)).into_iter().collect()
     }
 
     fn finish(&self, pending: Pending) {
@@ -238,7 +243,7 @@ impl Drop for NcclGroup {
         // After a failure, or in a panic, the other ranks may never come.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {
-            for stream in [device.stream, device.comm_stream] {
+            for stream in [device.stream, device.comm_stream, device.layer_stream] {
                 device.wait_stream(stream);
             }
         }

@@ -1,8 +1,9 @@
 //! Groups of GPUs, one per rank, by NCCL. The ranks meet through a `World`, which also finds the
 //! root cause when a collective hangs and aborts all ranks when one fails (`watchdog`).
 //!
-//! Blocking collectives run on the compute stream, in order with the ops; asynchronous ones on the
-//! comm stream, ordered with the ops by two events. Sums are in NCCL's order: the same every run on
+//! Blocking collectives run on the compute stream, in order with the ops; asynchronous ones on one of
+//! two others, ordered with the ops by two events: those that a layer awaits itself are not behind the
+//! long ones that a step awaits. Sums are in NCCL's order: the same every run on
 //! the same GPUs, not the bits of another transport. An operation counts as started when the GPU
 //! starts it.
 

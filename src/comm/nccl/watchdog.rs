@@ -33,6 +33,7 @@ unsafe impl Sync for Comm {}
 pub enum Stream {
     Compute,
     Comm,
+    Layer,
 }
 
 /// The polling thread; it ends with the last communicator of the rank.
@@ -54,7 +55,7 @@ pub struct Shared {
 struct State {
     comms: Vec<Arc<Comm>>,
     /// Outstanding operations per stream, oldest first.
-    outstanding: [VecDeque<Tracked>; 2],
+    outstanding: [VecDeque<Tracked>; 3],
     tickets: u64,
     /// Pairs of CUDA events for reuse.
     free: Vec<Pair>,
@@ -228,10 +229,11 @@ impl Shared {
         entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
     }
 
-    fn handle(&self, stream: Stream) -> CUstream {
+    pub fn handle(&self, stream: Stream) -> CUstream {
         match stream {
             Stream::Compute => self.device.stream,
             Stream::Comm => self.device.comm_stream,
+            Stream::Layer => self.device.layer_stream,
         }
     }
 

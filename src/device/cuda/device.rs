@@ -89,6 +89,8 @@ pub struct Device {
     pub stream: CUstream,
     /// Of asynchronous collectives.
     pub comm_stream: CUstream,
+    /// Of those that are awaited within the same layer.
+    pub layer_stream: CUstream,
     /// Of host-to-device copies that overlap with ops, and of copies to the host that do.
     pub h2d_stream: CUstream,
     pub d2h_stream: CUstream,
@@ -123,6 +125,7 @@ impl Device {
             context: null_mut(),
             stream: null_mut(),
             comm_stream: null_mut(),
+            layer_stream: null_mut(),
             h2d_stream: null_mut(),
             d2h_stream: null_mut(),
             graphs: AtomicBool::new(true),
@@ -153,6 +156,7 @@ impl Device {
         device.shared_memory = device.attribute(shared, "its shared memory")? as usize;
         device.stream = device.new_stream(false)?;
         device.comm_stream = device.new_stream(true)?;
+        device.layer_stream = device.new_stream(true)?;
         device.h2d_stream = device.new_stream(false)?;
         device.d2h_stream = device.new_stream(false)?;
         Ok(device)
@@ -308,8 +312,9 @@ impl Drop for Device {
         // SAFETY: made in `open`, and this is their only owner.
         unsafe {
             call!(self.api, cuCtxSetCurrent(self.context));
-            let streams = [self.stream, self.comm_stream, self.h2d_stream, self.d2h_stream];
-            for stream in streams.into_iter().filter(|s| !s.is_null()) {
+            let collectives = [self.comm_stream, self.layer_stream];
+            let streams = [self.stream, self.h2d_stream, self.d2h_stream];
+            for stream in streams.into_iter().chain(collectives).filter(|s| !s.is_null()) {
                 call!(self.api, cuStreamDestroy_v2(stream));
             }
             if !self.context.is_null() {

@@ -36,7 +36,8 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         again: match m.topology.recompute {
             Recompute::None => [0, 0],
             Recompute::Selective => [2, 0],
-            Recompute::Full => [2, 2],
+            // Backward does not need what the feed-forward sublayer gave.
+            Recompute::Full => [2, 1],
         },
         maxima: match m.precision {
             Precision::Fp8 => bytes(groups.tensor.size() * (tokens + m.model.hidden), DType::F32),

@@ -1,10 +1,12 @@
 //! The attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
 //! Queries and keys are turned by their position and normalised before where the model does that.
 
-use super::{linear, norm};
+use super::linear::{self, Entry};
+use super::norm;
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Past, Tables, mup};
 use base::DType::F32;
+use comm::Pending;
 use device::Epilogue::{Bias, Nothing};
 use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
 
@@ -95,8 +97,16 @@ fn turn(cx: &Cx, w: &Params, a: &Acts) {
     }
 }
 
-/// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
-pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
+/// In: the gradient of `out` in `d.branch`, and what `rebuild` began. Out: that of the norm's output
+/// in `d.h`.
+pub fn backward(
+    cx: &Cx,
+    w: &Params,
+    g: &Params,
+    a: &Acts,
+    d: &GradBuffers,
+    gather: Option<Pending>,
+) {
     cx.tp.gather_seq(d.branch, d.branch_in);
     linear::backward(cx, d.branch_in, a.ctx, (w, ProjW), Nothing, d.ctx.set(), g.out(ProjW));
     cx.be.attention_backward(d.ctx, a.turned, a.ctx, a.lse, &a.attend, d.qkv.set());
@@ -105,14 +115,15 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
         cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
     }
     let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
-    linear::backward_biased(cx, d.qkv, a.norm.h_in, (w, QkvW), d.h_in.set(), dw, db);
-    cx.tp.reduce_out(d.h_in, d.h);
+    let entry = Entry { x: a.norm.h_in, gather, dx_in: d.h_in, dx: d.h };
+    linear::backward_entry(cx, d.qkv, entry, (w, QkvW), dw, db);
 }
 
-/// What selective recompute drops: the outputs of the norms.
-pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) {
-    norm::forward(cx, w, &a.norm);
+/// What selective recompute drops: the outputs of the norms. Begins the gather of the layer's input.
+pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+    let gather = norm::rebuild(cx, w, &a.norm);
     if a.turned != a.qkv {
         turn(cx, w, a);
     }
+    gather
 }

@@ -1,8 +1,10 @@
 //! The feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
-use super::{linear, norm};
+use super::linear::{self, Entry};
+use super::norm;
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params};
+use comm::Pending;
 use device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
 use device::{Gelu, Tensor};
 
@@ -51,6 +53,13 @@ impl Acts {
 
 /// After the norm; the residual adds fc2's bias.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
+    forward_inner(cx, w, a);
+    linear::forward(cx, a.act, (w, Fc2W), Nothing, a.out_in.set());
+    cx.tp.reduce_out(a.out_in, a.out);
+}
+
+/// Up to what fc2 reads, which is all that backward needs.
+pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
     match a.ffn {
         Ffn::Gelu(gelu) => {
             let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
@@ -62,12 +71,18 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
             cx.be.swiglu(a.fc, a.act.set());
         }
     }
-    linear::forward(cx, a.act, (w, Fc2W), Nothing, a.out_in.set());
-    cx.tp.reduce_out(a.out_in, a.out);
 }
 
-/// In: the gradient of `out` in `d.branch`. Out: that of the norm's output in `d.h`.
-pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
+/// In: the gradient of `out` in `d.branch`, and what `rebuild` began. Out: that of the norm's output
+/// in `d.h`.
+pub fn backward(
+    cx: &Cx,
+    w: &Params,
+    g: &Params,
+    a: &Acts,
+    d: &GradBuffers,
+    gather: Option<Pending>,
+) {
     cx.tp.gather_seq(d.branch, d.branch_in);
     let then = match a.ffn {
         Ffn::Gelu(gelu) => GeluBackward { pre: a.fc, gelu },
@@ -78,15 +93,17 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
         cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
     }
     let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
-    linear::backward_biased(cx, d.fc, a.norm.h_in, (w, Fc1W), d.h_in.set(), dw, db);
-    cx.tp.reduce_out(d.h_in, d.h);
+    let entry = Entry { x: a.norm.h_in, gather, dx_in: d.h_in, dx: d.h };
+    linear::backward_entry(cx, d.fc, entry, (w, Fc1W), dw, db);
 }
 
-/// What selective recompute drops: the outputs of the norm and of the activation.
-pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) {
-    norm::forward(cx, w, &a.norm);
+/// What selective recompute drops: the outputs of the norm and of the activation. Begins the gather of
+/// the layer's input.
+pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+    let gather = norm::rebuild(cx, w, &a.norm);
     match a.ffn {
         Ffn::Gelu(gelu) => cx.be.gelu(a.fc, gelu, a.act.set()),
         Ffn::Swiglu => cx.be.swiglu(a.fc, a.act.set()),
     }
+    gather
 }

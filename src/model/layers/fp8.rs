@@ -41,9 +41,13 @@ impl<'a> Products<'a> {
         self.product([self.input(x, Lines::Rows), self.weight(Lines::Rows)], y, then);
     }
 
-    /// dx = then(dy·w),  dw = dyᵀ·x
-    pub fn backward(&self, dy: Tensor, x: Tensor, then: Epilogue, dx: Out, dw: Out) {
+    /// dx = then(dy·w)
+    pub fn backward_input(&self, dy: Tensor, then: Epilogue, dx: Out) {
         self.product([self.output(dy, Lines::Rows), self.weight(Lines::Columns)], dx, then);
+    }
+
+    /// dw = dyᵀ·x
+    pub fn backward_weight(&self, dy: Tensor, x: Tensor, dw: Out) {
         let operands = [self.output(dy, Lines::Columns), self.input(x, Lines::Columns)];
         self.product(operands, dw, Epilogue::Nothing);
     }

@@ -3,6 +3,7 @@
 
 use super::fp8;
 use crate::{Cx, Params, Weight};
+use comm::Pending;
 use device::{Epilogue, Gemm, Out, Tensor};
 
 /// y = then(x·wᵀ)
@@ -28,24 +29,49 @@ pub fn backward(
             cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx, then);
             cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::Nothing);
         }
-        Some(room) => fp8::Products::new(cx, room, w).backward(dy, x, then, dx, dw),
+        Some(room) => {
+            let products = fp8::Products::new(cx, room, w);
+            products.backward_input(dy, then, dx);
+            products.backward_weight(dy, x, dw);
+        }
     }
 }
 
-/// dx = dy·w,  dw = dyᵀ·x,  db = Σ dy if there is a bias
-pub fn backward_biased(
+/// What is read at the entry of a split region, in backward: x, and its gather if that still runs.
+pub struct Entry {
+    pub x: Tensor, // [N, in]
+    pub gather: Option<Pending>,
+    pub dx_in: Tensor, // [N, in]  this rank's part of the sum
+    pub dx: Tensor,    // [n, in]  and outside
+}
+
+/// dx = Σ_ranks dy·w,  dw = dyᵀ·x,  db = Σ dy if there is a bias. The sum over ranks runs beside the
+/// other product, and so does what is left of x's gather beside the first.
+pub fn backward_entry(
     cx: &Cx,
     dy: Tensor,
-    x: Tensor,
+    entry: Entry,
     w: (&Params, Weight),
-    dx: Out,
     dw: Out,
     db: Option<Out>,
 ) {
-    if cx.fp8.is_some() {
-        backward(cx, dy, x, w, Epilogue::Nothing, dx, dw);
-        return db.into_iter().for_each(|db| cx.be.column_sums(dy, db));
+    let Entry { x, gather, dx_in, dx } = entry;
+    let products = cx.fp8.map(|room| fp8::Products::new(cx, room, w));
+    match &products {
+        None => cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx_in.set(), Epilogue::Nothing),
+        Some(products) => products.backward_input(dy, Epilogue::Nothing, dx_in.set()),
     }
-    cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx, Epilogue::Nothing);
-    cx.be.gemm(Gemm::TN, dy, x, dw, db.map_or(Epilogue::Nothing, Epilogue::BiasBackward));
+    let sum = cx.tp.begin_reduce(dx_in, dx);
+    cx.tp.finish(gather);
+    match &products {
+        None => {
+            let then = db.map_or(Epilogue::Nothing, Epilogue::BiasBackward);
+            cx.be.gemm(Gemm::TN, dy, x, dw, then);
+        }
+        Some(products) => {
+            products.backward_weight(dy, x, dw);
+            db.into_iter().for_each(|db| cx.be.column_sums(dy, db));
+        }
+    }
+    cx.tp.finish(sum);
 }

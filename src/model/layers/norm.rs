@@ -2,6 +2,7 @@
 
 use crate::{Cx, GradBuffers, Params, Weight};
 use base::DType;
+use comm::Pending;
 use device::{Arena, Dropout, Norm, Out, Tensor};
 
 #[rustfmt::skip]
@@ -37,6 +38,12 @@ impl Acts {
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     cx.be.layernorm(a.x, &a.norm(cx, w), a.h.set(), a.stats.set());
     cx.tp.gather_seq(a.h, a.h_in);
+}
+
+/// As `forward`, but h_in is there only after the gather that it begins.
+pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+    cx.be.layernorm(a.x, &a.norm(cx, w), a.h.set(), a.stats.set());
+    cx.tp.begin_gather(a.h, a.h_in)
 }
 
 /// x = stream + dropout(branch + bias) before it, in one pass.
