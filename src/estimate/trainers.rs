@@ -27,6 +27,10 @@ pub struct Trainer {
     #[serde(default)]
     pub flash: bool,
     #[serde(default)]
+    pub tuned: bool,
+    #[serde(default)]
+    pub selective: f64,
+    #[serde(default)]
     pub sequence: bool,
     #[serde(default)]
     pub overlap: bool,

@@ -10,12 +10,12 @@ use gptrain::estimate::days;
 use gptrain::estimate::gptrain::{drift, dry_run};
 use gptrain::estimate::hardware;
 use gptrain::estimate::others::calibrate;
-use gptrain::estimate::others::cost::constants::{Constants, MEMORY, TIME};
+use gptrain::estimate::others::cost::constants::{Constants, MEMORY, Prior, TIME};
 use gptrain::estimate::others::cost::deepspeed::states;
-use gptrain::estimate::others::fitted::Fitted;
+use gptrain::estimate::others::fitted;
 use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::others::rows::{self, Row};
-use gptrain::estimate::others::{score, shape_lint};
+use gptrain::estimate::others::shape_lint;
 use gptrain::estimate::rates::{simple_days, simple_tflops};
 use gptrain::estimate::setup::{Offload, Setup};
 use gptrain::manifest::{LayerSplit, Position};
@@ -294,53 +294,30 @@ fn bloom_tells_its_story() {
     near(p.gigabytes, 59.0, 0.05);
 }
 
-/// With UPDATE=1 it writes them.
+/// With UPDATE=1 it writes them. The fit comes to rest at them, from what is known before any row and from
+/// themselves.
 #[test]
 fn the_constants_are_those_of_the_rows() {
     let rows = rows::shipped();
+    let prior = Constants::prior();
+    let found = fitted::to(&rows, &prior);
     if std::env::var_os("UPDATE").is_some() {
-        let fitted = Fitted::to(&rows, &Constants::prior());
-        let again = Fitted::to(&rows, &fitted.constants);
-        std::fs::write("src/estimate/constants.yaml", again.written()).unwrap();
+        std::fs::write("src/estimate/constants.yaml", fitted::written(&found)).unwrap();
         return;
     }
-    let shipped = Fitted::shipped();
-    let again = Fitted::to(&rows, &shipped.constants);
-    for (table, ours, theirs) in [
-        (TIME, &shipped.constants.time, &again.constants.time),
-        (MEMORY, &shipped.constants.memory, &again.constants.memory),
-    ] {
-        for (prior, (a, b)) in table.iter().zip(ours.iter().zip(theirs)) {
-            assert!((a / b).ln().abs() < 0.03, "{}: {a} is shipped, {b} is fitted", prior.name);
+    let shipped = fitted::shipped();
+    let again = fitted::to(&rows, shipped);
+    let same = |table: &[Prior], shipped: &[f64], found: &[f64], from: &str| {
+        for (prior, (a, b)) in table.iter().zip(shipped.iter().zip(found)) {
+            let name = prior.name;
+            assert!((a / b).ln().abs() < 3e-3, "{name}: {a} is written, {b} is fitted from {from}");
         }
+    };
+    for (found, from) in [(found, "the prior"), (again, "itself")] {
+        same(TIME, &shipped.time, &found.time, from);
+        same(MEMORY, &shipped.memory, &found.memory, from);
     }
-}
-
-/// The promise of docs/estimate.md, on configurations that were not seen.
-#[test]
-fn unseen_rows_are_predicted_within_the_goals() {
-    let rows = rows::shipped();
-    let scored = score::left_out(&rows);
-    let all = score::time_errors(&scored, &|_| true);
-    assert!(all.rows > 700 && all.median < 0.03, "{all:?}");
-    assert!((0.85..0.96).contains(&all.within_bar()), "{all:?}");
-    let printed = score::time_errors(&scored, &score::printed);
-    assert!(printed.mean < 0.025 && printed.p90 < 0.06, "{printed:?}");
-    let memory = score::memory_errors(&scored, &score::known_cluster);
-    assert!(memory.rows > 55 && memory.mean < 0.025 && memory.p90 < 0.05, "{memory:?}");
-    let (right, known) = score::fits(&scored, &score::known_cluster);
-    assert!(right as f64 >= 0.97 * known as f64, "{right} of {known}");
-}
-
-/// Of a cluster that nobody told of, nine in ten times lie within their bars, which are wide.
-#[test]
-fn rows_of_unseen_sources_are_within_their_bars() {
-    let rows = rows::shipped();
-    let sources = score::sources_left_out(&rows);
-    assert!(sources.len() > 12);
-    let unseen: Vec<_> = sources.into_iter().flat_map(|source| source.scored).collect();
-    let errors = score::time_errors(&unseen, &|_| true);
-    assert!(errors.within_bar() > 0.85, "{errors:?}");
+    assert!(shipped.time.iter().zip(&prior.time).any(|(a, b)| (a / b).ln().abs() > 0.5));
 }
 
 /// What is estimated for gptrain is what its engine reserves, on every rank, byte for byte: of every

@@ -421,7 +421,36 @@ fn flags_that_would_do_nothing_are_refused() {
     assert!(json(&["--list-hardware"]).as_array().unwrap().len() > 5);
 }
 
-/// Minutes for what takes minutes; the processor at hand is measured, and a run of years is told of GPUs.
+/// The promise of docs/estimate.md: of configurations that were not seen, and of every source of which
+/// nothing was, or a few rows, the error and how many lie within their bars.
+#[test]
+fn the_selftest_tells_of_every_source() {
+    let v = json(&["--selftest"]);
+    let figure = |place: &str| {
+        let at = v.pointer(place).and_then(|at| at.as_f64());
+        at.unwrap_or_else(|| panic!("no {place}"))
+    };
+    let seen = |name: &str, what: &str| figure(&format!("/left_out/{name}/{what}"));
+    assert!(seen("time, all rows", "rows") > 700.0 && seen("time, all rows", "median") < 0.03);
+    assert!((0.85..0.96).contains(&seen("time, all rows", "within_bar")));
+    let printed = "time, Jean Zay, printed";
+    assert!(seen(printed, "mean") < 0.025 && seen(printed, "p90") < 0.06);
+    let memory = "memory, Jean Zay's A100";
+    assert!(seen(memory, "mean") < 0.03 && seen(memory, "p90") < 0.06);
+    let fits = "fits, Jean Zay's A100";
+    assert!(seen(fits, "right") >= 0.96 * seen(fits, "rows"));
+    let sources = v["sources_left_out"].as_object().unwrap();
+    assert!(sources.len() > 12);
+    for source in sources.keys() {
+        let rows = figure(&format!("/sources_left_out/{source}/unseen/rows"));
+        let within = figure(&format!("/sources_left_out/{source}/unseen/within"));
+        assert!(rows > 0.0 && within <= rows, "{source}");
+    }
+    let unseen = |place: &str| figure(&format!("/sources_left_out/{place}"));
+    assert!(unseen("all/unseen/mean") < 0.25 && unseen("all/unseen/within_bar") > 0.85);
+    assert!(unseen("vtrain/after_20/mean") < 0.1 && unseen("llm-foundry/after_20/mean") < 0.08);
+}
+
 /// Money has the sign that its price is given with, and the table's without one.
 #[test]
 fn money_has_the_sign_of_its_price() {
@@ -435,6 +464,7 @@ fn money_has_the_sign_of_its_price() {
     refused(&[BLOOM, "--price", "two"], &["€2.10"]);
 }
 
+/// Minutes for what takes minutes; the processor at hand is measured, and a run of years is told of GPUs.
 #[test]
 fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
     let (_, out, _) = estimate(&["manifests/quickstart.yaml"]);

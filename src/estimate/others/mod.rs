@@ -1,5 +1,5 @@
 //! The needs of other trainers: cost formulas (`cost`), their constants fitted to measured runs
-//! (`learn`, `rows`), and predictions with error bars (`predict`, `score`).
+//! (`fitted`, `rows`), and predictions with error bars (`predict`, `score`).
 
 pub mod predict;
 pub mod calibrate;
@@ -8,4 +8,5 @@ pub mod rows;
 pub mod shape_lint;
 pub mod cost;
 pub mod fitted;
+mod points;
 mod learn;

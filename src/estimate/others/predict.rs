@@ -1,33 +1,27 @@
-//! Predictions with error bars: the cost formulas with fitted constants, what a program and a machine
-//! do beside them, and what neighbouring measured runs correct. The further a run is from all that were
+//! Predictions with error bars: the cost formulas with fitted constants, and what measured runs of the
+//! same program or machine leave of them (`points`, `learn`). The further a run is from all that were
 //! measured, the wider its bar.
 
 use super::cost::constants::Constants;
 use super::cost::{self, Memory, Time};
-use super::fitted::{Fitted, MEMORY_SCATTER, Shares, scatter};
+use super::fitted;
 use super::learn::{Kernel, Neighbours, Point};
+use super::points;
 use super::rows::{self, Row};
 use crate::setup::Setup;
-use manifest::Recompute;
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex};
 
-const TIME_KERNEL: Kernel =
-    Kernel { near: (0.05, 0.7), wide: (0.14, 4.0), all: 0.15, family: 0.8, own: 0.25 };
-const MEMORY_KERNEL: Kernel =
-    Kernel { near: (0.03, 0.7), wide: (0.1, 4.0), all: 0.1, family: 0.4, own: 0.1 };
 /// Half the width of an interval that holds nine in ten, in standard deviations: of Student's t with
-/// 4 degrees of freedom, which residuals were fitted by.
+/// 4 degrees of freedom, which residuals are fitted by.
 const NINE_IN_TEN: f64 = 2.13;
 
 /// Knows measured runs.
 pub struct Predictor {
-    fitted: Fitted,
+    constants: Constants,
     time: Residuals,
     memory: Residuals,
-    /// Whoever asks has measured runs, and plans more of them.
-    own: bool,
-    /// How many runs of theirs it learned time and memory from.
+    /// How many runs of whoever asks it learned time and memory from.
     pub learned: (usize, usize),
 }
 
@@ -48,7 +42,7 @@ pub struct Prediction {
 }
 
 static SHIPPED: LazyLock<Predictor> =
-    LazyLock::new(|| Predictor::new(Fitted::shipped(), &rows::shipped(), &[]));
+    LazyLock::new(|| Predictor::new(fitted::shipped(), &rows::shipped(), &[]));
 
 impl Predictor {
     /// Of the shipped measurements.
@@ -58,53 +52,49 @@ impl Predictor {
 
     /// Before anything is measured.
     pub fn prior() -> Predictor {
-        Predictor::new(&Fitted::prior(), &[], &[])
+        Predictor::new(&Constants::prior(), &[], &[])
     }
 
     /// Of somebody's own runs, beside the shipped ones.
     pub fn calibrated(own: &[Row]) -> Predictor {
-        Predictor::new(Fitted::shipped(), &rows::shipped(), &own.iter().collect::<Vec<_>>())
+        Predictor::new(fitted::shipped(), &rows::shipped(), &own.iter().collect::<Vec<_>>())
     }
 
-    /// With what is left of these rows by what is fitted; `own` are of whoever asks.
-    pub fn new(fitted: &Fitted, rows: &[&Row], own: &[&Row]) -> Predictor {
-        let of = |rows: &[&Row], own: bool| -> (Vec<Left>, Vec<Left>) {
-            let time = rows.iter().filter_map(|row| row.timing()).map(|(s, seconds)| {
-                let predicted = cost::time(s, &fitted.constants.time).total();
-                let left = (seconds / predicted).ln() - fitted.time.of(s);
-                (s.hardware.name.clone(), point(s, scatter(s), own), left)
-            });
-            let memory = rows.iter().filter_map(|row| row.weight()).map(|(s, gb)| {
-                let predicted = cost::memory(s, &fitted.constants.memory).reserved();
-                let left = (gb / predicted).ln() - fitted.memory.of(s);
-                (s.hardware.name.clone(), point(s, MEMORY_SCATTER, own), left)
-            });
-            (time.collect(), memory.collect())
-        };
-        let ((time, memory), (own_time, own_memory)) = (of(rows, false), of(own, true));
-        Predictor {
-            learned: (own_time.len(), own_memory.len()),
-            own: !own.is_empty(),
-            time: Residuals::new(TIME_KERNEL, [time, own_time].concat()),
-            memory: Residuals::new(MEMORY_KERNEL, [memory, own_memory].concat()),
-            fitted: fitted.clone(),
+    /// With what is left of these rows by the constants; `own` are of whoever asks, and plans more.
+    pub fn new(constants: &Constants, rows: &[&Row], own: &[&Row]) -> Predictor {
+        let mut time = Residuals::new(points::TIME);
+        let mut memory = Residuals::new(points::MEMORY);
+        let all = rows.iter().map(|row| (row, false)).chain(own.iter().map(|row| (row, true)));
+        for (row, own) in all {
+            if let Some((s, seconds)) = row.timing() {
+                let by_formula = cost::time(s, &constants.time);
+                let left = (seconds / by_formula.total()).ln();
+                time.add(points::of_time(s, &by_formula, own), left);
+            }
+            if let Some((s, gb)) = row.weight() {
+                let by_formula = cost::memory(s, &constants.memory);
+                let left = (gb / by_formula.reserved()).ln();
+                memory.add(points::of_memory(s, &by_formula, own), left);
+            }
         }
+        let learned = (time.own, memory.own);
+        Predictor { constants: constants.clone(), time, memory, learned }
     }
 
     pub fn constants(&self) -> &Constants {
-        &self.fitted.constants
+        &self.constants
     }
 
     /// Whether it fits, without all else.
     pub fn fits(&self, s: &Setup) -> bool {
-        cost::memory(s, &self.constants().memory).fits()
+        cost::memory(s, &self.constants.memory).fits()
     }
 
     pub fn predict(&self, s: &Setup) -> Prediction {
-        let time = cost::time(s, &self.constants().time);
-        let memory = cost::memory(s, &self.constants().memory);
-        let (longer, unsure) = self.correction(s, scatter(s), &self.time, &self.fitted.time);
-        let (more, doubt) = self.correction(s, MEMORY_SCATTER, &self.memory, &self.fitted.memory);
+        let time = cost::time(s, &self.constants.time);
+        let memory = cost::memory(s, &self.constants.memory);
+        let (longer, unsure) = self.time.at(points::of_time(s, &time, self.time.own > 0));
+        let (more, doubt) = self.memory.at(points::of_memory(s, &memory, self.memory.own > 0));
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
@@ -115,69 +105,44 @@ impl Predictor {
             memory,
         }
     }
-
-    /// What is added to the formulas' logarithm, and its standard deviation.
-    fn correction(&self, s: &Setup, scatter: f64, left: &Residuals, known: &Shares) -> (f64, f64) {
-        let (own, asked) = (left.own && self.own, s);
-        let (mean, deviation) = left.at(&s.hardware.name, &point(asked, scatter, own));
-        (known.of(s) + mean, deviation.hypot(known.doubt(s, own)))
-    }
 }
 
-/// A run's machine and place, and the logarithm of what was measured by what was predicted.
-type Left = (String, Point, f64);
+/// A program and a machine.
+type Cluster = (&'static str, &'static str);
 
-/// What is left of the runs of each machine.
+/// What the formulas leave of measured runs, as logarithms.
 struct Residuals {
     kernel: Kernel,
-    /// Some are of whoever asks.
-    own: bool,
-    machines: BTreeMap<String, Neighbours>,
+    runs: Vec<(Point, f64)>,
+    /// How many are of whoever asks.
+    own: usize,
+    /// Of each cluster that was asked for, the runs that have something in common with it.
+    learned: Mutex<BTreeMap<Cluster, Arc<Neighbours>>>,
 }
 
 impl Residuals {
-    fn new(kernel: Kernel, all: Vec<Left>) -> Residuals {
-        let own = all.iter().any(|(_, point, _)| point.own);
-        let mut machines: BTreeMap<String, (Vec<Point>, Vec<f64>)> = BTreeMap::new();
-        for (machine, point, left) in all {
-            let (points, residuals) = machines.entry(machine).or_default();
-            points.push(point);
-            residuals.push(left);
-        }
-        let learned = |(machine, (points, residuals)): (String, (Vec<Point>, Vec<f64>))| {
-            (machine, Neighbours::new(kernel, points, &residuals))
+    fn new(kernel: Kernel) -> Residuals {
+        Residuals { kernel, runs: Vec::new(), own: 0, learned: Mutex::default() }
+    }
+
+    fn add(&mut self, point: Point, left: f64) {
+        self.own += usize::from(point.own);
+        self.runs.push((point, left));
+    }
+
+    /// What is to be added to the formulas' logarithm, and its standard deviation.
+    fn at(&self, point: Point) -> (f64, f64) {
+        self.neighbours((point.program, point.machine)).at(&point)
+    }
+
+    fn neighbours(&self, (program, machine): Cluster) -> Arc<Neighbours> {
+        let mut learned = self.learned.lock().expect("no panic while learning");
+        let learn = || {
+            let tells = |run: &&(Point, f64)| run.0.program == program || run.0.machine == machine;
+            let (points, left): (Vec<Point>, Vec<f64>) =
+                self.runs.iter().filter(tells).cloned().unzip();
+            Arc::new(Neighbours::new(self.kernel, points, &left))
         };
-        Residuals { kernel, own, machines: machines.into_iter().map(learned).collect() }
+        Arc::clone(learned.entry((program, machine)).or_insert_with(learn))
     }
-
-    fn at(&self, machine: &str, point: &Point) -> (f64, f64) {
-        let alone = || (0.0, self.kernel.alone(point));
-        self.machines.get(machine).map_or_else(alone, |neighbours| neighbours.at(point))
-    }
-}
-
-/// Where a setup stands among others.
-fn point(s: &Setup, scatter: f64, own: bool) -> Point {
-    let (m, t) = (&s.model, &s.topology);
-    let ln = |n: usize| (n as f64).ln();
-    let step = |yes: bool| f64::from(u8::from(yes));
-    let place = vec![
-        ln(t.tensor),
-        ln(t.pipeline),
-        ln(t.data),
-        ln(s.micro),
-        0.5 * ln(s.global),
-        0.5 * ln(m.layers),
-        2.0 * ln(m.hidden),
-        ln(m.heads),
-        2.0 * ln(m.seq_len),
-        step(s.odd_heads()),
-        step(t.recompute == Recompute::Full),
-        f64::from(t.zero),
-        3.0 * s.numbers.bits().ln(),
-        step(s.blocking),
-    ];
-    let period = s.regime.clone().unwrap_or_default();
-    let kind = s.program.name().to_string();
-    Point { place, family: format!("{kind} {period}"), kind, own, scatter }
 }

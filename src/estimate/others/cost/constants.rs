@@ -31,6 +31,7 @@ T = TIME {
     Attention: "attention", 0.34, 0.15, "share of the peak of attention's batched products";
     OddHeads: "odd_heads", 0.034, 0.3, "the same where the head dimension is not a multiple of 8";
     Flash: "flash", 0.45, 0.15, "share of the peak of attention that keeps no scores";
+    Aged: "aged", 0.35, 0.15, "`fast` for such attention, tuned for an A100";
     Hbm: "hbm", 0.70, 0.12, "share of the memory's bandwidth that element-wise work reaches";
     Elements: "elements", 1.0, 0.2, "element-wise traffic beside the formula's";
     Scores: "scores", 1.0, 0.2, "traffic per attention score beside the formula's";

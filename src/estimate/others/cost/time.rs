@@ -39,7 +39,20 @@ impl Time {
     pub fn total(&self) -> f64 {
         self.parts.iter().map(|(_, seconds)| seconds).sum()
     }
+
+    /// Of each part, by what share the whole grows if it doubles: the bubble's waiting is for a
+    /// micro-batch's parts, and counts for these too.
+    pub fn shares(&self) -> Vec<f64> {
+        let (whole, micro) = (self.total(), &self.parts[..BUBBLE]);
+        let waiting = self.parts[BUBBLE].1 / micro.iter().map(|part| part.1).sum::<f64>();
+        let longer = |at: usize| if at < BUBBLE { 1.0 + waiting } else { 1.0 };
+        let parts = self.parts.iter().enumerate();
+        parts.map(|(at, (_, seconds))| longer(at) * seconds / whole).collect()
+    }
 }
+
+/// The bubble's place among a time's parts, after those of a micro-batch.
+const BUBBLE: usize = 6;
 
 /// What the machine reaches: FLOP/s, and bytes a second.
 struct Rates<'a> {
@@ -69,9 +82,11 @@ impl Rates<'_> {
             Numbers::Fp4 => hw.fp4_tflops * 1e12 * of(T::Quantize).powi(2),
             _ => peak,
         };
-        let cooled = |rate: f64| rate * (rate / A100).powf(-of(T::Fast));
+        let slowed = |rate: f64, power: T| rate * (rate / A100).powf(-of(power));
+        let cooled = |rate: f64| slowed(rate, T::Fast);
+        let power = if s.trainer().tuned { T::Fast } else { T::Aged };
         let attention = match (s.flash(), s.odd_heads()) {
-            (true, _) => cooled(peak) * of(T::Flash),
+            (true, _) => slowed(peak, power) * of(T::Flash),
             (false, true) => peak * of(T::OddHeads),
             (false, false) => peak * of(T::Attention),
         };
@@ -197,14 +212,16 @@ pub fn wasted(s: &Setup) -> f64 {
 fn layer(s: &Setup, r: &Rates) -> Work {
     let (m, hw) = (&s.model, s.hardware);
     let (rows, forwards, t) = (m.seq_len * s.micro, s.forwards(), s.topology.tensor as f64);
+    let selective = s.topology.recompute == Recompute::Selective;
+    let repeated = if selective { s.trainer().selective } else { 0.0 };
     let product = |(n, k): (usize, usize)| {
-        forwards * gemm::seconds(hw, (rows, n, k), r.products)
+        (forwards + repeated) * gemm::seconds(hw, (rows, n, k), r.products)
             + gemm::seconds(hw, (rows, k, n), r.products)
             + gemm::seconds(hw, (n, k, rows), r.products)
     };
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
     // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
-    let again = if s.topology.recompute == Recompute::Selective { 1.0 } else { 0.0 };
+    let again = if selective { 1.0 } else { 0.0 };
     let (passes, stored) = match s.flash() {
         true => (forwards / 2.0 + 1.25, 0.0),
         false => (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1),
@@ -212,7 +229,7 @@ fn layer(s: &Setup, r: &Rates) -> Work {
     let elements = (rows * m.hidden) as f64;
     let outside = if s.topology.sequence_parallel { t } else { 1.0 };
     let traffic = |(whole, split): (f64, f64)| elements * (whole / outside + split / t);
-    let mut work = Work {
+    let work = Work {
         gemm: products(s).into_iter().map(product).sum(),
         attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
         elements: (r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
@@ -221,20 +238,21 @@ fn layer(s: &Setup, r: &Rates) -> Work {
         launch: 0.0,
         tensor: tensor_sums(s, elements, r),
     };
-    work.launch = match s.blocking {
-        true => r.of(T::Launch) * 1e-3,
+    match s.blocking {
+        true => Work { launch: r.of(T::Launch) * 1e-3, ..work },
         false => {
             let eager = if s.trainer().eager { EAGER_LAUNCHES } else { 1.0 };
-            let floor = r.of(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0;
-            slower_of(work.total(), floor) - work.total()
+            beside(work, r.of(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0)
         }
-    };
-    work
+    }
 }
 
-/// Seconds where work and its launches run side by side: somewhat more than the longer of both.
-fn slower_of(work: f64, launches: f64) -> f64 {
-    (work.powi(4) + launches.powi(4)).powf(0.25)
+/// Work with launches that run beside it, which take somewhat more than the longer of both. Each has the
+/// part of that by which it would change if it were itself a little longer.
+fn beside(work: Work, launches: f64) -> Work {
+    let all = (work.total().powi(4) + launches.powi(4)).powf(0.25);
+    let seen = work.times((work.total() / all).powi(3));
+    Work { launch: all - seen.total(), ..seen }
 }
 
 /// Two sums over a layer's tensor ranks each way, as rings; those over nodes use all of a node's

@@ -1,10 +1,27 @@
-//! Constants from measurements: the most probable under what was known before, robust against
-//! measurements that went wrong.
+//! Constants from measurements: the most probable under what was known before.
+//!
+//! A run's ln(measured / predicted) is what runs of its program, machine and shape share (normal, of the
+//! covariance in `kernel`) and what only that run has (Student's t: one that went wrong hardly counts).
+//! The constants, and what is shared, are those that are likeliest together. Found by descent, which
+//! ends where neither half of a round finds less: Gauss's and Newton's step of the constants, damped
+//! (Levenberg and Marquardt), with the weights of the runs held; then the weights of what is left
+//! (re-weighted squares for Student's t; Lange, Little and Taylor 1989).
 
+use super::kernel::{Kernel, Point, improbability, weight};
 use super::linear::Cholesky;
+use super::neighbours::{covariances, factored};
 
-/// How heavy the tails of the residuals are taken to be: Student's t with 4 degrees of freedom.
-const FREEDOM: f64 = 4.0;
+/// A round that makes the constants likelier by less, in ln of the probability, is the last.
+const REST: f64 = 1e-5;
+const ROUNDS: usize = 100;
+/// The damping of a step: at first, where it stays above, and where there is no step that descends.
+const DAMPING: Damping = Damping { start: 1e-3, least: 1e-9, most: 1e3 };
+
+struct Damping {
+    start: f64,
+    least: f64,
+    most: f64,
+}
 
 /// The logarithm of a constant before anything is measured.
 #[derive(Clone, Copy, Debug)]
@@ -13,164 +30,174 @@ pub struct Belief {
     pub spread: f64,
 }
 
-/// What groups of runs share beside the constants: each effect is added to the logarithm of the
-/// predictions of its runs.
-#[derive(Clone, Debug, Default)]
-pub struct Effects {
-    /// Of each effect, before anything is measured; its mean is zero.
-    pub spreads: Vec<f64>,
-    /// Of each run, the effects that it has.
-    pub of: Vec<Vec<usize>>,
-}
-
-/// What is measured: ln(measured / predicted) of each run by the constants' values, and what each
-/// run is expected to scatter by.
+/// What is measured: ln(measured / predicted) of each run by the constants' values, and what runs share
+/// beside the constants.
 pub struct Runs<'a> {
     pub residuals: &'a dyn Fn(&[f64]) -> Vec<f64>,
-    pub scales: &'a [f64],
-    pub effects: &'a Effects,
+    pub kernel: &'a Kernel,
+    pub points: &'a [Point],
 }
 
-/// Positive constants, and effects, that explain the runs best. One far off its scale hardly pulls.
-/// Levenberg–Marquardt on re-weighted squares, from `start`.
-pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs) -> (Vec<f64>, Vec<f64>) {
-    let effects = runs.effects.spreads.iter().map(|spread| Belief { log: 0.0, spread: *spread });
-    let problem = Problem {
-        constants: beliefs.len(),
-        beliefs: beliefs.iter().copied().chain(effects).collect(),
-        runs,
-    };
-    let effects = vec![0.0; runs.effects.spreads.len()];
-    let mut at: Vec<f64> = start.iter().map(|value| value.ln()).chain(effects).collect();
-    let mut r = problem.residuals(&at);
-    let mut cost = problem.improbability(&at, &r);
-    let mut damping = 1e-3;
-    for _ in 0..30 {
-        let (hessian, gradient) = problem.slopes(&at, &r);
-        let before = cost;
-        while damping < 1e6 {
-            let mut damped = hessian.clone();
-            damped.iter_mut().enumerate().for_each(|(i, row)| row[i] *= 1.0 + damping);
-            let change = Cholesky::new(damped).solve(&gradient);
-            let next: Vec<f64> = at.iter().zip(&change).map(|(x, d)| x - d).collect();
-            let then = problem.residuals(&next);
-            let price = problem.improbability(&next, &then);
-            if price < cost {
-                (at, r, cost) = (next, then, price);
-                damping = (damping / 5.0).max(1e-9);
-                break;
-            }
-            damping *= 4.0;
-        }
-        if before - cost < 1e-3 {
+/// Positive constants that explain the runs best, from `start`.
+pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs) -> Vec<f64> {
+    let covariance = covariances(runs.kernel, runs.points);
+    let quiet: Vec<f64> = runs.points.iter().map(|point| runs.kernel.noise(point)).collect();
+    let mut noise = quiet.clone();
+    let logs: Vec<f64> = start.iter().map(|value| value.ln()).collect();
+    let mut at = At { residuals: residuals(runs, &logs), logs };
+    let (mut damping, mut last) = (DAMPING.start, f64::INFINITY);
+    for _ in 0..ROUNDS {
+        let factor = factored(&covariance, &noise);
+        let held = Held { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
+        let before = held.improbability(&at);
+        if last - before < REST {
             break;
         }
+        last = before;
+        at = held.lower(runs, at, before, &mut damping);
+        let alone = held.alone(&at);
+        noise = alone.iter().zip(&quiet).map(|(r, q)| q / weight(*r, q.sqrt())).collect();
     }
-    let effects = at.split_off(beliefs.len());
-    (at.iter().map(|log| log.exp()).collect(), effects)
+    at.logs.iter().map(|log| log.exp()).collect()
 }
 
-/// How much a residual counts beside one that is as expected.
-pub fn weight(residual: f64, scale: f64) -> f64 {
-    (FREEDOM + 1.0) / (FREEDOM + (residual / scale).powi(2))
+/// Logarithms of the constants, and what they leave.
+struct At {
+    logs: Vec<f64>,
+    residuals: Vec<f64>,
 }
 
-/// Unknowns are the logarithms of the constants, then the effects.
-struct Problem<'a> {
-    constants: usize,
-    beliefs: Vec<Belief>,
-    runs: &'a Runs<'a>,
+impl At {
+    fn moved(&self, runs: &Runs, by: &[f64]) -> At {
+        let logs: Vec<f64> = self.logs.iter().zip(by).map(|(x, d)| x + d).collect();
+        At { residuals: residuals(runs, &logs), logs }
+    }
 }
 
-impl Problem<'_> {
-    fn residuals(&self, at: &[f64]) -> Vec<f64> {
-        let (logs, effects) = at.split_at(self.constants);
-        let mut r = (self.runs.residuals)(&logs.iter().map(|log| log.exp()).collect::<Vec<f64>>());
-        for (r, of) in r.iter_mut().zip(&self.runs.effects.of) {
-            *r -= of.iter().map(|effect| effects[*effect]).sum::<f64>();
-        }
-        r
-    }
+fn residuals(runs: &Runs, logs: &[f64]) -> Vec<f64> {
+    (runs.residuals)(&logs.iter().map(|log| log.exp()).collect::<Vec<f64>>())
+}
 
-    /// Up to a constant, −ln of the probability.
-    fn improbability(&self, at: &[f64], r: &[f64]) -> f64 {
-        let tail = |(r, scale): (&f64, &f64)| {
-            (FREEDOM + 1.0) / 2.0 * (1.0 + (r / scale).powi(2) / FREEDOM).ln()
-        };
-        let prior = |(x, b): (&f64, &Belief)| ((x - b.log) / b.spread).powi(2) / 2.0;
-        r.iter().zip(self.runs.scales).map(tail).sum::<f64>()
-            + at.iter().zip(&self.beliefs).map(prior).sum::<f64>()
-    }
+/// Of each constant's logarithm, what it does to the residuals.
+fn columns(runs: &Runs, at: &At) -> Vec<Vec<f64>> {
+    let small = 1e-4;
+    let column = |j: usize| -> Vec<f64> {
+        let mut by = vec![0.0; at.logs.len()];
+        by[j] = small;
+        let then = at.moved(runs, &by).residuals;
+        then.iter().zip(&at.residuals).map(|(a, b)| (a - b) / small).collect()
+    };
+    (0..at.logs.len()).map(column).collect()
+}
 
-    /// Of each unknown, what it does to the residuals.
-    fn columns(&self, at: &[f64], r: &[f64]) -> Vec<Vec<f64>> {
-        let step = 1e-4;
-        let constant = |j: usize| {
-            let mut moved = at.to_vec();
-            moved[j] += step;
-            let then = self.residuals(&moved);
-            then.iter().zip(r).map(|(a, b)| (a - b) / step).collect::<Vec<f64>>()
-        };
-        let effect = |j: usize| {
-            let has = |of: &Vec<usize>| if of.contains(&j) { -1.0 } else { 0.0 };
-            self.runs.effects.of.iter().map(has).collect::<Vec<f64>>()
-        };
-        let effects = (0..self.runs.effects.spreads.len()).map(effect);
-        (0..self.constants).map(constant).chain(effects).collect()
-    }
+fn step(known: &[Vec<f64>], damping: f64, slopes: &[f64]) -> Vec<f64> {
+    let mut damped = known.to_vec();
+    damped.iter_mut().enumerate().for_each(|(i, row)| row[i] *= 1.0 + damping);
+    Cholesky::new(damped).solve(slopes)
+}
 
-    /// Second (by Gauss and Newton) and first derivatives.
-    fn slopes(&self, at: &[f64], r: &[f64]) -> (Vec<Vec<f64>>, Vec<f64>) {
-        let columns = self.columns(at, r);
-        let n = columns.len();
-        let weigh = |(r, scale): (&f64, &f64)| weight(*r, *scale) / scale.powi(2);
-        let weights: Vec<f64> = r.iter().zip(self.runs.scales).map(weigh).collect();
-        let heavy = |column: &Vec<f64>| -> Vec<f64> {
-            column.iter().zip(&weights).map(|(x, w)| x * w).collect()
-        };
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let mut hessian = vec![vec![0.0; n]; n];
-        let mut gradient = vec![0.0; n];
-        for (i, column) in columns.iter().enumerate() {
-            let heavy = heavy(column);
-            for j in 0..=i {
-                hessian[i][j] = dot(&heavy, &columns[j]);
-                hessian[j][i] = hessian[i][j];
+/// A round's problem, with the weights of the runs held: `noise` is `quiet` by the weight.
+struct Held<'a> {
+    beliefs: &'a [Belief],
+    quiet: &'a [f64],
+    noise: &'a [f64],
+    /// Of the covariance with the noise.
+    factor: &'a Cholesky,
+}
+
+impl Held<'_> {
+    /// Where it is lower than `before`, or where it was.
+    fn lower(&self, runs: &Runs, at: At, before: f64, damping: &mut f64) -> At {
+        let (known, slopes) = self.slopes(&at, &columns(runs, &at));
+        while *damping < DAMPING.most {
+            let next = at.moved(runs, &step(&known, *damping, &slopes));
+            if self.improbability(&next) < before {
+                *damping = (*damping / 5.0).max(DAMPING.least);
+                return next;
             }
-            let Belief { log, spread } = self.beliefs[i];
-            hessian[i][i] += spread.powi(-2);
-            gradient[i] = dot(&heavy, r) + (at[i] - log) / spread.powi(2);
+            *damping *= 4.0;
         }
-        (hessian, gradient)
+        *damping = DAMPING.start;
+        at
+    }
+
+    /// What is each run's own, of what is left.
+    fn alone(&self, at: &At) -> Vec<f64> {
+        let pull = self.factor.solve(&at.residuals);
+        pull.iter().zip(self.noise).map(|(pull, noise)| pull * noise).collect()
+    }
+
+    /// −ln of the probability of the constants and of what runs share, but for a constant.
+    fn improbability(&self, at: &At) -> f64 {
+        let pull = self.factor.solve(&at.residuals);
+        let run = |i: usize| {
+            let alone = self.noise[i] * pull[i];
+            improbability(alone, self.quiet[i].sqrt()) + (at.residuals[i] - alone) * pull[i] / 2.0
+        };
+        let belief = |(x, b): (&f64, &Belief)| ((x - b.log) / b.spread).powi(2) / 2.0;
+        (0..pull.len()).map(run).sum::<f64>()
+            + at.logs.iter().zip(self.beliefs).map(belief).sum::<f64>()
+    }
+
+    /// Second derivatives (the lower triangle, residuals taken for straight lines), and the way down.
+    fn slopes(&self, at: &At, columns: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>) {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let halves: Vec<Vec<f64>> = columns.iter().map(|column| self.factor.half(column)).collect();
+        let rest = self.factor.half(&at.residuals);
+        let row = |(i, belief): (usize, &Belief)| -> Vec<f64> {
+            let mut row: Vec<f64> = halves[..=i].iter().map(|j| dot(&halves[i], j)).collect();
+            row[i] += belief.spread.powi(-2);
+            row
+        };
+        let slope = |(i, Belief { log, spread }): (usize, &Belief)| {
+            -dot(&halves[i], &rest) - (at.logs[i] - log) / spread.powi(2)
+        };
+        let beliefs = || self.beliefs.iter().enumerate();
+        (beliefs().map(row).collect(), beliefs().map(slope).collect())
+    }
+}
+
+#[cfg(test)]
+use super::neighbours::{KERNEL, point};
+
+#[cfg(test)]
+fn line(seconds: [f64; 6]) -> impl Fn(&[f64]) -> Vec<f64> {
+    move |k: &[f64]| {
+        let ratio = |(i, s): (usize, &f64)| (s / (k[0] * (i % 3 + 1) as f64)).ln();
+        seconds.iter().enumerate().map(ratio).collect()
     }
 }
 
 #[test]
 fn one_run_that_went_wrong_hardly_pulls() {
-    let seconds = [2.02, 3.98, 6.1, 7.9, 10.0, 24.0];
-    let residuals = |k: &[f64]| {
-        let ratio = |(i, s): (usize, &f64)| (s / (k[0] * (i + 1) as f64)).ln();
-        seconds.iter().enumerate().map(ratio).collect()
-    };
-    let belief = Belief { log: 3f64.ln(), spread: 1.0 };
-    let none = Effects { spreads: Vec::new(), of: vec![Vec::new(); 6] };
-    let runs = Runs { residuals: &residuals, scales: &[0.02; 6], effects: &none };
-    let (found, _) = fit(&[belief], &[3.0], &runs);
-    assert!((found[0] - 2.0).abs() < 0.02, "{found:?}");
+    let residuals = line([2.02, 3.98, 6.1, 1.98, 3.95, 12.0]);
+    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
+    let kernel = Kernel { near: (0.0, 1.0), ..KERNEL };
+    let belief = Belief { log: 3f64.ln(), spread: 10.0 };
+    let runs = Runs { residuals: &residuals, kernel: &kernel, points: &points };
+    let found = fit(&[belief], &[3.0], &runs);
+    assert!((found[0] - 2.0).abs() < 0.03, "{found:?}");
 }
 
-/// One kind of runs takes twice the others' time: that is its effect, and no constant's.
+/// One machine takes twice the others' time: that is its own, and hardly bends the constant.
 #[test]
-fn what_a_kind_of_runs_shares_is_its_effect() {
-    let seconds = [1.0, 2.0, 3.0, 8.0, 10.0, 12.0];
-    let residuals = |k: &[f64]| {
-        let ratio = |(i, s): (usize, &f64)| (s / (k[0] * (i + 1) as f64)).ln();
-        seconds.iter().enumerate().map(ratio).collect()
-    };
+fn a_machine_apart_does_not_bend_the_constants() {
+    let residuals = line([1.0, 2.0, 3.0, 2.0, 4.0, 6.0]);
+    let machine = |i: usize| ["a", "b", "c", "d", "d", "d"][i];
+    let points: Vec<Point> = (0..6).map(|i| point(machine(i), 100.0 * i as f64, 0.0)).collect();
+    let belief = Belief { log: 0.0, spread: 10.0 };
+    let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
+    let found = fit(&[belief], &[1.0], &runs);
+    assert!((1.0..1.25).contains(&found[0]), "{found:?}");
+}
+
+#[test]
+fn it_comes_to_rest_at_one_place() {
+    let residuals = line([2.1, 3.9, 6.3, 1.9, 4.2, 12.0]);
+    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
     let belief = Belief { log: 0.0, spread: 1.0 };
-    let kinds = [vec![], vec![], vec![], vec![0], vec![0], vec![0]];
-    let effects = Effects { spreads: vec![1.0], of: kinds.to_vec() };
-    let runs = Runs { residuals: &residuals, scales: &[0.02; 6], effects: &effects };
-    let (found, shared) = fit(&[belief], &[1.0], &runs);
-    assert!((found[0] - 1.0).abs() < 0.01 && (shared[0] - 2f64.ln()).abs() < 0.01, "{shared:?}");
+    let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
+    let ends = [0.3, 1.0, 30.0].map(|start| fit(&[belief], &[start], &runs)[0]);
+    let again = fit(&[belief], &[ends[0]], &runs)[0];
+    assert!(ends.iter().all(|end| (end / again).ln().abs() < 1e-3), "{ends:?} and {again}");
 }

@@ -1,11 +1,13 @@
-//! What measured runs teach: the constants of the cost formulas (`fit`), and how far the formulas
-//! were off for runs like this one (`neighbours`).
+//! What measurements teach: constants of formulas (`fit`), and beside them what a program, a machine
+//! and runs like this one do in their own way (`neighbours`), by one covariance of runs (`kernel`).
 //!
 //! Does not know what is measured: numbers in, numbers out.
 
 mod fit;
+mod kernel;
 mod linear;
 mod neighbours;
 
-pub use fit::{Belief, Effects, Runs, fit};
-pub use neighbours::{Kernel, Neighbours, Point};
+pub use fit::{Belief, Runs, fit};
+pub use kernel::{Kernel, Point, Shared};
+pub use neighbours::Neighbours;

@@ -2,62 +2,8 @@
 //! measurements (kriging). Near a measured run its residual counts; far from all, nothing does, and
 //! the error bar says so.
 
-use super::fit::weight;
+use super::kernel::{Kernel, Point, weight};
 use super::linear::Cholesky;
-
-/// A run as the neighbours see it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Point {
-    /// Coordinates in which runs one apart resemble each other little.
-    pub place: Vec<f64>,
-    /// Runs of one kind resemble each other; those of others less.
-    pub kind: String,
-    /// Runs of one family share a part of their residual beside that.
-    pub family: String,
-    /// Measured by whoever asks, as what is predicted then is.
-    pub own: bool,
-    /// How much the same run scatters when repeated.
-    pub scatter: f64,
-}
-
-/// Standard deviations of what is left by the formulas.
-#[derive(Clone, Copy, Debug)]
-pub struct Kernel {
-    /// What runs close to each other share, and how close is close: nearby, and further off.
-    pub near: (f64, f64),
-    pub wide: (f64, f64),
-    /// What all runs share that stand together here.
-    pub all: f64,
-    /// What a family shares, as a multiple of the scatter.
-    pub family: f64,
-    /// What runs share that whoever asks has measured.
-    pub own: f64,
-}
-
-/// Of what runs of one kind share, the part that they share with another kind; and of what others
-/// measured, the part that holds for who asks.
-const OTHER_KIND: f64 = 0.3;
-const OTHERS: f64 = 0.7;
-
-impl Kernel {
-    fn covariance(&self, a: &Point, b: &Point) -> f64 {
-        let square: f64 = a.place.iter().zip(&b.place).map(|(a, b)| (a - b).powi(2)).sum();
-        let falling =
-            |(share, reach): (f64, f64)| share.powi(2) * (-square / (2.0 * reach.powi(2))).exp();
-        let kind = if a.kind == b.kind { 1.0 } else { OTHER_KIND };
-        let asked = if a.own == b.own { 1.0 } else { OTHERS };
-        let both = if a.own && b.own { self.own.powi(2) } else { 0.0 };
-        let kin =
-            if a.family == b.family { self.family.powi(2) * a.scatter * b.scatter } else { 0.0 };
-        let shared = falling(self.near) + falling(self.wide) + self.all.powi(2);
-        asked * (kind * shared + kin) + both
-    }
-
-    /// Of a run that is not measured, far from all others: its standard deviation.
-    pub fn alone(&self, point: &Point) -> f64 {
-        (self.covariance(point, point) + point.scatter.powi(2)).sqrt()
-    }
-}
 
 /// Measured runs and what each says.
 #[derive(Clone)]
@@ -71,26 +17,14 @@ pub struct Neighbours {
 impl Neighbours {
     /// From each run's residual. A residual that its neighbours contradict counts less.
     pub fn new(kernel: Kernel, points: Vec<Point>, residuals: &[f64]) -> Neighbours {
-        let n = points.len();
-        let covariance: Vec<Vec<f64>> = points
-            .iter()
-            .map(|a| points.iter().map(|b| kernel.covariance(a, b)).collect())
-            .collect();
-        let mut noise: Vec<f64> = points.iter().map(|point| point.scatter.powi(2)).collect();
-        let solve = |noise: &[f64]| {
-            let mut a = covariance.clone();
-            (0..n).for_each(|i| a[i][i] += noise[i]);
-            let factor = Cholesky::new(a);
-            let pull = factor.solve(residuals);
-            (factor, pull)
-        };
-        let (mut factor, mut pull) = solve(&noise);
-        for _ in 0..2 {
-            for (i, point) in points.iter().enumerate() {
-                noise[i] = point.scatter.powi(2) / weight(noise[i] * pull[i], point.scatter);
-            }
-            (factor, pull) = solve(&noise);
+        let covariance = covariances(&kernel, &points);
+        let mut noise: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
+        let pull = factored(&covariance, &noise).solve(residuals);
+        for (noise, pull) in noise.iter_mut().zip(pull) {
+            *noise /= weight(*noise * pull, noise.sqrt());
         }
+        let factor = factored(&covariance, &noise);
+        let pull = factor.solve(residuals);
         Neighbours { kernel, points, factor, pull }
     }
 
@@ -101,34 +35,83 @@ impl Neighbours {
         let mean = near.iter().zip(&self.pull).map(|(k, p)| k * p).sum();
         let known: f64 = self.factor.half(&near).iter().map(|x| x * x).sum();
         let own = self.kernel.covariance(point, point);
-        (mean, ((own - known).max(0.0) + point.scatter.powi(2)).sqrt())
+        (mean, ((own - known).max(0.0) + self.kernel.noise(point)).sqrt())
     }
 }
 
-#[cfg(test)]
-const KERNEL: Kernel =
-    Kernel { near: (0.05, 0.5), wide: (0.0, 1.0), all: 0.0, family: 0.0, own: 0.3 };
+/// Of each run with those before it and itself: the lower triangle.
+pub(super) fn covariances(kernel: &Kernel, points: &[Point]) -> Vec<Vec<f64>> {
+    let row = |(i, a): (usize, &Point)| -> Vec<f64> {
+        points[..=i].iter().map(|b| kernel.covariance(a, b)).collect()
+    };
+    points.iter().enumerate().map(row).collect()
+}
+
+/// The covariance with noise, factored.
+pub(super) fn factored(covariance: &[Vec<f64>], noise: &[f64]) -> Cholesky {
+    let mut with = covariance.to_vec();
+    with.iter_mut().zip(noise).enumerate().for_each(|(i, (row, noise))| row[i] += noise);
+    Cholesky::new(with)
+}
 
 #[cfg(test)]
-fn point(x: f64, own: bool) -> Point {
-    Point { place: vec![x], kind: String::new(), family: String::new(), own, scatter: 0.01 }
+use super::kernel::Shared;
+
+#[cfg(test)]
+pub(super) const KERNEL: Kernel = Kernel {
+    program: Shared { whole: 0.1, part: 0.0 },
+    machine: Shared { whole: 0.0, part: 0.0 },
+    cluster: Shared { whole: 0.0, part: 0.3 },
+    parts: &[1.0, 1.0],
+    near: (0.05, 0.5),
+    wide: (0.0, 1.0),
+    other_program: 0.0,
+    other_machine: 0.0,
+    period: 0.0,
+    single: 1.0,
+    others: 0.5,
+};
+
+#[cfg(test)]
+pub(super) fn point(machine: &'static str, x: f64, launches: f64) -> Point {
+    let (place, parts) = (vec![x], vec![1.0 - launches, launches]);
+    let period = String::new();
+    Point { program: "nemo", machine, period, parts, place, own: false, scatter: 0.01 }
 }
 
 #[test]
 fn near_runs_teach_and_far_ones_do_not() {
-    let points = [0.0, 0.1, 3.0].map(|x| point(x, false)).to_vec();
-    let all = Neighbours::new(KERNEL, points, &[0.05, 0.05, -0.05]);
-    let (near, sure) = all.at(&point(0.05, false));
-    let (far, unsure) = all.at(&point(20.0, false));
+    let kernel = Kernel { cluster: Shared { whole: 0.0, part: 0.0 }, ..KERNEL };
+    let kernel = Kernel { program: Shared { whole: 0.0, part: 0.0 }, ..kernel };
+    let points = [0.0, 0.1, 3.0].map(|x| point("a", x, 0.0)).to_vec();
+    let all = Neighbours::new(kernel, points, &[0.05, 0.05, -0.05]);
+    let (near, sure) = all.at(&point("a", 0.05, 0.0));
+    let (far, unsure) = all.at(&point("a", 20.0, 0.0));
     assert!((near - 0.05).abs() < 0.01 && sure < 0.02, "{near} ± {sure}");
     assert!(far.abs() < 1e-9 && (unsure - 0.051).abs() < 1e-3, "{far} ± {unsure}");
 }
 
-/// Own runs are all slower by half: so are others of the same owner, however far.
+/// Of runs that are half launches and run late by a fifth, one that is all launches is late by two fifths,
+/// one without them is not: three runs tell of which part it is. Another machine is late by what the
+/// program does everywhere, and nobody is sure of it.
 #[test]
-fn what_own_runs_share_holds_for_all_of_the_owners() {
-    let points = vec![point(0.0, true), point(3.0, true), point(6.0, true), point(0.0, false)];
+fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
+    let points = vec![point("a", 0.0, 0.5), point("a", 3.0, 0.0), point("a", 6.0, 0.25)];
+    let all = Neighbours::new(KERNEL, points, &[0.2, 0.0, 0.1]);
+    let (none, _) = all.at(&point("a", 20.0, 0.0));
+    let (whole, sure) = all.at(&point("a", 20.0, 1.0));
+    let (other, unsure) = all.at(&point("b", 20.0, 1.0));
+    assert!(none.abs() < 0.03 && (0.25..0.45).contains(&whole), "{none} and {whole}");
+    assert!(other.abs() < 0.1 && unsure > 0.3 && unsure > 2.0 * sure, "{other} ± {unsure}, {sure}");
+}
+
+/// One's own runs are slower by half: so are others of one's own, however far; not those of strangers.
+#[test]
+fn own_runs_tell_most_of_ones_own() {
+    let own = |x: f64| Point { own: true, ..point("a", x, 0.0) };
+    let points = vec![own(0.0), own(3.0), own(6.0), point("a", 0.0, 0.0)];
     let all = Neighbours::new(KERNEL, points, &[0.4, 0.41, 0.39, 0.0]);
-    let (own, _) = all.at(&point(20.0, true));
-    assert!((own - 0.4).abs() < 0.03, "{own}");
+    let (mine, _) = all.at(&own(20.0));
+    let (theirs, _) = all.at(&point("a", 20.0, 0.0));
+    assert!((mine - 0.4).abs() < 0.05 && theirs < 0.15, "{mine} and {theirs}");
 }

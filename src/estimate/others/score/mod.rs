@@ -2,7 +2,7 @@
 
 pub mod print;
 
-use super::fitted::Fitted;
+use super::fitted;
 use super::predict::{Prediction, Predictor};
 use super::rows::Row;
 use rayon::prelude::*;
@@ -26,16 +26,10 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
         let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
             rows.iter().partition(|row| part[row.group.as_str()] == out);
-        let predictor = learned(&others, &[]);
+        let predictor = Predictor::new(&fitted::to(&others, fitted::shipped()), &others, &[]);
         inside.into_iter().map(move |row| one(&predictor, row)).collect::<Vec<_>>()
     });
     scored.collect()
-}
-
-/// Constants and neighbours of these rows, and `own` of whoever asks.
-fn learned(rows: &[&Row], own: &[&Row]) -> Predictor {
-    let fitted = Fitted::to(rows, &Fitted::shipped().constants);
-    Predictor::new(&fitted, rows, own)
 }
 
 /// A source that was left out, and the rest of it after some of its rows were measured.
@@ -59,15 +53,15 @@ pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
 fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
     let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
         rows.iter().partition(|row| row.source == source);
-    let fitted = Fitted::to(&others, &Fitted::shipped().constants);
-    let predictor = Predictor::new(&fitted, &others, &[]);
+    let constants = fitted::to(&others, fitted::shipped());
+    let predictor = Predictor::new(&constants, &others, &[]);
     let after = MEASURED.into_iter().filter(|count| inside.len() > 2 * count).map(|count| {
         // Evenly through the source.
         let is_own = |at: usize| (at * count) % inside.len() < count;
         let (own, rest): (Vec<_>, Vec<_>) =
             inside.iter().copied().enumerate().partition(|(at, _)| is_own(*at));
         let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
-        let predictor = Predictor::new(&fitted, &others, &own);
+        let predictor = Predictor::new(&constants, &others, &own);
         (count, rest.into_iter().map(|(_, row)| one(&predictor, row)).collect())
     });
     let after = after.collect();
