@@ -10,7 +10,7 @@ export PYTHON
 # SM70=1: kernels for the V100 too.
 export SM70
 
-.PHONY: run quick build kernels test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
+.PHONY: run quick build kernels s3-server test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
 run: quick
 	$(QUICK) run manifests/quickstart.yaml
@@ -19,8 +19,9 @@ run: quick
 	@echo
 	$(QUICK) report runs/quickstart
 
-# What the quick start needs: what computes optimised, the rest not; no tokenizers of Hugging Face's crate, and GPU kernels only where
-# NVIDIA's driver answers, or with GPU=1; cargo compiles them beside the rest.
+# What the quick start needs: what computes optimised, the rest not; no tokenizers of Hugging Face's
+# crate, Parquet or S3, and GPU kernels only where NVIDIA's driver answers, or with GPU=1; cargo
+# compiles them beside the rest.
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 quick:
 	@[ $(GPU) = 0 ] || kernels/build.sh target/kernels --compiler || \
@@ -35,7 +36,14 @@ kernels:
 	@kernels/build.sh target/kernels --install || \
 		echo "no CUDA kernels: gptrain is built for the CPU only"
 
-test: kernels
+# A server of S3 for the tests, from PyPI (140 MB on the disk); without it they are left out.
+S3_SERVER = $(TOOLCHAIN)/s3.venv
+s3-server:
+	@[ -x $(S3_SERVER)/bin/moto_server ] || { $(PYTHON) -m venv $(S3_SERVER) && \
+		$(S3_SERVER)/bin/pip install --quiet 'moto[s3]==5.2.5' flask flask-cors; } || \
+		{ rm -rf $(S3_SERVER); echo "no S3 server: copies of checkpoints are tested in folders only"; }
+
+test: kernels s3-server
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast; else cargo test --locked --no-fail-fast; fi
 
@@ -43,6 +51,7 @@ lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
+	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
 
 # docs/ as pages to read in a browser: target/book.
 MDBOOK = target/mdbook/bin/mdbook

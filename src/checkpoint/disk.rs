@@ -41,6 +41,8 @@ pub enum Fault {
     Crash { at: usize },
     /// Every write takes about half of what it is given.
     Short,
+    /// Call number `at`, a write, puts another byte on the disk, and says nothing.
+    Wrong { at: usize },
 }
 
 /// The disk.
@@ -94,7 +96,7 @@ impl Disk {
         let mut done = 0;
         while done < bytes.len() {
             let (rest, here) = (&bytes[done..], at + done as u64);
-            let write = || match file.write_at(&rest[..self.at_once(rest.len())], here) {
+            let write = || match self.put(file, &rest[..self.at_once(rest.len())], here) {
                 Ok(0) => Err(ErrorKind::WriteZero.into()),
                 written => written,
             };
@@ -104,6 +106,18 @@ impl Disk {
             })?;
         }
         Ok(())
+    }
+
+    fn put(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
+        match self.fault {
+            // The call has been counted.
+            Fault::Wrong { at: wrong } if self.calls.lock().len() == wrong + 1 => {
+                let mut other = bytes.to_vec();
+                other[0] ^= 1;
+                file.write_at(&other, at)
+            }
+            _ => file.write_at(bytes, at),
+        }
     }
 
     /// As many bytes as the system would take of so many.

@@ -30,12 +30,19 @@ pub fn name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
+/// The step of a checkpoint's name.
+pub fn step(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (name == self::name(step)).then_some(step)
+}
+
+/// A name for a checkpoint that is none of the run's any more.
+pub fn aside(step: u64) -> String {
+    format!("aside-{}-{}", name(step), nonce())
+}
+
 /// The published checkpoints of a run, oldest first.
 pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
-    let step = |name: &str| -> Option<u64> {
-        let step = name.strip_prefix("step-")?.parse().ok()?;
-        (name == self::name(step)).then_some(step)
-    };
     let mut found: Vec<Found> = names(checkpoints)?
         .into_iter()
         .filter_map(|n| Some(Found { step: step(&n)?, folder: checkpoints.join(&n) }))
@@ -103,6 +110,17 @@ pub struct Keep {
     pub last: Option<usize>,
     /// And those whose step is a multiple of this.
     pub every: Option<u64>,
+    /// And the one of this step, which somebody reads.
+    pub read: Option<u64>,
+}
+
+/// Of steps in their order, those that need not be kept.
+pub fn outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
+    let old = steps.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
+    let kept = |step: u64| {
+        keep.read == Some(step) || keep.every.is_some_and(|every| step.is_multiple_of(every))
+    };
+    steps[..old].iter().copied().filter(|step| !kept(*step)).collect()
 }
 
 /// Removes the checkpoints that need not be kept. Each is renamed before it is emptied, so a
@@ -111,12 +129,10 @@ pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> 
     for name in names(checkpoints)?.iter().filter(|name| name.contains(REMOVED)) {
         disk.remove_folder(&checkpoints.join(name))?; // which failed the last time
     }
-    let mut old = published(checkpoints)?;
-    old.truncate(old.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1)));
-    old.retain(|found| !keep.every.is_some_and(|every| found.step.is_multiple_of(every)));
-    for found in old {
-        let away = checkpoints.join(format!("{}{REMOVED}{}", name(found.step), nonce()));
-        disk.rename(&found.folder, &away)?;
+    let steps: Vec<u64> = published(checkpoints)?.iter().map(|found| found.step).collect();
+    for name in outdated(&steps, keep).into_iter().map(name) {
+        let away = checkpoints.join(format!("{name}{REMOVED}{}", nonce()));
+        disk.rename(&checkpoints.join(name), &away)?;
         disk.remove_folder(&away)?;
     }
     Ok(())
@@ -142,7 +158,7 @@ pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
     let later = published(checkpoints)?.into_iter().filter(|found| found.step > step);
     later
         .map(|found| {
-            let aside = format!("aside-{}-{}", name(found.step), nonce());
+            let aside = aside(found.step);
             disk.rename(&found.folder, &checkpoints.join(&aside))?;
             Ok(aside)
         })

@@ -14,6 +14,8 @@
 //! Whatever stands at `step-N` was therefore whole once, and everything read from it is compared
 //! with its digest first.
 //!
+//! Copies of whole checkpoints elsewhere, in a bucket of S3 too: `place`.
+//!
 //! Does not know which grid wrote a file, nor when to save.
 
 pub mod aside;
@@ -24,6 +26,7 @@ pub mod hf;
 mod index;
 pub mod inspect;
 mod load;
+pub mod place;
 mod read;
 mod replicas;
 pub mod safetensors;

@@ -30,7 +30,7 @@ pub struct Checkpoint {
 const KEPT_OPEN: usize = 100;
 
 /// A shard, opened twice: what is read once must not push other things out of the page cache.
-struct ShardFile {
+pub struct ShardFile {
     file: File,
     /// Around the page cache, where the file system can.
     direct: Option<File>,
@@ -288,7 +288,7 @@ fn rows_at_once(row: usize) -> usize {
 }
 
 impl ShardFile {
-    fn open(path: &Path, bytes: u64) -> io::Result<ShardFile> {
+    pub fn open(path: &Path, bytes: u64) -> io::Result<ShardFile> {
         Ok(ShardFile::with(File::open(path)?, path, bytes))
     }
 
@@ -300,7 +300,7 @@ impl ShardFile {
     }
 
     /// Bytes `at .. at + len`: returns where they lie in the buffer.
-    fn read(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> io::Result<Range<usize>> {
+    pub fn read(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> io::Result<Range<usize>> {
         let size = len + 3 * BLOCK;
         if buffer.len() < size {
             buffer.resize(size, 0);

@@ -53,8 +53,11 @@ struct Cli {
 /// What `--version` says: commit, kernels, features.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let kernels = device::cuda::kernels().unwrap_or_else(|| "none: for the CPU alone".into());
-    let all =
-        [("tokenizers", cfg!(feature = "tokenizers")), ("parquet", cfg!(feature = "parquet"))];
+    let all = [
+        ("tokenizers", cfg!(feature = "tokenizers")),
+        ("parquet", cfg!(feature = "parquet")),
+        ("object-store", cfg!(feature = "object-store")),
+    ];
     let features: Vec<&str> = all.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let features = if features.is_empty() { "none".into() } else { features.join(", ") };
     let (number, commit) = (env!("CARGO_PKG_VERSION"), env!("GPTRAIN_COMMIT"));

@@ -16,7 +16,8 @@ pub struct Args {
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Resume from this checkpoint (step-00000040) in place of the newest
+    /// Resume from this checkpoint (step-00000040) in place of the newest, or from a copy
+    /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
     #[arg(long, value_name = "STEP")]
     resume_from: Option<PathBuf>,
     /// At a resume keep the weights and begin the optimizer's states anew: for another optimizer

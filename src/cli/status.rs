@@ -2,6 +2,7 @@
 
 use base::{Count, Seconds, unix_time};
 use std::path::{Path, PathBuf};
+use train::events::{self, Kind};
 use train::status::Status;
 
 /// A sign of life that is older says that the run is gone, or its folder out of reach.
@@ -56,6 +57,7 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     lines.push(format!("{} tokens/s{left}", Count(status.tokens_per_s.round() as u64)));
     lines.push(status.goodput_line());
     lines.push(saved(folder, now));
+    lines.extend(copied(folder, now));
     if status.skipped_steps > 0 {
         lines.push(format!("{} steps updated nothing", Count(status.skipped_steps)));
     }
@@ -76,4 +78,12 @@ fn saved(folder: &Path, now: f64) -> String {
     let age = made.map(|at| Seconds((now - at.as_secs_f64()).max(0.0)));
     let age = age.map_or(String::new(), |age| format!(", {age} ago"));
     format!("saved step {}{age}", Count(newest.step))
+}
+
+/// The newest copy in another place.
+fn copied(folder: &Path, now: f64) -> Option<String> {
+    let events = events::read(folder).ok()?;
+    let newest = events.into_iter().rfind(|event| event.kind == Kind::Copy)?;
+    let age = Seconds((now - newest.at).max(0.0));
+    Some(format!("copied {}, {age} ago", base::visible(&newest.text)))
 }

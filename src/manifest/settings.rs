@@ -368,6 +368,10 @@ Checkpoint(raw) {
     /// Seconds for which writes into the run's folder wait while it is full, or its file server is
     /// away; training goes on meanwhile, and what it logs follows. 0 ends the run at once. Default: 600.
     wait_for_storage_s: f64 = 600.0, in 0.0..=1e6;
+    /// Another place to which every checkpoint that is durable is copied in the background:
+    /// s3://BUCKET/PREFIX, with the credentials of the environment, or file:///FOLDER. keep_last and
+    /// keep_every count there too. Default: none.
+    also: String;
 }
 
 #[derive(Copy)]

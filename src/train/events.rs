@@ -1,4 +1,4 @@
-//! What happened to a run, in `events.jsonl` of its folder: starts, ends, restarts, warnings. One
+//! What happened to a run, in `events.jsonl` of its folder: starts, ends, restarts, copies, warnings. One
 //! JSON object a line, appended by rank 0's process and by the supervisors. `gptrain report` shows it.
 
 use anyhow::Result;
@@ -21,6 +21,8 @@ pub enum Kind {
     End,
     /// All ranks begin anew, in the same job.
     Restart,
+    /// A checkpoint is in the other place too.
+    Copy,
     /// A person should know.
     Warning,
 }
@@ -32,6 +34,7 @@ impl Kind {
             Kind::Start => "start",
             Kind::End => "end",
             Kind::Restart => "restart",
+            Kind::Copy => "copy",
             Kind::Warning => "warning",
         }
     }

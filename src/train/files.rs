@@ -2,6 +2,7 @@
 //! run, not when a sample or a prompt first needs it.
 
 use base::{Count, Problem, Problems};
+use checkpoint::place::Place;
 use data::Tokenizer;
 use data::indexed::Indexed;
 use manifest::Manifest;
@@ -38,6 +39,9 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
                 remedy: "check the path, or leave data.tokenizer out".into(),
             }),
         }
+    }
+    if let Some(also) = &m.checkpoint.also {
+        files.wrong.collect(Place::open(also).map(drop))?;
     }
     for prefix in prefixes(m) {
         files.dataset(m, &prefix)?;

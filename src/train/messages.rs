@@ -43,13 +43,15 @@ impl Messages {
         }
     }
 
-    /// From now on all events of the process as severe as `level` are messages. `traces`: spans can
-    /// be recorded.
+    /// From now on all events of gptrain as severe as `level` are messages. `traces`: spans can be
+    /// recorded.
     pub fn install(&self, level: LevelFilter, traces: bool) {
         let spans =
             traces.then(|| self.spans.clone().with_filter(filter_fn(|meta| meta.is_span())));
+        let shown = filter_fn(move |meta| *meta.level() <= level && is_own(meta.target()));
+        let shown = shown.with_max_level_hint(level);
         let layers =
-            tracing_subscriber::registry().with(self.clone().with_filter(level)).with(spans);
+            tracing_subscriber::registry().with(self.clone().with_filter(shown)).with(spans);
         tracing::subscriber::set_global_default(layers).expect("installed once, at the start");
     }
 
@@ -73,6 +75,28 @@ impl Messages {
     pub fn console(&self) -> &Console {
         &self.console
     }
+}
+
+/// The crates whose events are messages: what libraries say (object_store of each retry, its HTTP of
+/// headers) is not for the user.
+const OWN: [&str; 13] = [
+    "gptrain",
+    "base",
+    "bench",
+    "checkpoint",
+    "comm",
+    "data",
+    "device",
+    "engine",
+    "estimate",
+    "manifest",
+    "model",
+    "plan",
+    "train",
+];
+
+fn is_own(target: &str) -> bool {
+    OWN.contains(&target.split("::").next().unwrap_or_default())
 }
 
 /// The fields of spans and events that are of use here.
@@ -185,6 +209,16 @@ mod tests {
             assert_eq!((line.level.as_str(), line.step), ("WARN", Some(7)));
             assert_eq!(line.text, format!("of rank {rank}"));
         }
+    }
+
+    #[test]
+    fn every_floor_may_speak_and_no_library() {
+        let floors = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).unwrap();
+        let floors = floors.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        for floor in floors.filter(|path| !path.ends_with("cli")) {
+            assert!(is_own(&floor.file_name().unwrap().to_string_lossy()), "{}", floor.display());
+        }
+        assert!(is_own(module_path!()) && !is_own("object_store::client::retry"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod exit;
 pub mod messages;
 pub mod trace;
 
+mod also;
 mod preflight;
 pub mod files;
 mod crash_loop;

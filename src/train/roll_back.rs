@@ -53,6 +53,7 @@ impl Run<'_> {
         state.mixture = self.data.plan.clone();
         self.progress = state.progress;
         self.saver.go_on_from(state);
+        self.copies.iter().for_each(|copies| copies.shared().go_back(found.step));
         spikes.go_on_with(watch);
         self.loader = rank.phase("starting the data loader", || {
             Loader::training(&self.data.train, self.ramp, self.shard, from, m.train.samples)

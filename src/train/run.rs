@@ -1,5 +1,6 @@
 //! The training loop of one rank: step, replica check, evaluation, checkpoint.
 
+use super::also::Copies;
 use super::eval::Scoring;
 use super::guard::{self, Signals};
 use super::loader::{DataShard, Loader};
@@ -66,6 +67,8 @@ pub struct Run<'a> {
     /// When the outcome of the step before it arrived.
     pub last_ended: Instant,
     pub saver: Saver,
+    /// On rank 0, where checkpoints are copied to another place.
+    pub copies: Option<Copies>,
     /// None where nobody looks for loss spikes.
     pub spikes: Option<Spikes>,
     pub signals: &'a Signals,
@@ -111,6 +114,7 @@ impl Run<'_> {
                 self.save()?;
                 self.saver.finish(rank)?;
                 self.write_report()?;
+                self.finish_copies(ended)?;
                 self.trace.map_or(Ok(()), |trace| trace.finish(rank))?;
                 return Ok(ended);
             }
@@ -356,6 +360,17 @@ impl Run<'_> {
         self.signals.saved();
         let _span = tracing::trace_span!("save", track = "save").entered();
         self.saver.save(self.rank, &self.engine, self.progress, next_batch, seq_len)
+    }
+
+    /// Waits for the copy of the last checkpoint, within a bound. A collective.
+    fn finish_copies(&mut self, ended: Ended) -> anyhow::Result<()> {
+        self.rank.set_phase("copying the last checkpoint");
+        let complete = matches!(ended, Ended::Complete | Ended::Reached);
+        let (signals, copies) = (self.signals, &mut self.copies);
+        let mut is_done = |copies: &mut Copies| copies.is_done(complete, signals.stop());
+        self.rank.wait_until(|| Ok(copies.as_mut().is_none_or(&mut is_done)))?;
+        copies.iter().for_each(Copies::summary);
+        Ok(())
     }
 
     /// Waits until all that was reported is in its files. A collective.

@@ -8,6 +8,7 @@
 pub mod patient;
 mod writer;
 
+use super::also::Shared;
 use super::rank::Rank;
 use super::storage::Storage;
 use super::time_limit::expected_save;
@@ -81,6 +82,7 @@ impl Saver {
         engine: &Engine,
         state: State,
         storage: &Arc<Storage>,
+        copies: Option<Arc<Shared>>,
     ) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
@@ -88,7 +90,7 @@ impl Saver {
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
             saved_bytes: checkpoint::saved_bytes(m),
             scaled: m.loss_scale.is_some(),
-            writer: writer::start(m, rank, storage.clone())?,
+            writer: writer::start(m, rank, storage.clone(), copies)?,
             storage: storage.clone(),
             begun: VecDeque::new(),
             told_away: false,
@@ -320,7 +322,7 @@ impl Saver {
             }
             Done::Published(outcome) => {
                 self.publishing -= 1;
-                let Published { seconds, message } = outcome?;
+                let Published { seconds, message, .. } = outcome?;
                 self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds));
                 tracing::info!("{message}");
             }

@@ -1,6 +1,7 @@
 //! Start-up: lock the folder, open the data, reserve memory, load or initialise the state. Each
 //! phase succeeds on all ranks or stops all of them.
 
+use super::also::{self, Copies, Shared};
 use super::guard::{FolderLock, Signals};
 use super::launch::{self, Device, LocalRanks};
 use super::loader::{DataShard, Loader};
@@ -120,8 +121,9 @@ pub fn open<'a>(
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
-    let asked = options.resume_from.as_deref();
     look_at_files(rank, m)?;
+    let asked = also::fetch(rank, saving::folder(m), options.resume_from.as_deref())?;
+    let asked = asked.as_deref();
     let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
@@ -146,7 +148,9 @@ pub fn open<'a>(
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let progress = state.progress;
     let storage = Storage::of(m);
-    let saver = snapshots(rank, m, &engine, state, &storage)?;
+    let copies = copies(rank, m, &state)?;
+    let shared = copies.as_ref().map(Copies::shared);
+    let saver = snapshots(rank, m, &engine, state, &storage, shared)?;
     let (report, board) = open_report(process, rank, (from, progress.step), &storage)?;
     let (ramp, shard, consumed) =
         (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
@@ -169,6 +173,7 @@ pub fn open<'a>(
         pending: None,
         last_ended: Instant::now(),
         saver,
+        copies,
         signals: &process.signals,
         time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
@@ -292,6 +297,17 @@ fn new_run(loaded: &Loaded) {
     }
 }
 
+/// On rank 0, what copies checkpoints to another place.
+fn copies(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Copies>> {
+    rank.phase("opening the place of copies", || match rank.is_first() {
+        true => {
+            let newest = checkpoint::latest(&saving::folder(m))?;
+            Copies::start(m, &state.run, state.progress.step, newest)
+        }
+        false => Ok(None),
+    })
+}
+
 /// What saves the run, with its snapshots reserved.
 fn snapshots(
     rank: &Rank,
@@ -299,8 +315,9 @@ fn snapshots(
     engine: &Engine,
     state: State,
     storage: &Arc<Storage>,
+    copies: Option<Arc<Shared>>,
 ) -> anyhow::Result<Saver> {
-    let open = || Saver::open(m, rank.number(), engine, state, storage);
+    let open = || Saver::open(m, rank.number(), engine, state, storage, copies);
     let saver = rank.phase("reserving snapshots", open)?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
     if rank.is_first() {

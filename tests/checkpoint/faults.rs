@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KEEP: Keep = Keep { last: Some(2), every: None };
+const KEEP: Keep = Keep { last: Some(2), every: None, read: None };
 
 /// What the writer does for one save.
 fn save_all(disk: &Disk, folder: &Path, what: &Saved) -> anyhow::Result<()> {

@@ -13,6 +13,8 @@
 //! | `spikes` | loss spikes: skipped, gone back from, on every grid and after every resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
+//! | `also` | copies in a folder elsewhere: whole or not there, and gone on from |
+//! | `also_s3` | the same in S3, on a server of somebody else, with faults between |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and gone on from bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
@@ -25,6 +27,8 @@
 mod common;
 
 mod adam8bit;
+mod also;
+mod also_s3;
 mod changes;
 mod compression;
 mod damage;

@@ -15,7 +15,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-const KEEP: Keep = Keep { last: Some(2), every: None };
+const KEEP: Keep = Keep { last: Some(2), every: None, read: None };
 
 /// A run's folder with checkpoints of steps 3 and 4 (or 4 and 5).
 fn run(steps: [u64; 2]) -> (tempfile::TempDir, Arc<Storage>) {

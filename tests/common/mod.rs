@@ -5,6 +5,7 @@
 
 pub mod binary;
 pub mod hosts;
+pub mod s3;
 pub mod saved;
 pub mod softgpu;
 

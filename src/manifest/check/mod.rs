@@ -56,6 +56,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     rendezvous(&comm, report);
     let restart = Restart::read(raw.restart.unwrap_or_default());
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
+    paths::also(&checkpoint, report);
     let divergence = time::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());

@@ -1,10 +1,11 @@
 //! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
+use super::super::also::Shared;
 use super::super::storage::Storage;
 use super::patient;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
-use checkpoint::{Keep, Snapshot, State, WrittenPart};
+use checkpoint::{Found, Keep, Snapshot, State, WrittenPart};
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ pub enum Done {
 
 /// A checkpoint that is durable.
 pub struct Published {
+    pub folder: PathBuf,
     /// Since the save began.
     pub seconds: f64,
     /// For the user.
@@ -55,8 +57,14 @@ pub struct Published {
 }
 
 /// A run that ends in an error still lets the save that has begun come to its end.
-pub fn start(m: &Manifest, rank: usize, storage: Arc<Storage>) -> anyhow::Result<Writer> {
-    let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every };
+/// What is published is copied by `copies`, too.
+pub fn start(
+    m: &Manifest,
+    rank: usize,
+    storage: Arc<Storage>,
+    copies: Option<Arc<Shared>>,
+) -> anyhow::Result<Writer> {
+    let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
     // Of each save in flight, its folder, a part and its publication.
     let room = 3 * m.checkpoint.in_flight.max(1);
     let of_rank = tracing::error_span!(parent: None, "rank", rank);
@@ -75,7 +83,16 @@ pub fn start(m: &Manifest, rank: usize, storage: Arc<Storage>) -> anyhow::Result
                 drop(shares);
                 Done::Part(snapshot, part)
             }
-            Job::Publish(what) => Done::Published(what.run(&disk, &storage, keep)),
+            Job::Publish(what) => {
+                let copies = copies.as_deref();
+                let keep = Keep { read: copies.and_then(Shared::reads), ..keep };
+                let step = what.state.progress.step;
+                let published = what.run(&disk, &storage, keep);
+                if let (Some(copies), Ok(Published { folder, .. })) = (copies, &published) {
+                    copies.want(Found { step, folder: folder.clone() });
+                }
+                Done::Published(published)
+            }
         })
     })
 }
@@ -87,6 +104,6 @@ impl Publish {
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));
         let message = format!("saved {} in {took} (training waited {stall})", folder.display());
-        Ok(Published { seconds, message })
+        Ok(Published { folder, seconds, message })
     }
 }

@@ -1,0 +1,247 @@
+//! A place in a bucket that speaks S3, by the crate `object_store`. Credentials, region and endpoint
+//! are settings (`AWS_ACCESS_KEY_ID`, …, `AWS_ENDPOINT_URL`); no message holds them.
+//!
+//! A store shows what it holds by its ETag: the MD5 of an object, or of the MD5s of its parts. Where
+//! that is something else (SSE-KMS, some stores), the object is read again.
+
+use super::super::folder;
+use super::super::index;
+use super::{AT_ONCE, Next, Settings, Store};
+use anyhow::{Result, anyhow};
+use base::{Problems, in_order};
+use md5::{Digest, Md5};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientConfigKey, Error, MultipartUpload, ObjectStore, ObjectStoreExt,
+    RetryConfig,
+};
+use std::future::Future;
+use std::ops::Range;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// The least bytes of a part, and the most parts that S3 takes.
+const PART: u64 = 8 << 20;
+const PARTS: u64 = 10_000;
+
+/// Seconds that a request may take: a part at 70 kB/s.
+const REQUEST_S: u64 = 120;
+
+/// How often a request is made again, where the store fails or the connection is cut. What fails for
+/// longer is tried again by whoever copies.
+const RETRY: RetryConfig = RetryConfig {
+    backoff: BackoffConfig {
+        init_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(5),
+        base: 2.0,
+    },
+    max_retries: 4,
+    retry_timeout: Duration::from_secs(30),
+};
+
+/// Variables of which one is set where the environment has credentials. Without them those of the
+/// machine (EC2) are asked for.
+const CREDENTIALS: [&str; 4] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+];
+
+pub struct Bucket {
+    url: String,
+    prefix: Path,
+    store: AmazonS3,
+    has_credentials: bool,
+    /// Its threads wait for the network, for all who copy.
+    runtime: Runtime,
+}
+
+impl Bucket {
+    /// Of `BUCKET/PREFIX`.
+    pub fn open(path: &str, settings: &Settings) -> Result<Bucket> {
+        let url = format!("s3://{path}");
+        let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
+        let mistake = |what: String| Problems::one(url.clone(), what, SETTINGS);
+        let prefix = Path::parse(prefix).map_err(|error| mistake(error.to_string()))?;
+        // An error says that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = AmazonS3Builder::new();
+        for (name, value) in settings {
+            if let Ok(key) = name.to_ascii_lowercase().parse() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        builder = builder.with_bucket_name(bucket).with_retry(RETRY);
+        let client = |key| AmazonS3ConfigKey::Client(key);
+        let timeout = format!("{REQUEST_S} seconds");
+        builder = builder.with_config(client(ClientConfigKey::Timeout), timeout);
+        let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+        let endpoint = endpoints.iter().find_map(|key| builder.get_config_value(key));
+        if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
+            builder = builder.with_config(client(ClientConfigKey::AllowHttp), "true");
+        }
+        // Each object by a request that every store knows.
+        let store = builder.with_disable_bulk_delete(true).build();
+        let store = store.map_err(|error| mistake(plain(&error)))?;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).thread_name("s3").enable_all().build()?;
+        let has_credentials = CREDENTIALS.iter().any(|name| settings.contains_key(*name));
+        Ok(Bucket { url, prefix, store, has_credentials, runtime })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        let whole = self.prefix.parts().map(|part| part.as_ref().to_string());
+        Path::from_iter(whole.chain(name.split('/').map(str::to_string)))
+    }
+
+    /// The outcome of a request for a file, or for all.
+    fn ask<T>(
+        &self,
+        name: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        self.runtime.block_on(request).map_err(|error| self.failed(name, &error))
+    }
+
+    fn failed(&self, name: &str, error: &Error) -> anyhow::Error {
+        let place = if name.is_empty() { self.url.clone() } else { format!("{}/{name}", self.url) };
+        let hint = match self.has_credentials {
+            true => "",
+            false => "; the environment has no credentials (AWS_ACCESS_KEY_ID)",
+        };
+        anyhow!("{place}: {}{hint}", plain(error))
+    }
+
+    fn upload(&self, file: &str, part: usize, next: Next) -> Result<bool> {
+        let path = self.path(file);
+        let mut upload = self.ask(file, self.store.put_multipart(&path))?;
+        let sent = self.parts(file, part, next, &mut *upload);
+        if sent.is_err() {
+            // Where this fails too, a rule of the bucket removes what is left, or nobody.
+            let _ = self.runtime.block_on(upload.abort());
+        }
+        let digest = sent?;
+        let put = self.ask(file, upload.complete())?;
+        Ok(is_digest(put.e_tag.as_deref(), &digest))
+    }
+
+    /// The ETag that the whole is to have.
+    fn parts(
+        &self,
+        file: &str,
+        part: usize,
+        next: Next,
+        upload: &mut dyn MultipartUpload,
+    ) -> Result<String> {
+        let (mut all, mut count) = (Md5::new(), 0);
+        loop {
+            let bytes = next(part)?;
+            if bytes.is_empty() {
+                return Ok(format!("{}-{count}", hex(&all.finalize())));
+            }
+            all.update(Md5::digest(&bytes));
+            count += 1;
+            self.ask(file, upload.put_part(bytes.into()))?;
+        }
+    }
+}
+
+impl Store for Bucket {
+    fn folders(&self) -> Result<Vec<String>> {
+        let list = || self.ask("", self.store.list_with_delimiter(Some(&self.prefix)));
+        // The library does not ask again where a list is cut short.
+        let listed = list().or_else(|_| list())?;
+        let last = |path: &Path| path.filename().map(str::to_string);
+        Ok(listed.common_prefixes.iter().filter_map(last).collect())
+    }
+
+    fn bytes(&self, file: &str) -> Result<Option<u64>> {
+        match self.runtime.block_on(self.store.head(&self.path(file))) {
+            Ok(found) => Ok(Some(found.size)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(file, &error)),
+        }
+    }
+
+    fn read(&self, file: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        let path = self.path(file);
+        let read = || self.ask(file, self.store.get_range(&path, range.clone()));
+        Ok(read().or_else(|_| read())?.to_vec())
+    }
+
+    fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool> {
+        let part = PART.max(bytes.div_ceil(PARTS).next_multiple_of(1 << 20));
+        if bytes > part {
+            return self.upload(file, part as usize, next);
+        }
+        let content = next(bytes as usize)?;
+        let digest = hex(&Md5::digest(&content));
+        let put = self.ask(file, self.store.put(&self.path(file), content.into()))?;
+        Ok(is_digest(put.e_tag.as_deref(), &digest))
+    }
+
+    /// The index first: what is left of a checkpoint is none.
+    fn remove(&self, folder: &str) -> Result<()> {
+        let of_index = self.path(&super::index_of(folder));
+        let listed = self.ask(folder, self.store.list_with_delimiter(Some(&self.path(folder))))?;
+        let objects: Vec<Path> = listed.objects.into_iter().map(|object| object.location).collect();
+        if objects.contains(&of_index) {
+            self.ask(folder, self.store.delete(&of_index))?;
+        }
+        let rest = objects.into_iter().filter(|object| *object != of_index);
+        let delete = |(): &mut (), object: Path| self.ask(folder, self.store.delete(&object));
+        in_order(AT_ONCE, AT_ONCE, rest, || (), delete, |done: Result<()>| done)
+    }
+
+    /// Its index gets another name.
+    fn set_aside(&self, step: u64) -> Result<()> {
+        let folder = folder::name(step);
+        let (from, to) = (super::index_of(&folder), format!("{folder}/aside-{}", index::NAME));
+        self.ask(&from, self.store.copy(&self.path(&from), &self.path(&to)))?;
+        self.ask(&from, self.store.delete(&self.path(&from)))
+    }
+
+    fn fresh(&self, step: u64) -> String {
+        folder::name(step)
+    }
+
+    /// What stands at its name is none any more.
+    fn begin(&self, step: u64) -> Result<()> {
+        let file = super::index_of(&folder::name(step));
+        match self.bytes(&file)? {
+            Some(_) => self.ask(&file, self.store.delete(&self.path(&file))),
+            None => Ok(()),
+        }
+    }
+
+    fn publish(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What to do about a bucket that cannot be used.
+const SETTINGS: &str = "write s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
+                        (AWS_REGION too, or AWS_ENDPOINT_URL of a store that is not Amazon's)";
+
+fn is_digest(e_tag: Option<&str>, digest: &str) -> bool {
+    e_tag.is_some_and(|e_tag| e_tag.trim_matches('"') == digest)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What S3 says, without its XML; else what the library says, in one line.
+fn plain(error: &Error) -> String {
+    let text = error.to_string();
+    let within = |tag: &str| {
+        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+        Some(rest.split_once(&format!("</{tag}>"))?.0.to_string())
+    };
+    match (within("Code"), within("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        _ => text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect(),
+    }
+}

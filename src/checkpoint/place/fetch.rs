@@ -1,0 +1,112 @@
+//! A checkpoint's way back, from a place into the run's folder.
+
+use super::super::disk::Disk;
+use super::super::folder;
+use super::super::index::{self, Index, Shard};
+use super::super::save;
+use super::stretch::{self, Stretch, Verified};
+use super::{AT_ONCE, Place};
+use anyhow::{Context, Result};
+use base::{Problems, in_order};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A checkpoint that is in the run's folder now.
+#[derive(Clone, Debug)]
+pub struct Fetched {
+    pub folder: PathBuf,
+    /// Bytes that were read; None where the checkpoint was there.
+    pub bytes: Option<u64>,
+    /// The new name of what had its name, and was not the same.
+    pub aside: Option<String>,
+}
+
+impl Place {
+    /// Brings the checkpoint that the place names, or its newest, into the folder of a run's
+    /// checkpoints, every byte compared. An error leaves that folder as it was.
+    pub fn fetch(&self, checkpoints: &Path) -> Result<Fetched> {
+        let (step, text) = self.named_or_newest()?;
+        let damaged = || format!("{}/{}/{}", self.url, folder::name(step), index::NAME);
+        let index = Index::parse(&text).with_context(damaged)?;
+        let stretches = stretch::of_shards(&index).with_context(damaged)?;
+        let folder = checkpoints.join(folder::name(step));
+        if fs::read(folder.join(index::NAME)).is_ok_and(|own| own == text.as_bytes())
+            && is_whole(&folder, &index, &stretches)
+        {
+            return Ok(Fetched { folder, bytes: None, aside: None });
+        }
+        let disk = Disk::default();
+        let fresh = folder::fresh(checkpoints, step);
+        let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
+        fs::create_dir_all(checkpoints)
+            .with_context(|| format!("cannot create {}", checkpoints.display()))?;
+        save::begin(&disk, &fresh, step, bytes)?;
+        let brought = self.bring(&disk, &fresh, step, &index, &stretches);
+        let brought = brought.and_then(|()| {
+            let aside = folder.exists().then(|| folder::aside(step));
+            if let Some(aside) = &aside {
+                disk.rename(&folder, &checkpoints.join(aside))?;
+            }
+            save::publish_index(&disk, &fresh, &text, step, false)?;
+            Ok(aside)
+        });
+        let aside = brought.inspect_err(|_| save::discard(&disk, &fresh))?;
+        Ok(Fetched { folder, bytes: Some(bytes), aside })
+    }
+
+    fn named_or_newest(&self) -> Result<(u64, String)> {
+        let mistake = |what: String| {
+            let remedy = "give a place that a run has copied to (checkpoint.also), or a step of it";
+            Problems::one(self.url.clone(), what, remedy)
+        };
+        let steps = self.steps()?;
+        let newest = steps.last().copied();
+        let Some(step) = self.step.or(newest) else {
+            return Err(mistake("holds no whole checkpoint".into()).into());
+        };
+        let Some(text) = self.index(step)? else {
+            let there: Vec<String> = steps.into_iter().map(folder::name).collect();
+            let what = format!(
+                "holds no whole {}; whole are: {}",
+                folder::name(step),
+                if there.is_empty() { "none".into() } else { there.join(", ") }
+            );
+            return Err(mistake(what).into());
+        };
+        Ok((step, text))
+    }
+
+    fn bring(
+        &self,
+        disk: &Disk,
+        fresh: &Path,
+        step: u64,
+        index: &Index,
+        stretches: &[Vec<Stretch>],
+    ) -> Result<()> {
+        let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
+            let path = fresh.join(&shard.file);
+            let file = disk.create(&path)?;
+            self.read_verified(&Place::file(step, shard), stretches, &mut |at, bytes| {
+                disk.write_at(&path, &file, bytes, at)
+            })?;
+            disk.sync(&path, &file)
+        };
+        let jobs = index.shards.iter().zip(stretches);
+        in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)
+    }
+}
+
+/// Whether every byte of a checkpoint on this machine is as its index says.
+fn is_whole(folder: &Path, index: &Index, stretches: &[Vec<Stretch>]) -> bool {
+    let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
+        let mut file = Verified::open(&folder.join(&shard.file), shard.bytes, stretches)?;
+        while !file.next(AT_A_TIME)?.is_empty() {}
+        Ok(())
+    };
+    let jobs = index.shards.iter().zip(stretches);
+    in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done).is_ok()
+}
+
+/// Bytes that are compared at a time.
+const AT_A_TIME: usize = 4 << 20;

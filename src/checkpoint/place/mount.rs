@@ -1,0 +1,127 @@
+//! A place that is a folder: `file:///FOLDER`. A copy is written under another name and takes its own
+//! when it is whole, so that the folder can be read as a run's.
+
+use super::super::disk::{Disk, nonce};
+use super::super::folder;
+use super::{Next, Store};
+use anyhow::{Context, Result};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes in one write.
+const BUFFER: usize = 4 << 20;
+
+pub struct Mount {
+    root: PathBuf,
+    disk: Arc<Disk>,
+}
+
+impl Mount {
+    pub fn new(root: &Path, disk: Arc<Disk>) -> Mount {
+        Mount { root: root.to_path_buf(), disk }
+    }
+
+    /// Makes a folder, and all that it lies in; they stay when the power fails.
+    fn make(&self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            return Ok(());
+        }
+        let parent = path.parent().context("a place has a parent folder")?;
+        self.make(parent)?;
+        self.disk.make_folder(path)?;
+        self.disk.sync_folder(parent)
+    }
+}
+
+impl Store for Mount {
+    fn folders(&self) -> Result<Vec<String>> {
+        let failed = || format!("cannot list {}", self.root.display());
+        let entries = match fs::read_dir(&self.root) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            listed => listed.with_context(failed)?,
+        };
+        let name = |entry: std::io::Result<fs::DirEntry>| -> Result<_> {
+            Ok(entry.with_context(failed)?.file_name().to_string_lossy().into_owned())
+        };
+        entries.map(name).collect()
+    }
+
+    fn bytes(&self, file: &str) -> Result<Option<u64>> {
+        let path = self.root.join(file);
+        match path.metadata() {
+            Ok(found) => Ok(found.is_file().then_some(found.len())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+
+    fn read(&self, file: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        let path = self.root.join(file);
+        let failed = || format!("cannot read {}", path.display());
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let file = File::open(&path).with_context(failed)?;
+        file.read_exact_at(&mut bytes, range.start).with_context(failed)?;
+        Ok(bytes)
+    }
+
+    /// What a folder holds is read again.
+    fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool> {
+        self.make(&self.root)?;
+        let path = self.root.join(file);
+        if path.exists() {
+            self.disk.remove_file(&path)?;
+        }
+        let file = self.disk.create(&path)?;
+        let mut at = 0;
+        while at < bytes {
+            let part = next(BUFFER)?;
+            self.disk.write_at(&path, &file, &part, at)?;
+            at += part.len() as u64;
+        }
+        self.disk.sync(&path, &file)?;
+        Ok(false)
+    }
+
+    fn remove(&self, folder: &str) -> Result<()> {
+        let away = self.root.join(format!("{folder}.tmp-removed-{}", nonce()));
+        self.disk.rename(&self.root.join(folder), &away)?;
+        self.disk.remove_folder(&away)
+    }
+
+    fn set_aside(&self, step: u64) -> Result<()> {
+        let aside = self.root.join(folder::aside(step));
+        self.disk.rename(&self.root.join(folder::name(step)), &aside)
+    }
+
+    fn fresh(&self, step: u64) -> String {
+        format!("{}.tmp-copy", folder::name(step))
+    }
+
+    /// Also removes what copies of other steps left that were given up.
+    fn begin(&self, step: u64) -> Result<()> {
+        let fresh = self.fresh(step);
+        for name in self.folders()?.iter().filter(|name| name.contains(".tmp-")) {
+            if *name != fresh {
+                self.disk.remove_folder(&self.root.join(name))?;
+            }
+        }
+        self.make(&self.root.join(fresh))
+    }
+
+    fn publish(&self, step: u64) -> Result<()> {
+        let fresh = self.root.join(self.fresh(step));
+        let folder = self.root.join(folder::name(step));
+        self.disk.sync_folder(&fresh)?;
+        if folder.exists() {
+            self.disk.exchange(&fresh, &folder)?;
+            self.disk.sync_folder(&self.root)?;
+            return self.disk.remove_folder(&fresh);
+        }
+        self.disk.rename(&fresh, &folder)?;
+        self.disk.sync_folder(&self.root)
+    }
+}

@@ -1,0 +1,94 @@
+//! The bytes of a shard as the index vouches for them: its header, then the chunks of its pieces.
+
+use super::super::digest::{CHUNK, Digest};
+use super::super::index::Index;
+use super::super::read::ShardFile;
+use anyhow::{Context, Result, ensure};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Bytes that one digest covers.
+#[derive(Clone, Debug)]
+pub struct Stretch {
+    pub bytes: Range<u64>,
+    digest: Digest,
+}
+
+impl Stretch {
+    pub fn len(&self) -> usize {
+        (self.bytes.end - self.bytes.start) as usize
+    }
+
+    /// An error if these are not its bytes, of the file named.
+    pub fn compare(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        ensure!(
+            Digest::of(bytes) == self.digest,
+            "{file}: bytes {}..{} are damaged, their digest is not the one saved",
+            self.bytes.start,
+            self.bytes.end
+        );
+        Ok(())
+    }
+}
+
+/// Of every shard, in the order of its bytes, all of which are covered.
+pub fn of_shards(index: &Index) -> Result<Vec<Vec<Stretch>>> {
+    let header = |shard: &super::super::index::Shard| {
+        vec![Stretch { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
+    };
+    let mut all: Vec<Vec<Stretch>> = index.shards.iter().map(header).collect();
+    for state in index.tensors.iter().flat_map(|tensor| tensor.states.values()) {
+        for piece in state.pieces.iter().flatten() {
+            let end = piece.byte + (piece.slice.numel() * state.dtype.size()) as u64;
+            let chunk = |at: u64| at..(at + CHUNK as u64).min(end);
+            let chunks = (piece.byte..end).step_by(CHUNK).map(chunk).zip(&piece.chunks);
+            let chunks = chunks.map(|(bytes, digest)| Stretch { bytes, digest: *digest });
+            all[piece.shard].extend(chunks);
+        }
+    }
+    for (shard, stretches) in index.shards.iter().zip(&mut all) {
+        stretches.sort_by_key(|stretch| stretch.bytes.start);
+        let ends = [0].into_iter().chain(stretches.iter().map(|stretch| stretch.bytes.end));
+        let starts = stretches.iter().map(|stretch| stretch.bytes.start).chain([shard.bytes]);
+        if let Some((end, start)) = ends.zip(starts).find(|(end, start)| end != start) {
+            anyhow::bail!("{}: bytes {end}..{start} have no digest", shard.file);
+        }
+    }
+    Ok(all)
+}
+
+/// A shard on this machine, read from its start and compared.
+pub struct Verified<'s> {
+    path: PathBuf,
+    file: ShardFile,
+    rest: std::slice::Iter<'s, Stretch>,
+    read: Vec<u8>,
+    /// Compared, and not given yet.
+    ready: Vec<u8>,
+}
+
+impl<'s> Verified<'s> {
+    pub fn open(path: &Path, bytes: u64, stretches: &'s [Stretch]) -> Result<Verified<'s>> {
+        let cannot = || format!("cannot read {}", path.display());
+        let found = path.metadata().with_context(cannot)?.len();
+        ensure!(found == bytes, "{} has {found} bytes, not {bytes}", path.display());
+        let file = ShardFile::open(path, bytes).with_context(cannot)?;
+        let (read, ready) = (Vec::new(), Vec::new());
+        Ok(Verified { path: path.to_path_buf(), file, rest: stretches.iter(), read, ready })
+    }
+
+    /// So many bytes more, fewer at the end.
+    pub fn next(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        while self.ready.len() < bytes
+            && let Some(stretch) = self.rest.next()
+        {
+            let place = || self.path.display().to_string();
+            let read = self.file.read(stretch.bytes.start, stretch.len(), &mut self.read);
+            let read = &self.read[read.with_context(|| format!("cannot read {}", place()))?];
+            stretch.compare(&place(), read)?;
+            self.ready.extend_from_slice(read);
+        }
+        let rest = self.ready.split_off(bytes.min(self.ready.len()));
+        Ok(std::mem::replace(&mut self.ready, rest))
+    }
+}

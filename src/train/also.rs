@@ -1,0 +1,329 @@
+//! Copies of a run's checkpoints in another place (`checkpoint.also`). A thread of rank 0 copies each
+//! that is durable: rank 0 knows when that is, and its node reads what all have written. Training waits
+//! for it at the end of the run alone, within a bound. Also the way back: a checkpoint of such a place
+//! becomes one of the run's folder.
+
+use super::events::{self, Kind};
+use super::rank::Rank;
+use anyhow::{Context, Result};
+use base::{Bytes, Problems, Seconds, threads};
+use checkpoint::place::{Copy, Place, Sent};
+use checkpoint::{self, Found, Keep};
+use manifest::Manifest;
+use parking_lot::{Condvar, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// For how long a run that is complete waits for its last copy, and one that is to go on.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(10)];
+
+/// Pauses between tries: the first, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// How often somebody who waits looks again.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// For how long the end of a run waits for a request that is under way.
+const LAST_REQUEST: Duration = Duration::from_secs(2);
+
+/// The copies of a run, on rank 0.
+pub struct Copies {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    begun_to_wait: Option<Instant>,
+}
+
+/// What the thread and the run know of each other.
+pub struct Shared {
+    place: Place,
+    run: String,
+    folder: PathBuf,
+    keep: Keep,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The newest checkpoint, unless it is copied already: older ones are passed over.
+    wanted: Option<Found>,
+    /// The one that is being copied: it must not be removed meanwhile.
+    copying: Option<u64>,
+    /// What the place holds after this step is not of the run's past, and is to be set aside.
+    back: Option<u64>,
+    newest: Option<u64>,
+    /// Since when nothing can be copied.
+    away: Option<Instant>,
+    ended: bool,
+}
+
+impl Copies {
+    /// Begins to copy, for a run that goes on from `step`; first the `newest` checkpoint, unless an
+    /// earlier process came so far. None where the manifest names no other place. A new run needs one
+    /// that can be written to; one that goes on may find it later.
+    pub fn start(
+        m: &Manifest,
+        run: &str,
+        step: u64,
+        newest: Option<Found>,
+    ) -> Result<Option<Copies>> {
+        let Some(url) = &m.checkpoint.also else { return Ok(None) };
+        let keep =
+            Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
+        let shared = Arc::new(Shared {
+            place: Place::open(url)?,
+            run: run.to_string(),
+            folder: m.log.folder.clone(),
+            keep,
+            state: Mutex::new(State { back: Some(step), ..State::default() }),
+            changed: Condvar::new(),
+        });
+        match shared.open() {
+            Err(error) if error.is::<Problems>() => return Err(error),
+            Err(error) if step == 0 => {
+                let what = format!("{url} cannot be written: {error:#}");
+                let remedy = "choose another place, or leave it out; S3 takes AWS_ACCESS_KEY_ID, \
+                              AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL";
+                return Err(Problems::one("checkpoint.also", what, remedy).into());
+            }
+            Err(error) => shared.fails(&error),
+            Ok(()) => {}
+        }
+        let (of_thread, span) =
+            (shared.clone(), tracing::error_span!(parent: None, "rank", rank = 0));
+        let thread = Some(threads::spawn("copies", move || {
+            let _rank = span.enter();
+            of_thread.work();
+        })?);
+        newest.into_iter().for_each(|newest| shared.want(newest));
+        Ok(Some(Copies { shared, thread, begun_to_wait: None }))
+    }
+
+    pub fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    /// At the end of the run, again and again: whether the newest checkpoint is copied, or it has
+    /// been waited for long enough: `complete` runs wait longer.
+    pub fn is_done(&mut self, complete: bool, stop: bool) -> bool {
+        let (shared, begun) = (&self.shared, self.begun_to_wait);
+        let patience = PATIENCE[usize::from(!complete)];
+        let mut state = shared.state.lock();
+        if begun.is_none() && !state.is_idle() {
+            let (url, patience) = (shared.place.url(), Seconds(patience.as_secs_f64()));
+            tracing::info!("waiting up to {patience} for the copy in {url}");
+        }
+        let begun = *self.begun_to_wait.get_or_insert_with(Instant::now);
+        if !state.is_idle() {
+            shared.changed.wait_for(&mut state, LOOK);
+        }
+        state.is_idle() || begun.elapsed() >= patience || complete && stop
+    }
+
+    /// Warns if the newest checkpoint is not copied.
+    pub fn summary(&self) {
+        let (state, url) = (self.shared.state.lock(), self.shared.place.url());
+        if !state.is_idle() {
+            let newest = state.newest.map_or("none is".into(), |step| {
+                format!("the newest there is {}", checkpoint::name(step))
+            });
+            tracing::warn!(
+                "{url}: the last checkpoint is not there, {newest}; the next start of the run copies it"
+            );
+        }
+    }
+}
+
+impl Drop for Copies {
+    /// Leaves what is not copied to the next start of the run. A request that takes longer ends with
+    /// the process: no copy is whole before its index is there.
+    fn drop(&mut self) {
+        self.shared.state.lock().ended = true;
+        self.shared.changed.notify_all();
+        let end = Instant::now() + LAST_REQUEST;
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.is_finished() {
+            thread.join().ok(); // a panic has been printed
+        }
+    }
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.wanted.is_none() && self.copying.is_none()
+    }
+}
+
+impl Shared {
+    /// A checkpoint is durable.
+    pub fn want(&self, found: Found) {
+        self.state.lock().wanted = Some(found);
+        self.changed.notify_all();
+    }
+
+    /// The step that is being copied.
+    pub fn reads(&self) -> Option<u64> {
+        self.state.lock().copying
+    }
+
+    /// The run goes on from an older step.
+    pub fn go_back(&self, step: u64) {
+        let mut state = self.state.lock();
+        state.back = Some(step);
+        state.wanted = None;
+    }
+
+    fn work(&self) {
+        while let Some(found) = self.next() {
+            let (sent, mut pause) = (Sent::default(), PAUSES[0]);
+            loop {
+                let begun = Instant::now();
+                match self.copy(&found, &sent) {
+                    Ok(copy) => break self.done(&copy, begun.elapsed()),
+                    Err(error) if self.is_to_go_on(found.step) && found.folder.exists() => {
+                        self.fails(&error);
+                    }
+                    Err(_) => break,
+                }
+                if !self.goes_on_after(pause, found.step) {
+                    break;
+                }
+                pause = (2 * pause).min(PAUSES[1]);
+            }
+            let mut state = self.state.lock();
+            state.copying = None;
+            if state.ended && state.newest.is_none_or(|newest| newest < found.step) {
+                state.wanted = Some(found);
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    fn copy(&self, found: &Found, sent: &Sent) -> Result<Copy> {
+        self.open()?;
+        let go_on = || self.is_to_go_on(found.step);
+        let copied = self.place.copy(&found.folder, sent, &go_on)?;
+        self.place.prune(self.keep)?;
+        Ok(copied)
+    }
+
+    /// What must be so before anything is copied: the place is this run's, and holds its past.
+    fn open(&self) -> Result<()> {
+        let Some(step) = self.state.lock().back else { return Ok(()) };
+        self.place.claim(&self.run)?;
+        let url = self.place.url();
+        for later in self.place.go_back(step)?.into_iter().map(checkpoint::name) {
+            tracing::warn!("{url}: {later} is set aside, since the run goes on from step {step}");
+        }
+        let mut state = self.state.lock();
+        if state.back == Some(step) {
+            state.back = None;
+        }
+        Ok(())
+    }
+
+    fn done(&self, copy: &Copy, took: Duration) {
+        let mut state = self.state.lock();
+        state.newest = Some(copy.step);
+        let url = self.place.url();
+        if let Some(since) = state.away.take() {
+            let away = Seconds(since.elapsed().as_secs_f64());
+            tracing::info!("{url} takes copies again, after {away}");
+        }
+        if let Some(bytes) = copy.bytes.map(Bytes) {
+            let (name, took) = (checkpoint::name(copy.step), Seconds(took.as_secs_f64()));
+            let text = format!("{name} to {url}, {bytes} in {took}");
+            tracing::info!("copied {text}");
+            events::add(&self.folder, Kind::Copy, &text);
+        }
+    }
+
+    /// Warns, once until a copy succeeds.
+    fn fails(&self, error: &anyhow::Error) {
+        let mut state = self.state.lock();
+        if state.away.is_none() {
+            state.away = Some(Instant::now());
+            tracing::warn!(
+                "checkpoints are not copied: {error:#}; training goes on, and it is tried again"
+            );
+        }
+    }
+
+    /// Whether a step is still to be copied.
+    fn is_to_go_on(&self, step: u64) -> bool {
+        let state = self.state.lock();
+        !state.ended && state.back.is_none_or(|back| step <= back)
+    }
+
+    /// Waits; whether the same checkpoint is to be tried again, and not a newer one.
+    fn goes_on_after(&self, pause: Duration, step: u64) -> bool {
+        let end = Instant::now() + pause;
+        let mut state = self.state.lock();
+        let goes_on = |state: &State| {
+            let newer = state.wanted.as_ref().is_some_and(|wanted| wanted.step != step);
+            !state.ended && !newer && state.back.is_none_or(|back| step <= back)
+        };
+        while goes_on(&state) && !self.changed.wait_until(&mut state, end).timed_out() {}
+        goes_on(&state)
+    }
+
+    /// Waits for a checkpoint to copy; None when the run ends.
+    fn next(&self) -> Option<Found> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            if let Some(found) = state.wanted.take() {
+                state.copying = Some(found.step);
+                return Some(found);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+/// Brings the checkpoint that `asked` names by a URL among those of the run, unless it is there; its
+/// name. Another path stays as it is. A collective: rank 0 fetches, for all ranks read the run's folder;
+/// the others wait as long as that takes.
+pub fn fetch(rank: &Rank, checkpoints: PathBuf, asked: Option<&Path>) -> Result<Option<PathBuf>> {
+    let url = asked.and_then(Path::to_str).filter(|asked| asked.contains("://"));
+    let Some(url) = url else { return Ok(asked.map(Path::to_path_buf)) };
+    rank.set_phase("fetching the checkpoint to resume from");
+    let url = url.to_string();
+    let bring = move || -> Result<PathBuf> {
+        let begun = Instant::now();
+        let fetched = Place::open(&url)?.fetch(&checkpoints)?;
+        let name = fetched.folder.file_name().context("a checkpoint has a name")?;
+        if let Some(aside) = fetched.aside {
+            tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
+        }
+        if let Some(bytes) = fetched.bytes.map(Bytes) {
+            let took = Seconds(begun.elapsed().as_secs_f64());
+            tracing::info!("fetched {} from {url}, {bytes} in {took}", name.display());
+        }
+        Ok(PathBuf::from(name))
+    };
+    let mut thread = match rank.is_first() {
+        true => Some(threads::spawn("fetch", bring)?),
+        false => None,
+    };
+    let mut name = None;
+    rank.wait_until(|| {
+        if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            std::thread::sleep(LOOK);
+            return Ok(false);
+        }
+        if let Some(thread) = thread.take() {
+            name = Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(true)
+    })?;
+    rank.on_first(|| Ok(name.expect("fetched above"))).map(Some)
+}

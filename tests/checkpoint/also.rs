@@ -1,0 +1,200 @@
+//! Copies of checkpoints in a folder elsewhere: whole or not there, and a run goes on from them.
+//! Those in S3: `also_s3`.
+
+use crate::common::binary::Lab;
+use crate::common::saved::Saved;
+use gptrain::checkpoint::disk::{Call, Disk, Fault};
+use gptrain::checkpoint::place::{Place, Sent};
+use gptrain::checkpoint::{Keep, published};
+use rustix::io::Errno;
+use std::fs;
+use std::path::Path;
+
+pub fn steps(folder: &Path) -> Vec<u64> {
+    published(folder).unwrap().iter().map(|found| found.step).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
+    let lab = Lab::new();
+    let place = lab.path("archive/a");
+    let url = format!("file://{}", place.display());
+    let also = format!("checkpoint.also={url}");
+    let first =
+        lab.run(&["checkpoint.interval=2", "checkpoint.keep_last=2", "train.steps=8", &also]);
+    first.well();
+    assert!(first.out.contains(&format!("copied step-00000008 to {url}, ")), "{}", first.out);
+    assert_eq!(steps(&place).last(), Some(&8));
+    assert!(names(&place).iter().all(|name| !name.contains(".tmp-")), "{:?}", names(&place));
+    lab.gptrain(&["inspect-ckpt", place.to_str().unwrap(), "--deep"]).well();
+    let status = lab.gptrain(&["status", "runs/a"]);
+    assert!(status.out.contains("copied step-00000008 to file://"), "{}", status.out);
+
+    let resume = |from: &str, to: &str| {
+        let to = format!("log.folder={to}");
+        lab.gptrain(&["run", "run.yaml", "--set", &to, "--resume-from", from])
+    };
+    let resumed = resume(&url, "runs/b");
+    resumed.well();
+    assert!(resumed.out.contains("fetched step-00000008 from file://"), "{}", resumed.out);
+    let whole = Lab::new();
+    whole.run(&["train.steps=8"]).well();
+    whole.run(&[]).well();
+    assert_eq!(lab.losses("runs/b"), whole.losses("runs/a")[8..]);
+
+    let mut shard = fs::read(place.join("step-00000008/master-00000.safetensors")).unwrap();
+    let last = shard.len() - 1;
+    shard[last] ^= 1;
+    fs::write(place.join("step-00000008/master-00000.safetensors"), shard).unwrap();
+    resume(&url, "runs/c").expect(1, &["step-00000008/master-00000.safetensors: bytes", "damaged"]);
+    fs::remove_file(place.join("step-00000008/index.json")).unwrap();
+    let named = format!("{url}/step-00000008");
+    resume(&named, "runs/c").expect(2, &["holds no whole step-00000008"]);
+    resume("file:///nowhere/a", "runs/c").expect(2, &["holds no whole checkpoint"]);
+    resume("ftp://host/a", "runs/c").expect(2, &["is no place of checkpoints"]);
+    assert!(steps(&lab.path("runs/c/checkpoints")).is_empty());
+}
+
+/// What has the fetched one's name is kept if it is another, and not read again if it is the same.
+#[test]
+fn a_fetched_checkpoint_takes_the_place_of_a_damaged_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Saved::tiny(5);
+    let (from, to) = (what.write(&folder.path().join("from")), folder.path().join("to"));
+    let place = Place::on(Disk::default(), &folder.path().join("place"));
+    place.copy(&from, &Sent::default(), &|| true).unwrap();
+    let fetched = place.fetch(&to).unwrap();
+    assert!(what.is_in(&fetched.folder) && fetched.bytes.is_some() && fetched.aside.is_none());
+    let again = place.fetch(&to).unwrap();
+    assert!(again.bytes.is_none() && again.aside.is_none());
+    let shard = fetched.folder.join("second_moment-00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    // A damaged checkpoint is not copied: what is there stays.
+    let other = Place::on(Disk::default(), &folder.path().join("other"));
+    let error = other.copy(&fetched.folder, &Sent::default(), &|| true).unwrap_err();
+    assert!(format!("{error:#}").contains("second_moment-00000.safetensors: bytes"), "{error:#}");
+    assert!(other.steps().unwrap().is_empty());
+    let healed = place.fetch(&to).unwrap();
+    assert!(what.is_in(&healed.folder) && healed.bytes.is_some());
+    assert!(to.join(healed.aside.unwrap()).join("index.json").exists());
+    assert_eq!(steps(&to), [5]);
+}
+
+#[test]
+fn copies_are_kept_as_checkpoints_are_and_the_next_start_copies_what_is_missing() {
+    let lab = Lab::new();
+    let place = lab.path("archive");
+    let also = format!("checkpoint.also=file://{}", place.display());
+    lab.run(&["checkpoint.interval=2"]).well();
+    let keep = ["checkpoint.keep_last=1", "checkpoint.keep_every=6"];
+    lab.run(&["train.steps=14", &also, keep[0], keep[1]]).well();
+    assert_eq!(steps(&lab.path("runs/a/checkpoints")), [6, 12, 14]);
+    assert!([&[12, 14][..], &[14]].contains(&&*steps(&place)), "{:?}", steps(&place));
+    // Of another run nothing is replaced: a new one does not begin.
+    let other = lab.run(&["log.folder=runs/b", "train.seed=4", &also]);
+    other.expect(2, &["checkpoint.also", "the copies of another run"]);
+    // Back to an older step: what came after it is set aside there too.
+    let back = ["--set", &also, "--set", "train.steps=8", "--resume-from", "step-00000006"];
+    let back = lab.gptrain(&[&["run", "run.yaml"][..], &back].concat());
+    back.well();
+    assert!(back.out.contains("step-00000014 is set aside"), "{}", back.out);
+    assert_eq!(steps(&place).last(), Some(&8), "{}", back.out);
+}
+
+#[test]
+fn a_place_that_is_none_is_refused_before_the_run() {
+    let lab = Lab::new();
+    fs::write(lab.path("file"), "").unwrap();
+    let below_a_file = format!("file://{}", lab.path("file/a").display());
+    for (also, says) in [
+        ("ftp://host/a", "no place of copies"),
+        ("/mnt/archive", "no place of copies"),
+        ("file://archive", "no whole path"),
+        ("s3://A_b/c", "no bucket"),
+        ("s3:///a", "no bucket"),
+        (&below_a_file, "cannot be written"),
+    ] {
+        let set = format!("checkpoint.also={also}");
+        lab.run(&[&set]).expect(2, &["checkpoint.also", says, "file:///"]);
+        if says != "cannot be written" {
+            lab.gptrain(&["manifest", "check", "run.yaml", "--set", &set]).expect(2, &[says]);
+        }
+        assert!(lab.metrics("runs/a").is_empty());
+    }
+}
+
+/// Each call fails once, or the disk holds something else than it was given: nothing but a whole copy
+/// has the name, and the next try ends it.
+#[test]
+fn a_copy_in_a_folder_is_whole_or_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Saved::tiny(5);
+    let from = what.write(&folder.path().join("from"));
+    let copy = |disk: Disk, to: &Path| {
+        let place = Place::on(disk, to);
+        place.claim("a run").and_then(|()| place.copy(&from, &Sent::default(), &|| true))
+    };
+    let calls = {
+        let disk = std::sync::Arc::new(Disk::failing(Fault::None));
+        let to = folder.path().join("all");
+        let place = Place::on(disk.clone(), &to);
+        place.claim("a run").unwrap();
+        place.copy(&from, &Sent::default(), &|| true).unwrap();
+        disk.calls()
+    };
+    for (at, call) in calls.iter().enumerate() {
+        let errno = Errno::IO.raw_os_error();
+        for fault in [Fault::Error { at, errno }, Fault::Crash { at }, Fault::Wrong { at }] {
+            let to = folder.path().join(format!("{at}-{fault:?}"));
+            let once = copy(Disk::failing(fault), &to);
+            let writes = matches!(call, Call::Write(_));
+            let small =
+                matches!(call, Call::Write(path) if !path.to_string_lossy().contains("saf"));
+            let is_well = matches!(fault, Fault::Wrong { .. }) && (small || !writes);
+            assert_eq!(once.is_ok(), is_well, "{call:?} {fault:?}: {once:?}");
+            assert!(steps(&to).iter().all(|_| what.is_in(&to.join("step-00000005"))), "{call:?}");
+            copy(Disk::default(), &to).unwrap();
+            assert!(what.is_in(&to.join("step-00000005")), "{call:?}");
+            let mut left = names(&to);
+            left.sort();
+            assert_eq!(left, ["run", "step-00000005"], "{call:?}");
+        }
+    }
+}
+
+/// Files that are whole stay; a copy that is told to stop stops; steps are pruned as in a run's folder.
+#[test]
+fn an_interrupted_copy_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (Saved::tiny(5).write(&folder.path().join("from")), folder.path().join("to"));
+    let shards = |disk: &Disk| {
+        let calls = disk.calls();
+        let of_shard =
+            |call: &&Call| matches!(call, Call::Create(path) if path.extension().is_some());
+        calls.iter().filter(of_shard).count()
+    };
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let once = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+    let stopped = Place::on(Disk::default(), &to).copy(&from, &Sent::default(), &once);
+    assert!(stopped.unwrap_err().to_string().contains("interrupted"));
+    let disk = std::sync::Arc::new(Disk::failing(Fault::None));
+    let place = Place::on(disk.clone(), &to);
+    assert!(place.copy(&from, &Sent::default(), &|| true).unwrap().bytes.is_some());
+    assert_eq!(shards(&disk), 3, "two shards and the index; one was there");
+    assert!(place.copy(&from, &Sent::default(), &|| true).unwrap().bytes.is_none());
+    for step in [6, 8, 9] {
+        let from = Saved::tiny(step).write(&folder.path().join("from"));
+        place.copy(&from, &Sent::default(), &|| true).unwrap();
+    }
+    place.prune(Keep { last: Some(1), every: Some(4), read: None }).unwrap();
+    assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8, 9], vec![8, 9]));
+    assert_eq!(place.go_back(8).unwrap(), [9]);
+    assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8], vec![8]));
+}
