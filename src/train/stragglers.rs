@@ -129,8 +129,8 @@ impl Judge {
     }
 }
 
-/// "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % longer than the median
-/// of 96 ranks of stage 3, three windows in a row (7.1 scatters); GPU 3 …, 1410 MHz, 82 °C".
+/// "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % more than the median of the
+/// 96 ranks of stage 3 (7.1 scatters), over three windows of 50 steps; GPU 3 …, 1410 MHz, 82 °C".
 fn line(found: &Straggler, of: &RankBusy, window: &BusyWindow, stage: usize) -> String {
     let Straggler { more, score, peers, .. } = *found;
     let (name, seconds) = (&of.name, base::Seconds(window.seconds));
@@ -144,8 +144,8 @@ fn line(found: &Straggler, of: &RankBusy, window: &BusyWindow, stage: usize) -> 
     let health = Some(&window.health).filter(|health| !health.is_empty());
     let health = health.map_or(String::new(), |health| format!(", {health}"));
     format!(
-        "{name} is slow: busy for {seconds} of a step, {:.1} % more than {than}, in three windows \
-         of {WINDOW} steps in a row; {}{health}",
+        "{name} is slow: busy for {seconds} of a step, {:.1} % more than {than}, over three \
+         windows of {WINDOW} steps; {}{health}",
         100.0 * more,
         window.processor
     )
