@@ -381,10 +381,10 @@ Divergence(raw) {
     action: SpikeAction = SpikeAction::Act;
     /// How far above their median, in units of their scatter. Default: 8.
     sigmas: f64 = 8.0, in 1.0..=1e6;
-    /// The least rise of the loss that counts, in nats. Default: 0.3.
-    loss_rise: f64 = 0.3, in 0.0..=1e6;
-    /// The least rise of the gradient norm that counts, as a factor. Default: 2.
-    norm_rise: f64 = 2.0, in 1.0..=1e6;
+    /// The least rise of the loss that counts, in nats. Default: 0.5.
+    loss_rise: f64 = 0.5, in 0.0..=1e6;
+    /// The least rise of the gradient norm that counts, as a factor. Default: 10.
+    norm_rise: f64 = 10.0, in 1.0..=1e6;
     /// Updates that are skipped in a row before the run goes back to a checkpoint. Default: 3.
     skips: u32 = 3, in 0..=1000;
     /// Steps that the run goes back at least, and leaves out beyond the spike. Default: 100.

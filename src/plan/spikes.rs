@@ -8,6 +8,10 @@
 //! deviation grows with a heavy tail and s does not, so σ is 8 where theirs is 6: of 200,000
 //! healthy steps whose noise was doubled one time in fifty, 6 took three for spikes, 7 one, 8 none.
 //!
+//! The least rises, half a nat and ten medians, are what healthy batches do not reach: of a GPT-2 124M
+//! that was trained without a skipped step (llm.c; 10,000 steps) the worst were 0.35 nat and 7.5
+//! medians. At 0.3 nat and 2 medians, 17 of its steps would have been skipped.
+//!
 //!   loss  > median + max(σ·s, rise)          s = 1.4826 · median |x − median|
 //!   norm  > max(median + σ·s, factor·median)
 //!

@@ -5,8 +5,8 @@ use base::rng;
 
 const RULE: Rule = Rule {
     sigmas: 8.0,
-    loss_rise: 0.3,
-    norm_rise: 2.0,
+    loss_rise: 0.5,
+    norm_rise: 10.0,
     acts: true,
     skips: 3,
     roll_back: 100,
@@ -39,6 +39,28 @@ fn quiet(watch: &mut SpikeWatch, seed: u64, steps: std::ops::RangeInclusive<u64>
 #[test]
 fn healthy_steps_lead_to_nothing() {
     (0..4).for_each(|seed| quiet(&mut SpikeWatch::default(), 2 * seed, 1..=10_000));
+}
+
+/// A real run's first 10,000 steps (tests/fixtures/curves/make.py), and how many spikes a rule finds.
+fn of_real_curve(rule: &Rule) -> usize {
+    let text = include_str!("../../../tests/fixtures/curves/gpt2-124m-llmc.txt");
+    let mut watch = SpikeWatch::default();
+    let taken = text.lines().zip(1..).map(|(line, step)| {
+        let (loss, norm) = line.split_once(' ').unwrap();
+        let number = |text: &str| text.parse::<f64>().unwrap();
+        Taken { step, loss: number(loss) / 1e4, norm: number(norm) / 1e2, skipped: false }
+    });
+    let found: Vec<Found> = taken.map(|taken| watch.see(rule, taken)).collect();
+    assert_eq!(found.len(), 10_000);
+    found.into_iter().filter(|found| *found != Found::Healthy).count()
+}
+
+/// Its batches lie up to 0.35 nat above the median, its norms up to 7.5 medians; it came to no harm.
+#[test]
+fn a_real_run_leads_to_nothing() {
+    assert_eq!(of_real_curve(&RULE), 0);
+    assert_eq!(of_real_curve(&Rule { norm_rise: 2.0, ..RULE }), 14);
+    assert_eq!(of_real_curve(&Rule { loss_rise: 0.3, ..RULE }), 4);
 }
 
 #[test]
