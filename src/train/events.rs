@@ -5,7 +5,8 @@ use anyhow::Result;
 use base::unix_time;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// The file's name in a run's folder.
@@ -49,24 +50,55 @@ pub struct Event {
     pub text: String,
 }
 
-/// Appends what happens now. A folder that is full or gone for a while loses events, never the run.
+/// Appends what happens now. A folder that is full or gone for a while loses it, and never the run.
 pub fn add(folder: &Path, kind: Kind, text: &str) {
-    append(folder, &Event { at: unix_time().as_secs_f64(), kind, text: text.to_string() });
+    let _ = append(folder, &Event { at: unix_time().as_secs_f64(), kind, text: text.to_string() });
 }
 
-/// The same, of what happened before.
-pub fn append(folder: &Path, event: &Event) {
+/// The same, of what happened before. After an error it can be tried again.
+pub fn append(folder: &Path, event: &Event) -> io::Result<()> {
+    let options = OpenOptions::new().create(true).append(true).read(true).clone();
+    let mut file = options.open(folder.join(NAME))?;
     let mut line = serde_json::to_vec(event).expect("numbers and names");
     line.push(b'\n');
-    let file = OpenOptions::new().create(true).append(true).open(folder.join(NAME));
-    // One write: a kill leaves at most a torn last line, which is not read.
-    let _ = file.and_then(|mut file| file.write_all(&line));
+    // What a kill or a full disk has torn is a line of its own, which is not read.
+    let (end, mut last) = (file.metadata()?.len(), [b'\n']);
+    if end > 0 {
+        file.read_exact_at(&mut last, end - 1)?;
+    }
+    if last != [b'\n'] {
+        line.insert(0, b'\n');
+    }
+    file.write_all(&line)
 }
 
 /// All events of a run, oldest first; lines that are none are left out.
 pub fn read(folder: &Path) -> Result<Vec<Event>> {
     match fs::read_to_string(folder.join(NAME)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         read => Ok(read?.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_line_costs_no_other_and_what_could_not_be_written_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        add(folder, Kind::Start, "one");
+        let whole = fs::read(folder.join(NAME)).unwrap();
+        fs::write(folder.join(NAME), [&whole[..], b"{\"at\": 1"].concat()).unwrap();
+        add(folder, Kind::End, "two");
+        let texts: Vec<_> = read(folder).unwrap().into_iter().map(|event| event.text).collect();
+        assert_eq!(texts, ["one", "two"]);
+        let away = folder.join("away");
+        let event = Event { at: 7.0, kind: Kind::Warning, text: "three".into() };
+        assert_eq!(append(&away, &event).unwrap_err().kind(), ErrorKind::NotFound);
+        fs::create_dir(&away).unwrap();
+        append(&away, &event).unwrap();
+        assert_eq!(read(&away).unwrap(), [event]);
     }
 }

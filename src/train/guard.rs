@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// How long a restarted run waits for its folder: NFS servers give up a client after 90 s.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The file's name in a run's folder.
+const LOCK: &str = "run.lock";
+
 /// An exclusive lock of the run's folder, released when dropped (or by the kernel when the process
 /// dies).
 pub struct FolderLock {
@@ -47,13 +50,12 @@ impl FolderLock {
     }
 
     fn try_take(folder: &Path) -> anyhow::Result<FolderLock> {
-        let path = folder.join("run.lock");
+        let path = folder.join(LOCK);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         options.custom_flags(OFlags::NOFOLLOW.bits() as i32); // it may lead to a file of worth
         let open = || options.open(&path);
-        let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-        let made = folder.ancestors().take_while(missing).last().map(Path::to_path_buf);
+        let made = outermost_missing(folder);
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;
@@ -75,18 +77,28 @@ impl FolderLock {
 
     /// Removes the folder if it was made for a run that has left nothing in it.
     pub fn remove_unused(&self) {
-        let Some(made) = &self.made else { return };
-        let lock = self.folder.join("run.lock");
-        let mut entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        // With starts.json it was a start that counts: a job must not be queued again for ever.
-        if !entries.all(|entry| entry.path() == lock) {
-            return;
-        }
-        // Where one cannot be removed, it stays: nothing is lost.
-        let _ = fs::remove_file(lock);
-        for folder in self.folder.ancestors().take_while(|folder| folder.starts_with(made)) {
-            let _ = fs::remove_dir(folder);
-        }
+        self.made.iter().for_each(|made| remove_unused(&self.folder, made));
+    }
+}
+
+/// The outermost folder that has to be made for this one.
+pub fn outermost_missing(folder: &Path) -> Option<PathBuf> {
+    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    folder.ancestors().take_while(missing).last().map(Path::to_path_buf)
+}
+
+/// Removes a run's folder, up to `made`, if there is nothing in it but its lock.
+pub fn remove_unused(folder: &Path, made: &Path) {
+    let lock = folder.join(LOCK);
+    let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    // With starts.json it was a start that counts: a job must not be queued again for ever.
+    if !entries.all(|entry| entry.path() == lock) {
+        return;
+    }
+    // Where one cannot be removed, it stays: nothing is lost.
+    let _ = fs::remove_file(lock);
+    for folder in folder.ancestors().take_while(|folder| folder.starts_with(made)) {
+        let _ = fs::remove_dir(folder);
     }
 }
 
@@ -174,6 +186,11 @@ impl Signals {
             self.word.say();
         }
         stop
+    }
+
+    /// The run is over: of a stop that is requested now there is nothing to say.
+    pub fn over(&self) {
+        self.word.console.lock().take();
     }
 
     /// The step that is computed from now on.

@@ -21,21 +21,41 @@ pub fn act(m: &Manifest) {
         );
         return;
     }
+    let without = stay_away(m, &job);
+    let told = without.as_ref().map_or(String::new(), |nodes| format!(", without {nodes}"));
     let done = match m.slurm.on_end {
         OnEnd::Requeue => {
-            tracing::info!("job {id} goes back into the queue");
-            job.requeue()
+            // From here on Slurm may end this process.
+            tracing::info!("job {id} goes back into the queue{told}");
+            let queued = job.requeue();
+            if let (Ok(()), Some(Err(error))) =
+                (&queued, without.map(|nodes| job.stay_away(&nodes)))
+            {
+                tracing::warn!("job {id} is queued with all its nodes: {error:#}");
+            }
+            queued
         }
-        _ => {
-            let exclude = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
-            job.resubmit(&m.log.folder, &exclude).map(|next| {
-                let list = exclude.join(", ");
-                let without = if list.is_empty() { list } else { format!(", without {list}") };
-                tracing::info!("job {next} goes on when job {id} has ended{without}");
-            })
-        }
+        _ => job.resubmit(&m.log.folder, without.as_deref()).map(|next| {
+            tracing::info!("job {next} goes on when job {id} has ended{told}");
+        }),
     };
     if let Err(error) = done {
         tracing::warn!("job {id} is not queued again: {error:#}");
+    }
+}
+
+/// The nodes that the job is to do without, as Slurm takes them; None where none is sick, or where
+/// there would be too few.
+fn stay_away(m: &Manifest, job: &Job) -> Option<String> {
+    let sick = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
+    if sick.is_empty() {
+        return None;
+    }
+    match job.without(&sick) {
+        Ok(nodes) => Some(nodes),
+        Err(error) => {
+            tracing::warn!("the job keeps its nodes, {} too: {error:#}", sick.join(", "));
+            None
+        }
     }
 }

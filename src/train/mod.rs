@@ -29,7 +29,7 @@ pub mod status;
 mod spikes;
 pub mod stragglers;
 mod supervise;
-mod time_limit;
+pub mod time_limit;
 mod fresh;
 pub mod report;
 
@@ -83,6 +83,7 @@ pub fn run(
         note_failed_node(&loaded.manifest.log.folder, error);
     }
     let (first, ended) = ended?;
+    process.signals.over();
     if first && ended == Ended::JobEnds {
         job_end::act(&loaded.manifest);
     }

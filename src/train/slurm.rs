@@ -42,39 +42,91 @@ impl Job {
         })
     }
 
-    /// Puts the job back into the queue, under its number. Slurm ends what of it still runs.
+    /// Puts the job back into the queue, under its number. Slurm ends what of it still runs, which
+    /// SIGTERM may tell before the answer is here.
     pub fn requeue(&self) -> anyhow::Result<()> {
-        let asked = ask(Command::new("scontrol").args(["requeue", &self.id]));
+        let asked = ask_lasting(&["scontrol", "requeue", &self.id]);
         let remedy = "the cluster may forbid it: slurm.on_end: resubmit needs no permission";
         asked.map(drop).context(remedy)
     }
 
+    /// Keeps the job, which is queued again, away from nodes (as `without` gives them). A running
+    /// job's list cannot be changed: "Job is no longer pending execution" (22.05).
+    pub fn stay_away(&self, nodes: &str) -> anyhow::Result<()> {
+        let (job, nodes) = (format!("JobId={}", self.id), format!("ExcNodeList={nodes}"));
+        ask_lasting(&["scontrol", "update", &job, &nodes]).map(drop)
+    }
+
+    /// The nodes that the job is to stay away from when it is queued again: its own list and these.
+    /// An error if the cluster has too few others: Slurm would take such a list, and let the job wait
+    /// for ever (reason BadConstraints).
+    pub fn without(&self, exclude: &[String]) -> anyhow::Result<String> {
+        let about = self.about()?;
+        let nodes = with_own(field(&about, "ExcNodeList").unwrap_or_default(), exclude);
+        let mut could_start = as_user("sbatch");
+        could_start.args(["--test-only", "--wrap=:"]).args(repeated(&about));
+        ask(could_start.arg(format!("--exclude={nodes}")))?;
+        Ok(nodes)
+    }
+
+    fn about(&self) -> anyhow::Result<String> {
+        ask(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
+    }
+
     /// Submits the job's batch script again, to start when this job has ended, on as many nodes and
-    /// so on (`repeated`), but not on those to `exclude`; the number of the new job.
-    pub fn resubmit(&self, folder: &Path, exclude: &[String]) -> anyhow::Result<String> {
+    /// so on (`repeated`), but not on those to `exclude`, as `without` gives them; the number of the
+    /// new job.
+    pub fn resubmit(&self, folder: &Path, exclude: Option<&str>) -> anyhow::Result<String> {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
         let write = ["write", "batch_script", &self.id];
         ask(Command::new("scontrol").args(write).arg(&script))
             .context("only a job with a batch script can be submitted again")?;
         ensure!(script.exists(), "scontrol wrote no {}", script.display());
-        let about = ask(Command::new("scontrol").args(["show", "job", "-o", &self.id]))?;
-        let mut sbatch = Command::new("sbatch");
+        let about = self.about()?;
+        let mut sbatch = as_user("sbatch");
         sbatch.args(["--parsable".to_string(), format!("--dependency=afterany:{}", self.id)]);
         sbatch.args(["--open-mode=append".to_string()].into_iter().chain(repeated(&about)));
         let name = std::env::var("SLURM_JOB_NAME").ok();
         sbatch.args(name.map(|name| format!("--job-name={name}")));
-        sbatch.args((!exclude.is_empty()).then(|| format!("--exclude={}", exclude.join(","))));
-        // sbatch hands its environment on: this step's rank is not the next job's.
-        let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
-        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        sbatch.env_remove(comm::Place::VARIABLE);
-        for name in names.filter(step) {
-            sbatch.env_remove(name);
-        }
+        sbatch.args(exclude.map(|nodes| format!("--exclude={nodes}")));
         let answer = ask(sbatch.arg(&script))?;
         Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
     }
+}
+
+/// A command that hands its environment on to a job: this step's rank is not the next job's.
+fn as_user(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    command.env_remove(comm::Place::VARIABLE);
+    for name in names.filter(step) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// The same of a command that goes on when Slurm ends this step, which it does by SIGTERM and,
+/// `KillWait` later, by SIGKILL.
+fn ask_lasting(words: &[&str]) -> anyhow::Result<String> {
+    let mut shell = Command::new("sh");
+    ask_as(words[0], shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]).args(words))
+}
+
+/// A field of `scontrol show job -o`, if it has a value.
+fn field<'a>(about: &'a str, name: &str) -> Option<&'a str> {
+    let mut words = about.split_whitespace().filter_map(|word| word.split_once('='));
+    let (_, value) = words.find(|(field, _)| *field == name)?;
+    Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
+}
+
+/// A list of nodes as Slurm writes it, "n[1-3],n7", and more of them.
+fn with_own(own: &str, more: &[String]) -> String {
+    let stands = |node: &&String| own.split(',').any(|known| known == node.as_str());
+    let new = more.iter().filter(|node| !stands(node)).map(String::as_str);
+    let all: Vec<&str> = Some(own).filter(|own| !own.is_empty()).into_iter().chain(new).collect();
+    all.join(",")
 }
 
 /// What is repeated of a job, as options of sbatch: those given to sbatch itself do not stand in the
@@ -93,19 +145,23 @@ fn repeated(about: &str) -> Vec<String> {
         ("StdOut", "output"),
         ("StdErr", "error"),
     ];
-    let value = |field: &str| {
-        let mut words = about.split_whitespace().filter_map(|word| word.split_once('='));
-        let (_, value) = words.find(|(name, _)| *name == field)?;
-        let value = if field.contains(':') { value.split(':').next()? } else { value };
-        Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
+    let value = |name: &str| {
+        let value = field(about, name)?;
+        // Of the tasks of a node, a board, a socket and a core.
+        let value = if name.contains(':') { value.split(':').next()? } else { value };
+        Some(value).filter(|value| *value != "0")
     };
-    let given = OPTIONS.iter().filter_map(|(field, option)| Some((option, value(field)?)));
+    let given = OPTIONS.iter().filter_map(|(name, option)| Some((option, value(name)?)));
     given.map(|(option, value)| format!("--{option}={value}")).collect()
 }
 
 /// What a command prints; an error with what it complains of, where it fails or takes too long.
 fn ask(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
+    ask_as(&name, command)
+}
+
+fn ask_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = streams.spawn().with_context(|| format!("cannot start {name}"))?;
     let begun = Instant::now();
@@ -179,10 +235,20 @@ mod tests {
     }
 
     #[test]
+    fn sick_nodes_are_added_to_those_that_the_job_excludes() {
+        let sick = ["n2", "n9"].map(str::to_string);
+        let own = |about| with_own(field(about, "ExcNodeList").unwrap_or_default(), &sick);
+        assert_eq!(own("JobId=1 ExcNodeList=(null) NodeList=n[1-2]"), "n2,n9");
+        assert_eq!(own("JobId=1 ExcNodeList=n[4-6],n2"), "n[4-6],n2,n9");
+    }
+
+    #[test]
     fn a_command_that_fails_says_why() {
         let mut failing = Command::new("sh");
         let error = ask(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
         assert_eq!(error.to_string(), "sh: no such job");
         assert!(ask(&mut Command::new("gptrain-no-such-program")).is_err());
+        let told = ask_lasting(&["sh", "-c", "kill -TERM $$; echo goes on"]).unwrap();
+        assert_eq!(told, "goes on\n");
     }
 }

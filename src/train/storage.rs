@@ -142,7 +142,7 @@ impl Storage {
             && well
         {
             let away = Seconds(since.elapsed().as_secs_f64());
-            tracing::info!("{} takes files again, after {away}", self.folder.display());
+            tracing::warn!("{} takes files again, after {away}", self.folder.display());
         }
     }
 }

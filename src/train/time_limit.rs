@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Time between two questions to Slurm.
+/// Time between two questions to Slurm; and the variable that says another, in seconds, for tests.
 const REREAD: Duration = Duration::from_secs(600);
+pub const REREAD_VARIABLE: &str = "GPTRAIN_TEST_REREAD";
 
 /// Steps of which the slowest counts.
 const RECENT: usize = 100;
@@ -38,10 +39,12 @@ impl TimeLimit {
         let (open, closed) = channel();
         let end = Arc::default();
         let told = Arc::clone(&end);
+        let asked = std::env::var(REREAD_VARIABLE).ok().and_then(|every| every.parse().ok());
+        let every = asked.map_or(REREAD, Duration::from_secs);
         let ask = move || {
             loop {
                 reread(&job, &told);
-                if closed.recv_timeout(REREAD) != Err(RecvTimeoutError::Timeout) {
+                if closed.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }

@@ -24,7 +24,11 @@ impl Job {
             "case $1 in show) echo NumNodes=4 NumTasks=32 Partition=test TimeLimit=2:00:00;;";
         let write = "write) echo '#!/bin/sh' > \"$4\";; esac";
         job.command("scontrol", &format!("echo \"scontrol $*\" >> asked; {answer} {write}"));
-        job.command("sbatch", "echo \"sbatch $*\" \"${SLURM_PROCID:-no rank}\" >> asked; echo 8");
+        job.command(
+            "sbatch",
+            "echo \"sbatch $*\" \"${SLURM_PROCID:-no rank}\" >> asked; . ./few; echo 8",
+        );
+        fs::write(job.lab.path("few"), "").unwrap();
         fs::write(job.lab.path("left"), left).unwrap();
         job
     }
@@ -100,6 +104,34 @@ fn a_chain_of_jobs_comes_to_an_end() {
     assert_eq!(job.asked(), [""; 0]);
 }
 
+/// Whether the cluster has enough nodes without the sick one.
+const COULD_START: &str = "sbatch --test-only --wrap=: --nodes=4 --ntasks=32 --partition=test \
+                           --time=2:00:00 --exclude=n2 no rank";
+
+/// A list of nodes goes to a job that is queued again; where the cluster has too few others, none.
+#[test]
+fn a_requeued_job_stays_away_from_sick_nodes() {
+    for few in [false, true] {
+        let job = Job::new("0:30");
+        if few {
+            fs::write(job.lab.path("few"), "echo too few nodes >&2; exit 1").unwrap();
+        }
+        let folder = job.lab.path("runs/a");
+        sick_nodes::add(&folder, "n2", Reason::Slow, "135 of 400 Gb/s").unwrap();
+        let done = job.run(&["slurm.on_end=requeue"]);
+        let said = &done.expect(0, &[]).out;
+        let mut expected = vec!["scontrol show job -o 7", COULD_START, "scontrol requeue 7"];
+        if few {
+            let told = "note: the job keeps its nodes, n2 too: sbatch: too few nodes";
+            assert!(said.contains(told), "{said}");
+        } else {
+            assert!(said.contains("job 7 goes back into the queue, without n2"), "{said}");
+            expected.push("scontrol update JobId=7 ExcNodeList=n2");
+        }
+        assert_eq!(job.asked(), expected);
+    }
+}
+
 /// The job's own script, when it has ended, on as many nodes; not as one of this step's ranks.
 #[test]
 fn a_job_is_submitted_again() {
@@ -119,6 +151,8 @@ fn a_job_is_submitted_again() {
     assert!(done.expect(0, &[]).out.contains("job 8 goes on when job 7 has ended"), "{}", done.out);
     let script = "runs/a/job.sh";
     let expected = [
+        "scontrol show job -o 7".to_string(),
+        COULD_START.to_string(),
         format!("scontrol write batch_script 7 {script}"),
         "scontrol show job -o 7".to_string(),
         format!(

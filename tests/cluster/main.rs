@@ -12,7 +12,7 @@
 //! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
 //! | `restart` | ranks killed, stopped and lost while a job goes on: spares, fewer replicas, the limit |
 //! | `stragglers` | a slow rank is named, live |
-//! | `slurm` | `srun gptrain run` under a real Slurm on this machine |
+//! | `slurm` | `srun gptrain run` under a real Slurm on this machine; and a week of a job's there |
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -156,10 +156,12 @@ fn mistakes_and_stops_are_no_reason_to_begin_anew() {
     let wrong = tasks(&lab, 2, &["data.train=nothing"]).end(0..2);
     assert!(wrong.iter().all(|done| done.code == Some(2)), "{:?}", wrong[0].err);
     assert!(restarts(&wrong).is_empty());
+    assert!(!lab.path("runs").exists(), "nothing has begun");
     let of = tasks(&lab, 3, &["train.steps=1000000"]);
     lab.wait_for_steps("runs/a", 3);
     of.signal(1, Signal::TERM);
     let ended = of.end(0..3);
     ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
     assert!(ended[0].out.contains("stopped and saved"), "{}", ended[0].out);
+    assert!(!lab.path("runs/a/restarts").exists(), "the job is over");
 }

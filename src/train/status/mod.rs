@@ -44,14 +44,14 @@ fn begun(folder: &Path, place: &str, from_step: u64, job: Option<&str>) {
     events::add(folder, Kind::Start, &format!("from step {from_step}: {place}{job}"));
 }
 
-/// Notes the warnings after a moment; the moment of the last.
+/// Notes the warnings after a moment; the moment of the last that the folder took.
 fn tell_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
     let new: Vec<Warning> =
         warnings.lock().iter().filter(|warning| warning.at > told).cloned().collect();
-    for Warning { at, text } in &new {
-        events::append(folder, &Event { at: *at, kind: Kind::Warning, text: text.clone() });
-    }
-    new.last().map_or(told, |last| last.at)
+    let noted = new.into_iter().map_while(|Warning { at, text }| {
+        events::append(folder, &Event { at, kind: Kind::Warning, text }).ok().map(|()| at)
+    });
+    noted.last().unwrap_or(told)
 }
 
 /// What does not change.

@@ -2,7 +2,8 @@
 //! see. There is no server among them that could be the one that died.
 //!
 //! ```text
-//! restarts/JOB/here-3          task 3 has started
+//! restarts/JOB/here-3          task 3 has started, and not ended
+//!              made            the outermost folder that was made for the run
 //!              epoch-1/task-3  task 3 has come to the meeting, and how its rank ended
 //!                      plan    who goes on as which rank, and where rank 0 is found
 //!              end             the job is over, with this exit code
@@ -10,7 +11,9 @@
 //! The first task of those that came decides, when all have come or the wait is over; whoever decides,
 //! the first plan counts (a hard link that fails if there is one). An epoch is also part of the name
 //! by which its ranks know each other (`comm::Place`), so that those of an older one are refused.
+//! The last task that ends removes all of it.
 
+use super::super::guard;
 use super::plan::{Arrival, Plan};
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
@@ -28,6 +31,7 @@ const LOOK_AT_WORK: Duration = Duration::from_secs(1);
 const TASKS: u32 = 1000;
 
 pub struct Meetings {
+    run: PathBuf,
     folder: PathBuf,
     task: usize,
     tasks: usize,
@@ -38,16 +42,40 @@ impl Meetings {
     pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Meetings> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
         let folder = run.join("restarts").join(job.chars().map(plain).collect::<String>());
-        if task == 0 {
+        let made = guard::outermost_missing(run);
+        if task == 0 && folder.join("here-0").exists() {
             // Away at once: other tasks may be writing there already.
             let old = folder.with_extension(format!("old-{}", std::process::id()));
             if fs::rename(&folder, &old).is_ok() {
                 let _ = fs::remove_dir_all(&old); // what stays has another name
             }
         }
-        let meetings = Meetings { folder, task, tasks };
+        let meetings = Meetings { run: run.to_path_buf(), folder, task, tasks };
         meetings.write(&meetings.here(), &())?;
+        made.map_or(Ok(()), |made| meetings.write(&meetings.folder.join("made"), &made))?;
         Ok(meetings)
+    }
+
+    /// The task is still there: task 0 may have put its file away with those of an older start.
+    pub fn stay(&self) {
+        if !self.here().exists() {
+            let _ = self.write(&self.here(), &()); // tried again at the next look
+        }
+    }
+
+    /// The task ends. The last one leaves nothing of the meetings, nor a folder that was made for a
+    /// run that has not begun.
+    pub fn leave(&self) {
+        let made: Option<PathBuf> = read(&self.folder.join("made"));
+        let _ = fs::remove_file(self.here());
+        let mut left = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        if left.any(|entry| entry.file_name().to_string_lossy().starts_with("here-")) {
+            return;
+        }
+        // What cannot be removed stays, and harms nobody.
+        let _ = fs::remove_dir_all(&self.folder);
+        let _ = self.folder.parent().map(fs::remove_dir); // unless other jobs have some
+        made.iter().for_each(|made| guard::remove_unused(&self.run, made));
     }
 
     fn here(&self) -> PathBuf {
@@ -208,7 +236,7 @@ mod tests {
     #[test]
     fn what_an_older_start_left_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
-        let old = Meetings::open(folder.path(), "job", 1, 2).unwrap();
+        let [_, old] = [0, 1].map(|task| Meetings::open(folder.path(), "job", task, 2).unwrap());
         old.meet(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1])).unwrap();
         old.end(3);
         std::thread::sleep(Duration::from_millis(20)); // the file system's clock has ticks
@@ -216,5 +244,24 @@ mod tests {
         assert_eq!((new.has_begun(1), new.ended()), (false, None));
         Meetings::open(folder.path(), "job", 0, 2).unwrap();
         assert!(!folder.path().join("restarts/job/end").exists());
+    }
+
+    #[test]
+    fn the_last_task_that_ends_leaves_nothing_but_what_the_run_has_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("runs/a");
+        for begun in [false, true] {
+            let tasks = [0, 1].map(|task| Meetings::open(&run, "job", task, 2).unwrap());
+            fs::write(run.join("run.lock"), "").unwrap();
+            if begun {
+                fs::write(run.join("starts.json"), "{}").unwrap();
+            }
+            tasks[0].end(2);
+            tasks[0].leave();
+            assert_eq!(tasks[1].ended(), Some(2), "the other task is still to learn of it");
+            tasks[1].leave();
+            assert_eq!((run.exists(), folder.path().join("runs").exists()), (begun, begun));
+        }
+        assert!(!run.join("restarts").exists());
     }
 }

@@ -69,7 +69,9 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
     let mut supervisor = Supervisor { m, launcher, task, tasks, meetings, signals, plan, epoch: 0 };
-    match supervisor.run()? {
+    let ended = supervisor.run();
+    supervisor.meetings.leave();
+    match ended? {
         0 => Ok(true),
         code => Err(PeerExit { code }.into()),
     }
@@ -129,6 +131,7 @@ impl Supervisor<'_> {
     /// A spare waits for its turn.
     fn wait(&self) -> Over {
         loop {
+            self.meetings.stay();
             if let Some(code) = self.meetings.ended() {
                 return Over::Job(code);
             }

@@ -9,16 +9,15 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Four nodes on this machine.
+/// Some nodes on this machine: n1, n2, ...
 pub struct Cluster {
     folder: TempDir,
+    nodes: Vec<String>,
 }
-
-const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 
 impl Cluster {
     /// None, and said so, where Slurm is not installed or this is not root.
-    pub fn start() -> Option<Cluster> {
+    pub fn start(nodes: usize) -> Option<Cluster> {
         let there = |name: &str| Path::new("/usr/sbin").join(name).exists();
         if !rustix::process::getuid().is_root()
             || !["munged", "slurmctld", "slurmd"].map(there).iter().all(|is| *is)
@@ -26,7 +25,8 @@ impl Cluster {
             eprintln!("SKIPPED: needs root and Slurm (apt-get install slurm-wlm munge)");
             return None;
         }
-        let cluster = Cluster { folder: tempfile::tempdir().unwrap() };
+        let nodes = (1..=nodes).map(|node| format!("n{node}")).collect();
+        let cluster = Cluster { folder: tempfile::tempdir().unwrap(), nodes };
         let root = cluster.folder.path();
         for name in ["munge", "state", "spool", "log", "run"] {
             fs::create_dir(root.join(name)).unwrap();
@@ -37,10 +37,11 @@ impl Cluster {
         cluster.munge();
         fs::write(root.join("slurm.conf"), cluster.conf()).unwrap();
         cluster.ok("/usr/sbin/slurmctld", &["-c"]);
-        NODES.iter().for_each(|node| cluster.ok("/usr/sbin/slurmd", &["-N", node]));
+        cluster.nodes.iter().for_each(|node| cluster.start_daemon(node));
         until("all nodes are idle", || {
             let states = cluster.run("sinfo", &["-h", "-N", "-o", "%t"]).stdout;
-            String::from_utf8_lossy(&states).lines().filter(|state| *state == "idle").count() == 4
+            let states = String::from_utf8_lossy(&states);
+            states.lines().filter(|state| *state == "idle").count() == cluster.nodes.len()
         });
         Some(cluster)
     }
@@ -71,13 +72,13 @@ impl Cluster {
     }
 
     fn conf(&self) -> String {
-        let ports = NODES.map(|_| free_port());
-        let node = |(name, port): (&&str, &u16)| {
+        let node = |name: &String| {
+            let port = free_port();
             format!(
                 "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000\n"
             )
         };
-        let nodes: String = NODES.iter().zip(&ports).map(node).collect();
+        let nodes: String = self.nodes.iter().map(node).collect();
         format!(
             "ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -98,6 +99,8 @@ SlurmdPidFile={}
 SlurmctldLogFile={}
 SlurmdLogFile={}
 SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1
+SlurmdTimeout=3600
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 AccountingStorageType=accounting_storage/none
@@ -118,6 +121,10 @@ SlurmdParameters=config_overrides
             self.path("log/slurmctld.log"),
             self.path("log/slurmd.%n.log"),
         )
+    }
+
+    pub fn start_daemon(&self, node: &str) {
+        self.ok("/usr/sbin/slurmd", &["-N", node]);
     }
 
     /// As when a node's slurmd crashes.
@@ -154,7 +161,8 @@ SlurmdParameters=config_overrides
 impl Drop for Cluster {
     /// The daemons by the numbers they wrote down, nodes first.
     fn drop(&mut self) {
-        let nodes = NODES.map(|node| format!("run/slurmd.{node}.pid"));
+        let nodes: Vec<String> =
+            self.nodes.iter().map(|node| format!("run/slurmd.{node}.pid")).collect();
         let _ = self.run("scancel", &["--signal=KILL", "--user=root"]);
         for name in nodes.iter().map(String::as_str).chain(["run/slurmctld.pid", "munge/munge.pid"])
         {

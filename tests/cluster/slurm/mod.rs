@@ -4,16 +4,20 @@
 //! Without Slurm (`apt-get install slurm-wlm munge`, as root) the test says that it is skipped.
 
 mod cluster;
+mod week;
 
 use crate::common::binary;
 use crate::common::binary::{Lab, free_port, until};
 use crate::common::softgpu;
 use cluster::Cluster;
 use gptrain::base::patience::at_any_load;
+use gptrain::comm::Place;
 use gptrain::comm::tcp::SEND_LIMIT;
 use gptrain::device::cuda::{FOLDER, Kernels};
 use gptrain::estimate::measured::Measured;
+use gptrain::train::events::{self, Kind};
 use gptrain::train::sick_nodes::{self, Reason};
+use gptrain::train::stragglers::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -35,7 +39,7 @@ const LONG: [&str; 5] = [
 
 #[test]
 fn slurm_starts_ends_and_requeues_runs() {
-    let Some(cluster) = Cluster::start() else { return };
+    let Some(cluster) = Cluster::start(4) else { return };
     // Slurm's limits are minutes: this one runs beside the others.
     let limited = time_limits(&cluster);
     // Two jobs at a time, on the same nodes.
@@ -50,6 +54,7 @@ fn slurm_starts_ends_and_requeues_runs() {
         as_many_tasks_as_fit_on_each_node(&cluster);
         a_killed_task_ends_all(&cluster);
         a_stopped_task_is_named(&cluster);
+        a_killed_rank_begins_anew(&cluster);
         bench_names_the_node_that_sends_slowly(&cluster);
     });
     a_dead_daemon_ends_nobody_and_a_dead_node_is_named(&cluster);
@@ -71,11 +76,8 @@ fn time_limits(cluster: &Cluster) -> impl FnOnce() {
         let leaves =
             |times| job.said().matches("stopped and saved, as the job ends").count() == times;
         until("the run leaves before the job's end", || leaves(1));
-        // Slurm itself would wait for two minutes.
-        until("the requeued job resumes", || {
-            cluster.run("scontrol", &["update", &format!("JobId={id}"), "StartTime=now"]);
-            job.said().matches("resuming from").count() == 1
-        });
+        job.begins_again(&id, &[]);
+        until("the requeued job resumes", || job.said().matches("resuming from").count() == 1);
         until("the run leaves again", || leaves(2));
         until("the job that it submitted resumes", || {
             job.said().matches("resuming from").count() == 2
@@ -135,18 +137,27 @@ impl<'a> Job<'a> {
         srun
     }
 
-    /// The process of a rank.
-    fn task(&self, rank: usize) -> Option<Pid> {
+    /// A process of this job that has all of these variables.
+    fn process(&self, variables: &[&str]) -> Option<Pid> {
+        self.process_of("gptrain", variables)
+    }
+
+    fn process_of(&self, program: &str, variables: &[&str]) -> Option<Pid> {
         let ours = format!("GPTRAIN_RENDEZVOUS={}", self.rendezvous);
-        let rank = format!("SLURM_PROCID={rank}");
         fs::read_dir("/proc").unwrap().filter_map(Result::ok).find_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let exe = fs::read_link(entry.path().join("exe")).ok()?;
             let environ = fs::read(entry.path().join("environ")).ok()?;
-            let has = |what: &str| environ.split(|b| *b == 0).any(|v| v == what.as_bytes());
-            let found = exe.ends_with("gptrain") && has(&ours) && has(&rank);
+            let has =
+                |what: &str| environ.split(|b| *b == 0).any(|v| v.starts_with(what.as_bytes()));
+            let found = exe.ends_with(program) && has(&ours) && variables.iter().all(|v| has(v));
             if found { Pid::from_raw(pid) } else { None }
         })
+    }
+
+    /// The process of a rank, or of a task.
+    fn task(&self, rank: usize) -> Option<Pid> {
+        self.process(&[&format!("SLURM_PROCID={rank}")])
     }
 
     fn signal(&self, rank: usize, signal: Signal) {
@@ -183,6 +194,21 @@ impl<'a> Job<'a> {
         let output = sbatch.arg(&path).current_dir(self.lab.path("")).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_string()
+    }
+
+    /// A job that was requeued has its turn: Slurm itself would wait for two minutes. Nodes refuse a
+    /// job that begins in the second in which they have ended it ("Job credential revoked").
+    fn begins_again(&self, id: &str, with: &[&str]) {
+        until("the job waits", || {
+            let state = self.cluster.run("squeue", &["-h", "-o", "%T", "-j", id]).stdout;
+            String::from_utf8_lossy(&state).trim() == "PENDING"
+        });
+        // One that waits for a lost task would end the next start's step, which has the same number.
+        while let Some(old) = self.process_of("srun", &[]) {
+            let _ = kill_process(old, Signal::KILL);
+        }
+        let again = ["update", &format!("JobId={id}"), "StartTime=now+2"];
+        self.cluster.ok("scontrol", &[&again, with].concat());
     }
 
     fn said(&self) -> String {
@@ -311,6 +337,26 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
     job.all_ended();
 }
 
+/// Restarts in the job, with the README's flag: the task stays, its rank is another process.
+fn a_killed_rank_begins_anew(cluster: &Cluster) {
+    let lab = Lab::new();
+    let sets = ["topology.data=4", "batch.global=8", "train.steps=80", "train.eval_interval=0"];
+    lab.run(&[&sets[..], &["log.folder=runs/whole"]].concat()).well();
+    let job = Job::new(cluster, &lab, "runs/a", &[&sets, &["restart.max=3"]]);
+    let mut tasks = job.srun_as(&["-N", "4", "-n", "4", "--kill-on-bad-exit=0"]);
+    let child = tasks.env(STEP_DELAY, "0.03").spawn().unwrap();
+    lab.wait_for_steps("runs/a", 12);
+    let rank = job.process(&["SLURM_PROCID=2", Place::VARIABLE]).expect("a supervisor started it");
+    kill_process(rank, Signal::KILL).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let events = events::read(&lab.path("runs/a")).unwrap();
+    let restarts: Vec<_> = events.iter().filter(|event| event.kind == Kind::Restart).collect();
+    assert_eq!(restarts.len(), 1, "{events:?}");
+    assert!(restarts[0].text.contains("restart 1 (1 of 3): from the checkpoint"), "{restarts:?}");
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
+}
+
 /// Slurm does not notice a stopped task, but with `--kill-on-bad-exit` ends it with the others.
 fn a_stopped_task_is_named(cluster: &Cluster) {
     at_any_load(Duration::from_secs(5), |limit| {
@@ -365,11 +411,8 @@ fn a_requeued_job_resumes(cluster: &Cluster, lab: &Lab) {
     job.all_ended();
     let saved = job.steps();
     assert!(saved < 150, "it was requeued before its end");
-    // Slurm itself would wait for two minutes.
-    until("it starts again", || {
-        cluster.run("scontrol", &["update", &format!("JobId={id}"), "StartTime=now"]);
-        job.said().contains("resuming from")
-    });
+    job.begins_again(&id, &[]);
+    until("it starts again", || job.said().contains("resuming from"));
     until("it is complete", || job.said().contains("complete: runs/requeued"));
     assert!(job.said().contains(&format!("(step {saved}, ")), "{}", job.said());
     assert_eq!(lab.losses("runs/requeued"), lab.losses("runs/whole"));
