@@ -39,7 +39,9 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
             Ok(node) => {
                 let target = if path == SECOND_NAME.0 { SECOND_NAME.1 } else { path };
                 let steps: Vec<&str> = target.split('.').collect();
-                replaced(target).for_each(|other| remove(root, other));
+                // Nothing in the place of one key is no other key either.
+                let others = replaced(target).filter(|_| node.value != Value::Null);
+                others.for_each(|other| remove(root, other));
                 if let Err(what) = put(root, &steps, node, path) {
                     problems.add(format!("--set {path}"), what, "give the path of one key");
                 }

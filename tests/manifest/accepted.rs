@@ -123,6 +123,9 @@ fn set_changes_and_creates_keys() {
     );
     // Of keys that exclude each other, the command line's counts.
     assert_eq!(with(&["train.steps=10"]).manifest.train.samples, 160);
+    // Whatever the order: a key that is nothing takes the place of no other.
+    let steps = with(&["train.steps=10", "train.tokens=null", "train.samples=null"]);
+    assert_eq!(steps.manifest.train.samples, 160);
     assert_eq!(with(&["train.tokens=12_800"]).manifest.train.samples, 100);
     let list = GOOD.replace("corpus/a", "[{prefix: a}, {prefix: b}]");
     assert_eq!(read(&list, &["data.train.1.weight=3"]).manifest.data.train[1].weight, 3.0);
