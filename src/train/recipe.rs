@@ -5,8 +5,10 @@ use anyhow::Context;
 use base::{Count, Problems};
 use data::Tokenizer;
 use data::indexed::Indexed;
-use manifest::{Family, Model, Sizes};
+use data::split::split;
+use manifest::{DataRule, Family, Model, Sizes};
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What a manifest is made from.
@@ -29,8 +31,10 @@ const LARGEST_UNASKED: u64 = 124_000_000;
 const UNKNOWN: u64 = 10_000_000;
 /// GPT-2's vocabulary, where no tokenizer says another.
 const GPT2_VOCAB: usize = 50_257;
-/// Share of the documents that are not trained on.
-const HELD_OUT: f64 = 0.05;
+/// Per cent of the documents for training, validation and test, where that leaves enough of them.
+const SPLIT: &str = "95,5,0";
+/// Shortest sequences that are drawn up.
+const SHORTEST: usize = 16;
 /// How often data may be repeated before it teaches much less (Muennighoff et al. 2023).
 const EPOCHS: u64 = 4;
 /// Tokens for each parameter (Hoffmann et al. 2022).
@@ -38,8 +42,9 @@ const TOKENS_PER_PARAMETER: u64 = 20;
 
 /// What is known of the text.
 struct Known {
-    /// Tokens of the dataset.
+    /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
+    parts: Option<[u64; 2]>,
     vocab: usize,
     eod: Option<u32>,
     tokenizer: Option<PathBuf>,
@@ -58,7 +63,7 @@ impl Recipe {
             let remedy = "from 1M to 200B are drawn up";
             return Err(Problems::one("--params", what, remedy).into());
         }
-        let model = shape(wanted, known.vocab, seq_len(wanted, known.tokens)?);
+        let model = shape(wanted, known.vocab, seq_len(wanted, known.smallest_part())?);
         let text = self.yaml(&known, &model);
         manifest::parse(&text, &self.name, Path::new("."), &[])?;
         Ok(text)
@@ -81,15 +86,16 @@ impl Recipe {
                 );
             }
         };
-        let tokens = dataset.map(|dataset| dataset.tokens());
-        Ok(Known { tokens, vocab, eod: read.and_then(|read| read.eod()), tokenizer })
+        let tokens = dataset.as_ref().map(Indexed::tokens);
+        let parts = dataset.as_ref().map(parts).transpose()?;
+        Ok(Known { tokens, parts, vocab, eod: read.and_then(|read| read.eod()), tokenizer })
     }
 
     fn yaml(&self, known: &Known, model: &Model) -> String {
         let params = model::parameters(model);
         let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
-        let there = known.tokens.map(|tokens| EPOCHS * (tokens as f64 * (1.0 - HELD_OUT)) as u64);
+        let there = known.training().map(|tokens| EPOCHS * tokens);
         let tokens = there.map_or(enough, |there| there.min(enough)).max(batch * seq_len);
         let steps = (tokens / (batch * seq_len)).max(1);
         let why = match there {
@@ -122,7 +128,13 @@ impl Recipe {
             Some(prefix) => line(format!("  train: {}", path(prefix))),
             None => line("  train: mine # PREFIX of `gptrain data build … --output PREFIX`".into()),
         }
-        line("  split: 95,5,0 # per cent of the documents: training, validation, test".into());
+        let evaluates = known.holds_out();
+        line(match evaluates {
+            true => {
+                format!("  split: {SPLIT} # per cent of the documents: training, validation, test")
+            }
+            false => "  split: 100,0,0 # too few documents to hold some out for validation".into(),
+        });
         if let Some(tokenizer) = &known.tokenizer {
             line(format!("  tokenizer: {}", path(tokenizer)));
         }
@@ -149,10 +161,41 @@ impl Recipe {
         line("  interval: 10\n".into());
         line("train:".into());
         line(format!("  tokens: {tokens} # {why}: {} steps", Count(steps)));
-        line(format!("  eval_interval: {}", (steps / 10).clamp(1, 1000)));
-        line(format!("  eval_samples: {}", batch.max(64)));
+        if evaluates {
+            line(format!("  eval_interval: {}", (steps / 10).clamp(1, 1000)));
+            line(format!("  eval_samples: {}", batch.max(64)));
+        }
         y
     }
+}
+
+impl Known {
+    /// Whether the documents of `SPLIT` for validation fill two samples of the shortest kind.
+    fn holds_out(&self) -> bool {
+        self.parts.is_none_or(|[_, valid]| valid >= 2 * (SHORTEST + 1) as u64)
+    }
+
+    /// Tokens that are trained on.
+    fn training(&self) -> Option<u64> {
+        if self.holds_out() { self.parts.map(|[train, _]| train) } else { self.tokens }
+    }
+
+    /// Tokens of the part that has least of those that are read.
+    fn smallest_part(&self) -> Option<u64> {
+        if self.holds_out() {
+            self.parts.map(|[train, valid]| train.min(valid))
+        } else {
+            self.tokens
+        }
+    }
+}
+
+/// Tokens of the documents that `SPLIT` gives to training and to validation.
+fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
+    let [train, valid, _] = split(DataRule::MegatronCore, SPLIT, dataset.sequences())?;
+    let tokens =
+        |part: Range<usize>| dataset.lengths()[part].iter().map(|length| u64::from(*length)).sum();
+    Ok([train, valid].map(tokens))
 }
 
 /// GPT-2's shape nearest to a number of parameters: heads of 64 columns (128 in wide models), and a
@@ -174,14 +217,16 @@ fn shape(params: u64, vocab: usize, seq_len: usize) -> Model {
     all.min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some").1
 }
 
-/// As long as small and large models are usually trained; halved until the held-out data fill
-/// samples.
+/// As long as small and large models are usually trained; halved until the smallest part that is
+/// read fills two samples.
 fn seq_len(params: u64, tokens: Option<u64>) -> anyhow::Result<usize> {
     let usual = if params < 20_000_000 { 256 } else { 1024 };
-    let held_out = tokens.map_or(u64::MAX, |tokens| (tokens as f64 * HELD_OUT) as u64);
-    let fits = |seq_len: &usize| 2 * *seq_len as u64 <= held_out;
-    let mut halves = std::iter::successors(Some(usual), |n| (*n > 16).then_some(n / 2));
-    halves.find(fits).context("the dataset is too small: 640 tokens are the least")
+    let fits = |seq_len: &usize| tokens.is_none_or(|tokens| 2 * (*seq_len as u64 + 1) <= tokens);
+    let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
+    let least = 2 * (SHORTEST + 1);
+    halves
+        .find(fits)
+        .with_context(|| format!("the dataset is too small: {least} tokens are the least"))
 }
 
 /// Samples of a step: about a thousandth of the parameters in tokens, as GPT-3's sizes have it, in

@@ -99,6 +99,22 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
 }
 
 #[test]
+fn a_new_manifest_of_one_document_trains_on_all_of_it() {
+    let lab = Lab::new();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
+    fs::write(lab.path("letter.txt"), "It is a truth universally acknowledged. ".repeat(40))
+        .unwrap();
+    let build = ["data", "build", "letter.txt", "--tokenizer", tokenizer, "--output", "letter"];
+    lab.gptrain(&build).well();
+    let new = ["--data", "letter", "--tokenizer", tokenizer, "--output", "letter.yaml"];
+    lab.gptrain(&[&["manifest", "new"][..], &new].concat()).well();
+    let made = fs::read_to_string(lab.path("letter.yaml")).unwrap();
+    assert!(made.contains("split: 100,0,0 # too few documents"), "{made}");
+    assert!(!made.contains("eval_interval"), "{made}");
+    lab.gptrain(&["run", "letter.yaml", "--set", "train.steps=1"]).well();
+}
+
+#[test]
 fn the_binary_says_what_it_is_and_completes_itself() {
     let lab = Lab::new();
     let version = lab.gptrain(&["--version"]).out;
