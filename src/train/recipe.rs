@@ -7,7 +7,6 @@ use data::Tokenizer;
 use data::indexed::Indexed;
 use data::split::split;
 use manifest::{DataRule, Family, Model, Sizes};
-use std::fmt::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -103,70 +102,84 @@ impl Recipe {
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),
         };
         let peak = peak(params);
-        let mut y = String::new();
-        let mut line = |text: String| writeln!(y, "{text}").expect("a string takes it");
-        line(
-            "# Made by `gptrain manifest new`: a start. `gptrain run` trains it, `gptrain manifest"
-                .into(),
-        );
-        line(
-            "# show` prints every setting, `gptrain estimate` says what it takes on which machine."
-                .into(),
-        );
-        line(format!("name: {}\n", quoted(&self.name)));
-        line(format!("model: # {} parameters", Count(params)));
-        line(format!("  layers: {}", model.layers));
-        line(format!("  hidden: {}", model.hidden));
-        line(format!("  heads: {}", model.heads));
-        let whose =
-            if known.tokenizer.is_some() { "the tokenizer's" } else { "GPT-2's: set yours" };
-        line(format!("  vocab: {} # {whose}", model.vocab));
-        line(format!("  seq_len: {seq_len}\n"));
-        line("precision: f32 # on GPUs: bf16\n".into());
-        line("data:".into());
-        match &self.data {
-            Some(prefix) => line(format!("  train: {}", path(prefix))),
-            None => line("  train: mine # PREFIX of `gptrain data build … --output PREFIX`".into()),
-        }
-        let evaluates = known.holds_out();
-        line(match evaluates {
-            true => {
-                format!("  split: {SPLIT} # per cent of the documents: training, validation, test")
-            }
-            false => "  split: 100,0,0 # too few documents to hold some out for validation".into(),
-        });
-        if let Some(tokenizer) = &known.tokenizer {
-            line(format!("  tokenizer: {}", path(tokenizer)));
-        }
-        if let Some(eod) = known.eod {
-            line(format!(
-                "  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other"
-            ));
-        }
-        line("\nbatch: # samples of seq_len tokens".into());
-        line(format!(
-            "  micro: {} # at once on a device: lower it where memory is short",
-            batch.min(8)
-        ));
-        line(format!("  global: {batch} # in a step: {} tokens\n", Count(batch * seq_len)));
-        line("lr:".into());
-        line(format!("  peak: {peak:.1e} # by size (Kaplan et al. 2020)"));
-        line(format!("  min: {:.1e}", peak / 10.0));
-        line(format!("  warmup_samples: {}", (steps / 50).max(1) * batch));
-        line("  decay: cosine\n".into());
-        line("checkpoint:".into());
-        line(format!("  interval: {} # steps", (steps / 10).clamp(1, 1000)));
-        line("  keep_last: 2\n".into());
-        line("log:".into());
-        line("  interval: 10\n".into());
-        line("train:".into());
-        line(format!("  tokens: {tokens} # {why}: {} steps", Count(steps)));
-        if evaluates {
-            line(format!("  eval_interval: {}", (steps / 10).clamp(1, 1000)));
-            line(format!("  eval_samples: {}", batch.max(64)));
-        }
-        y
+        let tenth = (steps / 10).clamp(1, 1000);
+        let evaluation = match known.holds_out() {
+            true => format!("  eval_interval: {tenth}\n  eval_samples: {}\n", batch.max(64)),
+            false => String::new(),
+        };
+        format!(
+            "\
+# Made by `gptrain manifest new`: a start. `gptrain run` trains it, `gptrain manifest
+# show` prints every setting, `gptrain estimate` says what it takes on which machine.
+name: {name}
+
+{model}
+precision: f32 # on GPUs: bf16
+
+{data}
+batch: # samples of seq_len tokens
+  micro: {micro} # at once on a device: lower it where memory is short
+  global: {batch} # in a step: {step_tokens} tokens
+
+lr:
+  peak: {peak:.1e} # by size (Kaplan et al. 2020)
+  min: {min:.1e}
+  warmup_samples: {warmup}
+  decay: cosine
+
+checkpoint:
+  interval: {tenth} # steps
+  keep_last: 2
+
+log:
+  interval: 10
+
+train:
+  tokens: {tokens} # {why}: {steps} steps
+{evaluation}",
+            name = quoted(&self.name),
+            model = model_section(known, model, params),
+            data = self.data_section(known),
+            micro = batch.min(8),
+            step_tokens = Count(batch * seq_len),
+            min = peak / 10.0,
+            warmup = (steps / 50).max(1) * batch,
+            steps = Count(steps),
+        )
     }
+
+    fn data_section(&self, known: &Known) -> String {
+        let train = match &self.data {
+            Some(prefix) => path(prefix),
+            None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
+        };
+        let split = match known.holds_out() {
+            true => format!("{SPLIT} # per cent of the documents: training, validation, test"),
+            false => "100,0,0 # too few documents to hold some out for validation".into(),
+        };
+        let tokenizer = known.tokenizer.as_deref().map(|at| format!("  tokenizer: {}\n", path(at)));
+        let eod = known.eod.map(|eod| {
+            format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
+        });
+        let optional = [tokenizer, eod].into_iter().flatten().collect::<String>();
+        format!("data:\n  train: {train}\n  split: {split}\n{optional}")
+    }
+}
+
+fn model_section(known: &Known, model: &Model, params: u64) -> String {
+    let Model { layers, hidden, heads, vocab, seq_len, .. } = model;
+    let whose = if known.tokenizer.is_some() { "the tokenizer's" } else { "GPT-2's: set yours" };
+    format!(
+        "\
+model: # {} parameters
+  layers: {layers}
+  hidden: {hidden}
+  heads: {heads}
+  vocab: {vocab} # {whose}
+  seq_len: {seq_len}
+",
+        Count(params)
+    )
 }
 
 impl Known {
