@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! restarts/JOB/here-3          task 3 has started, and not ended
-//!              made            the outermost folder that was made for the run
+//!              made-3          the outermost folder that task 3 saw missing, and made for the run
 //!              epoch-1/task-3  task 3 has come to the meeting, and how its rank ended
 //!                      plan    who goes on as which rank, and where rank 0 is found
 //!              end             the job is over, with this exit code
@@ -52,7 +52,7 @@ impl Meetings {
         }
         let meetings = Meetings { run: run.to_path_buf(), folder, task, tasks };
         meetings.write(&meetings.here(), &())?;
-        made.map_or(Ok(()), |made| meetings.write(&meetings.folder.join("made"), &made))?;
+        made.map_or(Ok(()), |made| meetings.write(&meetings.made(), &made))?;
         Ok(meetings)
     }
 
@@ -66,16 +66,27 @@ impl Meetings {
     /// The task ends. The last one leaves nothing of the meetings, nor a folder that was made for a
     /// run that has not begun.
     pub fn leave(&self) {
-        let made: Option<PathBuf> = read(&self.folder.join("made"));
         let _ = fs::remove_file(self.here());
-        let mut left = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        if left.any(|entry| entry.file_name().to_string_lossy().starts_with("here-")) {
+        let left = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let (mut others, mut made) = (false, Vec::<PathBuf>::new());
+        for entry in left {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            others |= name.starts_with("here-");
+            made.extend(name.strip_prefix("made-").and_then(|_| read(&entry.path())));
+        }
+        if others {
             return;
         }
         // What cannot be removed stays, and harms nobody.
         let _ = fs::remove_dir_all(&self.folder);
         let _ = self.folder.parent().map(fs::remove_dir); // unless other jobs have some
-        made.iter().for_each(|made| guard::remove_unused(&self.run, made));
+        let outermost = made.into_iter().min_by_key(|made| made.as_os_str().len());
+        outermost.iter().for_each(|made| guard::remove_unused(&self.run, made));
+    }
+
+    /// A file of each task: two that write one refuse each other.
+    fn made(&self) -> PathBuf {
+        self.folder.join(format!("made-{}", self.task))
     }
 
     fn here(&self) -> PathBuf {
