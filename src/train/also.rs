@@ -60,16 +60,12 @@ struct State {
 }
 
 impl Copies {
-    /// Begins to copy, for a run that goes on from `step`; first the `newest` checkpoint, unless an
-    /// earlier process came so far. None where the manifest names no other place. A new run needs one
+    /// Begins to copy, for a run that goes on from `step`; first the newest of its checkpoints, unless
+    /// an earlier process came so far. None where the manifest names no other place. A new run needs one
     /// that can be written to; one that goes on may find it later.
-    pub fn start(
-        m: &Manifest,
-        run: &str,
-        step: u64,
-        newest: Option<Found>,
-    ) -> Result<Option<Copies>> {
+    pub fn start(m: &Manifest, run: &str, step: u64, checkpoints: &Path) -> Result<Option<Copies>> {
         let Some(url) = &m.checkpoint.also else { return Ok(None) };
+        let newest = checkpoint::latest(checkpoints)?;
         let keep =
             Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
         let shared = Arc::new(Shared {

@@ -300,10 +300,7 @@ fn new_run(loaded: &Loaded) {
 /// On rank 0, what copies checkpoints to another place.
 fn copies(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Copies>> {
     rank.phase("opening the place of copies", || match rank.is_first() {
-        true => {
-            let newest = checkpoint::latest(&saving::folder(m))?;
-            Copies::start(m, &state.run, state.progress.step, newest)
-        }
+        true => Copies::start(m, &state.run, state.progress.step, &saving::folder(m)),
         false => Ok(None),
     })
 }
