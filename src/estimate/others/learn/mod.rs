@@ -7,6 +7,8 @@ mod fit;
 mod kernel;
 mod linear;
 mod neighbours;
+#[cfg(test)]
+mod tests;
 
 pub use fit::{Belief, Runs, fit};
 pub use kernel::{Kernel, Point, Shared};

@@ -1,0 +1,101 @@
+//! What is learned from a handful of runs whose truth is known.
+
+use super::{Belief, Kernel, Neighbours, Point, Runs, Shared, fit};
+
+const KERNEL: Kernel = Kernel {
+    program: Shared { whole: 0.1, part: 0.0 },
+    machine: Shared { whole: 0.0, part: 0.0 },
+    cluster: Shared { whole: 0.0, part: 0.3 },
+    parts: &[1.0, 1.0],
+    near: (0.05, 0.5),
+    wide: (0.0, 1.0),
+    other_program: 0.0,
+    other_machine: 0.0,
+    period: 0.0,
+    single: 1.0,
+    others: 0.5,
+};
+
+fn point(machine: &'static str, x: f64, launches: f64) -> Point {
+    let (place, parts) = (vec![x], vec![1.0 - launches, launches]);
+    let period = String::new();
+    Point { program: "nemo", machine, period, parts, place, own: false, scatter: 0.01 }
+}
+
+#[test]
+fn near_runs_teach_and_far_ones_do_not() {
+    let kernel = Kernel { cluster: Shared { whole: 0.0, part: 0.0 }, ..KERNEL };
+    let kernel = Kernel { program: Shared { whole: 0.0, part: 0.0 }, ..kernel };
+    let points = [0.0, 0.1, 3.0].map(|x| point("a", x, 0.0)).to_vec();
+    let all = Neighbours::new(kernel, points, &[0.05, 0.05, -0.05]);
+    let (near, sure) = all.at(&point("a", 0.05, 0.0));
+    let (far, unsure) = all.at(&point("a", 20.0, 0.0));
+    assert!((near - 0.05).abs() < 0.01 && sure < 0.02, "{near} ± {sure}");
+    assert!(far.abs() < 1e-9 && (unsure - 0.051).abs() < 1e-3, "{far} ± {unsure}");
+}
+
+/// Of runs that are half launches and run late by a fifth, one that is all launches is late by two fifths,
+/// one without them is not: three runs tell of which part it is. Another machine is late by what the
+/// program does everywhere, and nobody is sure of it.
+#[test]
+fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
+    let points = vec![point("a", 0.0, 0.5), point("a", 3.0, 0.0), point("a", 6.0, 0.25)];
+    let all = Neighbours::new(KERNEL, points, &[0.2, 0.0, 0.1]);
+    let (none, _) = all.at(&point("a", 20.0, 0.0));
+    let (whole, sure) = all.at(&point("a", 20.0, 1.0));
+    let (other, unsure) = all.at(&point("b", 20.0, 1.0));
+    assert!(none.abs() < 0.03 && (0.25..0.45).contains(&whole), "{none} and {whole}");
+    assert!(other.abs() < 0.1 && unsure > 0.3 && unsure > 2.0 * sure, "{other} ± {unsure}, {sure}");
+}
+
+/// One's own runs are slower by half: so are others of one's own, however far; not those of strangers.
+#[test]
+fn own_runs_tell_most_of_ones_own() {
+    let own = |x: f64| Point { own: true, ..point("a", x, 0.0) };
+    let points = vec![own(0.0), own(3.0), own(6.0), point("a", 0.0, 0.0)];
+    let all = Neighbours::new(KERNEL, points, &[0.4, 0.41, 0.39, 0.0]);
+    let (mine, _) = all.at(&own(20.0));
+    let (theirs, _) = all.at(&point("a", 20.0, 0.0));
+    assert!((mine - 0.4).abs() < 0.05 && theirs < 0.15, "{mine} and {theirs}");
+}
+
+fn line(seconds: [f64; 6]) -> impl Fn(&[f64]) -> Vec<f64> {
+    move |k: &[f64]| {
+        let ratio = |(i, s): (usize, &f64)| (s / (k[0] * (i % 3 + 1) as f64)).ln();
+        seconds.iter().enumerate().map(ratio).collect()
+    }
+}
+
+#[test]
+fn one_run_that_went_wrong_hardly_pulls() {
+    let residuals = line([2.02, 3.98, 6.1, 1.98, 3.95, 12.0]);
+    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
+    let kernel = Kernel { near: (0.0, 1.0), ..KERNEL };
+    let belief = Belief { log: 3f64.ln(), spread: 10.0 };
+    let runs = Runs { residuals: &residuals, kernel: &kernel, points: &points };
+    let found = fit(&[belief], &[3.0], &runs);
+    assert!((found[0] - 2.0).abs() < 0.03, "{found:?}");
+}
+
+/// One machine takes twice the others' time: that is its own, and hardly bends the constant.
+#[test]
+fn a_machine_apart_does_not_bend_the_constants() {
+    let residuals = line([1.0, 2.0, 3.0, 2.0, 4.0, 6.0]);
+    let machine = |i: usize| ["a", "b", "c", "d", "d", "d"][i];
+    let points: Vec<Point> = (0..6).map(|i| point(machine(i), 100.0 * i as f64, 0.0)).collect();
+    let belief = Belief { log: 0.0, spread: 10.0 };
+    let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
+    let found = fit(&[belief], &[1.0], &runs);
+    assert!((1.0..1.25).contains(&found[0]), "{found:?}");
+}
+
+#[test]
+fn it_comes_to_rest_at_one_place() {
+    let residuals = line([2.1, 3.9, 6.3, 1.9, 4.2, 12.0]);
+    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
+    let belief = Belief { log: 0.0, spread: 1.0 };
+    let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
+    let ends = [0.3, 1.0, 30.0].map(|start| fit(&[belief], &[start], &runs)[0]);
+    let again = fit(&[belief], &[ends[0]], &runs)[0];
+    assert!(ends.iter().all(|end| (end / again).ln().abs() < 1e-3), "{ends:?} and {again}");
+}
