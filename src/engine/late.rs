@@ -74,8 +74,8 @@ impl Late {
             let shard = ModelShard { chunks: Vec::new(), tp: 1, tp_rank: 0, dp: 1 };
             let layout = &Layout { buckets: Vec::new(), shard };
             let at = Place { groups: &Groups::solo(), layout, sharded: false };
-            let (scratch, masters) = (scalars.span(0, 0), None);
-            let step = Step { be: host, at, lr, scalars, updates, scratch, masters };
+            let (scratch, masters, norm) = (scalars.span(0, 0), None, None);
+            let step = Step { be: host, at, lr, scalars, updates, scratch, masters, norm };
             for piece in pieces {
                 piece.pad(host);
                 rule.update(&step, &piece.params);

@@ -47,6 +47,12 @@ pub fn each_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamS
     cuts(params, PIECE).iter().for_each(|(i, range)| work(*i, &in_place(&params[*i], range)));
 }
 
+/// Pieces of at most `size` elements of what is here of a parameter, where they lie.
+pub fn pieces(kept: &ParamStates, size: usize) -> impl Iterator<Item = ParamStates> {
+    let cuts = cuts(std::slice::from_ref(kept), size);
+    cuts.into_iter().map(move |(_, range)| in_place(kept, &range))
+}
+
 impl Masters {
     /// In pieces of at most `size` elements.
     pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> Masters {

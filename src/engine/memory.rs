@@ -11,6 +11,7 @@ use super::rule::{OptimizerRule, Place};
 use super::scalars::Scalars;
 use super::states::ParamStates;
 use super::update::Update;
+use super::update_norm::{self, UpdateNorm};
 use base::DType;
 use device::{Arena, Backend, Tensor};
 use manifest::{GradientHome, Manifest, Precision};
@@ -57,9 +58,26 @@ pub fn placed(
     }
 }
 
-/// Of an update, which uses what activations lie in: none are kept from one step to the next.
-fn scratch(len: usize, at: &Arenas) -> Tensor {
-    at.saved.temporary(|saved| saved.matrix(1, len, DType::F32))
+/// Of an update, which uses what activations lie in: none are kept from one step to the next. What the
+/// rule asks for, and a window for the update's norm.
+fn scratch(lens: [usize; 2], at: &Arenas) -> [Tensor; 2] {
+    at.saved.temporary(|saved| lens.map(|len| saved.matrix(1, len, DType::F32)))
+}
+
+/// Where the norm of updates is taken: where they are made.
+fn update_norm(
+    states: &[ParamStates],
+    of: [usize; 2],
+    on_device: Option<Tensor>,
+    at: &Arenas,
+) -> UpdateNorm {
+    match on_device {
+        Some(window) => UpdateNorm::plan(states, of, window, &at.inputs),
+        None => {
+            let window = at.staging.matrix(1, update_norm::window(states), DType::F32);
+            UpdateNorm::plan(states, of, window, &at.staging)
+        }
+    }
 }
 
 /// Pure but for the arenas: the same calls give the same places.
@@ -82,8 +100,13 @@ pub fn lay(
         false => Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging),
     });
     let place = Place { groups, layout: &layout, sharded: level > 0 };
-    let scratch = scratch(rule.scratch(&place, &states), at);
-    let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
+    let on_device = offload.is_none() || rule.sums_up();
+    let takes_norm = m.has_update_norm();
+    let window = if takes_norm && on_device { update_norm::window(&states) } else { 0 };
+    let [scratch, window] = scratch([rule.scratch(&place, &states), window], at);
+    let (tp_rank, window) = (layout.shard.tp_rank, on_device.then_some(window));
+    let norm = takes_norm.then(|| update_norm(&states, [tp_rank, m.model.vocab], window, at));
+    let update = Update::new(&states, tp_rank, m, scratch, norm);
     let compression = Compression::plan(&layout, &buckets, &states, m, at);
     let tables = Tables::plan(&train, &at.inputs);
     let params = layout.params().count();

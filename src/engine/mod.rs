@@ -6,6 +6,7 @@ mod rule;
 mod params;
 mod powersgd;
 mod update;
+mod update_norm;
 mod scaler;
 mod groups;
 mod play;
@@ -74,6 +75,7 @@ pub struct Engine<'a> {
     steps: Cell<u64>,
     /// Of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
+    takes_norm: Cell<bool>,
     manifest: Manifest,
     /// Buffers of the micro-batches in flight: by slot, for each chunk, over the same bytes.
     slots: Vec<Vec<Activations>>,
@@ -144,6 +146,7 @@ impl<'a> Engine<'a> {
             waiting: Cell::new(None),
             steps: Cell::new(0),
             limits: Cell::new(None),
+            takes_norm: Cell::new(false),
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
@@ -156,6 +159,7 @@ impl<'a> Engine<'a> {
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
+        be.zero(engine.scalars.change);
         Ok(engine)
     }
 
@@ -212,6 +216,12 @@ impl<'a> Engine<'a> {
     /// same on all ranks.
     pub fn set_limits(&self, limits: Option<StepLimits>) {
         self.limits.set(limits);
+    }
+
+    /// Whether steps queued from now on tell the norm of their update (`Outcome::update_norm`), where
+    /// `Manifest::has_update_norm`. The same on all ranks.
+    pub fn take_update_norm(&self, takes: bool) {
+        self.takes_norm.set(takes);
     }
 
     /// The update that waits, of the last step (`topology.offload.delay`).
@@ -308,8 +318,8 @@ impl<'a> Engine<'a> {
             params.groups().sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        let limits = self.limits.get();
-        self.update.run(params, rule, s, At { scale, lr, limits, late: self.is_late(step) });
+        let (limits, norm) = (self.limits.get(), self.takes_norm.get());
+        self.update.run(params, rule, s, At { scale, lr, limits, norm, late: self.is_late(step) });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

@@ -229,6 +229,15 @@ impl TensorSlice {
     }
 }
 
+/// Rows of a tensor-parallel rank's share that do not only pad the vocabulary; how many do depends on the
+/// grid, and no checkpoint has them.
+pub fn rows_without_padding(param: &Param, tp_rank: usize, vocab: usize) -> usize {
+    match param.spec.vocab {
+        true => param.rows.min(vocab.saturating_sub(param.rows * tp_rank)),
+        false => param.rows,
+    }
+}
+
 /// What a rank keeps of one parameter.
 #[derive(Clone, Debug)]
 pub struct ParamStates {

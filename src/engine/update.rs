@@ -6,9 +6,10 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
+use super::update_norm::{UpdateNorm, is_counted_elsewhere};
 use device::{Home, Scaling, StepLimits, Tensor};
 use manifest::Manifest;
-use model::{Layout, TpSplit};
+use model::Layout;
 use std::ops::Range;
 
 /// What an update is made by, beside its gradients.
@@ -17,6 +18,8 @@ pub struct At {
     pub scale: Tensor,
     pub lr: f64,
     pub limits: Option<StepLimits>,
+    /// Whether its norm is taken.
+    pub norm: bool,
     /// Whether the update waits, with all that was decided of it.
     pub late: bool,
 }
@@ -35,15 +38,20 @@ pub struct Update {
     max_norm: f32,
     /// Of the rule.
     scratch: Tensor,
+    /// Where an update's norm can be taken.
+    norm: Option<UpdateNorm>,
 }
 
 impl Update {
     /// Of what a tensor-parallel rank keeps.
-    pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest, scratch: Tensor) -> Update {
-        let elsewhere = |kept: &&ParamStates| {
-            let repeated = kept.param.spec.split == TpSplit::Whole && tp_rank > 0;
-            repeated || kept.param.tied_copy
-        };
+    pub fn new(
+        states: &[ParamStates],
+        tp_rank: usize,
+        m: &Manifest,
+        scratch: Tensor,
+        norm: Option<UpdateNorm>,
+    ) -> Update {
+        let elsewhere = |kept: &&ParamStates| is_counted_elsewhere(kept, tp_rank);
         let owned = states.iter().filter(|kept| !kept.part.is_empty());
         let (elsewhere, counted): (Vec<_>, Vec<_>) = owned.partition(elsewhere);
         let all = || counted.iter().chain(&elsewhere);
@@ -68,6 +76,7 @@ impl Update {
             scaling: scaler::scaling(m),
             max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
             scratch,
+            norm,
         }
     }
 
@@ -99,7 +108,7 @@ impl Update {
     /// Clips by the norm over all ranks and updates. A norm that is not finite, or a loss or norm above
     /// the limits, updates nothing, on any rank: all have the same.
     pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
-        let At { scale, lr, limits, late } = at;
+        let At { scale, lr, limits, norm, late } = at;
         let be = params.backend();
         for run in &self.on_device {
             be.square_sums(&self.grads[run.clone()], s.sums.span(run.start, run.len()).set());
@@ -112,7 +121,9 @@ impl Update {
         if let Some(limits) = limits {
             be.skip_above(limits, [s.loss, s.clip.span(0, 1)], s.scaler, factor, s.status);
         }
-        let step = self.step(params, s, lr as f32);
+        let norm = self.norm.as_ref().filter(|_| norm);
+        norm.iter().for_each(|norm| norm.begin(be));
+        let step = Step { norm, ..self.step(params, s, lr as f32) };
         rule.begin(&step);
         match params.late() {
             Some((kept, offload)) if late => {
@@ -120,6 +131,10 @@ impl Update {
                 kept.keep(offload, &step);
             }
             _ => apply(params, rule, &step),
+        }
+        if let Some(norm) = norm {
+            norm.finish(be, s.change);
+            params.sum_over_owners(s.change);
         }
     }
 
@@ -149,6 +164,7 @@ impl Update {
             updates: s.scaler.counts.span(2, 1),
             scratch: self.scratch,
             masters: None,
+            norm: None,
         }
     }
 }

@@ -78,6 +78,11 @@ impl Manifest {
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
+    /// Whether the norm of updates can be taken: not where they come late.
+    pub fn has_update_norm(&self) -> bool {
+        self.log.update_norm > 0 && self.topology.offload.delay == 0
+    }
+
     /// The same with gradients in one.
     pub fn with_gradients(&self, home: GradientHome) -> Manifest {
         let mut m = self.clone();

@@ -391,6 +391,9 @@ Divergence(raw) {
     roll_back: u64 = 100, in 1..=1_000_000_000u64;
     /// How often the run goes back before it stops. Default: 3.
     roll_backs: usize = 3, in 0..=1000;
+    /// The least rise of an update's norm (log.update_norm) that is named, as a factor; no more is
+    /// done about it. Default: 2.
+    update_rise: f64 = 2.0, in 1.0..=1e6;
 }
 
 /// Reporting.
@@ -401,6 +404,9 @@ Log(raw, name: &str) {
     interval: u64 = 1, in 1..=1_000_000_000_000_000u64;
     /// What log lines look like. Default: auto, short on a terminal and Megatron's elsewhere.
     format: LogFormat = LogFormat::Auto;
+    /// Steps between those whose update's norm is logged and watched: the length of the change of all
+    /// weights. 0: none; nor where updates come late (topology.offload). Default: 10.
+    update_norm: u64 = 10, in 0..=1_000_000_000_000_000u64;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;
     /// What all devices together reach at best, in TFLOP/s: with it the log shows MFU.

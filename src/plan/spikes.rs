@@ -19,6 +19,10 @@
 //! losses: above the lowest such mean of the run by max(3·d, rise), d the scatter of a loss from its
 //! step to the next.
 
+//!
+//! The norm of an update over its learning rate, which a warm-up and a decay leave as it is, has a window
+//! of its own. It is known when the update is made, so what is above is only named.
+
 use crate::robust::NORMAL;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -39,6 +43,8 @@ pub struct Rule {
     /// The least rise of the loss, in nats, and of the norm, as a factor.
     pub loss_rise: f64,
     pub norm_rise: f64,
+    /// The least rise of an update's norm, as a factor.
+    pub update_rise: f64,
     /// Whether spikes are skipped, and the run goes back; else they are only named.
     pub acts: bool,
     /// Updates skipped in a row before the run goes back.
@@ -102,6 +108,11 @@ pub struct SpikeWatch {
     lowest: Option<f64>,
     /// Whether a slow divergence was named, and has not ended.
     rising: bool,
+    /// Norms of updates over their learning rates, oldest first, and how many since were above.
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    updates: VecDeque<f64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    high_updates: u32,
     pub roll_backs: Vec<RollBack>,
 }
 
@@ -137,6 +148,30 @@ impl SpikeWatch {
         found
     }
 
+    /// Takes in the norm of an update, made at a learning rate above 0; what to say of the first
+    /// that is above the usual.
+    pub fn see_update(&mut self, rule: &Rule, norm: f64, lr: f64) -> Option<String> {
+        let size = norm / lr;
+        let (usual, s) = median_and_scatter(self.updates.iter().copied());
+        let limit = (usual + rule.sigmas * s).max(rule.update_rise * usual);
+        if self.updates.len() < ENOUGH || size <= limit {
+            push(&mut self.updates, size);
+            self.high_updates = 0;
+            return None;
+        }
+        self.high_updates += 1;
+        if self.high_updates == NEW_LEVEL {
+            self.updates.clear();
+        }
+        let (times, most) = (size / usual, limit / usual);
+        (self.high_updates == 1).then(|| {
+            format!(
+                "the update's norm {norm:.3e} is {times:.1} times the usual at its learning rate \
+                 (above {most:.1} times)"
+            )
+        })
+    }
+
     fn spike(&mut self, rule: &Rule, step: u64, what: String) -> Found {
         self.in_a_row += 1;
         match rule.acts {
@@ -157,12 +192,8 @@ impl SpikeWatch {
 
     fn accept(&mut self, rule: &Rule, loss: f64, norm: f64) -> Found {
         self.in_a_row = 0;
-        for (window, value) in [(&mut self.losses, loss), (&mut self.norms, norm)] {
-            if window.len() == WINDOW {
-                window.pop_front();
-            }
-            window.push_back(value);
-        }
+        push(&mut self.losses, loss);
+        push(&mut self.norms, norm);
         if self.losses.len() < ENOUGH {
             return Found::Healthy;
         }
@@ -218,6 +249,17 @@ impl Limits {
         };
         of("the loss", loss, self.loss).or(of("the gradient norm", norm, self.norm))
     }
+}
+
+fn push(window: &mut VecDeque<f64>, value: f64) {
+    if window.len() == WINDOW {
+        window.pop_front();
+    }
+    window.push_back(value);
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The median, and the scatter around it: 1.4826 times the median distance from it.

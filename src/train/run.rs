@@ -202,6 +202,7 @@ impl Run<'_> {
         let lr = lr::at(&m.lr, consumed);
         let limits = self.spikes.as_ref().and_then(|of| of.limits(step, &(first..consumed)));
         self.engine.set_limits(limits);
+        self.engine.take_update_norm(self.takes_update_norm(step));
         let (loader, be) = (&mut self.loader, self.be);
         self.signals.computing(step);
         let computing = format!("computing step {step}");
@@ -222,6 +223,11 @@ impl Run<'_> {
         let now = PendingStep { step, samples: first..consumed, lr, started, data_wait, waited };
         let before = self.pending.replace(now);
         before.map_or(Ok(()), |before| self.finish_step(before))
+    }
+
+    fn takes_update_norm(&self, step: u64) -> bool {
+        let m = self.manifest;
+        m.has_update_norm() && step.is_multiple_of(m.log.update_norm)
     }
 
     /// Waits for the pending step: afterwards the device is idle and the weights are checked.
@@ -246,6 +252,11 @@ impl Run<'_> {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);
             spikes.see(Taken { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
+        let updated = self.takes_update_norm(step) && !outcome.skipped;
+        let update_norm = updated.then_some(outcome.update_norm);
+        if let Some((spikes, norm)) = self.spikes.as_mut().zip(update_norm) {
+            spikes.see_update(step, norm, lr);
+        }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
         self.stragglers.step(self.rank, seconds, waited, self.monitor.as_ref());
@@ -259,6 +270,7 @@ impl Run<'_> {
             consumed_samples: samples.end,
             lm_loss: outcome.loss,
             grad_norm: outcome.grad_norm,
+            update_norm,
             lr,
             global_batch: global,
             seconds,

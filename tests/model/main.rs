@@ -14,6 +14,7 @@
 //! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
 //! | `sampler` | logits of a text that grows are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
+//! | `update_norm` | it is that of the weights, whatever the optimizer and grid, and changes no bit |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 //! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
 
@@ -34,3 +35,4 @@ mod offload;
 mod pytorch;
 mod sampler;
 mod spikes;
+mod update_norm;

@@ -16,7 +16,7 @@
 //! stage has, so that both stay equal to the last bit.
 
 use super::{OptimizerRule, Place, SECOND, Step};
-use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec};
+use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec, rows_without_padding};
 use base::DType;
 use device::{self, MatrixPart, SecondMoment, Tensor};
 use manifest::{self, Model};
@@ -115,17 +115,11 @@ impl Adafactor {
         Adafactor { rule, scale_parameter, dtype, model: model.clone() }
     }
 
-    /// The elements that this rank updates, but for rows that only pad the vocabulary: how many
-    /// there are depends on the grid.
+    /// The elements that this rank updates, but for rows that only pad the vocabulary.
     fn part(&self, p: &ParamStates, tp_rank: usize) -> MatrixPart {
         let (param, spec) = (&p.param, &p.param.spec);
-        let (rows, whole) = match spec.vocab {
-            true => {
-                let here = self.model.vocab.saturating_sub(param.rows * tp_rank);
-                (here.min(param.rows), self.model.vocab)
-            }
-            false => (param.rows, spec.rows),
-        };
+        let rows = rows_without_padding(param, tp_rank, self.model.vocab);
+        let whole = if spec.vocab { self.model.vocab } else { spec.rows };
         let end = p.part.end.min(rows * param.cols);
         let first = p.part.start.min(end);
         let fused = spec.fused(&self.model);
@@ -228,7 +222,7 @@ impl OptimizerRule for Adafactor {
             be.adafactor_square_sums(&rule, step.scalars, grad, &part, &v, sums.update.add());
         }
         room.second.add_up(step, step.scratch.span(room.first.total(), room.second.total()));
-        step.each_piece(params, true, &mut |i, p| {
+        let update = |i: usize, p: &ParamStates| {
             let (part, sums) = (part(p), &sums[i]);
             if part.len == 0 {
                 return;
@@ -241,6 +235,9 @@ impl OptimizerRule for Adafactor {
             let v = second(p, &part, sums);
             let [master, model] = [MASTER, MODEL].map(|name| own(p.get(name)));
             be.adafactor(&rule, step.scalars, own(p.grad), &part, &v, squares, master, model);
+        };
+        step.each_piece(params, true, &mut |i, piece| {
+            step.change(&[piece], &mut |pieces| pieces.iter().for_each(|p| update(i, p)));
         });
     }
 }

@@ -48,12 +48,15 @@ impl OptimizerRule for Adam8bit {
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
         self.adamw.update_all(step, params.iter().filter(|p| !is_coded(p)));
-        for p in params.iter().filter(is_coded).filter(|p| !p.part.is_empty()) {
+        let update = |p: &ParamStates| {
             let moments = [FIRST, SECOND]
                 .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
             let (rule, master, model) = (self.adamw.of(step, p), p.get(MASTER), p.get(MODEL));
             step.be.adam8bit(&rule, step.scalars, p.grad, master, moments, model);
-        }
+        };
+        let coded = params.iter().filter(is_coded).filter(|p| !p.part.is_empty());
+        let coded: Vec<&ParamStates> = coded.collect();
+        step.change(&coded, &mut |params| params.iter().for_each(|p| update(p)));
     }
 
     fn goes_on_from(&self, rule: &str) -> bool {

@@ -19,6 +19,7 @@ pub const SECOND: &str = coded::SECOND.plain;
 use super::groups::{Groups, model_dtype};
 use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
+use super::update_norm::UpdateNorm;
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
@@ -103,6 +104,8 @@ pub struct Step<'a> {
     pub scratch: Tensor,
     /// Of master weights that lie on the host, for a rule that sums up.
     pub masters: Option<&'a Masters>,
+    /// Where the norm of the update is taken.
+    pub norm: Option<&'a UpdateNorm>,
 }
 
 impl Step<'_> {
@@ -118,6 +121,15 @@ impl Step<'_> {
         match self.masters {
             None => masters::each_in_place(params, work),
             Some(masters) => masters.each(self.be, params, changes, work),
+        }
+    }
+
+    /// Calls `work` for parameters whose master weights it updates: for all of them at once, or for
+    /// pieces where the norm of the update is taken.
+    pub fn change(&self, params: &[&ParamStates], work: &mut dyn FnMut(&[&ParamStates])) {
+        match self.norm {
+            None => work(params),
+            Some(norm) => norm.around(self.be, params, work),
         }
     }
 }
