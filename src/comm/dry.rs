@@ -1,8 +1,9 @@
-//! A group without other members: it counts the bytes that this rank would send.
+//! A group without other members: it writes down the bytes that this rank would send, between which
+//! ops of the device, and what is computed meanwhile.
 
-use super::{Group, Message, Op};
-use device::Tensor;
-use std::cell::RefCell;
+use super::{Collective, Group, Message, Op, Pending};
+use device::{self, Tally, Tensor};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -18,30 +19,124 @@ pub struct Sent {
     pub bytes: f64,
 }
 
+/// What a rank does, one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Ops of the device.
+    Compute(Tally),
+    /// Something sent in a group.
+    Send { group: &'static str, op: Op, sent: Sent, how: How },
+    /// The wait for a collective that was begun: the first since the last `take` is 1; 0 is the last
+    /// before it, −1 the one before that.
+    Finish(i64),
+}
+
+/// Who waits for what is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// The next op.
+    Now,
+    /// Whoever calls `Group::finish`: `Group::begin`.
+    Queued,
+    /// Likewise, and sooner: `Group::begin_ahead`.
+    Soon,
+}
+
+/// The ops among some events.
+pub fn ops(events: &[Event]) -> Tally {
+    let mut all = Tally::new();
+    for event in events {
+        if let Event::Compute(ops) = event {
+            ops.iter().for_each(|(name, work)| *all.entry(name).or_default() += *work);
+        }
+    }
+    all
+}
+
+/// What is sent in some events.
+pub fn volume(events: &[Event]) -> Volume {
+    let mut all = Volume::new();
+    for event in events {
+        if let Event::Send { group, op, sent, .. } = event {
+            let sum = all.entry((*group, *op)).or_default();
+            sum.calls += sent.calls;
+            sum.bytes += sent.bytes;
+        }
+    }
+    all
+}
+
+/// Writes down what a rank does on a counting device and in its groups.
+#[derive(Default)]
+pub struct Journal {
+    device: Rc<device::Dry>,
+    events: RefCell<Vec<Event>>,
+    /// Collectives: all that were begun, and those before the last `take`.
+    begun: Cell<u64>,
+    taken: Cell<u64>,
+}
+
+impl Journal {
+    pub fn of(device: &Rc<device::Dry>) -> Rc<Journal> {
+        Rc::new(Journal { device: device.clone(), ..Journal::default() })
+    }
+
+    /// The events since the last `take`.
+    pub fn take(&self) -> Vec<Event> {
+        self.note_ops();
+        self.taken.set(self.begun.get());
+        self.events.take()
+    }
+
+    fn note(&self, event: Event) {
+        self.note_ops();
+        self.events.borrow_mut().push(event);
+    }
+
+    fn note_ops(&self) {
+        let ops = self.device.take();
+        if !ops.is_empty() {
+            self.events.borrow_mut().push(Event::Compute(ops));
+        }
+    }
+
+    /// Number of a collective that was just begun, from 1.
+    fn number(&self) -> u64 {
+        self.begun.set(self.begun.get() + 1);
+        self.begun.get()
+    }
+}
+
 /// A group that only counts.
 pub struct Dry {
     name: &'static str,
     rank: usize,
     size: usize,
-    volume: Rc<RefCell<Volume>>,
+    journal: Rc<Journal>,
 }
 
 impl Dry {
-    /// Member `rank` of `size`; bytes sent are added to `volume` under `name`.
-    pub fn new(name: &'static str, rank: usize, size: usize, volume: &Rc<RefCell<Volume>>) -> Dry {
-        Dry { name, rank, size, volume: volume.clone() }
+    /// Member `rank` of `size`; what it sends is written down under `name`.
+    pub fn new(name: &'static str, rank: usize, size: usize, journal: &Rc<Journal>) -> Dry {
+        Dry { name, rank, size, journal: journal.clone() }
     }
 
-    fn add(&self, op: Op, bytes: f64) {
-        let mut volume = self.volume.borrow_mut();
-        let sent = volume.entry((self.name, op)).or_default();
-        sent.calls += if op == Op::Recv { 0.0 } else { 1.0 };
-        sent.bytes += bytes;
+    fn add(&self, op: Op, bytes: f64, how: How) {
+        let calls = if op == Op::Recv { 0.0 } else { 1.0 };
+        let sent = Sent { calls, bytes };
+        self.journal.note(Event::Send { group: self.name, op, sent, how });
     }
 
-    fn ring(&self, op: Op, passes: f64, x: Tensor) {
+    fn ring(&self, what: Collective, how: How) {
+        let (op, whole) = what.whole(self.size);
+        let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
         let share = (self.size - 1) as f64 / self.size as f64;
-        self.add(op, passes * share * x.bytes() as f64);
+        self.add(op, passes * share * whole.bytes() as f64, how);
+    }
+
+    fn begin_as(&self, what: Collective, how: How) -> Pending {
+        self.ring(what, how);
+        Pending { job: self.journal.number(), ..Pending::DONE }
     }
 }
 
@@ -53,20 +148,29 @@ impl Group for Dry {
         self.rank
     }
     fn all_reduce(&self, x: Tensor) {
-        self.ring(Op::AllReduce, 2.0, x);
+        self.ring(Collective::AllReduce(x), How::Now);
     }
-    fn all_gather(&self, _: Tensor, whole: Tensor) {
-        self.ring(Op::AllGather, 1.0, whole);
+    fn all_gather(&self, part: Tensor, whole: Tensor) {
+        self.ring(Collective::AllGather { part, whole }, How::Now);
     }
-    fn reduce_scatter(&self, whole: Tensor, _: Tensor) {
-        self.ring(Op::ReduceScatter, 1.0, whole);
+    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
+        self.ring(Collective::ReduceScatter { whole, part }, How::Now);
     }
     fn exchange(&self, messages: &[Message]) {
         for message in messages {
             match message {
-                Message::Send { x, .. } => self.add(Op::Send, x.bytes() as f64),
-                Message::Recv { x, .. } => self.add(Op::Recv, x.bytes() as f64),
+                Message::Send { x, .. } => self.add(Op::Send, x.bytes() as f64, How::Now),
+                Message::Recv { x, .. } => self.add(Op::Recv, x.bytes() as f64, How::Now),
             }
         }
+    }
+    fn begin(&self, what: Collective) -> Pending {
+        self.begin_as(what, How::Queued)
+    }
+    fn begin_ahead(&self, what: Collective) -> Pending {
+        self.begin_as(what, How::Soon)
+    }
+    fn finish(&self, pending: Pending) {
+        self.journal.note(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
     }
 }

@@ -5,6 +5,9 @@ use device::{FP8_PRODUCT, Work};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
+/// The row of the processor at hand.
+pub const CPU: &str = "cpu";
+
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]

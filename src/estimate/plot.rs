@@ -65,9 +65,9 @@ fn memory(v: &View) -> Drawing {
     to
 }
 
-/// Each part of an iteration where the one before ends.
+/// Each part of an iteration where the one before ends; what is overlapped goes back from there.
 fn waterfall(v: &View) -> Drawing {
-    let parts: Vec<&(&'static str, f64)> = v.parts.iter().filter(|part| part.1 > 0.0).collect();
+    let parts: Vec<&(&'static str, f64)> = v.parts.iter().filter(|part| part.1 != 0.0).collect();
     let (left, top, row) = (190.0, 40.0, 26.0);
     let scale = (WIDTH - left - 150.0) / v.seconds;
     let mut to = Drawing::new(WIDTH, top + row * (parts.len() + 1) as f64 + 16.0);
@@ -76,9 +76,10 @@ fn waterfall(v: &View) -> Drawing {
     for (i, (name, seconds)) in parts.iter().enumerate() {
         let w = seconds * scale;
         to.text("legend end", (left - 8.0, y + 15.0), name);
-        to.rect(&fill(i), (x, y + 3.0), (w.max(1.0), row - 8.0), name);
+        let (from, to_x) = (x.min(x + w), x.max(x + w));
+        to.rect(&fill(i), (from, y + 3.0), ((to_x - from).max(1.0), row - 8.0), name);
         let label = format!("{seconds:.4} s, {:.1} %", 100.0 * seconds / v.seconds);
-        to.text("", (x + w + 6.0, y + 15.0), &label);
+        to.text("", (to_x + 6.0, y + 15.0), &label);
         (x, y) = (x + w, y + row);
     }
     to.text("legend end", (left - 8.0, y + 15.0), "sum");

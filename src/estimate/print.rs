@@ -2,8 +2,8 @@
 
 use super::change::{self, Change, flags_of};
 use super::days::Segment;
-use super::gptrain::dry_run::TRAFFIC;
 use super::gptrain::ladder::{self, Ladder};
+use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{exchange, remedies};
 use super::others::cost::deepspeed::states;
 use super::others::predict::{Prediction, Predictor};
@@ -199,7 +199,7 @@ fn time(v: &View) -> String {
         v.seconds,
         100.0 * v.seconds_error
     );
-    for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds > 0.0) {
+    for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds != 0.0) {
         let share = seconds / v.seconds;
         let _ = writeln!(
             out,

@@ -1,7 +1,7 @@
 //! What is to be estimated: a manifest, and the flags that stand in place of its settings.
 
 use super::gptrain::{calibrate, here};
-use super::hardware;
+use super::hardware::{self, CPU};
 use super::measured::Measured;
 use super::others::predict::{Prediction, Predictor};
 use super::others::rows::logs;
@@ -30,9 +30,6 @@ pub struct Flags<'a> {
     /// Kernel launches do not wait.
     pub async_launches: bool,
 }
-
-/// The row of the processor at hand.
-const CPU: &str = "cpu";
 
 /// A manifest as some program would train it on some hardware.
 pub struct Request {

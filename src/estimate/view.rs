@@ -1,7 +1,8 @@
 //! One estimate, as every printer reads it: the table, the JSON, the page.
 
 use super::days::{Days, through};
-use super::gptrain::dry_run::{self, Room, TRAFFIC};
+use super::gptrain::dry_run::{self, Room};
+use super::gptrain::prices::{Prices, TRAFFIC};
 use super::others::predict::{Prediction, Predictor};
 use super::setup::Setup;
 use engine::orders;
@@ -16,7 +17,7 @@ pub struct Stage {
     pub parameters: f64,
     /// Bytes, by purpose.
     pub terms: Vec<(&'static str, f64)>,
-    /// Bytes that its first rank sends in a step, by `dry_run::TRAFFIC`; zero where nobody counted.
+    /// Bytes that its first rank sends in a step, by `prices::TRAFFIC`; zero where nobody counted.
     pub sends: [f64; TRAFFIC.len()],
 }
 
@@ -199,7 +200,7 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
     let around = setup.hardware.context_mib * 1048576.0;
     let parts = dry_run::parts(&counted, &setup);
     let seconds = dry_run::seconds(&counted, &setup);
-    let stage_seconds = dry_run::stage_seconds(&counted, &setup);
+    let stage_seconds = dry_run::stage_seconds(&counted, &Prices::of(&setup));
     let mut each = |setup: &Setup| dry_run::seconds(&counted, setup);
     View {
         name: m.name.clone(),

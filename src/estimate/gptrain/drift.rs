@@ -1,7 +1,7 @@
 //! Predicted against actual, once a run has made its first real steps.
 
 use super::{dry_run, here};
-use crate::hardware;
+use crate::hardware::{self, CPU};
 use crate::setup::{Program, Setup};
 use base::{Bytes, Seconds};
 use engine::model_dtype;
@@ -20,11 +20,11 @@ pub fn line(
     (global, seconds): (usize, f64),
 ) -> Option<String> {
     let named = m.plan.hardware.as_deref();
-    let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { "cpu" };
+    let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { CPU };
     let row = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
     let hw = match &*row.name {
         // A run says this once, and every copy of a setup points at its hardware.
-        "cpu" => Box::leak(Box::new(here::measured(row, model_dtype(m.precision)))),
+        CPU => Box::leak(Box::new(here::measured(row, model_dtype(m.precision)))),
         _ => row,
     };
     let stages = dry_run::stages(m);

@@ -1,17 +1,20 @@
 //! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
-use crate::hardware::{Hardware, Link};
+use super::overlap;
+use super::prices::{Prices, TRAFFIC};
+use crate::hardware::Hardware;
 use crate::setup::Setup;
 use base::Bytes;
-use comm::{Op, Solo, dry};
-use device::{self, COPIES, FP8_PRODUCT, Tally};
+use comm::dry::{self, Event, Journal};
+use comm::{Op, Solo};
+use device::{self, COPIES, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
 use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
 use plan::grid::Coord;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What the first rank of a pipeline stage needs and does.
 #[derive(Clone, Debug)]
@@ -30,6 +33,9 @@ pub struct Work {
     pub micro: Workload,
     /// What is done once: sums of gradients, optimizer, gathers of weights.
     pub step: Workload,
+    /// The steps that were counted, of so many micro-batches and of twice as many.
+    micros: f64,
+    steps: [Arc<[Event]>; 2],
 }
 
 /// Ops by kind, and bytes by group and collective.
@@ -72,6 +78,11 @@ impl Workload {
         self
     }
 
+    /// One after the other, by purpose.
+    fn seconds(&self, prices: &Prices) -> Vec<(&'static str, f64)> {
+        prices.by_purpose(&self.ops, &self.messages)
+    }
+
     /// Bytes sent to the members of some groups.
     fn sent(&self, groups: &[&str]) -> f64 {
         let sends = self.messages.iter().filter(|((_, op), _)| *op != Op::Recv);
@@ -81,14 +92,19 @@ impl Workload {
     }
 }
 
-/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
-/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
-pub const TRAFFIC: [(&str, &[&str]); 4] = [
-    ("tensor", &["tensor", "tp_async"]),
-    ("pipeline", &["pipeline"]),
-    ("data", &["data"]),
-    ("tied", &["embedding"]),
-];
+impl Work {
+    /// Seconds of messages that run beside computation: a micro-batch's, and once a step.
+    fn hidden(&self, prices: &Prices) -> [f64; 2] {
+        // A processor's collectives take it from its ops.
+        if !prices.overlap() {
+            return [0.0; 2];
+        }
+        let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.timed(e)).collect::<Vec<_>>();
+        let [few, twice] = self.steps.each_ref().map(|step| overlap::hidden(&timed(step)));
+        let micro = ((twice - few) / self.micros).max(0.0);
+        [micro, few - self.micros * micro]
+    }
+}
 
 impl Stage {
     /// Bytes sent in a step of so many micro-batches, by the rows of `TRAFFIC`.
@@ -202,7 +218,7 @@ fn device(m: &Manifest) -> device::Dry {
 }
 
 fn reserved(m: &Manifest, stage: usize) -> Reserved {
-    let groups = groups(m, stage, &Messages::default());
+    let groups = groups(m, stage, &Rc::default());
     let (memory_plan, layout) = Engine::plan(&device(m), &groups, m, m.data.causal());
     let here = layout.params().filter(|param| !param.tied_copy);
     let parameters = here.map(|param| param.numel() as u64).sum();
@@ -219,8 +235,9 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     // What does not fit is counted all the same.
     let train = Train { device_memory: None, ..m.train.clone() };
     let m = &Manifest { batch, train, ..m.clone() };
-    let (device, messages) = (device(m), Messages::default());
-    let engine = Engine::new(&device, groups(m, stage, &messages), m, m.data.causal());
+    let device = Rc::new(device(m));
+    let journal = Journal::of(&device);
+    let engine = Engine::new(&*device, groups(m, stage, &journal), m, m.data.causal());
     let engine = engine.expect("a dry device is never full");
     engine.set_steps(u64::MAX / 2); // whatever a run begins with is over
     let step = |micros| {
@@ -228,59 +245,71 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     };
     step(fewest); // of which an update may be late
     let count = |micros: usize| {
-        drop((device.take(), device.host_device().take(), messages.take()));
+        drop((journal.take(), device.host_device().take()));
         step(micros);
-        let host = device.host_device().take();
-        Workload { ops: device.take(), host, messages: messages.take() }
+        let (host, events) = (device.host_device().take(), journal.take());
+        (Workload { ops: dry::ops(&events), host, messages: dry::volume(&events) }, events.into())
     };
-    let once = count(fewest);
-    let micros = count(2 * fewest).minus(&once);
-    let known = |group| TRAFFIC.iter().any(|(_, groups)| groups.contains(group));
-    assert!(micros.messages.keys().chain(once.messages.keys()).all(|(group, _)| known(group)));
-    Work { step: once.minus(&micros), micro: micros.share(1.0 / fewest as f64) }
+    let (once, few) = count(fewest);
+    let (twice, many) = count(2 * fewest);
+    let micros = twice.minus(&once);
+    Work {
+        step: once.minus(&micros),
+        micro: micros.share(1.0 / fewest as f64),
+        micros: fewest as f64,
+        steps: [few, many],
+    }
 }
 
-/// Bytes, added up by the groups of a rank.
-type Messages = Rc<RefCell<dry::Volume>>;
-
 /// The groups of a stage's first rank.
-fn groups(m: &Manifest, stage: usize, sent: &Messages) -> Groups {
+fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
     let rank = grid.rank(Coord { tensor: 0, pipeline: stage, data: 0 });
     Groups::of(rank, &m.topology, |name, ranks| {
         let at = ranks.iter().position(|member| *member == rank).expect("a member");
         match ranks.len() {
             1 => Box::new(Solo),
-            size => Box::new(dry::Dry::new(name, at, size, sent)),
+            size => Box::new(dry::Dry::new(name, at, size, journal)),
         }
     })
 }
 
 /// Seconds of a micro-batch's forward and backward on each stage.
-pub fn stage_seconds(stages: &[Stage], s: &Setup) -> Vec<f64> {
-    stages.iter().map(|stage| total(&seconds_of(&stage.work.micro, s))).collect()
+pub fn stage_seconds(stages: &[Stage], prices: &Prices) -> Vec<f64> {
+    let of = |work: &Work| total(&work.micro.seconds(prices)) - work.hidden(prices)[0];
+    stages.iter().map(|stage| of(&stage.work)).collect()
 }
 
 /// The part of a step in which replicas sum up gradients and gather weights.
 pub const SUMS: &str = "once a step: sums";
 
+/// What of all messages costs no time, since the device computes meanwhile: less than nothing.
+pub const OVERLAPPED: &str = "overlapped";
+
 /// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
 /// shorten the pipeline's bubble (Narayanan et al. 2021).
 pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
+    parts_at(stages, s, &Prices::of(s))
+}
+
+/// The same with other links than the setup's.
+pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static str, f64)> {
     let micros = s.micros() as f64;
-    let each = stage_seconds(stages, s);
+    let each = stage_seconds(stages, prices);
     let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
     let slowest = (0..each.len()).max_by(slower).expect("a pipeline has a stage");
     let chunks = s.topology.chunks as f64;
     let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks;
     let work = &stages[slowest].work;
     let mut parts: Vec<(&'static str, f64)> =
-        seconds_of(&work.micro, s).iter().map(|(name, t)| (*name, t * micros)).collect();
-    let step = seconds_of(&work.step, s);
+        work.micro.seconds(prices).iter().map(|(name, t)| (*name, t * micros)).collect();
+    let step = work.step.seconds(prices);
     let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
     parts.push(("pipeline bubble", bubble));
     parts.push((SUMS, sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
+    let [micro, once] = work.hidden(prices);
+    parts.push((OVERLAPPED, 0.0 - (micros * micro + once)));
     let host = match s.topology.offload.delay {
         0 => host_seconds(&work.step.host, s),
         _ => late_seconds(&work.step.host, s, each[slowest] * micros),
@@ -293,58 +322,16 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
 
 /// Seconds of an iteration.
 pub fn seconds(stages: &[Stage], s: &Setup) -> f64 {
-    total(&parts(stages, s))
+    seconds_at(stages, s, &Prices::of(s))
+}
+
+/// The same with other links than the setup's.
+pub fn seconds_at(stages: &[Stage], s: &Setup, prices: &Prices) -> f64 {
+    total(&parts_at(stages, s, prices))
 }
 
 fn total(parts: &[(&'static str, f64)]) -> f64 {
     parts.iter().map(|(_, seconds)| seconds).sum()
-}
-
-/// Seconds of a workload on the setup's device and links, by purpose.
-fn seconds_of(work: &Workload, s: &Setup) -> Vec<(&'static str, f64)> {
-    let hw = s.hardware;
-    // Ranks that are threads of one processor have a part of it each.
-    let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
-    let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
-    let each = |name: &str, w: &device::Work| {
-        (hw.seconds(name, w, shares) + w.calls * hw.launch_us * 1e-6) * hw.slowdown
-    };
-    let compute = |of: &dyn Fn(&str) -> bool| {
-        work.ops
-            .iter()
-            .filter(|(name, _)| of(name))
-            .map(|(name, work)| each(name, work))
-            .sum::<f64>()
-    };
-    let messages = |groups: &[&str], members: &[usize]| {
-        let link = link(s, members);
-        let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
-        let seconds =
-            |sent: &dry::Sent| sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
-        of.map(|(_, sent)| seconds(sent) * hw.slowdown).sum::<f64>()
-    };
-    let products = |name: &str| ["gemm", FP8_PRODUCT].contains(&name);
-    let attention = |name: &str| name.starts_with("attention");
-    let (grid, first) = (s.topology.grid(), Coord { tensor: 0, pipeline: 0, data: 0 });
-    let [to_tensor, to_data] = [grid.tensor_group(first), grid.data_group(first)];
-    let stages = grid.pipeline_group(first);
-    let [tensor, pipeline, data, tied] = TRAFFIC.map(|(_, groups)| groups);
-    vec![
-        ("matrix products", compute(&products)),
-        ("attention", compute(&attention)),
-        ("element-wise", compute(&|name| !products(name) && !attention(name))),
-        ("tensor parallel", messages(tensor, &to_tensor)),
-        ("pipeline sends", messages(pipeline, &stages) + messages(tied, &stages)),
-        ("data parallel", messages(data, &to_data)),
-    ]
-}
-
-/// The link of a rank to the next of its group. Of a group over nodes all members of a node are in one
-/// ring, which leaves the node once: they have their part of its adapters together.
-pub fn link(s: &Setup, members: &[usize]) -> Link {
-    let node = |rank: &usize| rank / s.per_node;
-    let beside = members.iter().filter(|rank| node(rank) == node(&members[0])).count();
-    s.hardware.link(beside == members.len(), s.per_node.div_ceil(beside))
 }
 
 /// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run

@@ -2,6 +2,7 @@
 //! pays.
 
 use super::dry_run;
+use super::prices::{self, Prices};
 use crate::setup::Setup;
 use base::Bytes;
 use manifest::{Manifest, Topology};
@@ -13,11 +14,10 @@ pub struct Exchange {
     /// Bytes that a rank sends to replicas in a step: as they are, and compressed.
     pub plain: f64,
     pub compressed: f64,
-    /// Seconds of a step: all of them, and those of the plain sums.
-    pub step: f64,
-    pub sums: f64,
     /// What computing the factors adds to a step, in seconds.
     pub factors: f64,
+    /// Gb/s that a rank sends to replicas at, below which this costs less than it saves.
+    pub break_even: f64,
 }
 
 impl Exchange {
@@ -43,15 +43,9 @@ impl Exchange {
         Some(Exchange {
             plain: sent(&plain),
             compressed: sent(&compressed),
-            step: dry_run::seconds(&plain, setup),
-            sums: part(&plain, dry_run::SUMS),
             factors: part(&compressed, once) - part(&plain, once),
+            break_even: Exchange::here(setup) * break_even(&plain, &compressed, setup),
         })
-    }
-
-    /// Gb/s that a rank sends at, below which the factors cost less than they save.
-    pub fn break_even(&self) -> f64 {
-        8.0 * (self.plain - self.compressed) / self.factors / 1e9
     }
 
     /// Whether compressed gradients are fewer bytes.
@@ -62,8 +56,26 @@ impl Exchange {
     /// Gb/s that a rank sends to replicas at on the setup's machines.
     pub fn here(setup: &Setup) -> f64 {
         let first = Coord { tensor: 0, pipeline: 0, data: 0 };
-        8.0 * dry_run::link(setup, &setup.topology.grid().data_group(first)).gb_s
+        8.0 * prices::link(setup, &setup.topology.grid().data_group(first)).gb_s
     }
+}
+
+/// As a multiple of the setup's bandwidth between replicas: where plain steps take as long as compressed
+/// ones. Plain sums run beside backward, so that they cost less than their bytes say.
+fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup) -> f64 {
+    const HALVINGS: usize = 40;
+    let pays = |times: f64| {
+        let prices = Prices::of(s).with_sums(times);
+        let [plain, ours] =
+            [plain, compressed].map(|stages| dry_run::seconds_at(stages, s, &prices));
+        ours < plain
+    };
+    let (mut low, mut high) = (-20.0, 20.0); // powers of two
+    for _ in 0..HALVINGS {
+        let middle: f64 = (low + high) / 2.0;
+        *(if pays(middle.exp2()) { &mut low } else { &mut high }) = middle;
+    }
+    low.exp2()
 }
 
 /// What compression does to the plan, in words; empty where there is none.
@@ -79,7 +91,7 @@ pub fn told(m: &Manifest, setup: &Setup) -> String {
         size(e.compressed),
         size(e.plain),
         1e3 * e.factors,
-        e.break_even(),
+        e.break_even,
         Exchange::here(setup),
     )
 }

@@ -153,8 +153,7 @@ impl Ladder<'_> {
         let none = self.manifest.topology.compression.is_none();
         let e = Exchange::of(self.manifest, self.setup).filter(|e| none && e.saves())?;
         let here = Exchange::here(self.setup);
-        let what =
-            format!("PowerSGD: pays below {:.0} Gb/s a rank, here {here:.0}", e.break_even());
+        let what = format!("PowerSGD: pays below {:.0} Gb/s a rank, here {here:.0}", e.break_even);
         self.fitting(Step {
             rung: Rung::Compress,
             what,

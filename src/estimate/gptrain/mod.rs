@@ -1,6 +1,8 @@
 //! The plan of gptrain itself: its own engine on a device and groups that only count.
 
 pub mod dry_run;
+mod overlap;
+pub mod prices;
 pub mod cuts;
 pub mod ladder;
 pub mod remedies;

@@ -41,7 +41,7 @@ fn bytes_sent_are_those_of_the_formulas() {
         let m = planned(sets);
         let micros = m.batch.global / (m.batch.micro * m.topology.data);
         for (stage, counted) in stages(&m).iter().enumerate() {
-            let groups = groups(&m, stage, &Messages::default());
+            let groups = groups(&m, stage, &Rc::default());
             let v = volume(&device::Dry::default(), &groups, &m, m.batch.global);
             let expected = [v.tensor + v.tp_async, v.pipeline, v.data, v.embedding];
             for (counted, expected) in counted.sends(micros).into_iter().zip(expected) {
@@ -177,4 +177,30 @@ fn a_late_update_is_billed() {
     let pass = pass_seconds(tally, &setup(&late));
     assert_eq!(late_seconds(tally, &setup(&late), pass), copies);
     assert_eq!(late_seconds(tally, &setup(&late), 0.0), pass + copies);
+}
+
+/// A step takes at least its ops, and at least its messages; those between stages are not begun ahead,
+/// and a processor's take it from its ops.
+#[test]
+fn no_more_is_overlapped_than_there_is_beside_it() {
+    for sets in GRIDS {
+        let m = planned(sets);
+        let (stages, t) = (stages(&m), &m.topology);
+        let of = |hardware: &str| {
+            let hw = crate::hardware::find(hardware, "").unwrap();
+            parts(&stages, &Setup::of(&m, crate::setup::Program::Gptrain, hw))
+        };
+        let sum = |parts: &[(&str, f64)], names: &[&str]| {
+            let named = parts.iter().filter(|(name, _)| names.contains(name));
+            named.fold(0.0, |sum, (_, seconds)| sum + seconds)
+        };
+        let gpus = of("h100-80g");
+        let overlapped = -sum(&gpus, &[OVERLAPPED]);
+        assert_eq!(overlapped > 0.0, t.tensor > 1 || t.data > 1, "{overlapped} s of {sets:?}");
+        let update = "once a step: optimizer";
+        let ops = sum(&gpus, &["matrix products", "attention", "element-wise", update]);
+        let messages = sum(&gpus, &["tensor parallel", "pipeline sends", "data parallel", SUMS]);
+        assert!(overlapped <= ops.min(messages) * (1.0 + 1e-9), "{gpus:?} of {sets:?}");
+        assert_eq!(sum(&of("cpu"), &[OVERLAPPED]), 0.0, "{sets:?}");
+    }
 }

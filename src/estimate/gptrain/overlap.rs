@@ -1,0 +1,146 @@
+//! What of the messages runs beside the computation, by the order in which the engine's dry run made
+//! them. Ops, and messages that the next op waits for, follow each other on one clock; what was begun
+//! runs from then on, after what its queue has, and stops the clock where its end is waited for. So no
+//! message is credited with more than what is computed beside it, nor with more than itself.
+
+use comm::dry::How;
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug)]
+pub enum Timed {
+    /// Seconds of ops.
+    Compute(f64),
+    /// Messages within a node share its links, and those between nodes its adapters.
+    Send { how: How, in_node: bool, seconds: f64 },
+    /// As `Event::Finish`.
+    Finish(i64),
+}
+
+/// Seconds of messages beside computation in a step that follows others like it: what one has begun
+/// may end in the next.
+pub fn hidden(step: &[Timed]) -> f64 {
+    let mut clock = Clock::default();
+    clock.play(step);
+    clock.play(step).max(0.0)
+}
+
+/// A rank's time, and what it has begun.
+#[derive(Default)]
+struct Clock {
+    now: f64,
+    begun: Vec<Begun>,
+    /// So many of them are over.
+    over: usize,
+}
+
+struct Begun {
+    how: How,
+    in_node: bool,
+    end: f64,
+}
+
+impl Clock {
+    /// Seconds of what is begun, less those in which its end is waited for.
+    fn play(&mut self, step: &[Timed]) -> f64 {
+        let (before, mut hidden) = (self.begun.len() as i64, 0.0);
+        for event in step {
+            match *event {
+                Timed::Compute(seconds) => self.now += seconds,
+                Timed::Send { how, in_node, seconds } => {
+                    self.send(how, in_node, seconds);
+                    hidden += if how == How::Now { 0.0 } else { seconds };
+                }
+                Timed::Finish(number) => {
+                    let begun = usize::try_from(before + number - 1).ok();
+                    let end = begun.and_then(|i| self.begun.get(i)).map_or(0.0, |begun| begun.end);
+                    let waited = (end - self.now).max(0.0);
+                    (self.now, hidden) = (self.now + waited, hidden - waited);
+                }
+            }
+        }
+        hidden
+    }
+
+    /// What is waited for soonest has the link first: the rest of it ends later by as much.
+    fn send(&mut self, how: How, in_node: bool, seconds: f64) {
+        let after = |other: &&Begun| match how {
+            How::Now => false,
+            How::Soon => other.how == How::Soon,
+            How::Queued => other.how == How::Queued || other.in_node == in_node,
+        };
+        let over = self.begun[self.over..].iter().take_while(|begun| begun.end <= self.now);
+        self.over += over.count();
+        let before = self.begun[self.over..].iter().filter(after);
+        let start = before.fold(self.now, |start, other| start.max(other.end));
+        let later =
+            |other: &&mut Begun| other.in_node == in_node && other.end > start && !after(&&**other);
+        self.begun[self.over..].iter_mut().filter(later).for_each(|other| other.end += seconds);
+        let end = start + seconds;
+        match how {
+            How::Now => self.now = end,
+            How::Soon | How::Queued => self.begun.push(Begun { how, in_node, end }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Timed::{Compute, Finish};
+
+    /// Tensor-parallel ranks are on one node here, replicas are not.
+    fn send(group: &str, how: How, seconds: f64) -> Timed {
+        Timed::Send { how, in_node: group == "tensor", seconds }
+    }
+
+    fn check(step: &[Timed], seconds: f64) {
+        assert_eq!(hidden(step), seconds, "{step:?}");
+    }
+
+    /// The smaller of the message and of what is computed beside it, and no more.
+    #[test]
+    fn a_message_hides_behind_what_is_computed_between_its_begin_and_its_end() {
+        let step = |message| {
+            let sum = send("data", How::Queued, message);
+            [Compute(5.0), sum, Compute(3.0), Finish(1), Compute(7.0)]
+        };
+        check(&step(2.0), 2.0);
+        check(&step(4.0), 3.0);
+        check(&[Compute(5.0), send("data", How::Now, 2.0), Compute(3.0)], 0.0);
+        let at_once = send("data", How::Queued, 2.0);
+        check(&[Compute(5.0), at_once, Finish(1), Compute(7.0)], 0.0);
+    }
+
+    /// Sums of one queue after each other; a message of the other queue beside them on another link, and
+    /// before them on the same.
+    #[test]
+    fn queues_keep_their_order_and_share_a_link() {
+        let sum = || send("data", How::Queued, 4.0);
+        let end = Finish;
+        check(&[sum(), sum(), Compute(6.0), end(1), end(2)], 6.0);
+        let beside = |group| {
+            let ahead = send(group, How::Soon, 2.0);
+            [sum(), Compute(1.0), ahead, Compute(2.0), end(2), Compute(3.0), end(1)]
+        };
+        // Beside 6 s: 4 and 2 s on two links, and on one.
+        check(&beside("tensor"), 6.0);
+        check(&beside("data"), 6.0);
+        // The sum on the shared link ends at 6 s, that on its own at 4.
+        let waits = |group| {
+            let ahead = send(group, How::Soon, 2.0);
+            [sum(), Compute(1.0), ahead, Compute(2.0), end(2), end(1)]
+        };
+        check(&waits("tensor"), 5.0);
+        check(&waits("data"), 3.0);
+        check(&[sum(), send("data", How::Now, 2.0), Compute(3.0), end(1)], 3.0);
+        check(&[sum(), send("tensor", How::Now, 2.0), Compute(3.0), end(1)], 4.0);
+    }
+
+    /// Weights gathered at a step's end are waited for in the next.
+    #[test]
+    fn what_is_begun_at_the_end_hides_in_the_next_step() {
+        let gather = || send("data", How::Queued, 4.0);
+        check(&[Compute(3.0), Finish(0), Compute(9.0), gather()], 3.0);
+        check(&[Compute(3.0), Finish(-1), Compute(9.0), Finish(0), gather(), gather()], 7.0);
+    }
+}

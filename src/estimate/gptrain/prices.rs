@@ -1,0 +1,120 @@
+//! Seconds of ops and messages on a setup's device and links.
+
+use super::overlap::Timed;
+use crate::hardware::{CPU, Hardware, Link};
+use crate::setup::Setup;
+use comm::dry::{Event, Sent, Volume};
+use device::{FP8_PRODUCT, Tally, Work};
+use plan::grid::Coord;
+
+/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
+/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
+pub const TRAFFIC: [(&str, &[&str]); 4] = [
+    ("tensor", &["tensor", "tp_async"]),
+    ("pipeline", &["pipeline"]),
+    ("data", &["data"]),
+    ("tied", &["embedding"]),
+];
+
+/// Its row of replicas.
+const DATA: usize = 2;
+
+/// What a setup's device and links take.
+#[derive(Clone, Copy)]
+pub struct Prices<'a> {
+    hw: &'a Hardware,
+    /// Of the peak, and of the memory's bandwidth.
+    shares: [f64; 2],
+    /// By the rows of `TRAFFIC`: whether within a node, and how fast.
+    links: [(bool, Link); TRAFFIC.len()],
+}
+
+impl<'a> Prices<'a> {
+    pub fn of(s: &Setup) -> Prices<'a> {
+        let hw = s.hardware;
+        // Ranks that are threads of one processor have a part of it each.
+        let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
+        let (grid, first) = (s.topology.grid(), Coord { tensor: 0, pipeline: 0, data: 0 });
+        let stages = grid.pipeline_group(first);
+        let groups = [grid.tensor_group(first), stages.clone(), grid.data_group(first), stages];
+        let links = groups.map(|members| (nearby(s, &members) == members.len(), link(s, &members)));
+        let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
+        Prices { hw, shares, links }
+    }
+
+    /// With links between replicas so many times as fast.
+    pub fn with_sums(mut self, times: f64) -> Prices<'a> {
+        self.links[DATA].1.gb_s *= times;
+        self
+    }
+
+    fn op(&self, name: &str, work: &Work) -> f64 {
+        let seconds = self.hw.seconds(name, work, self.shares);
+        (seconds + work.calls * self.hw.launch_us * 1e-6) * self.hw.slowdown
+    }
+
+    fn message(&self, row: usize, sent: &Sent) -> f64 {
+        let (_, link) = self.links[row];
+        let seconds = sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
+        seconds * self.hw.slowdown
+    }
+
+    /// Seconds of ops and messages one after the other, by purpose.
+    pub fn by_purpose(&self, ops: &Tally, messages: &Volume) -> Vec<(&'static str, f64)> {
+        let compute = |of: &dyn Fn(&str) -> bool| {
+            let ours = ops.iter().filter(|(name, _)| of(name));
+            ours.map(|(name, work)| self.op(name, work)).sum::<f64>()
+        };
+        let sent = |rows: &[usize]| {
+            let ours = messages.iter().filter(|((group, _), _)| rows.contains(&row(group)));
+            ours.map(|((group, _), sent)| self.message(row(group), sent)).sum::<f64>()
+        };
+        let products = |name: &str| ["gemm", FP8_PRODUCT].contains(&name);
+        let attention = |name: &str| name.starts_with("attention");
+        vec![
+            ("matrix products", compute(&products)),
+            ("attention", compute(&attention)),
+            ("element-wise", compute(&|name| !products(name) && !attention(name))),
+            ("tensor parallel", sent(&[0])),
+            ("pipeline sends", sent(&[1, 3])),
+            ("data parallel", sent(&[DATA])),
+        ]
+    }
+
+    /// Whether messages leave the device to its ops: not where a processor sends them.
+    pub fn overlap(&self) -> bool {
+        self.hw.name != CPU
+    }
+
+    /// What a rank does, in seconds.
+    pub fn timed(&self, event: &Event) -> Timed {
+        match event {
+            Event::Compute(ops) => {
+                Timed::Compute(ops.iter().map(|(name, work)| self.op(name, work)).sum())
+            }
+            Event::Send { group, sent, how, .. } => {
+                let row = row(group);
+                let (in_node, _) = self.links[row];
+                Timed::Send { how: *how, in_node, seconds: self.message(row, sent) }
+            }
+            Event::Finish(number) => Timed::Finish(*number),
+        }
+    }
+}
+
+fn row(group: &str) -> usize {
+    TRAFFIC.iter().position(|(_, groups)| groups.contains(&group)).expect("a group of TRAFFIC")
+}
+
+/// How many of a group are on its first member's node.
+fn nearby(s: &Setup, members: &[usize]) -> usize {
+    let node = |rank: &usize| rank / s.per_node;
+    members.iter().filter(|rank| node(rank) == node(&members[0])).count()
+}
+
+/// The link of a rank to the next of its group. Of a group over nodes all members of a node are in one
+/// ring, which leaves the node once: they have their part of its adapters together.
+pub fn link(s: &Setup, members: &[usize]) -> Link {
+    let beside = nearby(s, members);
+    s.hardware.link(beside == members.len(), s.per_node.div_ceil(beside))
+}
