@@ -139,8 +139,11 @@ const RUN: &[(&str, &str, StandIns)] = &[
     ("eval.md", "gptrain average", &[("000{18,19,20}000", "0000000{1,2,3}")]),
     ("checkpoints.md", "gptrain import", &[("vi ", IN_PLACE_OF_AN_EDITOR)]),
     ("cluster.md", "gptrain nodes", &[]),
-    ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", "")]),
+    ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", ""), TESTED_ELSEWHERE]),
 ];
+
+/// Half a minute of a processor, which tests/cli/estimate_cli.rs takes anyway.
+const TESTED_ELSEWHERE: (&str, &str) = ("gptrain estimate --selftest", "true");
 
 /// What a user changes in the manifest of an import: the dataset; and here, how long it runs.
 const IN_PLACE_OF_AN_EDITOR: &str = "sed -i -e 's!train: corpus!train: ../../valid_text!' \

@@ -1,7 +1,7 @@
 //! The software stand-in for a GPU, compiled when a test first asks for it.
 
 use gptrain::base::DType;
-use gptrain::device::cuda::{Kernels, Options};
+use gptrain::device::cuda::Options;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -31,14 +31,14 @@ pub fn is_real() -> bool {
     std::env::var_os("GPTRAIN_TEST_GPU").is_some()
 }
 
-/// What `Cuda::open` takes to open it. It runs kernels of its own: the image only has to look like one.
+/// What `Cuda::open` takes to open it. It runs kernels of its own: those of its folder only look like
+/// some.
 pub fn options() -> Options {
-    const IMAGE: &[u8] = &0xba55_ed50u32.to_le_bytes();
-    let kernels = Kernels { release: 13_000, images: &[("stand-in", IMAGE)] };
     Options {
         ordinal: 0,
         folders: vec![folder()],
-        kernels: Some(kernels),
+        kernels: None,
+        kernels_folder: Some(folder()),
         volta: None,
         dtype: DType::F32,
         tf32: false,

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compiles the software stand-in for a GPU, with the kernels it runs, into OUT: libcuda.so.1,
-# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1. Does nothing where they are up to date.
+# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1, and a fatbin for GPTRAIN_CUDA_KERNELS that
+# has no more than its first word. Does nothing where they are up to date.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 kernels="$here/../../kernels"
@@ -36,3 +37,5 @@ link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1
 ln -sf libcublasLt.so.13 "$out/libcublasLt.so.12"
 link libnccl.so.2 "$out"/nccl.cpp.o "$out"/libcuda.so.1
 link libnvidia-ml.so.1 "$out"/nvml.cpp.o
+echo 13.0 >"$out/release"
+printf '\120\355\125\272' >"$out/stand-in.fatbin"

@@ -56,9 +56,10 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend with that many threads, or as many as the machine gives this process.
+    /// A backend with that many threads, or as many as the machine gives this process; with one
+    /// where it gives fewer: results are the same bits.
     pub fn new(threads: Option<usize>) -> Cpu {
-        Cpu::open(threads).unwrap_or_else(|problems| panic!("{problems}"))
+        Cpu::open(threads).unwrap_or_else(|_| Cpu::with(1, None))
     }
 
     /// The same, or an error where the system does not give as many threads.
@@ -74,10 +75,14 @@ impl Cpu {
             let remedy = "lower train.threads, start fewer ranks here, or raise ulimit -u, -v";
             Problems::one("this machine", what, remedy)
         })?;
+        Ok(Cpu::with(threads, pool))
+    }
+
+    fn with(threads: usize, pool: Option<ThreadPool>) -> Cpu {
         let (workspace, sums) = (Workspace::default(), Workspace::default());
         let (regions, downloads) = (Regions::default(), memory::Downloads::default());
         let second = RefCell::default();
-        Ok(Cpu { threads, pool, regions, workspace, sums, downloads, second })
+        Cpu { threads, pool, regions, workspace, sums, downloads, second }
     }
 
     pub fn threads(&self) -> usize {
@@ -116,8 +121,8 @@ impl Backend for Cpu {
 
     fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
         let second = &mut *self.second.borrow_mut();
-        let make = || Cpu::open(Some(self.threads)).unwrap_or_else(|_| Cpu::new(Some(1)));
-        let host: &mut Cpu = second.get_or_insert_with(|| Box::new(make()));
+        let make = || Box::new(Cpu::new(Some(self.threads)));
+        let host: &mut Cpu = second.get_or_insert_with(make);
         let started = std::thread::scope(|scope| {
             let (work, host) = (&mut *work, &mut *host);
             let working = threads::spawn_scoped(scope, "host", move || work(&*host));

@@ -2,11 +2,14 @@
 
 use super::device::Device;
 use super::library::call;
+use anyhow::{Context, Result, ensure};
 use base::DType;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -36,6 +39,29 @@ impl Kernels {
     /// Those for GPUs before Ampere, if it was built with them.
     pub fn volta() -> Option<Kernels> {
         EMBEDDED_VOLTA
+    }
+
+    /// Those that `kernels/build.sh FOLDER` left: files `NAME.fatbin`, and `release`, the compiler's
+    /// version. They stay in memory until the process ends.
+    pub fn of_folder(folder: &Path) -> Result<Kernels> {
+        let read = |file: &Path| fs::read(file).with_context(|| file.display().to_string());
+        let release = String::from_utf8(read(&folder.join("release"))?)?;
+        let parts = release.trim().split_once('.');
+        let number = |(major, minor): (&str, &str)| {
+            Some(major.parse::<i32>().ok()? * 1000 + minor.parse::<i32>().ok()? * 10)
+        };
+        let release = parts.and_then(number).with_context(|| format!("no version: {release:?}"))?;
+        let entries: Result<Vec<_>, _> = fs::read_dir(folder)?.collect();
+        let mut files: Vec<PathBuf> = entries?.iter().map(fs::DirEntry::path).collect();
+        files.retain(|file| file.extension().is_some_and(|kind| kind == "fatbin"));
+        files.sort();
+        ensure!(!files.is_empty(), "no .fatbin is there");
+        let image = |file: &PathBuf| -> Result<(&'static str, &'static [u8])> {
+            let name = file.file_stem().context("a file has a name")?.to_string_lossy();
+            Ok((name.into_owned().leak(), read(file)?.leak()))
+        };
+        let images: Result<Vec<_>> = files.iter().map(image).collect();
+        Ok(Kernels { release, images: images?.leak() })
     }
 }
 

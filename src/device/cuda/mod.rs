@@ -36,7 +36,7 @@ mod timeline;
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
-pub use preflight::{FOLDER, Options, device_count};
+pub use preflight::{FOLDER, KERNELS, Options, device_count};
 
 use super::{
     AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,

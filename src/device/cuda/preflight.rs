@@ -15,6 +15,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The variable that names folders of libraries, separated by colons.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
 
+/// The variable that names a folder of kernels to take in place of those in the binary.
+pub const KERNELS: &str = "GPTRAIN_CUDA_KERNELS";
+
 /// At 0, no algorithm is timed: the first that cuBLASLt proposes is taken.
 const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
 
@@ -33,6 +36,8 @@ pub struct Options {
     /// Where libraries are looked for first.
     pub folders: Vec<PathBuf>,
     pub kernels: Option<Kernels>,
+    /// What `KERNELS` is set to: then the kernels are of that folder.
+    pub kernels_folder: Option<PathBuf>,
     /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
     pub tuned: Option<PathBuf>,
     /// What `GRAPHS` is set to: 0, all, or 1 as if it were not.
@@ -65,6 +70,7 @@ impl Options {
                 .filter(|f| !f.as_os_str().is_empty())
                 .collect(),
             kernels: Kernels::embedded(),
+            kernels_folder: std::env::var_os(KERNELS).filter(|f| !f.is_empty()).map(PathBuf::from),
             tuned: cache(),
             graphs: text(GRAPHS),
             sm_margin: text(SM_MARGIN),
@@ -112,14 +118,24 @@ pub fn device_count(options: &Options) -> usize {
     api.map_or(0, |api| driver::device_count(&api))
 }
 
-/// Opens the libraries and the GPU.
-pub fn open(options: &Options) -> Result<Opened, Problems> {
-    let kernels = options.kernels.ok_or_else(|| {
+/// Those of the folder that is named, else of the binary.
+fn kernels(options: &Options) -> Result<Kernels, Problems> {
+    if let Some(folder) = &options.kernels_folder {
+        let remedy = "write them with `kernels/build.sh FOLDER`, or unset the variable";
+        let why = |why| format!("{KERNELS}={}: {why:#}", folder.display());
+        return Kernels::of_folder(folder).map_err(|error| refuse(why(error), remedy));
+    }
+    options.kernels.ok_or_else(|| {
         refuse(
             "this gptrain was built without CUDA kernels",
             "`make build` gets the compiler and builds them; or set CUDA_HOME, and build again",
         )
-    })?;
+    })
+}
+
+/// Opens the libraries and the GPU.
+pub fn open(options: &Options) -> Result<Opened, Problems> {
+    let kernels = kernels(options)?;
     let graphs = graphs(options)?;
     let (mut device, version) = open_driver(options)?;
     device.graphs.store(graphs.is_some(), Relaxed);

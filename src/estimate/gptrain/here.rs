@@ -17,9 +17,9 @@ const WIDTH: usize = 512;
 const COPIED: usize = 32 << 20;
 
 /// `cpu`'s row with the figures of this machine: all its processors, in elements of `dtype`. The row
-/// as it is where the memory for a try cannot be reserved.
+/// as it is where the threads or the memory for a try cannot be had.
 pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
-    let be = Cpu::new(None);
+    let Ok(be) = Cpu::open(None) else { return cpu.clone() };
     let Ok(arena) = Arena::new(&be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
     let product = arena.temporary(|arena| {
         let [a, c] = [0; 2].map(|_| arena.matrix(ROWS, WIDTH, dtype));

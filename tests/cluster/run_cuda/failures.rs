@@ -1,7 +1,6 @@
 //! What befalls ranks with GPUs: one is killed, stopped, its GPU fails or hangs, its numbers are not
 //! finite. The others end by themselves, with one line for the job.
 
-use super::built_for_gpus;
 use super::ranks::{on_stand_in, processes, with};
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict};
 use crate::common::softgpu;
@@ -35,9 +34,6 @@ fn two_processes(lab: &Lab, sets: &[&str]) -> Ranks {
 #[test]
 fn a_killed_rank_is_named_by_those_whose_gpus_wait_for_it() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     for victim in [1, 0] {
         let before = lab.metrics("runs/a").len();
         let ranks = processes(&lab, 2, 2, &with(&TWO, &LONG));
@@ -50,10 +46,6 @@ fn a_killed_rank_is_named_by_those_whose_gpus_wait_for_it() {
 
 #[test]
 fn a_stopped_rank_is_named_by_those_whose_gpus_wait_for_it() {
-    let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     at_any_load(Duration::from_secs(5), |limit| {
         let lab = Lab::new();
         let ranks = two_processes(&lab, &[&format!("comm.timeout_s={}", limit.as_secs())]);
@@ -67,10 +59,6 @@ fn a_stopped_rank_is_named_by_those_whose_gpus_wait_for_it() {
 /// The process lives and says so: what is known of its GPU names it.
 #[test]
 fn a_gpu_that_hangs_is_named_by_the_collective_it_never_came_to() {
-    let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     at_any_load(Duration::from_secs(5), hangs);
 }
 
@@ -88,9 +76,6 @@ fn hangs(limit: Duration) {
 #[test]
 fn a_gpu_that_fails_is_named_with_its_error_and_the_step() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let mut command = two_threads(&lab, &LONG);
     let failed = Done::of(command.env("SOFTGPU_FAIL", "1:300:719").output().unwrap());
     let line = verdict(std::slice::from_ref(&failed));
@@ -111,9 +96,6 @@ fn a_gpu_that_fails_is_named_with_its_error_and_the_step() {
 #[test]
 fn processes_whose_gpu_fails_end_with_one_line() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let sets = with(&TWO, &LONG);
     let port = free_port();
     let start = |rank| {
@@ -127,9 +109,6 @@ fn processes_whose_gpu_fails_end_with_one_line() {
 #[test]
 fn the_only_gpu_of_a_run_fails() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let sets = with(&["train.device=cuda"], &LONG);
     let mut command = on_stand_in(&lab, lab.command(&run_args(&sets)), 1);
     let done = Done::of(command.env("SOFTGPU_FAIL", "0:300:999").output().unwrap());
@@ -142,9 +121,6 @@ fn the_only_gpu_of_a_run_fails() {
 #[test]
 fn numbers_of_a_gpu_that_are_not_finite_name_tensor_rank_and_step() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let wild = ["lr={peak: 1000, decay: constant}", "optimizer.adamw.weight_decay=1"];
     let done = Done::of(two_threads(&lab, &wild).output().unwrap());
     done.expect(1, &["step ", "gradient", "on rank ", "(TP0 PP0 DP", "weights are still those of"]);

@@ -6,14 +6,25 @@ mod ranks;
 
 use crate::common::binary::{Done, Lab, run_args};
 use crate::common::softgpu;
-use gptrain::device::cuda::{FOLDER, GRAPHS, Kernels};
-use std::path::Path;
+use gptrain::device::cuda::{FOLDER, GRAPHS, KERNELS, Kernels};
+use std::path::{Path, PathBuf};
+
+/// The variables with which `gptrain` runs on the stand-in.
+pub fn variables() -> [(&'static str, PathBuf); 2] {
+    [FOLDER, KERNELS].map(|variable| (variable, softgpu::folder()))
+}
 
 /// `run` with train.device cuda, with libraries from `folder` and other variables.
 fn run_on(lab: &Lab, folder: &Path, variable: (&str, &str), sets: &[&str]) -> Done {
     let sets = [&["train.device=cuda"], sets].concat();
     let variable = (variable.0, Path::new(variable.1));
-    lab.run_with(&[(FOLDER, folder), variable], &sets)
+    lab.run_with(&[(FOLDER, folder), (KERNELS, &softgpu::folder()), variable], &sets)
+}
+
+/// `gptrain ARGS` on the stand-in.
+fn on_stand_in(lab: &Lab, args: &[&str]) -> Done {
+    let mut command = lab.command(args);
+    Done::of(command.envs(variables()).output().unwrap())
 }
 
 /// `run` on the stand-in.
@@ -21,21 +32,9 @@ fn run(lab: &Lab, sets: &[&str]) -> Done {
     run_on(lab, &softgpu::folder(), ("SOFTGPU_SEED", "1"), sets)
 }
 
-/// Whether this build can use a GPU; if not, that it says so.
-fn built_for_gpus(lab: &Lab) -> bool {
-    let built = Kernels::embedded().is_some();
-    if !built {
-        run(lab, &[]).expect(2, &["train.device: cuda", "without CUDA kernels", "`make`"]);
-    }
-    built
-}
-
 #[test]
 fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     // One head of 32: bf16 goes through tensor cores.
     let model = ["model.dropout=0.1", "model.heads=1", "checkpoint.interval=4"];
     for (precision, on_cpu, tolerance) in [
@@ -66,9 +65,8 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
             }
         }
         // A step again, from a checkpoint: the recorded loss, to the last bit.
-        let folder = softgpu::folder();
         let replay = ["inspect-ckpt", "gpu/checkpoints/step-00000004", "--replay", "1"];
-        let again = lab.gptrain_with(&[(FOLDER, &folder)], &replay);
+        let again = on_stand_in(&lab, &replay);
         again.expect(0, &["as recorded, to the last bit"]);
         for run in ["gpu", "cpu"] {
             std::fs::remove_dir_all(lab.path(run)).unwrap();
@@ -79,9 +77,6 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
 #[test]
 fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let with = |variable, value, folder: &str| {
         let set = [format!("log.folder={folder}"), "model.dropout=0.1".into()];
         let done =
@@ -103,16 +98,26 @@ fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
     with(GRAPHS, "no", "no").0.expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0, 1 or all"]);
 }
 
+/// `run` on the stand-in with the kernels of that folder, or of the binary.
+fn on_kernels(lab: &Lab, folder: Option<&Path>) -> Done {
+    let mut command = lab.command(&run_args(&["train.device=cuda"]));
+    command.envs(variables()).env_remove(KERNELS);
+    Done::of(command.envs(folder.map(|folder| (KERNELS, folder))).output().unwrap())
+}
+
 #[test]
 fn what_a_gpu_lacks_is_said_in_one_line() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let folder = softgpu::folder();
     let with = |variable, value| run_on(&lab, &folder, (variable, value), &[]);
     with("SOFTGPU_DRIVER", "12080").expect(2, &["driver is for CUDA 12.8", "update the driver"]);
     with("SOFTGPU_DEVICES", "0").expect(2, &["the machine has 0", "CUDA_VISIBLE_DEVICES"]);
+    let empty = tempfile::tempdir().unwrap();
+    let lacks = on_kernels(&lab, Some(empty.path()));
+    lacks.expect(2, &["GPTRAIN_CUDA_KERNELS=", "release", "`kernels/build.sh FOLDER`"]);
+    if Kernels::embedded().is_none() {
+        on_kernels(&lab, None).expect(2, &["built without CUDA kernels", "`make build`"]);
+    }
     let old = ["capability 7.0", "without kernels for sm_70", "make SM70=1 build"];
     if Kernels::volta().is_none() {
         with("SOFTGPU_CAPABILITY", "70").expect(2, &old);
@@ -130,11 +135,12 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
     let only = |folder: &Path| {
         let empty = Path::new("");
         let none = [("PATH", empty), ("VIRTUAL_ENV", empty), ("CONDA_PREFIX", empty)];
-        lab.run_with(&[&[(FOLDER, folder)], &none[..]].concat(), &["train.device=cuda"])
+        let kernels = softgpu::folder();
+        let variables = [(FOLDER, folder), (KERNELS, &*kernels)];
+        lab.run_with(&[&variables, &none[..]].concat(), &["train.device=cuda"])
     };
     let lacks = only(half.path());
     lacks.expect(2, &["cuBLASLt is missing", "libcublasLt.so.13", FOLDER]);
-    let empty = tempfile::tempdir().unwrap();
     let lacks = only(empty.path());
     lacks.expect(2, &["there is no NVIDIA driver", "libcuda.so.1", FOLDER]);
 }
@@ -143,9 +149,6 @@ fn what_a_gpu_lacks_is_said_in_one_line() {
 #[test]
 fn eight_bit_floats_need_a_gpu_that_has_them() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let with = |capability, folder: &str| {
         let folder = format!("log.folder={folder}");
         let sets = ["precision=fp8", "model.heads=1", "train.steps=8", &folder];
@@ -171,13 +174,11 @@ fn eight_bit_floats_need_a_gpu_that_has_them() {
 #[test]
 fn attention_by_wgmma_is_refused_where_it_cannot_be() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let folder = softgpu::folder();
     let with = |attention, capability| {
         let variables = [
             (FOLDER, folder.as_path()),
+            (KERNELS, folder.as_path()),
             ("GPTRAIN_ATTENTION", Path::new(attention)),
             ("SOFTGPU_CAPABILITY", Path::new(capability)),
         ];
@@ -195,12 +196,9 @@ fn attention_by_wgmma_is_refused_where_it_cannot_be() {
 #[test]
 fn a_trace_shows_when_the_gpu_executed_each_pass() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let trace = ["--trace", "trace.json", "--trace-steps", "2..4"];
     let args = [&run_args(&["train.device=cuda", "train.steps=4"])[..], &trace].concat();
-    lab.gptrain_with(&[(FOLDER, &softgpu::folder())], &args).expect(0, &[]);
+    on_stand_in(&lab, &args).expect(0, &[]);
     let text = std::fs::read_to_string(lab.path("trace.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
@@ -222,13 +220,10 @@ fn a_trace_shows_when_the_gpu_executed_each_pass() {
 #[test]
 fn an_automatic_device_is_the_gpu_that_the_driver_shows() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
-    let folder = softgpu::folder();
-    let done = lab.run_with(&[(FOLDER, &folder)], &["train.device=auto", "train.steps=1"]);
+    let done = on_stand_in(&lab, &run_args(&["train.device=auto", "train.steps=1"]));
     done.expect(0, &[]);
     assert!(done.out.contains("device: software stand-in"), "{}", done.out);
+    let folder = softgpu::folder();
     let hidden = [(FOLDER, folder.as_path()), ("SOFTGPU_DEVICES", Path::new("0"))];
     let sets = ["train.device=auto", "precision=tf32", "log.folder=other"];
     let refused = lab.run_with(&hidden, &sets);

@@ -1,9 +1,8 @@
 //! Several ranks, each with a stand-in GPU, or all with one.
 
-use super::built_for_gpus;
+use super::variables;
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args};
-use crate::common::softgpu;
-use gptrain::device::cuda::{FOLDER, WORKSPACE};
+use gptrain::device::cuda::WORKSPACE;
 use gptrain::estimate::measured::Measured;
 use std::process::Command;
 
@@ -22,7 +21,7 @@ pub fn with<'a>(sets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 
 /// A command on the stand-in, whose ranks meet in the lab.
 pub fn on_stand_in(lab: &Lab, mut command: Command, gpus: usize) -> Command {
-    command.env(FOLDER, softgpu::folder()).env("TMPDIR", lab.path(""));
+    command.envs(variables()).env("TMPDIR", lab.path(""));
     command.env("SOFTGPU_DEVICES", gpus.to_string());
     command
 }
@@ -56,9 +55,6 @@ fn close(lab: &Lab, run: &str, other: &str) {
 #[test]
 fn a_grid_of_gpus_trains_as_one_cpu_and_goes_on_bit_for_bit() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let grid = with(&RUN, &["topology.tensor=2", "topology.pipeline=2", "checkpoint.interval=3"]);
     let whole = threads(&lab, 4, &with(&grid, &["log.folder=whole"]));
     whole.expect(0, &[]);
@@ -74,9 +70,6 @@ fn a_grid_of_gpus_trains_as_one_cpu_and_goes_on_bit_for_bit() {
 #[test]
 fn processes_with_a_gpu_each_or_one_for_all() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let zero = with(&RUN, &["topology.data=2", "topology.zero=1"]);
     let ended = processes(&lab, 2, 2, &with(&zero, &["log.folder=nccl"])).end(0..2);
     ended.iter().for_each(Done::well);
@@ -93,9 +86,6 @@ fn processes_with_a_gpu_each_or_one_for_all() {
 #[test]
 fn gpus_that_are_too_few_are_told() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let two = with(&RUN, &["topology.data=2"]);
     let few = "2 ranks are to have a GPU each on this node, and the driver shows 1";
     let words = ["rank 1 (node ", few, "CUDA_VISIBLE_DEVICES", "comm.gpu_transport=host"];
@@ -111,9 +101,6 @@ fn gpus_that_are_too_few_are_told() {
 #[test]
 fn memory_that_is_too_small_is_told_with_what_to_change() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let run = |bytes: u64, ranks: usize, sets: &[&str]| {
         let sets = with(&with(&RUN, &["batch={micro: 4, global: 8}"]), sets);
         let mut command = on_stand_in(&lab, lab.command(&run_args(&sets)), 1);
@@ -134,9 +121,6 @@ fn memory_that_is_too_small_is_told_with_what_to_change() {
 #[test]
 fn gpus_are_measured() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let words = ["bench", "run.yaml", "--quick", "--json", "--tolerance=0.99"];
     let sets = ["--set", "train.device=cuda", "--set", "topology.data=2"];
     let mut command = on_stand_in(&lab, lab.command(&[&words[..], &sets].concat()), 2);
