@@ -16,6 +16,7 @@ pub mod files;
 mod crash_loop;
 pub mod events;
 mod job_end;
+mod gpu_faults;
 mod guard;
 mod last_checkpoint;
 mod loader;

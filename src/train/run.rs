@@ -2,6 +2,7 @@
 
 use super::also::Copies;
 use super::eval::Scoring;
+use super::gpu_faults::GpuFaults;
 use super::guard::{self, Signals};
 use super::loader::{DataShard, Loader};
 use super::rank::{CollectiveError, Rank};
@@ -75,8 +76,7 @@ pub struct Run<'a> {
     /// On rank 0 of a Slurm job.
     pub time_limit: Option<TimeLimit>,
     pub trace: Option<&'a Trace>,
-    /// Of the rank's GPU.
-    pub monitor: Option<Monitor>,
+    pub faults: GpuFaults,
     pub stragglers: Stragglers,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
@@ -259,11 +259,12 @@ impl Run<'_> {
         }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
-        self.stragglers.step(self.rank, seconds, waited, self.monitor.as_ref());
+        self.stragglers.step(self.rank, seconds, waited, self.faults.monitor());
+        self.faults.look(self.rank, false);
         let global = (samples.end - samples.start) as usize;
         let scaled = self.manifest.loss_scale.is_some();
         let logged = step.is_multiple_of(self.manifest.log.interval);
-        let monitor = self.monitor.as_ref().filter(|_| logged);
+        let monitor = self.faults.monitor().filter(|_| logged);
         let Some(report) = &mut self.report else { return Ok(()) };
         let line = StepLine {
             step,
@@ -404,6 +405,7 @@ impl Run<'_> {
     /// Waits for pending checkpoints if the ranks still communicate, then closes the report.
     pub fn end(&mut self, ended: &anyhow::Result<Ended>) {
         let doing = self.rank.current_phase();
+        self.faults.look(self.rank, true);
         let agreed =
             |error: &anyhow::Error| error.is::<CollectiveError>() || self.rank.grid.size() == 1;
         if ended.as_ref().err().is_some_and(agreed) {

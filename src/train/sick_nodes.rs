@@ -1,6 +1,6 @@
 //! Nodes that a run should keep away from, in `sick_nodes.json` of its folder: host, what is wrong,
 //! since when and until when. Written where something is seen: by `gptrain bench`, by the verdict on a
-//! rank that hung or died, by a run that finds a straggler. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
+//! rank that hung or died, by a run that finds a straggler, by a rank whose GPU has a fault. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
 //! nodes`.
 
 use anyhow::{Context, Result};
@@ -27,6 +27,8 @@ pub enum Reason {
     Failed,
     /// A rank on it took longer than its peers while training.
     Straggles,
+    /// A GPU in it told a fault of its own.
+    Gpu,
 }
 
 /// A node, and what was seen of it.
@@ -47,7 +49,7 @@ impl SickNode {
     /// Whether a job is to do without it. `stragglers`: slurm.exclude_stragglers.
     pub fn is_excluded(&self, stragglers: bool) -> bool {
         match self.reason {
-            Reason::Slow => true,
+            Reason::Slow | Reason::Gpu => true,
             Reason::Failed => self.times >= 2,
             Reason::Straggles => stragglers,
         }
@@ -86,6 +88,21 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
 
 /// Adds what was seen of a host.
 pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
+    let is_there = || {
+        let all = read(folder).unwrap_or_default();
+        all.iter().any(|node| node.host == host && node.reason == reason)
+    };
+    // Ranks of two nodes may write at once, and the later one not have read the earlier's.
+    for _ in 0..5 {
+        add_once(folder, host, reason, evidence)?;
+        if is_there() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
     let mut nodes = read(folder).unwrap_or_default(); // a damaged file is made anew
     let at = unix_time().as_secs_f64();
     let same = nodes.iter().position(|node| node.host == host && node.reason == reason);

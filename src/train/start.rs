@@ -2,6 +2,7 @@
 //! phase succeeds on all ranks or stops all of them.
 
 use super::also::{self, Copies, Shared};
+use super::gpu_faults::GpuFaults;
 use super::guard::{FolderLock, Signals};
 use super::launch::{self, Device, LocalRanks};
 use super::loader::{DataShard, Loader};
@@ -177,7 +178,7 @@ pub fn open<'a>(
         signals: &process.signals,
         time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
         trace: process.trace.as_ref(),
-        monitor: device.monitor(),
+        faults: GpuFaults::new(rank, m, device),
         stragglers: stragglers(rank, m, device)?,
         spikes,
         first_steps: Vec::new(),
@@ -325,8 +326,7 @@ fn snapshots(
 
 /// What tells how long each rank is busy.
 fn stragglers(rank: &Rank, m: &Manifest, device: &Device) -> anyhow::Result<Stragglers> {
-    let processor = device.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string());
-    let new = Stragglers::new(rank, &m.log.folder, processor);
+    let new = Stragglers::new(rank, &m.log.folder, device.processor());
     rank.agree(new.map_err(anyhow::Error::from))
 }
 

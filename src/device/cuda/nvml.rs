@@ -1,11 +1,11 @@
-//! How a GPU fares: clock, power, temperature, as NVIDIA's management library (NVML) tells them. It
-//! comes with the driver; a machine without it, or a GPU that does not say, has no readings.
+//! How a GPU fares: clock, power, temperature, and its faults, as NVIDIA's management library (NVML) tells
+//! them. It comes with the driver; a machine without it, or a GPU that does not say, has no readings.
 //!
 //! The declarations are those of nvml.h: handles are pointers, results ints of which 0 is success.
 
 use super::library::{Library, Symbol};
 use serde::{Deserialize, Serialize};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
@@ -23,11 +23,54 @@ pub struct Health {
     pub gpu_celsius: Option<u32>,
 }
 
+/// What is wrong with a GPU, as far as it says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// ECC errors since the driver was loaded that could not be corrected.
+    pub uncorrected: u64,
+    /// Rows or pages of its memory are to be replaced, when it is reset.
+    pub rows_pending: bool,
+    /// They could not be: none are left.
+    pub remap_failed: bool,
+    /// It answers nobody any more.
+    pub lost: bool,
+    /// Xid errors since this was last read, in their order.
+    pub xids: Vec<u64>,
+}
+
 type Handle = *mut c_void;
 
 /// NVML_CLOCK_SM, NVML_TEMPERATURE_GPU.
 const CLOCK_SM: c_int = 1;
 const TEMPERATURE_GPU: c_int = 0;
+
+/// NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError.
+const UNCORRECTED: c_int = 1;
+const VOLATILE: c_int = 0;
+const XID: c_ulonglong = 8;
+
+/// NVML_ERROR_GPU_IS_LOST.
+const GPU_IS_LOST: c_int = 15;
+
+/// nvmlEventData_t.
+#[repr(C)]
+struct EventData {
+    gpu: Handle,
+    kind: c_ulonglong,
+    data: c_ulonglong,
+    instances: [c_uint; 2],
+}
+
+/// How faults are asked for, each where this NVML has it.
+struct Counters {
+    ecc: Option<unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int>,
+    rows: Option<
+        unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int,
+    >,
+    pages: Option<unsafe extern "C" fn(Handle, *mut c_int) -> c_int>,
+    /// The set that Xid errors come to, and what takes one from it.
+    events: Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)>,
+}
 
 /// One GPU, as NVML knows it.
 pub struct Monitor {
@@ -35,6 +78,7 @@ pub struct Monitor {
     clock: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
     power: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
     temperature: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
+    counters: Counters,
     /// Never closed: NVML is in use to the end of the process.
     _library: Library,
 }
@@ -62,10 +106,49 @@ impl Monitor {
                 clock: symbol("nvmlDeviceGetClockInfo")?.of_type(),
                 power: symbol("nvmlDeviceGetPowerUsage")?.of_type(),
                 temperature: symbol("nvmlDeviceGetTemperature")?.of_type(),
+                counters: Counters::of(gpu, &symbol),
                 _library: library,
             }
         };
         Some(monitor)
+    }
+
+    /// What is wrong with it now; some milliseconds.
+    pub fn faults(&self) -> Faults {
+        let (gpu, mut faults) = (self.gpu, Faults::default());
+        let Counters { ecc, rows, pages, events } = &self.counters;
+        let mut code = 0;
+        if let Some(ecc) = ecc {
+            let mut count = 0;
+            // SAFETY: the handle is NVML's, the pointer one to an unsigned long long.
+            code = unsafe { ecc(gpu, UNCORRECTED, VOLATILE, &mut count) };
+            faults.uncorrected = if code == 0 { count } else { 0 };
+        }
+        if let Some(rows) = rows {
+            let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
+            // SAFETY: as above, of unsigned ints.
+            let told =
+                unsafe { rows(gpu, &mut corrected, &mut uncorrected, &mut pending, &mut failed) };
+            faults.rows_pending = told == 0 && pending > 0;
+            faults.remap_failed = told == 0 && failed > 0;
+        }
+        if let Some(pages) = pages {
+            let mut pending = 0;
+            // SAFETY: as above, of an int.
+            faults.rows_pending |= unsafe { pages(gpu, &mut pending) } == 0 && pending > 0;
+        }
+        if let Some((set, wait)) = events {
+            let mut event = EventData { gpu, kind: 0, data: 0, instances: [0; 2] };
+            // SAFETY: the set is NVML's, the pointer one to an nvmlEventData_t.
+            while faults.xids.len() < MOST_XIDS && unsafe { wait(*set, &mut event, 0) } == 0 {
+                faults.xids.extend((event.kind == XID).then_some(event.data));
+            }
+        }
+        let mut mhz = 0;
+        // SAFETY: as above.
+        let clock = unsafe { (self.clock)(gpu, CLOCK_SM, &mut mhz) };
+        faults.lost = [code, clock].contains(&GPU_IS_LOST);
+        faults
     }
 
     /// What it says now; some milliseconds.
@@ -82,6 +165,48 @@ impl Monitor {
             gpu_watts: value(&power).map(|milliwatts| f64::from(milliwatts) / 1e3),
             // SAFETY: as above.
             gpu_celsius: value(&|to| unsafe { (self.temperature)(self.gpu, TEMPERATURE_GPU, to) }),
+        }
+    }
+}
+
+/// Xid errors that are read at once: a broken GPU may tell them without end.
+const MOST_XIDS: usize = 64;
+
+impl Counters {
+    /// Of a GPU; Xid errors are recorded from now on.
+    ///
+    /// # Safety
+    /// NVML is in use, and the GPU is one of its handles.
+    unsafe fn of(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
+        // SAFETY: each is the function of that name in nvml.h.
+        unsafe {
+            Counters {
+                ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.of_type()),
+                rows: symbol("nvmlDeviceGetRemappedRows").map(|found| found.of_type()),
+                pages: symbol("nvmlDeviceGetRetiredPagesPendingStatus")
+                    .map(|found| found.of_type()),
+                events: Counters::events(gpu, symbol),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `of`.
+    #[allow(clippy::type_complexity)]
+    unsafe fn events(
+        gpu: Handle,
+        symbol: &dyn Fn(&str) -> Option<Symbol>,
+    ) -> Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)> {
+        let mut set = null_mut();
+        // SAFETY: each is the function of that name in nvml.h.
+        unsafe {
+            let create: unsafe extern "C" fn(*mut Handle) -> c_int =
+                symbol("nvmlEventSetCreate")?.of_type();
+            let register: unsafe extern "C" fn(Handle, c_ulonglong, Handle) -> c_int =
+                symbol("nvmlDeviceRegisterEvents")?.of_type();
+            let wait = symbol("nvmlEventSetWait_v2")?.of_type();
+            let made = create(&mut set) == 0 && register(gpu, XID, set) == 0;
+            made.then_some((set, wait))
         }
     }
 }

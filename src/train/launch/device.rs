@@ -95,6 +95,11 @@ impl Device {
         }
     }
 
+    /// What a rank computes on, among those of its node.
+    pub fn processor(&self) -> String {
+        self.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string())
+    }
+
     /// Free and total bytes of the GPU's memory; None on the CPU.
     pub fn memory(&self) -> Option<(Bytes, Bytes)> {
         match self {

@@ -2,6 +2,7 @@
 //! and says what is missing; on several, as threads and as processes; and what befalls them.
 
 mod failures;
+mod faults;
 mod ranks;
 
 use crate::common::binary::{Done, Lab, run_args};

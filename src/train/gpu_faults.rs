@@ -1,0 +1,216 @@
+//! Faults of a rank's GPU while it trains, as NVML tells them: ECC errors that were not corrected, rows
+//! of memory that wait for a reset, the driver's Xid errors (NVIDIA, "Xid Errors",
+//! docs.nvidia.com/deploy/xid-errors).
+//!
+//! Each rank looks at its own GPU, every ten seconds and when its run ends, and notes what the hardware
+//! has done in the file of sick nodes itself: its process may not live longer. Rank 0 reads that
+//! file, and says what it finds. What a program does to itself (a bad address) is told and not noted.
+
+use super::events::{self, Kind};
+use super::launch::Device;
+use super::rank::Rank;
+use super::sick_nodes::{self, Reason};
+use device::cuda::nvml::{Faults, Monitor};
+use manifest::Manifest;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Whose doing an Xid error is, and what helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Program,
+    Hardware(&'static str),
+}
+
+use Cause::{Hardware, Program};
+
+const RESET: &str = "reset the GPU (nvidia-smi -r) or restart the node";
+const REPLACE: &str = "restart the node; if it comes again, the GPU is to be replaced";
+const LINK: &str = "run NVIDIA's field diagnostics; reset the GPU and those that it is linked with";
+
+/// NVIDIA's table, as far as it concerns training. Of one that is not here only the number is told.
+const XIDS: &[(u64, &str, Cause)] = &[
+    (13, "graphics engine exception", Program),
+    (31, "memory page fault", Program),
+    (43, "the GPU stopped processing", Program),
+    (45, "preemptive cleanup, after other errors", Program),
+    (48, "double-bit ECC error", Hardware(RESET)),
+    (61, "breakpoint of the internal micro-controller", Hardware(RESET)),
+    (62, "halt of the internal micro-controller", Hardware(RESET)),
+    (63, "a row of memory is to be remapped", Hardware(RESET)),
+    (64, "a row of memory could not be remapped", Hardware(REPLACE)),
+    (74, "NVLink error", Hardware(LINK)),
+    (79, "the GPU has fallen off the bus", Hardware(REPLACE)),
+    (94, "contained ECC error", Hardware(RESET)),
+    (95, "uncontained ECC error", Hardware(RESET)),
+    (119, "the GPU's system processor (GSP) gave no answer", Hardware(RESET)),
+    (120, "error of the GPU's system processor (GSP)", Hardware(RESET)),
+    (140, "ECC error that was not recovered", Hardware(RESET)),
+];
+
+/// A fault for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    what: String,
+    cause: Cause,
+}
+
+/// Of one rank.
+pub struct GpuFaults {
+    monitor: Option<Monitor>,
+    folder: PathBuf,
+    host: String,
+    /// "rank 3, GPU 3 (PCI …)".
+    device: String,
+    looked: Option<Instant>,
+    /// As it was at the last look, and Xid errors that have not been told.
+    before: Faults,
+    /// Seconds since 1970: on rank 0, what was noted until then has been told.
+    told: f64,
+}
+
+impl GpuFaults {
+    /// What the GPU has counted so far does not count.
+    pub fn new(rank: &Rank, m: &Manifest, device: &Device) -> GpuFaults {
+        let monitor = device.monitor();
+        let at_start = monitor.as_ref().map(Monitor::faults).unwrap_or_default();
+        let Faults { uncorrected, xids, .. } = at_start;
+        GpuFaults {
+            monitor,
+            folder: m.log.folder.clone(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            device: format!("rank {}, {}", rank.number(), device.processor()),
+            looked: None,
+            before: Faults { uncorrected, xids, ..Faults::default() },
+            told: base::unix_time().as_secs_f64(),
+        }
+    }
+
+    /// Of the rank's GPU, where there is NVML.
+    pub fn monitor(&self) -> Option<&Monitor> {
+        self.monitor.as_ref()
+    }
+
+    /// Looks if it is time, or `now`.
+    pub fn look(&mut self, rank: &Rank, now: bool) {
+        let Some(monitor) = &self.monitor else { return };
+        if !now && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let mut faults = monitor.faults();
+        faults.xids.splice(0..0, self.before.xids.drain(..));
+        let found = since(&self.before, &faults);
+        self.before = Faults { xids: Vec::new(), ..faults };
+        let line = |hardware: bool| {
+            let of = found.iter().filter(|found| (found.cause != Program) == hardware);
+            let what = of.map(|found| found.what.as_str()).collect::<Vec<_>>().join("; ");
+            let whole = format!("node {}, {}: {what}", self.host, self.device);
+            Some(whole).filter(|_| !what.is_empty())
+        };
+        if let Some(line) = line(false) {
+            tracing::warn!("{line}");
+            if !rank.is_first() {
+                events::add(&self.folder, Kind::Warning, &line); // it prints nothing
+            }
+        }
+        if let Some(line) = line(true)
+            && let Err(error) = sick_nodes::add(&self.folder, &self.host, Reason::Gpu, &line)
+        {
+            tracing::warn!("{line}; it is not noted: {error:#}");
+        }
+        if rank.is_first() {
+            self.tell();
+        }
+    }
+
+    /// Says what ranks have noted.
+    fn tell(&mut self) {
+        let noted = sick_nodes::read(&self.folder).unwrap_or_default();
+        for node in noted.iter().filter(|node| node.reason == Reason::Gpu && node.at > self.told) {
+            tracing::warn!("{}", node.evidence);
+        }
+        self.told = noted.iter().map(|node| node.at).fold(self.told, f64::max);
+    }
+}
+
+/// What has befallen a GPU between two looks.
+fn since(before: &Faults, now: &Faults) -> Vec<Found> {
+    let hardware = |what: String, remedy| Found { what, cause: Hardware(remedy) };
+    let mut found = Vec::new();
+    let errors = now.uncorrected.saturating_sub(before.uncorrected);
+    if errors > 0 {
+        let noun = if errors == 1 { "error" } else { "errors" };
+        found.push(hardware(format!("{errors} uncorrected ECC {noun}"), RESET));
+    }
+    if now.rows_pending && !before.rows_pending {
+        found.push(hardware("rows of its memory wait to be remapped".into(), RESET));
+    }
+    if now.remap_failed && !before.remap_failed {
+        found.push(hardware("rows of its memory could not be remapped".into(), REPLACE));
+    }
+    if now.lost && !before.lost {
+        found.push(hardware("the GPU answers nobody any more".into(), REPLACE));
+    }
+    found.extend(now.xids.iter().map(|xid| of_xid(*xid)));
+    for one in &mut found {
+        if let Hardware(remedy) = one.cause {
+            one.what += &format!(": {remedy}");
+        }
+    }
+    found
+}
+
+fn of_xid(xid: u64) -> Found {
+    let known = XIDS.iter().find(|(number, ..)| *number == xid);
+    let (_, what, cause) = known.unwrap_or(&(0, "see NVIDIA's table of Xid errors", Program));
+    let more = if *cause == Program && known.is_some() { ", which a program causes" } else { "" };
+    Found { what: format!("Xid {xid}, {what}{more}"), cause: *cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
+        let all = since(before, now).into_iter();
+        all.map(|found| (found.cause != Program, found.what)).collect()
+    }
+
+    #[test]
+    fn what_is_new_is_told_once_with_its_cause() {
+        let none = Faults { uncorrected: 5, ..Faults::default() };
+        assert_eq!(told(&none, &none), []);
+        let xids = vec![13, 79, 999];
+        let bad = Faults { uncorrected: 6, rows_pending: true, xids, ..none.clone() };
+        let said = told(&none, &bad);
+        let expected = [
+            (true, "1 uncorrected ECC error: reset the GPU"),
+            (true, "rows of its memory wait to be remapped: reset"),
+            (false, "Xid 13, graphics engine exception, which a program causes"),
+            (true, "Xid 79, the GPU has fallen off the bus: restart the node"),
+            (false, "Xid 999, see NVIDIA's table of Xid errors"),
+        ];
+        assert_eq!(said.len(), expected.len(), "{said:?}");
+        for ((hardware, what), (is, begins)) in said.iter().zip(expected) {
+            assert!(*hardware == is && what.starts_with(begins), "{what}");
+        }
+        let after = Faults { xids: Vec::new(), ..bad.clone() };
+        assert_eq!(told(&after, &after), []);
+        let reset = told(&after, &Faults::default());
+        assert_eq!(reset, [], "a driver that was loaded again counts from 0");
+        let lost = Faults { lost: true, remap_failed: true, ..after.clone() };
+        assert_eq!(told(&after, &lost).len(), 2);
+    }
+
+    #[test]
+    fn the_table_is_in_order_and_has_what_hardware_does() {
+        assert!(XIDS.is_sorted_by_key(|(number, ..)| *number));
+        for (xid, hardware) in [(31, false), (43, false), (45, false), (48, true), (95, true)] {
+            assert_eq!(of_xid(xid).cause != Program, hardware, "{xid}");
+        }
+    }
+}
