@@ -4,8 +4,9 @@
 //! digest of both and of the machine. A line whose digest is wrong is as if it were not there. What
 //! the file says is what is used, from the moment it is first written: of several ranks that timed
 //! the same product at once, all take what the first one wrote. So a run repeats its bits as long
-//! as the file is kept. Who finds a choice in the file needs no lock; who writes one waits for the
-//! lock a few seconds at most, as some network file systems never give it.
+//! as the file is kept. Who finds a choice in the file needs no lock, nor does who waits for it while
+//! another rank publishes one: of hundreds that time the same products in their first step, one writes.
+//! The wait ends after a few seconds, as some network file systems never give a lock.
 
 use crate::cuda::lt::Algorithm;
 use std::cell::RefCell;
@@ -64,19 +65,28 @@ impl AlgorithmCache {
         way: Option<Algorithm>,
         valid: impl Fn(&Option<Algorithm>) -> bool,
     ) -> Option<Algorithm> {
-        let chosen = |known: &Known| known.get(product).copied().filter(&valid);
-        let mut known = read(&self.path, &self.machine);
-        let mut taken = chosen(&known);
-        if taken.is_none() {
-            // Without the lock a choice may get lost, and is made again.
-            let lock = lock(&self.path);
-            known = read(&self.path, &self.machine);
-            taken = chosen(&known);
-            if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
-                // A full disk is no reason to stop: the choice is made again in the next run.
-                let _ = publish(&self.path, &self.text(&known));
+        let look = || {
+            let known = read(&self.path, &self.machine);
+            (known.get(product).copied().filter(&valid), known)
+        };
+        let (mut taken, mut known) = look();
+        // The lock is held until the file is dropped. Without it a choice may get lost, and is made
+        // again.
+        let file = lock_file(&self.path).ok();
+        for _ in 0..LOCK_TRIES {
+            if taken.is_some() {
+                break;
             }
-            drop(lock);
+            let tried = file.as_ref().map(File::try_lock);
+            (taken, known) = look();
+            match tried {
+                Some(Err(TryLockError::WouldBlock)) => sleep(LOCK_PAUSE),
+                _ => break,
+            }
+        }
+        if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
+            // A full disk is no reason to stop: the choice is made again in the next run.
+            let _ = publish(&self.path, &self.text(&known));
         }
         self.known.replace(known);
         taken.unwrap_or(way)
@@ -117,20 +127,7 @@ fn read(path: &Path, machine: &str) -> Known {
     String::from_utf8_lossy(&text).lines().filter_map(choice).collect()
 }
 
-/// The lock of the file's writers, held until it is dropped; None where it cannot be had in
-/// `LOCK_TRIES` tries.
-fn lock(path: &Path) -> Option<File> {
-    let file = lock_file(path).ok()?;
-    for _ in 0..LOCK_TRIES {
-        match file.try_lock() {
-            Ok(()) => return Some(file),
-            Err(TryLockError::WouldBlock) => sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(_)) => return None,
-        }
-    }
-    None
-}
-
+/// The file whose lock the writers take.
 fn lock_file(path: &Path) -> io::Result<File> {
     File::create(path.with_extension("lock"))
 }
@@ -143,4 +140,41 @@ fn publish(path: &Path, text: &str) -> io::Result<()> {
         let _ = fs::remove_file(&partial);
     }
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn algorithm(word: u64) -> Option<Algorithm> {
+        Some(Algorithm { data: [word; 8] })
+    }
+
+    /// Another rank holds the lock all the while, and publishes its choice while this one waits.
+    #[test]
+    fn who_waits_for_the_lock_takes_what_is_published_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = AlgorithmCache::open(folder.path(), "a machine".to_string()).unwrap();
+        let lock = lock_file(&cache.path).unwrap();
+        lock.lock().unwrap();
+        let publish_choice = |word| {
+            let known = Known::from([("product".to_string(), algorithm(word))]);
+            publish(&cache.path, &cache.text(&known)).unwrap();
+        };
+        let (unusable, theirs, ours) = (1, 7, 3);
+        publish_choice(unusable);
+        let looks = Cell::new(0);
+        let valid = |way: &Option<Algorithm>| {
+            looks.set(looks.get() + 1);
+            if looks.get() == 3 {
+                publish_choice(theirs);
+            }
+            way.is_some_and(|algorithm| algorithm.data[0] != unusable)
+        };
+        let chosen = cache.keep("product", algorithm(ours), valid);
+        let word = |way: Option<Algorithm>| way.map(|algorithm| algorithm.data[0]);
+        assert_eq!((word(chosen), looks.get()), (Some(theirs), 4));
+        assert_eq!(cache.of("product").map(word), Some(Some(theirs)));
+    }
 }
