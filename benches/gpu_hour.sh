@@ -9,7 +9,8 @@
 #   machine     the GPU, its driver, the libraries that are found, copies and products
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
-#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma, in fp8
+#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
+#               (and in ping-pong), in fp8
 #   profile     time by kernel of a step of 124M, where ncu is
 #   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
@@ -87,7 +88,8 @@ attention() {
 }
 
 train() {
-    for variant in AS_IS=1 GPTRAIN_CUDA_GRAPHS=0 GPTRAIN_AUTOTUNE=0 GPTRAIN_ATTENTION=wgmma; do
+    for variant in AS_IS=1 GPTRAIN_CUDA_GRAPHS=0 GPTRAIN_AUTOTUNE=0 GPTRAIN_ATTENTION=wgmma \
+        GPTRAIN_ATTENTION=wgmma-pingpong; do
         say "$variant"
         env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}" >&3
     done

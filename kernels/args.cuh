@@ -838,12 +838,13 @@ static_assert(AT(Attention, qkv) == 0 && AT(Attention, y) == 8 && AT(Attention, 
               sizeof(Attention) == 152, "layout");
 
 struct AttentionHopper {
-    // [d, 3·heads, seq, samples] in boxes of 64 positions
+    // [d, 3·heads, seq, samples] and [d, heads, seq, samples], in boxes of 64 positions
     TensorMap qkv;
-    // [d, heads, seq, samples] in boxes of 64 positions
     TensorMap dy;
     Attention attention;
+    // Whether forward's warpgroups ask for products in turn.
+    uint32_t ping_pong;
 };
 static_assert(AT(AttentionHopper, qkv) == 0 && AT(AttentionHopper, dy) == 128 &&
-              AT(AttentionHopper, attention) == 256 &&
+              AT(AttentionHopper, attention) == 256 && AT(AttentionHopper, ping_pong) == 408 &&
               sizeof(AttentionHopper) == 448, "layout");

@@ -2,7 +2,9 @@
 // heads of 64, 80, 96, 128 or 160.
 //
 // FlashAttention-3 (Shah et al. 2024): scores of the next tile and y of the last one are multiplied
-// while threads have nothing to wait for but the former; probabilities go from registers.
+// while threads have nothing to wait for but the former; probabilities go from registers. With `ping_pong`
+// the two warpgroups also ask for products in turn (§ 3.1), so that one has its softmax while the other's
+// are multiplied.
 //
 // Bytes moved are those of attention_mma.cu with B = 128.
 #include "attention_hopper.cuh"
@@ -108,7 +110,17 @@ template <int D> struct Forward {
         if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
     }
 
-    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first, const Extent& extent) {
+    // Two warpgroups ask for products in turn, each as often: group g begins when barrier 1 + g is complete,
+    // by its own wait and by the other's arrival after the turn before. Nothing is before the first turn of
+    // group 0, nothing after the last of group 1.
+    static __device__ __forceinline__ void take_turn(bool ping_pong, int group, bool first) {
+        if (ping_pong && !(first && group == 0)) named_wait(1 + group, MULTIPLIERS * GROUP);
+    }
+    static __device__ __forceinline__ void give_turn(bool ping_pong, int group, bool last) {
+        if (ping_pong && !(last && group == 1)) named_arrive(2 - group, MULTIPLIERS * GROUP);
+    }
+
+    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first, const Extent& extent, bool ping_pong) {
         int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
         int row = 64 * group + thread / 32 * 16 + thread % 32 / 4;
         float y[Keys::WIDTH / 8][4] = {}, s[N / 8][4], shrink[2];
@@ -119,15 +131,19 @@ template <int D> struct Forward {
         barrier_wait(&barriers->q, 0);
         int key = extent.first / N * N;
         if (key < extent.last) {
+            take_turn(ping_pong, group, true);
             ask_scores(s, 64 * group, next);
+            give_turn(ping_pong, group, false);
             wgmma_wait<0>(s);
             free(&barriers->k_free[next.stage]);
             softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
             pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
             for (key += N; key < extent.last; key += N) {
                 next.next();
+                take_turn(ping_pong, group, false);
                 ask_scores(s, 64 * group, next);
                 ask_values(y, p, now);
+                give_turn(ping_pong, group, false);
                 wgmma_wait<1>(s);
                 free(&barriers->k_free[next.stage]);
                 softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
@@ -140,7 +156,9 @@ template <int D> struct Forward {
                     for (int i = 0; i < 4; i++) y[n][i] *= shrink[i / 2];
                 pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
             }
+            take_turn(ping_pong, group, false);
             ask_values(y, p, now);
+            give_turn(ping_pong, group, true);
             wgmma_wait<0>(y);
         }
         finish(head, softmax, y, first, row);
@@ -181,7 +199,7 @@ template <int D> __device__ void forward_hopper(const AttentionHopper& arguments
         if (threadIdx.x == 0) forward.produce(&arguments.qkv, head, first, extent);
     } else {
         registers_take<MULTIPLIER_REGISTERS>();
-        forward.multiply(head, first, extent);
+        forward.multiply(head, first, extent, arguments.ping_pong);
     }
 #endif
 }

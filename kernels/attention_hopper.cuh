@@ -3,7 +3,8 @@
 //
 // A block is one producer warpgroup, that fetches tiles, and two that multiply them, each 64 rows.
 // Tiles come by TMA through tensor maps of qkv and dy, which also put zeros past the end of a sample;
-// two keep coming while two are used.
+// two keep coming while two are used. Named barriers 1 and 2 are forward's turns (`Forward::take_turn`),
+// 3 and 4 those of a warpgroup's own threads.
 //
 // A tile in shared memory is pieces of 64 columns (32 where 64 do not divide the head: 80 is as 96,
 // with zeros), each row of a piece 128 (64) bytes, swizzled: bits 4-6 (4-5) of an address are combined
@@ -143,11 +144,12 @@ __device__ __forceinline__ void ask_columns(float (&y)[Tile<D, N>::WIDTH / 8][4]
     wgmma_commit();
 }
 
-// This warp's 16 rows of a result through its own rows of a tile to memory, 16 bytes at a time.
+// This warp's 16 rows of a result through its own rows of a tile to memory, 16 bytes at a time. The rest of
+// its warpgroup comes first: their products may have read these rows.
 template <int D, int ROWS>
 __device__ __forceinline__ void save(const float (&x)[Tile<D, ROWS>::WIDTH / 8][4], char* tile, int own, bf16* to, uint32_t stride, int first, int seq) {
     int lane = threadIdx.x % 32;
-    __syncwarp();
+    named_wait(MULTIPLIERS + threadIdx.x / GROUP, GROUP);
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll

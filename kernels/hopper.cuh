@@ -1,7 +1,7 @@
 // Instructions of Hopper (sm_90a): tiles copied by the tensor memory accelerator (TMA) through
 // tensor maps, barriers that count its bytes, products of a warpgroup (128 threads) that run while
-// it goes on (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg). tests/softgpu/hopper.h has the
-// same names.
+// it goes on (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg, bar). tests/softgpu/hopper.h has
+// the same names.
 #pragma once
 #include "common.cuh"
 
@@ -59,6 +59,15 @@ template <int N> __device__ __forceinline__ void registers_release() {
 }
 template <int N> __device__ __forceinline__ void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// So many threads of the block, in whole warps, meet at one of barriers 1 to 15: those that arrive go on
+// at once, those that wait when all are there. `__syncthreads` has barrier 0.
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_wait(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Before the first product of a group: registers written so far may be its operands.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdarg>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -53,11 +54,18 @@ struct Transfer {
     std::vector<char> bytes;
 };
 
+// A barrier of bar.sync and bar.arrive: of so many threads, of which some have come.
+struct Named {
+    int threads = 0, arrived = 0;
+    uint64_t generation = 0;
+};
+
 // What a block has of all this.
 struct State {
     std::vector<Thread> threads;
     std::vector<Warpgroup> warpgroups;
     std::vector<Transfer> transfers;
+    std::map<int, Named> named;
     // Shared memory as TMA and products see it: ordinary stores show after a fence.
     std::vector<char> seen;
     std::set<uint64_t*> unfenced;
@@ -111,6 +119,20 @@ void arrive(uint64_t* barrier, uint32_t bytes) {
     phase.bytes += bytes;
     phase.pending--;
     put(barrier, phase);
+}
+
+// ---- bar: who comes twice before the others take its place, and the others wait for ever.
+Named& come(int barrier, int threads) {
+    if (barrier < 1 || barrier > 15) misuse("a named barrier %d", barrier);
+    if (threads <= 0 || threads % 32) misuse("a named barrier of %d threads", threads);
+    Named& named = state->named[barrier];
+    if (named.arrived == 0) named.threads = threads;
+    if (named.threads != threads) misuse("barrier %d of %d threads, and of %d", barrier, named.threads, threads);
+    if (++named.arrived == threads) {
+        named.arrived = 0;
+        named.generation++;
+    }
+    return named;
 }
 
 // ---- TMA
@@ -331,6 +353,7 @@ void asynchronous_start(unsigned threads, unsigned shared_bytes) {
     state->threads.assign(threads, Thread{});
     state->warpgroups = std::vector<Warpgroup>(threads / GROUP);
     state->transfers.clear();
+    state->named.clear();
     state->seen.assign(shared_bytes, (char)0xff);
     state->unfenced.clear();
     // What the compiler gives a kernel for one block of that many threads; whole warps have 64 Ki.
@@ -357,6 +380,8 @@ bool asynchronous_step(bool one_at_least) {
 
 void asynchronous_end() {
     if (!state->transfers.empty()) misuse("the block ends before %zu of its transfers", state->transfers.size());
+    for (auto& [barrier, named] : state->named)
+        if (named.arrived) misuse("the block ends before barrier %d is complete", barrier);
     for (Thread& thread : state->threads)
         if (!thread.groups.empty() || !thread.open.empty()) misuse("the block ends without a wait for its products");
 }
@@ -389,6 +414,17 @@ void barrier_wait(uint64_t* barrier, uint32_t parity) {
     if (parity > 1) misuse("a barrier's parity of %u", parity);
     phase_of(barrier, "a wait");
     wait_until([=] { return phase_of(barrier, "a wait").parity != parity; });
+}
+
+// Who arrives may be late for what it does next.
+void named_arrive(int barrier, int threads) {
+    come(barrier, threads);
+    for (unsigned turns = state->random() % 4; turns > 0; turns--) pause_thread();
+}
+void named_wait(int barrier, int threads) {
+    uint64_t now = state->named[barrier].generation;
+    Named& named = come(barrier, threads);
+    wait_until([&named, now] { return named.generation != now; });
 }
 
 void tensor_load(void* to, const TensorMap* tensor_map, uint64_t* barrier, int x, int y, int z, int w) {

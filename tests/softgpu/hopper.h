@@ -31,6 +31,8 @@ void barrier_arrive(uint64_t* barrier);
 void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes);
 void barrier_wait(uint64_t* barrier, uint32_t parity);
 void tensor_load(void* to, const TensorMap* map, uint64_t* barrier, int x, int y, int z, int w);
+void named_arrive(int barrier, int threads);
+void named_wait(int barrier, int threads);
 void wgmma_fence();
 void wgmma_commit();
 

@@ -487,11 +487,10 @@ kernel_args! {
     }
 
     struct AttentionHopper {
-        /// [d, 3·heads, seq, samples] in boxes of 64 positions
-        qkv: TensorMap,
-        /// [d, heads, seq, samples] in boxes of 64 positions
-        dy: TensorMap,
-        attention: Attention,
+        /// [d, 3·heads, seq, samples] and [d, heads, seq, samples], in boxes of 64 positions
+        qkv: TensorMap, dy: TensorMap, attention: Attention,
+        /// Whether forward's warpgroups ask for products in turn.
+        ping_pong: u32,
     }
 }
 

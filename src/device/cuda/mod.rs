@@ -103,8 +103,8 @@ impl Cuda {
             }
             (None, None) => "algorithms as it proposes them".to_string(),
         };
-        let wgmma = if hopper.is_some() { "; attention by wgmma" } else { "" };
-        let description = format!("{machine} ({lt_name}; {how}{wgmma}{near})");
+        let by = hopper.as_ref().map_or("", |hopper| hopper.said());
+        let description = format!("{machine} ({lt_name}; {how}{by}{near})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);

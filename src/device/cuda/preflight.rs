@@ -52,7 +52,7 @@ pub struct Options {
     pub tf32: bool,
     /// Whether products are of 8-bit floats: refused likewise.
     pub fp8: bool,
-    /// The instructions of attention's products: mma, or wgmma.
+    /// The instructions of attention's products, as `attention::CHOICE` names them.
     pub attention: Option<String>,
     /// CPU threads, for what lies in the host's memory. Default: all there are.
     pub threads: Option<usize>,

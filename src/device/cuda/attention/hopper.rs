@@ -13,7 +13,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-/// The variable that picks the instructions of attention's products: mma (without it), or wgmma.
+/// The variable that picks the instructions of attention's products: mma (without it), wgmma, or
+/// wgmma-pingpong, where forward's two warpgroups ask for products in turn.
 pub const CHOICE: &str = "GPTRAIN_ATTENTION";
 
 /// Compute capability of Hopper, times ten.
@@ -38,6 +39,7 @@ struct Extents {
 /// Maps made so far: the same tensors come back every step.
 pub struct Hopper {
     encode_tiled: Symbol,
+    ping_pong: bool,
     maps: RefCell<HashMap<Extents, TensorMap>>,
 }
 
@@ -51,17 +53,25 @@ impl Hopper {
         let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
         match (choice, device.encode_tiled) {
             (None | Some("mma"), _) => Ok(None),
-            (Some("wgmma"), _) if capability != CAPABILITY => {
+            (Some("wgmma" | "wgmma-pingpong"), _) if capability != CAPABILITY => {
                 refuse("wgmma needs a GPU of compute capability 9.0 (H100, H200)", "leave it out")
             }
-            (Some("wgmma"), None) => {
+            (Some("wgmma" | "wgmma-pingpong"), None) => {
                 refuse("the driver lacks cuTensorMapEncodeTiled", "update the NVIDIA driver")
             }
-            (Some("wgmma"), Some(encode_tiled)) => {
-                Ok(Some(Hopper { encode_tiled, maps: RefCell::default() }))
+            (Some(how @ ("wgmma" | "wgmma-pingpong")), Some(encode_tiled)) => {
+                let ping_pong = how == "wgmma-pingpong";
+                Ok(Some(Hopper { encode_tiled, ping_pong, maps: RefCell::default() }))
             }
-            (Some(other), _) => refuse(&format!("it is {other}"), "set it to mma or wgmma"),
+            (Some(other), _) => {
+                refuse(&format!("it is {other}"), "set it to mma, wgmma or wgmma-pingpong")
+            }
         }
+    }
+
+    /// What the start says of it.
+    pub fn said(&self) -> &'static str {
+        if self.ping_pong { "; attention by wgmma in ping-pong" } else { "; attention by wgmma" }
     }
 
     /// What a kernel takes, with maps of the tensors in it.
@@ -78,7 +88,8 @@ impl Hopper {
             _ => *self.maps.borrow_mut().entry(heads).or_insert_with(|| self.encode(device, heads)),
         };
         let (qkv, dy) = (map(heads(attention.qkv as u64, 3)), map(heads(attention.dy as u64, 1)));
-        args::AttentionHopper { qkv, dy, attention: *attention }
+        let ping_pong = self.ping_pong.into();
+        args::AttentionHopper { qkv, dy, attention: *attention, ping_pong }
     }
 
     /// A map in bf16: boxes of some columns of a head, of one part, some positions, one sample;
