@@ -10,7 +10,7 @@ use crate::{
 };
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
-use gptrain::device::cuda::{Cuda, Options};
+use gptrain::device::cuda::{Cuda, Kernels, Options};
 use gptrain::device::{Arena, Backend, Fp8Scaling, Gemm, Tensor};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -233,7 +233,8 @@ fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
         assert!(done.status.success() && said.contains("1 passed"), "{said}");
         return;
     }
-    let with = |dtype, tf32| Options { dtype, tf32, volta: without.kernels, ..without.clone() };
+    let volta = Kernels::of_folder(&softgpu::folder()).ok();
+    let with = |dtype, tf32| Options { dtype, tf32, volta, ..without.clone() };
     let refused = |options: &Options| Cuda::open(options).err().expect("a refusal").to_string();
     let says = refused(&without);
     assert!(says.contains("without kernels for sm_70") && says.contains("SM70=1"), "{says}");

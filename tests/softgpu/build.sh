@@ -10,6 +10,9 @@ cxx=${CXX:-c++}
 flags="-std=c++20 -O2 -fPIC -fvisibility=hidden -DSOFTGPU -Wall -Wextra -Werror
     -Wno-unknown-pragmas -I$here -I$kernels"
 mkdir -p "$out"
+# Tests that ask for it at once wait for the first.
+exec 9>"$out/lock"
+flock 9 2>/dev/null || true
 
 compile() { # source
     object="$out/$(basename "$1").o"
