@@ -211,7 +211,7 @@ fn tiles(v: &View) -> Vec<Tile> {
     let memory = format!("{:.1} GiB", v.reserved / GIB);
     let room =
         format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
-    let bar = format!("± {:.0} %, nine in ten", 100.0 * v.seconds_error);
+    let bar = format!("{}, nine in ten", words::bar(v.seconds_error));
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
     let devices = format!("{} devices", v.setup.ranks());
     let grid = format!("{}, ZeRO {}", grid(t), t.zero);
@@ -283,7 +283,7 @@ pub fn write_search(
     let best = &found.best[0];
     let devices = format!("{} devices", best.days.devices);
     let setup = &best.candidate.setup;
-    let bar = format!("± {:.0} %, nine in ten", 100.0 * best.candidate.seconds_error);
+    let bar = format!("{}, nine in ten", words::bar(best.candidate.seconds_error));
     let span = words::span(best.days.seconds / terms.availability);
     let tiles: Vec<Tile> = vec![
         (&setup.hardware.name, devices, format!("{} cuts fit", found.fitting)),

@@ -62,12 +62,12 @@ pub fn headline(v: &View) -> String {
         _ => format!("{:.3}", bytes / GIB),
     };
     let mut out = format!(
-        "{}: {} of {} GiB{host}; a step {} ± {:.0} %; {}, {}\n",
+        "{}: {} of {} GiB{host}; a step {} {}; {}, {}\n",
         verdict(v.fits_all()),
         memory(v.reserved),
         memory(v.capacity),
         Seconds(v.seconds),
-        100.0 * v.seconds_error,
+        words::bar(v.seconds_error),
         span(v.calendar_seconds()),
         words::money(v.currency, v.money()),
     );
@@ -112,7 +112,7 @@ fn memory(v: &View) -> String {
     out += &deepspeed(v);
     let (stage, term) = v.peak();
     let bar = match v.reserved_error > 0.0 {
-        true => format!(" ± {:.1}", v.reserved * v.reserved_error / unit),
+        true => format!(" {}", words::bar(v.reserved_error)),
         false => String::new(),
     };
     let _ = writeln!(
@@ -195,9 +195,9 @@ fn short(name: &str) -> &str {
 /// The waterfall.
 fn time(v: &View) -> String {
     let mut out = format!(
-        "\nTime of an iteration  {:.4} s ± {:.1} % (nine in ten)\n",
+        "\nTime of an iteration  {:.4} s {} (nine in ten)\n",
         v.seconds,
-        100.0 * v.seconds_error
+        words::bar(v.seconds_error)
     );
     for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds != 0.0) {
         let share = seconds / v.seconds;

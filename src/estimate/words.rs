@@ -20,6 +20,15 @@ pub fn money(sign: &str, sum: f64) -> String {
     }
 }
 
+/// "± 20 %"; of a wide one both ends, "− 58 % + 140 %": nine in ten are within 1 + `error` times what is
+/// planned, and that divided by it.
+pub fn bar(error: f64) -> String {
+    match error {
+        ..0.3 => format!("± {:.0} %", 100.0 * error),
+        _ => format!("− {:.0} % + {:.0} %", 100.0 * error / (1.0 + error), 100.0 * error),
+    }
+}
+
 /// Of a device and hour, and the sign of its currency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
@@ -66,6 +75,13 @@ pub fn tokens(text: &str) -> Result<f64, String> {
         Ok(number) if number.is_finite() && number > 0.0 => Ok(number * size),
         _ => Err("a number of tokens is written as in 366e9, 300B, 1.5T or 300_000_000_000".into()),
     }
+}
+
+/// However wide, it ends above nothing.
+#[test]
+fn a_wide_bar_has_two_ends() {
+    let all = [(0.08, "± 8 %"), (1.4, "− 58 % + 140 %"), (9.0, "− 90 % + 900 %")];
+    all.iter().for_each(|(error, text)| assert_eq!(bar(*error), *text));
 }
 
 #[test]

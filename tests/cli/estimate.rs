@@ -295,22 +295,24 @@ fn bloom_tells_its_story() {
 }
 
 /// With UPDATE=1 it writes them. The fit comes to rest at them, from what is known before any row and from
-/// themselves.
+/// themselves, to a twentieth of the spread that they had before: a fit begins with all runs heard alike, and
+/// where it ends the weights have dents of that size, which a second fit makes smaller.
 #[test]
 fn the_constants_are_those_of_the_rows() {
     let rows = rows::shipped();
     let prior = Constants::prior();
-    let found = fitted::to(&rows, &prior);
+    let fit = |start: &Constants| fitted::to(&rows, start, fitted::AT_REST);
+    let found = fit(&fit(&prior));
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write("src/estimate/constants.yaml", fitted::written(&found)).unwrap();
         return;
     }
     let shipped = fitted::shipped();
-    let again = fitted::to(&rows, shipped);
+    let again = fit(shipped);
     let same = |table: &[Prior], shipped: &[f64], found: &[f64], from: &str| {
         for (prior, (a, b)) in table.iter().zip(shipped.iter().zip(found)) {
-            let name = prior.name;
-            assert!((a / b).ln().abs() < 3e-3, "{name}: {a} is written, {b} is fitted from {from}");
+            let (name, dent) = (prior.name, 0.05 * prior.spread);
+            assert!((a / b).ln().abs() < dent, "{name}: {a} is written, {b} is fitted from {from}");
         }
     };
     for (found, from) in [(found, "the prior"), (again, "itself")] {

@@ -1,8 +1,8 @@
 //! The constants of the cost formulas, fitted to measured runs. `constants.yaml` is the result for the
 //! shipped runs; `UPDATE=1 cargo nextest run --test cli -E 'test(the_constants)'` writes it.
 
-use super::cost;
 use super::cost::constants::{Constants, MEMORY, Prior, TIME};
+use super::cost::{self, Products};
 use super::learn::{Belief, Point, Runs, fit};
 use super::points;
 use super::rows::Row;
@@ -19,13 +19,20 @@ pub fn shipped() -> &'static Constants {
     &SHIPPED
 }
 
-/// To these rows, from `start`. How alike runs are goes by the parts that they have before anything is
+/// A fit comes to rest where no step makes it likelier by more than this, in ln of the probability: to be
+/// written down, or to predict a row that was left out.
+pub const AT_REST: f64 = 1e-8;
+pub const NEARLY: f64 = 1e-2;
+
+/// To these rows, from `start`, until it hardly gets likelier (`rest`). How alike runs are goes by the parts that they have before anything is
 /// measured: it is given, so that there is one measure of how probable constants are, and one end.
-pub fn to(rows: &[&Row], start: &Constants) -> Constants {
+pub fn to(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
     let timed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.timing()).collect();
     let weighed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.weight()).collect();
+    let products: Vec<Products> = timed.iter().map(|(s, _)| Products::of(s)).collect();
     let seconds = |k: &[f64]| -> Vec<f64> {
-        timed.iter().map(|(s, t)| (t / cost::time(s, k).total()).ln()).collect()
+        let total = |s: &Setup, products: &Products| cost::time_with(s, *products, k).total();
+        timed.iter().zip(&products).map(|((s, t), p)| (t / total(s, p)).ln()).collect()
     };
     let gigabytes = |k: &[f64]| -> Vec<f64> {
         weighed.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
@@ -41,8 +48,8 @@ pub fn to(rows: &[&Row], start: &Constants) -> Constants {
         Runs { residuals: &gigabytes, kernel: &points::MEMORY_FIT, points: &weights },
     );
     Constants {
-        time: fit(&beliefs(TIME), &start.time, &time),
-        memory: fit(&beliefs(MEMORY), &start.memory, &memory),
+        time: fit(&beliefs(TIME), &start.time, &time, rest),
+        memory: fit(&beliefs(MEMORY), &start.memory, &memory, rest),
     }
 }
 

@@ -12,10 +12,6 @@ use crate::setup::Setup;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// Half the width of an interval that holds nine in ten, in standard deviations: of Student's t with
-/// 4 degrees of freedom, which residuals are fitted by.
-const NINE_IN_TEN: f64 = 2.13;
-
 /// Knows measured runs.
 pub struct Predictor {
     constants: Constants,
@@ -35,7 +31,8 @@ pub struct Prediction {
     pub seconds: f64,
     /// Of the device that needs most, in GB of 1000 MiB as nvidia-smi and logs have it.
     pub gigabytes: f64,
-    /// Nine in ten measurements are within this share of the prediction.
+    /// Nine in ten measurements are at most `1 + error` times the prediction, and at least the prediction
+    /// divided by that.
     pub seconds_error: f64,
     pub gigabytes_error: f64,
     pub fits: bool,
@@ -93,13 +90,13 @@ impl Predictor {
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
-        let (longer, unsure) = self.time.at(points::of_time(s, &time, self.time.own > 0));
-        let (more, doubt) = self.memory.at(points::of_memory(s, &memory, self.memory.own > 0));
+        let (longer, half) = self.time.at(points::of_time(s, &time, self.time.own > 0));
+        let (more, width) = self.memory.at(points::of_memory(s, &memory, self.memory.own > 0));
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
-            seconds_error: (NINE_IN_TEN * unsure).exp_m1(),
-            gigabytes_error: (NINE_IN_TEN * doubt).exp_m1(),
+            seconds_error: half.exp_m1(),
+            gigabytes_error: width.exp_m1(),
             fits: memory.fits(),
             time,
             memory,
@@ -130,7 +127,7 @@ impl Residuals {
         self.runs.push((point, left));
     }
 
-    /// What is to be added to the formulas' logarithm, and its standard deviation.
+    /// What is to be added to the formulas' logarithm, and how far off nine in ten are at most.
     fn at(&self, point: Point) -> (f64, f64) {
         self.neighbours((point.program, point.machine)).at(&point)
     }

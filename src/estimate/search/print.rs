@@ -28,7 +28,7 @@ pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
 
 /// "a step 4.92 s ± 20 %".
 fn bar(found: &Candidate) -> String {
-    format!("a step {} ± {:.0} %", Seconds(found.seconds), 100.0 * found.seconds_error)
+    format!("a step {} {}", Seconds(found.seconds), words::bar(found.seconds_error))
 }
 
 /// A cut's settings, two to a line.

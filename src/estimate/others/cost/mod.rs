@@ -8,4 +8,4 @@ mod time;
 
 pub use constants::Constants;
 pub use memory::{Memory, memory};
-pub use time::{Time, time, wasted};
+pub use time::{Products, Time, time, time_with, wasted};

@@ -139,9 +139,39 @@ impl Work {
     }
 }
 
+/// Products of a micro-batch by tiles and waves, in seconds of a device of one FLOP/s: what no constant
+/// changes, and takes longest to count.
+#[derive(Clone, Copy, Debug)]
+pub struct Products {
+    layer: f64,
+    head: f64,
+}
+
+impl Products {
+    pub fn of(s: &Setup) -> Products {
+        let (rows, h, v) =
+            (s.model.seq_len * s.micro, s.model.hidden, s.model.vocab_padded / s.topology.tensor);
+        let selective = s.topology.recompute == Recompute::Selective;
+        let repeated = if selective { s.trainer().selective } else { 0.0 };
+        let one = |shape| gemm::seconds(s.hardware, shape, 1.0);
+        let both = |(n, k): (usize, usize)| {
+            (s.forwards() + repeated) * one((rows, n, k)) + one((rows, k, n)) + one((n, k, rows))
+        };
+        Products {
+            layer: products(s).into_iter().map(both).sum(),
+            head: one((rows, v, h)) + one((rows, h, v)) + one((v, h, rows)),
+        }
+    }
+}
+
 pub fn time(s: &Setup, k: &[f64]) -> Time {
+    time_with(s, Products::of(s), k)
+}
+
+/// The same, of products that were counted before.
+pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
     let r = Rates::new(s, k);
-    let (layer, head, send) = (layer(s, &r), head(s, &r), send(s, &r));
+    let (layer, head, send) = (layer(s, products, &r), head(s, products, &r), send(s, &r));
     let cuts = s.stages();
     let stages = cuts.len();
     let stage = |i: usize| {
@@ -209,16 +239,10 @@ pub fn wasted(s: &Setup) -> f64 {
 }
 
 /// Forwards and backward of a layer.
-fn layer(s: &Setup, r: &Rates) -> Work {
-    let (m, hw) = (&s.model, s.hardware);
+fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
+    let m = &s.model;
     let (rows, forwards, t) = (m.seq_len * s.micro, s.forwards(), s.topology.tensor as f64);
     let selective = s.topology.recompute == Recompute::Selective;
-    let repeated = if selective { s.trainer().selective } else { 0.0 };
-    let product = |(n, k): (usize, usize)| {
-        (forwards + repeated) * gemm::seconds(hw, (rows, n, k), r.products)
-            + gemm::seconds(hw, (rows, k, n), r.products)
-            + gemm::seconds(hw, (n, k, rows), r.products)
-    };
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
     // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
     let again = if selective { 1.0 } else { 0.0 };
@@ -230,7 +254,7 @@ fn layer(s: &Setup, r: &Rates) -> Work {
     let outside = if s.topology.sequence_parallel { t } else { 1.0 };
     let traffic = |(whole, split): (f64, f64)| elements * (whole / outside + split / t);
     let work = Work {
-        gemm: products(s).into_iter().map(product).sum(),
+        gemm: products.layer / r.products,
         attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
         elements: (r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
             + r.of(T::Scores) * scores * stored)
@@ -271,12 +295,10 @@ fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
 }
 
 /// Logits and loss, on the last stage.
-fn head(s: &Setup, r: &Rates) -> Work {
-    let (m, hw) = (&s.model, s.hardware);
-    let (rows, h, v) = (m.seq_len * s.micro, m.hidden, m.vocab_padded / s.topology.tensor);
-    let ways = [(rows, v, h), (rows, h, v), (v, h, rows)];
+fn head(s: &Setup, products: Products, r: &Rates) -> Work {
+    let (rows, v) = (s.model.seq_len * s.micro, s.model.vocab_padded / s.topology.tensor);
     Work {
-        gemm: ways.into_iter().map(|way| gemm::seconds(hw, way, r.head)).sum(),
+        gemm: products.head / r.head,
         elements: (rows * v) as f64 * LOGIT / r.elements,
         ..Work::default()
     }

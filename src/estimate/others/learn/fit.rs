@@ -11,9 +11,7 @@ use super::kernel::{Kernel, Point, improbability, weight};
 use super::linear::Cholesky;
 use super::neighbours::{covariances, factored};
 
-/// A round that makes the constants likelier by less, in ln of the probability, is the last.
-const REST: f64 = 1e-5;
-const ROUNDS: usize = 100;
+const ROUNDS: usize = 400;
 /// The damping of a step: at first, where it stays above, and where there is no step that descends.
 const DAMPING: Damping = Damping { start: 1e-3, least: 1e-9, most: 1e3 };
 
@@ -38,8 +36,9 @@ pub struct Runs<'a> {
     pub points: &'a [Point],
 }
 
-/// Positive constants that explain the runs best, from `start`.
-pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs) -> Vec<f64> {
+/// Positive constants that explain the runs best, from `start`. A round that makes them likelier by less
+/// than `rest`, in ln of the probability, is the last.
+pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64> {
     let covariance = covariances(runs.kernel, runs.points);
     let quiet: Vec<f64> = runs.points.iter().map(|point| runs.kernel.noise(point)).collect();
     let mut noise = quiet.clone();
@@ -50,7 +49,7 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs) -> Vec<f64> {
         let factor = factored(&covariance, &noise);
         let held = Held { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
         let before = held.improbability(&at);
-        if last - before < REST {
+        if last - before < rest {
             break;
         }
         last = before;

@@ -9,7 +9,7 @@
 //! Beside that, runs of like shapes share what no part tells.
 
 /// How heavy the tails of the residuals are taken to be: Student's t with 4 degrees of freedom.
-const FREEDOM: f64 = 4.0;
+pub const FREEDOM: f64 = 4.0;
 
 /// A run as others see it.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,16 @@ pub struct Point {
     pub own: bool,
     /// How much the same run differs between days.
     pub scatter: f64,
+    /// How far off it may be where nobody measured its program.
+    pub novelty: Novelty,
+}
+
+/// Standard deviations.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Novelty {
+    pub program: f64,
+    /// Of its pipeline, where there is one.
+    pub pipeline: f64,
 }
 
 /// What is shared of the whole, and of a part that is all of the run.
@@ -55,6 +65,15 @@ pub struct Kernel {
     pub single: f64,
     /// What others' measurements of a cluster say of one's own.
     pub others: f64,
+    /// After so many runs of a cluster, or on so many other machines, a program is half as strange.
+    pub acquainted: Acquainted,
+}
+
+/// How many measurements halve a standard deviation.
+#[derive(Clone, Copy, Debug)]
+pub struct Acquainted {
+    pub runs: f64,
+    pub machines: f64,
 }
 
 impl Kernel {

@@ -52,6 +52,20 @@ impl Cholesky {
         }
         x
     }
+
+    /// The diagonal of A⁻¹.
+    pub fn inverse_diagonal(&self) -> Vec<f64> {
+        let size = self.rows.len();
+        let mut column = vec![0.0; size];
+        let square = |at: usize| -> f64 {
+            column[at] = 1.0 / self.rows[at][at];
+            for i in at + 1..size {
+                column[i] = -dot(&self.rows[i][at..i], &column[at..i]) / self.rows[i][i];
+            }
+            column[at..].iter().map(|x| x * x).sum()
+        };
+        (0..size).map(square).collect()
+    }
 }
 
 #[test]
@@ -64,4 +78,10 @@ fn solves() {
     let a: Vec<Vec<f64>> = (0..size).map(|i| (0..size).map(|j| near(i, j)).collect()).collect();
     let x = Cholesky::new(a.clone()).solve(&vec![1.0; size]);
     assert!(a.iter().all(|row| (dot(row, &x) - 1.0).abs() < 1e-9), "{x:?}");
+    let factor = Cholesky::new(a);
+    for (at, found) in factor.inverse_diagonal().into_iter().enumerate() {
+        let mut unit = vec![0.0; size];
+        unit[at] = 1.0;
+        assert!((found - factor.solve(&unit)[at]).abs() < 1e-9, "{at}: {found}");
+    }
 }

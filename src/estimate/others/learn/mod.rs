@@ -1,8 +1,10 @@
 //! What measurements teach: constants of formulas (`fit`), and beside them what a program, a machine
-//! and runs like this one do in their own way (`neighbours`), by one covariance of runs (`kernel`).
+//! and runs like this one do in their own way (`neighbours`), by one covariance of runs (`kernel`), and
+//! how much that leaves unsaid (`doubt`).
 //!
 //! Does not know what is measured: numbers in, numbers out.
 
+mod doubt;
 mod fit;
 mod kernel;
 mod linear;
@@ -11,5 +13,5 @@ mod neighbours;
 mod tests;
 
 pub use fit::{Belief, Runs, fit};
-pub use kernel::{Kernel, Point, Shared};
+pub use kernel::{Acquainted, Kernel, Novelty, Point, Shared};
 pub use neighbours::Neighbours;

@@ -1,7 +1,8 @@
 //! How far the formulas were off for runs like this one: a Gaussian process over what is left of the
 //! measurements (kriging). Near a measured run its residual counts; far from all, nothing does, and
-//! the error bar says so.
+//! the error bar says so. The bar is wider by what the covariance did not know (`doubt`).
 
+use super::doubt;
 use super::kernel::{Kernel, Point, weight};
 use super::linear::Cholesky;
 
@@ -12,30 +13,35 @@ pub struct Neighbours {
     points: Vec<Point>,
     factor: Cholesky,
     pull: Vec<f64>,
+    /// Of each run, by how much its square is off beyond what the others made expect.
+    surprises: Vec<f64>,
 }
 
 impl Neighbours {
     /// From each run's residual. A residual that its neighbours contradict counts less.
     pub fn new(kernel: Kernel, points: Vec<Point>, residuals: &[f64]) -> Neighbours {
         let covariance = covariances(&kernel, &points);
-        let mut noise: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
-        let pull = factored(&covariance, &noise).solve(residuals);
-        for (noise, pull) in noise.iter_mut().zip(pull) {
-            *noise /= weight(*noise * pull, noise.sqrt());
-        }
+        let quiet: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
+        let pull = factored(&covariance, &quiet).solve(residuals);
+        let heard = |(quiet, pull): (&f64, f64)| quiet / weight(quiet * pull, quiet.sqrt());
+        let noise: Vec<f64> = quiet.iter().zip(pull).map(heard).collect();
         let factor = factored(&covariance, &noise);
         let pull = factor.solve(residuals);
-        Neighbours { kernel, points, factor, pull }
+        let surprises = doubt::surprises(&factor, &pull, &noise, &quiet);
+        Neighbours { kernel, points, factor, pull, surprises }
     }
 
-    /// The residual to expect, and its standard deviation.
+    /// The residual to expect, and half the width of an interval around it that holds nine in ten.
     pub fn at(&self, point: &Point) -> (f64, f64) {
         let near: Vec<f64> =
             self.points.iter().map(|other| self.kernel.covariance(point, other)).collect();
         let mean = near.iter().zip(&self.pull).map(|(k, p)| k * p).sum();
         let known: f64 = self.factor.half(&near).iter().map(|x| x * x).sum();
         let own = self.kernel.covariance(point, point);
-        (mean, ((own - known).max(0.0) + self.kernel.noise(point)).sqrt())
+        let expected = (own - known).max(0.0) + self.kernel.noise(point);
+        let seen = doubt::Seen::of(point, &self.points);
+        let unknown = seen.unknown(&self.kernel.acquainted, point.novelty, &self.surprises);
+        (mean, doubt::nine_in_ten(seen.runs.len()) * (expected + unknown).sqrt())
     }
 }
 

@@ -26,7 +26,8 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
         let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
             rows.iter().partition(|row| part[row.group.as_str()] == out);
-        let predictor = Predictor::new(&fitted::to(&others, fitted::shipped()), &others, &[]);
+        let predictor =
+            Predictor::new(&fitted::to(&others, fitted::shipped(), fitted::NEARLY), &others, &[]);
         inside.into_iter().map(move |row| one(&predictor, row)).collect::<Vec<_>>()
     });
     scored.collect()
@@ -53,7 +54,7 @@ pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
 fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
     let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
         rows.iter().partition(|row| row.source == source);
-    let constants = fitted::to(&others, fitted::shipped());
+    let constants = fitted::to(&others, fitted::shipped(), fitted::NEARLY);
     let predictor = Predictor::new(&constants, &others, &[]);
     let after = MEASURED.into_iter().filter(|count| inside.len() > 2 * count).map(|count| {
         // Evenly through the source.
@@ -85,8 +86,9 @@ pub struct Errors {
     pub median: f64,
     pub p90: f64,
     pub worst: f64,
-    /// Rows within their error bar.
+    /// Rows within their error bar, and the median bar.
     pub within: usize,
+    pub bar: f64,
 }
 
 impl Errors {
@@ -96,10 +98,12 @@ impl Errors {
             return Errors::default();
         }
         let mut errors: Vec<f64> = all.iter().map(|(p, m, _)| (p / m - 1.0).abs()).collect();
+        let mut bars: Vec<f64> = all.iter().map(|(_, _, bar)| *bar).collect();
         errors.sort_by(f64::total_cmp);
+        bars.sort_by(f64::total_cmp);
         let (n, last) = (errors.len(), errors.len() - 1);
         let at = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
-        let inside = all.iter().filter(|(p, m, bar)| (m / p - 1.0).abs() <= *bar).count();
+        let inside = all.iter().filter(|(p, m, bar)| (m / p).ln().abs() <= bar.ln_1p()).count();
         Errors {
             rows: n,
             mean: errors.iter().sum::<f64>() / n as f64,
@@ -107,6 +111,7 @@ impl Errors {
             p90: at(0.9),
             worst: errors[last],
             within: inside,
+            bar: bars[last / 2],
         }
     }
 

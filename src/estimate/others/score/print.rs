@@ -37,16 +37,16 @@ fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
 
 fn heads() -> String {
     format!(
-        "  {:28}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}\n",
-        "", "rows", "mean", "median", "p90", "worst", "within its bar"
+        "  {:28}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}{:>9}\n",
+        "", "rows", "mean", "median", "p90", "worst", "within its bar", "bar"
     )
 }
 
 fn line(name: &str, e: &Errors) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let [mean, median, p90, worst] = [e.mean, e.median, e.p90, e.worst].map(percent);
+    let [mean, median, p90, worst, bar] = [e.mean, e.median, e.p90, e.worst, e.bar].map(percent);
     let (rows, inside) = (e.rows, format!("{} ({})", e.within, percent(e.within_bar())));
-    format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}\n")
+    format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}{bar:>9}\n")
 }
 
 fn table(scored: &[Scored]) -> String {
@@ -126,18 +126,18 @@ pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
     let scored = all(predictor, rows);
     let mut text = format!(
         "{:12}{:>12}{:>12}{:>9}{:>10}{:>10}  fits\n",
-        "row", "s predicted", "measured", "±", "GB pred.", "measured"
+        "row", "s predicted", "measured", "÷ or ×", "GB pred.", "measured"
     );
     let dash = |x: Option<f64>| x.map_or("–".to_string(), |x| format!("{x:.2}"));
     for s in &scored {
         if let Some(p) = &s.prediction {
             let _ = writeln!(
                 text,
-                "{:12}{:>12.2}{:>12}{:>8.1}%{:>10.1}{:>10}  {}",
+                "{:12}{:>12.2}{:>12}{:>9.2}{:>10.1}{:>10}  {}",
                 s.row.id,
                 p.seconds,
                 dash(s.row.seconds),
-                100.0 * p.seconds_error,
+                1.0 + p.seconds_error,
                 p.gigabytes,
                 dash(s.row.memory_gb),
                 if p.fits { "yes" } else { "no" }
@@ -192,7 +192,7 @@ fn row_json(s: &Scored) -> Value {
 fn errors_json(e: &Errors) -> Value {
     json!({
         "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
-        "within": e.within, "within_bar": e.within_bar(),
+        "within": e.within, "within_bar": e.within_bar(), "bar": e.bar,
     })
 }
 
