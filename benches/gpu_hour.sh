@@ -10,7 +10,7 @@
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
 #   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
-#               (and in ping-pong), in fp8
+#               (and in ping-pong), of 8 micro-batches, in fp8
 #   profile     time by kernel of a step of 124M, where ncu is
 #   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
@@ -93,6 +93,8 @@ train() {
         say "$variant"
         env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}" >&3
     done
+    say "8 micro-batches a step"
+    PYTHON=/bin/false bin/bench_train --device cuda --accumulate 8 --steps 5 --only "${SHAPE:-}" >&3
     say "PRECISION=fp8"
     PYTHON=/bin/false bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}" >&3
 }

@@ -276,6 +276,14 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
+    /// i32 [n, 1]: tokens of a vocabulary.
+    fn ids(&self, n: usize, vocab: usize) -> Tensor {
+        let ids: Vec<i32> = (0..n as u64).map(|i| rng::below(2, i, vocab as u64) as i32).collect();
+        let x = self.arena.matrix(n, 1, DType::I32);
+        self.be.upload(bytemuck::cast_slice(&ids), x);
+        x
+    }
+
     /// Normals of deviation 0.02.
     fn matrix(&self, rows: usize, cols: usize) -> Tensor {
         self.matrix_of(rows, cols, self.dtype)
@@ -328,7 +336,9 @@ fn product<'a>(
     let a = if kind == Gemm::TN { t.matrix(k, m) } else { t.matrix(m, k) };
     let b = if kind == Gemm::NT { t.matrix(n, k) } else { t.matrix(k, n) };
     let c = if kind == Gemm::TN { t.matrix_of(m, n, DType::F32) } else { t.matrix(m, n) };
-    let then = then.map_or(Epilogue::Nothing, |then| then(t.matrix(1, n), t.matrix(m, n)));
+    // A bias has the outputs' width, which of a weight's gradient are the rows.
+    let bias = if kind == Gemm::TN { t.matrix_of(1, m, DType::F32) } else { t.matrix(1, n) };
+    let then = then.map_or(Epilogue::Nothing, |then| then(bias, t.matrix(m, n)));
     let out = if kind == Gemm::TN { c.add() } else { c.set() };
     let be = t.be;
     Row {
@@ -346,16 +356,17 @@ fn products<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         |bias, pre| Epilogue::BiasGelu { bias: Some(bias), pre, gelu: Gelu::Tanh };
     let down: fn(Tensor, Tensor) -> Epilogue =
         |_, pre| Epilogue::GeluBackward { pre, gelu: Gelu::Tanh };
+    let sums: fn(Tensor, Tensor) -> Epilogue = |bias, _| Epilogue::BiasBackward(bias.add());
     vec![
         product(t, "qkv", l, Gemm::NT, [n, 3 * h, h], Some(bias)),
         product(t, "qkv dx", l, Gemm::NN, [n, h, 3 * h], None),
-        product(t, "qkv dw", l, Gemm::TN, [3 * h, h, n], None),
+        product(t, "qkv dw+db", l, Gemm::TN, [3 * h, h, n], Some(sums)),
         product(t, "out", l, Gemm::NT, [n, h, h], None),
         product(t, "out dx", l, Gemm::NN, [n, h, h], None),
         product(t, "out dw", l, Gemm::TN, [h, h, n], None),
         product(t, "up+gelu", l, Gemm::NT, [n, 4 * h, h], Some(up)),
         product(t, "up dx", l, Gemm::NN, [n, h, 4 * h], None),
-        product(t, "up dw", l, Gemm::TN, [4 * h, h, n], None),
+        product(t, "up dw+db", l, Gemm::TN, [4 * h, h, n], Some(sums)),
         product(t, "down", l, Gemm::NT, [n, h, 4 * h], None),
         product(t, "down dx+gelu'", l, Gemm::NN, [n, 4 * h, h], Some(down)),
         product(t, "down dw", l, Gemm::TN, [h, 4 * h, n], None),
@@ -363,10 +374,14 @@ fn products<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 }
 
 fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
-    let (n, h, v, be) = (shape.samples * shape.seq, shape.hidden, shape.vocab, t.be);
+    let (all, h, v, be) = (shape.samples * shape.seq, shape.hidden, shape.vocab, t.be);
+    // As many tokens at a time as the model has.
+    let fit = be.logits_chunk().0 as usize / (v * t.dtype.size());
+    let n = fit.next_multiple_of(64).min(all);
+    let times = all.div_ceil(n);
     let logits = t.matrix(n, v);
     let bytes = logits.bytes() as f64;
-    let targets = t.arena.matrix(n, 1, DType::I32);
+    let targets = t.ids(n, v);
     let weights = t.matrix_of(n, 1, DType::F32);
     let stats = t.matrix_of(n, 3, DType::F32);
     let losses = t.matrix_of(n, 1, DType::F32);
@@ -377,10 +392,10 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         be.cross_entropy_unsplit(&how, targets, weights, stats, losses.set(), None, to);
     };
     vec![
-        product(t, "head", 1, Gemm::NT, [n, v, h], None),
-        product(t, "head dx", 1, Gemm::NN, [n, h, v], None),
-        product(t, "head dw", 1, Gemm::TN, [v, h, n], None),
-        row(format!("cross_entropy {n}x{v}"), 1, 2.0 * bytes, loss),
+        product(t, "head", times, Gemm::NT, [n, v, h], None),
+        product(t, "head dx", times, Gemm::NN, [n, h, v], None),
+        product(t, "head dw", times, Gemm::TN, [v, h, n], None),
+        row(format!("cross_entropy {n}x{v}"), times, 2.0 * bytes, loss),
     ]
 }
 
@@ -390,6 +405,7 @@ fn row<'a>(name: String, times: usize, bytes: f64, run: impl Fn() + 'a) -> Row<'
 
 fn no_dropout(t: &Tensors, seq: usize) -> Dropout {
     let first_sample = t.arena.matrix(1, 1, DType::I64);
+    t.be.zero(first_sample);
     Dropout { rate: 0.0, key: 1, first_sample, seq, first_row: 0 }
 }
 
@@ -397,30 +413,37 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
     let drop = no_dropout(t, shape.seq);
     let some = Dropout { rate: 0.1, ..drop };
-    let (x, y, z) = (t.matrix(n, h), t.matrix(n, h), t.matrix(n, h));
+    let [x, y, z, other] = [0; 4].map(|_| t.matrix(n, h));
     let (scale, shift) = (t.matrix(1, h), t.matrix(1, h));
     let norm = Norm::Layer { scale, shift, eps: 1e-5 };
     let [dscale, dshift] = [0, 1].map(|_| t.matrix_of(1, h, DType::F32));
     let stats = t.matrix_of(n, 2, DType::F32);
     let wide = t.matrix(n, 4 * h);
-    let ids = t.arena.matrix(n, 1, DType::I32);
+    let ids = t.ids(n, shape.vocab);
     let (table, dtable) = (t.matrix(shape.vocab, h), t.matrix_of(shape.vocab, h, DType::F32));
     let b = x.bytes() as f64;
     let size = format!("{n}x{h}");
     vec![
-        row(format!("layernorm {size}"), 2 * l + 1, 2.0 * b, move || {
+        row(format!("layernorm {size}"), l + 1, 2.0 * b, move || {
             be.layernorm(x, &norm, y.set(), stats.set())
         }),
-        row(format!("layernorm_backward += {size}"), 2 * l + 1, 4.0 * b, move || {
+        row(format!("layernorm_backward += {size}"), l + 1, 4.0 * b, move || {
             be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), Some(dshift.add()))
         }),
-        row(format!("residual {size}"), 2 * l, 3.0 * b, move || {
+        row(format!("residual_norm {size}"), l, 4.0 * b, move || {
+            be.residual_norm(x, y, Some(scale), &drop, z.set(), &norm, other.set(), stats.set())
+        }),
+        row(format!("norm_residual_backward += {size}"), l, 4.0 * b, move || {
+            let (dx, sums) = ([z.add(), dscale.add()], Some(dshift.add()));
+            be.norm_residual_backward([y, x, stats, scale], dx, sums, &drop, z.set(), sums)
+        }),
+        row(format!("residual {size}"), l, 3.0 * b, move || {
             be.residual(x, y, Some(scale), &drop, z.set())
         }),
         row(format!("residual, dropout {size}"), 0, 3.0 * b, move || {
             be.residual(x, y, Some(scale), &some, z.set())
         }),
-        row(format!("residual_backward in place {size}"), 2 * l, b, move || {
+        row(format!("residual_backward in place {size}"), l, b, move || {
             be.residual_backward(y, &drop, y.set(), Some(dshift.add()))
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {

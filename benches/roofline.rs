@@ -1,11 +1,11 @@
 //! What a training step asks of a GPU, and the least time that its data sheet allows for that.
 //!
-//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME]`, `h200-141g` and bf16 without
-//! them. The trainer's own engine runs a step on the device that only counts, so the list of ops is the
-//! step's own: for each kind of op its calls, FLOPs and bytes, each operand moved once. "least" is the
-//! longer of FLOPs at the peak and bytes at the bandwidth of the data sheet; "planned" is the same at
-//! the shares of both that `gptrain estimate` assumes, and with what launches cost. Nothing is measured
-//! and nothing runs on a GPU.
+//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME] [--accumulate N]`, `h200-141g`,
+//! bf16 and one micro-batch a step without them. The trainer's own engine runs a step on the device that
+//! only counts, so the list of ops is the step's own: for each kind of op its calls, FLOPs and bytes, each
+//! operand moved once. "least" is the longer of FLOPs at the peak and bytes at the bandwidth of the data
+//! sheet; "planned" is the same at the shares of both that `gptrain estimate` assumes, and with what
+//! launches cost. Nothing is measured and nothing runs on a GPU.
 
 mod shapes;
 
@@ -18,29 +18,32 @@ use shapes::{SHAPES, Shape};
 fn main() -> anyhow::Result<()> {
     let (mut gpu, mut precision, mut only) =
         ("h200-141g".to_string(), "bf16".to_string(), String::new());
+    let mut micros = 1;
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
             "--bench" => (),
             "--only" => only = words.next().unwrap_or_default(),
+            "--accumulate" => micros = words.next().unwrap_or_default().parse()?,
             "f32" | "bf16" | "fp8" => precision = word,
             _ => gpu = word,
         }
     }
     let gpu = hardware::find(&gpu, "the argument")?;
     for shape in SHAPES.iter().filter(|s| s.device == "cuda" && s.is(&only)) {
-        print(shape, &precision, gpu, &step(shape, &precision)?);
+        print(shape, &precision, gpu, &step(shape, &precision, micros)?, micros);
     }
     Ok(())
 }
 
-/// The ops of a step.
-fn step(shape: &Shape, precision: &str) -> anyhow::Result<Tally> {
-    let manifest = shape.manifest(precision)?;
+/// The ops of a step of so many micro-batches.
+fn step(shape: &Shape, precision: &str, micros: usize) -> anyhow::Result<Tally> {
+    let mut manifest = shape.manifest(precision)?;
+    manifest.batch.global *= micros;
     let device = Dry::gpu();
     let engine = Engine::new(&device, Groups::solo(), &manifest, true)?;
     device.take();
-    engine.step(&mut |_| Ok(()), 1, 0.0)?;
+    engine.step(&mut |_| Ok(()), micros, 0.0)?;
     Ok(device.take())
 }
 
@@ -51,8 +54,8 @@ fn times(name: &str, work: &Work, gpu: &Hardware) -> [f64; 2] {
     [gpu.seconds(name, work, [1.0; 2]), planned].map(|seconds| 1e3 * seconds)
 }
 
-fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally) {
-    let tokens = shape.samples * shape.seq;
+fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally, micros: usize) {
+    let tokens = micros * shape.samples * shape.seq;
     println!("{}, {precision}, {tokens} tokens, {}", shape.name, gpu.about);
     let head = ["calls", "GFLOP", "GB", "least ms", "planned ms"];
     println!("{:32} {}", "op", head.map(|title| format!("{title:>11}")).join(" "));

@@ -1,11 +1,11 @@
 //! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
 //!
 //! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
-//! [--rounds N] [--threads N] [--recompute none|selective|full]`. gptrain and
+//! [--rounds N] [--threads N] [--recompute none|selective|full] [--accumulate N]`. gptrain and
 //! `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take turns, so that both meet the
 //! same machine; medians over steps, the best of the rounds, and the ratio of gptrain to the faster of
 //! the others. `--threads`, 2 otherwise, are the CPU's; `--recompute` is gptrain's, the shape's
-//! otherwise.
+//! otherwise. A step of `--accumulate N` has so many micro-batches; PyTorch has no part in it.
 //!
 //! bf16 is with f32 master weights and f32 gradient accumulation; PyTorch's is autocast with f32
 //! weights and fused AdamW: on the CPU eager and compiled, on a GPU compiled and with flash attention.
@@ -46,6 +46,8 @@ struct Asked {
     steps: Option<usize>,
     rounds: usize,
     threads: usize,
+    /// Micro-batches of a step.
+    accumulate: usize,
     /// In place of the shape's.
     recompute: Option<&'static str>,
 }
@@ -90,6 +92,7 @@ impl Asked {
             steps: number("--steps"),
             rounds: number("--rounds").unwrap_or(usual.1),
             threads: number("--threads").unwrap_or(THREADS),
+            accumulate: number("--accumulate").unwrap_or(1),
             recompute,
             device,
         }
@@ -111,7 +114,8 @@ fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
             };
         }
     }
-    let rate = |one: &Measured| (shape.samples * shape.seq) as f64 / one.seconds;
+    let tokens = asked.accumulate * shape.samples * shape.seq;
+    let rate = |one: &Measured| tokens as f64 / one.seconds;
     let theirs = best[1..].iter().flatten().map(rate).reduce(f64::max);
     for (i, (name, one)) in names.into_iter().zip(&best).enumerate() {
         let Some(one) = one else { continue };
@@ -211,7 +215,8 @@ fn peak() -> Option<u64> {
 /// Calls `after_first` when the first step has ended.
 fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Result<Measured> {
     let recompute = asked.recompute.unwrap_or(shape.recompute);
-    let manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
+    let mut manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
+    manifest.batch.global *= asked.accumulate;
     let opened = Instant::now();
     let device: Box<dyn Backend> = match shape.device {
         "cpu" => Box::new(Cpu::new(Some(asked.threads))),
@@ -220,22 +225,22 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     let be = &*device;
     let engine = Engine::new(be, Groups::solo(), &manifest, true)?;
     engine.init();
-    let batch = random(shape);
+    let (batch, micros) = (random(shape, asked.accumulate), asked.accumulate);
     let mut load = |inputs: &model::Inputs| {
         inputs.upload(be, &batch);
         Ok(())
     };
-    engine.step(&mut load, 1, 3e-4)?;
+    engine.step(&mut load, micros, 3e-4)?;
     let first = opened.elapsed().as_secs_f64();
     after_first();
     // As `run` does: a step is asked for before the outcome of the one before is seen. The first
     // ones become graphs.
     let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
     let steps = steps_of(shape, asked) + warm_up;
-    engine.queue(&mut load, 1, 3e-4)?;
+    engine.queue(&mut load, micros, 3e-4)?;
     for number in 1..=steps {
         if number < steps {
-            engine.queue(&mut load, 1, 3e-4)?;
+            engine.queue(&mut load, micros, 3e-4)?;
         }
         let (outcome, now) = engine.outcome()?;
         anyhow::ensure!(outcome.is_finite(), "step {number} gave {outcome:?}");
@@ -253,15 +258,19 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     })
 }
 
-fn random(shape: &Shape) -> Batch {
+/// Of a micro-batch, whose tokens weigh as they do in a step of so many.
+fn random(shape: &Shape, micros: usize) -> Batch {
     let n = shape.samples * shape.seq;
     let draw = |i: usize| rng::below(1, i as u64, shape.vocab as u64) as i32;
     let tokens: Vec<i32> = (0..n + shape.samples).map(draw).collect();
-    Batch::causal(&tokens, shape.samples, 0, 1.0 / n as f32)
+    Batch::causal(&tokens, shape.samples, 0, 1.0 / (micros * n) as f32)
 }
 
 /// The peer's, if there is a Python with torch and the device.
 fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
+    if asked.accumulate > 1 {
+        return None;
+    }
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_BENCH").unwrap_or("benches/torch_gpt2_bench.py".into());
     let mut command = Command::new(python);
