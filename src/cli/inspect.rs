@@ -3,18 +3,23 @@
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
 use super::Overwrite;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use base::output;
+use checkpoint::place::Place;
 use checkpoint::{self, inspect};
 use std::fmt::Display;
+use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use train::replay;
 
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// A checkpoint (runs/NAME/checkpoints/step-00000040), or a run's folder: its newest
+    /// A checkpoint (runs/NAME/checkpoints/step-00000040), or a run's folder: its newest; or a copy
+    /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched for the moment
     checkpoint: PathBuf,
     /// Read everything and verify every digest, value and rule
     #[arg(long)]
@@ -36,20 +41,21 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let folder = checkpoint::find(&args.checkpoint)?;
+    let here = Here::find(&args.checkpoint)?;
+    let folder = &here.folder;
     if let Some(other) = &args.diff {
-        let diff = inspect::diff(&folder, &checkpoint::find(other)?)?;
+        let diff = inspect::diff(folder, &Here::find(other)?.folder)?;
         show(&args, &diff)?;
         return if diff.equal() { Ok(()) } else { Err(Different.into()) };
     }
-    let inspection = inspect::inspect(&folder, args.deep)?;
+    let inspection = inspect::inspect(folder, args.deep)?;
     show(&args, &inspection)?;
     if let Some(path) = &args.plot {
         let picture = inspect::svg(&inspection);
         output::write(path, args.overwrite.existing(), picture.as_bytes())?;
     }
     if args.replay.is_some() {
-        let again = replay::checkpoint(&folder)?;
+        let again = replay::checkpoint(folder)?;
         base::warn!("{again}");
         if !again.equal() {
             bail!("{}: the next step does not repeat", folder.display());
@@ -60,6 +66,38 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         bail!("{} is damaged: {findings} findings", folder.display());
     }
     Ok(())
+}
+
+/// A checkpoint on this machine.
+struct Here {
+    folder: PathBuf,
+    /// Where it was fetched to, which goes with this.
+    fetched_to: Option<PathBuf>,
+}
+
+impl Here {
+    fn find(asked: &Path) -> anyhow::Result<Here> {
+        let Some(url) = Place::is_url(asked) else {
+            return Ok(Here { folder: checkpoint::find(asked)?, fetched_to: None });
+        };
+        let place = Place::open(url)?;
+        static FETCHED: AtomicUsize = AtomicUsize::new(0);
+        let number = FETCHED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gptrain-inspect-{}-{number}", std::process::id());
+        let to = std::env::temp_dir().join(name);
+        let made = DirBuilder::new().mode(0o700).create(&to); // others may write where it lies
+        made.with_context(|| format!("cannot make {}: set TMPDIR", to.display()))?;
+        let mut here = Here { folder: PathBuf::new(), fetched_to: Some(to.clone()) };
+        here.folder = place.fetch(&to)?.folder;
+        Ok(here)
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        // What cannot be removed lies among other temporary files.
+        let _ = self.fetched_to.as_ref().map(fs::remove_dir_all);
+    }
 }
 
 /// Exit code 1, as of `diff`; the differences are already printed.

@@ -15,6 +15,7 @@ mod keys;
 mod notes;
 mod optimizers;
 mod overrides;
+pub mod place;
 mod read;
 mod report;
 mod settings;

@@ -289,8 +289,7 @@ impl Shared {
 /// name. Another path stays as it is. A collective: rank 0 fetches, for all ranks read the run's folder;
 /// the others wait as long as that takes.
 pub fn fetch(rank: &Rank, checkpoints: PathBuf, asked: Option<&Path>) -> Result<Option<PathBuf>> {
-    let url = asked.and_then(Path::to_str).filter(|asked| asked.contains("://"));
-    let Some(url) = url else { return Ok(asked.map(Path::to_path_buf)) };
+    let Some(url) = asked.and_then(Place::is_url) else { return Ok(asked.map(Path::to_path_buf)) };
     rank.set_phase("fetching the checkpoint to resume from");
     let url = url.to_string();
     let bring = move || -> Result<PathBuf> {

@@ -36,6 +36,23 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     let status = lab.gptrain(&["status", "runs/a"]);
     assert!(status.out.contains("copied step-00000008 to file://"), "{}", status.out);
 
+    // Fetched for the moment, the newest or one by its name, as --resume-from reads them.
+    let there = lab.path("temporary");
+    fs::create_dir(&there).unwrap();
+    let inspect = |args: &[&str]| {
+        let args = [&["inspect-ckpt"], args].concat();
+        lab.gptrain_with(&[("TMPDIR", &there)], &args)
+    };
+    let read = inspect(&[&url, "--deep"]);
+    assert!(read.expect(0, &[]).out.contains("step-00000008"), "{}", read.out);
+    let named = format!("{url}/step-00000008");
+    inspect(&["runs/a/checkpoints/step-00000008", "--diff", &named]).expect(0, &[]);
+    let older = "runs/a/checkpoints/step-00000006";
+    inspect(&[older, "--diff", &url]).expect(1, &["the two are different"]);
+    inspect(&["s3://A_b/c"]).expect(2, &["is no bucket"]);
+    inspect(&["file:///nowhere/a"]).expect(2, &["holds no whole checkpoint"]);
+    assert!(names(&there).is_empty(), "{:?}", names(&there));
+
     let resume = |from: &str, to: &str| {
         let to = format!("log.folder={to}");
         lab.gptrain(&["run", "run.yaml", "--set", &to, "--resume-from", from])
@@ -58,6 +75,7 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     resume(&named, "runs/c").expect(2, &["holds no whole step-00000008"]);
     resume("file:///nowhere/a", "runs/c").expect(2, &["holds no whole checkpoint"]);
     resume("ftp://host/a", "runs/c").expect(2, &["is no place of checkpoints"]);
+    resume("s3://A_b/c", "runs/c").expect(2, &["s3://A_b/c", "is no bucket: 3 to 63 lower-case"]);
     assert!(steps(&lab.path("runs/c/checkpoints")).is_empty());
 }
 
@@ -115,8 +133,8 @@ fn a_place_that_is_none_is_refused_before_the_run() {
     fs::write(lab.path("file"), "").unwrap();
     let below_a_file = format!("file://{}", lab.path("file/a").display());
     for (also, says) in [
-        ("ftp://host/a", "no place of copies"),
-        ("/mnt/archive", "no place of copies"),
+        ("ftp://host/a", "no place of checkpoints"),
+        ("/mnt/archive", "no place of checkpoints"),
         ("file://archive", "no whole path"),
         ("s3://A_b/c", "no bucket"),
         ("s3:///a", "no bucket"),

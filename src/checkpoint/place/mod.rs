@@ -28,6 +28,7 @@ use super::folder::{self, Keep};
 use super::index;
 use anyhow::{Context, Result, bail};
 use base::Problems;
+use manifest::place::PlaceUrl;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -72,6 +73,11 @@ trait Store: Send + Sync {
 type Next<'a> = &'a mut dyn FnMut(usize) -> Result<Vec<u8>>;
 
 impl Place {
+    /// Whether a command's argument names one, and no path.
+    pub fn is_url(asked: &Path) -> Option<&str> {
+        asked.to_str().filter(|asked| asked.contains("://"))
+    }
+
     /// Of a URL, with the environment's settings; nothing is read yet. An error is the user's mistake.
     pub fn open(url: &str) -> Result<Place> {
         let all = std::env::vars_os().filter_map(|(name, value)| {
@@ -88,15 +94,10 @@ impl Place {
             Some(step) => (place, Some(step)),
             None => (whole, None),
         };
-        let store: Box<dyn Store> = match place.split_once("://") {
-            Some(("file", path)) if path.starts_with('/') => {
-                Box::new(mount::Mount::new(Path::new(path), Arc::default()))
-            }
-            Some(("s3", path)) => Box::new(bucket::Bucket::open(path, settings)?),
-            _ => {
-                let remedy = "write s3://BUCKET/PREFIX or file:///FOLDER";
-                return Err(Problems::one(url, "is no place of checkpoints", remedy).into());
-            }
+        let wrong = |what| Problems::one(url, format!("is {what}"), PlaceUrl::REMEDY);
+        let store: Box<dyn Store> = match PlaceUrl::read(place).map_err(wrong)? {
+            PlaceUrl::Folder(path) => Box::new(mount::Mount::new(Path::new(path), Arc::default())),
+            PlaceUrl::Bucket(path) => Box::new(bucket::Bucket::open(path, settings)?),
         };
         Ok(Place { url: place.to_string(), step, store })
     }
