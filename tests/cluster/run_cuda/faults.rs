@@ -1,6 +1,6 @@
 //! A GPU that tells faults of its own while a run goes on.
 
-use super::{built_for_gpus, run_on};
+use super::run_on;
 use crate::common::binary::Lab;
 use crate::common::softgpu;
 use gptrain::train::sick_nodes::{self, Reason};
@@ -10,9 +10,6 @@ const RUN: [&str; 3] = ["train.steps=3", "train.eval_interval=0", "log.folder=a"
 #[test]
 fn faults_of_a_gpu_are_told_and_those_of_hardware_noted() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let faults = "ecc=2,pending,xid=13,xid=79";
     let done = run_on(&lab, &softgpu::folder(), ("SOFTGPU_FAULTS", faults), &RUN);
     let said = &done.expect(0, &[]).out;
@@ -41,9 +38,6 @@ fn faults_of_a_gpu_are_told_and_those_of_hardware_noted() {
 #[test]
 fn a_healthy_gpu_notes_nothing() {
     let lab = Lab::new();
-    if !built_for_gpus(&lab) {
-        return;
-    }
     let done = run_on(&lab, &softgpu::folder(), ("SOFTGPU_FAULTS", "xid=31"), &RUN);
     let said = &done.expect(0, &[]).out;
     assert!(said.contains("Xid 31, memory page fault") && !said.contains("ECC"), "{said}");
