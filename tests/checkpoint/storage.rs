@@ -158,3 +158,33 @@ fn a_disk_that_is_full_for_a_while_costs_nothing() {
     whole.run(&["train.steps=400"]).well();
     assert_eq!(lab.losses(""), whole.losses("runs/a"), "{out}");
 }
+
+/// The supervisor of a rank that dies while the disk is full waits for it too, and starts the rank anew.
+#[test]
+fn a_disk_that_is_full_when_ranks_begin_anew_is_waited_for() {
+    let lab = Lab::new();
+    fs::create_dir(lab.path("full")).unwrap();
+    let script = "mount -t tmpfs -o size=2m none full || exit 9; \
+         $0 run run.yaml --set train.steps=400 --set checkpoint.keep_last=1 --set log.folder=full/a \
+         --set restart.max=2 > said 2>&1 & run=$!; \
+         until test -s full/a/metrics.jsonl || test ! -d /proc/$run; do sleep 0.01; done; \
+         head -c 4m /dev/zero > full/filler; \
+         kill -9 $(cat /proc/$run/task/*/children); \
+         until grep -q 'takes nothing.*restarts' said || test ! -d /proc/$run; do sleep 0.1; done; \
+         rm full/filler; \
+         wait $run; echo code $? > ended; cp full/a/metrics.jsonl .; cat said ended";
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
+        .current_dir(lab.path(""))
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&done.stdout);
+    if !lab.path("said").exists() {
+        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
+        return;
+    }
+    assert!(out.contains("code 0") && out.contains("restart 1 (1 of 2)"), "{out}");
+    let whole = Lab::new();
+    whole.run(&["train.steps=400"]).well();
+    assert_eq!(lab.losses(""), whole.losses("runs/a"), "{out}");
+}

@@ -18,6 +18,7 @@ use super::events::{self, Kind};
 use super::exit::{self, PeerExit};
 use super::launch;
 use super::saving;
+use super::storage::Storage;
 use anyhow::{Context, Result};
 use comm::{Failed, LauncherEnv, Place};
 use manifest::{Loaded, Manifest};
@@ -68,7 +69,9 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     let first = Plan::first(m, newest(m));
     let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
-    let mut supervisor = Supervisor { m, launcher, task, tasks, meetings, signals, plan, epoch: 0 };
+    let (storage, epoch) = (Storage::of(m), 0);
+    let mut supervisor =
+        Supervisor { m, launcher, task, tasks, meetings, storage, signals, plan, epoch };
     let ended = supervisor.run();
     supervisor.meetings.leave();
     match ended? {
@@ -89,6 +92,7 @@ struct Supervisor<'a> {
     task: usize,
     tasks: usize,
     meetings: Meetings,
+    storage: Arc<Storage>,
     signals: Signals,
     plan: Plan,
     epoch: u64,
@@ -207,7 +211,12 @@ impl Supervisor<'_> {
             Plan { by: self.task, ..next }
         };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
-        let met = self.meetings.meet(self.epoch, &mine, &self.plan.members, wait, decide)?;
+        let members = &self.plan.members;
+        // A disk that is full is waited for, as by the ranks; a signal ends that.
+        let met = self.storage.patiently(|| match self.signals.stop() {
+            true => Ok(None),
+            false => self.meetings.meet(self.epoch, &mine, members, wait, decide),
+        })?;
         let Some(plan) = met else { return Ok(false) };
         self.plan = plan;
         if self.plan.by == self.task && self.plan.end.is_none() {
