@@ -84,16 +84,10 @@ impl Group for HostStaged {
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let tensor = |message: &Message| match *message {
-            Message::Send { x, .. } | Message::Recv { x, .. } => x,
-        };
-        let there: Vec<Tensor> = messages.iter().map(tensor).collect();
+        let there: Vec<Tensor> = messages.iter().map(Message::tensor).collect();
         let here = self.buffers(&there);
-        let staged = |(message, x): (&Message, &Tensor)| match *message {
-            Message::Send { to, .. } => Message::Send { to, x: *x },
-            Message::Recv { from, .. } => Message::Recv { from, x: *x },
-        };
-        let staged: Vec<Message> = messages.iter().zip(&here).map(staged).collect();
+        let staged: Vec<Message> =
+            messages.iter().zip(&here).map(|(message, x)| message.with(*x)).collect();
         for (message, here) in messages.iter().zip(&here) {
             if let Message::Send { x, .. } = message {
                 self.to_host(*x, *here);

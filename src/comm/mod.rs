@@ -136,6 +136,22 @@ pub enum Message {
     Recv { from: usize, x: Tensor },
 }
 
+impl Message {
+    pub fn tensor(&self) -> Tensor {
+        match *self {
+            Message::Send { x, .. } | Message::Recv { x, .. } => x,
+        }
+    }
+
+    /// Another tensor between the same ranks.
+    pub fn with(&self, x: Tensor) -> Message {
+        match *self {
+            Message::Send { to, .. } => Message::Send { to, x },
+            Message::Recv { from, .. } => Message::Recv { from, x },
+        }
+    }
+}
+
 /// The group whose ranks, a pipeline's stages, send each other messages.
 pub const PIPELINE: &str = "pipeline";
 

@@ -376,7 +376,7 @@ impl<'a> Engine<'a> {
         let held = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
         let message = |action| self.message(action, held);
-        play(actions, &*params.groups().pipeline, message, |action| {
+        play(actions, &*params.groups().pipeline, cx.tp, message, |action| {
             match action {
                 Action::Forward(pass) => {
                     let inputs = &held(pass).inputs;

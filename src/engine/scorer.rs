@@ -103,7 +103,7 @@ impl Scores for Scorer<'_> {
         let held = |pass: Pass| &self.slots[pass.slot][pass.chunk];
         self.be.zero(self.loss);
         let message = |action: Action| self.message(action, held(action.pass()));
-        play(&actions, &*self.groups.pipeline, message, |action| {
+        play(&actions, &*self.groups.pipeline, cx.tp, message, |action| {
             match action {
                 Action::Forward(pass) => {
                     if pass.chunk == 0 {

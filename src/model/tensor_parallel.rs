@@ -50,6 +50,24 @@ impl TensorParallel<'_> {
         pending.into_iter().for_each(|pending| self.group.finish(pending));
     }
 
+    /// What this rank sends to another stage of a tensor outside the region. Without sequence
+    /// parallelism all ranks have it alike: each sends its share of the elements, which the ranks on
+    /// the other side gather (Narayanan et al. 2021, § 4.1). All of it where they do not divide it.
+    pub fn sent(&self, outside: Tensor) -> Tensor {
+        let (ranks, elements) = (self.group.size(), outside.numel());
+        if self.sequence || !elements.is_multiple_of(ranks) {
+            return outside;
+        }
+        outside.span(elements / ranks * self.group.rank(), elements / ranks)
+    }
+
+    /// The rest of what came from another stage: `sent` of it has arrived.
+    pub fn gather_sent(&self, sent: Tensor, outside: Tensor) {
+        if sent.numel() < outside.numel() {
+            self.group.all_gather(sent, outside);
+        }
+    }
+
     /// Tokens on this rank outside the region: n of `all`.
     pub fn tokens(&self, all: usize) -> usize {
         if self.sequence { div_exact(all, self.group.size()) } else { all }

@@ -56,6 +56,9 @@ grid!(interleaved_uneven: "model.layers=6", "topology.pipeline=2",
 grid!(interleaved_balanced_recompute: "model.layers=7", "topology.pipeline=2",
     "topology.schedule=interleaved", "topology.layer_split=balanced", "topology.recompute=full");
 grid!(tensor_pipeline: "topology.tensor=2", "topology.pipeline=2");
+// Five ranks do not divide what a stage sends.
+grid!(tensor_5_pipeline: "topology.tensor=5", "topology.pipeline=2", "model.heads=5",
+    "model.head_dim=8", "model.ffn_hidden=40");
 grid!(pipeline_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1");
 grid!(interleaved_data: "topology.pipeline=2", "topology.data=2",
     "topology.schedule=interleaved");
@@ -286,6 +289,41 @@ fn recompute_changes_no_bit() {
             assert!(none == at("topology.recompute=full"), "{grid:?} {family:?}");
         }
     }
+}
+
+/// What a stage receives is what the one before had, whichever rank sent which share of it.
+#[test]
+fn stages_change_no_bit() {
+    let tensors: [&[&str]; 3] = [
+        &["topology.tensor=2"],
+        &["topology.tensor=4", "precision=bf16"],
+        &["topology.tensor=2", "topology.sequence_parallel=true"],
+    ];
+    let pipelines: [&[&str]; 3] = [
+        &["topology.pipeline=2"],
+        &["topology.pipeline=2", "topology.schedule=interleaved"],
+        &["topology.pipeline=4", "topology.schedule=gpipe"],
+    ];
+    for tensor in tensors {
+        let of =
+            |pipeline: &[&str]| values(&train(&[UNCLIPPED, tensor, pipeline].concat(), &GLOBAL));
+        let alone = of(&[]);
+        for pipeline in pipelines {
+            assert!(of(pipeline) == alone, "{tensor:?} {pipeline:?}");
+        }
+    }
+}
+
+/// Neither the gradient's norm nor the copy of a tied embedding, which stages add up in another
+/// order, decides how weights change.
+const UNCLIPPED: &[&str] =
+    &["optimizer.adamw.clip=0", "model.tied_head=false", "model.dropout=0.1"];
+
+/// Losses, and the gradients of every weight, to the last bit.
+fn values(past: &Past) -> (Vec<u64>, Vec<Gradient>) {
+    let mut gradients = past.gradients.clone();
+    gradients.sort_by(|a, b| (&a.name, a.row, a.col).cmp(&(&b.name, b.row, b.col)));
+    (past.outcomes.iter().map(|outcome| outcome.loss.to_bits()).collect(), gradients)
 }
 
 /// Both model families, dropout on and off.

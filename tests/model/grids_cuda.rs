@@ -102,6 +102,21 @@ fn nccl_fp8() {
     }
 }
 
+/// Stages change no bit of a loss where nothing is clipped and no embedding tied: whichever rank sent
+/// which share of what they receive.
+#[test]
+fn nccl_stages_change_no_bit() {
+    let losses = |topology: &[&str]| {
+        let plain = ["optimizer.adamw.clip=0", "model.tied_head=false", "topology.tensor=2"];
+        let sets = [&LEARNED[..], &plain, &["batch.global=4"], topology].concat();
+        let past = on_gpus(&common::manifest(&sets), How::Nccl, 2, &|_| ());
+        past.outcomes.iter().map(|outcome| outcome.loss.to_bits()).collect::<Vec<_>>()
+    };
+    let alone = losses(&[]);
+    assert_eq!(losses(&["topology.pipeline=2"]), alone);
+    assert_eq!(losses(&["topology.pipeline=2", "topology.schedule=interleaved"]), alone);
+}
+
 /// Of two steps.
 pub fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
     on_gpus(manifest, how, 2, &|_| ()).outcomes

@@ -31,8 +31,9 @@ pub struct Step {
     pub micros: usize,
     /// Tokens of one, N.
     pub tokens: usize,
-    /// Bytes of one's residual stream, [N, H].
+    /// Bytes of one's residual stream, [N, H], and whether the tensor-parallel ranks divide it.
     pub stream: f64,
+    pub divides: bool,
     /// Times that recompute enters and leaves a split region again, for each block.
     pub again: [usize; 2],
     /// Bytes of the maxima of one shared operand in 8-bit floats, of all ranks, or 0.
@@ -105,18 +106,22 @@ const NUMBER: f64 = 4.0;
 pub fn sent(step: &Step) -> Volume {
     let Step { pipeline, sequence, tied, sums, .. } = *step;
     let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
-    let share = if sequence { step.stream / step.tensor as f64 } else { step.stream };
-    let messages = step.micros * (step.before + step.after);
+    let share = if step.divides { step.stream / step.tensor as f64 } else { step.stream };
+    // As many are sent as received.
+    let messages = (step.micros * (step.before + step.after)) as f64;
+    // What each rank sent a share of (Narayanan et al. 2021, § 4.1).
+    let scattered = if step.divides && !sequence { messages } else { 0.0 };
     // Whether all gradients are finite.
     let agreed = f64::from(u8::from(is_compressed(step)));
     let tp_async =
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
     Volume {
         tensor: step.micros as f64 * activations(step)
+            + scattered * all_gather(step.tensor, step.stream)
             + all_reduce(step.tensor, sums.split)
             + (1.0 + agreed) * all_reduce(step.tensor, NUMBER),
         tp_async: if sequence { step.buckets.iter().map(tp_async).sum() } else { 0.0 },
-        pipeline: messages as f64 * share + (2.0 + agreed) * all_reduce(pipeline, NUMBER),
+        pipeline: messages * share + (2.0 + agreed) * all_reduce(pipeline, NUMBER),
         data: replicas(step, blocks.count()),
         embedding: all_reduce(2, tied) + all_reduce(2, sums.tied),
     }

@@ -33,6 +33,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         micros: div_exact(global, m.batch.micro * groups.data.size()),
         tokens,
         stream: bytes(tokens * m.model.hidden, cx.dtype),
+        divides: (tokens * m.model.hidden).is_multiple_of(groups.tensor.size()),
         again: match m.topology.recompute {
             Recompute::None => [0, 0],
             Recompute::Selective => [2, 0],
