@@ -3,7 +3,7 @@
 use super::rank::Rank;
 use super::report::Console;
 use anyhow::Context;
-use base::{DType, Problems};
+use base::{DType, Problems, output};
 use comm::Place;
 use engine::{Engine, Outcome};
 use parking_lot::Mutex;
@@ -11,6 +11,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator;
+use signal_hook::low_level::emulate_default_handler;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -148,6 +149,32 @@ pub fn stop_signals() -> Vec<i32> {
 pub fn heed_size_limits() -> anyhow::Result<()> {
     flag::register(SIGXFSZ, Arc::default())?;
     Ok(())
+}
+
+/// While ranks are waited for, until `Signals::listen`: a stop signal ends the process at once.
+pub struct Waiting(iterator::Handle);
+
+impl Waiting {
+    /// `clean` is called before the end by a signal.
+    pub fn begin(clean: impl FnOnce() + Send + 'static) -> anyhow::Result<Waiting> {
+        let mut arriving = iterator::Signals::new(stop_signals())?;
+        let waiting = Waiting(arriving.handle());
+        let end = move || {
+            if let Some(signal) = arriving.forever().next() {
+                output::abandon();
+                clean();
+                emulate_default_handler(signal).ok();
+            }
+        };
+        base::threads::spawn("signals", end)?;
+        Ok(waiting)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl Signals {

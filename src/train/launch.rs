@@ -6,6 +6,7 @@ mod device;
 pub use device::{Carrier, Device, LocalRank, of_rank};
 
 use super::exit::{self, PeerExit};
+use super::guard::Waiting;
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use ::device::Dead;
@@ -31,6 +32,8 @@ pub struct LocalRanks {
     pub threads: usize,
     /// "threads of a process" or "processes", as printed at the start.
     pub kind: &'static str,
+    /// To be dropped by who listens to signals from then on.
+    pub waiting: Option<Waiting>,
 }
 
 impl LocalRanks {
@@ -54,7 +57,8 @@ impl LocalRanks {
             let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
             let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
             let worlds = worlds.map(|(local, world)| (world, local)).collect();
-            return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
+            let (kind, waiting) = ("threads of a process", None);
+            return Ok(LocalRanks { worlds, node: host, threads, kind, waiting });
         };
         if launch.world != ranks {
             let printed = launch.rank > 0; // by rank 0
@@ -77,12 +81,18 @@ impl LocalRanks {
         };
         let (local_rank, local_world) = (launch.local_rank, launch.local_world);
         let local = LocalRank { local_rank, local_world, process: true };
+        let (folder, job) = (m.log.folder.clone(), launch.job.clone());
+        let waiting = Waiting::begin(move || {
+            tcp::forget_secret(&folder, &job);
+            std::fs::remove_dir(&folder).ok(); // unless a run is there
+        })?;
         let joined = tcp::join(&join);
         if launch.rank == 0 {
             tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
         }
         let worlds = vec![(joined?, local)];
-        Ok(LocalRanks { worlds, node: join.node, threads, kind: PROCESSES })
+        let (kind, waiting) = (PROCESSES, Some(waiting));
+        Ok(LocalRanks { worlds, node: join.node, threads, kind, waiting })
     }
 
     /// Whether a launcher started each rank as a process of its own.

@@ -64,6 +64,7 @@ pub fn run(
     let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
+    ranks.waiting = None;
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
         let opened = start::open(&process, rank, device);

@@ -128,9 +128,7 @@ impl Storage {
             let (folder, limit) = (self.folder.display(), Seconds(self.limit.as_secs_f64()));
             let causes: Vec<String> = error.chain().map(|cause| cause.to_string()).collect();
             let why = causes[causes.len().saturating_sub(2)..].join(": ");
-            tracing::warn!(
-                "{folder} takes nothing ({why}): waiting up to {limit} for it, training goes on"
-            );
+            tracing::warn!("{folder} takes nothing ({why}): waiting up to {limit} for it");
         }
     }
 

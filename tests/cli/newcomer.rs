@@ -1,7 +1,9 @@
 //! What a newcomer does in the first hour, and what is said to them.
 
-use crate::common::binary::{Done, Lab, free_port};
+use crate::common::binary::{Done, Lab, free_port, until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 /// A reader of standard output that leaves at once, as `head -0` does.
@@ -138,6 +140,23 @@ fn ranks_that_are_missing_are_named_while_they_are_waited_for() {
     done.expect(3, &["did not find rank 0"]);
     let says = format!("rank 1 waits for rank 0 at 127.0.0.1:{port}");
     assert!(done.out.contains(&says), "{}", done.out);
+}
+
+#[test]
+fn a_signal_while_ranks_are_waited_for_leaves_nothing() {
+    let lab = Lab::new();
+    let mut child = lab.rank(0, 2, free_port(), &["topology.data=2"]).spawn().unwrap();
+    let folder = lab.path("runs/a");
+    // Its secret, and no longer the file with an ending that becomes it.
+    let secret = |entry: fs::DirEntry| entry.path().extension().is_none();
+    let waits = || {
+        let files: Vec<_> = fs::read_dir(&folder).into_iter().flatten().flatten().collect();
+        files.len() == 1 && files.into_iter().all(secret)
+    };
+    until("the rank waits for the other one", waits);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    assert!(!folder.exists(), "{:?}", fs::read_dir(&folder).map(Iterator::count));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! the steps of a real run. What a file does not measure keeps the table's figure.
 
 use super::dry_run;
-use crate::hardware::{Hardware, Link, Links};
+use crate::hardware::{Hardware, Link, Links, MEASURED};
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
 use crate::others::rows::logs::Log;
 use crate::setup::Setup;
@@ -38,6 +38,7 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
         host_gb_s: host(found).unwrap_or(hw.host_gb_s * hw.memory_share) / memory_share,
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
+        doubt: MEASURED,
         ..hw.clone()
     };
     // A command plans once, and every copy of a setup points at its hardware.
@@ -98,7 +99,7 @@ pub fn slowdown(
     Ok((Setup { hardware: Box::leak(Box::new(learned)), ..setup }, line))
 }
 
-/// What a plan with a learned slowdown is off by, where it is another cut than the one that ran.
+/// Half of what a plan with a learned slowdown is off by, where it is another cut than the one that ran.
 const LEARNED: f64 = 0.05;
 
 /// What was learned from a document, in one line.
