@@ -518,7 +518,7 @@ pub fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
         };
         // A rule that divides by a gradient's size makes full steps of gradients that are rounding alone
         // (those of keys' biases).
-        let most = if step == 0 { 50.0 * tolerance.0 } else { 1e-3f64.max(grown * tolerance.0) };
+        let most = if step == 0 { 200.0 * tolerance.0 } else { 1e-3f64.max(grown * tolerance.0) };
         assert!(update <= most, "{place}: update's norm off by {update:.1e}");
     }
     for gradient in &ours.gradients {
