@@ -73,6 +73,11 @@ impl LocalRanks {
         if launch.rank == 0 {
             clear(&dumps);
         }
+        let (folder, job) = (m.log.folder.clone(), launch.job.clone());
+        let waiting = Waiting::begin(move || {
+            tcp::forget_secret(&folder, &job);
+            std::fs::remove_dir(&folder).ok(); // unless a run is there
+        })?;
         let identity = xxh3_64(format!("{}\n{options}", loaded.effective).as_bytes());
         let join = Join {
             start_timeout: Duration::from_secs_f64(m.comm.start_timeout_s),
@@ -81,11 +86,6 @@ impl LocalRanks {
         };
         let (local_rank, local_world) = (launch.local_rank, launch.local_world);
         let local = LocalRank { local_rank, local_world, process: true };
-        let (folder, job) = (m.log.folder.clone(), launch.job.clone());
-        let waiting = Waiting::begin(move || {
-            tcp::forget_secret(&folder, &job);
-            std::fs::remove_dir(&folder).ok(); // unless a run is there
-        })?;
         let joined = tcp::join(&join);
         if launch.rank == 0 {
             tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
