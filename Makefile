@@ -7,8 +7,10 @@ QUICK = target/quick/gptrain
 TOOLCHAIN = .toolchain
 PYTHON ?= python3
 export PYTHON
-# SM70=1: kernels for the V100 too.
+# SM70=1: kernels for the V100 too. (Set to nothing, it would make cargo build anew what it built without.)
+ifdef SM70
 export SM70
+endif
 
 .PHONY: run quick build kernels s3-server test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
