@@ -3,7 +3,7 @@
 use super::rank::Rank;
 use super::report::Console;
 use anyhow::Context;
-use base::{DType, Problems, output};
+use base::{DType, Problems};
 use comm::Place;
 use engine::{Engine, Outcome};
 use parking_lot::Mutex;
@@ -161,7 +161,6 @@ impl Waiting {
         let waiting = Waiting(arriving.handle());
         let end = move || {
             if let Some(signal) = arriving.forever().next() {
-                output::abandon();
                 clean();
                 emulate_default_handler(signal).ok();
             }

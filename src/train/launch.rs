@@ -32,8 +32,20 @@ pub struct LocalRanks {
     pub threads: usize,
     /// "threads of a process" or "processes", as printed at the start.
     pub kind: &'static str,
-    /// To be dropped by who listens to signals from then on.
-    pub waiting: Option<Waiting>,
+}
+
+/// For a command that listens to signals only once it has its ranks: until this is dropped, a stop
+/// signal leaves nothing of the rendezvous. None where no other process is waited for.
+pub fn waiting(m: &Manifest) -> anyhow::Result<Option<Waiting>> {
+    let launcher = launcher(m)?.filter(|launch| launch.world > 1);
+    let begin = |launch: LauncherEnv| {
+        let folder = m.log.folder.clone();
+        Waiting::begin(move || {
+            tcp::forget_secret(&folder, &launch.job);
+            std::fs::remove_dir(&folder).ok(); // unless a run is there
+        })
+    };
+    launcher.map(begin).transpose()
 }
 
 impl LocalRanks {
@@ -57,8 +69,7 @@ impl LocalRanks {
             let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
             let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
             let worlds = worlds.map(|(local, world)| (world, local)).collect();
-            let (kind, waiting) = ("threads of a process", None);
-            return Ok(LocalRanks { worlds, node: host, threads, kind, waiting });
+            return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
             let printed = launch.rank > 0; // by rank 0
@@ -73,11 +84,6 @@ impl LocalRanks {
         if launch.rank == 0 {
             clear(&dumps);
         }
-        let (folder, job) = (m.log.folder.clone(), launch.job.clone());
-        let waiting = Waiting::begin(move || {
-            tcp::forget_secret(&folder, &job);
-            std::fs::remove_dir(&folder).ok(); // unless a run is there
-        })?;
         let identity = xxh3_64(format!("{}\n{options}", loaded.effective).as_bytes());
         let join = Join {
             start_timeout: Duration::from_secs_f64(m.comm.start_timeout_s),
@@ -91,8 +97,7 @@ impl LocalRanks {
             tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
         }
         let worlds = vec![(joined?, local)];
-        let (kind, waiting) = (PROCESSES, Some(waiting));
-        Ok(LocalRanks { worlds, node: join.node, threads, kind, waiting })
+        Ok(LocalRanks { worlds, node: join.node, threads, kind: PROCESSES })
     }
 
     /// Whether a launcher started each rank as a process of its own.

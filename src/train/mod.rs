@@ -61,10 +61,11 @@ pub fn run(
 ) -> anyhow::Result<Option<Ended>> {
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
+    let waiting = launch::waiting(&loaded.manifest)?;
     let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
-    ranks.waiting = None;
+    drop(waiting); // the process listens
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
         let opened = start::open(&process, rank, device);

@@ -130,6 +130,21 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     assert_eq!(whole.count(), 300 / 3, "all of them");
 }
 
+/// What a script prints in a mount namespace of its own; `$0` is gptrain. None where the system gives
+/// none: the script writes the file `said` once it has one.
+fn in_namespace(lab: &Lab, script: &str) -> Option<String> {
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
+        .current_dir(lab.path(""))
+        .output()
+        .unwrap();
+    if !lab.path("said").exists() {
+        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
+        return None;
+    }
+    Some(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
 /// A file system that is full for a while, in a mount namespace of its own: no line of metrics is
 /// lost. Where the system gives none, the sweep above and `/dev/full` (train::report) stand alone.
 #[test]
@@ -143,16 +158,7 @@ fn a_disk_that_is_full_for_a_while_costs_nothing() {
          head -c 4m /dev/zero > full/filler; \
          until grep -q 'takes nothing' said || test -f ended; do sleep 0.1; done; rm full/filler; \
          wait; cp full/a/metrics.jsonl .; cat said ended";
-    let done = Command::new("unshare")
-        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
-        .current_dir(lab.path(""))
-        .output()
-        .unwrap();
-    let out = String::from_utf8_lossy(&done.stdout);
-    if !lab.path("said").exists() {
-        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
-        return;
-    }
+    let Some(out) = in_namespace(&lab, script) else { return };
     assert!(out.contains("code 0") && out.contains("takes nothing"), "{out}");
     let whole = Lab::new();
     whole.run(&["train.steps=400"]).well();
@@ -173,16 +179,7 @@ fn a_disk_that_is_full_when_ranks_begin_anew_is_waited_for() {
          until grep -q 'takes nothing.*restarts' said || test ! -d /proc/$run; do sleep 0.1; done; \
          rm full/filler; \
          wait $run; echo code $? > ended; cp full/a/metrics.jsonl .; cat said ended";
-    let done = Command::new("unshare")
-        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
-        .current_dir(lab.path(""))
-        .output()
-        .unwrap();
-    let out = String::from_utf8_lossy(&done.stdout);
-    if !lab.path("said").exists() {
-        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
-        return;
-    }
+    let Some(out) = in_namespace(&lab, script) else { return };
     assert!(out.contains("code 0") && out.contains("restart 1 (1 of 2)"), "{out}");
     let whole = Lab::new();
     whole.run(&["train.steps=400"]).well();
