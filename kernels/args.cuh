@@ -731,17 +731,20 @@ static_assert(AT(Descend, direction) == 0 && AT(Descend, master) == 8 && AT(Desc
               AT(Descend, step) == 44 && AT(Descend, vector) == 48 &&
               sizeof(Descend) == 56, "layout");
 
+// Of x [rows, cols] in 8-bit floats: the largest numbers of lines, and what scales them.
 struct LineMaxima {
     const void* x;
-    float* maxima;
+    // [rows] and [cols], 0 before, or null: not asked for
+    float* of_rows;
+    float* of_columns;
     uint64_t rows;
     uint32_t cols;
     uint32_t vector;
 };
-static_assert(AT(LineMaxima, x) == 0 && AT(LineMaxima, maxima) == 8 &&
-              AT(LineMaxima, rows) == 16 && AT(LineMaxima, cols) == 24 &&
-              AT(LineMaxima, vector) == 28 &&
-              sizeof(LineMaxima) == 32, "layout");
+static_assert(AT(LineMaxima, x) == 0 && AT(LineMaxima, of_rows) == 8 &&
+              AT(LineMaxima, of_columns) == 16 && AT(LineMaxima, rows) == 24 &&
+              AT(LineMaxima, cols) == 32 && AT(LineMaxima, vector) == 36 &&
+              sizeof(LineMaxima) == 40, "layout");
 
 struct Fp8Scales {
     const float* maxima;
@@ -758,15 +761,41 @@ static_assert(AT(Fp8Scales, maxima) == 0 && AT(Fp8Scales, scales) == 8 &&
 
 struct Fp8Codes {
     const void* x;
-    const float* scales;
-    void* codes;
+    // [rows], u8 [rows, cols]; in `fp8_columns_*` null: rows are not asked for
+    const float* row_scales;
+    void* row_codes;
+    // [cols], u8 [cols, rows]
+    const float* column_scales;
+    void* column_codes;
     uint64_t rows;
     uint32_t cols;
     uint32_t vector;
+    // Whether lines of columns may be written 16 bytes at a time.
+    uint32_t wide;
 };
-static_assert(AT(Fp8Codes, x) == 0 && AT(Fp8Codes, scales) == 8 && AT(Fp8Codes, codes) == 16 &&
-              AT(Fp8Codes, rows) == 24 && AT(Fp8Codes, cols) == 32 && AT(Fp8Codes, vector) == 36 &&
-              sizeof(Fp8Codes) == 40, "layout");
+static_assert(AT(Fp8Codes, x) == 0 && AT(Fp8Codes, row_scales) == 8 &&
+              AT(Fp8Codes, row_codes) == 16 && AT(Fp8Codes, column_scales) == 24 &&
+              AT(Fp8Codes, column_codes) == 32 && AT(Fp8Codes, rows) == 40 &&
+              AT(Fp8Codes, cols) == 48 && AT(Fp8Codes, vector) == 52 && AT(Fp8Codes, wide) == 56 &&
+              sizeof(Fp8Codes) == 64, "layout");
+
+// Rows scaled by their own largest numbers.
+struct Fp8OwnRows {
+    const void* x;
+    float* scales;
+    void* codes;
+    // The largest numbers of columns [cols], 0 before, or null: not asked for
+    float* of_columns;
+    uint64_t rows;
+    uint32_t cols;
+    float largest;
+    uint32_t vector;
+};
+static_assert(AT(Fp8OwnRows, x) == 0 && AT(Fp8OwnRows, scales) == 8 &&
+              AT(Fp8OwnRows, codes) == 16 && AT(Fp8OwnRows, of_columns) == 24 &&
+              AT(Fp8OwnRows, rows) == 32 && AT(Fp8OwnRows, cols) == 40 &&
+              AT(Fp8OwnRows, largest) == 44 && AT(Fp8OwnRows, vector) == 48 &&
+              sizeof(Fp8OwnRows) == 56, "layout");
 
 struct Axpy {
     const float* x;

@@ -1,68 +1,84 @@
 // 8-bit floats (Micikevicius et al. 2022): maxima of lines, their scales, and codes, of which lines
 // become rows.
 //
-// Bytes moved for each element of size s: maxima s; codes s + 1.
+// Bytes moved for each element of size s, whether of rows, of columns or of both: maxima s; codes of
+// the one s + 1, of both s + 2; of rows by their own maxima, with those of columns, s + 1.
 #include "common.cuh"
 
 // A magnitude's bits: they compare as numbers do, and NaN is above all.
 __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 __device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
 
-// Of a block of whole warps; every thread gets it.
-__device__ __forceinline__ uint32_t block_largest(uint32_t x) {
-    __shared__ uint32_t parts[32];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int with = 16; with > 0; with /= 2) x = larger(x, __shfl_xor_sync(~0u, x, with));
-    if (lane == 0) parts[warp] = x;
-    __syncthreads();
-    x = lane < warps ? parts[lane] : 0;
+__device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
+#pragma unroll
     for (int with = 16; with > 0; with /= 2) x = larger(x, __shfl_xor_sync(~0u, x, with));
     return x;
 }
 
-// A block works on one row.
-template <class T, int V> __device__ void row_maxima_by(const LineMaxima& a) {
-    uint64_t row = blockIdx.x;
-    const T* from = static_cast<const T*>(a.x) + row * a.cols;
-    uint32_t most = 0;
-    for (uint32_t col = threadIdx.x * V; col < a.cols; col += blockDim.x * V) {
-        float x[V];
-        load(from + col, x);
+// Of a block of whole warps; every thread gets it.
+__device__ __forceinline__ uint32_t block_largest(uint32_t x) {
+    __shared__ uint32_t parts[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    x = warp_largest(x);
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_largest(lane < warps ? parts[lane] : 0);
+}
+
+// To where other blocks leave theirs: the largest wins, in whatever order they come.
+__device__ __forceinline__ void leave_largest(float* at, uint32_t x) {
+    atomicMax(reinterpret_cast<uint32_t*>(at), x);
+}
+
+// Pieces that a thread has on their way at once.
+constexpr int AT_ONCE = 4;
+
+// A warp works on 32·V columns in some rows, eight warps on the same columns.
+template <class T, int V> __device__ void line_maxima_by(const LineMaxima& a) {
+    __shared__ uint32_t parts[8][32 * V];
+    uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V, most[V] = {};
+    uint64_t step = (uint64_t)gridDim.y * 8, first = (uint64_t)blockIdx.y * 8 + threadIdx.y;
+    for (uint64_t start = first; start < a.rows; start += AT_ONCE * step) {
+        float x[AT_ONCE][V] = {};
 #pragma unroll
-        for (int i = 0; i < V; i++) most = larger(most, magnitude(x[i]));
+        for (int k = 0; k < AT_ONCE; k++) {
+            uint64_t row = start + k * step;
+            if (row < a.rows && col < a.cols)
+                load(static_cast<const T*>(a.x) + row * a.cols + col, x[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            uint32_t of_row = 0;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                uint32_t size = magnitude(x[k][i]);
+                most[i] = larger(most[i], size);
+                of_row = larger(of_row, size);
+            }
+            if (!a.of_rows) continue;
+            of_row = warp_largest(of_row);
+            uint64_t row = start + k * step;
+            if (threadIdx.x == 0 && row < a.rows) leave_largest(a.of_rows + row, of_row);
+        }
     }
-    most = block_largest(most);
-    if (threadIdx.x == 0) a.maxima[row] = __uint_as_float(most);
-}
-
-template <class T> __device__ void row_maxima(const LineMaxima& a) {
-    if (a.vector) row_maxima_by<T, WIDE<T>>(a);
-    else row_maxima_by<T, 1>(a);
-}
-KERNELS(row_maxima, row_maxima<T>, LineMaxima, 256)
-
-// A thread works on V columns in some rows. The maxima are 0 before.
-template <class T, int V> __device__ void column_maxima_by(const LineMaxima& a) {
-    uint32_t col = (blockIdx.x * blockDim.x + threadIdx.x) * V;
-    if (col >= a.cols) return;
-    uint32_t most[V] = {};
-    uint64_t step = (uint64_t)gridDim.y * blockDim.y;
-    for (uint64_t row = (uint64_t)blockIdx.y * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-        float x[V];
-        load(static_cast<const T*>(a.x) + row * a.cols + col, x);
+    if (!a.of_columns) return;
 #pragma unroll
-        for (int i = 0; i < V; i++) most[i] = larger(most[i], magnitude(x[i]));
-    }
+    for (int i = 0; i < V; i++) parts[threadIdx.y][threadIdx.x * V + i] = most[i];
+    __syncthreads();
+    uint32_t thread = threadIdx.y * 32 + threadIdx.x;
+    uint32_t line = blockIdx.x * 32 * V + thread;
+    if (thread >= 32 * V || line >= a.cols) return;
+    uint32_t all = 0;
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        atomicMax(reinterpret_cast<uint32_t*>(a.maxima) + col + i, most[i]);
+    for (int warp = 0; warp < 8; warp++) all = larger(all, parts[warp][thread]);
+    leave_largest(a.of_columns + line, all);
 }
 
-template <class T> __device__ void column_maxima(const LineMaxima& a) {
-    if (a.vector) column_maxima_by<T, WIDE<T>>(a);
-    else column_maxima_by<T, 1>(a);
+template <class T> __device__ void line_maxima(const LineMaxima& a) {
+    if (a.vector) line_maxima_by<T, WIDE<T>>(a);
+    else line_maxima_by<T, 1>(a);
 }
-KERNELS(column_maxima, column_maxima<T>, LineMaxima, 256)
+KERNELS(line_maxima, line_maxima<T>, LineMaxima, 256)
 
 // What a maximum is taken for at least: 2^-100.
 __device__ __forceinline__ float scale_of(uint32_t most, float largest) {
@@ -114,25 +130,29 @@ template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
 #endif
 }
 
+// Codes of V numbers that lie side by side, V of whose bytes may be written at once.
+template <int V> __device__ __forceinline__ void store_codes(uint8_t* to, const uint8_t (&codes)[V]) {
+    if constexpr (V == 1) {
+        *to = codes[0];
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i += 4) {
+            uint32_t word;
+            memcpy(&word, codes + i, 4);
+            *reinterpret_cast<uint32_t*>(to + i) = word;
+        }
+    }
+}
+
 template <class T, bool E5M2, int V> __device__ void fp8_rows_by(const Fp8Codes& a) {
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         uint64_t at = row * a.cols + col;
-        float x[V], factor = 1.0f / a.scales[row];
+        float x[V], factor = 1.0f / a.row_scales[row];
         load(static_cast<const T*>(a.x) + at, x);
         uint8_t codes[V];
 #pragma unroll
         for (int i = 0; i < V; i++) codes[i] = encode<E5M2>(x[i] * factor);
-        uint8_t* to = static_cast<uint8_t*>(a.codes) + at;
-        if constexpr (V == 1) {
-            *to = codes[0];
-        } else {
-#pragma unroll
-            for (int i = 0; i < V; i += 4) {
-                uint32_t word;
-                memcpy(&word, codes + i, 4);
-                *reinterpret_cast<uint32_t*>(to + i) = word;
-            }
-        }
+        store_codes(static_cast<uint8_t*>(a.row_codes) + at, codes);
     });
 }
 
@@ -143,31 +163,105 @@ template <class T, bool E5M2> __device__ void fp8_rows(const Fp8Codes& a) {
 KERNELS(fp8_rows_e4m3, (fp8_rows<T, false>), Fp8Codes, 256)
 KERNELS(fp8_rows_e5m2, (fp8_rows<T, true>), Fp8Codes, 256)
 
+// A warp works on a row at a time: its maximum, then its codes, for which the row is read again from
+// the cache. Maxima of columns gather in the block's shared memory, where only what is larger than
+// all before is written, and last among all blocks.
+template <class T, bool E5M2, int V> __device__ void fp8_own_rows_by(const Fp8OwnRows& a) {
+    DYNAMIC_SHARED(shared);
+    uint32_t* columns = reinterpret_cast<uint32_t*>(shared);
+    uint32_t warp = threadIdx.x / 32, first = threadIdx.x % 32 * V, warps = blockDim.x / 32;
+    if (a.of_columns) {
+        for (uint32_t col = threadIdx.x; col < a.cols; col += blockDim.x) columns[col] = 0;
+        __syncthreads();
+    }
+    for (uint64_t row = (uint64_t)blockIdx.x * warps + warp; row < a.rows; row += gridDim.x * warps) {
+        const T* from = static_cast<const T*>(a.x) + row * a.cols;
+        uint8_t* to = static_cast<uint8_t*>(a.codes) + row * a.cols;
+        uint32_t most = 0;
+        for (uint32_t start = first; start < a.cols; start += AT_ONCE * 32 * V) {
+            float x[AT_ONCE][V] = {};
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                if (start + k * 32 * V < a.cols) load(from + start + k * 32 * V, x[k]);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                uint32_t col = start + k * 32 * V;
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    uint32_t size = magnitude(x[k][i]);
+                    most = larger(most, size);
+                    if (!a.of_columns || col >= a.cols || size <= columns[col + i]) continue;
+                    atomicMax(columns + col + i, size);
+                }
+            }
+        }
+        float scale = scale_of(warp_largest(most), a.largest), factor = 1.0f / scale;
+        if (first == 0) a.scales[row] = scale;
+        for (uint32_t col = first; col < a.cols; col += 32 * V) {
+            float x[V];
+            load(from + col, x);
+            uint8_t codes[V];
+#pragma unroll
+            for (int i = 0; i < V; i++) codes[i] = encode<E5M2>(x[i] * factor);
+            store_codes(to + col, codes);
+        }
+    }
+    if (!a.of_columns) return;
+    __syncthreads();
+    for (uint32_t col = threadIdx.x; col < a.cols; col += blockDim.x)
+        leave_largest(a.of_columns + col, columns[col]);
+}
+
+template <class T, bool E5M2> __device__ void fp8_own_rows(const Fp8OwnRows& a) {
+    if (a.vector) fp8_own_rows_by<T, E5M2, WIDE<T>>(a);
+    else fp8_own_rows_by<T, E5M2, 1>(a);
+}
+KERNELS(fp8_own_rows_e4m3, (fp8_own_rows<T, false>), Fp8OwnRows, 512)
+KERNELS(fp8_own_rows_e5m2, (fp8_own_rows<T, true>), Fp8OwnRows, 512)
+
 // A block turns a tile of 64 rows and columns by way of shared memory; lines of its tile are 4 bytes
-// longer, so that threads of a warp write to different banks.
+// longer, so that threads of a warp write to different banks. Codes of rows, where they are asked for
+// too, are of the numbers that it has read.
 constexpr int TILE = 64, LINE = TILE + 4;
+
+template <class T, bool E5M2, int V> __device__ void fp8_columns_by(const Fp8Codes& a, uint8_t* tile) {
+    constexpr int ACROSS = TILE / V, DOWN = 256 / ACROSS;
+    uint64_t first_row = (uint64_t)blockIdx.y * TILE;
+    uint32_t line = threadIdx.x % ACROSS * V, col = blockIdx.x * TILE + line;
+    if (col >= a.cols) return;
+    float factors[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) factors[i] = 1.0f / a.column_scales[col + i];
+#pragma unroll
+    for (uint32_t down = threadIdx.x / ACROSS; down < TILE; down += DOWN) {
+        uint64_t row = first_row + down;
+        if (row >= a.rows) break;
+        float x[V];
+        load(static_cast<const T*>(a.x) + row * a.cols + col, x);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            tile[(line + i) * LINE + down] = encode<E5M2>(x[i] * factors[i]);
+        if (!a.row_codes) continue;
+        uint8_t codes[V];
+        float factor = 1.0f / a.row_scales[row];
+#pragma unroll
+        for (int i = 0; i < V; i++) codes[i] = encode<E5M2>(x[i] * factor);
+        store_codes(static_cast<uint8_t*>(a.row_codes) + row * a.cols + col, codes);
+    }
+}
 
 template <class T, bool E5M2> __device__ void fp8_columns(const Fp8Codes& a) {
     __shared__ uint32_t tile[TILE * LINE / 4];
     uint8_t* codes = reinterpret_cast<uint8_t*>(tile);
-    uint64_t first_row = (uint64_t)blockIdx.y * TILE;
-    uint32_t first_col = blockIdx.x * TILE, line = threadIdx.x % TILE, col = first_col + line;
-    if (col < a.cols) {
-        float factor = 1.0f / a.scales[col];
-        for (uint32_t i = threadIdx.x / TILE; i < TILE && first_row + i < a.rows; i += 256 / TILE) {
-            float x[1];
-            load(static_cast<const T*>(a.x) + (first_row + i) * a.cols + col, x);
-            codes[line * LINE + i] = encode<E5M2>(x[0] * factor);
-        }
-    }
+    if (a.vector) fp8_columns_by<T, E5M2, WIDE<T>>(a, codes);
+    else fp8_columns_by<T, E5M2, 1>(a, codes);
     __syncthreads();
     // 16 bytes of a line each.
-    line = threadIdx.x / 4;
-    uint32_t part = threadIdx.x % 4 * 16;
-    uint64_t row = first_row + part;
-    if (first_col + line >= a.cols || row >= a.rows) return;
-    uint8_t* to = static_cast<uint8_t*>(a.codes) + (first_col + line) * a.rows + row;
-    if (a.vector) {
+    uint32_t line = threadIdx.x / 4, part = threadIdx.x % 4 * 16, col = blockIdx.x * TILE + line;
+    uint64_t row = (uint64_t)blockIdx.y * TILE + part;
+    if (col >= a.cols || row >= a.rows) return;
+    uint8_t* to = static_cast<uint8_t*>(a.column_codes) + (uint64_t)col * a.rows + row;
+    if (a.wide) {
         uint4 raw;
         memcpy(&raw, codes + line * LINE + part, 16);
         *reinterpret_cast<uint4*>(to) = raw;

@@ -3,9 +3,9 @@
 
 use super::{
     Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue, Fp8Ops,
-    Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Lines, Logits, MatrixPart, Momentum,
-    MuonOps, Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling, SecondMoment,
-    StepLimits, Tensor, Transfer, Visible, ZLoss, cuda,
+    Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits, MatrixPart, Momentum, MuonOps,
+    Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling, SecondMoment, StepLimits, Tensor,
+    Transfer, Visible, ZLoss, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -470,11 +470,19 @@ impl Fp8Ops for Dry {
     fn fp8_scaling(&self) -> Fp8Scaling {
         Fp8Scaling::RowWise
     }
-    fn line_maxima(&self, x: Tensor, _: Lines, out: Out) {
-        self.note("quantize", x.numel(), &[x, out.to]);
+    fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]) {
+        let moved = out.into_iter().flatten().map(|out| out.to).chain([x]).collect::<Vec<_>>();
+        self.note("quantize", (moved.len() - 1) * x.numel(), &moved);
     }
-    fn quantize(&self, x: Tensor, _: Lines, maxima: Tensor, to: &Quantized) {
-        self.note("quantize", x.numel(), &[x, maxima, to.scales, to.codes]);
+    fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]) {
+        let each = to.into_iter().flatten();
+        let written = each.flat_map(|(maxima, to)| [maxima, to.scales, to.codes]);
+        let moved: Vec<Tensor> = written.chain([x]).collect();
+        self.note("quantize", moved.len() / 3 * x.numel(), &moved);
+    }
+    fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>) {
+        let columns = columns.map_or(x.span(0, 0), |out| out.to);
+        self.note("quantize", 2 * x.numel(), &[x, to.scales, to.codes, columns]);
     }
     fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
         let flops = 2 * c.to.numel() * a.codes.cols;

@@ -16,6 +16,9 @@ pub enum Lines {
 }
 
 impl Lines {
+    /// In the order of what is given for either.
+    pub const BOTH: [Lines; 2] = [Lines::Rows, Lines::Columns];
+
     /// Of a matrix: how many, and how long.
     pub fn of(self, x: Tensor) -> [usize; 2] {
         match self {
@@ -66,6 +69,12 @@ impl Quantized {
         assert_eq!((maxima.cols, maxima.dtype), (count, DType::F32), "maxima");
     }
 
+    /// Panics unless it can hold the rows of x, each scaled by itself.
+    pub fn check_rows(&self, x: Tensor) {
+        self.check(x, Lines::Rows, self.scales);
+        assert_eq!(self.scaling, Fp8Scaling::RowWise, "maxima of rows scale them");
+    }
+
     /// Panics unless C (+)= A·Bᵀ has these operands and this epilogue; returns m, n, k.
     pub fn check_product(a: &Quantized, b: &Quantized, c: Out, then: Epilogue) -> [usize; 3] {
         let [m, n, k] = [a.codes.rows, b.codes.rows, a.codes.cols];
@@ -83,14 +92,18 @@ impl Quantized {
 pub trait Fp8Ops {
     /// Which scales its products take.
     fn fp8_scaling(&self) -> Fp8Scaling;
-    /// out[0, i] = the largest magnitude in line i, or NaN if one is in it. f32 [1, lines].
-    fn line_maxima(&self, x: Tensor, lines: Lines, out: Out);
-    /// Quantizes x by the largest of the maxima of all shares, f32 [shares, lines], into `to`, whose
-    /// codes and scales are overwritten: scale = maximum / largest number of the format, at least
-    /// `SMALLEST` / that; code = `Fp8::encode` of number · (1 / scale), in f32. Equal bits on every
-    /// device. A number that is not finite makes its line (or, `TensorWise`, the matrix) give NaN in
-    /// products.
-    fn quantize(&self, x: Tensor, lines: Lines, maxima: Tensor, to: &Quantized);
+    /// out[0, i] = the largest magnitude in line i, or NaN if one is in it, f32 [1, lines]: of rows, of
+    /// columns, or of both (`Lines::BOTH`). Reads x once.
+    fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]);
+    /// Quantizes x, its rows, its columns or both, by the largest of the maxima of all shares, f32
+    /// [shares, lines], into codes and scales that are overwritten: scale = maximum / largest number
+    /// of the format, at least `SMALLEST` / that; code = `Fp8::encode` of number · (1 / scale), in
+    /// f32. Equal bits on every device. A number that is not finite makes its line (or, `TensorWise`,
+    /// the matrix) give NaN in products. Reads x once.
+    fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]);
+    /// Quantizes rows, `RowWise`, by their own maxima, and takes the maxima of columns, f32
+    /// [1, columns], in passing. Reads x once.
+    fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>);
     /// C (+)= A·Bᵀ, summed in f32, then the epilogue, which is not `BiasBackward`. C bf16 or f32,
     /// accumulated without epilogue only. One of A and B at most is E5M2. m, n and k are multiples
     /// of 16 on GPUs.

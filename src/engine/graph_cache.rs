@@ -27,7 +27,11 @@ use std::collections::HashMap;
 /// What a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PassKind {
-    Forward { training: bool },
+    /// `codes`: also the weights' 8-bit floats, for the step's other micro-batches.
+    Forward {
+        training: bool,
+        codes: bool,
+    },
     Backward(MicroBatch),
     Loss,
 }

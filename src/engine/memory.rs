@@ -34,8 +34,8 @@ pub struct Laid {
     pub arrived: Tensor,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
-    /// Of operands in 8-bit floats (`Cx::fp8`).
-    pub fp8: Option<Tensor>,
+    /// Of operands in 8-bit floats.
+    pub fp8: Option<fp8::Room>,
 }
 
 /// The manifest, with gradients on the host where it leaves that open and more of the device's memory
@@ -56,6 +56,15 @@ pub fn placed(
         true => m.with_gradients(GradientHome::Host),
         false => m.clone(),
     }
+}
+
+/// Whether the codes of weights are kept from a step's first micro-batch to its last: where a step has
+/// several, and every rank its layers' weights all the time.
+pub fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
+    let largest = m.batch.ramp().sizes().max().expect("a batch");
+    let several = largest > m.batch.micro * groups.data.size();
+    let whole = params::zero_level(groups, m) < 3 && !OnHost::of(m).weights;
+    m.precision == Precision::Fp8 && several && whole
 }
 
 /// Of an update, which uses what activations lie in: none are kept from one step to the next. What the
@@ -89,11 +98,19 @@ pub fn lay(
     causal: bool,
     at: &Arenas,
 ) -> Laid {
-    let (train, eval) = (context(be, groups, m, true), context(be, groups, m, false));
+    let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let (level, dp_rank) = (params::zero_level(groups, m), groups.data.rank());
     let on_host = OnHost::of(m);
-    let buckets = params::buckets(level, dp_rank, &layout, train.dtype, on_host, at);
+    let mut buckets = params::buckets(level, dp_rank, &layout, train.dtype, on_host, at);
+    let fp8 = (m.precision == Precision::Fp8).then(|| {
+        let keeps = keeps_codes(groups, m);
+        params::keep_codes(&mut buckets, &layout, keeps, be, &at.weights);
+        let tokens = m.batch.micro * m.model.seq_len;
+        let space = at.workspace.matrix(1, fp8::bytes(&train, tokens), DType::U8);
+        fp8::Room { space, keeps, new_weights: false }
+    });
+    let [train, eval] = [true, false].map(|it| Cx { fp8, ..context(be, groups, m, it) });
     let states = params::states(&layout, &buckets, rule, on_host.states, at);
     let offload = on_host.states.then(|| match rule.sums_up() {
         true => Offload::to_device(Masters::plan(&states, train.dtype, PIECE, &at.optimizer), at),
@@ -117,9 +134,6 @@ pub fn lay(
         squares: update.squares(&buckets, &layout, scalars.sums),
         sums: Norms::sums(level, &buckets, &at.grads),
     });
-    let tokens = m.batch.micro * m.model.seq_len;
-    let room = || at.workspace.matrix(1, fp8::room(&train, tokens), DType::U8);
-    let fp8 = (m.precision == Precision::Fp8).then(room);
     let sums = [scalars.scaler.scale, scalars.z_loss];
     let passes = passes(groups, m, [&train, &eval], causal, (&layout, &tables), sums, at);
     let Passes { slots, work, arrived, eval } = passes;

@@ -47,6 +47,7 @@ use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
+use model::layers::fp8::Room;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
 use plan::schedule::{self, Action, Pass, PipelineRank};
 use play::play;
@@ -85,7 +86,7 @@ pub struct Engine<'a> {
     eval: Vec<Vec<Activations>>,
     scalars: Scalars,
     /// Of operands in 8-bit floats.
-    fp8: Option<Tensor>,
+    fp8: Option<Room>,
     /// Micro-batches of the last step, and what it did in which order.
     order: RefCell<(usize, Vec<Action>)>,
     /// The last outcome that was waited for, as the device wrote it.
@@ -385,8 +386,11 @@ impl<'a> Engine<'a> {
                         (_, true) => (),
                         (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
                     }
+                    let room = self.fp8.map(|room| room.of_forward(pass.micro == 0));
+                    let codes = room.is_some_and(|room| room.new_weights);
+                    let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
                     let enqueue = || stage.forward(held(pass));
-                    graphs.run(params, PassKind::Forward { training }, pass, enqueue);
+                    graphs.run(params, PassKind::Forward { training, codes }, pass, enqueue);
                 }
                 Action::Backward(pass) => {
                     // Every schedule has the backward passes of a chunk in the order of micro-batches.

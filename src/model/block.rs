@@ -35,6 +35,7 @@ impl Acts {
         let arenas = BlockArenas {
             costly: if cx.recompute == Recompute::Full { workspace } else { saved },
             cheap: if cx.recompute == Recompute::None { saved } else { workspace },
+            always: saved,
         };
         let stream = |arena: &Arena| arena.matrix(x.rows, x.cols, x.dtype);
         let (mid, out) = (stream(arenas.costly), stream(workspace));

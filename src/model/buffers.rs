@@ -10,6 +10,8 @@ pub struct BlockArenas<'a> {
     pub costly: &'a Arena,
     /// Of norms and activation functions: kept only without recompute.
     pub cheap: &'a Arena,
+    /// Of a number for each column: kept until backward in any case.
+    pub always: &'a Arena,
 }
 
 /// Backward's buffers, shared by all layers.

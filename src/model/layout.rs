@@ -1,6 +1,7 @@
 //! The table, cut for one rank: where each weight lies in the flat buffers of weights, gradients,
 //! master weights and moments (all share these offsets).
 
+use super::kept::KeptWeight;
 use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
 use base::div_exact;
 use device::{Out, Tensor};
@@ -198,6 +199,8 @@ pub struct Params {
     tensors: [Option<Tensor>; Weight::COUNT],
     /// Of gradients: those of products hold nothing yet, the others are zero.
     fresh: bool,
+    /// Of weights in 8-bit floats.
+    kept: Vec<(Weight, KeptWeight)>,
 }
 
 impl Params {
@@ -207,7 +210,7 @@ impl Params {
         for param in &bucket.params {
             tensors[param.spec.weight as usize] = Some(param.tensor(bucket, base));
         }
-        Params { tensors, fresh: false }
+        Params { tensors, fresh: false, kept: Vec::new() }
     }
 
     /// The same gradients where no micro-batch has left any: `out` overwrites.
@@ -217,6 +220,20 @@ impl Params {
 }
 
 impl Params {
+    /// The same weights, and what `keep` lays out for each matrix [out, in] of a block.
+    pub fn keeping(mut self, bucket: &Bucket, keep: impl Fn([usize; 2]) -> KeptWeight) -> Params {
+        let matrices = bucket.params.iter().filter(|param| param.spec.is_block_matrix());
+        let kept = |param: &Param| (param.spec.weight, keep([param.rows, param.cols]));
+        self.kept = matrices.map(kept).collect();
+        self
+    }
+
+    /// What is kept of a matrix of a block in 8-bit floats.
+    pub fn kept(&self, weight: Weight) -> KeptWeight {
+        let kept = self.kept.iter().find(|(of, _)| *of == weight);
+        kept.unwrap_or_else(|| panic!("nothing is kept of {weight:?}")).1
+    }
+
     /// A weight that the model may be without.
     pub fn get(&self, weight: Weight) -> Option<Tensor> {
         self.tensors[weight as usize]

@@ -11,6 +11,7 @@ mod block;
 mod buffers;
 mod init;
 mod inputs;
+mod kept;
 pub mod layers;
 mod layout;
 pub mod mup;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use buffers::{BlockArenas, GradBuffers};
 pub use inputs::Inputs;
+pub use kept::KeptWeight;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
 pub use past::Past;
 pub use stage::{Activations, MicroBatch, ParamStore, Stage};
@@ -30,7 +32,7 @@ pub use tensor_parallel::TensorParallel;
 pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
 
 use base::{DType, Heads, rng};
-use device::{Backend, Dropout, Norm, Tensor};
+use device::{Backend, Dropout, Norm};
 use manifest::NormKind;
 
 /// Context of every function of this room, its first argument: device, tensor-parallel group,
@@ -49,9 +51,9 @@ pub struct Cx<'a> {
     pub training: bool,
     /// The coefficient of the second loss, in training.
     pub z_loss: Option<f32>,
-    /// Where operands of the blocks' products lie in 8-bit floats, u8 [1, bytes]: the products are of
-    /// those where there is such room (`layers::fp8`).
-    pub fp8: Option<Tensor>,
+    /// Room for operands of the blocks' products in 8-bit floats: the products are of those where
+    /// there is such room.
+    pub fp8: Option<layers::fp8::Room>,
     /// Tokens of the text before the batch's, where their keys and values are kept (`Past`).
     pub past: usize,
 }

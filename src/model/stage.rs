@@ -76,6 +76,7 @@ impl Activations {
 }
 
 /// A rank's layers.
+#[derive(Clone, Copy)]
 pub struct Stage<'a> {
     pub cx: Cx<'a>,
     pub layout: &'a Layout,

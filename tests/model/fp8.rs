@@ -91,7 +91,7 @@ fn joined(parts: &[Vec<f32>], cols: usize, split: TpSplit) -> Vec<f32> {
 }
 
 /// Forward and backward of one layer on one of the ranks, in f32 but for the codes.
-fn layer(m: &Manifest, weight: Weight, group: &dyn Group) -> Given {
+fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given {
     let (cpu, ranks, rank) = (Cpu::new(Some(1)), group.size(), group.rank());
     let shard = ModelShard {
         chunks: vec![Chunk { layers: 0..1, first: true, last: true }],
@@ -103,6 +103,7 @@ fn layer(m: &Manifest, weight: Weight, group: &dyn Group) -> Given {
     let bucket = &layout.buckets[layout.block(0)];
     let arena = Arena::new(&cpu, 8 << 20).unwrap();
     let params = Params::new(bucket, arena.matrix(1, bucket.range.len(), DType::F32));
+    let params = params.keeping(bucket, |size| fp8::keep(&cpu, size, keeps, &arena));
     let cx = Cx {
         be: &cpu,
         tp: TensorParallel { group, sequence: false },
@@ -115,7 +116,8 @@ fn layer(m: &Manifest, weight: Weight, group: &dyn Group) -> Given {
         fp8: None,
         past: 0,
     };
-    let room = arena.matrix(1, fp8::room(&cx, TOKENS), DType::U8);
+    let space = arena.matrix(1, fp8::bytes(&cx, TOKENS), DType::U8);
+    let room = fp8::Room { space, keeps, new_weights: false };
     let cx = Cx { fp8: Some(room), ..cx };
     let split = weight.block_split();
     let spec = gptrain::model::table(&m.model).into_iter().find(|s| s.weight == weight).unwrap();
@@ -133,8 +135,10 @@ fn layer(m: &Manifest, weight: Weight, group: &dyn Group) -> Given {
     let (x, dy) = (place(1, TOKENS, spec.cols, of_x), place(2, TOKENS, spec.rows, of_y));
     cpu.copy(place(3, spec.rows, spec.cols, split), params[weight].set());
     let [y, dx, dw] = [dy, x, params[weight]].map(|x| arena.matrix(x.rows, x.cols, DType::F32));
-    linear::forward(&cx, x, (&params, weight), Epilogue::Nothing, y.set());
-    linear::backward(&cx, dy, x, (&params, weight), Epilogue::Nothing, dx.set(), dw.set());
+    let input = linear::Input::plan(&cx, x, &arena);
+    let first = Cx { fp8: Some(room.of_forward(true)), ..cx };
+    linear::forward(&first, input, (&params, weight), Epilogue::Nothing, y.set());
+    linear::backward(&cx, dy, input, (&params, weight), Epilogue::Nothing, dx.set(), dw.set());
     [y, dx, dw].map(|x| {
         let mut values = vec![0.0f32; x.numel()];
         cpu.download(x, bytemuck::cast_slice_mut(&mut values));
@@ -147,12 +151,15 @@ fn layer(m: &Manifest, weight: Weight, group: &dyn Group) -> Given {
 #[test]
 fn ranks_that_share_a_layer_quantize_it_as_one_rank_does() {
     let m = crate::common::manifest(&["model.layers=1"]);
-    for weight in [Weight::QkvW, Weight::ProjW, Weight::Fc1W, Weight::Fc2W] {
-        let one = layer(&m, weight, &Solo);
+    let weights = [Weight::QkvW, Weight::ProjW, Weight::Fc1W, Weight::Fc2W];
+    for (weight, keeps) in weights.into_iter().flat_map(|w| [(w, false), (w, true)]) {
+        let one = layer(&m, weight, false, &Solo);
+        assert!(one == layer(&m, weight, keeps, &Solo), "{weight:?}: codes that are kept");
         let cut = &crate::common::manifest(&["model.layers=1", "topology.tensor=2"]);
         let parts: Vec<Given> = std::thread::scope(|scope| {
             let run = |world: World| {
-                scope.spawn(move || layer(cut, weight, &*Groups::new(&world, &cut.topology).tensor))
+                let groups = move || Groups::new(&world, &cut.topology);
+                scope.spawn(move || layer(cut, weight, keeps, &*groups().tensor))
             };
             let ranks: Vec<_> = threads::world(2).into_iter().map(run).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

@@ -157,6 +157,7 @@ fn larger() -> Vec<Case> {
         case("adafactor", adafactor::large),
         case("fp8", |b| fp8::quantized(b, 272, 528)),
         case("fp8, odd", |b| fp8::quantized(b, 700, 77)),
+        case("fp8, wider than a block's memory", |b| fp8::quantized(b, 2, 60_008)),
         case("fp8 product", |b| fp8::products(b, 80, 48, 208)),
     ]
 }

@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, gelu, plus, slopes};
 use crate::{Case, case};
 use gptrain::base::{DType, Fp8, Gelu};
-use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized};
+use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized, Tensor};
 
 const FORMATS: [Fp8; 2] = [Fp8::E4M3, Fp8::E5M2];
 const SCALINGS: [Fp8Scaling; 2] = [Fp8Scaling::RowWise, Fp8Scaling::TensorWise];
@@ -54,45 +54,37 @@ fn blank(b: &Bench, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling
     Quantized { codes, scales: b.blank(1, lines, DType::F32), format, scaling }
 }
 
-/// Codes, and the scales to the bit: every device computes them by the same f32 operations.
+/// Codes, and the scales to the bit: every device computes them by the same f32 operations. Rows,
+/// columns, and both at once give the same.
 pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     let x = uneven(b, rows, cols);
-    for lines in [Lines::Rows, Lines::Columns] {
-        let size = lines.of(x.on);
-        let all = lines_of(&x.x, cols, lines);
-        let maxima = b.blank(2, size[0], DType::F32);
-        b.backend.line_maxima(x.on, lines, maxima.row_range(1, 1).set());
-        b.exactly("maxima", maxima.row_range(1, 1), || all.iter().map(|l| maximum(l)).collect());
-        // Another share has larger numbers in every other line.
-        let own = b.numbers(maxima.row_range(1, 1));
-        let other = |(at, x): (usize, &f64)| if at % 2 == 0 { 2.5 * x } else { 0.5 * x };
-        let others: Vec<f64> = own.iter().enumerate().map(other).collect();
-        let shares = b.known(2, size[0], DType::F32, &[&others[..], &own].concat());
-        for (format, scaling) in FORMATS
-            .into_iter()
-            .zip(SCALINGS)
-            .chain(FORMATS.into_iter().zip(SCALINGS.into_iter().rev()))
-        {
-            let to = blank(b, size, format, scaling);
-            b.backend.quantize(x.on, lines, shares.on, &to);
-            let most = |line: usize| shares.x[line].max(shares.x[size[0] + line]);
-            let whole = (0..size[0]).map(most).fold(0.0, f64::max);
-            let largest = format.largest();
-            let scale = |line| {
-                let most = if scaling == Fp8Scaling::RowWise { most(line) } else { whole };
-                most.max(SMALLEST) as f32 / largest
-            };
-            let what = format!("{format:?} {scaling:?} {lines:?}");
-            let scales: Vec<f64> = (0..size[0]).map(|line| f64::from(scale(line))).collect();
-            b.exactly(&format!("scales, {what}"), to.scales, || scales);
-            let code = |(line, x): (usize, f64)| format.encode(x as f32 * (1.0 / scale(line)));
-            b.exactly(&format!("codes, {what}"), to.codes, || {
-                let numbers = all.iter().enumerate();
-                let numbers = numbers.flat_map(|(at, line)| line.iter().map(move |x| (at, *x)));
-                numbers.map(|pair| f64::from(code(pair))).collect()
-            });
+    let all = Lines::BOTH.map(|lines| lines_of(&x.x, cols, lines));
+    for asked in ASKED {
+        let maxima = Lines::BOTH.map(|lines| b.blank(1, lines.of(x.on)[0], DType::F32));
+        b.backend.line_maxima(x.on, pick(asked, maxima.map(Tensor::set)));
+        for at in (0..2).filter(|at| asked[*at]) {
+            b.exactly("maxima", maxima[at], || all[at].iter().map(|l| maximum(l)).collect());
         }
     }
+    // Another share has larger numbers in every other line.
+    let shares = [0, 1].map(|at| {
+        let own: Vec<f64> = all[at].iter().map(|line| maximum(line)).collect();
+        let other = |(at, x): (usize, &f64)| if at % 2 == 0 { 2.5 * x } else { 0.5 * x };
+        let others: Vec<f64> = own.iter().enumerate().map(other).collect();
+        b.known(2, own.len(), DType::F32, &[&others[..], &own].concat())
+    });
+    for (asked, format, scaling) in
+        ASKED.into_iter().flat_map(|a| FORMATS.map(|f| SCALINGS.map(|s| (a, f, s)))).flatten()
+    {
+        let to = Lines::BOTH.map(|lines| blank(b, lines.of(x.on), format, scaling));
+        b.backend.quantize(x.on, pick(asked, [0, 1].map(|at| (shares[at].on, to[at]))));
+        for at in (0..2).filter(|at| asked[*at]) {
+            let (shares, count) = (&shares[at].x, all[at].len());
+            let most = (0..count).map(|line| shares[line].max(shares[count + line]));
+            are_codes(b, &to[at], &all[at], &most.collect::<Vec<_>>());
+        }
+    }
+    by_own_maxima(b, &x, &all);
     let (old, sums) = (b.normal_f32(1, cols), b.blank(1, cols, DType::F32));
     b.backend.column_sums(x.on, sums.set());
     b.expect("sums of columns", sums, || column_sums(&x.x, cols));
@@ -100,12 +92,54 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     b.expect("sums of columns +=", old.on, || plus(&old.x, &column_sums(&x.x, cols)));
 }
 
+/// What is asked of rows and of columns.
+const ASKED: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
+
+fn pick<T>(asked: [bool; 2], of: [T; 2]) -> [Option<T>; 2] {
+    let [rows, columns] = of;
+    [asked[0].then_some(rows), asked[1].then_some(columns)]
+}
+
+/// Rows in one go, with and without the maxima of columns.
+fn by_own_maxima(b: &Bench, x: &Known, [rows, columns]: &[Vec<Vec<f64>>; 2]) {
+    let of = |lines: &[Vec<f64>]| lines.iter().map(|line| maximum(line)).collect::<Vec<_>>();
+    for (format, takes) in FORMATS.into_iter().flat_map(|format| [(format, true), (format, false)])
+    {
+        let to = blank(b, Lines::Rows.of(x.on), format, Fp8Scaling::RowWise);
+        let maxima = b.blank(1, columns.len(), DType::F32);
+        b.backend.quantize_rows(x.on, &to, takes.then(|| maxima.set()));
+        are_codes(b, &to, rows, &of(rows));
+        if takes {
+            b.exactly("maxima of columns in passing", maxima, || of(columns));
+        }
+    }
+}
+
+/// Compares with the codes of lines whose largest numbers are `most`.
+fn are_codes(b: &Bench, to: &Quantized, lines: &[Vec<f64>], most: &[f64]) {
+    let Quantized { codes, scales, format, scaling } = *to;
+    let whole = most.iter().copied().fold(0.0, f64::max);
+    let scale = |line: usize| {
+        let most = if scaling == Fp8Scaling::RowWise { most[line] } else { whole };
+        most.max(SMALLEST) as f32 / format.largest()
+    };
+    let what = format!("{format:?} {scaling:?}, {} lines", lines.len());
+    let all = || (0..lines.len()).map(|line| f64::from(scale(line))).collect();
+    b.exactly(&format!("scales, {what}"), scales, all);
+    let code = |at: usize, x: f64| format.encode(x as f32 * (1.0 / scale(at)));
+    b.exactly(&format!("codes, {what}"), codes, || {
+        let numbers = lines.iter().enumerate();
+        let coded = numbers.flat_map(|(at, line)| line.iter().map(move |x| (at, *x)));
+        coded.map(|(at, x)| f64::from(code(at, x))).collect()
+    });
+}
+
 /// Quantizes x by its own maxima; also the numbers that it then has.
 fn own(b: &Bench, x: &Known, format: Fp8, scaling: Fp8Scaling) -> (Quantized, Vec<f64>) {
     let (size, to) = (Lines::Rows.of(x.on), blank(b, Lines::Rows.of(x.on), format, scaling));
     let maxima = b.blank(1, size[0], DType::F32);
-    b.backend.line_maxima(x.on, Lines::Rows, maxima.set());
-    b.backend.quantize(x.on, Lines::Rows, maxima, &to);
+    b.backend.line_maxima(x.on, [Some(maxima.set()), None]);
+    b.backend.quantize(x.on, [Some((maxima, to)), None]);
     let scales = b.numbers(to.scales);
     let number = |(at, code): (usize, &u8)| f64::from(format.decode(*code)) * scales[at / size[1]];
     let numbers = b.bytes(to.codes).iter().enumerate().map(number).collect();

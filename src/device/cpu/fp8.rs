@@ -19,33 +19,42 @@ impl Fp8Ops for Cpu {
         Fp8Scaling::RowWise
     }
 
-    fn line_maxima(&self, x: Tensor, lines: Lines, out: Out) {
-        assert!(!out.add && out.to.numel() == lines.of(x)[0], "a maximum for each line");
-        match lines {
-            Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
-                rows.for_each(|row| store(&[row_maximum(x, row)], out.to, row));
-            }),
-            Lines::Columns => each_columns(self, x, |cols| {
-                let (mut maxima, mut buffer) = ([0.0; WIDTH], [0.0; WIDTH]);
-                let (maxima, buffer) = (&mut maxima[..cols.len()], &mut buffer[..cols.len()]);
-                for row in 0..x.rows {
-                    load(x, row * x.cols + cols.start, buffer);
-                    larger_of_each(buffer, maxima);
-                }
-                store(maxima, out.to, cols.start);
-            }),
+    fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]) {
+        for (lines, out) in Lines::BOTH.into_iter().zip(out) {
+            let Some(out) = out else { continue };
+            assert!(!out.add && out.to.numel() == lines.of(x)[0], "a maximum for each line");
+            match lines {
+                Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
+                    rows.for_each(|row| store(&[row_maximum(x, row)], out.to, row));
+                }),
+                Lines::Columns => each_columns(self, x, |cols| column_maxima(x, cols, out.to)),
+            }
         }
     }
 
-    fn quantize(&self, x: Tensor, lines: Lines, maxima: Tensor, to: &Quantized) {
-        to.check(x, lines, maxima);
-        scales(maxima, to);
-        match lines {
-            Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
-                rows.for_each(|row| quantize_row(x, row, to));
-            }),
-            Lines::Columns => each_columns(self, x, |cols| quantize_columns(x, cols, to)),
+    fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]) {
+        for (lines, to) in Lines::BOTH.into_iter().zip(to) {
+            let Some((maxima, to)) = to else { continue };
+            to.check(x, lines, maxima);
+            scales(maxima, &to);
+            match lines {
+                Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
+                    rows.for_each(|row| quantize_row(x, row, &to));
+                }),
+                Lines::Columns => each_columns(self, x, |cols| quantize_columns(x, cols, &to)),
+            }
         }
+    }
+
+    fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>) {
+        to.check_rows(x);
+        self.each_rows(x.rows, x.cols, |rows| {
+            rows.for_each(|row| {
+                store(&[scale_of(row_maximum(x, row), to.format)], to.scales, row);
+                quantize_row(x, row, to);
+            });
+        });
+        self.line_maxima(x, [None, columns]);
     }
 
     fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
@@ -70,6 +79,16 @@ fn row_maximum(x: Tensor, row: usize) -> f32 {
         larger_of_each(buffer, &mut maxima[..cols.len()]);
     }
     maxima.into_iter().fold(0.0, larger)
+}
+
+fn column_maxima(x: Tensor, cols: Range<usize>, to: Tensor) {
+    let (mut maxima, mut buffer) = ([0.0; WIDTH], [0.0; WIDTH]);
+    let (maxima, buffer) = (&mut maxima[..cols.len()], &mut buffer[..cols.len()]);
+    for row in 0..x.rows {
+        load(x, row * x.cols + cols.start, buffer);
+        larger_of_each(buffer, maxima);
+    }
+    store(maxima, to, cols.start);
 }
 
 /// The larger magnitude; NaN is larger than all.

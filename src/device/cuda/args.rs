@@ -4,51 +4,14 @@
 //! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
 //! it).
 
+#[macro_use]
+mod define;
+mod dropout;
+#[cfg(test)]
+mod tests;
+
 pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;
-
-/// The structs for the host, and their description for the header. A field's type is its type in
-/// the kernel: pointers are addresses in device memory.
-macro_rules! kernel_args {
-    ($($(#[doc = $doc:literal])* struct $name:ident {
-        $($(#[doc = $about:literal])* $field:ident: $type:ty,)*
-    })*) => {
-        $(
-            $(#[doc = $doc])*
-            #[repr(C)]
-            #[derive(Clone, Copy)]
-            pub struct $name { $($(#[doc = $about])* pub $field: $type,)* }
-        )*
-
-        #[cfg(test)]
-        mod described {
-            use super::*;
-            use super::tests::{CType, Field, Struct};
-            use std::mem::offset_of;
-
-            $(impl CType for $name {
-                fn name() -> String {
-                    stringify!($name).to_string()
-                }
-            })*
-
-            /// All of the table, in its order.
-            pub fn structs() -> Vec<Struct> {
-                vec![$(Struct {
-                    name: stringify!($name),
-                    docs: &[$($doc),*],
-                    bytes: size_of::<$name>(),
-                    fields: vec![$(Field {
-                        name: stringify!($field),
-                        docs: &[$($about),*],
-                        type_name: <$type as CType>::name(),
-                        offset: offset_of!($name, $field),
-                    }),*],
-                }),*]
-            }
-        }
-    };
-}
 
 kernel_args! {
     /// Which elements dropout drops, as `Dropout` of device/backend.rs defines it.
@@ -438,11 +401,37 @@ kernel_args! {
         factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
     }
 
-    struct LineMaxima { x: *const c_void, maxima: *mut f32, rows: u64, cols: u32, vector: u32, }
-    struct Fp8Scales { maxima: *const f32, scales: *mut f32, lines: u32, shares: u32,
-        largest: f32, whole: u32, }
-    struct Fp8Codes { x: *const c_void, scales: *const f32, codes: *mut c_void, rows: u64,
-        cols: u32, vector: u32, }
+    /// Of x [rows, cols] in 8-bit floats: the largest numbers of lines, and what scales them.
+    struct LineMaxima {
+        x: *const c_void,
+        /// [rows] and [cols], 0 before, or null: not asked for
+        of_rows: *mut f32, of_columns: *mut f32,
+        rows: u64, cols: u32, vector: u32,
+    }
+
+    struct Fp8Scales {
+        maxima: *const f32, scales: *mut f32, lines: u32, shares: u32, largest: f32, whole: u32,
+    }
+
+    struct Fp8Codes {
+        x: *const c_void,
+        /// [rows], u8 [rows, cols]; in `fp8_columns_*` null: rows are not asked for
+        row_scales: *const f32, row_codes: *mut c_void,
+        /// [cols], u8 [cols, rows]
+        column_scales: *const f32, column_codes: *mut c_void,
+        rows: u64, cols: u32, vector: u32,
+        /// Whether lines of columns may be written 16 bytes at a time.
+        wide: u32,
+    }
+
+    /// Rows scaled by their own largest numbers.
+    struct Fp8OwnRows {
+        x: *const c_void, scales: *mut f32, codes: *mut c_void,
+        /// The largest numbers of columns [cols], 0 before, or null: not asked for
+        of_columns: *mut f32,
+        rows: u64, cols: u32, largest: f32, vector: u32,
+    }
+
     struct Axpy {
         x: *const f32, y: *mut f32, factor: *const f32, numel: u64, a: f32, add: u32, vector: u32,
     }
@@ -493,7 +482,3 @@ kernel_args! {
         ping_pong: u32,
     }
 }
-
-mod dropout;
-#[cfg(test)]
-mod tests;

@@ -13,7 +13,7 @@ mod windows;
 mod tests;
 
 pub use host_grads::{Norms, Squares};
-pub use plan::{BucketState, OnHost, buckets, states};
+pub use plan::{BucketState, OnHost, buckets, keep_codes, states};
 pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};

@@ -18,8 +18,9 @@ use crate::rule::OptimizerRule;
 use crate::states::{MODEL, PENDING, ParamStates, StateSpec};
 use base::DType;
 use comm::Collective;
-use device::{Arena, Tensor};
+use device::{Arena, Backend, Tensor};
 use manifest::{GradientHome, Manifest, OffloadWhat};
+use model::layers::fp8;
 use model::{Bucket, Layout, Module, Params};
 use std::ops::Range;
 
@@ -183,6 +184,20 @@ pub fn buckets(
         }
     };
     layout.buckets.iter().enumerate().map(lay).collect()
+}
+
+/// Lays out what is kept of the blocks' matrices in 8-bit floats, with their codes or without.
+pub fn keep_codes(
+    buckets: &mut [BucketState],
+    layout: &Layout,
+    codes: bool,
+    be: &dyn Backend,
+    at: &Arena,
+) {
+    for (state, bucket) in buckets.iter_mut().zip(&layout.buckets) {
+        let keep = |size| fp8::keep(be, size, codes, at);
+        state.weights_by_name = state.weights_by_name.clone().keeping(bucket, keep);
+    }
 }
 
 /// The gradients of a block that no product overwrites, in as few pieces as they lie in.

@@ -36,8 +36,10 @@ pub struct Step {
     pub divides: bool,
     /// Times that recompute enters and leaves a split region again, for each block.
     pub again: [usize; 2],
-    /// Bytes of the maxima of one shared operand in 8-bit floats, of all ranks, or 0.
-    pub maxima: f64,
+    /// Bytes of all ranks' maxima of a shared operand in 8-bit floats, of tokens and of a weight, or 0.
+    pub maxima: [f64; 2],
+    /// Whether the weights' are gathered for the first micro-batch only.
+    pub keeps_codes: bool,
     /// Of this rank's chunks, how many have a virtual stage before them, and after.
     pub before: usize,
     pub after: usize,
@@ -117,6 +119,7 @@ pub fn sent(step: &Step) -> Volume {
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
     Volume {
         tensor: step.micros as f64 * activations(step)
+            + kept_codes(step)
             + scattered * all_gather(step.tensor, step.stream)
             + all_reduce(step.tensor, sums.split)
             + (1.0 + agreed) * all_reduce(step.tensor, NUMBER),
@@ -131,7 +134,7 @@ pub fn sent(step: &Step) -> Volume {
 /// left as often. Without sequence parallelism entering is free and leaving an all-reduce (four a
 /// block: Shoeybi et al. 2019); with it they are an all-gather and a reduce-scatter, the same bytes
 /// (Korthikanti et al. 2022). In 8-bit floats a product whose sum is split, which is the one
-/// before each leaving, gathers the maxima of both its operands.
+/// before each leaving, gathers the maxima of both its operands, but for a weight whose codes are kept.
 fn activations(step: &Step) -> f64 {
     let ranks = step.tensor;
     let (enter, leave) = match step.sequence {
@@ -141,13 +144,22 @@ fn activations(step: &Step) -> f64 {
     // Maximum, sum and the target's logit of each token, f32, from each rank.
     let statistics = all_gather(ranks, (ranks * step.tokens * 3 * 4) as f64);
     let [entered, left] = step.again.map(|times| (4 + times) as f64);
+    let [of_tokens, of_weight] = step.maxima;
+    let maxima = of_tokens + if step.keeps_codes { 0.0 } else { of_weight };
     let of = |bucket: &Bucket| match bucket.kind {
-        Kind::Block => entered * enter + left * (leave + all_gather(ranks, step.maxima)),
+        Kind::Block => entered * enter + left * (leave + all_gather(ranks, maxima)),
         Kind::Embedding => enter + leave,
         Kind::Head => enter + leave + statistics,
         Kind::Copy => 0.0,
     };
     step.buckets.iter().map(of).sum()
+}
+
+/// Once a step, the maxima of a block's four matrices, of which each is cut along one of its sums.
+fn kept_codes(step: &Step) -> f64 {
+    let blocks = step.buckets.iter().filter(|bucket| matches!(bucket.kind, Kind::Block)).count();
+    let each = if step.keeps_codes { 4.0 * all_gather(step.tensor, step.maxima[1]) } else { 0.0 };
+    blocks as f64 * each
 }
 
 fn is_compressed(step: &Step) -> bool {

@@ -8,6 +8,7 @@ mod tests;
 pub use formulas::Volume;
 
 use super::groups::{Groups, context, model_shard, pipeline_rank};
+use super::memory::keeps_codes;
 use base::{DType, div_exact};
 use device::Backend;
 use formulas::{Kind, Step};
@@ -40,10 +41,11 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
             // Backward does not need what the feed-forward sublayer gave.
             Recompute::Full => [2, 1],
         },
-        maxima: match m.precision {
-            Precision::Fp8 => bytes(groups.tensor.size() * (tokens + m.model.hidden), DType::F32),
+        maxima: [tokens, m.model.hidden].map(|lines| match m.precision {
+            Precision::Fp8 => bytes(groups.tensor.size() * lines, DType::F32),
             _ => 0.0,
-        },
+        }),
+        keeps_codes: keeps_codes(groups, m),
         before: stages.iter().filter(|stage| **stage > 0).count(),
         after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
         buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype, m)).collect(),

@@ -1,7 +1,7 @@
 //! The attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
 //! Queries and keys are turned by their position and normalised before where the model does that.
 
-use super::linear::{self, Entry};
+use super::linear::{self, Entry, Input};
 use super::norm;
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Past, Tables, mup};
@@ -13,9 +13,10 @@ use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
+    to_qkv:   Input,  // [N, H]   the norm's output
     qkv:      Tensor, // [N, qkv]
     turned:   Tensor, // [N, qkv]  after the heads' norms and RoPE: without the norms, qkv itself
-    ctx:      Tensor, // [N, q]   attention output
+    ctx:      Input,  // [N, q]   attention output
     lse:      Tensor, // [N, a]   log-sum-exp of the scores
     out_in:   Tensor, // [N, H]   the projection's result, inside the split region: a partial sum
     pub out:  Tensor, // [n, H]   and outside
@@ -44,11 +45,13 @@ impl Acts {
             true => arenas.cheap.matrix(all, qkv.cols, x.dtype),
             false => qkv,
         };
+        let input = |x| Input::plan(cx, x, arenas.always);
         Acts {
             norm,
+            to_qkv: input(norm.h_in),
             qkv,
             turned,
-            ctx: kept(heads.query_width(), x.dtype),
+            ctx: input(kept(heads.query_width(), x.dtype)),
             lse: kept(heads.query, F32),
             out_in,
             out,
@@ -79,12 +82,12 @@ impl Acts {
 /// After the norm; the residual adds the projection's bias.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
-    linear::forward(cx, a.norm.h_in, (w, QkvW), bias, a.qkv.set());
+    linear::forward(cx, a.to_qkv, (w, QkvW), bias, a.qkv.set());
     turn(cx, w, a);
     match a.past {
-        None => cx.be.attention(a.turned, &a.attend, a.ctx.set(), a.lse.set()),
+        None => cx.be.attention(a.turned, &a.attend, a.ctx.x.set(), a.lse.set()),
         Some((layer, past)) => {
-            past.attend(cx, layer, &a.attend, [a.turned, a.ctx]);
+            past.attend(cx, layer, &a.attend, [a.turned, a.ctx.x]);
         }
     }
     linear::forward(cx, a.ctx, (w, ProjW), Nothing, a.out_in.set());
@@ -109,13 +112,13 @@ pub fn backward(
 ) {
     cx.tp.gather_seq(d.branch, d.branch_in);
     linear::backward(cx, d.branch_in, a.ctx, (w, ProjW), Nothing, d.ctx.set(), g.out(ProjW));
-    cx.be.attention_backward(d.ctx, a.turned, a.ctx, a.lse, &a.attend, d.qkv.set());
+    cx.be.attention_backward(d.ctx, a.turned, a.ctx.x, a.lse, &a.attend, d.qkv.set());
     if let Some(how) = a.query_key(cx, w) {
         let dscales = g.get(QNorm).map(|query| [query, g[KNorm]].map(Tensor::add));
         cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
     }
     let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
-    let entry = Entry { x: a.norm.h_in, gather, dx_in: d.h_in, dx: d.h };
+    let entry = Entry { x: a.to_qkv, gather, dx_in: d.h_in, dx: d.h };
     linear::backward_entry(cx, d.qkv, entry, (w, QkvW), dw, db);
 }
 

@@ -1,6 +1,6 @@
 //! The feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
-use super::linear::{self, Entry};
+use super::linear::{self, Entry, Input};
 use super::norm;
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params};
@@ -20,8 +20,9 @@ enum Ffn {
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
+    to_fc:    Input,  // [N, H]   the norm's output
     fc:       Tensor, // [N, f1]  before the activation: f columns, or 2f of SwiGLU
-    act:      Tensor, // [N, f]   after it
+    act:      Input,  // [N, f]   after it
     out_in:   Tensor, // [N, H]   fc2's result, inside the split region: a partial sum
     pub out:  Tensor, // [n, H]   and outside
     ffn: Ffn,
@@ -37,10 +38,13 @@ impl Acts {
         arenas: &BlockArenas,
     ) -> Acts {
         let all = inputs.rows();
+        let norm = norm::Acts::plan(cx, [Ln2Scale, Ln2Shift], x, all, arenas.costly, arenas.cheap);
+        let input = |x| Input::plan(cx, x, arenas.always);
         Acts {
-            norm: norm::Acts::plan(cx, [Ln2Scale, Ln2Shift], x, all, arenas.costly, arenas.cheap),
+            norm,
+            to_fc: input(norm.h_in),
             fc: arenas.costly.matrix(all, cx.tp.share(cx.model.ffn_rows()), x.dtype),
-            act: arenas.cheap.matrix(all, cx.tp.share(cx.model.ffn_hidden), x.dtype),
+            act: input(arenas.cheap.matrix(all, cx.tp.share(cx.model.ffn_hidden), x.dtype)),
             out_in,
             out,
             ffn: match cx.model.ffn {
@@ -63,12 +67,12 @@ pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
     match a.ffn {
         Ffn::Gelu(gelu) => {
             let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
-            linear::forward(cx, a.norm.h_in, (w, Fc1W), gelu, a.act.set());
+            linear::forward(cx, a.to_fc, (w, Fc1W), gelu, a.act.x.set());
         }
         Ffn::Swiglu => {
             let bias = w.get(Fc1B).map_or(Nothing, Epilogue::Bias);
-            linear::forward(cx, a.norm.h_in, (w, Fc1W), bias, a.fc.set());
-            cx.be.swiglu(a.fc, a.act.set());
+            linear::forward(cx, a.to_fc, (w, Fc1W), bias, a.fc.set());
+            cx.be.swiglu(a.fc, a.act.x.set());
         }
     }
 }
@@ -93,7 +97,7 @@ pub fn backward(
         cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
     }
     let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
-    let entry = Entry { x: a.norm.h_in, gather, dx_in: d.h_in, dx: d.h };
+    let entry = Entry { x: a.to_fc, gather, dx_in: d.h_in, dx: d.h };
     linear::backward_entry(cx, d.fc, entry, (w, Fc1W), dw, db);
 }
 
@@ -102,8 +106,8 @@ pub fn backward(
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     match a.ffn {
-        Ffn::Gelu(gelu) => cx.be.gelu(a.fc, gelu, a.act.set()),
-        Ffn::Swiglu => cx.be.swiglu(a.fc, a.act.set()),
+        Ffn::Gelu(gelu) => cx.be.gelu(a.fc, gelu, a.act.x.set()),
+        Ffn::Swiglu => cx.be.swiglu(a.fc, a.act.x.set()),
     }
     gather
 }

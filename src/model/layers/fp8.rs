@@ -1,22 +1,47 @@
 //! Products of a block's matrix in 8-bit floats: E4M3, but gradients of outputs in E5M2 (Micikevicius
 //! et al. 2022), with sums in f32.
 //!
-//! Both operands of a product are quantized just before it, line by line along the depth, by the
-//! largest number in each line. Where tensor-parallel ranks have shares of a line, its maximum is of
-//! all shares, so that every grid quantizes to the same codes. Codes lie in a room that all products
-//! of a rank use in turn.
+//! Operands are quantized line by line along the depth of a product, by the largest number in each
+//! line. Each is read as seldom as that allows:
+//!
+//! | operand | when | bytes of an element in bf16 |
+//! |---|---|---|
+//! | input | forward: rows, by maxima of their own, and maxima of columns; backward: columns | 3 and 3 |
+//! | gradient of an output | backward: maxima of rows and of columns, then both | 2 and 4 |
+//! | weight | as an input; or as a gradient, once a step, if it is kept (`KeptWeight`) | 6 |
+//!
+//! Where tensor-parallel ranks have shares of a line, or one scale serves a matrix, maxima are
+//! complete only after another read. They are of all shares, so that every grid quantizes to the same
+//! codes. What is not kept lies in a room that all products of a rank use in turn.
 
+use crate::kept::KeptWeight;
 use crate::weights::table;
 use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
-use device::{Arena, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor};
+use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor};
+
+/// Where the blocks' products are of 8-bit floats: what they need of a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Operands that are not kept, u8 [1, bytes] (`bytes`).
+    pub space: Tensor,
+    /// Whether codes of weights are kept from a step's first micro-batch to its last.
+    pub keeps: bool,
+    /// Whether this pass makes those: the weights may be others than before.
+    pub new_weights: bool,
+}
+
+impl Room {
+    /// For a forward pass of a step's first micro-batch, or of another.
+    pub fn of_forward(self, first: bool) -> Room {
+        Room { new_weights: self.keeps && first, ..self }
+    }
+}
 
 /// A matrix that is to be an operand.
 #[derive(Clone, Copy)]
 struct Operand {
     x: Tensor,
-    /// Along the depth.
-    lines: Lines,
     format: Fp8,
     /// How ranks share it.
     split: TpSplit,
@@ -25,114 +50,177 @@ struct Operand {
 /// The products of a weight w [out, in].
 pub struct Products<'a> {
     cx: &'a Cx<'a>,
-    room: Tensor,
-    w: Tensor,
-    /// How ranks share [out, in].
-    split: TpSplit,
+    arena: Arena,
+    new_weights: bool,
+    w: Operand,
+    kept: KeptWeight,
+}
+
+/// Those of backward.
+pub struct Backward<'a> {
+    of: Products<'a>,
+    /// Rows and columns of dy.
+    dy: [Quantized; 2],
 }
 
 impl<'a> Products<'a> {
-    pub fn new(cx: &'a Cx<'a>, room: Tensor, (params, weight): (&Params, Weight)) -> Products<'a> {
-        Products { cx, room, w: params[weight], split: weight.block_split() }
+    pub fn new(cx: &'a Cx<'a>, room: Room, (params, weight): (&Params, Weight)) -> Products<'a> {
+        let w = Operand { x: params[weight], format: Fp8::E4M3, split: weight.block_split() };
+        let (arena, kept) = (Arena::over(room.space), params.kept(weight));
+        Products { cx, arena, new_weights: room.new_weights, w, kept }
     }
 
-    /// y = then(x·wᵀ)
-    pub fn forward(&self, x: Tensor, then: Epilogue, y: Out) {
-        self.product([self.input(x, Lines::Rows), self.weight(Lines::Rows)], y, then);
+    /// y = then(x·wᵀ), and the maxima of x's columns where they are asked for.
+    pub fn forward(&self, x: Tensor, maxima: Option<Tensor>, then: Epilogue, y: Out) {
+        let w = match self.kept.codes {
+            None => self.rows(self.w, Some(self.kept.maxima)),
+            Some(kept) => {
+                if self.new_weights {
+                    self.arena.temporary(|_| self.both(self.w, kept));
+                }
+                kept[0]
+            }
+        };
+        let x = self.rows(self.input(x), maxima);
+        self.cx.be.fp8_gemm(&x, &w, y, then);
     }
 
-    /// dx = then(dy·w)
-    pub fn backward_input(&self, dy: Tensor, then: Epilogue, dx: Out) {
-        self.product([self.output(dy, Lines::Rows), self.weight(Lines::Columns)], dx, then);
-    }
-
-    /// dw = dyᵀ·x
-    pub fn backward_weight(&self, dy: Tensor, x: Tensor, dw: Out) {
-        let operands = [self.output(dy, Lines::Columns), self.input(x, Lines::Columns)];
-        self.product(operands, dw, Epilogue::Nothing);
-    }
-
-    fn weight(&self, lines: Lines) -> Operand {
-        Operand { x: self.w, lines, format: Fp8::E4M3, split: self.split }
+    /// Quantizes dy for both products of backward.
+    pub fn backward(self, dy: Tensor) -> Backward<'a> {
+        // Ranks have the columns that w's rows gave.
+        let split = if self.w.split == TpSplit::Rows { TpSplit::Cols } else { TpSplit::Whole };
+        let dy = Operand { x: dy, format: Fp8::E5M2, split };
+        let places = Lines::BOTH.map(|lines| self.place(dy, lines));
+        self.arena.temporary(|_| self.both(dy, places));
+        Backward { of: self, dy: places }
     }
 
     /// x [N, in]: ranks have the columns that w's columns multiply.
-    fn input(&self, x: Tensor, lines: Lines) -> Operand {
-        let split = if self.split == TpSplit::Cols { TpSplit::Cols } else { TpSplit::Whole };
-        Operand { x, lines, format: Fp8::E4M3, split }
+    fn input(&self, x: Tensor) -> Operand {
+        let split = if self.w.split == TpSplit::Cols { TpSplit::Cols } else { TpSplit::Whole };
+        Operand { x, format: Fp8::E4M3, split }
     }
 
-    /// dy [N, out]: ranks have the columns that w's rows gave.
-    fn output(&self, dy: Tensor, lines: Lines) -> Operand {
-        let split = if self.split == TpSplit::Rows { TpSplit::Cols } else { TpSplit::Whole };
-        Operand { x: dy, lines, format: Fp8::E5M2, split }
-    }
-
-    fn product(&self, operands: [Operand; 2], c: Out, then: Epilogue) {
-        let arena = Arena::over(self.room);
-        let [a, b] = operands.map(|operand| self.quantize(operand, &arena));
-        self.cx.be.fp8_gemm(&a, &b, c, then);
-    }
-
-    fn quantize(&self, operand: Operand, arena: &Arena) -> Quantized {
-        let (be, group) = (self.cx.be, self.cx.tp.group);
-        let Operand { x, lines, format, split } = operand;
-        let scaling = be.fp8_scaling();
-        let shared = group.size() > 1 && is_shared(scaling, lines, split);
-        let shares = if shared { group.size() } else { 1 };
-        let Laid { codes, scales, maxima } = lay(arena, lines.of(x), shares);
-        let own = maxima.row_range(if shared { group.rank() } else { 0 }, 1);
-        be.line_maxima(x, lines, own.set());
-        if shared {
-            group.all_gather(own, maxima);
+    /// Rows of x, and the maxima of this rank's columns where they are asked for.
+    fn rows(&self, of: Operand, columns: Option<Tensor>) -> Quantized {
+        let (be, to) = (self.cx.be, self.place(of, Lines::Rows));
+        if to.scaling == Fp8Scaling::RowWise && !self.is_shared(of, Lines::Rows) {
+            be.quantize_rows(of.x, &to, columns.map(Tensor::set));
+        } else {
+            let (own, all) = self.maxima(of, Lines::Rows);
+            be.line_maxima(of.x, [Some(own.set()), columns.map(Tensor::set)]);
+            self.gather(own, all);
+            be.quantize(of.x, [Some((all, to)), None]);
         }
-        let to = Quantized { codes, scales, format, scaling };
-        be.quantize(x, lines, maxima, &to);
         to
     }
-}
 
-/// Whether several ranks have parts of what shares a scale.
-fn is_shared(scaling: Fp8Scaling, lines: Lines, split: TpSplit) -> bool {
-    match (scaling, lines) {
-        (Fp8Scaling::TensorWise, _) => split != TpSplit::Whole,
-        (Fp8Scaling::RowWise, Lines::Rows) => split == TpSplit::Cols,
-        (Fp8Scaling::RowWise, Lines::Columns) => split == TpSplit::Rows,
+    /// Columns of x, whose maxima on this rank are known.
+    fn columns(&self, of: Operand, known: Tensor) -> Quantized {
+        let to = self.place(of, Lines::Columns);
+        let all = match self.is_shared(of, Lines::Columns) {
+            true => self.maxima(of, Lines::Columns).1,
+            false => known,
+        };
+        self.gather(known, all);
+        self.cx.be.quantize(of.x, [None, Some((all, to))]);
+        to
     }
-}
 
-/// An operand's place.
-struct Laid {
-    codes: Tensor,  // [lines, depth]
-    scales: Tensor, // [1, lines]
-    maxima: Tensor, // [shares, lines]
-}
-
-fn lay(arena: &Arena, [lines, depth]: [usize; 2], shares: usize) -> Laid {
-    Laid {
-        codes: arena.matrix(lines, depth, DType::U8),
-        scales: arena.matrix(1, lines, DType::F32),
-        maxima: arena.matrix(shares, lines, DType::F32),
+    /// Rows and columns of x.
+    fn both(&self, of: Operand, to: [Quantized; 2]) {
+        let maxima = Lines::BOTH.map(|lines| self.maxima(of, lines));
+        self.cx.be.line_maxima(of.x, maxima.map(|(own, _)| Some(own.set())));
+        maxima.into_iter().for_each(|(own, all)| self.gather(own, all));
+        let [(_, rows), (_, columns)] = maxima;
+        self.cx.be.quantize(of.x, [Some((rows, to[0])), Some((columns, to[1]))]);
     }
-}
 
-/// Bytes for the operands of any product of `rows` tokens.
-pub fn room(cx: &Cx, rows: usize) -> usize {
-    let ranks = cx.tp.group.size();
-    let both = |of: [[usize; 2]; 2]| {
-        let arena = Arena::measuring();
-        for operand in of {
-            lay(&arena, operand, ranks);
+    /// Whether several ranks have parts of what shares a scale.
+    fn is_shared(&self, of: Operand, lines: Lines) -> bool {
+        let split = match (self.cx.be.fp8_scaling(), lines) {
+            (Fp8Scaling::TensorWise, _) => of.split != TpSplit::Whole,
+            (Fp8Scaling::RowWise, Lines::Rows) => of.split == TpSplit::Cols,
+            (Fp8Scaling::RowWise, Lines::Columns) => of.split == TpSplit::Rows,
+        };
+        self.cx.tp.group.size() > 1 && split
+    }
+
+    /// A place for the maxima of lines: this rank's, among those of all that share them.
+    fn maxima(&self, of: Operand, lines: Lines) -> (Tensor, Tensor) {
+        let group = self.cx.tp.group;
+        let [shares, own] =
+            if self.is_shared(of, lines) { [group.size(), group.rank()] } else { [1, 0] };
+        let all = self.arena.matrix(shares, lines.of(of.x)[0], DType::F32);
+        (all.row_range(own, 1), all)
+    }
+
+    fn gather(&self, own: Tensor, all: Tensor) {
+        if all != own {
+            self.cx.tp.group.all_gather(own, all);
         }
-        arena.peak()
-    };
-    let of_matrix = |[out, into]: [usize; 2]| {
-        let forward = both([[rows, into], [out, into]]);
-        let backward = both([[rows, out], [into, out]]);
-        forward.max(backward).max(both([[out, rows], [into, rows]]))
-    };
+    }
+
+    fn place(&self, of: Operand, lines: Lines) -> Quantized {
+        place(&self.arena, lines.of(of.x), of.format, self.cx.be.fp8_scaling())
+    }
+}
+
+impl Backward<'_> {
+    /// dx = then(dy·w)
+    pub fn input(&self, then: Epilogue, dx: Out) {
+        let Products { cx, arena, w, kept, .. } = &self.of;
+        arena.temporary(|_| {
+            let w =
+                kept.codes.map_or_else(|| self.of.columns(*w, kept.maxima), |[_, columns]| columns);
+            cx.be.fp8_gemm(&self.dy[0], &w, dx, then);
+        });
+    }
+
+    /// dw = dyᵀ·x, by the maxima that forward left.
+    pub fn weight(&self, x: Tensor, maxima: Option<Tensor>, dw: Out) {
+        let maxima = maxima.expect("training's forward took them");
+        self.of.arena.temporary(|_| {
+            let x = self.of.columns(self.of.input(x), maxima);
+            self.of.cx.be.fp8_gemm(&self.dy[1], &x, dw, Epilogue::Nothing);
+        });
+    }
+}
+
+/// A place for lines of some depth.
+fn place(arena: &Arena, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
+    let codes = arena.matrix(lines, depth, DType::U8);
+    Quantized { codes, scales: arena.matrix(1, lines, DType::F32), format, scaling }
+}
+
+/// What is kept of a weight [out, in]; with its codes, rows and columns, or without.
+pub fn keep(be: &dyn Backend, [out, into]: [usize; 2], codes: bool, arena: &Arena) -> KeptWeight {
+    let place = |size| place(arena, size, Fp8::E4M3, be.fp8_scaling());
+    KeptWeight {
+        maxima: arena.matrix(1, into, DType::F32),
+        codes: codes.then(|| [[out, into], [into, out]].map(place)),
+    }
+}
+
+/// Bytes of `Room::space` for any product of `rows` tokens.
+pub fn bytes(cx: &Cx, rows: usize) -> usize {
+    let ranks = cx.tp.group.size();
+    let arena = Arena::measuring();
+    let codes = |size| place(&arena, size, Fp8::E4M3, Fp8Scaling::RowWise);
+    let maxima = |lines| arena.matrix(ranks, lines, DType::F32);
+    let operand = |size: [usize; 2]| (codes(size), maxima(size[0]));
     let matrices = table(cx.model).into_iter().filter(|spec| spec.is_block_matrix());
-    matrices.map(|spec| of_matrix(spec.share(ranks))).max().expect("a block has matrices")
+    for [out, into] in matrices.map(|spec| spec.share(ranks)) {
+        arena.temporary(|_| [out, into].map(maxima));
+        arena.temporary(|_| [[out, into], [rows, into]].map(operand));
+        arena.temporary(|_| {
+            let of_dy = [[rows, out], [out, rows]].map(codes);
+            arena.temporary(|_| [rows, out].map(maxima));
+            arena.temporary(|_| operand([into, out]));
+            (of_dy, operand([into, rows]))
+        });
+    }
+    arena.peak()
 }
 
 #[cfg(test)]

@@ -1,16 +1,34 @@
 //! y = x·wᵀ, w [out, in] a matrix of a block; biases and activations ride along as epilogues. Here it
 //! is decided whether the product is one of 8-bit floats.
 
-use super::fp8;
+use super::fp8::Products;
 use crate::{Cx, Params, Weight};
+use base::DType;
 use comm::Pending;
-use device::{Epilogue, Gemm, Out, Tensor};
+use device::{Arena, Epilogue, Gemm, Out, Tensor};
+
+/// What a product reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    pub x: Tensor, // [N, in]
+    /// f32 [1, in]: the largest number in each column, which forward in 8-bit floats leaves for
+    /// backward.
+    pub maxima: Option<Tensor>,
+}
+
+impl Input {
+    /// `kept` stays until backward.
+    pub fn plan(cx: &Cx, x: Tensor, kept: &Arena) -> Input {
+        let takes = cx.training && cx.fp8.is_some();
+        Input { x, maxima: takes.then(|| kept.matrix(1, x.cols, DType::F32)) }
+    }
+}
 
 /// y = then(x·wᵀ)
-pub fn forward(cx: &Cx, x: Tensor, w: (&Params, Weight), then: Epilogue, y: Out) {
+pub fn forward(cx: &Cx, x: Input, w: (&Params, Weight), then: Epilogue, y: Out) {
     match cx.fp8 {
-        None => cx.be.gemm(Gemm::NT, x, w.0[w.1], y, then),
-        Some(room) => fp8::Products::new(cx, room, w).forward(x, then, y),
+        None => cx.be.gemm(Gemm::NT, x.x, w.0[w.1], y, then),
+        Some(room) => Products::new(cx, room, w).forward(x.x, x.maxima, then, y),
     }
 }
 
@@ -18,7 +36,7 @@ pub fn forward(cx: &Cx, x: Tensor, w: (&Params, Weight), then: Epilogue, y: Out)
 pub fn backward(
     cx: &Cx,
     dy: Tensor,
-    x: Tensor,
+    x: Input,
     w: (&Params, Weight),
     then: Epilogue,
     dx: Out,
@@ -27,19 +45,19 @@ pub fn backward(
     match cx.fp8 {
         None => {
             cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx, then);
-            cx.be.gemm(Gemm::TN, dy, x, dw, Epilogue::Nothing);
+            cx.be.gemm(Gemm::TN, dy, x.x, dw, Epilogue::Nothing);
         }
         Some(room) => {
-            let products = fp8::Products::new(cx, room, w);
-            products.backward_input(dy, then, dx);
-            products.backward_weight(dy, x, dw);
+            let products = Products::new(cx, room, w).backward(dy);
+            products.input(then, dx);
+            products.weight(x.x, x.maxima, dw);
         }
     }
 }
 
 /// What is read at the entry of a split region, in backward: x, and its gather if that still runs.
 pub struct Entry {
-    pub x: Tensor, // [N, in]
+    pub x: Input,
     pub gather: Option<Pending>,
     pub dx_in: Tensor, // [N, in]  this rank's part of the sum
     pub dx: Tensor,    // [n, in]  and outside
@@ -56,20 +74,20 @@ pub fn backward_entry(
     db: Option<Out>,
 ) {
     let Entry { x, gather, dx_in, dx } = entry;
-    let products = cx.fp8.map(|room| fp8::Products::new(cx, room, w));
+    let products = cx.fp8.map(|room| Products::new(cx, room, w).backward(dy));
     match &products {
         None => cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx_in.set(), Epilogue::Nothing),
-        Some(products) => products.backward_input(dy, Epilogue::Nothing, dx_in.set()),
+        Some(products) => products.input(Epilogue::Nothing, dx_in.set()),
     }
     let sum = cx.tp.begin_reduce(dx_in, dx);
     cx.tp.finish(gather);
     match &products {
         None => {
             let then = db.map_or(Epilogue::Nothing, Epilogue::BiasBackward);
-            cx.be.gemm(Gemm::TN, dy, x, dw, then);
+            cx.be.gemm(Gemm::TN, dy, x.x, dw, then);
         }
         Some(products) => {
-            products.backward_weight(dy, x, dw);
+            products.weight(x.x, x.maxima, dw);
             db.into_iter().for_each(|db| cx.be.column_sums(dy, db));
         }
     }
