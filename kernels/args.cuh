@@ -267,36 +267,46 @@ static_assert(AT(Embed, ids) == 0 && AT(Embed, table) == 8 && AT(Embed, y) == 16
               AT(Embed, cols) == 48 && AT(Embed, add) == 52 && AT(Embed, vector) == 56 &&
               sizeof(Embed) == 64, "layout");
 
-// The places of ids, in the order of the ids and of equal ones by place, and the ids there.
+// The places of ids, in the order of the table's rows that they name and of equal ones by place,
+// and these rows: one digit of 8 bits of them.
 struct EmbedSort {
+    // Where no digit is sorted yet: then the others are null.
     const int32_t* ids;
+    const int32_t* from_order;
+    const int32_t* from_rows;
     int32_t* order;
-    int32_t* sorted;
+    int32_t* rows;
+    // [256, tiles]: places of each digit in each tile of 256 places, then where they begin
+    uint32_t* starts;
+    // Entry of the vocabulary in the table's first row.
+    int64_t first;
+    int64_t table_rows;
     uint32_t count;
+    uint32_t shift;
 };
-static_assert(AT(EmbedSort, ids) == 0 && AT(EmbedSort, order) == 8 &&
-              AT(EmbedSort, sorted) == 16 && AT(EmbedSort, count) == 24 &&
-              sizeof(EmbedSort) == 32, "layout");
+static_assert(AT(EmbedSort, ids) == 0 && AT(EmbedSort, from_order) == 8 &&
+              AT(EmbedSort, from_rows) == 16 && AT(EmbedSort, order) == 24 &&
+              AT(EmbedSort, rows) == 32 && AT(EmbedSort, starts) == 40 &&
+              AT(EmbedSort, first) == 48 && AT(EmbedSort, table_rows) == 56 &&
+              AT(EmbedSort, count) == 64 && AT(EmbedSort, shift) == 68 &&
+              sizeof(EmbedSort) == 72, "layout");
 
 struct EmbedBackward {
     const void* dy;
     // Of `EmbedSort`.
     const int32_t* order;
-    const int32_t* sorted;
+    const int32_t* rows;
     float* dtable;
     uint64_t count;
-    // Entry of the vocabulary in the table's first row.
-    int64_t first;
     int64_t table_rows;
     uint32_t cols;
     uint32_t vector;
 };
 static_assert(AT(EmbedBackward, dy) == 0 && AT(EmbedBackward, order) == 8 &&
-              AT(EmbedBackward, sorted) == 16 && AT(EmbedBackward, dtable) == 24 &&
-              AT(EmbedBackward, count) == 32 && AT(EmbedBackward, first) == 40 &&
-              AT(EmbedBackward, table_rows) == 48 && AT(EmbedBackward, cols) == 56 &&
-              AT(EmbedBackward, vector) == 60 &&
-              sizeof(EmbedBackward) == 64, "layout");
+              AT(EmbedBackward, rows) == 16 && AT(EmbedBackward, dtable) == 24 &&
+              AT(EmbedBackward, count) == 32 && AT(EmbedBackward, table_rows) == 40 &&
+              AT(EmbedBackward, cols) == 48 && AT(EmbedBackward, vector) == 52 &&
+              sizeof(EmbedBackward) == 56, "layout");
 
 struct CrossEntropy {
     void* logits;

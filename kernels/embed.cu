@@ -1,8 +1,8 @@
 // Rows of a table by their number.
 //
 // Bytes moved for each element of size s: forward 2s (3s to add); backward s, and 8 for each element
-// of a row of the table that some id names. Ids are sorted first, which reads each id once for each
-// block of 256 ids: from the cache.
+// of a row of the table that some id names. Ids are sorted first: for each digit of 8 bits of the
+// table's last row 24 for an id, and 512 comparisons.
 #include "common.cuh"
 
 template <class T, int V> __device__ void embed_by(const Embed& a) {
@@ -20,49 +20,86 @@ template <class T> __device__ void embed(const Embed& a) {
 }
 KERNELS(embed, embed<T>, Embed, 256)
 
-// Sorts places by their ids: each counts the places that come before it. Most tiles of ids are whole
-// before or whole behind a block's own.
-__device__ void sort_ids(const EmbedSort& a) {
-    __shared__ int tile[256];
-    int count = a.count, block = blockIdx.x * 256, i = block + threadIdx.x;
-    int own = i < count ? a.ids[i] : 0, before = 0;
-    for (int start = 0; start < count; start += 256) {
-        int at = start + threadIdx.x;
-        __syncthreads();
-        tile[threadIdx.x] = at < count ? a.ids[at] : 0x7fffffff;
-        __syncthreads();
-        if (start < block) {
+// Sorts places by the rows of the table that their ids name, digit by digit from the lowest, places of
+// one digit in the order that they had: three kernels for each digit. Places in tiles, one for each
+// thread of a block; ids that name no row count as the row after the last.
+constexpr int SORTED = 256;
+
+__device__ __forceinline__ int row_of(const EmbedSort& a, uint32_t at) {
+    if (a.from_rows) return a.from_rows[at];
+    int64_t row = a.ids[at] - a.first;
+    return (int)(row >= 0 && row < a.table_rows ? row : a.table_rows);
+}
+
+// A block's digits; behind the last place 256, which no digit is.
+__device__ __forceinline__ int tile_of(const EmbedSort& a, int (&digits)[SORTED]) {
+    uint32_t at = blockIdx.x * SORTED + threadIdx.x;
+    int digit = at < a.count ? row_of(a, at) >> a.shift & 255 : 256;
+    digits[threadIdx.x] = digit;
+    __syncthreads();
+    return digit;
+}
+
+// starts[digit, tile] = places of this digit in this tile, a thread for each digit.
+__device__ void count_digits(const EmbedSort& a) {
+    __shared__ int digits[SORTED];
+    tile_of(a, digits);
+    uint32_t own = 0;
 #pragma unroll 8
-            for (int j = 0; j < 256; j++) before += tile[j] <= own;
-        } else {
+    for (int j = 0; j < SORTED; j++) own += digits[j] == (int)threadIdx.x;
+    a.starts[threadIdx.x * gridDim.x + blockIdx.x] = own;
+}
+KERNEL(embed_count, count_digits, EmbedSort, SORTED)
+
+// starts = the sum of all counts before it, by one block, whose threads take as many of them each.
+constexpr int STARTERS = 1024;
+__device__ void start_digits(const EmbedSort& a) {
+    __shared__ uint32_t sums[STARTERS];
+    uint32_t all = (a.count + SORTED - 1) / SORTED * SORTED, each = (all + STARTERS - 1) / STARTERS;
+    uint32_t first = threadIdx.x * each, end = first + each < all ? first + each : all;
+    uint32_t sum = 0, before = 0;
+#pragma unroll 4
+    for (uint32_t at = first; at < end; at++) sum += a.starts[at];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
 #pragma unroll 8
-            for (int j = 0; j < 256; j++)
-                before += tile[j] < own || (tile[j] == own && start + j < i);
-        }
-    }
-    if (i < count) {
-        a.order[before] = i;
-        a.sorted[before] = own;
+    for (int thread = 0; thread < (int)threadIdx.x; thread++) before += sums[thread];
+    for (uint32_t at = first; at < end; at++) {
+        uint32_t count = a.starts[at];
+        a.starts[at] = before;
+        before += count;
     }
 }
-KERNEL(embed_sort, sort_ids, EmbedSort, 256)
+KERNEL(embed_start, start_digits, EmbedSort, STARTERS)
+
+// Each place goes behind those of its tile that have its digit and come before it.
+__device__ void place_digits(const EmbedSort& a) {
+    __shared__ int digits[SORTED];
+    int digit = tile_of(a, digits);
+    uint32_t at = blockIdx.x * SORTED + threadIdx.x, before = 0;
+    if (at >= a.count) return;
+    for (int j = 0; j < (int)threadIdx.x; j++) before += digits[j] == digit;
+    uint32_t to = a.starts[digit * gridDim.x + blockIdx.x] + before;
+    a.order[to] = a.from_rows ? a.from_order[at] : (int)at;
+    a.rows[to] = row_of(a, at);
+}
+KERNEL(embed_place, place_digits, EmbedSort, SORTED)
 
 // Rows of dy that are on their way at once: a token that is every twentieth is not one chain of waits.
 constexpr int AT_ONCE = 8;
 
-// The first of each id in the sorted order adds them all: dtable[id] += dy[i], in the order of i.
+// The first of each row in the sorted order adds them all: dtable[row] += dy[i], in the order of i.
 template <class T, int V> __device__ void embed_backward_by(const EmbedBackward& a) {
     each_piece<V>(a.count, a.cols, [&](uint64_t p, uint32_t col) {
-        int id = a.sorted[p];
-        int64_t row = id - a.first;
-        if (row < 0 || row >= a.table_rows || (p > 0 && a.sorted[p - 1] == id)) return;
-        float sum[V];
-        load(a.dtable + row * a.cols + col, sum);
+        int row = a.rows[p];
+        if (row >= a.table_rows || (p > 0 && a.rows[p - 1] == row)) return;
+        float sum[V], *to = a.dtable + (uint64_t)row * a.cols + col;
+        load(to, sum);
         for (bool more = true; more; p += AT_ONCE) {
             T dy[AT_ONCE][V] = {};
 #pragma unroll
             for (int k = 0; k < AT_ONCE; k++) {
-                more = p + k < a.count && a.sorted[p + k] == id;
+                more = p + k < a.count && a.rows[p + k] == row;
                 if (!more) continue;
                 const T* from = static_cast<const T*>(a.dy) + (uint64_t)a.order[p + k] * a.cols + col;
                 if constexpr (V == 1) dy[k][0] = *from;
@@ -73,7 +110,7 @@ template <class T, int V> __device__ void embed_backward_by(const EmbedBackward&
 #pragma unroll
                 for (int i = 0; i < V; i++) sum[i] += widen(dy[k][i]);
         }
-        store(a.dtable + row * a.cols + col, sum);
+        store(to, sum);
     });
 }
 

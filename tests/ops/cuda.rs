@@ -135,6 +135,7 @@ fn cuda_rounds_as_the_cpu_does() {
 fn larger() -> Vec<Case> {
     vec![
         case("embed", |b| product::embed(b, 300, 20, 264, 3)),
+        case("embed, rows of two digits, six tiles", |b| product::embed(b, 1500, 700, 8, 40)),
         case("gemm NT", |b| product::gemm(b, Gemm::NT, 70, 136, 72)),
         case("gemm NN", |b| product::gemm(b, Gemm::NN, 129, 72, 200)),
         case("gemm TN", |b| product::gemm(b, Gemm::TN, 65, 264, 130)),

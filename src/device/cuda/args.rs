@@ -149,19 +149,25 @@ kernel_args! {
         table_rows: i64, cols: u32, add: u32, vector: u32,
     }
 
-    /// The places of ids, in the order of the ids and of equal ones by place, and the ids there.
+    /// The places of ids, in the order of the table's rows that they name and of equal ones by place,
+    /// and these rows: one digit of 8 bits of them.
     struct EmbedSort {
-        ids: *const i32, order: *mut i32, sorted: *mut i32, count: u32,
+        /// Where no digit is sorted yet: then the others are null.
+        ids: *const i32,
+        from_order: *const i32, from_rows: *const i32,
+        order: *mut i32, rows: *mut i32,
+        /// [256, tiles]: places of each digit in each tile of 256 places, then where they begin
+        starts: *mut u32,
+        /// Entry of the vocabulary in the table's first row.
+        first: i64,
+        table_rows: i64, count: u32, shift: u32,
     }
 
     struct EmbedBackward {
         dy: *const c_void,
         /// Of `EmbedSort`.
-        order: *const i32, sorted: *const i32,
-        dtable: *mut f32, count: u64,
-        /// Entry of the vocabulary in the table's first row.
-        first: i64,
-        table_rows: i64, cols: u32, vector: u32,
+        order: *const i32, rows: *const i32,
+        dtable: *mut f32, count: u64, table_rows: i64, cols: u32, vector: u32,
     }
 
     struct CrossEntropy {
