@@ -26,7 +26,7 @@ pub enum Event {
     Compute(Tally),
     /// Something sent in a group.
     Send { group: &'static str, op: Op, sent: Sent, how: How },
-    /// The wait for a collective that was begun: the first since the last `take` is 1; 0 is the last
+    /// The wait for what was begun: the first since the last `take` is 1; 0 is the last
     /// before it, −1 the one before that.
     Finish(i64),
 }
@@ -40,6 +40,8 @@ pub enum How {
     Queued,
     /// Likewise, and sooner: `Group::begin_ahead`.
     Soon,
+    /// A message, likewise: `Group::begin_message`.
+    Message,
 }
 
 /// The ops among some events.
@@ -71,7 +73,7 @@ pub fn volume(events: &[Event]) -> Volume {
 pub struct Journal {
     device: Rc<device::Dry>,
     events: RefCell<Vec<Event>>,
-    /// Collectives: all that were begun, and those before the last `take`.
+    /// Collectives and messages: all that were begun, and those before the last `take`.
     begun: Cell<u64>,
     taken: Cell<u64>,
 }
@@ -100,7 +102,7 @@ impl Journal {
         }
     }
 
-    /// Number of a collective that was just begun, from 1.
+    /// Number of what was just begun, from 1.
     fn number(&self) -> u64 {
         self.begun.set(self.begun.get() + 1);
         self.begun.get()
@@ -136,7 +138,19 @@ impl Dry {
 
     fn begin_as(&self, what: Collective, how: How) -> Pending {
         self.ring(what, how);
+        self.begun()
+    }
+
+    fn begun(&self) -> Pending {
         Pending { job: self.journal.number(), ..Pending::DONE }
+    }
+
+    fn message(&self, message: &Message, how: How) {
+        let op = match message {
+            Message::Send { .. } => Op::Send,
+            Message::Recv { .. } => Op::Recv,
+        };
+        self.add(op, message.tensor().bytes() as f64, how);
     }
 }
 
@@ -157,12 +171,11 @@ impl Group for Dry {
         self.ring(Collective::ReduceScatter { whole, part }, How::Now);
     }
     fn exchange(&self, messages: &[Message]) {
-        for message in messages {
-            match message {
-                Message::Send { x, .. } => self.add(Op::Send, x.bytes() as f64, How::Now),
-                Message::Recv { x, .. } => self.add(Op::Recv, x.bytes() as f64, How::Now),
-            }
-        }
+        messages.iter().for_each(|message| self.message(message, How::Now));
+    }
+    fn begin_message(&self, message: Message) -> Pending {
+        self.message(&message, How::Message);
+        self.begun()
     }
     fn begin(&self, what: Collective) -> Pending {
         self.begin_as(what, How::Queued)

@@ -1,7 +1,7 @@
-//! A rank's end of the transport, and what its groups share: counters and the communication queue.
+//! A rank's end of the transport, and what its groups share: counters and the communication queues.
 
 use super::inbox::{Inbox, Transport};
-use super::queue::Queue;
+use super::queue::{Queue, Queued};
 use super::{Failed, Op, Recorder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// the whole for the others; where n divides the tensor, each rank sends the same.
 pub type Traffic = BTreeMap<(Arc<str>, Op), u64>;
 
-/// A rank's end of the transport, shared with its communication queue.
+/// A rank's end of the transport, shared with its communication queues.
 pub struct Endpoint {
     pub rank: usize,
     pub size: usize,
@@ -54,9 +54,9 @@ impl Endpoint {
     }
 }
 
-/// Communication queue and operation counters, shared by a rank and its groups.
+/// Communication queues and operation counters, shared by a rank and its groups.
 pub struct RankResources {
-    queue: Mutex<Option<Queue>>,
+    queues: [Mutex<Option<Queue>>; Queued::COUNT],
     counters: Mutex<HashMap<u64, Arc<OpCounters>>>,
     pub endpoint: Arc<Endpoint>,
 }
@@ -70,8 +70,8 @@ pub struct OpCounters {
 
 impl RankResources {
     pub fn new(endpoint: Endpoint) -> RankResources {
-        let (queue, counters) = (Mutex::default(), Mutex::default());
-        RankResources { queue, counters, endpoint: Arc::new(endpoint) }
+        let (queues, counters) = Default::default();
+        RankResources { queues, counters, endpoint: Arc::new(endpoint) }
     }
 
     /// The counters of a group. They outlive its handle: a group made again continues them.
@@ -96,16 +96,16 @@ impl RankResources {
         }
     }
 
-    /// The communication queue; its thread starts at the first use. Where it cannot, the group fails.
-    pub fn queue<T>(&self, use_it: impl FnOnce(&mut Queue) -> T) -> T {
+    /// A communication queue; its thread starts at the first use. Where it cannot, the group fails.
+    pub fn queue<T>(&self, of: Queued, use_it: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
         let start = || {
-            Queue::new(rank).unwrap_or_else(|error| {
+            Queue::new(of, rank).unwrap_or_else(|error| {
                 let failed = Failed::new(format!("rank {rank} failed: {error:#}"));
                 self.endpoint.fail(failed).raise()
             })
         };
-        use_it(self.queue.lock().get_or_insert_with(start))
+        use_it(self.queues[of as usize].lock().get_or_insert_with(start))
     }
 }
 
@@ -113,7 +113,7 @@ impl Drop for RankResources {
     fn drop(&mut self) {
         self.fail_if_panicking();
         // Finish what was begun before the others learn that this rank has ended.
-        drop(self.queue.lock().take());
+        self.queues.iter().for_each(|queue| drop(queue.lock().take()));
         self.endpoint.transport.leave();
     }
 }

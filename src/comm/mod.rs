@@ -97,9 +97,24 @@ pub trait Group {
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
         all.iter().map(|what| self.begin(*what)).collect()
     }
-    /// Waits for a collective that was begun, before its result is used.
+    /// Starts a message, as `begin` does a collective. It waits for none that came before it in the
+    /// other direction or between other ranks, nor for collectives. A group without such queues sends
+    /// immediately, which then must not wait for the receiver, and receives in `finish`.
+    fn begin_message(&self, message: Message) -> Pending {
+        match message {
+            Message::Send { .. } => {
+                self.exchange(&[message]);
+                Pending::DONE
+            }
+            Message::Recv { .. } => Pending { message: Some(message), ..Pending::DONE },
+        }
+    }
+    /// Waits for what was begun, before its result is used.
     fn finish(&self, pending: Pending) {
         assert_eq!(pending.job, 0, "begun by another group");
+        if let Some(receive) = pending.message {
+            self.exchange(&[receive]);
+        }
     }
 }
 
@@ -152,10 +167,15 @@ impl Message {
     }
 }
 
-/// The group whose ranks, a pipeline's stages, send each other messages.
+/// The group whose ranks, a pipeline's stages, exchange messages.
 pub const PIPELINE: &str = "pipeline";
 
-/// A collective in flight.
+/// The groups in which the same ranks begin messages: each to the next rank, around the ring; and to
+/// the one before.
+pub const ACTIVATIONS: &str = "activations";
+pub const GRADIENTS: &str = "gradients";
+
+/// A collective or a message in flight.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]
 pub struct Pending {
@@ -165,10 +185,12 @@ pub struct Pending {
     event: u64,
     /// Whether it sums, on a GPU.
     sums: bool,
+    /// What it is, unless a collective.
+    message: Option<Message>,
 }
 
 impl Pending {
-    const DONE: Pending = Pending { job: 0, event: 0, sums: false };
+    const DONE: Pending = Pending { job: 0, event: 0, sums: false, message: None };
 }
 
 /// Kinds of communication.

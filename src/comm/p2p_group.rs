@@ -8,6 +8,7 @@
 use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
 use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
+use super::queue::Queued;
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
 use device::Tensor;
 use std::cell::Cell;
@@ -21,8 +22,8 @@ pub struct P2pGroup {
     resources: Arc<RankResources>,
     members: GroupMembers,
     counters: Arc<OpCounters>,
-    /// The last job on the queue that is this group's; 0 without.
-    begun: Cell<u64>,
+    /// The last job on each queue that is this group's; 0 without.
+    begun: [Cell<u64>; Queued::COUNT],
 }
 
 impl P2pGroup {
@@ -32,17 +33,39 @@ impl P2pGroup {
         resources.endpoint.recorder.join_group(name, ranks);
         let (endpoint, name, ranks) = (resources.endpoint.clone(), name.into(), ranks.into());
         let members = GroupMembers { endpoint, name, ranks, me, key };
-        P2pGroup { resources, members, counters, begun: Cell::new(0) }
+        P2pGroup { resources, members, counters, begun: Default::default() }
     }
 
-    fn start(&self, collective: Collective, mode: Mode) -> Call {
+    fn start(&self, collective: Collective, queued: bool) -> Call {
         let (op, whole) = collective.whole(self.size());
-        self.members.record(op, whole, next_number(&self.counters.collectives), mode)
+        self.members.record(op, whole, next_number(&self.counters.collectives), None, queued)
+    }
+
+    fn start_message(&self, message: &Message, queued: bool) -> Call {
+        let (op, x, with, counts) = match *message {
+            Message::Send { to, x } => (Op::Send, x, to, &self.counters.sent),
+            Message::Recv { from, x } => (Op::Recv, x, from, &self.counters.received),
+        };
+        self.members.record(op, x, next_number(&counts[with]), Some(with), queued)
+    }
+
+    /// Runs an operation that was entered on a queue.
+    fn run_on(
+        &self,
+        queue: Queued,
+        call: Call,
+        run: impl FnOnce(&GroupMembers) -> Result<(), Failed> + Send + 'static,
+    ) -> Pending {
+        let members = self.members.clone();
+        let job = move || run(&members).map_err(|failed| members.endpoint.fail(failed));
+        let job = self.resources.queue(queue, |queue| queue.begin(Box::new(job)));
+        self.begun[queue as usize].set(job);
+        Pending { job, event: call.event, ..Pending::DONE }
     }
 
     fn run_blocking(&self, collective: Collective) {
         let _waiting = self.members.endpoint.recorder.waiting();
-        let call = self.start(collective, Mode::Blocking);
+        let call = self.start(collective, false);
         self.raise_on_error(self.members.run_collective(call, collective));
     }
 
@@ -75,22 +98,8 @@ impl Group for P2pGroup {
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let number = |message: &Message| match *message {
-            Message::Send { to, x } => self.members.record(
-                Op::Send,
-                x,
-                next_number(&self.counters.sent[to]),
-                Mode::Message(to),
-            ),
-            Message::Recv { from, x } => self.members.record(
-                Op::Recv,
-                x,
-                next_number(&self.counters.received[from]),
-                Mode::Message(from),
-            ),
-        };
         let _waiting = self.members.endpoint.recorder.waiting();
-        let calls: Vec<Call> = messages.iter().map(number).collect();
+        let calls: Vec<Call> = messages.iter().map(|m| self.start_message(m, false)).collect();
         for (message, call) in messages.iter().zip(&calls) {
             if let Message::Send { to, x } = *message {
                 self.raise_on_error(self.members.send(*call, to, x));
@@ -104,45 +113,50 @@ impl Group for P2pGroup {
     }
 
     fn begin(&self, collective: Collective) -> Pending {
-        let (call, members) = (self.start(collective, Mode::Queued), self.members.clone());
-        let job = move || {
-            members.run_collective(call, collective).map_err(|failed| members.endpoint.fail(failed))
+        let call = self.start(collective, true);
+        let run = move |members: &GroupMembers| members.run_collective(call, collective);
+        self.run_on(Queued::Collectives, call, run)
+    }
+
+    /// What is received arrives by itself, and is taken in `finish`.
+    fn begin_message(&self, message: Message) -> Pending {
+        let Message::Send { to, x } = message else {
+            return Pending { message: Some(message), ..Pending::DONE };
         };
-        let job = self.resources.queue(|queue| queue.begin(Box::new(job)));
-        self.begun.set(job);
-        Pending { job, event: call.event, sums: false }
+        let call = self.start_message(&message, true);
+        let run = move |members: &GroupMembers| members.send(call, to, x);
+        Pending { message: Some(message), ..self.run_on(Queued::Messages, call, run) }
     }
 
     fn finish(&self, pending: Pending) {
+        let queue = match pending.message {
+            Some(Message::Recv { .. }) => return self.exchange(pending.message.as_slice()),
+            Some(Message::Send { .. }) => Queued::Messages,
+            None => Queued::Collectives,
+        };
         if pending.job == 0 {
             return;
         }
         let _waiting = self.members.endpoint.recorder.waiting();
         self.members.endpoint.recorder.mark_waited(pending.event);
-        let done = self.resources.queue(|queue| queue.done());
+        let done = self.resources.queue(queue, |queue| queue.done());
         self.raise_on_error(done.wait(pending.job));
     }
 }
 
-/// The tensors of a collective that nobody waited for may be freed once the group is gone.
+/// The tensors of what nobody waited for may be freed once the group is gone.
 impl Drop for P2pGroup {
     fn drop(&mut self) {
-        if self.begun.get() > 0 {
-            self.resources.fail_if_panicking();
-            let done = self.resources.queue(|queue| queue.done());
-            // A failure of the group is told by whoever waits for a result.
-            done.wait(self.begun.get()).ok();
+        for queue in [Queued::Collectives, Queued::Messages] {
+            let last = self.begun[queue as usize].get();
+            if last > 0 {
+                self.resources.fail_if_panicking();
+                let done = self.resources.queue(queue, |queue| queue.done());
+                // A failure of the group is told by whoever waits for a result.
+                done.wait(last).ok();
+            }
         }
     }
-}
-
-/// How an operation is run.
-#[derive(Clone, Copy)]
-enum Mode {
-    Blocking,
-    Queued,
-    /// A message, to or from this rank of the group.
-    Message(usize),
 }
 
 /// One operation that this rank has entered.
@@ -151,11 +165,11 @@ struct Call {
     id: OpId,
     signature: OpSignature,
     event: u64,
-    /// Runs on the communication queue.
+    /// Runs on a communication queue.
     queued: bool,
 }
 
-/// The members of a group, shared by a rank's thread and its communication queue.
+/// The members of a group, shared by a rank's thread and its communication queues.
 #[derive(Clone)]
 struct GroupMembers {
     endpoint: Arc<Endpoint>,
@@ -168,9 +182,8 @@ struct GroupMembers {
 }
 
 impl GroupMembers {
-    fn record(&self, op: Op, x: Tensor, sequence: u64, mode: Mode) -> Call {
-        let peer = if let Mode::Message(peer) = mode { Some(peer) } else { None };
-        let queued = matches!(mode, Mode::Queued);
+    /// `peer`: the rank of the group that a message goes to or comes from.
+    fn record(&self, op: Op, x: Tensor, sequence: u64, peer: Option<usize>, queued: bool) -> Call {
         let with = peer.map(|peer| self.ranks[peer]);
         let event = Event { queued, ..Event::new(&self.name, op, sequence, x, with) };
         let event = self.endpoint.recorder.enqueue(event);

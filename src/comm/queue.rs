@@ -1,5 +1,5 @@
-//! The communication queue of a rank: a thread that runs collectives in the order in which they were
-//! begun, concurrently with the thread that computes.
+//! A communication queue of a rank: a thread that runs collectives, or sends messages, in the order
+//! in which they were begun, concurrently with the thread that computes.
 
 use super::Failed;
 use base::Worker;
@@ -10,6 +10,24 @@ type Job = Box<dyn FnOnce() -> Result<(), Failed> + Send>;
 
 /// Jobs that may wait; a step begins a few for each layer.
 const ROOM: usize = 4096;
+
+/// What a queue runs. A message is awaited sooner than a collective that was begun before it.
+#[derive(Clone, Copy)]
+pub enum Queued {
+    Collectives,
+    Messages,
+}
+
+impl Queued {
+    pub const COUNT: usize = 2;
+
+    fn name(self) -> &'static str {
+        match self {
+            Queued::Collectives => "queue",
+            Queued::Messages => "messages",
+        }
+    }
+}
 
 pub struct Queue {
     worker: Worker<Job, ()>,
@@ -26,7 +44,7 @@ pub struct Done {
 
 impl Queue {
     /// An error where the system gives no thread.
-    pub fn new(rank: usize) -> anyhow::Result<Queue> {
+    pub fn new(of: Queued, rank: usize) -> anyhow::Result<Queue> {
         let done = Arc::new(Done::default());
         let report = done.clone();
         let of_rank = tracing::error_span!(parent: None, "rank", rank);
@@ -42,7 +60,7 @@ impl Queue {
             report.changed.notify_all();
             None
         };
-        let worker = Worker::start(&format!("queue of rank {rank}"), ROOM, run)?;
+        let worker = Worker::start(&format!("{} of rank {rank}", of.name()), ROOM, run)?;
         Ok(Queue { worker, begun: 0, done })
     }
 

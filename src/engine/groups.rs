@@ -1,7 +1,7 @@
 //! The groups a rank belongs to, and what follows from its place in them.
 
 use base::{DType, div_exact};
-use comm::{Group, PIPELINE, Solo, World};
+use comm::{ACTIVATIONS, GRADIENTS, Group, PIPELINE, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, ModelShard, TensorParallel, costs};
@@ -15,6 +15,10 @@ pub struct Groups {
     pub tensor: Box<dyn Group>,
     /// The other stages of the same replica.
     pub pipeline: Box<dyn Group>,
+    /// The same ranks, for the messages that an interleaved order begins: to the next stage, and to the
+    /// one before. Of one rank where messages are exchanged.
+    pub activations: Box<dyn Group>,
+    pub gradients: Box<dyn Group>,
     /// The other replicas.
     pub data: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
@@ -33,6 +37,8 @@ impl Groups {
         Groups {
             tensor: solo(),
             pipeline: solo(),
+            activations: solo(),
+            gradients: solo(),
             data: solo(),
             embedding: solo(),
             tp_async: solo(),
@@ -59,10 +65,15 @@ impl Groups {
             true => make("embedding", &[stages[0], stages[grid.pipeline - 1]]),
             false => Box::new(Solo),
         };
+        let begun = |name| -> Box<dyn Group> {
+            if begins_messages(topology.schedule) { make(name, &stages) } else { Box::new(Solo) }
+        };
         Groups {
             tensor: make("tensor", &grid.tensor_group(at)),
             tp_async: make("tp_async", &grid.tensor_group(at)),
             pipeline: make(PIPELINE, &stages),
+            activations: begun(ACTIVATIONS),
+            gradients: begun(GRADIENTS),
             data: make("data", &grid.data_group(at)),
             embedding,
             grid,
@@ -121,7 +132,18 @@ pub fn actions(pp: PipelineRank, schedule: Schedule, micros: usize) -> (Vec<Acti
         Schedule::GPipe => schedule::gpipe(micros),
         Schedule::Interleaved => schedule::interleaved(pp, micros),
     };
-    schedule::with_slots(schedule::with_messages(pp, &rounds), pp.chunks)
+    let actions = match begins_messages(schedule) {
+        true => schedule::with_begun_messages(pp, &rounds),
+        false => schedule::with_messages(pp, &rounds),
+    };
+    schedule::with_slots(actions, pp.chunks)
+}
+
+/// Whether a step's messages run beside its passes. Without chunks there is next to nothing that they
+/// could hide behind (`timeline`'s tests), and one exchange needs no buffers. Evaluations exchange
+/// theirs: forwards follow each other, and each needs what the one before it gives.
+pub fn begins_messages(schedule: Schedule) -> bool {
+    schedule == Schedule::Interleaved
 }
 
 /// What every rank of a pipeline does in a step of `micros` micro-batches.

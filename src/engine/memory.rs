@@ -1,10 +1,11 @@
 //! Every byte a rank needs: laid out once to measure, reserved, laid out again for good.
 
 use super::arenas::Arenas;
-use super::groups::{Groups, context, model_shard, pipeline_rank, slots};
+use super::groups::{Groups, begins_messages, context, model_shard, pipeline_rank, slots};
 use super::masters::{Masters, PIECE};
 use super::offload::Offload;
 use super::params::{self, BucketState, Norms, OnHost};
+use super::play::MessageBuffers;
 use super::powersgd::Compression;
 use super::replica_check;
 use super::rule::{OptimizerRule, Place};
@@ -31,7 +32,8 @@ pub struct Laid {
     pub tables: Tables,
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
-    pub arrived: Tensor,
+    pub arrived: Option<Tensor>,
+    pub messages: Option<MessageBuffers>,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
     /// Of operands in 8-bit floats.
@@ -136,7 +138,7 @@ pub fn lay(
     });
     let sums = [scalars.scaler.scale, scalars.z_loss];
     let passes = passes(groups, m, [&train, &eval], causal, (&layout, &tables), sums, at);
-    let Passes { slots, work, arrived, eval } = passes;
+    let Passes { slots, work, arrived, messages, eval } = passes;
     Laid {
         layout,
         buckets,
@@ -149,6 +151,7 @@ pub fn lay(
         slots,
         work,
         arrived,
+        messages,
         eval,
         scalars,
         fp8,
@@ -159,7 +162,8 @@ pub fn lay(
 struct Passes {
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
-    arrived: Tensor,
+    arrived: Option<Tensor>,
+    messages: Option<MessageBuffers>,
     eval: Vec<Vec<Activations>>,
 }
 
@@ -183,16 +187,16 @@ fn passes(
         let plan = |chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace);
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
-    let (work, arrived, slots) = at.workspace.temporary(|workspace| {
+    let begun = begins_messages(m.topology.schedule);
+    let (work, arrived, messages, slots) = at.workspace.temporary(|workspace| {
         let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
         let stream = work.stream;
-        let receives = |chunk| pp.stage(chunk) + 1 < pp.stages();
-        let arrived = match (0..pp.chunks).any(receives) {
-            true => workspace.matrix(stream.rows, stream.cols, stream.dtype),
-            false => stream,
-        };
+        let messages = begun.then(|| MessageBuffers::plan(&train.tp, stream, workspace));
+        let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
+        let room = || workspace.matrix(stream.rows, stream.cols, stream.dtype);
+        let arrived = (receives && !begun).then(room);
         let slots = inputs[..held].iter().map(|i| chunks(train, *i, &at.saved, workspace));
-        (work, arrived, slots.collect())
+        (work, arrived, messages, slots.collect())
     });
     let evaluations = at.workspace.temporary(|workspace| {
         // Questions of tasks lie several in a sample, each with a mask of its own.
@@ -201,5 +205,5 @@ fn passes(
         let slots = inputs.map(|i| chunks(eval, i, workspace, workspace));
         slots.collect()
     });
-    Passes { slots, work, arrived, eval: evaluations }
+    Passes { slots, work, arrived, messages, eval: evaluations }
 }

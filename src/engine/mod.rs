@@ -42,15 +42,14 @@ pub use states::{
 };
 
 use arenas::Arenas;
-use comm::Message;
 use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
 use model::layers::fp8::Room;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
-use plan::schedule::{self, Action, Pass, PipelineRank};
-use play::play;
+use plan::schedule::{self, Action, Pass, PipelineRank, Side};
+use play::{Mail, MessageBuffers, play};
 use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, Ref, RefCell};
@@ -81,8 +80,9 @@ pub struct Engine<'a> {
     /// Buffers of the micro-batches in flight: by slot, for each chunk, over the same bytes.
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
-    /// [n, H]: the gradient that came from the virtual stage after.
-    arrived: Tensor,
+    /// [n, H]: the gradient that came from the virtual stage after, exchanged for the one in `work`.
+    arrived: Option<Tensor>,
+    messages: Option<MessageBuffers>,
     eval: Vec<Vec<Activations>>,
     scalars: Scalars,
     /// Of operands in 8-bit floats.
@@ -152,6 +152,7 @@ impl<'a> Engine<'a> {
             slots: laid.slots,
             work: laid.work,
             arrived: laid.arrived,
+            messages: laid.messages,
             eval: laid.eval,
             order: RefCell::default(),
             received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
@@ -376,8 +377,10 @@ impl<'a> Engine<'a> {
         let stage = Stage { cx, layout: params.layout(), store: params };
         let held = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
-        let message = |action| self.message(action, held);
-        play(actions, &*params.groups().pipeline, cx.tp, message, |action| {
+        let (groups, buffers) = (params.groups(), self.messages.as_ref());
+        let mail = Mail { be, pp, groups, tp: cx.tp, buffers };
+        let place = |side, pass| self.place(side, held(pass));
+        play(actions, &mail, place, |action| {
             match action {
                 Action::Forward(pass) => {
                     let inputs = &held(pass).inputs;
@@ -396,9 +399,9 @@ impl<'a> Engine<'a> {
                     // Every schedule has the backward passes of a chunk in the order of micro-batches.
                     let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
                     let enqueue = || {
-                        if pp.stage(pass.chunk) + 1 < pp.stages() {
-                            be.copy(self.arrived, self.work.stream.set());
-                        }
+                        let exchanged =
+                            self.arrived.filter(|_| pp.stage(pass.chunk) + 1 < pp.stages());
+                        exchanged.iter().for_each(|dy| be.copy(*dy, self.work.stream.set()));
                         stage.backward(held(pass), &self.work, loss.add(), at);
                     };
                     graphs.run(params, PassKind::Backward(at), pass, enqueue);
@@ -417,14 +420,12 @@ impl<'a> Engine<'a> {
     }
 
     /// What a rank sends and receives: a micro-batch's stream, or the gradient of it.
-    fn message<'s>(&self, action: Action, held: impl Fn(Pass) -> &'s Activations) -> Message {
-        let pp = self.pipeline_rank();
-        match action {
-            Action::RecvX(pass) => Message::Recv { from: pp.before(), x: held(pass).x },
-            Action::SendY(pass) => Message::Send { to: pp.after(), x: held(pass).y },
-            Action::RecvDy(_) => Message::Recv { from: pp.after(), x: self.arrived },
-            Action::SendDx(_) => Message::Send { to: pp.before(), x: self.work.stream },
-            _ => unreachable!("computations send nothing"),
+    fn place(&self, side: Side, held: &Activations) -> Tensor {
+        match side {
+            Side::RecvX => held.x,
+            Side::SendY => held.y,
+            Side::RecvDy => self.arrived.unwrap_or(self.work.stream),
+            Side::SendDx => self.work.stream,
         }
     }
 

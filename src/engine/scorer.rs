@@ -3,14 +3,13 @@
 use super::arenas::{Arenas, MemoryPlan};
 use super::frozen::Frozen;
 use super::groups::{Groups, context, model_shard, pipeline_rank};
-use super::play::play;
+use super::play::{Mail, play};
 use super::{Engine, Load};
 use base::DType;
-use comm::Message;
 use device::{Backend, OutOfMemory, Tensor};
 use manifest::Manifest;
 use model::{Activations, Inputs, Stage, Tables};
-use plan::schedule::{self, Action, Pass};
+use plan::schedule::{self, Action, Pass, Side};
 use std::ops::Deref;
 
 /// Is told the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last
@@ -83,15 +82,6 @@ impl<'a> Scorer<'a> {
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
-
-    fn message(&self, action: Action, held: &Activations) -> Message {
-        let pp = pipeline_rank(&self.groups, &self.manifest);
-        match action {
-            Action::RecvX(_) => Message::Recv { from: pp.before(), x: held.x },
-            Action::SendY(_) => Message::Send { to: pp.after(), x: held.y },
-            _ => unreachable!("forwards send nothing else"),
-        }
-    }
 }
 
 impl Scores for Scorer<'_> {
@@ -102,8 +92,13 @@ impl Scores for Scorer<'_> {
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         let held = |pass: Pass| &self.slots[pass.slot][pass.chunk];
         self.be.zero(self.loss);
-        let message = |action: Action| self.message(action, held(action.pass()));
-        play(&actions, &*self.groups.pipeline, cx.tp, message, |action| {
+        let mail = Mail { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers: None };
+        let place = |side, pass| match side {
+            Side::RecvX => held(pass).x,
+            Side::SendY => held(pass).y,
+            _ => unreachable!("forwards have no gradients"),
+        };
+        play(&actions, &mail, place, |action| {
             match action {
                 Action::Forward(pass) => {
                     if pass.chunk == 0 {

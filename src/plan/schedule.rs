@@ -1,6 +1,10 @@
 //! The pipeline schedule as data: in which order a rank runs its forwards and backwards. Messages
 //! and activation slots follow from the order. Executed by the engine; timed, drawn and checked for
 //! deadlock by `timeline`.
+//!
+//! Messages are exchanged between passes (`with_messages`), or begun and awaited beside them
+//! (`with_begun_messages`). The second is for chunks: without them the next pass waits for a message
+//! that has just left, and there is nothing to hide it behind (`timeline::tests` plays both).
 
 /// A rank's position in its pipeline, and how many chunks it holds. The layers are cut into ranks ×
 /// chunks virtual stages, dealt out like cards: chunk c of rank r is virtual stage c·ranks + r.
@@ -45,6 +49,39 @@ pub struct Pass {
     pub home: usize,
 }
 
+/// One side of a message between virtual stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Activations from the virtual stage before, and to the one after.
+    RecvX,
+    SendY,
+    /// The gradient from the virtual stage after, and to the one before.
+    RecvDy,
+    SendDx,
+}
+use Side::*;
+
+impl Side {
+    pub const COUNT: usize = 4;
+
+    pub fn sends(self) -> bool {
+        matches!(self, SendY | SendDx)
+    }
+
+    /// Whether it is of activations, not of gradients.
+    pub fn forward(self) -> bool {
+        matches!(self, RecvX | SendY)
+    }
+
+    /// The rank on the other side.
+    pub fn peer(self, pp: PipelineRank) -> usize {
+        match self {
+            RecvX | SendDx => pp.before(),
+            SendY | RecvDy => pp.after(),
+        }
+    }
+}
+
 /// One action of a rank: a computation, or one side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -52,31 +89,44 @@ pub enum Action {
     Backward(Pass),
     /// The loss alone, where no backward follows.
     Loss(Pass),
-    /// Activations from the virtual stage before, and to the one after.
-    RecvX(Pass),
-    SendY(Pass),
-    /// The gradient from the virtual stage after, and to the one before.
-    RecvDy(Pass),
-    SendDx(Pass),
+    /// A message, exchanged together with those beside it, and awaited.
+    Exchange(Side, Pass),
+    /// A message that is under way from here to its `Await`. Of each side there is one at a time.
+    Begin(Side, Pass),
+    Await(Side, Pass),
 }
 use Action::*;
 
 impl Action {
-    pub fn is_message(self) -> bool {
-        matches!(self, RecvX(_) | SendY(_) | RecvDy(_) | SendDx(_))
-    }
-
     pub fn pass(self) -> Pass {
         match self {
             Forward(pass) | Backward(pass) | Loss(pass) => pass,
-            RecvX(pass) | SendY(pass) | RecvDy(pass) | SendDx(pass) => pass,
+            Exchange(_, pass) | Begin(_, pass) | Await(_, pass) => pass,
         }
     }
 
     fn pass_mut(&mut self) -> &mut Pass {
         match self {
             Forward(pass) | Backward(pass) | Loss(pass) => pass,
-            RecvX(pass) | SendY(pass) | RecvDy(pass) | SendDx(pass) => pass,
+            Exchange(_, pass) | Begin(_, pass) | Await(_, pass) => pass,
+        }
+    }
+
+    /// The message that brings a computation's input, if it has one.
+    fn receives(self, pp: PipelineRank) -> Option<(Side, Pass)> {
+        match self {
+            Forward(pass) => (pp.stage(pass.chunk) > 0).then_some((RecvX, pass)),
+            Backward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some((RecvDy, pass)),
+            _ => None,
+        }
+    }
+
+    /// The message that takes its result away.
+    fn sends(self, pp: PipelineRank) -> Option<(Side, Pass)> {
+        match self {
+            Forward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some((SendY, pass)),
+            Backward(pass) => (pp.stage(pass.chunk) > 0).then_some((SendDx, pass)),
+            _ => None,
         }
     }
 }
@@ -141,36 +191,54 @@ pub fn forward_slots(pp: PipelineRank) -> usize {
 /// Inserts the messages between rounds: sends of a round's results, receives of the next one's
 /// inputs.
 pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
-    let sends = |action: &Action| match *action {
-        Forward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some(SendY(pass)),
-        Backward(pass) => (pp.stage(pass.chunk) > 0).then_some(SendDx(pass)),
-        _ => None,
-    };
-    let receives = |action: &Action| match *action {
-        Forward(pass) => (pp.stage(pass.chunk) > 0).then_some(RecvX(pass)),
-        Backward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some(RecvDy(pass)),
-        _ => None,
-    };
+    let exchange = |(side, pass)| Exchange(side, pass);
     let mut actions = Vec::new();
     let mut before: &[Action] = &[];
     for round in rounds {
-        actions.extend(before.iter().filter_map(sends));
-        actions.extend(round.iter().filter_map(receives));
+        actions.extend(before.iter().filter_map(|action| action.sends(pp)).map(exchange));
+        actions.extend(round.iter().filter_map(|action| action.receives(pp)).map(exchange));
         actions.extend(round);
         before = round;
     }
-    actions.extend(before.iter().filter_map(sends));
+    actions.extend(before.iter().filter_map(|action| action.sends(pp)).map(exchange));
     actions
 }
 
-/// Gives every pass the lowest slot that is free from its first action (the receive, if it has
-/// one) to its backward; tells how many there are.
+/// Inserts messages that travel beside the passes. Each leaves right after the pass that gives it, is
+/// received from one pass before the one that needs it, and is awaited right before that. Received
+/// sooner, it would arrive no sooner in a full pipe, but occupy the GPU while it waits for its
+/// sender. A send is awaited when its side's next message leaves. So a buffer for each side suffices.
+/// (Megatron-LM's `--overlap-p2p-communication`.)
+pub fn with_begun_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
+    let passes = rounds.concat();
+    let begun = |action: &Action| action.receives(pp).map(|(side, pass)| Begin(side, pass));
+    let mut actions: Vec<Action> = passes.first().and_then(begun).into_iter().collect();
+    let mut leaving: [Option<Action>; 2] = [None; 2];
+    for (i, action) in passes.iter().enumerate() {
+        actions.extend(action.receives(pp).map(|(side, pass)| Await(side, pass)));
+        actions.extend(passes.get(i + 1).and_then(begun));
+        actions.push(*action);
+        if let Some((side, pass)) = action.sends(pp) {
+            let before = leaving[usize::from(side.forward())].replace(Await(side, pass));
+            actions.extend(before.into_iter().chain([Begin(side, pass)]));
+        }
+    }
+    actions.extend(leaving.into_iter().flatten());
+    actions
+}
+
+/// Gives every pass the lowest slot that is free from its first action (the exchange that brings its
+/// input, if it has one) to its backward; tells how many there are. A message that is begun arrives
+/// in a buffer of its own and needs no slot before it is awaited.
 pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usize) {
     let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
     let mut slot_of = vec![None; micros * chunks];
     let mut taken: Vec<bool> = Vec::new();
     for action in &mut actions {
         let ends = matches!(action, Backward(_));
+        if matches!(action, Begin(side, _) if !side.sends()) {
+            continue;
+        }
         let pass = action.pass_mut();
         let first_chunk = slot_of[pass.micro * chunks];
         let slot = slot_of[pass.micro * chunks + pass.chunk].get_or_insert_with(|| {
@@ -187,9 +255,9 @@ pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usiz
     (actions, taken.len())
 }
 
-/// The messages at the front of `actions`: they are posted together.
-pub fn leading_messages(actions: &[Action]) -> &[Action] {
-    let len = actions.iter().take_while(|action| action.is_message()).count();
+/// The messages at the front of `actions` that are exchanged together.
+pub fn leading_exchange(actions: &[Action]) -> &[Action] {
+    let len = actions.iter().take_while(|action| matches!(action, Exchange(..))).count();
     &actions[..len]
 }
 
@@ -280,7 +348,8 @@ mod tests {
     fn slots_are_as_few_as_passes_in_flight() {
         for (ranks, chunks, micros) in [(2, 2, 8), (4, 2, 8), (4, 3, 12), (8, 4, 32)] {
             let pp = pipeline_rank(0, ranks, chunks);
-            let (actions, count) = with_slots(with_messages(pp, &interleaved(pp, micros)), chunks);
+            let actions = with_begun_messages(pp, &interleaved(pp, micros));
+            let (actions, count) = with_slots(actions, chunks);
             let most = 2 * (ranks - 1) + (chunks - 1) * ranks + 1;
             assert_eq!(count, most.min(micros * chunks), "{ranks} ranks, {chunks} chunks");
             let mut tenants = vec![None; count];
@@ -288,7 +357,7 @@ mod tests {
                 let pass = action.pass();
                 let tenant = (pass.micro, pass.chunk);
                 match action {
-                    RecvX(_) | Forward(_) if tenants[pass.slot] != Some(tenant) => {
+                    Await(RecvX, _) | Forward(_) if tenants[pass.slot] != Some(tenant) => {
                         assert_eq!(tenants[pass.slot].replace(tenant), None);
                     }
                     Backward(_) => assert_eq!(tenants[pass.slot].take(), Some(tenant)),
@@ -297,6 +366,39 @@ mod tests {
                 if pass.chunk > 0 && matches!(action, Forward(_)) {
                     assert_eq!(tenants[pass.home], Some((pass.micro, 0)), "the inputs are there");
                 }
+            }
+        }
+    }
+
+    /// Of each side one message is under way at a time, each is awaited once, and what a pass needs
+    /// is awaited before it.
+    #[test]
+    fn a_buffer_for_each_side_suffices() {
+        for (ranks, chunks, micros) in [(2, 2, 2), (2, 3, 6), (3, 2, 3), (4, 2, 8), (4, 3, 12)] {
+            for rank in 0..ranks {
+                let pp = pipeline_rank(rank, ranks, chunks);
+                let mut under_way: Vec<(Side, Pass)> = Vec::new();
+                let mut here: Vec<(Side, Pass)> = Vec::new();
+                for action in with_begun_messages(pp, &interleaved(pp, micros)) {
+                    match action {
+                        Begin(side, pass) => {
+                            assert!(under_way.iter().all(|(other, _)| *other != side));
+                            under_way.push((side, pass));
+                        }
+                        Await(side, pass) => {
+                            let at = under_way.iter().position(|each| *each == (side, pass));
+                            here.push(under_way.remove(at.expect("it was begun")));
+                        }
+                        computation => {
+                            let needed = computation.receives(pp);
+                            assert!(needed.is_none_or(|message| here.contains(&message)));
+                        }
+                    }
+                }
+                assert_eq!(under_way, []);
+                // Each chunk's, but for the model's first input and last output, both ways.
+                let ends = usize::from(rank == 0) + usize::from(rank + 1 == ranks);
+                assert_eq!(here.len(), micros * (4 * chunks - 2 * ends), "rank {rank} of {ranks}");
             }
         }
     }

@@ -3,7 +3,8 @@
 //
 // Ranks meet in a folder, whose name is the unique id. A collective is two pieces of work in its
 // stream: a rank leaves a file with what it brings, and takes the result once the files of all are
-// there. So a rank that is killed or stopped leaves the others waiting, as real NCCL does over NVLink.
+// there. A message's sender waits until it is taken. So a rank that is killed or stopped leaves the others
+// waiting, as real NCCL does over NVLink.
 // Ranks that call different things fail the communicator, with a message; an abort frees whoever
 // waits in it.
 #include "softgpu.h"
@@ -157,16 +158,19 @@ std::string words(const char* op, size_t count, int type) {
 
 struct Message {
     bool send;
-    std::function<void()> post;
+    std::function<void()> post, end;
 };
 thread_local int depth = 0;
 thread_local std::vector<Message> messages;
 
-// Sends first: they wait for nobody.
+// All of a group at once: what is sent is laid out, what is received is taken, and then the senders
+// wait until theirs is taken, too.
 void post() {
     for (bool send : {true, false})
         for (Message& m : messages)
             if (m.send == send) m.post();
+    for (Message& m : messages)
+        if (m.send) m.end();
     messages.clear();
 }
 
@@ -252,6 +256,10 @@ API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, voi
     messages.push_back({true, [=] {
         std::function<void()> work = [=] { meeting->put(name, "", from, count * size_of(type)); };
         softgpu_push(stream, &work);
+    }, [=] {
+        std::function<bool()> taken = [=] { return meeting->over() || !meeting->there(name); };
+        std::function<void()> nothing = [] {};
+        softgpu_push_when(stream, &taken, &nothing);
     }});
     if (depth == 0) post();
     return OK;
@@ -272,7 +280,7 @@ API ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* strea
             memcpy(to, message.data(), bytes);
         };
         softgpu_push_when(stream, &here, &take);
-    }});
+    }, nullptr});
     if (depth == 0) post();
     return OK;
 }

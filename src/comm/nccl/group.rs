@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Collectives in flight before the wait for one of them also waits for later ones: their events
+/// Operations in flight before the wait for one of them also waits for later ones: their events
 /// are used again.
 const MAX_IN_FLIGHT: usize = 64;
 
@@ -26,7 +26,7 @@ pub struct NcclGroup {
     /// Index of this rank among them.
     rank: usize,
     counters: Arc<OpCounters>,
-    /// Two events for each collective in flight: before it and after it.
+    /// Two events for each operation in flight: before it and after it.
     order: Vec<CUevent>,
     begun: Cell<u64>,
     /// Dropped after the communicator.
@@ -75,21 +75,51 @@ impl NcclGroup {
         [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
     }
 
-    /// Begins them on a communication stream, after what the device has so far.
-    fn begin_on(&self, stream: Stream, all: &[Collective]) -> Pending {
+    fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
+        let sums = all.iter().any(Collective::sums);
+        let begun = self.begin_on(stream, || self.collectives(all, stream));
+        if sums {
+            self.watchdog.shared.device.sm_margin.begin_sum();
+        }
+        Pending { sums, ..begun }
+    }
+
+    /// As `begin_message`, on a stream that has this communicator's messages alone.
+    pub fn begin_message_on(&self, stream: Stream, message: Message) -> Pending {
+        let begun = self.begin_on(stream, || self.messages(&[message], stream));
+        Pending { message: Some(message), ..begun }
+    }
+
+    /// Begins an operation on a communication stream, after what the device has so far.
+    fn begin_on(&self, stream: Stream, launch: impl FnOnce() -> u64) -> Pending {
         let job = self.begun.get() + 1;
         self.begun.set(job);
         let device = &self.watchdog.shared.device;
         let [before, after] = self.order(job);
         let handle = self.watchdog.shared.handle(stream);
         device.after(before, device.stream, handle);
-        let event = self.collectives(all, stream);
+        let event = launch();
         device.record(after, handle);
-        let sums = all.iter().any(Collective::sums);
-        if sums {
-            device.sm_margin.begin_sum();
-        }
-        Pending { job, event, sums }
+        Pending { job, event, ..Pending::DONE }
+    }
+
+    /// In one launch.
+    fn messages(&self, messages: &[Message], stream: Stream) -> u64 {
+        let (name, counters, ranks) =
+            (self.name.clone(), self.counters.clone(), self.ranks.clone());
+        let event = move |message: &Message| {
+            let (op, x, with, counts) = match *message {
+                Message::Send { to, x } => (Op::Send, x, to, &counters.sent),
+                Message::Recv { from, x } => (Op::Recv, x, from, &counters.received),
+            };
+            let event = Event::new(&name, op, next_number(&counts[with]), x, Some(ranks[with]));
+            Event { queued: stream != Stream::Compute, ..event }
+        };
+        let all = messages.to_vec();
+        let events = move || all.iter().map(&event).collect();
+        self.enqueue(stream, events, "messages", |comm, stream| {
+            self.grouped(messages.iter().map(|message| self.message(message, comm, stream)))
+        })
     }
 
     fn launch(&self, what: Collective, comm: ncclComm_t, stream: CUstream) -> Code {
@@ -197,32 +227,19 @@ impl Group for NcclGroup {
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let (name, counters, ranks) =
-            (self.name.clone(), self.counters.clone(), self.ranks.clone());
-        let event = move |message: &Message| {
-            let (op, x, with, counts) = match *message {
-                Message::Send { to, x } => (Op::Send, x, to, &counters.sent),
-                Message::Recv { from, x } => (Op::Recv, x, from, &counters.received),
-            };
-            Event::new(&name, op, next_number(&counts[with]), x, Some(ranks[with]))
-        };
-        let all = messages.to_vec();
-        let events = move || all.iter().map(&event).collect();
-        self.enqueue(Stream::Compute, events, "messages", |comm, stream| {
-            self.grouped(messages.iter().map(|message| self.message(message, comm, stream)))
-        });
+        self.messages(messages, Stream::Compute);
     }
 
     fn begin(&self, what: Collective) -> Pending {
-        self.begin_on(Stream::Comm, &[what])
+        self.begin_collectives(Stream::Comm, &[what])
     }
 
     fn begin_ahead(&self, what: Collective) -> Pending {
-        self.begin_on(Stream::Layer, &[what])
+        self.begin_collectives(Stream::Layer, &[what])
     }
 
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
-        (!all.is_empty()).then(|| self.begin_on(Stream::Comm, all)).into_iter().collect()
+        (!all.is_empty()).then(|| self.begin_collectives(Stream::Comm, all)).into_iter().collect()
     }
 
     fn finish(&self, pending: Pending) {
@@ -243,9 +260,8 @@ impl Drop for NcclGroup {
         // After a failure, or in a panic, the other ranks may never come.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {
-            for stream in [device.stream, device.comm_stream, device.layer_stream] {
-                device.wait_stream(stream);
-            }
+            Stream::all()
+                .for_each(|stream| device.wait_stream(self.watchdog.shared.handle(stream)));
         }
         if let Some(comm) = self.comm.take() {
             // SAFETY: this was its only owner.

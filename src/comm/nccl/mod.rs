@@ -3,15 +3,17 @@
 //!
 //! Blocking collectives run on the compute stream, in order with the ops; asynchronous ones on one of
 //! two others, ordered with the ops by two events: those that a layer awaits itself are not behind the
-//! long ones that a step awaits. Sums are in NCCL's order: the same every run on
+//! long ones that a step awaits. Messages that are begun have streams and communicators of their own
+//! (`ring`). Sums are in NCCL's order: the same every run on
 //! the same GPUs, not the bits of another transport. An operation counts as started when the GPU
 //! starts it.
 
 mod api;
 mod group;
+mod ring;
 mod watchdog;
 
-use super::{Group, Message, PIPELINE, Solo, World, endpoint};
+use super::{ACTIVATIONS, GRADIENTS, Group, Message, PIPELINE, Solo, World, endpoint};
 use api::Api;
 use base::{DType, Problems};
 use cudarc::nccl::sys::{self, ncclUniqueId};
@@ -20,6 +22,7 @@ use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
 use device::cuda::{Cuda, FOLDER, Options};
 use group::NcclGroup;
+use ring::NcclRing;
 use std::cell::OnceCell;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -74,7 +77,38 @@ impl Nccl {
             return Box::new(Solo);
         }
         let host = world.group(name, ranks);
-        let (rank, size) = (host.rank(), host.size());
+        if [ACTIVATIONS, GRADIENTS].contains(&name) {
+            return Box::new(NcclRing::new(self, world, &*host, (name, ranks)));
+        }
+        let mut id = match host.rank() {
+            0 => self.new_id(world),
+            _ => ncclUniqueId { internal: [0; 128] },
+        };
+        share(&*host, &mut id);
+        let group = self.communicator(world, name, ranks, id);
+        self.connect(&group, name == PIPELINE);
+        Box::new(group)
+    }
+
+    /// Names a communicator that is to be.
+    fn new_id(&self, world: &World) -> ncclUniqueId {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the pointer is to a live variable.
+        let code = unsafe { call!(self.api, ncclGetUniqueId(&mut id)) };
+        if code != 0 {
+            world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
+        }
+        id
+    }
+
+    /// The communicator of that name, of these ranks of the world.
+    fn communicator(
+        &self,
+        world: &World,
+        name: &str,
+        ranks: &[usize],
+        id: ncclUniqueId,
+    ) -> NcclGroup {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
@@ -82,19 +116,11 @@ impl Nccl {
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
         let watchdog = self.watchdog.get_or_init(start).clone();
-        let mut id = ncclUniqueId { internal: [0; 128] };
-        let code = match rank {
-            // SAFETY: the pointer is to a live variable.
-            0 => unsafe { call!(self.api, ncclGetUniqueId(&mut id)) },
-            _ => 0,
-        };
-        if code != 0 {
-            world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
-        }
-        share(&*host, &mut id);
+        let rank = ranks.iter().position(|rank| *rank == world.rank()).expect("a member");
+        let size = ranks.len();
         let made =
             watchdog.shared.create_comm(format!("group {name} of ranks {ranks:?}"), |comm| {
-                // SAFETY: as above; the device is bound.
+                // SAFETY: the pointer is to a live variable; the device is bound.
                 unsafe { call!(self.api, ncclCommInitRank(comm, size as c_int, id, rank as c_int)) }
             });
         let comm = match made {
@@ -102,9 +128,7 @@ impl Nccl {
             Err(what) => world.fail(&what).raise(),
         };
         let counters = world.resources().counters(endpoint::group_hash(name, ranks), size);
-        let group = NcclGroup::new(comm, name, ranks, rank, counters, watchdog);
-        self.connect(&group, name == PIPELINE);
-        Box::new(group)
+        NcclGroup::new(comm, name, ranks, rank, counters, watchdog)
     }
 
     /// Runs each kind of operation once. NCCL reserves its buffers at the first of a kind: here, where

@@ -6,7 +6,7 @@ use super::api::{Api, Code, IN_PROGRESS};
 use crate::endpoint::Endpoint;
 use crate::{Event, Failed};
 use cudarc::nccl::sys::{self, ncclComm_t};
-use device::cuda::device::Device;
+use device::cuda::device::{Device, MESSAGE_STREAMS};
 use device::cuda::driver::{CUevent, CUstream};
 use device::cuda::library::call;
 use device::cuda::observer::{GraphLaunch, GraphObserver};
@@ -28,12 +28,32 @@ pub struct Comm(Mutex<Option<ncclComm_t>>);
 unsafe impl Send for Comm {}
 unsafe impl Sync for Comm {}
 
-/// The device's stream that a collective runs on.
+/// The device's stream that an operation runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     Compute,
     Comm,
     Layer,
+    /// One of those for messages.
+    Message(usize),
+}
+
+impl Stream {
+    const COUNT: usize = 3 + MESSAGE_STREAMS;
+
+    pub fn all() -> impl Iterator<Item = Stream> {
+        let messages = (0..MESSAGE_STREAMS).map(Stream::Message);
+        [Stream::Compute, Stream::Comm, Stream::Layer].into_iter().chain(messages)
+    }
+
+    fn index(self) -> usize {
+        match self {
+            Stream::Compute => 0,
+            Stream::Comm => 1,
+            Stream::Layer => 2,
+            Stream::Message(number) => 3 + number,
+        }
+    }
 }
 
 /// The polling thread; it ends with the last communicator of the rank.
@@ -55,7 +75,7 @@ pub struct Shared {
 struct State {
     comms: Vec<Arc<Comm>>,
     /// Outstanding operations per stream, oldest first.
-    outstanding: [VecDeque<Tracked>; 3],
+    outstanding: [VecDeque<Tracked>; Stream::COUNT],
     tickets: u64,
     /// Pairs of CUDA events for reuse.
     free: Vec<Pair>,
@@ -215,7 +235,7 @@ impl Shared {
         state.tickets += 1;
         let ticket = state.tickets;
         let tracked = Tracked { ticket, events, span, waits, entered: None };
-        state.outstanding[stream as usize].push_back(tracked);
+        state.outstanding[stream.index()].push_back(tracked);
         ticket
     }
 
@@ -234,6 +254,7 @@ impl Shared {
             Stream::Compute => self.device.stream,
             Stream::Comm => self.device.comm_stream,
             Stream::Layer => self.device.layer_stream,
+            Stream::Message(number) => self.device.message_streams[number],
         }
     }
 

@@ -1,7 +1,7 @@
 //! The ops, checked bit by bit, over whatever carries them.
 
 use crate::memory::{self, Pool};
-use crate::{Collective, Group, World};
+use crate::{Collective, Group, Message, World};
 use base::{DType, rng};
 use device::Tensor;
 use half::{bf16, f16};
@@ -103,6 +103,7 @@ pub fn check_ops(world: &World, lengths: &[usize]) {
             if world.size() > 1 {
                 check_parts(&*group, dtype, length, false);
                 check_ring(&*group, dtype, length);
+                check_begun(&*group, dtype, length);
             }
         }
     }
@@ -149,4 +150,20 @@ fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
     group.send((rank + 1) % size, x.tensor());
     group.recv((rank + size - 1) % size, y.tensor());
     assert_eq!(y.to_f32(), brought((rank + size - 1) % size, dtype, length));
+}
+
+/// Each to both neighbours, all begun before any is awaited, receives first.
+fn check_begun(group: &dyn Group, dtype: DType, length: usize) {
+    let (size, rank) = (group.size(), group.rank());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let x = Numbers::of(dtype, &brought(rank, dtype, length));
+    let arrived = [before, next].map(|from| (from, Numbers::new(length, dtype)));
+    let receives = arrived
+        .each_ref()
+        .map(|(from, y)| group.begin_message(Message::Recv { from: *from, x: y.tensor() }));
+    let sends = [next, before].map(|to| group.begin_message(Message::Send { to, x: x.tensor() }));
+    receives.into_iter().chain(sends).for_each(|pending| group.finish(pending));
+    for (from, y) in arrived {
+        assert_eq!(y.to_f32(), brought(from, dtype, length), "begun messages of {length} {dtype}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::exercise::Numbers;
 use super::on_threads;
-use crate::{Collective, Dump, Event, GroupCount, Op, RankReport, Watchdog, World};
+use crate::{Collective, Dump, Event, GroupCount, Message, Op, RankReport, Watchdog, World};
 use crate::{catch, diagnose, threads};
 use base::DType;
 use base::patience::{at_any_load, ends, until};
@@ -117,6 +117,32 @@ fn a_message_that_is_never_sent_names_its_sender() {
     hang(2, rank, |line, _| {
         let start =
             "rank 1 (DP1) never sent what recv #1 of group pp waits for; last event: starting";
+        starts_and_ends(line, start, "1 rank waiting");
+    });
+}
+
+/// It was begun, and something else done meanwhile.
+#[test]
+fn a_begun_message_that_is_never_sent_names_its_sender() {
+    let rank = |world: &World| {
+        let (activations, all) = (world.group("activations", &[0, 1]), world.group("all", &[0, 1]));
+        let (x, y) = (Numbers::f32(vec![1.0; 10]), Numbers::f32(vec![1.0; 10]));
+        let to = 1 - world.rank();
+        let sent = activations.begin_message(Message::Send { to, x: y.tensor() });
+        let first = activations.begin_message(Message::Recv { from: to, x: x.tensor() });
+        all.all_reduce(y.tensor());
+        activations.finish(first);
+        activations.finish(sent);
+        match world.rank() {
+            0 => {
+                let never = activations.begin_message(Message::Recv { from: 1, x: x.tensor() });
+                activations.finish(never);
+            }
+            _ => busy(world),
+        }
+    };
+    hang(2, rank, |line, _| {
+        let start = "rank 1 (DP1) never sent what recv #2 of group activations waits for";
         starts_and_ends(line, start, "1 rank waiting");
     });
 }

@@ -73,6 +73,9 @@ impl SmMargin {
     }
 }
 
+/// Of messages that are begun: those of two kinds, each sent and received.
+pub const MESSAGE_STREAMS: usize = 4;
+
 /// One GPU, its context and its streams.
 pub struct Device {
     pub api: Api,
@@ -91,6 +94,8 @@ pub struct Device {
     pub comm_stream: CUstream,
     /// Of those that are awaited within the same layer.
     pub layer_stream: CUstream,
+    /// Of messages that are begun, one for each of what must not wait for another.
+    pub message_streams: [CUstream; MESSAGE_STREAMS],
     /// Of host-to-device copies that overlap with ops, and of copies to the host that do.
     pub h2d_stream: CUstream,
     pub d2h_stream: CUstream,
@@ -126,6 +131,7 @@ impl Device {
             stream: null_mut(),
             comm_stream: null_mut(),
             layer_stream: null_mut(),
+            message_streams: [null_mut(); MESSAGE_STREAMS],
             h2d_stream: null_mut(),
             d2h_stream: null_mut(),
             graphs: AtomicBool::new(true),
@@ -157,6 +163,9 @@ impl Device {
         device.stream = device.new_stream(false)?;
         device.comm_stream = device.new_stream(true)?;
         device.layer_stream = device.new_stream(true)?;
+        for number in 0..MESSAGE_STREAMS {
+            device.message_streams[number] = device.new_stream(true)?;
+        }
         device.h2d_stream = device.new_stream(false)?;
         device.d2h_stream = device.new_stream(false)?;
         Ok(device)
@@ -314,7 +323,8 @@ impl Drop for Device {
             call!(self.api, cuCtxSetCurrent(self.context));
             let collectives = [self.comm_stream, self.layer_stream];
             let streams = [self.stream, self.h2d_stream, self.d2h_stream];
-            for stream in streams.into_iter().chain(collectives).filter(|s| !s.is_null()) {
+            let streams = streams.into_iter().chain(collectives).chain(self.message_streams);
+            for stream in streams.filter(|s| !s.is_null()) {
                 call!(self.api, cuStreamDestroy_v2(stream));
             }
             if !self.context.is_null() {

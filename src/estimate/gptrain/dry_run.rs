@@ -1,7 +1,7 @@
 //! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
-use super::overlap;
+use super::overlap::{self, Hidden};
 use super::prices::{Prices, TRAFFIC};
 use crate::hardware::Hardware;
 use crate::setup::Setup;
@@ -93,16 +93,21 @@ impl Workload {
 }
 
 impl Work {
-    /// Seconds of messages that run beside computation: a micro-batch's, and once a step.
-    fn hidden(&self, prices: &Prices) -> [f64; 2] {
+    /// Seconds of collectives and messages that run beside computation: a micro-batch's, and once a
+    /// step.
+    fn hidden(&self, prices: &Prices) -> [Hidden; 2] {
         // A processor's collectives take it from its ops.
         if !prices.overlap() {
-            return [0.0; 2];
+            return [Hidden::default(); 2];
         }
         let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.timed(e)).collect::<Vec<_>>();
         let [few, twice] = self.steps.each_ref().map(|step| overlap::hidden(&timed(step)));
-        let micro = ((twice - few) / self.micros).max(0.0);
-        [micro, few - self.micros * micro]
+        let part = |few: f64, twice: f64| {
+            let micro = ((twice - few) / self.micros).max(0.0);
+            [micro, few - self.micros * micro]
+        };
+        let (all, messages) = (part(few.all, twice.all), part(few.messages, twice.messages));
+        [0, 1].map(|i| Hidden { all: all[i], messages: messages[i] })
     }
 }
 
@@ -276,7 +281,7 @@ fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
 
 /// Seconds of a micro-batch's forward and backward on each stage.
 pub fn stage_seconds(stages: &[Stage], prices: &Prices) -> Vec<f64> {
-    let of = |work: &Work| total(&work.micro.seconds(prices)) - work.hidden(prices)[0];
+    let of = |work: &Work| total(&work.micro.seconds(prices)) - work.hidden(prices)[0].all;
     stages.iter().map(|stage| of(&stage.work)).collect()
 }
 
@@ -287,7 +292,9 @@ pub const SUMS: &str = "once a step: sums";
 pub const OVERLAPPED: &str = "overlapped";
 
 /// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
-/// shorten the pipeline's bubble (Narayanan et al. 2021).
+/// shorten the pipeline's bubble (Narayanan et al. 2021). While the pipe fills and drains, messages
+/// hide behind nothing: that takes as long as those of one micro-batch through all stages and back
+/// (`plan::timeline`'s tests), each of which two ranks count.
 pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
     parts_at(stages, s, &Prices::of(s))
 }
@@ -299,7 +306,8 @@ pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static s
     let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
     let slowest = (0..each.len()).max_by(slower).expect("a pipeline has a stage");
     let chunks = s.topology.chunks as f64;
-    let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks;
+    let bare = stages.iter().map(|stage| stage.work.hidden(prices)[0].messages).sum::<f64>() / 2.0;
+    let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks + bare;
     let work = &stages[slowest].work;
     let mut parts: Vec<(&'static str, f64)> =
         work.micro.seconds(prices).iter().map(|(name, t)| (*name, t * micros)).collect();
@@ -309,7 +317,7 @@ pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static s
     parts.push((SUMS, sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
     let [micro, once] = work.hidden(prices);
-    parts.push((OVERLAPPED, 0.0 - (micros * micro + once)));
+    parts.push((OVERLAPPED, 0.0 - (micros * micro.all + once.all)));
     let host = match s.topology.offload.delay {
         0 => host_seconds(&work.step.host, s),
         _ => late_seconds(&work.step.host, s, each[slowest] * micros),

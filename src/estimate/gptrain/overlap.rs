@@ -16,12 +16,29 @@ pub enum Timed {
     Finish(i64),
 }
 
-/// Seconds of messages beside computation in a step that follows others like it: what one has begun
-/// may end in the next.
-pub fn hidden(step: &[Timed]) -> f64 {
+/// Seconds of collectives and messages beside computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Hidden {
+    pub all: f64,
+    /// Of those that are begun between stages of a pipeline.
+    pub messages: f64,
+}
+
+/// In a step that follows others like it: what one has begun may end in the next.
+pub fn hidden(step: &[Timed]) -> Hidden {
     let mut clock = Clock::default();
     clock.play(step);
-    clock.play(step).max(0.0)
+    let Hidden { all, messages } = clock.play(step);
+    Hidden { all: all.max(0.0), messages: messages.max(0.0) }
+}
+
+impl Hidden {
+    fn add(&mut self, how: How, seconds: f64) {
+        self.all += seconds;
+        if how == How::Message {
+            self.messages += seconds;
+        }
+    }
 }
 
 /// A rank's time, and what it has begun.
@@ -41,20 +58,21 @@ struct Begun {
 
 impl Clock {
     /// Seconds of what is begun, less those in which its end is waited for.
-    fn play(&mut self, step: &[Timed]) -> f64 {
-        let (before, mut hidden) = (self.begun.len() as i64, 0.0);
+    fn play(&mut self, step: &[Timed]) -> Hidden {
+        let (before, mut hidden) = (self.begun.len() as i64, Hidden::default());
         for event in step {
             match *event {
                 Timed::Compute(seconds) => self.now += seconds,
                 Timed::Send { how, in_node, seconds } => {
                     self.send(how, in_node, seconds);
-                    hidden += if how == How::Now { 0.0 } else { seconds };
+                    hidden.add(how, if how == How::Now { 0.0 } else { seconds });
                 }
                 Timed::Finish(number) => {
                     let begun = usize::try_from(before + number - 1).ok();
-                    let end = begun.and_then(|i| self.begun.get(i)).map_or(0.0, |begun| begun.end);
-                    let waited = (end - self.now).max(0.0);
-                    (self.now, hidden) = (self.now + waited, hidden - waited);
+                    let Some(begun) = begun.and_then(|i| self.begun.get(i)) else { continue };
+                    let waited = (begun.end - self.now).max(0.0);
+                    self.now += waited;
+                    hidden.add(begun.how, -waited);
                 }
             }
         }
@@ -65,7 +83,7 @@ impl Clock {
     fn send(&mut self, how: How, in_node: bool, seconds: f64) {
         let after = |other: &&Begun| match how {
             How::Now => false,
-            How::Soon => other.how == How::Soon,
+            How::Soon | How::Message => other.how == how,
             How::Queued => other.how == How::Queued || other.in_node == in_node,
         };
         let over = self.begun[self.over..].iter().take_while(|begun| begun.end <= self.now);
@@ -78,7 +96,7 @@ impl Clock {
         let end = start + seconds;
         match how {
             How::Now => self.now = end,
-            How::Soon | How::Queued => self.begun.push(Begun { how, in_node, end }),
+            How::Soon | How::Queued | How::Message => self.begun.push(Begun { how, in_node, end }),
         }
     }
 }
@@ -94,7 +112,7 @@ mod tests {
     }
 
     fn check(step: &[Timed], seconds: f64) {
-        assert_eq!(hidden(step), seconds, "{step:?}");
+        assert_eq!(hidden(step).all, seconds, "{step:?}");
     }
 
     /// The smaller of the message and of what is computed beside it, and no more.
@@ -134,6 +152,18 @@ mod tests {
         check(&waits("data"), 3.0);
         check(&[sum(), send("data", How::Now, 2.0), Compute(3.0), end(1)], 3.0);
         check(&[sum(), send("tensor", How::Now, 2.0), Compute(3.0), end(1)], 4.0);
+    }
+
+    /// Messages after each other, beside sums on another link, and before them on the same.
+    #[test]
+    fn messages_have_a_queue_of_their_own() {
+        let message = || send("pipeline", How::Message, 2.0);
+        let step = [message(), message(), Compute(3.0), Finish(1), Finish(2)];
+        assert_eq!(hidden(&step), Hidden { all: 3.0, messages: 3.0 });
+        let sum = |group| send(group, How::Queued, 4.0);
+        let step = |group| [sum(group), message(), Compute(5.0), Finish(2), Finish(1)];
+        assert_eq!(hidden(&step("tensor")), Hidden { all: 6.0, messages: 2.0 });
+        assert_eq!(hidden(&step("data")), Hidden { all: 5.0, messages: 2.0 });
     }
 
     /// Weights gathered at a step's end are waited for in the next.

@@ -4,6 +4,7 @@ use super::overlap::Timed;
 use crate::hardware::{CPU, Hardware, Link};
 use crate::setup::Setup;
 use comm::dry::{Event, Sent, Volume};
+use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
 use device::{FP8_PRODUCT, Tally, Work};
 use plan::grid::Coord;
 
@@ -11,7 +12,7 @@ use plan::grid::Coord;
 /// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
 pub const TRAFFIC: [(&str, &[&str]); 4] = [
     ("tensor", &["tensor", "tp_async"]),
-    ("pipeline", &["pipeline"]),
+    ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
     ("data", &["data"]),
     ("tied", &["embedding"]),
 ];

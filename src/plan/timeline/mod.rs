@@ -1,7 +1,7 @@
 //! What a schedule costs in time: the ranks' orders simulated, with their waits for messages. The
 //! estimator's search ranks schedules by it, `draw` prints it, and it finds deadlocks.
 
-use super::schedule::{Action, Pass, leading_messages};
+use super::schedule::{Action, Pass, PipelineRank, Side, leading_exchange};
 use std::fmt;
 
 /// Durations of the ranks' actions, in seconds or any other unit.
@@ -10,7 +10,7 @@ pub struct Costs {
     /// One micro-batch through each virtual stage.
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
-    /// One group of messages, once all its ranks have posted their sides.
+    /// One group of messages, once all its ranks have posted their sides; or one that is begun.
     pub message: f64,
 }
 
@@ -58,9 +58,11 @@ impl fmt::Display for Deadlock {
     }
 }
 
-/// Simulates the orders of a pipeline's ranks, `schedule::with_messages` of each. A group of
-/// messages is over when every peer has posted its side, as NCCL has it; the nth message that one
-/// rank sends to another is the nth that the other receives from it.
+/// Simulates the orders of a pipeline's ranks, `schedule::with_messages` or `with_begun_messages` of
+/// each. Ranks meet, as NCCL has it: exchanged messages are over when every peer has posted its side;
+/// one that is begun moves once both ranks have begun it, after those begun before it of its kind
+/// and direction. The nth message that one rank sends to another is the nth that the other receives from
+/// it; of those that are begun, the nth of its kind.
 ///
 /// # Panics
 /// Where those two are not the same message: the wrong data would arrive.
@@ -87,11 +89,26 @@ pub fn simulate(orders: &[Vec<Action>], costs: &Costs) -> Result<Timeline, Deadl
 /// micro-batch), and when it was posted.
 type Posted = ((bool, usize, usize), f64);
 
-/// The messages from one rank to another, in order: as sent and as received.
+/// The messages from one rank to another, in order: as sent and as received. When they end, of
+/// those that are begun.
 #[derive(Clone, Default)]
 struct Channel {
     sent: Vec<Posted>,
     received: Vec<Posted>,
+    ends: Vec<f64>,
+}
+
+impl Channel {
+    /// When a message that was begun has moved, if both sides have begun it.
+    fn end(&mut self, number: usize, cost: f64) -> Option<f64> {
+        while self.ends.len() <= number {
+            let (sent, received) =
+                (self.sent.get(self.ends.len())?, self.received.get(self.ends.len())?);
+            let before = self.ends.last().copied().unwrap_or(0.0);
+            self.ends.push(before.max(sent.1).max(received.1) + cost);
+        }
+        Some(self.ends[number])
+    }
 }
 
 struct Simulation<'a> {
@@ -101,7 +118,9 @@ struct Simulation<'a> {
     at: Vec<(usize, f64)>,
     /// The messages each rank waits for: channel and number.
     posted: Vec<Vec<(usize, usize)>>,
-    /// Channel 2r goes from rank r to the one after it, channel 2r + 1 to the one before.
+    /// Of those that are begun and not yet awaited, the same and the side.
+    begun: Vec<Vec<(Side, (usize, usize))>>,
+    /// By `Simulation::channel`.
     channels: Vec<Channel>,
     intervals: Vec<Vec<Interval>>,
 }
@@ -114,7 +133,8 @@ impl<'a> Simulation<'a> {
             costs,
             at: vec![(0, 0.0); orders.len()],
             posted: vec![Vec::new(); orders.len()],
-            channels: vec![Channel::default(); 2 * orders.len()],
+            begun: vec![Vec::new(); orders.len()],
+            channels: vec![Channel::default(); 4 * orders.len()],
             intervals: orders.iter().map(room).collect(),
         }
     }
@@ -131,8 +151,8 @@ impl<'a> Simulation<'a> {
                     self.compute(rank, false, pass, self.costs.backward[stage])
                 }
                 Action::Loss(_) => (next + 1, clock),
-                _ => {
-                    let group = leading_messages(&self.orders[rank][next..]);
+                Action::Exchange(..) => {
+                    let group = leading_exchange(&self.orders[rank][next..]);
                     if self.posted[rank].is_empty() {
                         self.post(rank, group, clock);
                         moved = true;
@@ -140,6 +160,20 @@ impl<'a> Simulation<'a> {
                     let Some(over) = self.over(rank) else { return moved };
                     self.posted[rank].clear();
                     (next + group.len(), over + self.costs.message)
+                }
+                Action::Begin(side, pass) => {
+                    let number = self.post_one(rank, side, pass, true, clock);
+                    self.begun[rank].push((side, number));
+                    (next + 1, clock)
+                }
+                Action::Await(side, _) => {
+                    let begun = self.begun[rank].iter().position(|(of, _)| *of == side);
+                    let at = begun.expect("a message is begun before it is awaited");
+                    let (channel, number) = self.begun[rank][at].1;
+                    let end = self.channels[channel].end(number, self.costs.message);
+                    let Some(end) = end else { return moved };
+                    self.begun[rank].remove(at);
+                    (next + 1, clock.max(end))
                 }
             };
             (self.at[rank], moved) = (after, true);
@@ -154,34 +188,52 @@ impl<'a> Simulation<'a> {
     }
 
     fn post(&mut self, rank: usize, group: &[Action], clock: f64) {
-        let ranks = self.orders.len();
-        let (before, after) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
-        // Between two ranks there is one channel each way, whatever it carries.
-        let back = usize::from(ranks > 2);
         for action in group {
-            let Pass { micro, chunk, .. } = action.pass();
-            let stage = chunk * ranks + rank;
-            let (channel, sends, what) = match action {
-                Action::SendY(_) => (2 * rank, true, (true, stage, micro)),
-                Action::RecvX(_) => (2 * before, false, (true, stage - 1, micro)),
-                Action::SendDx(_) => (2 * rank + back, true, (false, stage - 1, micro)),
-                _ => (2 * after + back, false, (false, stage, micro)),
-            };
-            let Channel { sent, received } = &mut self.channels[channel];
-            let (side, other) = if sends { (sent, received) } else { (received, sent) };
-            let number = side.len();
-            if let Some((there, _)) = other.get(number) {
-                assert_eq!(what, *there, "message {number} between two ranks");
+            if let Action::Exchange(side, pass) = *action {
+                let number = self.post_one(rank, side, pass, false, clock);
+                self.posted[rank].push(number);
             }
-            side.push((what, clock));
-            self.posted[rank].push((channel, number));
         }
+    }
+
+    /// Posts one side of a message; gives its channel and its number there.
+    fn post_one(
+        &mut self,
+        rank: usize,
+        side: Side,
+        pass: Pass,
+        begun: bool,
+        clock: f64,
+    ) -> (usize, usize) {
+        let ranks = self.orders.len();
+        let stage = pass.chunk * ranks + rank;
+        let before = if matches!(side, Side::RecvX | Side::SendDx) { stage - 1 } else { stage };
+        let what = (side.forward(), before, pass.micro);
+        let channel = self.channel(rank, side, begun);
+        let Channel { sent, received, .. } = &mut self.channels[channel];
+        let (mine, other) = if side.sends() { (sent, received) } else { (received, sent) };
+        let number = mine.len();
+        if let Some((there, _)) = other.get(number) {
+            assert_eq!(what, *there, "message {number} between two ranks");
+        }
+        mine.push((what, clock));
+        (channel, number)
+    }
+
+    /// Channel 2r goes from rank r to the one after it, channel 2r + 1 to the one before, which of two
+    /// ranks are one, whatever it carries. Behind them is one of each kind for what is begun.
+    fn channel(&self, rank: usize, side: Side, begun: bool) -> usize {
+        let ranks = self.orders.len();
+        let pp = PipelineRank { rank, ranks, chunks: 1 };
+        let from = if side.sends() { rank } else { side.peer(pp) };
+        let apart = !side.forward() && (begun || ranks > 2);
+        2 * ranks * usize::from(begun) + 2 * from + usize::from(apart)
     }
 
     /// When the last peer posted its side of a rank's messages, if all have.
     fn over(&self, rank: usize) -> Option<f64> {
         self.posted[rank].iter().try_fold(0.0f64, |latest, (channel, number)| {
-            let Channel { sent, received } = &self.channels[*channel];
+            let Channel { sent, received, .. } = &self.channels[*channel];
             let (sent, received) = (sent.get(*number)?, received.get(*number)?);
             Some(latest.max(sent.1).max(received.1))
         })
@@ -190,7 +242,8 @@ impl<'a> Simulation<'a> {
     fn finish(self) -> Result<Timeline, Deadlock> {
         let left = |(rank, (next, _)): (usize, &(usize, f64))| {
             let left = &self.orders[rank][*next..];
-            (!left.is_empty()).then(|| (rank, leading_messages(left).to_vec()))
+            let at = leading_exchange(left).len().max(1);
+            (!left.is_empty()).then(|| (rank, left[..at].to_vec()))
         };
         let waiting: Vec<_> = self.at.iter().enumerate().filter_map(left).collect();
         match waiting.is_empty() {

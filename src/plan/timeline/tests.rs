@@ -1,6 +1,7 @@
 use super::*;
 use crate::schedule::{
-    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_messages, with_slots,
+    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_begun_messages,
+    with_messages, with_slots,
 };
 use std::collections::HashMap;
 
@@ -12,6 +13,16 @@ fn orders(
 ) -> Vec<Vec<Action>> {
     let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
     pipeline.map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0).collect()
+}
+
+/// The same, with messages that are begun.
+fn begun(
+    ranks: usize,
+    chunks: usize,
+    order: impl Fn(PipelineRank) -> Vec<Round>,
+) -> Vec<Vec<Action>> {
+    let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
+    pipeline.map(|pp| with_slots(with_begun_messages(pp, &order(pp)), chunks).0).collect()
 }
 
 /// Backward twice as long as forward; a rank's share of a micro-batch takes 3.
@@ -35,6 +46,9 @@ fn no_schedule_deadlocks() {
                 run(ranks, chunks, |pp| forwards(pp, micros));
                 if ranks > 1 {
                     run(ranks, chunks, |pp| interleaved(pp, micros * ranks));
+                    let costs = Costs { message: 0.5, ..costs(ranks * chunks, chunks) };
+                    let orders = begun(ranks, chunks, |pp| interleaved(pp, micros * ranks));
+                    simulate(&orders, &costs).unwrap_or_else(|stuck| panic!("{stuck}"));
                 }
             }
         }
@@ -48,6 +62,15 @@ fn a_deadlock_is_found() {
         _ => gpipe(2),
     };
     let stuck = simulate(&orders(2, 1, crossed), &costs(2, 1)).unwrap_err();
+    assert_eq!(stuck.waiting.len(), 2, "{stuck}");
+    let mut late = begun(2, 2, |pp| interleaved(pp, 2));
+    // Rank 1 would rather send first what rank 0 receives last.
+    let is_send = |action: &&Action| matches!(action, Action::Begin(Side::SendDx, _));
+    let sends: Vec<Action> = late[1].iter().filter(is_send).copied().collect();
+    late[1].retain(|action| !is_send(&action));
+    late[1].extend(sends);
+    late[1].retain(|action| !matches!(action, Action::Await(Side::SendDx, _)));
+    let stuck = simulate(&late, &costs(4, 2)).unwrap_err();
     assert_eq!(stuck.waiting.len(), 2, "{stuck}");
 }
 
@@ -89,24 +112,26 @@ fn a_long_play_has_all_its_spans() {
     assert!(timeline.ranks.iter().flatten().all(|interval| interval.end > interval.start));
 }
 
-/// Seconds that messages of 0.1 add to a step of 12 ranks: exchanged between passes, as `simulate`
-/// has them, and on a stream of their own at best, where each leaves as soon as its pass has ended
-/// and delays no other. In 1F1B a micro-batch that returns is awaited by the next one: its way to the
+/// Seconds that messages of 0.1 add to a step of 12 ranks: exchanged between passes, begun beside
+/// them, and at best, where each leaves as soon as its pass has ended, is received at any time, and
+/// delays no other. In 1F1B a micro-batch that returns is awaited by the next one: its way to the
 /// last stage and back is as long either way, but for one message of 2 · 12. An interleaved order has
-/// twice as many micro-batches on the way.
+/// twice as many micro-batches on the way, and begun as it is it loses nothing to the best.
 #[test]
 fn only_interleaved_messages_have_anything_to_hide_behind() {
     let seconds = |chunks: usize, order: &dyn Fn(PipelineRank) -> Vec<Round>| {
-        let orders = orders(12, chunks, order);
+        let exchanged = orders(12, chunks, order);
         let free = costs(12 * chunks, chunks);
         let costs = Costs { message: 0.1, ..free.clone() };
-        let without = simulate(&orders, &free).unwrap().end();
-        [simulate(&orders, &costs).unwrap().end(), ends_beside(&orders, &costs)]
-            .map(|end| end - without)
+        let without = simulate(&exchanged, &free).unwrap().end();
+        let begun = begun(12, chunks, order);
+        assert_eq!(simulate(&begun, &free).unwrap().end(), without);
+        let ends = [&exchanged, &begun].map(|orders| simulate(orders, &costs).unwrap().end());
+        [ends[0], ends[1], ends_beside(&exchanged, &costs)].map(|end| end - without)
     };
     let of_1f1b = seconds(1, &|pp| one_f_one_b(pp, 132));
     let of_chunks = seconds(2, &|pp| interleaved(pp, 132));
-    for (seconds, expected) in [(of_1f1b, [28.3, 26.2]), (of_chunks, [29.7, 4.6])] {
+    for (seconds, expected) in [(of_1f1b, [28.3, 26.2, 26.2]), (of_chunks, [29.7, 4.6, 4.6])] {
         for (seconds, expected) in seconds.into_iter().zip(expected) {
             assert!((seconds - expected).abs() < 0.05, "{seconds}, not {expected}");
         }
