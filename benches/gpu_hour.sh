@@ -11,7 +11,8 @@
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
 #   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
 #               (and in ping-pong), of 8 micro-batches, in fp8
-#   profile     time by kernel of a step of 124M, where ncu is
+#   products    the blocks' products at full size: held to f64, beside PyTorch's
+#   profile     time by kernel of a step beside its data sheet, in bf16 and fp8; by ncu where that is
 #   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
@@ -21,7 +22,7 @@
 # LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one). QUICK:
 # more settings of the quick start, as `--set model.hidden=64`: a stand-in for a GPU is slow.
 set -euo pipefail
-STEPS="machine ops attention train profile run nccl peers"
+STEPS="machine ops attention products train profile run nccl peers"
 here=$(cd "$(dirname "$0")" && pwd)
 
 pack() {
@@ -99,8 +100,30 @@ train() {
     PYTHON=/bin/false bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}" >&3
 }
 
+products() {
+    local models="gpt2 1.5b 7b"
+    [ "${SHAPE:-}" != trial ] || models=trial
+    for model in $models; do
+        say "$model"
+        TORCH_PRODUCTS=benches/torch_products.py bin/bench_ops cuda "$model" bf16 products >&3
+    done
+}
+
+# What `gptrain estimate --list-hardware` calls the GPU.
+hardware() {
+    case $(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) in
+    *H200*) echo h200-141g ;;
+    *A100*) echo a100-80g ;;
+    *) echo h100-80g ;;
+    esac
+}
+
 profile() {
     local ncu csv="$OUT/ncu.csv"
+    for precision in bf16 fp8; do
+        bin/bench_train --device cuda --only "${SHAPE:-}" --precision $precision \
+            --profile "$(hardware)" >&3
+    done
     ncu=$(found ncu) || { say "no ncu"; return 0; }
     GPTRAIN_CUDA_GRAPHS=0 PYTHON=/bin/false "$ncu" --clock-control none --cache-control none \
         --metrics gpu__time_duration.sum --csv --log-file "$csv" \
@@ -150,6 +173,7 @@ run() {
 
 nccl() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 GPTRAIN_CUDA_GRAPHS=all NCCL_DEBUG=VERSION
+    export CUDA_MODULE_LOADING=EAGER # no kernel is loaded while a collective waits
     local runs="$OUT/runs" log="$OUT/nccl.log" grid="--set topology.tensor=2 --set topology.data=2"
     rm -rf "$runs"/nccl*
     if ! quick "$runs/nccl" $grid; then

@@ -5,8 +5,11 @@
 //! time; the last line adds up a step. On the CPU products are also given as a part of what its
 //! registers reach, measured in the same run; what moves bytes as a part of the device's own copy, an
 //! update also in nanoseconds a weight. On a GPU attention is compared with PyTorch's flash attention in the same
-//! run, on the CPU AdamW (what the host does under `topology.offload`) with PyTorch's fused one and
+//! run; `cuda products` holds the blocks' products, at their full size, to f64 and puts them beside
+//! PyTorch's. On the CPU AdamW (what the host does under `topology.offload`) with PyTorch's fused one and
 //! adam8bit with bitsandbytes' (`PYTHON` with torch, and with bitsandbytes).
+
+mod products;
 
 use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::{self, Cpu};
@@ -65,7 +68,7 @@ fn main() {
         match word.as_str() {
             "cpu" => on_gpu = false,
             "cuda" => on_gpu = true,
-            "tiny" | "gpt2" | "1.5b" | "7b" => shape = word,
+            "trial" | "tiny" | "gpt2" | "1.5b" | "7b" => shape = word,
             "f32" => dtype = DType::F32,
             "bf16" => dtype = DType::BF16,
             word => part = word,
@@ -73,6 +76,11 @@ fn main() {
     }
     let shape = Shape { dtype, ..named(shape, on_gpu) };
     let devices = if on_gpu { gpu() } else { cpus() };
+    if on_gpu && part == "products" {
+        let be = &*devices[0].be;
+        let time = |call: &dyn Fn()| best(be, call);
+        return products::compare(be, shape.samples * shape.seq, shape.hidden, time);
+    }
     let measure = |device: &Device| Column::measure(&*device.be, device.threads, &shape, part);
     let columns: Vec<Column> = devices.iter().map(measure).collect();
     print(&devices, &columns);
@@ -240,6 +248,8 @@ fn named(name: &str, on_gpu: bool) -> Shape {
         Shape { layers, hidden, heads, vocab, seq, samples, dtype, room }
     };
     match (name, on_gpu) {
+        // For the software stand-in.
+        ("trial", _) => shape(2, 64, 2, 256, 32, 2),
         ("tiny", _) => shape(6, 384, 6, 256, 256, 8),
         ("1.5b", _) => shape(48, 1600, 25, 50304, 1024, 16),
         ("7b", _) => shape(32, 4096, 32, 50304, 2048, 2),
@@ -309,7 +319,7 @@ impl Tensors<'_> {
 
 /// Runs `with` on each row of the table whose name has `part` in it.
 fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
-    let families = [products, head, between, attention, update];
+    let families = [of_blocks, head, between, attention, update];
     let mut results = Vec::new();
     // The same memory for each: a device gives none back before it is closed.
     let memory = Arena::new(be, shape.room).expect("memory").matrix(1, shape.room, DType::U8);
@@ -349,7 +359,7 @@ fn product<'a>(
     }
 }
 
-fn products<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
+fn of_blocks<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l) = (shape.samples * shape.seq, shape.hidden, shape.layers);
     let bias: fn(Tensor, Tensor) -> Epilogue = |bias, _| Epilogue::Bias(bias);
     let up: fn(Tensor, Tensor) -> Epilogue =

@@ -9,8 +9,7 @@
 
 mod shapes;
 
-use gptrain::device::{Dry, Tally, Work};
-use gptrain::engine::{Engine, Groups};
+use gptrain::device::{Tally, Work};
 use gptrain::estimate::hardware::{self, Hardware};
 use gptrain::model;
 use shapes::{SHAPES, Shape};
@@ -31,20 +30,9 @@ fn main() -> anyhow::Result<()> {
     }
     let gpu = hardware::find(&gpu, "the argument")?;
     for shape in SHAPES.iter().filter(|s| s.device == "cuda" && s.is(&only)) {
-        print(shape, &precision, gpu, &step(shape, &precision, micros)?, micros);
+        print(shape, &precision, gpu, &shape.ops(&precision, micros)?, micros);
     }
     Ok(())
-}
-
-/// The ops of a step of so many micro-batches.
-fn step(shape: &Shape, precision: &str, micros: usize) -> anyhow::Result<Tally> {
-    let mut manifest = shape.manifest(precision)?;
-    manifest.batch.global *= micros;
-    let device = Dry::gpu();
-    let engine = Engine::new(&device, Groups::solo(), &manifest, true)?;
-    device.take();
-    engine.step(&mut |_| Ok(()), micros, 0.0)?;
-    Ok(device.take())
 }
 
 /// Milliseconds of an op's calls: by the data sheet, and as the planner has them.

@@ -1,7 +1,7 @@
 //! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
 //!
 //! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
-//! [--rounds N] [--threads N] [--recompute none|selective|full] [--accumulate N]`. gptrain and
+//! [--rounds N] [--threads N] [--recompute none|selective|full] [--accumulate N] [--profile H100]`. gptrain and
 //! `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take turns, so that both meet the
 //! same machine; medians over steps, the best of the rounds, and the ratio of gptrain to the faster of
 //! the others. `--threads`, 2 otherwise, are the CPU's; `--recompute` is gptrain's, the shape's
@@ -12,8 +12,10 @@
 //! MFU counts 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s.
 //! "first" is the time from the command to the end of the first step, weights drawn and all. "peak" is
 //! what the process had of the host's memory at most, "plan" what the engine reserved on its device.
+//! `--profile HARDWARE`, a GPU of `gptrain estimate --list-hardware`, measures one step kernel by kernel instead.
 //! On the CPU each measurement is a process of its own; on a GPU it is this one, for profilers.
 
+mod profile;
 mod shapes;
 
 use anyhow::Context;
@@ -23,6 +25,7 @@ use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Options};
 use gptrain::engine::{Engine, Groups};
+use gptrain::estimate::hardware;
 use gptrain::model;
 use shapes::{SHAPES, Shape};
 use std::io::{BufRead, BufReader};
@@ -48,6 +51,8 @@ struct Asked {
     threads: usize,
     /// Micro-batches of a step.
     accumulate: usize,
+    /// The GPU beside whose data sheet a step's kernels are put.
+    profile: Option<String>,
     /// In place of the shape's.
     recompute: Option<&'static str>,
 }
@@ -63,6 +68,12 @@ fn main() {
             Ok(measured) => println!("{}", measured.json()),
             Err(why) => println!("{why:#}"),
         }
+        return;
+    }
+    if let Some(gpu) = &asked.profile {
+        shapes.for_each(|shape| {
+            profiled(shape, &asked, gpu).unwrap_or_else(|why| println!("{why:#}"))
+        });
         return;
     }
     println!("{} on {}", asked.precision, asked.device);
@@ -93,6 +104,7 @@ impl Asked {
             rounds: number("--rounds").unwrap_or(usual.1),
             threads: number("--threads").unwrap_or(THREADS),
             accumulate: number("--accumulate").unwrap_or(1),
+            profile: option("--profile"),
             recompute,
             device,
         }
@@ -256,6 +268,32 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
         plan: Some(engine.memory_plan().total().0),
         parameters: model::parameters(&manifest.model) as f64,
     })
+}
+
+/// The kernels of a step after those in which algorithms are chosen.
+fn profiled(shape: &Shape, asked: &Asked, gpu: &str) -> anyhow::Result<()> {
+    let gpu = hardware::find(gpu, "--profile")?;
+    let recompute = asked.recompute.unwrap_or(shape.recompute);
+    let (shape, micros) = (&Shape { recompute, ..*shape }, asked.accumulate);
+    let mut manifest = shape.manifest(&asked.precision)?;
+    manifest.batch.global *= micros;
+    let cuda = Cuda::open(&Options::of_machine(0))?;
+    let engine = Engine::new(&cuda, Groups::solo(), &manifest, true)?;
+    engine.init();
+    let batch = random(shape, micros);
+    let step = || {
+        let mut load = |inputs: &model::Inputs| {
+            inputs.upload(&cuda, &batch);
+            Ok(())
+        };
+        engine.step(&mut load, micros, 3e-4).map(|_| ())
+    };
+    step()?;
+    let mut done = Ok(());
+    let kernels = cuda.profile(&mut || done = step());
+    done?;
+    profile::print(shape, &kernels, &shape.ops(&asked.precision, micros)?, gpu);
+    Ok(())
 }
 
 /// Of a micro-batch, whose tokens weigh as they do in a step of so many.

@@ -1,5 +1,7 @@
 //! The models of the benchmarks of a training step.
 
+use gptrain::device::{Dry, Tally};
+use gptrain::engine::{Engine, Groups};
 use gptrain::manifest::{self, Manifest};
 use std::path::Path;
 
@@ -39,6 +41,18 @@ impl Shape {
     /// What MFU counts of a token: 6·N + 6·L·H·T, N all parameters, attention as causal.
     pub fn flops_per_token(&self, parameters: f64) -> f64 {
         6.0 * parameters + 6.0 * (self.layers * self.hidden * self.seq) as f64
+    }
+
+    /// The ops of a step of so many micro-batches on a GPU, counted.
+    #[allow(dead_code, reason = "of the benchmarks that know GPUs' data sheets")]
+    pub fn ops(&self, precision: &str, micros: usize) -> anyhow::Result<Tally> {
+        let mut manifest = self.manifest(precision)?;
+        manifest.batch.global *= micros;
+        let device = Dry::gpu();
+        let engine = Engine::new(&device, Groups::solo(), &manifest, true)?;
+        device.take();
+        engine.step(&mut |_| Ok(()), micros, 0.0)?;
+        Ok(device.take())
     }
 
     /// A run of it on one rank of its device.

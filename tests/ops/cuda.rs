@@ -11,7 +11,7 @@ use crate::{
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Kernels, Options};
-use gptrain::device::{Arena, Backend, Fp8Scaling, Gemm, Tensor};
+use gptrain::device::{Arena, Backend, Epilogue, Fp8Scaling, Gemm, Tensor};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -96,6 +96,28 @@ fn rows_have_scales_on_hopper() {
     let cuda = open();
     let backend: &dyn Backend = &cuda;
     assert!(softgpu::is_real() || backend.fp8_scaling() == Fp8Scaling::RowWise);
+}
+
+/// Each launch is in the profile once, in what is passed as a graph too, and none after it.
+#[test]
+fn a_profile_has_every_kernel_and_product() {
+    let cuda = open();
+    let backend: &dyn Backend = &cuda;
+    let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
+    let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
+    [a, b].into_iter().for_each(|x| backend.zero(x));
+    let mut graph = backend.graph(0);
+    let mut work = || {
+        backend.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
+        backend.copy(a, b.set());
+    };
+    graph.run(&mut work);
+    let seen = cuda.profile(&mut || (0..3).for_each(|_| assert!(graph.run(&mut work))));
+    let rows: Vec<_> = seen.iter().map(|(name, row)| (&name[..4], row.calls, row.flops)).collect();
+    assert_eq!(rows, [("copy", 3, 0.0), ("prod", 3, 6.0 * 48f64.powi(3))], "{seen:?}");
+    assert!(seen.values().all(|row| row.seconds > 0.0), "{seen:?}");
+    work();
+    assert!(cuda.profile(&mut || ()).is_empty());
 }
 
 /// Every f16, and f32 of all sizes: ties, what is smaller than any f16, what is larger.

@@ -1,6 +1,7 @@
 //! One GPU: its context, its streams, and the latch of its first failure.
 
 use super::driver::{Api, CONTEXT_LOST, CUstream, Code, explain};
+use super::launches::Launches;
 use super::library::{Library, Symbol, call};
 use super::observer::Observed;
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
@@ -110,6 +111,7 @@ pub struct Device {
     pub sm_margin: SmMargin,
     /// Observer of each launch of a graph with collectives.
     pub observed: Observed,
+    pub(super) launches: Launches,
     /// The first failure; nothing is enqueued afterwards.
     failure: Mutex<Option<String>>,
 }
@@ -139,6 +141,7 @@ impl Device {
             capturing: AtomicBool::new(false),
             launched: Default::default(),
             sm_margin: SmMargin::default(),
+            launches: Launches::default(),
             observed: Observed::default(),
             failure: Mutex::default(),
         };

@@ -204,6 +204,7 @@ impl Functions {
             let none = null_mut();
             call!(api, cuLaunchKernel(f, gx, gy, gz, bx, by, 1, shared, stream, list, none))
         });
+        device.note_launch(|| name.to_string(), 0.0);
     }
 
     fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {

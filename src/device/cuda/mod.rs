@@ -5,6 +5,7 @@
 //! repeats becomes a graph (`graph`). The first failure is kept and surfaces at `sync`; nothing is
 //! enqueued afterwards.
 
+mod about;
 mod adafactor;
 mod args;
 mod attention;
@@ -19,6 +20,7 @@ mod gelu;
 mod gemm;
 mod graph;
 mod launch;
+mod launches;
 mod layernorm;
 pub mod library;
 mod low_rank;
@@ -30,6 +32,7 @@ pub mod nvml;
 pub mod observer;
 mod optimizer;
 mod preflight;
+mod profile;
 mod query_key;
 mod timeline;
 
@@ -37,6 +40,7 @@ pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
 pub use preflight::{FOLDER, KERNELS, Options, device_count};
+pub use profile::Profiled;
 
 use super::{
     AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,
@@ -125,42 +129,6 @@ impl Cuda {
             Some(why) => Err(refuse(why, "see what nvidia-smi says")),
             None => Ok(cuda),
         }
-    }
-
-    /// GPU, driver and library, for a person.
-    pub fn description(&self) -> &str {
-        &self.description
-    }
-
-    /// Products whose algorithms were timed since it was opened.
-    pub fn timed(&self) -> usize {
-        self.products.timed()
-    }
-
-    /// Which GPU it is.
-    pub fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    /// Free bytes of its memory, and all of it.
-    pub fn free_memory(&self) -> (Bytes, Bytes) {
-        let (free, total) = self.device.memory();
-        (Bytes(free as u64), Bytes(total as u64))
-    }
-
-    /// For groups of ranks, whose collectives are in order with the ops.
-    pub fn device(&self) -> &Arc<device::Device> {
-        &self.device
-    }
-
-    /// f32 [1, n] in the scratch of ops, for who runs no op meanwhile. Panics if that is smaller.
-    pub fn scratch_tensor(&self, n: usize) -> Tensor {
-        Tensor::at(self.scratch(n * size_of::<f32>()), 1, n, DType::F32)
-    }
-
-    /// Work enqueued so far.
-    pub fn launched(&self) -> Launched {
-        self.device.launched()
     }
 
     fn launch<A: Copy>(&self, kernel: &'static str, grid: Grid, arguments: A) {

@@ -176,6 +176,8 @@ impl Products {
             (Some(algorithm), _) => {
                 let status = self.multiply(cuda, &plan, &algorithm, on);
                 self.expect(&cuda.device, "a matrix product", status);
+                let flops = 2.0 * shape.m as f64 * shape.n as f64 * shape.k as f64;
+                cuda.device.note_launch(|| format!("product {shape}"), flops);
             }
             (None, Some(unfused)) => unfused(),
             (None, None) => cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}")),

@@ -1,0 +1,45 @@
+//! What an opened GPU tells of itself.
+
+use super::device::Device;
+use super::{Cuda, Identity, Launched};
+use crate::Tensor;
+use base::{Bytes, DType};
+use std::sync::Arc;
+
+impl Cuda {
+    /// GPU, driver and library, for a person.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// Products whose algorithms were timed since it was opened.
+    pub fn timed(&self) -> usize {
+        self.products.timed()
+    }
+
+    /// Which GPU it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Free bytes of its memory, and all of it.
+    pub fn free_memory(&self) -> (Bytes, Bytes) {
+        let (free, total) = self.device.memory();
+        (Bytes(free as u64), Bytes(total as u64))
+    }
+
+    /// For groups of ranks, whose collectives are in order with the ops.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// f32 [1, n] in the scratch of ops, for who runs no op meanwhile. Panics if that is smaller.
+    pub fn scratch_tensor(&self, n: usize) -> Tensor {
+        Tensor::at(self.scratch(n * size_of::<f32>()), 1, n, DType::F32)
+    }
+
+    /// Work enqueued so far.
+    pub fn launched(&self) -> Launched {
+        self.device.launched()
+    }
+}
