@@ -32,21 +32,32 @@ enum { REDUCE_IN_PLACE = 1, REDUCE_IN_COMPUTE_TYPE = 2 };
 
 // What is wrong with an algorithm.
 enum Flaw { NONE, FAILS_ITS_CHECK, FAILS_AT_RUN, GIVES_OTHER_BITS };
+typedef float Dot(const float* a, const float* b, int64_t depth, float sum);
+// Added to a sum, in so many lanes.
+template <int LANES> static float dot(const float* a, const float* b, int64_t depth, float sum) {
+    float lanes[LANES] = {};
+    int64_t l = 0;
+    for (; l + LANES <= depth; l += LANES)
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += a[l + lane] * b[l + lane];
+    for (int lane = 0; l + lane < depth; lane++) lanes[lane] += a[l + lane] * b[l + lane];
+    for (float part : lanes) sum += part;
+    return sum;
+}
 struct Kind {
     unsigned time;
     size_t workspace; // all of it is overwritten
-    int lanes;        // in which it sums
+    Dot* dot;
     uint32_t reduction;
     Flaw flaw;
 };
 static const Kind ALGORITHMS[] = {
-    {30, 0, 8, 0, NONE},
-    {100, 0, 16, 0, NONE},
-    {10, 0, 8, 0, FAILS_ITS_CHECK},
-    {10, 0, 8, 0, FAILS_AT_RUN},
-    {20, 1 << 20, 4, REDUCE_IN_COMPUTE_TYPE, NONE},
-    {10, 0, 8, REDUCE_IN_PLACE, GIVES_OTHER_BITS},
-    {10, 1ull << 40, 8, 0, NONE},
+    {30, 0, dot<8>, 0, NONE},
+    {100, 0, dot<16>, 0, NONE},
+    {10, 0, dot<8>, 0, FAILS_ITS_CHECK},
+    {10, 0, dot<8>, 0, FAILS_AT_RUN},
+    {20, 1 << 20, dot<4>, REDUCE_IN_COMPUTE_TYPE, NONE},
+    {10, 0, dot<8>, REDUCE_IN_PLACE, GIVES_OTHER_BITS},
+    {10, 1ull << 40, dot<8>, 0, NONE},
 };
 constexpr unsigned COUNT = sizeof ALGORITHMS / sizeof *ALGORITHMS;
 
@@ -289,10 +300,7 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         }
         for (int64_t j = 0; j < n; j++)
             for (int64_t i = 0; i < m; i++) {
-                float lanes[16] = {}, sum = error;
-                for (int64_t l = 0; l < k; l++)
-                    lanes[l % kind.lanes] += left[i * k + l] * right[j * k + l];
-                for (float part : lanes) sum += part;
+                float sum = kind.dot(&left[i * k], &right[j * k], k, error);
                 sum *= scale;
                 if (fp8 && scale_a) sum *= scale_a[mode == OUTER_VEC_32F ? i : 0];
                 if (fp8 && scale_b) sum *= scale_b[mode == OUTER_VEC_32F ? j : 0];

@@ -64,6 +64,7 @@ FOR_LIBRARIES softgpu_push_steps(Stream* s, Ask* ask) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
     push(s, std::move(*ask));
 }
+FOR_LIBRARIES softgpu_tell() { News::all().tell(); }
 
 // Time passes only where work says so, in made-up milliseconds: a kernel takes one.
 extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {

@@ -1,6 +1,8 @@
 // What the stand-in's driver is made of: devices, their streams, events, and graphs.
 #pragma once
 #include "softgpu.h"
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -11,7 +13,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 typedef int Result;
@@ -126,6 +127,33 @@ inline uint64_t setting(const char* name, uint64_t otherwise) {
     return value ? strtoull(value, nullptr, 10) : otherwise;
 }
 
+// That something which is awaited may be there, for whoever waits in this process.
+class News {
+    std::mutex lock;
+    std::condition_variable told;
+    uint64_t count = 0;
+
+public:
+    static News& all() {
+        static auto* all = new News;
+        return *all;
+    }
+    void tell() {
+        std::lock_guard<std::mutex> guard(lock);
+        count++;
+        told.notify_all();
+    }
+    uint64_t now() {
+        std::lock_guard<std::mutex> guard(lock);
+        return count;
+    }
+    // For later news than these; of other processes and other threads' streams there are none.
+    void wait(uint64_t known) {
+        std::unique_lock<std::mutex> guard(lock);
+        told.wait_for(guard, std::chrono::microseconds(300), [&] { return count != known; });
+    }
+};
+
 struct Device {
     explicit Device(unsigned i) : ordinal(i) {}
 
@@ -197,11 +225,13 @@ struct Device {
 
     // Runs work of any stream until `done`, or until the device fails.
     template <class Done> void drain(Done done) {
-        for (int waited = 0; !error && !done();) {
+        auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+        while (!error && !done()) {
+            uint64_t known = News::all().now();
             std::vector<Stream*> can = runnable();
-            if (can.empty() && others_awaited() && waited++ < 1200000) { // a minute
+            if (can.empty() && others_awaited() && std::chrono::steady_clock::now() < end) {
                 lock.unlock(); // somebody else's work on this device may be awaited
-                usleep(50);
+                News::all().wait(known);
                 lock.lock();
                 continue;
             }

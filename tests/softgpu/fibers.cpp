@@ -1,46 +1,49 @@
 // Runs the threads of a block as fibers.
 #include "softgpu.h"
 #include <cstdlib>
-#include <deque>
 #include <map>
+#include <numeric>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
 
-thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+__thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 #ifndef __x86_64__
 #error "the software stand-in switches fibers in x86-64 assembly"
 #endif
 
-// Saves the callee's registers and the stack's place at *from, goes on at `to`.
-extern "C" void softgpu_switch(void** from, void* to);
-asm(R"(
-.text
-.globl softgpu_switch
-.hidden softgpu_switch
-.type softgpu_switch,@function
-softgpu_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp,(%rdi)
-  movq %rsi,%rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-)");
+// Saves where it is at *from, goes on at `to`. Neither calls nor returns, and is part of whoever
+// switches: so a processor predicts the return of one thread of a warp by the call of the one before it.
+// Registers of AVX-512 are not saved (build.sh).
+static inline __attribute__((always_inline)) void switch_stacks(void** from, void* to) {
+    asm volatile(R"(
+        leaq -128(%%rsp),%%rsp
+        pushq %%rbp
+        pushq %%rbx
+        leaq 1f(%%rip),%%rax
+        pushq %%rax
+        movq %%rsp,(%%rdi)
+        movq %%rsi,%%rsp
+        popq %%rax
+        jmp *%%rax
+    1:  popq %%rbx
+        popq %%rbp
+        leaq 128(%%rsp),%%rsp
+    )"
+                 : "+D"(from), "+S"(to)
+                 :
+                 : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc", "xmm0",
+                   "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                   "xmm12", "xmm13", "xmm14", "xmm15");
+}
 
 namespace softgpu {
 namespace {
-constexpr size_t STACK_BYTES = 64 << 10;
+constexpr size_t STACK_BYTES = 80 << 10;
+// Stacks begin apart by a multiple of cache lines, over so many bytes: at the same place of each page, all
+// would lie in the same few sets of a cache.
+constexpr size_t STAGGER = 5 * 64, STAGGERED = 16 << 10;
 constexpr size_t SHARED_BYTES = 228 << 10;
 // A block's shared memory is promised to start at a multiple of 128 bytes, no more.
 constexpr size_t SHARED_START = 1024 + 128;
@@ -61,15 +64,31 @@ struct Fiber {
     // Waits until this holds, if it is there.
     std::function<bool()> holds;
     bool done = false;
-    // The last is still open.
-    std::deque<std::vector<Copy>> copies;
+    // Those asked for and not made yet, and how many of them each committed group has.
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
+    size_t open = 0;
+
+    // For the next block, with the memory that its lists have.
+    void begin(unsigned its_number, dim3 its_index) {
+        number = its_number;
+        index = its_index;
+        stack_top = nullptr;
+        stack = nullptr;
+        generation = nullptr;
+        holds = nullptr;
+        done = false;
+        copies.clear();
+        groups.clear();
+        open = 0;
+    }
 };
 
 struct Warp {
     uint64_t generation = 0;
     unsigned arrived = 0;
     // Two, since a lane may enter the next collective while others still read this one's.
-    char slots[2][32][SLOT_BYTES];
+    Slot slots[2][32];
 };
 
 struct Block {
@@ -88,19 +107,19 @@ struct Block {
     }
 };
 
-thread_local Block* block = nullptr;
+__thread Block* block = nullptr;
 
-void wait(const uint64_t* generation) {
-    Fiber* fiber = block->current;
+inline void wait(Block& b, const uint64_t* generation) {
+    Fiber* fiber = b.current;
     fiber->generation = generation;
     fiber->waited = *generation;
-    softgpu_switch(&fiber->stack_top, block->scheduler);
+    switch_stacks(&fiber->stack_top, b.scheduler);
 }
 
-void release_block_if_complete() {
-    if (block->alive && block->arrived == block->alive) {
-        block->arrived = 0;
-        block->generation++;
+void release_if_complete(Block& b) {
+    if (b.alive && b.arrived == b.alive) {
+        b.arrived = 0;
+        b.generation++;
     }
 }
 
@@ -110,14 +129,13 @@ void fiber_main() {
     Fiber* fiber = b.current;
     fiber->done = true;
     b.alive--;
-    release_block_if_complete();
+    release_if_complete(b);
     void* nowhere;
-    softgpu_switch(&nowhere, b.scheduler);
+    switch_stacks(&nowhere, b.scheduler);
     abort();
 }
 
-void start(Fiber& fiber) {
-    Block& b = *block;
+void start(Block& b, Fiber& fiber) {
     if (b.free_stacks.empty()) {
         void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -125,10 +143,10 @@ void start(Fiber& fiber) {
     }
     fiber.stack = b.free_stacks.back();
     b.free_stacks.pop_back();
-    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES);
+    size_t below = fiber.number * STAGGER % STAGGERED;
+    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - below);
     *--top = nullptr; // no caller
     *--top = reinterpret_cast<void*>(fiber_main);
-    for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.stack_top = top;
 }
 
@@ -138,43 +156,56 @@ void start(Fiber& fiber) {
     abort();
 }
 
+// Each thread of a warp that can go on, to its next wait: false if there is none.
+bool run_warp(Block& b, unsigned warp, unsigned round) {
+    unsigned first = 32 * warp, lanes = std::min(32u, (unsigned)b.fibers.size() - first);
+    unsigned at = round * 37 % lanes;
+    bool progress = false;
+    for (unsigned turn = 0; turn < lanes; turn++, at = at + 1 == lanes ? 0 : at + 1) {
+        Fiber& fiber = b.fibers[first + (round % 2 ? lanes - 1 - at : at)];
+        if (fiber.done || (fiber.generation && *fiber.generation == fiber.waited)) continue;
+        if (fiber.holds) {
+            if (!fiber.holds()) continue;
+            fiber.holds = nullptr;
+        }
+        progress = true;
+        fiber.generation = nullptr;
+        if (!fiber.stack) start(b, fiber);
+        b.current = &fiber;
+        threadIdx = fiber.index;
+        switch_stacks(&b.scheduler, fiber.stack_top);
+        if (fiber.done) b.free_stacks.push_back(fiber.stack);
+    }
+    return progress;
+}
+
 void run_block(const Launch& launch) {
     Block& b = *block;
     unsigned threads = launch.block.x * launch.block.y * launch.block.z;
-    b.fibers.assign(threads, Fiber{});
+    b.fibers.resize(threads);
     b.warps.assign((threads + 31) / 32, Warp{});
     b.generation = b.arrived = 0;
     b.alive = threads;
+    unsigned round = 0;
     memset(dynamic_shared(), 0xff, launch.shared_bytes);
     asynchronous_start(threads, launch.shared_bytes);
     for (unsigned i = 0; i < threads; i++) {
         unsigned x = i % launch.block.x, rest = i / launch.block.x;
-        b.fibers[i].index = {x, rest % launch.block.y, rest / launch.block.y};
-        b.fibers[i].number = i;
-        b.fibers[i].copies.emplace_back();
+        b.fibers[i].begin(i, {x, rest % launch.block.y, rest / launch.block.y});
     }
-    unsigned left = threads;
-    for (unsigned round = 0; left; round++) {
+    bool apart = (blockIdx.x + blockIdx.y + blockIdx.z) % 2;
+    while (b.alive) {
         bool progress = asynchronous_step(false);
-        for (unsigned turn = 0; turn < threads; turn++) {
-            // Forwards, backwards, and from somewhere else each time.
-            unsigned at = (turn + round * 37) % threads;
-            Fiber& fiber = b.fibers[round % 2 ? threads - 1 - at : at];
-            if (fiber.done || (fiber.generation && *fiber.generation == fiber.waited)) continue;
-            if (fiber.holds && !fiber.holds()) continue;
-            progress = true;
-            fiber.generation = nullptr;
-            fiber.holds = nullptr;
-            if (!fiber.stack) start(fiber);
-            b.current = &fiber;
-            threadIdx = fiber.index;
-            softgpu_switch(&b.scheduler, fiber.stack_top);
-            if (fiber.done) {
-                b.free_stacks.push_back(fiber.stack);
-                left--;
-            }
+        // Forwards, backwards, and from somewhere else each time. In every other block all threads go as far
+        // as their next wait; in the rest each warp is ahead of the others by another number of waits.
+        unsigned warps = b.warps.size();
+        for (unsigned turn = 0; turn < warps; turn++) {
+            unsigned at = (turn + round * 5) % warps, warp = round % 2 ? warps - 1 - at : at;
+            unsigned ahead = apart ? 1u << (round + warp) % 3 * 2 : 1;
+            while (ahead-- && run_warp(b, warp, round)) progress = true;
         }
-        if (!progress && !asynchronous_step(true)) stuck(left);
+        if (!progress && !asynchronous_step(true)) stuck(b.alive);
+        round++;
     }
     asynchronous_end();
 }
@@ -200,44 +231,55 @@ void run(const Launch& launch) {
 }
 
 void sync_block() {
-    uint64_t now = block->generation;
-    block->arrived++;
-    release_block_if_complete();
-    if (block->generation == now) wait(&block->generation);
+    Block& b = *block;
+    uint64_t now = b.generation;
+    b.arrived++;
+    release_if_complete(b);
+    if (b.generation == now) wait(b, &b.generation);
 }
 
-const char (*exchange(unsigned mask, const void* mine, size_t bytes))[SLOT_BYTES] {
-    Fiber* fiber = block->current;
-    unsigned threads = block->fibers.size(), first = fiber->number & ~31u;
+Exchanged exchange(unsigned mask, const Slot& mine) {
+    Block& b = *block;
+    unsigned number = b.current->number, lane = number & 31, first = number - lane;
+    unsigned threads = b.fibers.size();
     if (threads - first < 32) mask &= (1u << (threads - first)) - 1;
-    Warp& warp = block->warps[first / 32];
+    Warp& warp = b.warps[first / 32];
     auto slots = warp.slots[warp.generation & 1];
-    memcpy(slots[lane()], mine, bytes);
-    warp.arrived |= 1u << lane();
+    slots[lane] = mine;
+    warp.arrived |= 1u << lane;
     if ((warp.arrived & mask) == mask) {
         warp.arrived = 0;
         warp.generation++;
     } else {
-        wait(&warp.generation);
+        wait(b, &warp.generation);
     }
-    return slots;
+    return {slots, lane};
 }
 
 unsigned lane() { return block->current->number & 31; }
 
-void copy_later(void* to, const void* from) { block->current->copies.back().push_back({to, from}); }
+void copy_later(void* to, const void* from) {
+    block->current->copies.push_back({to, from});
+    block->current->open++;
+}
 
-void copy_commit() { block->current->copies.emplace_back(); }
+void copy_commit() {
+    block->current->groups.push_back(block->current->open);
+    block->current->open = 0;
+}
 
 void copy_wait(int pending) {
-    auto& groups = block->current->copies;
-    while ((int)groups.size() - 1 > pending) {
-        for (Copy copy : groups.front()) {
-            if (copy.from) memcpy(copy.to, copy.from, 16);
-            else memset(copy.to, 0, 16);
-        }
-        groups.pop_front();
+    auto& copies = block->current->copies;
+    auto& groups = block->current->groups;
+    if ((int)groups.size() <= pending) return;
+    auto last = groups.end() - pending;
+    auto over = copies.begin() + std::accumulate(groups.begin(), last, size_t(0));
+    for (auto copy = copies.begin(); copy != over; copy++) {
+        if (copy->from) memcpy(copy->to, copy->from, 16);
+        else memset(copy->to, 0, 16);
     }
+    copies.erase(copies.begin(), over);
+    groups.erase(groups.begin(), last);
 }
 
 char* dynamic_shared() { return block->window + SHARED_START; }
@@ -250,7 +292,7 @@ void wait_until(const std::function<bool()>& holds) {
     pause_thread();
 }
 
-void pause_thread() { softgpu_switch(&block->current->stack_top, block->scheduler); }
+void pause_thread() { switch_stacks(&block->current->stack_top, block->scheduler); }
 
 const Kernel* find(const char* name) {
     auto found = kernels().find(name);

@@ -38,7 +38,7 @@ typedef std::shared_ptr<Asked> Shared;
 struct Warpgroup {
     unsigned arrived = 0;
     uint64_t generation = 0;
-    Shared asking = std::make_shared<Asked>(), asked;
+    Shared asking, asked; // `asking` is made when its first thread asks
 };
 
 struct Thread {
@@ -306,6 +306,7 @@ void multiply(const Product& product) {
     if (thread / GROUP >= state->warpgroups.size()) misuse("wgmma in a warpgroup that is not whole");
     Warpgroup& group = state->warpgroups[thread / GROUP];
     unsigned t = thread % GROUP;
+    if (!group.asking) group.asking = std::make_shared<Asked>();
     group.asking->by[t] = product;
     if (product.a) memcpy(group.asking->a[t], product.a, 16);
     if (++group.arrived == GROUP) {
@@ -313,7 +314,7 @@ void multiply(const Product& product) {
             if (!product.like(other)) misuse("threads of a warpgroup ask for different products");
         compute(*group.asking, thread - t);
         group.asked = group.asking;
-        group.asking = std::make_shared<Asked>();
+        group.asking = nullptr;
         group.arrived = 0;
         group.generation++;
     } else {

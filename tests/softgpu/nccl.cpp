@@ -1,7 +1,7 @@
 // The part of NCCL that gptrain calls, among threads or processes of one machine, each with its own
 // stand-in device. For tests only.
 //
-// Ranks meet in a folder, whose name is the unique id. A collective is two pieces of work in its
+// Ranks meet in a folder, in memory where there is /dev/shm, whose name is the unique id. A collective is two pieces of work in its
 // stream: a rank leaves a file with what it brings, and takes the result once the files of all are
 // there. A message's sender waits until it is taken. So a rank that is killed or stopped leaves the others
 // waiting, as real NCCL does over NVLink.
@@ -34,6 +34,8 @@ typedef std::function<std::vector<Step>(bool in_graph)> Ask;
 extern "C" void softgpu_push(void* stream, std::function<void()>* work);
 extern "C" void softgpu_push_steps(void* stream, Ask* ask);
 extern "C" void softgpu_push_when(void* stream, std::function<bool()>* when, std::function<void()>* work);
+// Wakes whoever waits in this process; others look every now and then.
+extern "C" void softgpu_tell();
 
 namespace {
 namespace fs = std::filesystem;
@@ -58,6 +60,7 @@ struct Meeting {
         static std::mutex lock;
         std::lock_guard<std::mutex> guard(lock);
         snprintf(last_error, sizeof last_error, "rank %d %s", rank, why.c_str());
+        softgpu_tell();
     }
     bool there(const std::string& name) const {
         return access((folder / name).c_str(), F_OK) == 0;
@@ -133,6 +136,7 @@ Result collective(Comm* comm, const std::string& what, const void* from, size_t 
             std::error_code there_already;
             fs::create_directory(meeting->folder / round, there_already);
             meeting->put(round + "/" + std::to_string(meeting->rank), named, from, bytes);
+            if (meeting->there_from_all(round)) softgpu_tell();
         };
         std::function<bool()> all_here = [=] { return meeting->over() || meeting->there_from_all(round); };
         std::function<void()> take = [=] {
@@ -192,9 +196,13 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(C
 }
 API ncclGetUniqueId(Id* id) {
     memset(id, 0, sizeof *id);
-    const char* folder = getenv("TMPDIR");
-    snprintf(id->text, sizeof id->text, "%s/softgpu-XXXXXX", folder ? folder : "/tmp");
-    return mkdtemp(id->text) ? OK : SYSTEM_ERROR;
+    // A file system on a disk takes longer to find room for a file than all else takes.
+    const char* set = getenv("TMPDIR");
+    for (const char* folder : {"/dev/shm", set ? set : "/tmp"}) {
+        snprintf(id->text, sizeof id->text, "%s/softgpu-XXXXXX", folder);
+        if (mkdtemp(id->text)) return OK;
+    }
+    return SYSTEM_ERROR;
 }
 API ncclCommInitRank(Comm** comm, int size, Id id, int rank) {
     if (rank < 0 || rank >= size || access(id.text, W_OK) != 0) return INVALID_ARGUMENT;
@@ -228,6 +236,7 @@ API ncclCommDestroy(Comm* comm) {
 }
 API ncclCommAbort(Comm* comm) {
     comm->meeting->aborted = true;
+    softgpu_tell();
     return leave(comm);
 }
 API ncclCommGetAsyncError(Comm* comm, Result* error) {
@@ -254,7 +263,10 @@ API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, voi
     auto meeting = comm->meeting;
     std::string name = letter(comm, meeting->rank, peer);
     messages.push_back({true, [=] {
-        std::function<void()> work = [=] { meeting->put(name, "", from, count * size_of(type)); };
+        std::function<void()> work = [=] {
+            meeting->put(name, "", from, count * size_of(type));
+            softgpu_tell();
+        };
         softgpu_push(stream, &work);
     }, [=] {
         std::function<bool()> taken = [=] { return meeting->over() || !meeting->there(name); };
@@ -274,6 +286,7 @@ API ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* strea
             if (meeting->over()) return;
             std::string message = meeting->take(name).second;
             unlink((meeting->folder / name).c_str());
+            softgpu_tell();
             if (message.size() != bytes)
                 return meeting->fail("receives " + std::to_string(bytes) + " bytes where " +
                                      std::to_string(message.size()) + " were sent");

@@ -40,11 +40,14 @@ struct __half2 {
     __half x, y;
 };
 
-extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+// __thread: of a thread_local of another file, a compiler first asks whether it has been made.
+extern __thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace softgpu {
-// Largest value a thread gives to a collective of its warp.
-constexpr int SLOT_BYTES = 32;
+// What a thread gives to a collective of its warp; copied as a whole.
+struct alignas(32) Slot {
+    char bytes[32];
+};
 
 constexpr int MULTIPROCESSORS = 4;
 
@@ -59,9 +62,19 @@ struct Launch {
 void run(const Launch& launch);
 
 void sync_block();
-// Waits for the lanes in `mask`; returns what each of the warp's lanes gave.
-const char (*exchange(unsigned mask, const void* mine, size_t bytes))[SLOT_BYTES];
+struct Exchanged {
+    const Slot* all; // what each of the warp's lanes gave
+    unsigned lane;   // who asks
+};
+// Waits for the lanes in `mask`.
+Exchanged exchange(unsigned mask, const Slot& mine);
 unsigned lane();
+template <class T> Slot slot(const T& value) {
+    static_assert(sizeof(T) <= sizeof(Slot));
+    Slot slot{};
+    memcpy(slot.bytes, &value, sizeof(T));
+    return slot;
+}
 // An asynchronous copy of 16 bytes (zeros where `from` is null), its group's end, and the wait for
 // all groups but the last `pending`.
 void copy_later(void* to, const void* from);
@@ -88,10 +101,10 @@ struct Register {
     Register(const char* name, size_t bytes, void (*body)(const void*));
 };
 
-template <class T> T from_lane(unsigned mask, T value, unsigned source) {
-    static_assert(sizeof(T) <= SLOT_BYTES);
+template <class T, class Source> T from_lane(unsigned mask, T value, Source source) {
+    auto [all, lane] = exchange(mask, slot(value));
     T taken;
-    memcpy(&taken, exchange(mask, &value, sizeof(T))[source & 31], sizeof(T));
+    memcpy(&taken, all[source(lane) & 31].bytes, sizeof(T));
     return taken;
 }
 } // namespace softgpu
@@ -109,17 +122,17 @@ template <class T> T from_lane(unsigned mask, T value, unsigned source) {
 uint32_t shared_address(const void* p);
 
 inline void __syncthreads() { softgpu::sync_block(); }
-inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, "", 0); }
+inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, {}); }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
-    return softgpu::from_lane(mask, value, softgpu::lane() ^ with);
+    return softgpu::from_lane(mask, value, [=](unsigned lane) { return lane ^ with; });
 }
 inline bool __any_sync(unsigned mask, bool value) {
-    auto all = softgpu::exchange(mask, &value, 1);
-    return std::any_of(all, all + 32, [](auto& one) { return one[0]; });
+    const softgpu::Slot* all = softgpu::exchange(mask, softgpu::slot(value)).all;
+    return std::any_of(all, all + 32, [](auto& one) { return one.bytes[0]; });
 }
 inline bool __all_sync(unsigned mask, bool value) { return !__any_sync(mask, !value); }
 template <class T> T __shfl_sync(unsigned mask, T value, int source) {
-    return softgpu::from_lane(mask, value, source);
+    return softgpu::from_lane(mask, value, [=](unsigned) { return source; });
 }
 
 inline uint32_t __float_as_uint(float x) {
@@ -178,18 +191,18 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     } mine;
     memcpy(mine.a, a, 16);
     memcpy(mine.b, b, 8);
-    auto all = softgpu::exchange(~0u, &mine, sizeof mine);
+    auto [all, own] = softgpu::exchange(~0u, softgpu::slot(mine));
     auto half = [](uint32_t word, int k) {
         T x{(uint16_t)(word >> 16 * (k & 1))};
         if constexpr (std::is_same_v<T, __half>) return __half2float(x);
         else return __bfloat162float(x);
     };
-    auto word = [&](unsigned lane, unsigned i) {
+    auto word = [all = all](unsigned lane, unsigned i) {
         uint32_t taken;
-        memcpy(&taken, all[lane] + 4 * i, 4);
+        memcpy(&taken, all[lane].bytes + 4 * i, 4);
         return taken;
     };
-    unsigned row = softgpu::lane() >> 2, column = 2 * (softgpu::lane() & 3);
+    unsigned row = own >> 2, column = 2 * (own & 3);
     // Rows `row`, `row` + 8 of a; columns `column`, `column` + 1 of b.
     float left[2][16], right[2][16];
     for (int i = 0; i < 2; i++)
@@ -204,12 +217,11 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 
 // Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
 inline void ldmatrix(uint32_t (&x)[4], const void* row, bool turned) {
-    auto all = softgpu::exchange(~0u, &row, sizeof row);
-    unsigned lane = softgpu::lane();
+    auto [all, lane] = softgpu::exchange(~0u, softgpu::slot(row));
     for (unsigned matrix = 0; matrix < 4; matrix++) {
-        auto element = [&](unsigned r, unsigned c) {
+        auto element = [all = all, matrix](unsigned r, unsigned c) {
             const uint16_t* from;
-            memcpy(&from, all[8 * matrix + r], sizeof from);
+            memcpy(&from, all[8 * matrix + r].bytes, sizeof from);
             return (uint32_t)from[c];
         };
         unsigned major = lane / 4, minor = lane % 4 * 2;
