@@ -38,8 +38,10 @@ fn the_node_that_sends_slowly_is_named_and_nobody_else() {
     const SLOW: usize = 3;
     const WORLD: usize = 6;
     let (lab, port) = (Lab::new(), free_port());
+    // A thousandth of what the others send; busy, one of those may be at a tenth.
     let grid = ["--set", "topology={tensor: 2, data: 3}", "--set", "batch.global=6"];
-    let args = [&["bench", "run.yaml", "--quick", "--json", "--tolerance=0.8"], &grid[..]].concat();
+    let args =
+        [&["bench", "run.yaml", "--quick", "--json", "--tolerance=0.99"], &grid[..]].concat();
     let start = |rank: usize| {
         let mut command = task(&lab, rank, WORLD, port, &args);
         if rank == SLOW {
@@ -55,7 +57,7 @@ fn the_node_that_sends_slowly_is_named_and_nobody_else() {
     let found = document(&ended[0]);
     let slow: Vec<_> = found.slow.iter().map(|slow| (slow.what.as_str(), &slow.who[..])).collect();
     assert_eq!(slow, [("node", &["n3".to_string()][..])], "{}", ended[0].out);
-    assert!(found.slow[0].share < 0.2 && found.slow[0].text.starts_with("n3: 0.00"));
+    assert!(found.slow[0].share < 0.01 && found.slow[0].text.starts_with("n3: 0.00"));
     assert_eq!((found.units.as_str(), found.pairs.len()), ("nodes", 15));
     let with = |pair: &&gptrain::estimate::measured::PairSpeed| pair.a == "n3" || pair.b == "n3";
     // What the limit allows, to the last bit per second.

@@ -155,12 +155,12 @@ fn slow_for_less_than(limit: Duration) {
     let lab = Lab::new();
     let timeout = format!("comm.timeout_s={}", limit.as_secs());
     let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &[&timeout])));
-    lab.wait_for_steps("runs/a", 3);
+    ranks.reach(&lab, "runs/a", 3);
     for _ in 0..10 {
         ranks.signal(3, Signal::STOP);
         std::thread::sleep(limit / 8);
         ranks.signal(3, Signal::CONT);
-        lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
+        ranks.reach(&lab, "runs/a", lab.metrics("runs/a").len() + 1);
     }
     ranks.signal(0, Signal::TERM);
     ranks.end(0..4).iter().for_each(Done::well);
@@ -310,7 +310,7 @@ fn cut(hosts: &Hosts, limit: Duration) {
     let lab = Lab::new();
     let timeout = format!("comm.timeout_s={}", limit.as_secs());
     let ranks = on_hosts(&lab, hosts, &with(&FOUR, &with(&LONG, &[&timeout])));
-    lab.wait_for_steps("runs/a", 3);
+    ranks.reach(&lab, "runs/a", 3);
     hosts.cable("down");
     let line = verdict(&ranks.end(0..4));
     assert!(line.contains("is silent for ") && line.contains("stopped, or cut off"), "{line}");

@@ -172,7 +172,7 @@ fn a_stopped_rank_is_named() {
         let limit = format!("comm.timeout_s={}", limit.as_secs());
         let long = ["train.steps=200000", "log.interval=1000", &limit];
         let ranks = lab.ranks(8, &with(&GRID, &long));
-        lab.wait_for_steps("runs/a", 3);
+        ranks.reach(&lab, "runs/a", 3);
         ranks.signal(3, Signal::STOP);
         let line = verdict(&ranks.end([0, 1, 2, 4, 5, 6, 7]));
         let silent = line.contains("silent") || line.contains("never entered");

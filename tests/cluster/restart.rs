@@ -81,7 +81,7 @@ fn a_spare_task_takes_the_place_of_a_lost_one() {
         let lab = Lab::new();
         undisturbed(&lab);
         let of = tasks(&lab, 3, &[&format!("restart.wait_s={}", wait.as_secs())]);
-        lab.wait_for_steps("runs/a", 12);
+        of.reach(&lab, "runs/a", 12);
         // Rank 0, which listens; its rank goes with it.
         of.signal(0, Signal::KILL);
         let ended = of.end([1, 2]);
@@ -99,7 +99,7 @@ fn without_spares_fewer_replicas_go_on() {
         let lab = Lab::new();
         undisturbed(&lab);
         let of = tasks(&lab, 2, &[&format!("restart.wait_s={}", wait.as_secs())]);
-        lab.wait_for_steps("runs/a", 12);
+        of.reach(&lab, "runs/a", 12);
         of.signal(1, Signal::KILL);
         let ended = of.end([0]);
         assert_eq!(ended[0].code, Some(0), "{}\n{}", ended[0].out, ended[0].err);
@@ -120,7 +120,7 @@ fn a_rank_that_hangs_is_killed_and_begins_anew() {
         let lab = Lab::new();
         undisturbed(&lab);
         let of = tasks(&lab, 2, &[&format!("comm.timeout_s={}", limit.as_secs())]);
-        lab.wait_for_steps("runs/a", 12);
+        of.reach(&lab, "runs/a", 12);
         signal_rank(&of, 1, Signal::STOP);
         let ended = of.end(0..2);
         ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));

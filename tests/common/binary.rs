@@ -161,6 +161,15 @@ impl Ranks {
         has_ended(&self.children[rank])
     }
 
+    /// Waits until a run has taken so many steps; fails at once if its ranks end before, as they do
+    /// where the limit under test was too short for the load of the machine.
+    pub fn reach(&self, lab: &Lab, run: &str, steps: usize) {
+        let reached = || lab.metrics(run).len() >= steps;
+        let ended = || self.children.iter().all(has_ended);
+        until(&format!("{run} takes {steps} steps"), || reached() || ended());
+        assert!(reached(), "its ranks have ended before {run} took {steps} steps");
+    }
+
     /// Waits until all of these have ended by themselves.
     pub fn end(mut self, ranks: impl IntoIterator<Item = usize>) -> Vec<Done> {
         let ranks: Vec<usize> = ranks.into_iter().collect();

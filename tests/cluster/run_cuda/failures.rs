@@ -27,7 +27,7 @@ fn two_threads(lab: &Lab, sets: &[&str]) -> Command {
 /// Two ranks as processes, which have taken some steps.
 fn two_processes(lab: &Lab, sets: &[&str]) -> Ranks {
     let ranks = processes(lab, 2, 2, &with(&TWO, &with(&LONG, sets)));
-    lab.wait_for_steps("runs/a", 3);
+    ranks.reach(lab, "runs/a", 3);
     ranks
 }
 

@@ -7,7 +7,7 @@ mod cluster;
 mod week;
 
 use crate::common::binary;
-use crate::common::binary::{Lab, free_port, until};
+use crate::common::binary::{Lab, free_port, has_ended, until};
 use crate::run_cuda::variables;
 use cluster::Cluster;
 use gptrain::base::patience::at_any_load;
@@ -170,7 +170,8 @@ impl<'a> Job<'a> {
     /// Runs it until it has ended with `happening` after some steps.
     fn during(&self, options: &[&str], happening: impl FnOnce()) -> Output {
         let child = self.srun(options).spawn().unwrap();
-        until("the ranks take steps", || self.steps() >= 8);
+        until("the ranks take steps", || self.steps() >= 8 || has_ended(&child));
+        assert!(self.steps() >= 8, "{:?}", child.wait_with_output());
         happening();
         child.wait_with_output().unwrap()
     }
