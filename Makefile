@@ -50,7 +50,7 @@ s3-server:
 test: s3-server
 	@[ $(GPU) = 0 ] || $(MAKE) kernels
 	@export CARGO_INCREMENTAL=0; if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run --locked --no-fail-fast --test-threads $$(($$(nproc) * 2)); else cargo test --locked --no-fail-fast; fi
+		cargo nextest run --locked --no-fail-fast --test-threads $$(($$(nproc) * 3)); else cargo test --locked --no-fail-fast; fi
 
 lint:
 	cargo fmt --check

@@ -45,7 +45,7 @@ __device__ void finish_sum(const SumFinish& a) {
 }
 KERNEL(sum_finish, finish_sum, SumFinish, 256)
 
-// A digest of the bits: Σ over elements of `digest_term` of device/backend.rs, modulo 2^64, so that
+// A digest of the bits: Σ over elements of `digest_term` of device/digest.rs, modulo 2^64, so that
 // the order does not matter. Bytes moved for each element: its own.
 __device__ __forceinline__ uint64_t digest_term(uint64_t at, uint32_t bits) {
     uint64_t x = (bits ^ (at + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;

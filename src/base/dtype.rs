@@ -53,6 +53,25 @@ impl DType {
             DType::I64 => panic!("i64 as f32"),
         }
     }
+
+    /// Whether values as they lie in memory are all finite: the largest magnitude decides, as it
+    /// compares as an integer.
+    pub fn finite(self, bytes: &[u8]) -> bool {
+        let largest16 = || {
+            let bits = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);
+            bits.fold(0, u16::max)
+        };
+        match self {
+            DType::F32 => {
+                let bits =
+                    bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                bits.map(|bits| bits & 0x7fff_ffff).fold(0, i32::max) < 0x7f80_0000
+            }
+            DType::BF16 => largest16() < 0x7f80,
+            DType::F16 => largest16() < 0x7c00,
+            DType::U8 | DType::I32 | DType::I64 => true,
+        }
+    }
 }
 
 impl fmt::Display for DType {

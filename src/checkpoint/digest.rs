@@ -2,7 +2,6 @@
 //! of a tensor are hashed by place, so that the digest does not depend on who holds which part.
 
 use base::DType;
-use device::digest_term;
 use engine::TensorSlice;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
@@ -26,14 +25,7 @@ impl Digest {
     /// with its number, and the results are summed (mod 2⁶⁴), so a changed, moved or missing value
     /// changes the sum.
     pub fn of_values(first: u64, dtype: DType, bytes: &[u8]) -> Digest {
-        let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]).into();
-        let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        Digest(match dtype.size() {
-            1 => sum(first, bytes.iter().map(|byte| u32::from(*byte))),
-            2 => sum(first, bytes.chunks_exact(2).map(two)),
-            4 => sum(first, bytes.chunks_exact(4).map(four)),
-            _ => panic!("no state is of {dtype}"),
-        })
+        Digest(device::digest_of_bytes(first, dtype, bytes))
     }
 
     /// Of a rectangle of a matrix [_, cols], its values row by row.
@@ -52,11 +44,6 @@ impl Digest {
     pub fn and(self, other: Digest) -> Digest {
         Digest(self.0.wrapping_add(other.0))
     }
-}
-
-fn sum(first: u64, bits: impl Iterator<Item = u32>) -> u64 {
-    let terms = bits.zip(first..).map(|(bits, at)| digest_term(at, bits));
-    terms.fold(0, u64::wrapping_add)
 }
 
 impl fmt::Display for Digest {

@@ -5,7 +5,7 @@ use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use super::validate;
 use anyhow::{Context, ensure};
-use base::{DType, in_order};
+use base::in_order;
 use engine::{
     Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
     TensorSlice,
@@ -214,7 +214,7 @@ impl Job<'_> {
         from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
         // No step updates with numbers that are not finite: whatever made these, it was no run.
         ensure!(
-            finite(state.dtype, buffer.bytes()),
+            state.dtype.finite(buffer.bytes()),
             "{}: the {} of {} holds numbers that are not finite, in rows {}..{}",
             from.folder.display(),
             state.name,
@@ -223,22 +223,5 @@ impl Job<'_> {
             self.rows.end
         );
         Ok(())
-    }
-}
-
-/// The largest magnitude decides, as it compares as an integer.
-fn finite(dtype: DType, bytes: &[u8]) -> bool {
-    let largest16 = || {
-        let bits = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);
-        bits.fold(0, u16::max)
-    };
-    match dtype {
-        DType::F32 => {
-            let bits = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-            bits.map(|bits| bits & 0x7fff_ffff).fold(0, i32::max) < 0x7f80_0000
-        }
-        DType::BF16 => largest16() < 0x7f80,
-        DType::F16 => largest16() < 0x7c00,
-        DType::U8 | DType::I32 | DType::I64 => true,
     }
 }

@@ -474,14 +474,3 @@ pub trait Backend: AdafactorOps + MuonOps + Fp8Ops {
         weight: Tensor,
     );
 }
-
-/// The term of element `at`, with as many bits as its dtype has, in a tensor's digest, on a device
-/// and in a checkpoint. For one index it is a bijection of the bits, so no single change goes
-/// unseen; several changes whose products cancel still differ in the folded halves, but for a
-/// chance of 2⁻³².
-#[inline(always)]
-pub fn digest_term(at: u64, bits: u32) -> u64 {
-    let place = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let x = (u64::from(bits) ^ place).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x ^ (x >> 32)
-}

@@ -8,6 +8,7 @@ mod attend;
 mod backend;
 pub mod cpu;
 pub mod cuda;
+mod digest;
 mod dry;
 pub mod dynamic_map;
 mod fp8;
@@ -20,9 +21,10 @@ pub use arena::Arena;
 pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
 pub use backend::{
     AdamW, AdamWUpdate, Backend, Coded, Dead, Graph, LOGITS_CHUNK, OutOfMemory, Scaler, Scaling,
-    StepLimits, Timeline, Transfer, digest_term,
+    StepLimits, Timeline, Transfer,
 };
 pub use base::{Fp8, Gelu};
+pub use digest::{digest_of_bytes, digest_term};
 pub use dry::{COPIES, Dry, FP8_PRODUCT, Tally, Work};
 pub use fp8::{Fp8Ops, Fp8Scaling, Lines, Quantized};
 pub use muon::{FusedMatrix, Momentum, MuonOps};
