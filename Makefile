@@ -1,4 +1,4 @@
-# make run     build, train about a minute on the bundled corpus, show what was learned
+# make run     build, train for 45 seconds on the bundled corpus, show what was learned
 # make test    all tests
 # make help    the rest
 
@@ -15,7 +15,7 @@ endif
 .PHONY: run quick build kernels s3-server test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
 run: quick
-	$(QUICK) run manifests/quickstart.yaml
+	$(QUICK) run manifests/quickstart.yaml --minutes 0.75
 	@echo
 	$(QUICK) sample runs/quickstart --prompt "It is a truth universally acknowledged, that" --tokens 100
 	@echo

@@ -1,9 +1,9 @@
-//! How fast GPT-2 124M is saved and loaded, against `dd` with direct I/O on the same disk in the
-//! same run; and how long training waits for a save.
+//! Speed of saving and loading GPT-2 124M, compared with `dd` with direct I/O on the same disk in
+//! the same run; and the time that training waits for a save.
 //!
 //!     cargo bench --bench checkpoint -- [FOLDER]
 //!
-//! FOLDER (default: target) is where about 3.5 GB are written.
+//! About 3.5 GB are written to FOLDER (default: target).
 
 use gptrain::checkpoint::disk::Disk;
 use gptrain::checkpoint::{
@@ -45,7 +45,7 @@ train: {samples: 800}
     let cpu = Cpu::new(None);
     let engine = Engine::new(&cpu, Groups::solo(), &m, true)?;
     engine.init();
-    step_seconds(&engine, m.model.seq_len)?; // the first finds no memory touched yet
+    step_seconds(&engine, m.model.seq_len)?; // the first step touches the memory
     let step = step_seconds(&engine, m.model.seq_len)?;
     let mut snapshot = Snapshot::reserve(&engine);
     let stall = best(|| {
@@ -116,7 +116,7 @@ train: {samples: 800}
     Ok(())
 }
 
-/// One step on one sample of 1024 tokens.
+/// Runs one step on one sample of 1024 tokens.
 fn step_seconds(engine: &Engine, seq: usize) -> anyhow::Result<f64> {
     let tokens: Vec<i32> = (0..=seq as i32).collect();
     let batch = Batch::causal(&tokens, 1, 0, 1.0 / seq as f32);
@@ -146,7 +146,7 @@ fn dd(args: &[&str]) -> anyhow::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// What was just written must come from the disk.
+/// Drops the page cache, so that written data is read from the disk.
 fn drop_cache(folder: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder)? {
         let file = fs::File::open(entry?.path())?;
@@ -176,7 +176,7 @@ fn state(m: &Manifest) -> State {
         skipped_updates: 0,
         pending: None,
         rng: Rng { generator, seed: 1, data_seed: 1 },
-        optimizer: Optimizer { rule, began: 0, numbers: Default::default(), groups },
+        optimizer: Optimizer { rule, began: 0, ahead: 0, numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),
         spikes: None,
@@ -185,7 +185,7 @@ fn state(m: &Manifest) -> State {
     }
 }
 
-/// Of this process so far, on all cores.
+/// Processor time of this process so far, on all cores.
 fn cpu_seconds() -> anyhow::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();

@@ -1,8 +1,8 @@
-//! The data room's speed: `cargo bench --bench data [-- CORPUS.jsonl TOKENIZER | -- DOCUMENTS]`.
+//! Speed of the data crate: `cargo bench --bench data [-- CORPUS.jsonl TOKENIZER | -- DOCUMENTS]`.
 //!
 //! Without arguments: the order of 5 billion tokens, opening a 10-million-sequence index, reading
-//! samples. With a corpus: tokens per second of one core, encoding only. With a number: the order
-//! of so many documents of 1,150 tokens on average (BLOOM had 304,230,423), built and cached.
+//! samples. With a corpus: tokens per second of one core, encoding only. With a number: building
+//! and caching the order of that many documents of 1,150 tokens on average (BLOOM had 304,230,423).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn length(i: u64, mean: u32) -> u32 {
     1 + (hash >> 32) as u32 % (2 * mean - 1)
 }
 
-/// A dataset with these lengths whose tokens are all 0: the token file is one hole.
+/// Writes a dataset with these lengths whose tokens are all 0: the token file is a single hole.
 fn write(prefix: &Path, lengths: &[u32]) {
     let file = std::fs::File::create(index_path(prefix)).unwrap();
     let mut index = std::io::BufWriter::with_capacity(1 << 20, file);
@@ -92,7 +92,7 @@ fn order(lengths: &[u32]) {
     }
 }
 
-/// An order that is put in a cache, and read from there.
+/// Builds an order into a cache, and reads it from there.
 fn cached(prefix: &Path, documents: u64) {
     write(prefix, &(0..documents).map(|i| length(i, 1150)).collect::<Vec<u32>>());
     let timed = |what: &str, start: Instant| {
@@ -128,7 +128,7 @@ fn cached(prefix: &Path, documents: u64) {
     }
 }
 
-/// What the process holds in memory: its own pages, and pages of files.
+/// Memory of the process: its own pages, and pages of files.
 fn memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let field = |name: &str| {
@@ -139,7 +139,7 @@ fn memory() -> String {
     format!("{own} MB of its own, {files} MB of mapped files, {peak} MB at the highest")
 }
 
-/// Samples of 2,048 tokens from one thread; the file is in memory after the first turn.
+/// Reads samples of 2,048 tokens with one thread; the file is in memory after the first round.
 fn samples(prefix: &Path) {
     let dataset = std::sync::Arc::new(Indexed::open(prefix).unwrap());
     let part = 0..dataset.sequences() / 10; // 1 GB of tokens
@@ -165,7 +165,8 @@ fn samples(prefix: &Path) {
     }
 }
 
-/// What training gets: tokens, targets, weights, positions and masks, 8 samples at a time.
+/// Reads batches as in training: tokens, targets, weights, positions and masks, 8 samples at a
+/// time.
 fn batches(prefix: &Path) {
     let part = Sequences::Range(0.0, 0.1);
     let train = vec![Dataset { prefix: prefix.into(), weight: 1.0, part }];

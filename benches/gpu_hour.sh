@@ -5,24 +5,29 @@
 #   ./gpu_hour.sh STEP...               there, in the unpacked folder: $OUT/STEP.txt, by default in out/
 #   benches/gpu_hour.sh results FOLDER  the tables of such a folder, to the end of benches/RESULTS.md
 #
-# Steps, in this order; `all` is each of them. One that fails leaves the others be:
+# Steps, in this order; `all` is each of them. One that fails leaves the others be, and in a step a command
+# that fails leaves the next ones be:
 #   machine     the GPU, its driver, the libraries that are found, copies and products
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
-#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
-#               (and in ping-pong), of 8 micro-batches, in fp8
 #   products    the blocks' products at full size: held to f64, beside PyTorch's
+#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
+#               (and in ping-pong)
 #   profile     time by kernel of a step beside its data sheet, in bf16 and fp8; by ncu where that is
-#   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed
-#   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer
+#   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed; losses
+#               of GPT-2 and Llama beside the CPU's, in f32 and bf16
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
+#   offload     states in the host's memory: ops and grids
+#   more        steps of 8 micro-batches, and in fp8
+#   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer: two, then four, then graphs
 #
 # The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, and that of 2.15 is 2.30.7, so that
 # none is built; an older one makes `nccl` a line that says so.
 # LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one). QUICK:
-# more settings of the quick start, as `--set model.hidden=64`: a stand-in for a GPU is slow.
+# more settings of the quick start, as `--set model.hidden=64`, and LONG, steps of the run that is killed: a
+# stand-in for a GPU is slow.
 set -euo pipefail
-STEPS="machine ops attention products train profile run nccl peers"
+STEPS="machine ops attention products train profile run peers offload more nccl"
 here=$(cd "$(dirname "$0")" && pwd)
 
 pack() {
@@ -54,20 +59,33 @@ results() { # folder
 
 # A line of a step's table; what its commands print goes to its log.
 say() { echo "$*" >&3; }
-# Runs tests and gives their summary.
+# Whether a command of this step has failed.
+red=0
+# Runs tests and gives their summary, and the names of those that failed.
 tests() { # name, command
     local code=0 said
     said=$("${@:2}" 2>&1) || code=$?
     echo "$said"
     say "$1: $(grep '^test result' <<<"$said" || echo "exit code $code")"
-    return $code
+    [ $code = 0 ] && return
+    red=1
+    say "  failed: $(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' <<<"$said" | tr '\n' ' ')"
+}
+# Runs a command whose output is the table's; one that fails leaves a line.
+table() {
+    local code=0
+    "$@" >&3 || code=$?
+    [ $code = 0 ] && return
+    red=1
+    say "failed, exit code $code: $*"
 }
 found() { command -v "$1" || ls "/usr/local/cuda/bin/$1" 2>/dev/null; }
 
 machine() {
     local of=name,driver_version,memory.total,clocks.max.sm,power.limit
     say "$(nvidia-smi --query-gpu=$of --format=csv,noheader || echo 'no nvidia-smi')"
-    bin/gptrain bench manifests/quickstart.yaml --quick --set train.device=cuda >&3
+    say "libraries: ${GPTRAIN_CUDA_LIBRARIES:-where the loader looks}"
+    table bin/gptrain bench manifests/quickstart.yaml --quick --set train.device=cuda
 }
 
 ops() {
@@ -82,9 +100,13 @@ attention() {
     tests "attention by wgmma" bin/ops attention_by_wgmma --test-threads 1
     local sanitizer
     sanitizer=$(found compute-sanitizer) || { say "no compute-sanitizer"; return 0; }
+    local before
     for tool in memcheck racecheck; do
+        before=$red
         tests "attention under $tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
             --report-api-errors no bin/ops cuda::attention --test-threads 1
+        # It may report races of TMA's copies that are none.
+        [ $tool = memcheck ] || red=$before
     done
 }
 
@@ -92,12 +114,22 @@ train() {
     for variant in AS_IS=1 GPTRAIN_CUDA_GRAPHS=0 GPTRAIN_AUTOTUNE=0 GPTRAIN_ATTENTION=wgmma \
         GPTRAIN_ATTENTION=wgmma-pingpong; do
         say "$variant"
-        env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}" >&3
+        table env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}"
     done
+}
+
+more() {
+    export PYTHON=/bin/false
     say "8 micro-batches a step"
-    PYTHON=/bin/false bin/bench_train --device cuda --accumulate 8 --steps 5 --only "${SHAPE:-}" >&3
+    table bin/bench_train --device cuda --accumulate 8 --steps 5 --only "${SHAPE:-}"
     say "PRECISION=fp8"
-    PYTHON=/bin/false bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}" >&3
+    table bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}"
+}
+
+offload() {
+    export GPTRAIN_TEST_GPU=1
+    tests "ops with the host's memory" bin/ops host:: --test-threads 1
+    tests "grids with states on the host" bin/model offload:: --test-threads 1
 }
 
 products() {
@@ -105,7 +137,7 @@ products() {
     [ "${SHAPE:-}" != trial ] || models=trial
     for model in $models; do
         say "$model"
-        TORCH_PRODUCTS=benches/torch_products.py bin/bench_ops cuda "$model" bf16 products >&3
+        TORCH_PRODUCTS=benches/torch_products.py table bin/bench_ops cuda "$model" bf16 products
     done
 }
 
@@ -121,8 +153,8 @@ hardware() {
 profile() {
     local ncu csv="$OUT/ncu.csv"
     for precision in bf16 fp8; do
-        bin/bench_train --device cuda --only "${SHAPE:-}" --precision $precision \
-            --profile "$(hardware)" >&3
+        table bin/bench_train --device cuda --only "${SHAPE:-}" --precision $precision \
+            --profile "$(hardware)"
     done
     ncu=$(found ncu) || { say "no ncu"; return 0; }
     GPTRAIN_CUDA_GRAPHS=0 PYTHON=/bin/false "$ncu" --clock-control none --cache-control none \
@@ -143,7 +175,7 @@ PYTHON
 }
 
 # The losses of a run's steps, a line each.
-losses() { sed -n 's/.*"step":\([0-9]*\).*"lm_loss":\([-+.e0-9]*\).*/\1 \2/p' "$1/metrics.jsonl"; }
+losses() { [ ! -e "$1/metrics.jsonl" ] || sed -n 's/.*"step":\([0-9]*\).*"lm_loss":\([-+.e0-9]*\).*/\1 \2/p' "$1/metrics.jsonl"; }
 
 quick() { # folder, more settings
     local folder=$1
@@ -158,32 +190,106 @@ run() {
     quick "$runs/whole"
     say "quick start: $(losses "$runs/whole" | tail -1)"
     local replay
-    replay=$(bin/gptrain inspect-ckpt "$runs/whole/checkpoints/step-00000020" --replay 1 2>&1)
-    say "$(grep ' again: ' <<<"$replay")"
+    replay=$(bin/gptrain inspect-ckpt "$runs/whole/checkpoints/step-00000020" --replay 1 2>&1) || red=1
+    say "$(grep ' again: ' <<<"$replay" || tail -1 <<<"$replay")"
     quick "$runs/ranks" --set topology.tensor=2 --set comm.gpu_transport=host
     say "two ranks through the host: $(losses "$runs/ranks" | tail -1)"
+    killed "$runs"
+    local family precision
+    for family in quickstart llama-quickstart; do
+        for precision in f32 bf16; do beside "$runs" $family $precision; done
+    done
+}
+
+# A run that ends by kill -9 in the middle and is started again, beside one that is left alone.
+killed() { # folder
+    local runs=$1 steps=${LONG:-2000} code=0
+    local long="--set train.steps=$steps --set checkpoint.interval=$((steps / 20))"
+    quick "$runs/long" $long
     # In place of the shell in the background, or that one alone would be killed.
-    EXEC=exec quick "$runs/killed" &
-    until [ -e "$runs/killed/checkpoints/step-00000020" ] || ! kill -0 $!; do sleep 0.05; done
+    EXEC=exec quick "$runs/killed" $long &
+    local first
+    first="$runs/killed/checkpoints/step-$(printf %08d $((steps / 20)))"
+    until [ -e "$first" ] || ! kill -0 $!; do sleep 0.05; done
     kill -9 $! || true
-    wait $! || true
-    quick "$runs/killed"
-    diff <(losses "$runs/whole") <(losses "$runs/killed") && say "killed and resumed: the same losses"
+    wait $! || code=$?
+    if [ $code != 137 ]; then
+        red=1
+        say "not killed: it ended with $code before"
+        return
+    fi
+    quick "$runs/killed" $long
+    if diff <(losses "$runs/long") <(losses "$runs/killed"); then
+        say "killed after step $((steps / 20)) of $steps and resumed: the same losses"
+    else
+        red=1
+        say "killed and resumed: other losses"
+    fi
+}
+
+# Losses of the first steps on the GPU and on the CPU, and the largest difference.
+beside() { # folder, manifest, precision
+    local device folder
+    for device in cuda cpu; do
+        folder="$1/$2-$3-$device"
+        bin/gptrain run "manifests/$2.yaml" --set train.device=$device --set precision=$3 --set train.steps=40 \
+            --set "log.folder=$folder" ${QUICK:-} || red=1
+    done
+    say "$2 in $3: $(paste -d ' ' <(losses "$1/$2-$3-cuda") <(losses "$1/$2-$3-cpu") | awk '
+        { off = ($2 - $4) / $4; if (off < 0) off = -off; if (off > most) { most = off; at = $1 } gpu = $2; cpu = $4 }
+        END { printf "loss %s on the GPU, %s on the CPU, at most %.2e apart (step %d of %d)", gpu, cpu, most, at, NR }')"
+}
+
+# A run of as many ranks, each a process: ranks that share a GPU then share no hardware queue. Each run has a
+# limit, since one that hangs would keep the GPU from the next.
+ranks() { # ranks, folder, more settings
+    local count=$1 folder=$2 pids="" code=0 port=$((20000 + RANDOM % 20000))
+    shift 2
+    export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=$count LOCAL_WORLD_SIZE=$count
+    for ((rank = 0; rank < count; rank++)); do
+        RANK=$rank LOCAL_RANK=$rank EXEC="timeout -s KILL ${RUN_LIMIT:-90}" quick "$folder" "$@" &
+        pids="$pids $!"
+    done
+    for pid in $pids; do wait "$pid" || code=$?; done
+    unset MASTER_ADDR MASTER_PORT WORLD_SIZE LOCAL_WORLD_SIZE
+    return $code
 }
 
 nccl() {
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 GPTRAIN_CUDA_GRAPHS=all NCCL_DEBUG=VERSION
-    export CUDA_MODULE_LOADING=EAGER # no kernel is loaded while a collective waits
-    local runs="$OUT/runs" log="$OUT/nccl.log" grid="--set topology.tensor=2 --set topology.data=2"
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_DEBUG=VERSION NCCL_LAUNCH_ORDER_IMPLICIT=1
+    # NCCL's guide: kernels of all ranks must fit on the GPU at once, or they hang.
+    export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_MAX_CTAS=2
+    local runs="$OUT/runs" log="$OUT/nccl.log" two="--set topology.tensor=2"
+    local four="$two --set topology.data=2" pipe="--set topology.pipeline=2"
     rm -rf "$runs"/nccl*
-    if ! quick "$runs/nccl" $grid; then
+    if ! GPTRAIN_CUDA_GRAPHS=0 ranks 2 "$runs/nccl-2" $two; then
         say "$(grep -m1 -e 'NCCL is missing' -e 'two ranks on one GPU' "$log")" && return 0
         return 1
     fi
     say "$(grep -m1 'NCCL version' "$log" || echo 'NCCL, which does not say its version')"
-    say "TP2 x DP2 by NCCL: $(losses "$runs/nccl" | tail -1)"
-    NCCL_MAX_CTAS=4 GPTRAIN_SM_MARGIN=${SM_MARGIN:-4} quick "$runs/nccl-margin" $grid
-    say "with SMs left to NCCL: $(losses "$runs/nccl-margin" | tail -1)"
+    say "two ranks, eager: $(losses "$runs/nccl-2" | tail -1)"
+    local name graphs settings count
+    while read -r name count graphs settings; do
+        if GPTRAIN_CUDA_GRAPHS=$graphs ranks "$count" "$runs/nccl-$name" $settings; then
+            say "$name: $(losses "$runs/nccl-$name" | tail -1)"
+        else
+            red=1
+            say "$name: failed, or hung for ${RUN_LIMIT:-90} s: $(tail -1 "$log")"
+        fi
+    done <<RUNS
+two-stages 2 0 $pipe
+four-ranks 4 0 $four
+four-ranks-graphs 4 all $four
+two-stages-graphs 2 1 $pipe
+RUNS
+    export GPTRAIN_CUDA_GRAPHS=1
+    if NCCL_MAX_CTAS=4 GPTRAIN_SM_MARGIN=${SM_MARGIN:-4} ranks 2 "$runs/nccl-margin" --set topology.data=2; then
+        say "with SMs left to NCCL: $(losses "$runs/nccl-margin" | tail -1)"
+    else
+        red=1
+        say "with SMs left to NCCL: failed, or hung"
+    fi
+    # Last: these ranks are threads, and may hang where processes do not.
     GPTRAIN_TEST_GPU=1 tests "grids by NCCL" bin/model grids_cuda::nccl grids_cuda::ranks \
         grids_cuda::a_pipeline grids_cuda::products --test-threads 1
 }
@@ -191,12 +297,32 @@ nccl() {
 peers() {
     "${PYTHON:-python3}" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
         say "no PyTorch with a GPU in ${PYTHON:-python3}: gptrain alone"
-    TORCH_BENCH=benches/torch_gpt2_bench.py bin/bench_train --device cuda --only "${SHAPE:-}" >&3
+    TORCH_BENCH=benches/torch_gpt2_bench.py table bin/bench_train --device cuda --only "${SHAPE:-}"
     [ "${SHAPE:-}" != trial ] || return 0
     for model in gpt2 1.5b 7b; do
         say "$model"
-        TORCH_ATTENTION=benches/torch_attention.py bin/bench_ops cuda $model bf16 >&3
+        TORCH_ATTENTION=benches/torch_attention.py table bin/bench_ops cuda $model bf16
     done
+}
+
+# Clock, power, temperature and memory of the GPU each second.
+watch_gpu() { # file
+    command -v nvidia-smi >/dev/null || return 0
+    exec nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu,memory.used --format=csv,noheader,nounits \
+        -l 1 >"$1" 2>/dev/null
+}
+
+# Of a step: the least, mean and largest, and which processes are left on the GPU.
+gpu_summary() { # file
+    command -v nvidia-smi >/dev/null || return 0
+    awk -F ', *' '
+        { for (i = 1; i <= 4; i++) { sum[i] += $i; if (NR == 1 || $i < least[i]) least[i] = $i; if ($i > most[i]) most[i] = $i } }
+        END { if (NR) { split("MHz W °C MiB", unit, " ")
+            for (i = 1; i <= 4; i++) printf "%s%d .. %d .. %d %s", i > 1 ? ", " : "GPU: ", least[i], sum[i] / NR, most[i], unit[i]
+            printf " (least, mean, most of %d s)\n", NR } }' "$1" 2>/dev/null || true
+    local left
+    left=$(nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader 2>/dev/null | tr '\n' ';')
+    [ -z "$left" ] || echo "left on the GPU: $left"
 }
 
 case ${1:-} in
@@ -205,17 +331,30 @@ results) results "$2" ;;
 --step)
     cd "$here"
     "$2"
+    exit $red
     ;;
 "") sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
 *)
     cd "$here"
-    export OUT=${OUT:-out}
-    mkdir -p "$OUT"
+    mkdir -p "${OUT:-out}"
+    OUT=$(cd "${OUT:-out}" && pwd)
+    export OUT GPTRAIN_CACHE=${GPTRAIN_CACHE:-$OUT/cache} # a container may have no HOME; it comes home, too
+    # NVIDIA's libraries of a Python that has PyTorch, wherever it keeps its packages.
+    wheels=$("${PYTHON:-python3}" -c 'import glob, site
+folders = site.getsitepackages() + [site.getusersitepackages()]
+print(":".join(found for folder in folders for found in sorted(glob.glob(folder + "/nvidia/*/lib"))))' 2>/dev/null || true)
+    export GPTRAIN_CUDA_LIBRARIES=${GPTRAIN_CUDA_LIBRARIES:-$wheels}
     failed=0
     for step in ${*/#all/$STEPS}; do
         [[ " $STEPS " == *" $step "* ]] || { echo "no step $step: $STEPS" >&2; exit 2; }
         code=0
-        timeout "${LIMIT:-470}" "$0" --step "$step" 3>"$OUT/$step.txt" >"$OUT/$step.log" 2>&1 || code=$?
+        watch_gpu "$OUT/$step.gpu.csv" &
+        watcher=$!
+        # By KILL, which ends all that the step started: a run takes TERM as a request, and one that hangs would
+        # stay on the GPU.
+        timeout -s KILL "${LIMIT:-470}" "$0" --step "$step" 3>"$OUT/$step.txt" >"$OUT/$step.log" 2>&1 || code=$?
+        kill $watcher 2>/dev/null || true
+        gpu_summary "$OUT/$step.gpu.csv" >>"$OUT/$step.txt"
         [ $code = 0 ] || { failed=1; echo "failed, exit code $code: $(tail -1 "$OUT/$step.log")" >>"$OUT/$step.txt"; }
         echo "== $step"
         cat "$OUT/$step.txt"

@@ -1,13 +1,14 @@
 //! Time of each op of one training step: on the CPU with one thread and with all, or on a GPU.
 //!
-//! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`. The
-//! best of many runs is given, since other programs only make a run longer, with its share of a step's
-//! time; the last line adds up a step. On the CPU products are also given as a part of what its
-//! registers reach, measured in the same run; what moves bytes as a part of the device's own copy, an
-//! update also in nanoseconds a weight. On a GPU attention is compared with PyTorch's flash attention in the same
-//! run; `cuda products` holds the blocks' products, at their full size, to f64 and puts them beside
-//! PyTorch's. On the CPU AdamW (what the host does under `topology.offload`) with PyTorch's fused one and
-//! adam8bit with bitsandbytes' (`PYTHON` with torch, and with bitsandbytes).
+//! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`.
+//! Prints the best of many runs, because other programs only lengthen a run, and its share of a
+//! step's time; the last line is the sum of a step. On the CPU products also have a percentage of
+//! the peak of its registers, measured in the same run. Ops that move bytes have a percentage of
+//! the device's own copy, and updates also nanoseconds per weight. On a GPU attention is compared
+//! with PyTorch's flash attention in the same run. `cuda products` compares the blocks' products at
+//! full size with f64, and with PyTorch's times. On the CPU AdamW (the host's rule under
+//! `topology.offload`) is compared with PyTorch's fused one, and adam8bit with bitsandbytes'
+//! (`PYTHON` with torch, and with bitsandbytes).
 
 mod products;
 
@@ -21,7 +22,7 @@ use gptrain::device::{
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A model and a micro-batch.
+/// Model and micro-batch.
 struct Shape {
     layers: usize,
     hidden: usize,
@@ -34,10 +35,10 @@ struct Shape {
     room: usize,
 }
 
-/// An op with its operands.
+/// Op with its operands.
 struct Row<'a> {
     name: String,
-    /// How often a training step does this.
+    /// Executions per training step.
     times: usize,
     work: Work,
     run: Box<dyn Fn() + 'a>,
@@ -49,15 +50,15 @@ enum Work {
     Flops(f64),
     /// Bytes read and written, each once.
     Bytes(f64),
-    /// The same of an optimizer's update, and its weights.
+    /// Bytes of an optimizer's update, and its number of weights.
     Update(f64, usize),
 }
 
-/// What is measured on.
+/// Measured device.
 struct Device {
     name: String,
     be: Box<dyn Backend>,
-    /// Of the CPU.
+    /// Number of threads of the CPU.
     threads: Option<usize>,
 }
 
@@ -112,17 +113,17 @@ fn gpu() -> Vec<Device> {
     vec![Device { name: "the GPU".into(), be: Box::new(cuda), threads: None }]
 }
 
-/// What one device gave.
+/// Results of one device.
 struct Column {
     ceiling: Ceiling,
     rows: Vec<Timed>,
 }
 
-/// What no op passes.
+/// Upper bounds for ops.
 struct Ceiling {
-    /// Floating-point operations a second of the CPU's registers, all threads together.
+    /// FLOP/s of the CPU's registers, all threads together.
     flops: Option<f64>,
-    /// Bytes a second of its copy, read and written.
+    /// Bytes per second of its copy, read and written.
     copy: f64,
 }
 
@@ -149,13 +150,13 @@ impl Column {
         Column { ceiling: Ceiling { flops, copy }, rows }
     }
 
-    /// Seconds of a step.
+    /// Seconds per step.
     fn step(&self) -> f64 {
         self.rows.iter().map(|row| row.best * row.times as f64).sum()
     }
 }
 
-/// What the registers of that many threads reach side by side.
+/// Total peak of the registers of that many concurrent threads.
 fn peak_of(threads: usize, dtype: DType) -> f64 {
     std::thread::scope(|scope| {
         let one = || scope.spawn(|| cpu::peak(dtype == DType::BF16));
@@ -208,7 +209,7 @@ fn rate(work: Work, seconds: f64, ceiling: &Ceiling) -> String {
     }
 }
 
-/// Best time of our forward and backward beside PyTorch's, which must be its flash attention.
+/// Best time of our forward and backward, and that of PyTorch's flash attention.
 fn flash_attention(shape: &Shape) {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_ATTENTION").unwrap_or("benches/torch_attention.py".into());
@@ -220,7 +221,8 @@ fn flash_attention(shape: &Shape) {
     }
 }
 
-/// Time of PyTorch's fused update of as many weights, in f32, as it has no other; and of bitsandbytes'.
+/// Time of PyTorch's fused update of as many weights, in f32 (its only dtype); and of
+/// bitsandbytes'.
 fn fused_adamw(shape: &Shape) {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let threads = Cpu::new(None).threads();
@@ -235,13 +237,13 @@ fn fused_adamw(shape: &Shape) {
     }
 }
 
-/// Weights that the row of an update has: a tenth of the model's, ten times.
+/// Weights in the row of an update: a tenth of the model's, ten times.
 fn updated(shape: &Shape) -> usize {
     let weights = shape.vocab * shape.hidden + shape.layers * 12 * shape.hidden * shape.hidden;
     weights / 640 * 64
 }
 
-/// A model by name, with a micro-batch that the device can fill itself with.
+/// Model by name, with a micro-batch that fits the device.
 fn named(name: &str, on_gpu: bool) -> Shape {
     let shape = |layers, hidden, heads, vocab, seq, samples| {
         let (dtype, room) = (DType::F32, if seq < 1024 { 2 << 30 } else { 24 << 30 });
@@ -258,8 +260,8 @@ fn named(name: &str, on_gpu: bool) -> Shape {
     }
 }
 
-/// Seconds of the shortest of at least three runs and at most half a second of them. A run is as
-/// many calls as make waiting for the device a small part of it.
+/// Seconds of the shortest of at least three runs, and at most half a second of runs. A run has so
+/// many calls that waiting for the device is negligible.
 fn best(be: &dyn Backend, call: &dyn Fn()) -> f64 {
     let run = |calls: u32| {
         let begin = Instant::now();
@@ -278,7 +280,7 @@ fn best(be: &dyn Backend, call: &dyn Fn()) -> f64 {
     best.as_secs_f64() / calls as f64
 }
 
-/// Tensors of a step, each a view of the same few regions.
+/// Tensors of a step, as views of the same few regions.
 struct Tensors<'a> {
     be: &'a dyn Backend,
     arena: Arena,
@@ -294,7 +296,7 @@ impl Tensors<'_> {
         x
     }
 
-    /// Normals of deviation 0.02.
+    /// Normals with a standard deviation of 0.02.
     fn matrix(&self, rows: usize, cols: usize) -> Tensor {
         self.matrix_of(rows, cols, self.dtype)
     }
@@ -317,11 +319,11 @@ impl Tensors<'_> {
     }
 }
 
-/// Runs `with` on each row of the table whose name has `part` in it.
+/// Runs `with` on each row of the table whose name contains `part`.
 fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
     let families = [of_blocks, head, between, attention, update];
     let mut results = Vec::new();
-    // The same memory for each: a device gives none back before it is closed.
+    // All families share the memory, because a device frees none before it is closed.
     let memory = Arena::new(be, shape.room).expect("memory").matrix(1, shape.room, DType::U8);
     for family in families {
         let arena = Arena::over(memory);
@@ -346,7 +348,7 @@ fn product<'a>(
     let a = if kind == Gemm::TN { t.matrix(k, m) } else { t.matrix(m, k) };
     let b = if kind == Gemm::NT { t.matrix(n, k) } else { t.matrix(k, n) };
     let c = if kind == Gemm::TN { t.matrix_of(m, n, DType::F32) } else { t.matrix(m, n) };
-    // A bias has the outputs' width, which of a weight's gradient are the rows.
+    // A bias has the width of the output, which is the number of rows of a weight's gradient.
     let bias = if kind == Gemm::TN { t.matrix_of(1, m, DType::F32) } else { t.matrix(1, n) };
     let then = then.map_or(Epilogue::Nothing, |then| then(bias, t.matrix(m, n)));
     let out = if kind == Gemm::TN { c.add() } else { c.set() };
@@ -385,7 +387,7 @@ fn of_blocks<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 
 fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (all, h, v, be) = (shape.samples * shape.seq, shape.hidden, shape.vocab, t.be);
-    // As many tokens at a time as the model has.
+    // As many tokens at a time as in the model.
     let fit = be.logits_chunk().0 as usize / (v * t.dtype.size());
     let n = fit.next_multiple_of(64).min(all);
     let times = all.div_ceil(n);

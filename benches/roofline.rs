@@ -1,11 +1,11 @@
-//! What a training step asks of a GPU, and the least time that its data sheet allows for that.
+//! Work of a training step on a GPU, and the minimum time according to its data sheet.
 //!
-//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME] [--accumulate N]`, `h200-141g`,
-//! bf16 and one micro-batch a step without them. The trainer's own engine runs a step on the device that
-//! only counts, so the list of ops is the step's own: for each kind of op its calls, FLOPs and bytes, each
-//! operand moved once. "least" is the longer of FLOPs at the peak and bytes at the bandwidth of the data
-//! sheet; "planned" is the same at the shares of both that `gptrain estimate` assumes, and with what
-//! launches cost. Nothing is measured and nothing runs on a GPU.
+//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME] [--accumulate N]`;
+//! defaults are `h200-141g`, bf16 and one micro-batch per step. The trainer's own engine runs a
+//! step on the counting device, so the list of ops is that of the real step. For each kind of op it
+//! has the calls, FLOPs and bytes, with each operand moved once. "least" is the longer of FLOPs at
+//! the peak and bytes at the bandwidth of the data sheet. "planned" uses the shares of both that
+//! `gptrain estimate` assumes, and adds launches. Nothing is measured and nothing runs on a GPU.
 
 mod shapes;
 
@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Milliseconds of an op's calls: by the data sheet, and as the planner has them.
+/// Milliseconds of an op's calls: by the data sheet, and by the planner.
 fn times(name: &str, work: &Work, gpu: &Hardware) -> [f64; 2] {
     let shares = [gpu.product_share, gpu.memory_share];
     let planned = gpu.seconds(name, work, shares) + work.calls * gpu.launch_us * 1e-6;

@@ -1,8 +1,8 @@
-//! What 100, 1,000 and 10,000 ranks cost rank 0: meeting, heartbeats, verdict, index, audit.
+//! Cost at rank 0 of 100, 1,000 and 10,000 ranks: rendezvous, heartbeats, diagnosis, index, audit.
 //!
 //!     cargo bench --bench scale
 //!
-//! The other ranks are sockets of a second process, which only meet, send heartbeats and leave.
+//! The other ranks are sockets of a second process, which only join, send heartbeats and leave.
 
 use gptrain::base::{DType, majority};
 use gptrain::checkpoint::{Digest, Index, Piece, Tensor, TensorState};
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// Heartbeats of every rank.
 const BEATS: usize = 20;
 
-/// Without arguments all worlds, each of a process of its own, so that none finds memory of another.
+/// Without arguments runs all worlds, each in a separate process, so that none reuses memory of
+/// another.
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     match &arguments[..] {
@@ -54,8 +55,8 @@ fn measure(world: usize) {
     let rank0 = tcp::join(&join(world, address)).unwrap_or_else(|failed| panic!("{failed}"));
     let met = start.elapsed().as_secs_f64();
     let cpu = cpu_seconds();
-    drop(others.stdin.take()); // from now on they send heartbeats
-    // Waits until all have left, and looks for a failure meanwhile.
+    drop(others.stdin.take()); // from now on the other ranks send heartbeats
+    // Waits until all have left, and checks for failures meanwhile.
     drop(rank0);
     let mib = (memory("VmHWM:") - before) >> 20;
     let beat = (cpu_seconds() - cpu) / (world * BEATS) as f64;
@@ -74,7 +75,7 @@ fn measure(world: usize) {
     );
 }
 
-/// The second process.
+/// Runs the second process.
 fn others(join: &Join) {
     let ranks = simulation::meet(join).unwrap_or_else(|failed| panic!("{failed}"));
     println!("{}", ranks.received / (join.world as u64 - 1));
@@ -103,14 +104,14 @@ fn join(world: usize, address: String) -> Join {
     }
 }
 
-/// Tensor 4 × pipeline 5 × data.
+/// Grid of tensor 4 × pipeline 5 × data.
 fn grid(world: usize) -> Grid {
     Grid { tensor: 4, pipeline: 5, data: world / 20, data_first: true }
 }
 
-/// What a rank says 400 s after rank `hung(world)` did not come to its 100th all-reduce among
-/// replicas: these replicas wait there, the other ranks of their tensor groups there, and all others
-/// in their pipelines, so that the verdict is the end of a chain.
+/// Report of a rank 400 s after rank `hung(world)` did not enter its 100th all-reduce among
+/// replicas. These replicas wait in it, the other ranks of their tensor groups wait there, and all
+/// others wait in their pipelines. The diagnosis is thus at the end of a chain.
 fn report(grid: &Grid, rank: usize) -> RankReport {
     let hung = hung(grid.tensor * grid.pipeline * grid.data);
     let (at, lost) = (grid.coord(rank), grid.coord(hung));
@@ -157,7 +158,7 @@ fn hung(world: usize) -> usize {
     world - 2
 }
 
-/// Seconds of one look for a rank at fault.
+/// Seconds of one check for a rank at fault.
 fn verdict(world: usize) -> f64 {
     let grid = grid(world);
     let reports: Vec<_> = (0..world).map(|rank| report(&grid, rank)).collect();
@@ -167,8 +168,8 @@ fn verdict(world: usize) -> f64 {
     })
 }
 
-/// Bytes a piece in the index of 16 matrices with three states, each cut among all ranks; seconds of
-/// its check.
+/// Bytes per piece in the index of 16 matrices with three states, each split among all ranks; and
+/// seconds to check it.
 fn index(world: usize) -> (usize, f64) {
     let (folder, source) = (tempfile::tempdir().unwrap(), GPT);
     let loaded = gptrain::manifest::parse(source, "bench", folder.path(), &[]).unwrap();
@@ -216,7 +217,7 @@ fn audit(world: usize) -> f64 {
     })
 }
 
-/// The least seconds of three.
+/// Minimum seconds of three runs.
 fn best(what: impl Fn()) -> f64 {
     let seconds = (0..3).map(|_| {
         let start = Instant::now();
@@ -226,14 +227,14 @@ fn best(what: impl Fn()) -> f64 {
     seconds.fold(f64::INFINITY, f64::min)
 }
 
-/// Bytes of memory that this process has, or had at most.
+/// Current or maximum memory of this process in bytes.
 fn memory(key: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Of this process, in hundredths.
+/// Processor time of this process, in hundredths of a second.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after_name = text.rsplit(')').next().unwrap();

@@ -1,19 +1,21 @@
-//! Training steps against PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
+//! Training steps, compared with PyTorch in the same run: `make bench-cpu`, `make bench-gpu`.
 //!
-//! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps N]
-//! [--rounds N] [--threads N] [--recompute none|selective|full] [--accumulate N] [--profile H100]`. gptrain and
-//! `torch_gpt2_bench.py` (if the `PYTHON` given can import torch) take turns, so that both meet the
-//! same machine; medians over steps, the best of the rounds, and the ratio of gptrain to the faster of
-//! the others. `--threads`, 2 otherwise, are the CPU's; `--recompute` is gptrain's, the shape's
-//! otherwise. A step of `--accumulate N` has so many micro-batches; PyTorch has no part in it.
+//! `cargo bench --bench train -- [--device cpu|cuda] [--precision f32|bf16] [--only NAME] [--steps
+//! N] [--rounds N] [--threads N] [--recompute none|selective|full] [--accumulate N] [--profile
+//! H100]`. gptrain and `torch_gpt2_bench.py` (if `PYTHON` can import torch) alternate, so that both
+//! run under equal conditions. Prints medians over steps, the best of the rounds, and the ratio of
+//! gptrain to the faster of the others. `--threads` (default 2) applies to the CPU; `--recompute`
+//! to gptrain (default: that of the shape). A step of `--accumulate N` has N micro-batches and is
+//! not compared with PyTorch.
 //!
-//! bf16 is with f32 master weights and f32 gradient accumulation; PyTorch's is autocast with f32
-//! weights and fused AdamW: on the CPU eager and compiled, on a GPU compiled and with flash attention.
-//! MFU counts 6·N + 6·L·H·T a token (N all parameters, attention as causal) against 989 TFLOP/s.
-//! "first" is the time from the command to the end of the first step, weights drawn and all. "peak" is
-//! what the process had of the host's memory at most, "plan" what the engine reserved on its device.
-//! `--profile HARDWARE`, a GPU of `gptrain estimate --list-hardware`, measures one step kernel by kernel instead.
-//! On the CPU each measurement is a process of its own; on a GPU it is this one, for profilers.
+//! bf16 uses f32 master weights and f32 gradient accumulation. PyTorch uses autocast with f32
+//! weights and fused AdamW: on the CPU eager and compiled, on a GPU compiled and with flash
+//! attention. MFU counts 6·N + 6·L·H·T per token (N all parameters, attention as causal) relative
+//! to 989 TFLOP/s. "first" is the time from the command to the end of the first step, including
+//! initial weights. "peak" is the maximum host memory of the process, "plan" the memory that the
+//! engine reserved on its device. `--profile HARDWARE`, a GPU of `gptrain estimate
+//! --list-hardware`, measures one step kernel by kernel instead. On the CPU each measurement is a
+//! separate process; on a GPU it is this process, for profilers.
 
 mod profile;
 mod shapes;
@@ -32,16 +34,16 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Dense bf16 of an H100 or H200 (SXM).
+/// Dense bf16 peak of an H100 or H200 (SXM).
 const PEAK: f64 = 989e12;
-/// Of the CPU, for both, where the command line does not say.
+/// Threads of the CPU for both, by default.
 const THREADS: usize = 2;
-/// What a process that only measures is called with, before the command line of its parent.
+/// First argument of a process that only measures, before the command line of its parent.
 const CHILD: &str = "--measure";
-/// Steps of a round, where the command line does not say, on the CPU and on a GPU.
+/// Default steps per round, on the CPU and on a GPU.
 const STEPS: [usize; 2] = [8, 20];
 
-/// What the command line asks for.
+/// Command line.
 struct Asked {
     device: String,
     precision: String,
@@ -49,11 +51,11 @@ struct Asked {
     steps: Option<usize>,
     rounds: usize,
     threads: usize,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     accumulate: usize,
-    /// The GPU beside whose data sheet a step's kernels are put.
+    /// GPU with whose data sheet a step's kernels are compared.
     profile: Option<String>,
-    /// In place of the shape's.
+    /// Overrides the setting of the shape.
     recompute: Option<&'static str>,
 }
 
@@ -111,7 +113,7 @@ impl Asked {
     }
 }
 
-/// The rows of a shape: gptrain, and what PyTorch can do.
+/// Rows of a shape: gptrain, and the variants of PyTorch.
 fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
     let names = ["gptrain", "PyTorch eager", "PyTorch compiled"];
     let mut best: [Option<Measured>; 3] = [None; 3];
@@ -139,7 +141,7 @@ fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
     }
 }
 
-/// Ours: in a process of its own on the CPU.
+/// Measures gptrain, in a separate process on the CPU.
 fn own(shape: &Shape, asked: &Asked, args: &[String]) -> Option<Measured> {
     let measured = match shape.device {
         "cpu" => in_process(shape, args),
@@ -174,20 +176,20 @@ fn steps_of(shape: &Shape, asked: &Asked) -> usize {
     asked.steps.unwrap_or(STEPS[(shape.device == "cuda") as usize])
 }
 
-/// A round of one trainer.
+/// Round of one trainer.
 #[derive(Clone, Copy)]
 struct Measured {
-    /// Median of a step.
+    /// Median time of a step.
     seconds: f64,
     first: f64,
-    /// Bytes of the process at most, and bytes reserved.
+    /// Maximum bytes of the process, and reserved bytes.
     peak: Option<u64>,
     plan: Option<u64>,
     parameters: f64,
 }
 
 impl Measured {
-    /// The faster step and the faster start of two rounds; what both had of memory.
+    /// Combines two rounds: the faster step and the faster start, and the larger memory.
     fn better(self, other: Measured) -> Measured {
         Measured {
             seconds: self.seconds.min(other.seconds),
@@ -217,14 +219,14 @@ impl Measured {
     }
 }
 
-/// Most bytes that this process had in memory, where the system says.
+/// Maximum memory of this process in bytes, if the system reports it.
 fn peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Calls `after_first` when the first step has ended.
+/// Runs steps, and calls `after_first` when the first one has ended.
 fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Result<Measured> {
     let recompute = asked.recompute.unwrap_or(shape.recompute);
     let mut manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
@@ -245,8 +247,8 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     engine.step(&mut load, micros, 3e-4)?;
     let first = opened.elapsed().as_secs_f64();
     after_first();
-    // As `run` does: a step is asked for before the outcome of the one before is seen. The first
-    // ones become graphs.
+    // Like `run`: a step is queued before the outcome of the previous one is read. The first steps
+    // are captured as graphs.
     let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
     let steps = steps_of(shape, asked) + warm_up;
     engine.queue(&mut load, micros, 3e-4)?;
@@ -270,7 +272,7 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     })
 }
 
-/// The kernels of a step after those in which algorithms are chosen.
+/// Kernels of a step after those in which algorithms are selected.
 fn profiled(shape: &Shape, asked: &Asked, gpu: &str) -> anyhow::Result<()> {
     let gpu = hardware::find(gpu, "--profile")?;
     let recompute = asked.recompute.unwrap_or(shape.recompute);
@@ -296,7 +298,7 @@ fn profiled(shape: &Shape, asked: &Asked, gpu: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a micro-batch, whose tokens weigh as they do in a step of so many.
+/// Micro-batch whose tokens have the weights of a step with that many micro-batches.
 fn random(shape: &Shape, micros: usize) -> Batch {
     let n = shape.samples * shape.seq;
     let draw = |i: usize| rng::below(1, i as u64, shape.vocab as u64) as i32;
@@ -304,7 +306,7 @@ fn random(shape: &Shape, micros: usize) -> Batch {
     Batch::causal(&tokens, shape.samples, 0, 1.0 / (micros * n) as f32)
 }
 
-/// The peer's, if there is a Python with torch and the device.
+/// Measures PyTorch, if there is a Python with torch and the device.
 fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
     if asked.accumulate > 1 {
         return None;
@@ -328,8 +330,12 @@ fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
     ] {
         command.arg(name).arg(number.to_string());
     }
-    let output = command.stderr(std::process::Stdio::null()).output().ok()?;
-    let line: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let output = command.output().ok()?;
+    let Ok(line) = serde_json::from_slice::<serde_json::Value>(&output.stdout) else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        println!("PyTorch, {}: {}", shape.name, said.trim().lines().last().unwrap_or("no output"));
+        return None;
+    };
     Some(Measured {
         seconds: line["step_ms_median"].as_f64()? / 1e3,
         first: line["startup_first_step_s"].as_f64()?,

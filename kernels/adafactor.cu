@@ -61,7 +61,7 @@ KERNEL(factor_rows, sum_rows, FactorRows, 256)
 constexpr int SUM_ROWS = 8;
 
 __device__ void sum_cols(const FactorCols& a) {
-    __shared__ double shared[3][SUM_ROWS][32];
+    SHARED(double, shared, [3][SUM_ROWS][32]);
     uint32_t col = blockIdx.x * 32 + threadIdx.x;
     float factor = *a.factor;
     double sums[3] = {};
@@ -179,7 +179,7 @@ __device__ void move_moment(const SecondMoment& a) {
 KERNEL(move_second_moment, move_moment, SecondMoment, 512)
 
 template <class L> __device__ void adafactor(const Adafactor& a) {
-    __shared__ float steps[3];
+    SHARED(float, steps, [3]);
     float factor = a.scalars[0];
     if (factor != factor) return; // NaN skips the update
     const MatrixPart& part = a.part;

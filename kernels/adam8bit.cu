@@ -48,7 +48,8 @@ encode(const DynamicMap& map, uint32_t lanes, const float (&x)[WIDTH], uint64_t&
 }
 
 template <class G, class L> __device__ void adam8bit(const Adam8bit& a) {
-    __shared__ DynamicMap m_map, v_map;
+    SHARED(DynamicMap, m_map, );
+    SHARED(DynamicMap, v_map, );
     float factor = a.scalars[0], step = a.scalars[1] * a.lr_scale, rescale = a.scalars[2];
     if (factor != factor) return; // NaN skips the update
     copy_map(SIGNED_MAP, m_map);

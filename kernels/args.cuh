@@ -136,7 +136,7 @@ struct QueryKey {
     // [rows], or null: no rotation
     const int32_t* positions;
     // [positions, d]: cosines, then sines
-    const void* table;
+    const float* table;
     // backward: [blocks, 2, d], of the gradients of the scales
     float* parts;
     uint64_t rows;

@@ -109,7 +109,7 @@ __device__ __forceinline__ float warp_max(float x) {
 
 // Of a block of whole warps in one dimension; every thread gets the sum.
 template <class N> __device__ __forceinline__ N block_sum(N x) {
-    __shared__ N parts[32];
+    SHARED(N, parts, [32]);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) parts[warp] = x;
@@ -120,7 +120,7 @@ template <class N> __device__ __forceinline__ N block_sum(N x) {
 }
 
 __device__ __forceinline__ float block_max(float x) {
-    __shared__ float parts[32];
+    SHARED(float, parts, [32]);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_max(x);
     if (lane == 0) parts[warp] = x;

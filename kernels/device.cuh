@@ -25,6 +25,8 @@ typedef unsigned long long uint64_t;
         (BODY)(arguments);                                                                         \
     }
 
+// EXTENTS of an array, in brackets, or nothing.
+#define SHARED(TYPE, NAME, EXTENTS) __shared__ TYPE NAME EXTENTS
 #define DYNAMIC_SHARED(NAME) extern __shared__ __align__(128) char NAME[]
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {

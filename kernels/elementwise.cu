@@ -65,7 +65,7 @@ KERNELS(residual, residual<T>, Residual, 256)
 constexpr int SUM_ROWS = 8;
 
 template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) {
-    __shared__ float shared[SUM_ROWS][32 * V];
+    SHARED(float, shared, [SUM_ROWS][32 * V]);
     uint64_t first = a.to ? run_row(a.drop) : 0;
     uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V;
     float sums[V] = {};
@@ -106,7 +106,7 @@ KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
 // out (+)= Σ over parts, which lie `stride` apart.
 __device__ void sum_columns(const ColumnSums& a) {
-    __shared__ float shared[SUM_ROWS][32];
+    SHARED(float, shared, [SUM_ROWS][32]);
     uint32_t col = blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
     if (col < a.cols)

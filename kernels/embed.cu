@@ -42,7 +42,7 @@ __device__ __forceinline__ int tile_of(const EmbedSort& a, int (&digits)[SORTED]
 
 // starts[digit, tile] = places of this digit in this tile, a thread for each digit.
 __device__ void count_digits(const EmbedSort& a) {
-    __shared__ int digits[SORTED];
+    SHARED(int, digits, [SORTED]);
     tile_of(a, digits);
     uint32_t own = 0;
 #pragma unroll 8
@@ -54,7 +54,7 @@ KERNEL(embed_count, count_digits, EmbedSort, SORTED)
 // starts = the sum of all counts before it, by one block, whose threads take as many of them each.
 constexpr int STARTERS = 1024;
 __device__ void start_digits(const EmbedSort& a) {
-    __shared__ uint32_t sums[STARTERS];
+    SHARED(uint32_t, sums, [STARTERS]);
     uint32_t all = (a.count + SORTED - 1) / SORTED * SORTED, each = (all + STARTERS - 1) / STARTERS;
     uint32_t first = threadIdx.x * each, end = first + each < all ? first + each : all;
     uint32_t sum = 0, before = 0;
@@ -74,7 +74,7 @@ KERNEL(embed_start, start_digits, EmbedSort, STARTERS)
 
 // Each place goes behind those of its tile that have its digit and come before it.
 __device__ void place_digits(const EmbedSort& a) {
-    __shared__ int digits[SORTED];
+    SHARED(int, digits, [SORTED]);
     int digit = tile_of(a, digits);
     uint32_t at = blockIdx.x * SORTED + threadIdx.x, before = 0;
     if (at >= a.count) return;

@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
 
 // Of a block of whole warps; every thread gets it.
 __device__ __forceinline__ uint32_t block_largest(uint32_t x) {
-    __shared__ uint32_t parts[32];
+    SHARED(uint32_t, parts, [32]);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_largest(x);
     if (lane == 0) parts[warp] = x;
@@ -35,7 +35,7 @@ constexpr int AT_ONCE = 4;
 
 // A warp works on 32·V columns in some rows, eight warps on the same columns.
 template <class T, int V> __device__ void line_maxima_by(const LineMaxima& a) {
-    __shared__ uint32_t parts[8][32 * V];
+    SHARED(uint32_t, parts, [8][32 * V]);
     uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V, most[V] = {};
     uint64_t step = (uint64_t)gridDim.y * 8, first = (uint64_t)blockIdx.y * 8 + threadIdx.y;
     for (uint64_t start = first; start < a.rows; start += AT_ONCE * step) {
@@ -106,7 +106,8 @@ __device__ void scales_of(const Fp8Scales& a) {
 }
 KERNEL(fp8_scales, scales_of, Fp8Scales, 256)
 
-// The nearest code, of two the even one (`Fp8::encode` of base/fp8.rs).
+// The nearest code, of two the even one (`Fp8::encode` of base/fp8.rs). Beyond the largest E5M2 `cvt` gives
+// 57,344 and the other way infinity: no number is, as scales are those of maxima.
 template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t codes;
@@ -251,7 +252,7 @@ template <class T, bool E5M2, int V> __device__ void fp8_columns_by(const Fp8Cod
 }
 
 template <class T, bool E5M2> __device__ void fp8_columns(const Fp8Codes& a) {
-    __shared__ uint32_t tile[TILE * LINE / 4];
+    SHARED(uint32_t, tile, [TILE * LINE / 4]);
     uint8_t* codes = reinterpret_cast<uint8_t*>(tile);
     if (a.vector) fp8_columns_by<T, E5M2, WIDE<T>>(a, codes);
     else fp8_columns_by<T, E5M2, 1>(a, codes);

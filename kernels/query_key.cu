@@ -55,12 +55,12 @@ template <class T> struct HeadRow {
 
     // By the angles of the row's position, or back by them.
     __device__ __forceinline__ void turn(const QueryKey& a, float (&x)[2][PAIRS], float sign) const {
-        const T* angles = static_cast<const T*>(a.table) + (uint64_t)a.positions[row] * d;
+        const float* angles = a.table + (uint64_t)a.positions[row] * d;
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
             uint32_t c = lane + 32 * i;
             if (c >= half) continue;
-            float cos = widen(angles[c]), sin = sign * widen(angles[c + half]);
+            float cos = angles[c], sin = sign * angles[c + half];
             float first = x[0][i], second = x[1][i];
             x[0][i] = fmaf(first, cos, -(second * sin));
             x[1][i] = fmaf(second, cos, first * sin);
@@ -93,7 +93,7 @@ KERNELS(query_key, query_key<T>, QueryKey, 256)
 
 // dx, and the block's sums for the gradients of the scales into parts.
 template <class T> __device__ void query_key_backward(const QueryKey& a) {
-    __shared__ float shared[WARPS][2][2 * 32 * PAIRS];
+    SHARED(float, shared, [WARPS][2][2 * 32 * PAIRS]);
     uint64_t all = a.rows * (a.heads + 2 * a.kv), start = (uint64_t)blockIdx.x * a.chunk;
     uint64_t end = start + a.chunk < all ? start + a.chunk : all;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,20 +1,20 @@
-//! The blocks' products of a model at their full size: time, and a corner of the result against f64,
-//! beside PyTorch's. The op tests hold small ones to their definition; a kernel that the library takes
-//! only for large ones is met here.
+//! Products of a model's blocks at full size: time, and a corner of the result compared with f64,
+//! next to PyTorch's time. The op tests check small products; this also covers kernels that the
+//! library uses only for large ones.
 
 use gptrain::base::{DType, rng};
 use gptrain::device::{Arena, Backend, Epilogue, Gemm, Tensor};
 use half::bf16;
 use std::process::Command;
 
-/// Rows and columns of the corner that is compared.
+/// Rows and columns of the compared corner.
 const SIDE: usize = 16;
-/// Numbers of a matrix, repeated: a prime, so that rows differ.
+/// Numbers of a matrix before they repeat: a prime, so that rows differ.
 const PERIOD: usize = 65_521;
-/// A corner may be as far off as rounding to bf16 makes it, twice.
+/// Tolerance: twice the rounding error of bf16.
 const TOLERANCE: f64 = 1.0 / 128.0;
 
-/// Of hidden width h and n tokens: products of forward, for inputs and for weights.
+/// Products for hidden width h and n tokens: of forward, for inputs and for weights.
 fn sizes(n: usize, h: usize) -> Vec<(Gemm, [usize; 3])> {
     let matrices = [[3 * h, h], [h, h], [4 * h, h], [h, 4 * h]];
     let of = |[out, into]: [usize; 2]| {
@@ -23,7 +23,7 @@ fn sizes(n: usize, h: usize) -> Vec<(Gemm, [usize; 3])> {
     matrices.into_iter().flat_map(of).collect()
 }
 
-/// Prints ours, `time` of each, then PyTorch's. Panics where a corner is wrong.
+/// Prints our times, measured by `time`, then PyTorch's. Panics if a corner is wrong.
 pub fn compare(be: &dyn Backend, n: usize, h: usize, time: impl Fn(&dyn Fn()) -> f64) {
     let largest = sizes(n, h).into_iter().map(|(_, [m, n, k])| 2 * (m * k + k * n) + 4 * m * n);
     let memory = Arena::new(be, largest.max().unwrap_or(0) + (1 << 20)).expect("memory");
@@ -80,7 +80,7 @@ fn drawn(stream: u64) -> Vec<bf16> {
     values.into_iter().map(bf16::from_f32).collect()
 }
 
-/// Uploads the numbers again and again.
+/// Uploads the numbers repeatedly until the tensor is full.
 fn fill(be: &dyn Backend, values: &[bf16], x: Tensor) {
     for at in (0..x.numel()).step_by(PERIOD) {
         let part = x.span(at, PERIOD.min(x.numel() - at));

@@ -1,5 +1,5 @@
-//! A step on a GPU, kernel by kernel, beside what its data sheet allows for the step's ops: a profile
-//! where there is no profiler.
+//! Profile of a step on a GPU, kernel by kernel, compared with the roofline of the step's ops. For
+//! machines without a profiler.
 
 use crate::shapes::Shape;
 use gptrain::device::Tally;
@@ -7,7 +7,7 @@ use gptrain::device::cuda::Profiled;
 use gptrain::estimate::hardware::Hardware;
 use std::collections::BTreeMap;
 
-/// Kernels, by how their names begin, and the ops that they compute.
+/// Groups of kernels: prefixes of their names, and the ops that they compute.
 const GROUPS: [(&str, &[&str], &[&str]); 9] = [
     ("products", &["product ", "bias_rows"], &["gemm", "fp8 gemm"]),
     ("attention", &["attention"], &["attention", "attention backward"]),
@@ -37,7 +37,7 @@ const GROUPS: [(&str, &[&str], &[&str]); 9] = [
     ),
 ];
 
-/// Prints the kernels, the longest first, then each group beside its roofline.
+/// Prints the kernels, the longest first, then each group and its roofline.
 pub fn print(shape: &Shape, kernels: &BTreeMap<String, Profiled>, ops: &Tally, gpu: &Hardware) {
     let whole: f64 = kernels.values().map(|row| row.seconds).sum();
     println!("{}: {:.3} ms of kernels in a step without graphs", shape.name, 1e3 * whole);

@@ -1,14 +1,14 @@
-//! The models of the benchmarks of a training step.
+//! Models for the benchmarks of a training step.
 
 use gptrain::device::{Dry, Tally};
 use gptrain::engine::{Engine, Groups};
 use gptrain::manifest::{self, Manifest};
 use std::path::Path;
 
-/// Measured only where it is asked for by name: to try the benchmark on the software stand-in.
+/// Measured only on request by name, to try the benchmark on the software stand-in.
 const TRIAL: &str = "trial";
 
-/// A model, and the batch of one optimizer step: one micro-batch.
+/// Model, and the batch of one optimizer step: one micro-batch.
 pub struct Shape {
     pub device: &'static str,
     pub name: &'static str,
@@ -33,17 +33,17 @@ pub const SHAPES: [Shape; 7] = [
 ];
 
 impl Shape {
-    /// Whether the name, or a part of it, asks for this shape.
+    /// Whether the shape's name contains the requested part.
     pub fn is(&self, name: &str) -> bool {
         if self.name == TRIAL { name == TRIAL } else { self.name.contains(name) }
     }
 
-    /// What MFU counts of a token: 6·N + 6·L·H·T, N all parameters, attention as causal.
+    /// FLOPs per token for MFU: 6·N + 6·L·H·T, N all parameters, attention as causal.
     pub fn flops_per_token(&self, parameters: f64) -> f64 {
         6.0 * parameters + 6.0 * (self.layers * self.hidden * self.seq) as f64
     }
 
-    /// The ops of a step of so many micro-batches on a GPU, counted.
+    /// Counted ops of a step of `micros` micro-batches on a GPU.
     #[allow(dead_code, reason = "of the benchmarks that know GPUs' data sheets")]
     pub fn ops(&self, precision: &str, micros: usize) -> anyhow::Result<Tally> {
         let mut manifest = self.manifest(precision)?;
@@ -55,7 +55,7 @@ impl Shape {
         Ok(device.take())
     }
 
-    /// A run of it on one rank of its device.
+    /// Manifest of a run on one rank of its device.
     pub fn manifest(&self, precision: &str) -> anyhow::Result<Manifest> {
         let Shape { device, layers, hidden, heads, vocab, seq, samples, recompute, .. } = self;
         let text = format!(

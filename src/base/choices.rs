@@ -1,6 +1,6 @@
-//! Closed choices: the words a manifest writes them with, and what the program matches on.
+//! Closed choices: enums whose variants have a name in manifests.
 
-/// Closed choices: `Variant = "the word it is written with"`.
+/// Defines closed choices: `Variant = "name in manifests"`.
 #[macro_export]
 macro_rules! choices {
     ($($(#[$about:meta])* $name:ident {
@@ -16,14 +16,14 @@ macro_rules! choices {
         )*}
 
         impl $name {
-            /// The word it is written with.
+            /// Name in manifests.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)*
                 }
             }
 
-            /// The choice written with `word`.
+            /// Choice with the name `word`.
             pub fn by_name(word: &str) -> Option<Self> {
                 [$(Self::$variant),*].into_iter().find(|choice| choice.name() == word)
             }
@@ -32,7 +32,7 @@ macro_rules! choices {
 }
 
 choices! {
-// Hendrycks & Gimpel 2016: x·Φ(x), exactly or by its tanh approximation.
+// Hendrycks & Gimpel 2016: x·Φ(x), exact or by its tanh approximation.
 /// Formulas of the activation function.
 Gelu {
     /// The approximation by tanh (GPT-2, Megatron, BLOOM).

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The type of a tensor's elements.
+/// Type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -17,7 +17,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// In the order in which messages between ranks number them.
+    /// All types, in the order in which messages between ranks number them.
     pub const ALL: [DType; 6] =
         [DType::F32, DType::BF16, DType::F16, DType::I32, DType::I64, DType::U8];
 
@@ -31,7 +31,7 @@ impl DType {
         }
     }
 
-    /// The bits of values rounded to this type; none where it has not 16 bits.
+    /// Bits of values rounded to this type; None unless the type has 16 bits.
     pub fn halves(self, values: &[f32]) -> Option<Vec<u16>> {
         match self {
             DType::BF16 => Some(values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect()),
@@ -40,7 +40,7 @@ impl DType {
         }
     }
 
-    /// Values as they lie in memory, as f32.
+    /// Converts values from their bytes to f32.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
         let halves = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
@@ -54,8 +54,8 @@ impl DType {
         }
     }
 
-    /// Whether values as they lie in memory are all finite: the largest magnitude decides, as it
-    /// compares as an integer.
+    /// Whether all values in memory are finite. Tests the largest magnitude, since magnitudes
+    /// compare as integers.
     pub fn finite(self, bytes: &[u8]) -> bool {
         let largest16 = || {
             let bits = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);

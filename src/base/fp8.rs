@@ -1,23 +1,23 @@
-//! 8-bit floats (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"), as PyTorch casts them.
+//! 8-bit floats (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"), rounded as in PyTorch.
 
-/// A format. Both have one bit of sign.
+/// Format of an 8-bit float. Both formats have one sign bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fp8 {
-    /// 4 bits of exponent, 3 of fraction; no infinity, one NaN. PyTorch's float8_e4m3fn.
+    /// 4 exponent bits, 3 fraction bits; no infinity, one NaN. PyTorch's float8_e4m3fn.
     E4M3,
-    /// 5 bits of exponent, 2 of fraction; infinity and NaN as IEEE 754 has them. float8_e5m2.
+    /// 5 exponent bits, 2 fraction bits; infinity and NaN as in IEEE 754. PyTorch's float8_e5m2.
     E5M2,
 }
 
-/// Bits of the sign, and the rest, of an f32 and of a code.
+/// Sign bit of an f32 and of a code.
 const SIGN: u32 = 1 << 31;
 const CODE_SIGN: u8 = 1 << 7;
-/// Bits of an f32's fraction, and its bias.
+/// Fraction bits of an f32, and its exponent bias.
 const FRACTION: u32 = 23;
 const BIAS: u32 = 127;
 
 impl Fp8 {
-    /// The largest finite number: 448, 57344.
+    /// Largest finite number: 448, 57344.
     pub const fn largest(self) -> f32 {
         match self {
             Fp8::E4M3 => 448.0,
@@ -32,7 +32,7 @@ impl Fp8 {
         }
     }
 
-    /// Bits of fraction.
+    /// Number of fraction bits.
     const fn fraction(self) -> u32 {
         match self {
             Fp8::E4M3 => 3,
@@ -40,18 +40,18 @@ impl Fp8 {
         }
     }
 
-    /// Exponents count from here on, against an f32's: the difference of the biases.
+    /// Difference of the exponent biases of f32 and this format.
     const fn rebias(self) -> u32 {
         BIAS - ((1 << (6 - self.fraction())) - 1)
     }
 
-    /// What the smallest subnormal is: 2⁻⁹, 2⁻¹⁶.
+    /// Smallest subnormal: 2⁻⁹, 2⁻¹⁶.
     const fn unit(self) -> f32 {
         f32::from_bits((self.rebias() + 1 - self.fraction()) << FRACTION)
     }
 
-    /// The nearest number's code, of two the even one. What is beyond the largest number
-    /// becomes it in E4M3, and infinite in E5M2: so does PyTorch 2.15.
+    /// Code of the nearest number, ties to even. Numbers beyond the largest saturate in E4M3 and
+    /// become infinite in E5M2, as in PyTorch 2.15.
     #[inline(always)]
     pub fn encode(self, x: f32) -> u8 {
         let (sign, size) = ((x.to_bits() >> 24) as u8 & CODE_SIGN, x.to_bits() & !SIGN);
@@ -61,7 +61,7 @@ impl Fp8 {
             Fp8::E5M2 => 0x7c,
         };
         let code = if size < (rebias + 1) << FRACTION {
-            // The sum's last bit is worth a unit: the addition rounds to whole units.
+            // The last bit of the sum is one unit, so the addition rounds to whole units.
             let units = self.unit() * (1 << FRACTION) as f32;
             (f32::from_bits(size) + units).to_bits() - units.to_bits()
         } else {
@@ -72,7 +72,7 @@ impl Fp8 {
         sign | if size > f32::INFINITY.to_bits() { 0x7f } else { code as u8 }
     }
 
-    /// The number that a code stands for; a bf16 holds it.
+    /// Number of a code; exact in bf16.
     #[inline(always)]
     pub fn decode(self, code: u8) -> f32 {
         let (sign, size) = (u32::from(code & CODE_SIGN) << 24, u32::from(code & !CODE_SIGN));
@@ -92,8 +92,8 @@ mod tests {
     use super::*;
     use half::bf16;
 
-    /// Runs of f32 bits that PyTorch casts to one code (`tests/fixtures/pytorch/fp8.py` cast all of
-    /// them): format, first bits, code.
+    /// Runs of f32 bits that PyTorch casts to one code (`tests/fixtures/pytorch/fp8.py` cast every
+    /// f32): format, first bits, code.
     fn runs() -> Vec<(Fp8, u32, u8)> {
         let text = include_str!("../../tests/fixtures/pytorch/fp8.csv");
         let hex = |text: &str| u32::from_str_radix(text, 16).unwrap();
@@ -105,7 +105,7 @@ mod tests {
         text.lines().skip(1).map(row).collect()
     }
 
-    /// A cast keeps order, so that the ends of a run tell of all between them.
+    /// A cast is monotonic, so testing the ends of a run covers all numbers in between.
     #[test]
     fn every_number_has_the_code_that_pytorch_gives_it() {
         let runs = runs();

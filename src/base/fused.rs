@@ -1,46 +1,46 @@
-//! Matrices that lie in one.
+//! Several matrices stored in one.
 
-/// Several matrices in one, by its rows (of a vector: by its elements): `widths[0]` rows of the
-/// first, then `widths[1]` of the second, and so on; then rows of the first again. As the queries,
-/// keys and values of attention's heads lie in one matrix, and SwiGLU's gates and values in another.
+/// Matrices interleaved by rows (of a vector: by elements): `widths[0]` rows of the first, then
+/// `widths[1]` of the second, and so on; then again. Used for queries, keys and values of attention
+/// heads, and for gates and values of SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fused {
     widths: [usize; Fused::MOST],
 }
 
 impl Fused {
-    /// Matrices in one at most.
+    /// Maximum number of fused matrices.
     pub const MOST: usize = 3;
-    /// A matrix by itself.
+    /// A single matrix.
     pub const ONE: Fused = Fused { widths: [1, 0, 0] };
 
     pub const fn new(widths: [usize; Fused::MOST]) -> Fused {
         Fused { widths }
     }
 
-    /// Rows of each in turn; 0 from the last one on.
+    /// Rows of each matrix per period; 0 for unused places.
     pub fn widths(self) -> [usize; Fused::MOST] {
         self.widths
     }
 
-    /// How many matrices these are.
+    /// Number of matrices.
     pub fn count(self) -> usize {
         self.widths.iter().filter(|width| **width > 0).count()
     }
 
-    /// Rows until the first matrix comes again.
+    /// Rows per period.
     pub fn period(self) -> usize {
         self.widths.iter().sum()
     }
 
-    /// The number of the matrix that a row belongs to.
+    /// Index of the matrix that a row belongs to.
     pub fn of(self, row: usize) -> usize {
         let [first, second, _] = self.widths;
         let at = row % self.period();
         usize::from(at >= first) + usize::from(at >= first + second)
     }
 
-    /// The first row after this one that belongs to another matrix.
+    /// First row after this one that belongs to another matrix.
     pub fn next(self, row: usize) -> usize {
         if self.count() == 1 {
             return usize::MAX;
@@ -49,13 +49,13 @@ impl Fused {
         row - row % self.period() + until
     }
 
-    /// The row at which row `row` of a matrix lies.
+    /// Row of the fused matrix that holds row `row` of matrix `number`.
     pub fn place(self, number: usize, row: usize) -> usize {
         let (width, before) = (self.widths[number], &self.widths[..number]);
         row / width * self.period() + before.iter().sum::<usize>() + row % width
     }
 
-    /// How many of `rows` rows belong to a matrix. Whole periods only.
+    /// Number of rows, out of `rows`, that belong to a matrix. Whole periods only.
     pub fn rows(self, number: usize, rows: usize) -> usize {
         super::div_exact(rows, self.period()) * self.widths[number]
     }

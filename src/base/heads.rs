@@ -1,21 +1,21 @@
-//! The widths of self-attention.
+//! Widths of self-attention.
 
 use super::{Fused, div_exact};
 
-/// Heads of self-attention, of the model or of a rank's share: the one arithmetic of its widths.
+/// Attention heads, of the model or of a rank's share. The only place that computes their widths.
 ///
 /// A row of the fused matrix qkv holds, for each key/value head, its query heads, then the key,
-/// then the value (Megatron's order): a share of whole heads is a contiguous range of columns.
+/// then the value (Megatron's order). A share of whole heads is a contiguous range of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub query: usize,
-    /// Key/value heads: each serves `query / kv` query heads.
+    /// Key/value heads; each serves `query / kv` query heads.
     pub kv: usize,
-    /// Columns of one head.
+    /// Columns per head.
     pub dim: usize,
 }
 
-/// A head's query, key or value.
+/// Part of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Qkv {
     Query,
@@ -34,19 +34,19 @@ impl Heads {
         (self.query + 2 * self.kv) * self.dim
     }
 
-    /// Queries, keys and values as matrices of their own, by the columns of a fused row: all
-    /// queries that read one key, then the key, then the value.
+    /// Interleaving of queries, keys and values in a fused row: all queries of one key, the key,
+    /// the value.
     pub fn fused(self) -> Fused {
         Fused::new([self.query / self.kv * self.dim, self.dim, self.dim])
     }
 
-    /// What one of `ranks` tensor-parallel ranks has.
+    /// Heads of one of `ranks` tensor-parallel ranks.
     pub fn share(self, ranks: usize) -> Heads {
         let [query, kv] = [self.query, self.kv].map(|heads| div_exact(heads, ranks));
         Heads { query, kv, ..self }
     }
 
-    /// The column of a fused row at which query head `head`, or the key or value it reads, starts.
+    /// First column, in a fused row, of query head `head`, or of its key or value.
     pub fn column(self, head: usize, which: Qkv) -> usize {
         let serves = self.query / self.kv;
         let first = head / serves * (serves + 2);

@@ -1,15 +1,89 @@
-//! Files that a user names.
+//! Bounded reads of files that a user names, and of a run's own files.
 
 use super::Problems;
-use std::io::ErrorKind;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// An error where nothing is at a path. Whatever else keeps it from being read is told when it is.
+/// Size limit of small files: a run's status, its starts, its names.
+pub const SMALL: u64 = 16 << 20;
+
+/// Size limit of a user's file that is read whole into memory.
+pub const LARGE: u64 = 4 << 30;
+
+/// Fails if the path does not exist. Other errors are left to the later read.
 pub fn is_there(path: &Path) -> Result<(), Problems> {
     match std::fs::symlink_metadata(path) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Err(Problems::one(path.display().to_string(), "does not exist", "check the path"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Opens a regular file. Fails for a pipe or a device, because reading it might not end.
+pub fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    // Without O_NONBLOCK, opening a pipe would wait for its writer.
+    let file = options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    is_regular(&file).map(|()| file)
+}
+
+/// Fails unless an open file is a regular one.
+pub fn is_regular(file: &File) -> io::Result<()> {
+    let kind = file.metadata()?.file_type();
+    let is = match () {
+        _ if kind.is_file() => return Ok(()),
+        _ if kind.is_dir() => "a folder",
+        _ if kind.is_fifo() => "a pipe",
+        _ => "a device",
+    };
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {is}, not a regular file")))
+}
+
+/// Reads a regular file of at most `most` bytes.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    bounded(open(path)?, most)
+}
+
+/// Reads a user's file of at most `most` bytes. It may be a pipe, as in `<(zcat FILE)`, but not a
+/// device.
+pub fn read_named(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let is_pipe = path.metadata().is_ok_and(|about| about.file_type().is_fifo());
+    bounded(if is_pipe { File::open(path)? } else { open(path)? }, most)
+}
+
+fn bounded(file: File, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let what = format!("it is larger than {}", super::Bytes(most));
+        return Err(io::Error::new(ErrorKind::FileTooLarge, what));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    #[test]
+    fn what_may_not_end_is_refused_and_what_is_too_large() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, text) = (folder.path().join("pipe"), folder.path().join("text"));
+        mkfifoat(CWD, &pipe, Mode::RUSR).unwrap();
+        std::fs::write(&text, "1234").unwrap();
+        let why = |path: &Path, most| read(path, most).unwrap_err().to_string();
+        assert_eq!(why(&pipe, 9), "it is a pipe, not a regular file");
+        assert_eq!(why(Path::new("/dev/zero"), 9), "it is a device, not a regular file");
+        assert_eq!(why(folder.path(), 9), "it is a folder, not a regular file");
+        assert_eq!(why(&text, 3), "it is larger than 3 B");
+        assert_eq!(read(&text, 4).unwrap(), b"1234");
+        assert_eq!(read_named(&text, 4).unwrap(), b"1234");
+        assert!(read_named(Path::new("/dev/zero"), 9).is_err());
+        assert_eq!(read(&folder.path().join("none"), 9).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

@@ -1,8 +1,8 @@
-//! What most of many say: of digests, of programs, of manifests.
+//! Most frequent value: of digests, programs, manifests.
 
 use std::collections::BTreeMap;
 
-/// The value that most have; of several, the one that is first among them. None of none.
+/// Most frequent value; the first of several. None for no values.
 pub fn majority<T: Ord + Copy>(of: &[T]) -> Option<T> {
     let mut votes = BTreeMap::<T, (usize, usize)>::new();
     for (place, value) in of.iter().enumerate() {
@@ -43,7 +43,7 @@ mod tests {
         }
     }
 
-    /// Of ranks that all differ, the worst case: a logarithm for each, not all others.
+    /// Worst case, all ranks differ: each costs a logarithm, not a comparison with all others.
     #[test]
     fn ten_times_the_ranks_are_not_a_hundred_times_the_comparisons() {
         for ranks in [100, 1000, 10_000] {

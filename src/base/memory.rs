@@ -1,18 +1,18 @@
-//! How much memory a process may take.
+//! Memory that a process may allocate.
 
 use super::Bytes;
 use std::fmt;
 use std::path::Path;
 
-/// What limits the memory that a process may take.
+/// Tightest limit on the memory of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     pub free: Bytes,
-    /// Of all that the limit allows which leaves least.
+    /// Total that the tightest limit allows.
     pub of: Bytes,
-    /// Whose limit that is.
+    /// Source of that limit.
     pub limited: Limited,
-    /// Most that a process may lock (`ulimit -l`); None where there is no limit.
+    /// Maximum that a process may lock (`ulimit -l`); None if unlimited.
     pub lockable: Option<Bytes>,
 }
 
@@ -20,22 +20,22 @@ pub struct HostMemory {
 pub enum Limited {
     ByMachine,
     ByContainer,
-    /// `ulimit -v`, of addresses.
+    /// `ulimit -v`, which limits address space.
     ByProcess,
 }
 
-/// Bytes this process may still take. None where the system does not say.
+/// Bytes that this process may still allocate. None if the system does not report it.
 pub fn available() -> Option<Bytes> {
     HostMemory::here().map(|memory| memory.free)
 }
 
 impl HostMemory {
-    /// Of this process. None where the system does not say.
+    /// Limit of this process. None if the system does not report it.
     pub fn here() -> Option<HostMemory> {
         HostMemory::read(Path::new("/"))
     }
 
-    /// The same of a system whose `/proc` and `/sys` lie in a folder.
+    /// Limit according to the `/proc` and `/sys` in a folder.
     fn read(root: &Path) -> Option<HostMemory> {
         let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
         let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
@@ -83,7 +83,7 @@ impl HostMemory {
     }
 }
 
-/// "10.0 GiB is free of the container's 16.0 GiB; ulimit -l is 8.0 MiB".
+/// For example "10.0 GiB is free of the container's 16.0 GiB; ulimit -l is 8.0 MiB".
 impl fmt::Display for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = match self.limited {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// What is free and of what, by the limit that leaves least.
+    /// The tightest limit is reported.
     #[test]
     fn the_limit_that_leaves_least_is_named() {
         let root = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
-//! Words everybody speaks. Knows nothing of training.
+//! Vocabulary of all crates. Independent of training.
 
+pub mod busy;
 mod choices;
+mod columns;
 mod dtype;
 mod fp8;
 mod fused;
@@ -13,6 +15,7 @@ pub mod output;
 #[doc(hidden)]
 pub mod patience;
 mod problems;
+pub mod progress;
 pub mod rng;
 pub mod say;
 mod stamp;
@@ -23,6 +26,7 @@ mod visible;
 mod worker;
 
 pub use choices::Gelu;
+pub use columns::columns;
 pub use dtype::DType;
 pub use fp8::Fp8;
 pub use fused::Fused;
@@ -35,13 +39,13 @@ pub use units::{Bytes, Count, Seconds};
 pub use visible::visible;
 pub use worker::{Worker, in_order};
 
-/// n / d where d is relied on to divide n.
+/// n / d. Panics if d does not divide n.
 pub fn div_exact(n: usize, d: usize) -> usize {
     assert!(d > 0 && n.is_multiple_of(d), "{n} is not a multiple of {d}");
     n / d
 }
 
-/// What a step's decay leaves of a weight, 1 − lr·weight_decay.
+/// Factor that weight decay applies to a weight in one step, 1 − lr·weight_decay.
 pub fn decayed(lr: f32, weight_decay: f32) -> f32 {
     (1.0 - f64::from(lr) * f64::from(weight_decay)) as f32
 }

@@ -1,9 +1,10 @@
-//! Files that commands write: beside their place, as `PLACE.partial`, until they are whole and on
-//! the disk. Only then they get their names, so a full disk, a kill or an interrupt leaves what was
-//! there; the next try takes over what was left behind.
+//! Output files of commands. A file is written as `PLACE.partial` until it is complete and on disk,
+//! and only then renamed. A full disk, a kill or an interrupt therefore leaves the old file
+//! unchanged. The next attempt reuses a leftover partial file.
 //!
-//! A partial file is locked: two processes cannot share an output. Symbolic links are replaced, not
-//! followed. A device or a pipe (`/dev/stdout`) has nothing to lose and is written as it is.
+//! A partial file is locked, so two processes cannot write the same output. Symbolic links are
+//! replaced, not followed. A device or a pipe (`/dev/stdout`) has nothing to lose and is written
+//! directly.
 
 use super::Problems;
 use anyhow::{Context, Result};
@@ -16,37 +17,47 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What becomes of a file that has the name already.
+/// Treatment of an existing file with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It is the user's mistake, told before anything is written.
+    /// It is an error, reported before anything is written.
     Refused,
-    /// It stays until the new one is whole.
+    /// It is replaced once the new file is complete.
     Replaced,
 }
 
-/// The partial files and folders of this process.
+/// Partial files and folders of this process.
 static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file being written. Dropped before `finish`, it leaves nothing behind.
+/// File being written. Removed if dropped before `finish`.
 #[derive(Debug)]
 pub struct Output {
     place: PathBuf,
-    /// None: `place` is a device or a pipe.
+    /// None if `place` is a device or a pipe.
     partial: Option<PathBuf>,
-    /// Locked while it is written.
+    /// Locked during writing.
     file: File,
     existing: Existing,
 }
 
-/// Writes a small file whole.
+/// Writes a small file atomically.
 pub fn write(place: &Path, existing: Existing, bytes: &[u8]) -> Result<()> {
     let mut output = Output::create(place, existing)?;
     output.write_all(bytes).with_context(|| format!("cannot write {}", place.display()))?;
     output.finish()
 }
 
-/// An error for a place that names a folder: `runs/`.
+/// Removes a file, if there is one.
+pub fn remove(place: &Path) -> Result<()> {
+    match fs::remove_file(place) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", place.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails for a path that names a folder: `runs/`.
 pub fn names_a_file(place: &Path) -> Result<(), Problems> {
     let shown = place.display().to_string();
     if place.as_os_str().as_bytes().ends_with(b"/") || place.file_name().is_none() {
@@ -56,20 +67,20 @@ pub fn names_a_file(place: &Path) -> Result<(), Problems> {
     Ok(())
 }
 
-/// An error where something has the name already, be it a link that leads nowhere.
+/// Fails if the path exists, even as a dangling link.
 pub fn is_free(place: &Path) -> Result<()> {
     match fs::symlink_metadata(place) {
         Ok(_) => {
-            let (shown, remedy) = (place.display(), "choose another output, or remove it first");
+            let (shown, remedy) = (place.display(), "choose another output, or add --overwrite");
             Err(Problems::one(shown.to_string(), format!("{shown} exists"), remedy).into())
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot look for {}", place.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot stat {}", place.display())),
     }
 }
 
 impl Output {
-    /// Starts to write what is to have the name `place`. Refuses what somebody else is writing.
+    /// Starts writing the future file `place`. Fails if another process is writing it.
     pub fn create(place: &Path, existing: Existing) -> Result<Output> {
         names_a_file(place)?;
         if let Some(file) = stream(place)? {
@@ -87,42 +98,43 @@ impl Output {
         let file = OpenOptions::new()
             .write(true)
             .create(true)
-            .truncate(false) // it may be somebody else's: lock first
+            .truncate(false) // it may be another process's: lock it first
             .custom_flags(OFlags::NOFOLLOW.bits() as i32)
             .open(&partial)
             .with_context(|| format!("cannot create {}", partial.display()))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(others(place).into()),
-            // Not every file system can.
+            // Some file systems have no locks.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
             }
         }
-        // Whoever had the lock may have finished meanwhile: then this is the output itself.
+        // The previous holder of the lock may have finished meanwhile; this file is then the output
+        // itself.
         if !is_at(&file, &partial)? {
             return Err(others(place).into());
         }
-        // What a killed process has left is overwritten.
+        // Overwrites the leftover of a killed process.
         file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
         open.push(partial.clone());
         Ok(Output { place: place.into(), partial: Some(partial), file, existing })
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     pub fn finish(self) -> Result<()> {
         finish([self])
     }
 
-    /// The one moment at which the old file makes way for the new.
+    /// Replaces the old file by the new one atomically.
     fn rename(&self, open: &mut Vec<PathBuf>) -> io::Result<()> {
         let Some(partial) = &self.partial else { return Ok(()) };
         let refused = || renameat_with(CWD, partial, CWD, &self.place, RenameFlags::NOREPLACE);
         match self.existing {
             Existing::Replaced => fs::rename(partial, &self.place)?,
             Existing::Refused => match refused() {
-                // Not every file system can.
+                // Some file systems have no RENAME_NOREPLACE.
                 Err(Errno::INVAL | Errno::NOSYS) => fs::rename(partial, &self.place)?,
                 done => done?,
             },
@@ -132,7 +144,7 @@ impl Output {
     }
 }
 
-/// Gives several files their names, all or none; an interrupt comes before or after.
+/// Renames several files to their final names, all or none. An interrupt takes effect before or after.
 pub fn finish(outputs: impl Into<Vec<Output>>) -> Result<()> {
     let outputs = outputs.into();
     for output in &outputs {
@@ -150,21 +162,22 @@ pub fn finish(outputs: impl Into<Vec<Output>>) -> Result<()> {
         if let Err(error) = output.rename(&mut open) {
             let named = outputs[..number].iter().filter(|o| o.existing == Existing::Refused);
             named.for_each(|output| drop(fs::remove_file(&output.place)));
-            return Err(error)
-                .with_context(|| format!("cannot give {} its name", output.place.display()));
+            return Err(error).with_context(|| {
+                format!("cannot rename the finished file to {}", output.place.display())
+            });
         }
     }
     drop(open);
-    // Where a folder cannot be synced, the files are there all the same.
+    // If a folder cannot be synced, the files still exist.
     let folders = outputs.iter().filter(|o| o.partial.is_some()).map(|o| folder(&o.place));
     folders.for_each(|folder| drop(File::open(folder).and_then(|folder| folder.sync_all())));
     Ok(())
 }
 
-/// A folder that is written aside. Until this is dropped, `abandon` removes it.
+/// Folder being written under a temporary name. `abandon` removes it until this is dropped.
 pub struct Unfinished(PathBuf);
 
-/// Notes that a folder is not finished.
+/// Registers an unfinished folder.
 pub fn unfinished(folder: &Path) -> Unfinished {
     OPEN.lock().push(folder.into());
     Unfinished(folder.into())
@@ -176,8 +189,8 @@ impl Drop for Unfinished {
     }
 }
 
-/// Removes what this process has not finished. For a process that ends now: nothing can be created
-/// or finished any more. Returns how many files there were.
+/// Removes the unfinished files and folders of this process, and returns their number. For a
+/// process that exits now: nothing can be created or finished afterwards.
 pub fn abandon() -> usize {
     let open = OPEN.lock();
     for path in open.iter() {
@@ -189,8 +202,8 @@ pub fn abandon() -> usize {
     open.len()
 }
 
-/// Removes a folder and all in it, with one file descriptor at a time: where they have run out,
-/// `fs::remove_dir_all`, which needs one for each level, would leave it.
+/// Removes a folder recursively with one file descriptor at a time. `fs::remove_dir_all` needs one
+/// per level and fails when they have run out.
 pub fn remove_folder(folder: &Path) -> io::Result<()> {
     let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
     for entry in entries {
@@ -199,7 +212,7 @@ pub fn remove_folder(folder: &Path) -> io::Result<()> {
             false => fs::remove_file(entry.path()),
         };
         removed.or_else(|error| match error.kind() {
-            ErrorKind::NotFound => Ok(()), // somebody else was faster
+            ErrorKind::NotFound => Ok(()), // another process was faster
             _ => Err(error),
         })?;
     }
@@ -228,7 +241,7 @@ impl Drop for Output {
     }
 }
 
-/// The device or pipe that lies at a place, or that a link to an open file leads to.
+/// Device or pipe at a path, or behind a link to an open file.
 fn stream(place: &Path) -> Result<Option<File>> {
     let opened = fs::read_link(place).is_ok_and(|target| target.starts_with("/proc"));
     let special = fs::metadata(place).is_ok_and(|there| !there.is_file() && !there.is_dir());
@@ -244,7 +257,7 @@ fn others(place: &Path) -> Problems {
     Problems::one(place.display().to_string(), what, "wait for it, or choose another output")
 }
 
-/// Whether an open file is what lies at a path now.
+/// Whether an open file is the one at a path now.
 fn is_at(file: &File, path: &Path) -> Result<bool> {
     let open = file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
     let there = fs::symlink_metadata(path).ok();
@@ -255,7 +268,7 @@ fn folder(place: &Path) -> &Path {
     place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Where a file is until it is whole.
+/// Path of a file until it is complete.
 pub fn partial(place: &Path) -> PathBuf {
     let mut path = place.as_os_str().to_os_string();
     path.push(".partial");
@@ -283,9 +296,9 @@ mod tests {
         assert_eq!(names(folder.path()), ["a.partial"]);
         let second = Output::create(&place, Existing::Refused).unwrap_err().to_string();
         assert!(second.contains("another process is writing it"), "{second}");
-        // Somebody else takes the name meanwhile, without this module.
+        // Another process takes the name without this module.
         fs::write(&place, "theirs").unwrap();
-        assert!(output.finish().unwrap_err().to_string().contains("cannot give"));
+        assert!(output.finish().unwrap_err().to_string().contains("cannot rename"));
         assert_eq!(
             (names(folder.path()), &*fs::read(&place).unwrap()),
             (vec!["a".into()], &b"theirs"[..])

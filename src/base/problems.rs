@@ -1,26 +1,26 @@
-//! The user's mistakes, collected so that all are reported at once, each with a remedy.
+//! User errors, collected so that all are reported at once, each with a remedy.
 
 use std::fmt;
 
-/// One mistake: where it is, what is wrong (with the numbers), and what to do about it.
+/// User error: its place, what is wrong (with numbers), and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
-    /// `run.yaml:12`, `runs/a/step-40`, `--prompt`.
+    /// For example `run.yaml:12`, `runs/a/step-40`, `--prompt`.
     pub place: String,
-    /// "hidden 100 is not a multiple of heads 12".
+    /// For example "hidden 100 is not a multiple of heads 12".
     pub what: String,
-    /// "set model.hidden to 96 or 108"; may be empty where the remedy is in `what`.
+    /// For example "set model.hidden to 96 or 108"; may be empty if `what` includes the remedy.
     pub remedy: String,
 }
 
-/// Every mistake found in one input. As an error it ends the program with exit code 2.
+/// Every error found in one input. The program then ends with exit code 2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems {
     pub list: Vec<Problem>,
 }
 
 impl Problems {
-    /// A list with one entry, ready to be returned as an error.
+    /// List with one entry, for returning as an error.
     pub fn one(
         place: impl Into<String>,
         what: impl Into<String>,
@@ -40,7 +40,7 @@ impl Problems {
         self.list.push(Problem { place: place.into(), what: what.into(), remedy: remedy.into() });
     }
 
-    /// Takes the mistakes of a result into the list; other errors are returned at once.
+    /// Moves the `Problems` of a result into the list. Returns other errors at once.
     pub fn collect<T>(&mut self, result: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -51,7 +51,7 @@ impl Problems {
         }
     }
 
-    /// `value` if nothing was found wrong, else all that was, each once.
+    /// Returns `value` if the list is empty; otherwise fails with the list, without duplicates.
     pub fn or<T>(mut self, value: T) -> Result<T, Problems> {
         let mut said = Vec::new();
         self.list.retain(|problem| {

@@ -1,5 +1,5 @@
-//! Random numbers without state: each is a function of a key and a counter, so that any rank, any
-//! thread and any restart draws the same value for the same element.
+//! Stateless random numbers: each is a function of a key and a counter, so any rank, thread and
+//! restart draws the same value for the same element.
 //!
 //! Philox 4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 
@@ -18,7 +18,7 @@ pub fn philox(key: u64, counter: u128) -> [u32; 4] {
     x
 }
 
-/// A key for a purpose: the seed and a name hashed together (FNV-1a, then a SplitMix64 finish).
+/// Key for a purpose: hash of the seed and a name (FNV-1a, then the SplitMix64 finalizer).
 pub fn key(seed: u64, name: &str) -> u64 {
     let fnv = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x100_0000_01b3);
     let mut z =
@@ -44,13 +44,13 @@ pub fn normals(key: u64, first: u64, out: &mut [f32]) {
 }
 
 fn box_muller(a: u32, b: u32) -> (f32, f32) {
-    let u = (a as f64 + 0.5) / 4_294_967_296.0; // (0, 1): the logarithm is finite
+    let u = (a as f64 + 0.5) / 4_294_967_296.0; // in (0, 1), so the logarithm is finite
     let angle = std::f64::consts::TAU * (b as f64 / 4_294_967_296.0);
     let radius = (-2.0 * u.ln()).sqrt();
     ((radius * angle.cos()) as f32, (radius * angle.sin()) as f32)
 }
 
-/// A uniform integer in `0..n`, from one counter (multiply-shift on 64 bits; bias below n / 2^64).
+/// Uniform integer in `0..n` from one counter (multiply-shift on 64 bits; bias below n / 2^64).
 pub fn below(key: u64, counter: u64, n: u64) -> u64 {
     let words = philox(key, counter as u128);
     let wide = (words[0] as u64) << 32 | words[1] as u64;

@@ -1,12 +1,13 @@
-//! Lines for a person. Whoever reads them may leave early (`| head -1`, a closed terminal), which
-//! never ends a command; a full disk is remembered, for the exit code.
+//! Output for the user. The reader may close it early (`| head -1`, a closed terminal) without
+//! ending the command. A full disk is remembered for the exit code.
 
+use super::progress;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::fmt::Arguments;
 use std::io::{self, Write};
 
-/// Why standard output took no more.
+/// First error of writing to standard output.
 static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
 /// Prints a line on standard output, as `println!` does.
@@ -21,17 +22,18 @@ macro_rules! warn {
     ($($text:tt)*) => { $crate::say::error(format_args!($($text)*)) };
 }
 
-/// What `say!` calls.
+/// Implementation of `say!`.
 pub fn output(text: Arguments<'_>) {
-    until_closed(io::stdout().write_fmt(format_args!("{text}\n")));
+    until_closed(progress::above(|| io::stdout().write_fmt(format_args!("{text}\n"))));
 }
 
-/// What `warn!` calls. Where standard error fails there is nobody left to tell.
+/// Implementation of `warn!`. An error of standard error itself is ignored, because it cannot be
+/// reported.
 pub fn error(text: Arguments<'_>) {
-    let _ = io::stderr().write_fmt(format_args!("{text}\n"));
+    let _ = progress::above(|| io::stderr().write_fmt(format_args!("{text}\n")));
 }
 
-/// The result of writing to standard output, of which only a failing disk counts.
+/// Records a failed write to standard output, unless the reader closed it.
 pub fn until_closed(written: io::Result<()>) {
     if let Err(error) = written
         && !reader_left(&error)
@@ -40,13 +42,13 @@ pub fn until_closed(written: io::Result<()>) {
     }
 }
 
-/// Why lines of this process are missing from standard output, if they are.
+/// Returns the error that made lines of standard output incomplete, if there was one.
 pub fn failed() -> Option<io::Error> {
     until_closed(io::stdout().flush());
     FAILED.lock().take()
 }
 
-/// A closed pipe, or a terminal that is gone.
+/// Whether the pipe is closed or the terminal is gone.
 fn reader_left(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PIPE | Errno::IO))
 }

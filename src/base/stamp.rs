@@ -1,9 +1,9 @@
-//! The time of day, for stamps, names and the moments that a scheduler gives: the one place that
-//! reads it. A clock that jumps, by an administrator or NTP, changes no limit and no order.
+//! Wall-clock time, for timestamps, names and times given by a scheduler. No other file reads it. A
+//! jump of the clock (by an administrator or NTP) changes no limit and no order.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Since 1970, UTC; 0 on a machine whose clock stands before that.
+/// Time since 1970, UTC; 0 if the clock is set before 1970.
 pub fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! Threads, started in the one way that returns an error where the system gives no more of them:
-//! `std::thread::spawn` and `Scope::spawn` panic there, and so does rayon's own pool.
+//! Starts threads such that a lack of threads is an error. `std::thread::spawn`, `Scope::spawn` and
+//! rayon's own pool panic instead.
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Once};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-/// A thread of this name, for as long as its work lasts.
+/// Starts a named thread.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -15,7 +15,7 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(work).with_context(|| refused(name))
 }
 
-/// The same, of work that borrows: it ends with the scope.
+/// Starts a scoped thread, whose work may borrow.
 pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -24,7 +24,7 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     spawn_with_stack(scope, name, 2 << 20, work)
 }
 
-/// The same, with a stack of so many bytes.
+/// Starts a scoped thread with a stack of `bytes` bytes.
 pub fn spawn_with_stack<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -39,8 +39,9 @@ fn refused(name: &str) -> String {
     format!("cannot start the thread \"{name}\" (limits: ulimit -u and -v, the job's tasks)")
 }
 
-/// To be called before rayon's own pool is used, which takes one thread for each processor or ends
-/// the program: it gets as many as the system gives, where there are none the one that asks.
+/// Initialises rayon's global pool; call it before using rayon. By default rayon starts one thread
+/// per processor and panics if it cannot. This starts as many as the system allows; with none, the
+/// calling thread does the work.
 pub fn ready_rayon() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -59,7 +60,7 @@ pub fn ready_rayon() {
             0 => pool.use_current_thread().build_global(),
             _ => pool.spawn_handler(|thread| give.send(thread).map_err(lost)).build_global(),
         };
-        drop(built); // an error: there is a pool already, and the threads end
+        drop(built); // an error means that a pool exists already; these threads then end
     });
 }
 

@@ -1,22 +1,22 @@
-//! Units that print.
+//! Units with human-readable formatting.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes; prints in binary units: `601.2 MiB`.
+/// Number of bytes, displayed in binary units: `601.2 MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-/// A number of things; prints with thousands grouped: `124,439,808`.
+/// Number of items, displayed with grouped thousands: `124,439,808`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Count(pub u64);
 
-/// A span of time; prints as a person says it: `340 ms`, `12.3 s`, `4 m 05 s`, `3 d 4 h`.
+/// Duration in seconds, displayed for reading: `340 ms`, `12.3 s`, `4 m 05 s`, `3 d 4 h`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Seconds(pub f64);
 
 impl Bytes {
-    /// What `from_str` reads as the same number: `2GiB`, `1536MiB`, `17B`.
+    /// Exact form that `from_str` parses to the same number: `2GiB`, `1536MiB`, `17B`.
     pub fn exact(self) -> String {
         let fits = |(_, size): &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(*size);
         let (unit, size) = UNITS[5..].iter().rev().find(fits).unwrap_or(&UNITS[0]);
@@ -40,7 +40,7 @@ const UNITS: [(&str, u64); 9] = [
 impl FromStr for Bytes {
     type Err = &'static str;
 
-    /// A number and its unit: `2GiB`, `1.5 TB`.
+    /// Parses a number and its unit: `2GiB`, `1.5 TB`.
     fn from_str(text: &str) -> Result<Bytes, &'static str> {
         let text = text.trim();
         let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -52,6 +52,14 @@ impl FromStr for Bytes {
             }
             _ => Err("a number of bytes is written as in 2GiB, 512MiB or 1.5TB"),
         }
+    }
+}
+
+impl Count {
+    /// With its noun, which gets an `s` unless there is one: `1 rank`, `1,024 ranks`.
+    pub fn of(self, noun: &str) -> String {
+        let s = if self.0 == 1 { "" } else { "s" };
+        format!("{self} {noun}{s}")
     }
 }
 
@@ -107,6 +115,8 @@ mod tests {
         assert_eq!(Bytes(1536 << 20).to_string(), "1.5 GiB");
         assert_eq!(Count(124_439_808).to_string(), "124,439,808");
         assert_eq!(Count(12).to_string(), "12");
+        assert_eq!(Count(1).of("rank"), "1 rank");
+        assert_eq!([Count(0).of("rank"), Count(1024).of("rank")], ["0 ranks", "1,024 ranks"]);
         assert_eq!(Seconds(0.34).to_string(), "340 ms");
         assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
         assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");

@@ -1,11 +1,13 @@
-//! Text of a stranger's making on a terminal.
+//! Escapes control characters in untrusted text for a terminal.
 
 use std::borrow::Cow;
 
-/// The text with its control characters spelled out, but for line ends and tabs: what a file or an
-/// argument holds cannot move the cursor or change colours (`\u{1b}[2J`).
+/// Spells out control characters except line ends and tabs (`\u{1b}[2J`), so that text from a file
+/// or an argument cannot move the cursor or change colours. Also spells out Unicode's bidirectional
+/// embeddings, overrides and isolates, which reorder text on the screen.
 pub fn visible(text: &str) -> Cow<'_, str> {
-    let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t') || turns(c);
     if !text.contains(hidden) {
         return text.into();
     }
@@ -26,6 +28,7 @@ mod tests {
     #[test]
     fn control_characters_are_spelled_out() {
         assert_eq!(visible("a\x1b[2Jb\u{9b}1m\r\n\tc é"), "a\\u{1b}[2Jb\\u{9b}1m\\r\n\tc é");
+        assert_eq!(visible("a\u{202e}b\u{2066}"), "a\\u{202e}b\\u{2066}");
         assert_eq!(visible("plain\n"), "plain\n");
     }
 }

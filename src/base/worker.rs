@@ -1,4 +1,4 @@
-//! Threads that work beside the one that asks: jobs in, results out.
+//! Worker threads: jobs in, results out.
 
 use crate::threads;
 use anyhow::{Context, Result};
@@ -9,18 +9,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_chan
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// One thread with a name: it works on jobs in their order, and its results wait to be taken.
-/// Dropping it lets the jobs already given end, and joins the thread.
+/// Named worker thread. It processes jobs in order and queues their results. Dropping it waits for
+/// the jobs already sent, and joins the thread.
 pub struct Worker<J, R> {
     name: String,
-    // None once dropped: the thread's channels are closed before it is joined.
+    // None during drop: the channels are closed before the thread is joined.
     channels: Option<(SyncSender<J>, Receiver<R>)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
-    /// At most `room` jobs wait, and at most `room` results: neither channel allocates later.
-    /// `work` returns None where a job has no result to be taken.
+    /// Starts the thread. Each queue holds at most `room` entries and allocates no more later.
+    /// `work` returns None for a job without a result.
     pub fn start(
         name: &str,
         room: usize,
@@ -31,7 +31,7 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
         let run = move || {
             for job in todo {
                 if let Some(result) = work(job) {
-                    // Nobody takes results of a worker that is being dropped; its jobs still end.
+                    // During drop no receiver is left; the remaining jobs still run.
                     done.send(result).ok();
                 }
             }
@@ -42,17 +42,17 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
 }
 
 impl<J, R> Worker<J, R> {
-    /// Fails if the thread has panicked.
+    /// Sends a job. Fails if the thread has panicked.
     pub fn send(&self, job: J) -> Result<()> {
         self.channels().0.send(job).ok().with_context(|| self.died())
     }
 
-    /// The next result, waiting for it. Fails if the thread has panicked.
+    /// Waits for the next result. Fails if the thread has panicked.
     pub fn wait(&self) -> Result<R> {
         self.channels().1.recv().ok().with_context(|| self.died())
     }
 
-    /// The same for so long at most; None after that.
+    /// Waits for the next result for at most `time`; None on timeout.
     pub fn wait_for(&self, time: Duration) -> Result<Option<R>> {
         match self.channels().1.recv_timeout(time) {
             Ok(result) => Ok(Some(result)),
@@ -61,7 +61,7 @@ impl<J, R> Worker<J, R> {
         }
     }
 
-    /// The next result, if there is one already.
+    /// Next result, if it is ready.
     pub fn poll(&self) -> Option<R> {
         self.channels().1.try_recv().ok()
     }
@@ -79,16 +79,16 @@ impl<J, R> Drop for Worker<J, R> {
     fn drop(&mut self) {
         drop(self.channels.take());
         if let Some(thread) = self.thread.take() {
-            // A panic has been printed where it happened, and `send` or `wait` has failed.
+            // The panic was printed where it happened, and `send` or `wait` returned an error.
             thread.join().ok();
         }
     }
 }
 
-/// Works on `jobs` by several threads, each with a `state` of its own; `sink` takes the results in
-/// the order of the jobs. Jobs are drawn and results taken on the caller's thread, with at most
-/// `room` jobs between the two. Ends at the first error of `sink`, or where the system gives no more
-/// threads; a panic of `work` is passed on to the caller.
+/// Runs `work` on several threads, each with its own `state`, and passes the results to `sink` in
+/// the order of the jobs. The caller's thread draws jobs and runs `sink`; at most `room` jobs are
+/// in between. Stops at the first error of `sink`, or if threads cannot be started. A panic of
+/// `work` propagates to the caller.
 pub fn in_order<J: Send, S, R: Send>(
     threads: usize,
     room: usize,
@@ -115,7 +115,7 @@ pub fn in_order<J: Send, S, R: Send>(
                 }
             })?;
         }
-        // Both ends close when this returns, and the threads end.
+        // Both ends close when this returns, which ends the threads.
         let (give, results) = (give, results);
         let (mut jobs, mut waiting) = (jobs.into_iter().fuse(), BTreeMap::new());
         let (mut given, mut taken) = (0, 0);

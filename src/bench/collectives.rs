@@ -1,5 +1,5 @@
-//! The collectives of each group of the real grid, all groups of a kind at once: algbw and busbw as
-//! nccl-tests define them (doc/PERFORMANCE.md), GB = 10⁹ bytes.
+//! Collectives of each group of the real grid, with all groups of a kind running at once. algbw and
+//! busbw as defined by nccl-tests (doc/PERFORMANCE.md), GB = 10⁹ bytes.
 
 use super::scratch::{Scratch, Timing, timed_together};
 use super::site::Site;
@@ -10,28 +10,29 @@ use estimate::measured::{GroupSpeed, LATENCY_BYTES};
 use plan::grid::Grid;
 use train::launch::Carrier;
 
-/// Sizes of the array: the latency, a first try, and 1 MiB … 1 GiB.
+/// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
 const SIZES: [u64; 8] =
     [LATENCY_BYTES, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 const QUICK: [u64; 5] = [LATENCY_BYTES, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
 
-/// Where there are more ranks, the world's collectives are left out: each rank would connect to all.
+/// Above this number of ranks, collectives of the whole world are left out, because each rank would
+/// connect to all others.
 const LARGEST_WORLD: usize = 128;
 
-/// Ends of this part, in seconds from the beginning.
+/// End of this part in seconds since the start, normal and quick.
 const END: (f64, f64) = (36.0, 5.6);
 
-/// An op on one size is repeated so often, where there is time.
+/// Maximum repetitions of an op on one size, and repetitions per batch.
 const REPEATS: usize = 20;
 const BATCH: usize = 5;
 
-/// What is measured of a group.
+/// Measured operation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     AllReduce,
     ReduceScatter,
     AllGather,
-    /// Each rank sends to the next and receives from the one before it.
+    /// Each rank sends to the next and receives from the previous one.
     SendRecv,
 }
 
@@ -67,12 +68,12 @@ fn bandwidths(op: Op, n: usize, bytes: u64, seconds: f64) -> (f64, f64) {
 /// Groups of one kind.
 struct Kind {
     name: &'static str,
-    /// Ranks of the world in each.
+    /// World ranks of each group.
     groups: Vec<Vec<usize>>,
     ops: &'static [Op],
-    /// This rank's.
+    /// Group of this rank.
     group: Box<dyn Group>,
-    /// Messages go round: the last rank sends to the first.
+    /// Whether messages form a ring: the last rank sends to the first.
     ring: bool,
 }
 
@@ -81,8 +82,8 @@ pub struct Groups {
     pub notes: Vec<String>,
 }
 
-/// Every op of every kind of group, from the smallest size up while there is time. The rows are on
-/// every rank.
+/// Measures every op of every kind of group, from the smallest size up while time permits. The rows
+/// are equal on every rank.
 pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Groups> {
     let (kinds, mut notes) = kinds(site, carrier);
     if kinds.is_empty() {
@@ -92,7 +93,7 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
     let sizes: &[u64] = if site.options.quick { &QUICK } else { &SIZES };
     let fits = sizes.iter().filter(|bytes| **bytes <= scratch.half() as u64);
     let sizes: Vec<u64> = fits.copied().collect();
-    // Size and mean seconds of what was measured last of each op.
+    // Size and mean seconds of the last measurement of each op.
     let mut last: Vec<Option<(u64, f64)>> = vec![None; cells().count()];
     let mut rows = Vec::new();
     for (at, bytes) in sizes.iter().copied().enumerate() {
@@ -101,7 +102,7 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
         let mut mine = Vec::new();
         for ((kind, op), known) in cells().zip(&last) {
             let repeats = match known {
-                // The time of the smallest size says little of the next.
+                // The time of the smallest size does not predict the next.
                 Some((LATENCY_BYTES, _)) => site.rank.on_first(|| Ok(tries(site)))?,
                 _ => repeats(*known, bytes, budget),
             };
@@ -131,7 +132,7 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
     Ok(Groups { rows, notes })
 }
 
-/// The groups of the grid, and the world where that is another group.
+/// Groups of the grid, and the world if it is another group.
 fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
     let (grid, at, world) = (site.rank.grid, site.rank.at, site.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
@@ -163,20 +164,20 @@ fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
     (kinds, notes)
 }
 
-/// Seconds for one size, where so many sizes are left: small ones leave some of their share to large
+/// Seconds for one size when `sizes` sizes remain. Small sizes leave part of their share to large
 /// ones.
 fn budget(site: &Site, sizes: usize) -> f64 {
     let left = (site.allow(END.0, END.1) - site.seconds()).max(0.0);
     left * (2.0 / sizes as f64).min(0.8)
 }
 
-/// How often to repeat an op on the second size: a few times while there is any time left.
+/// Repetitions of an op on the second size: a few while any time remains.
 fn tries(site: &Site) -> usize {
     if budget(site, 1) > 0.0 { 2 } else { 0 }
 }
 
-/// How often to repeat an op in `budget` seconds, by what a smaller size took, if there was one: 0
-/// where there is no time.
+/// Repetitions of an op in `budget` seconds, estimated from a smaller size, if there is one. 0 if
+/// there is no time.
 fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
     match known {
         None => REPEATS,
@@ -188,7 +189,7 @@ fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
     }
 }
 
-/// An op on this rank.
+/// Times an op on this rank.
 fn timed(
     site: &Site,
     scratch: &Scratch,
@@ -199,13 +200,13 @@ fn timed(
 ) -> anyhow::Result<Timing> {
     let (be, group) = (site.backend(), &*kind.group);
     scratch.with(|arena| {
-        // Ranks' parts are equal.
+        // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
         let [x, y] = [0; 2].map(|_| arena.matrix(1, numel, DType::F32));
-        be.zero(x); // sums of zeros stay zeros
+        be.zero(x); // sums of zeros remain zero
         let part = x.span(group.rank() * (numel / group.size()), numel / group.size());
         let messages = messages(group, kind.ring, x, y);
-        // Several in a row hide the launches of a GPU, and by how much a rank is late.
+        // Several in a row hide the kernel launches of a GPU, and differences in the ranks' start.
         let each = repeats.min(BATCH);
         timed_together(be, repeats / each, each, || match op {
             Op::AllReduce => group.all_reduce(x),
@@ -216,7 +217,7 @@ fn timed(
     })
 }
 
-/// To the next rank, and from the one before.
+/// Messages to the next rank and from the previous one.
 fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message> {
     let (rank, size) = (group.rank(), group.size());
     let send = (ring || rank + 1 < size).then_some(Message::Send { to: (rank + 1) % size, x });
@@ -225,7 +226,7 @@ fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message>
     send.into_iter().chain(receive).collect()
 }
 
-/// The slowest group, from all ranks' timings.
+/// Row of the slowest group, from all ranks' timings.
 fn row(site: &Site, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> GroupSpeed {
     let seconds = |group: &Vec<usize>| group.iter().map(|rank| all[*rank].best).fold(0.0, f64::max);
     let slower = |a: &&Vec<usize>, b: &&Vec<usize>| seconds(a).total_cmp(&seconds(b));
@@ -256,15 +257,15 @@ mod tests {
     fn repeats_follow_from_the_time_of_a_smaller_size() {
         let mib = 1u64 << 20;
         assert_eq!(repeats(None, LATENCY_BYTES, 0.0), REPEATS);
-        // 4 MiB take 40 ms: five go into 0.2 s, one of them to warm up.
+        // 4 MiB take 40 ms: five fit into 0.2 s, one of them to warm up.
         assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 0.21), 4);
         assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 100.0), REPEATS);
         assert_eq!(repeats(Some((mib, 0.01)), 4 * mib, 0.05), 0);
-        // Left out before: as far from the last one measured.
+        // A skipped size: extrapolated from the last measured one.
         assert_eq!(repeats(Some((mib, 0.01)), 16 * mib, 0.33), 1);
     }
 
-    /// The factors of nccl-tests: 2(n−1)/n, (n−1)/n, (n−1)/n, 1.
+    /// Factors of nccl-tests: 2(n−1)/n, (n−1)/n, (n−1)/n, 1.
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let gib = 1u64 << 30;

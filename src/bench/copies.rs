@@ -5,7 +5,7 @@ use super::site::Site;
 use base::{DType, threads};
 use std::time::Instant;
 
-/// GB/s. A copy reads and writes each byte: both count. A transfer counts once.
+/// Rates in GB/s. A copy reads and writes each byte, and both count. A transfer counts once.
 pub struct Copies {
     pub device: f64,
     pub host: f64,
@@ -13,11 +13,11 @@ pub struct Copies {
     pub download: Option<f64>,
 }
 
-/// Of a GPU's tensors, and of all that the ranks of a node copy together: more than caches hold.
+/// Bytes of a GPU's tensors, and of all copies of a node's ranks together: larger than caches.
 const DEVICE: usize = 256 << 20;
 const HOST: usize = 256 << 20;
 
-/// The first try, which tells how much there is time for.
+/// Bytes of the first try, which determines how much fits into the time.
 const TRIED: usize = 1 << 20;
 
 pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
@@ -38,7 +38,7 @@ pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
     Ok(Copies { device, host, upload, download })
 }
 
-/// Of one tensor to another.
+/// Copies one device tensor to another.
 fn within_device(
     site: &Site,
     scratch: &Scratch,
@@ -53,13 +53,13 @@ fn within_device(
     })
 }
 
-/// This rank's part of its node's processors.
+/// This rank's share of its node's processors.
 fn share(site: &Site) -> usize {
     let all = std::thread::available_parallelism().map_or(1, |count| count.get());
     (all / site.per_node()).max(1)
 }
 
-/// From one allocation to another, by so many threads at once.
+/// Copies one allocation to another with `count` threads.
 fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> {
     let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
     let part = bytes.div_ceil(count);
@@ -80,7 +80,7 @@ fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> 
     Ok(2.0 * bytes as f64 / best / 1e9)
 }
 
-/// To the device and back, by the calls that training uses.
+/// Copies to the device and back, with the calls that training uses.
 fn transfers(
     site: &Site,
     scratch: &Scratch,

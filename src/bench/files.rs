@@ -1,5 +1,5 @@
-//! A file of each rank in the run's folder, written and read around the page cache, as checkpoints
-//! are; all ranks at once.
+//! Writes and reads a file per rank in the run's folder, all ranks at once. Bypasses the page
+//! cache, as checkpoints do.
 
 use anyhow::Context;
 use checkpoint::disk::{BLOCK, Disk};
@@ -10,19 +10,19 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// GB/s.
+/// Rates in GB/s.
 #[derive(Debug)]
 pub struct FileSpeed {
     pub write: f64,
     pub read: f64,
-    /// How the page cache was kept out.
+    /// Method of bypassing the page cache.
     pub access: &'static str,
 }
 
-/// Written and read at once.
+/// Bytes per write and read.
 const PIECE: usize = 4 << 20;
 
-/// The most pieces: 1 GiB.
+/// Maximum number of pieces: 1 GiB.
 const PIECES: u64 = 256;
 
 pub fn measure(folder: &Path, quick: bool) -> anyhow::Result<FileSpeed> {
@@ -42,11 +42,12 @@ pub fn measure(folder: &Path, quick: bool) -> anyhow::Result<FileSpeed> {
     Ok(FileSpeed { write, read, access })
 }
 
-/// Pieces written in about so many seconds, GB/s with the sync, and whether around the page cache.
+/// Writes pieces for about `seconds`. Returns their number, GB/s including the sync, and whether
+/// the page cache was bypassed.
 fn write(path: &Path, piece: &[u8], seconds: f64) -> anyhow::Result<(u64, f64, bool)> {
     let disk = Disk::default();
     let file = disk.create(path)?;
-    // Some file systems open a file for direct writes, and refuse them.
+    // Some file systems open a file for direct writes but refuse the writes.
     let direct = disk.direct(path).filter(|file| file.write_at(&piece[..BLOCK], 0).is_ok());
     let to = direct.as_ref().unwrap_or(&file);
     let (start, mut pieces) = (Instant::now(), 0);
@@ -58,8 +59,8 @@ fn write(path: &Path, piece: &[u8], seconds: f64) -> anyhow::Result<(u64, f64, b
     Ok((pieces, gb_s(pieces, start), direct.is_some()))
 }
 
-/// GB/s of reading the first of `pieces`, as many as go into so many seconds, and whether around the
-/// page cache.
+/// Reads the first of `pieces` for `seconds`. Returns GB/s, and whether the page cache was
+/// bypassed.
 fn read(path: &Path, piece: &mut [u8], pieces: u64, seconds: f64) -> anyhow::Result<(f64, bool)> {
     let flags = OFlags::DIRECT.bits() as i32;
     let direct = OpenOptions::new().read(true).custom_flags(flags).open(path).ok();
@@ -82,12 +83,12 @@ fn gb_s(pieces: u64, start: Instant) -> f64 {
     (pieces * PIECE as u64) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Is removed, however the measurement ends.
+/// File that is removed when the measurement ends, successfully or not.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // it may not have been made
+        let _ = std::fs::remove_file(&self.0); // it may not exist
     }
 }
 

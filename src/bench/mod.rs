@@ -1,11 +1,11 @@
-//! A check of the machine before a run: whether it is idle (`busy`), what each rank does alone
-//! (`products`, `copies`, `files`), what the groups of the real grid do together (`collectives`), and
-//! which pairs of nodes are slow (`tournament`). `outliers` decides from the figures alone who is slow;
-//! `print` tells it.
+//! Check of the machine before a run: whether it is idle (`busy`), the speed of each rank alone
+//! (`products`, `copies`, `files`), of the groups of the real grid (`collectives`), and of pairs of
+//! nodes (`tournament`). `outliers` identifies slow ranks from the figures alone; `print` reports
+//! them.
 //!
-//! All ranks measure at once, as they will train. Every measurement is the best of several, in a
-//! fixed share of the time: 60 s, or 10 s for a quick check. Where ranks must choose alike (rows,
-//! sizes, repeats), they choose from the same gathered figures, or rank 0 does.
+//! All ranks measure at once, as in training. Every measurement is the best of several, in a fixed
+//! share of the time: 60 s, or 10 s for a quick check. If ranks must choose alike (rows, sizes,
+//! repetitions), they choose from the same gathered figures, or rank 0 chooses.
 
 mod busy;
 mod collectives;
@@ -30,22 +30,22 @@ use train::messages::Messages;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// In 10 s.
+    /// Whether to finish within 10 s.
     pub quick: bool,
-    /// What is this share below the median is slow, in place of the usual of `outliers`.
+    /// Overrides the default tolerance below the median (see `outliers`).
     pub tolerance: Option<f64>,
 }
 
-/// What a process has to tell.
+/// Result of a process.
 pub struct Outcome {
-    /// In the process of rank 0.
+    /// Measurements, in the process of rank 0.
     pub measured: Option<Measured>,
-    /// In every process.
+    /// Whether nothing is slow, in every process.
     pub healthy: bool,
 }
 
-/// Measures the machine with the shapes, grid and precision of a manifest, one rank or all that a
-/// launcher started.
+/// Measures the machine with the shapes, grid and precision of a manifest, with one rank or all
+/// ranks that a launcher started.
 pub fn run(loaded: &Loaded, options: &Options, messages: &Messages) -> anyhow::Result<Outcome> {
     loaded.manifest.runnable()?;
     let folder = &loaded.manifest.log.folder;
@@ -57,12 +57,12 @@ pub fn run(loaded: &Loaded, options: &Options, messages: &Messages) -> anyhow::R
         measure(&site)
     });
     if !existed {
-        let _ = std::fs::remove_dir(folder); // unless something was written there meanwhile
+        let _ = std::fs::remove_dir(folder); // unless another process wrote to it meanwhile
     }
     outcome
 }
 
-/// A block of GPT-2 124M in bf16, for whoever has no manifest yet; ranks are replicas.
+/// Default manifest, a block of GPT-2 124M in bf16; ranks are replicas.
 const DEFAULT: &str = "
 name: bench
 model: {layers: 12, hidden: 768, heads: 12, vocab: 50257, seq_len: 1024}
@@ -74,7 +74,7 @@ train: {samples: 1000}
 log: {folder: gptrain-bench}
 ";
 
-/// The manifest in place of one that is not given: as many replicas as ranks were started.
+/// Default manifest with as many replicas as ranks were started.
 pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
     let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
     let grid = [format!("topology.data={ranks}"), format!("batch.global={}", 4 * ranks)];
@@ -116,7 +116,7 @@ fn measure(site: &Site) -> anyhow::Result<Outcome> {
     Ok(Outcome { measured, healthy })
 }
 
-/// What each rank does alone, by rank; on every rank.
+/// Speeds of each rank alone, by rank; equal on every rank.
 fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
     site.phase("measuring matrix products");
     let (products, cube) = products::measure(site, scratch)?;
@@ -141,7 +141,7 @@ fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
     })
 }
 
-/// The ranks whose products are slow: those who seemed to be measure again, and keep the better.
+/// Ranks with slow products. Ranks that seemed slow measure again and keep the better result.
 fn confirm_products(
     site: &Site,
     scratch: &Scratch,

@@ -1,22 +1,23 @@
-//! Who is slow, from the figures alone. Only the slow side is named: being fast is no fault.
+//! Detection of slow units from the figures alone. Only slow ones are reported; being fast is not a
+//! fault.
 //!
 //! A figure is slow if it is below median − max(3·MAD, tolerance·median), where MAD is the median
-//! distance from the median. Figures that scatter widely cannot hide one below half of the median.
+//! absolute deviation. Figures that scatter widely cannot hide one below half of the median.
 //!
-//! Of pairs: a node is slow if its *best* pair is slow among all nodes' best pairs, because a slow
-//! node slows every pair it is in, its partner only one. A link is slow if its pair is slow among the
-//! pairs of nodes that are not.
+//! For pairs: a node is slow if its *best* pair is slow among all nodes' best pairs, because a slow
+//! node slows all its pairs, but its partner only one. A link is slow if its pair is slow among the
+//! pairs of the other nodes.
 
 use plan::robust::median;
 
-/// Usual tolerance of links, and of products: GPUs of one kind differ less.
+/// Default tolerances of links and of products. GPUs of one kind differ less than links.
 pub const LINKS: f64 = 0.05;
 pub const PRODUCTS: f64 = 0.02;
 
-/// Of ranks that share the processors of a node, whose figures scatter.
+/// Tolerance for ranks that share the processors of a node, whose figures scatter.
 pub const SHARED: f64 = 0.5;
 
-/// Fewer units have no majority.
+/// Minimum number of units for a majority.
 const FEWEST: usize = 3;
 
 /// Two units, and the rate between them.
@@ -27,34 +28,35 @@ pub struct Pair {
     pub rate: f64,
 }
 
-/// What pairs tell.
+/// Result of comparing pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     /// Slow units, each with its best rate.
     pub units: Vec<(usize, f64)>,
     /// Slow links between units that are not slow.
     pub links: Vec<Pair>,
-    /// The median of the units' best rates, and of the pairs between units that are not slow.
+    /// Median of the units' best rates, and of the pairs between units that are not slow.
     pub usual_best: f64,
     pub usual_pair: f64,
-    /// Two units: if they are slow, nobody can tell which of them.
+    /// Whether there are only two units and they are slow, so that the slow one cannot be
+    /// identified.
     pub undecided: bool,
 }
 
-/// The figure below which one is slow.
+/// Limit below which a figure is slow.
 fn bound(values: &[f64], tolerance: f64) -> f64 {
     let middle = median(values.iter().copied());
     let mad = median(values.iter().map(|value| (value - middle).abs()));
     middle - (3.0 * mad).min(0.5 * middle).max(tolerance * middle)
 }
 
-/// The places of slow values.
+/// Indices of slow values.
 pub fn slow(values: &[f64], tolerance: f64) -> Vec<usize> {
     let bound = bound(values, tolerance);
     (0..values.len()).filter(|at| values[*at] < bound).collect()
 }
 
-/// Slow units and links among `units`. Of a unit that was in no pair nothing is known.
+/// Slow units and links among `units`. A unit without a pair is not assessed.
 pub fn judge(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
     let best = |unit: usize| {
         let of = pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
@@ -96,7 +98,7 @@ mod tests {
         (0..units).flat_map(of).map(|(a, b)| Pair { a, b, rate: rate(a, b) }).collect()
     }
 
-    /// 1 ± `share`, the same for a pair each time.
+    /// 1 ± `share`, deterministic for each pair.
     fn noise(seed: u64, share: f64) -> impl Fn(usize, usize) -> f64 {
         move |a, b| {
             let drawn = rng::below(seed, (a * 1000 + b) as u64, 1 << 30) as f64;
@@ -121,7 +123,7 @@ mod tests {
         }
     }
 
-    /// 34 %, and only 8 % less than usual.
+    /// 34 % less than usual, and only 8 % less.
     #[test]
     fn a_slow_node_is_named_and_none_of_its_partners() {
         for (units, share) in [(3, 0.34), (4, 0.34), (8, 0.34), (8, 0.9), (64, 0.9)] {
@@ -150,7 +152,7 @@ mod tests {
         }
     }
 
-    /// The pair of the two slow ones is no slow link; another link is.
+    /// The pair of the two slow nodes is not a slow link; another link is.
     #[test]
     fn two_slow_nodes_and_a_slow_link_are_all_named() {
         let rate = |a: usize, b: usize| match (a, b) {
@@ -183,14 +185,14 @@ mod tests {
         assert!(!judge(1, &[], LINKS).undecided);
     }
 
-    /// However much the others scatter; and where all but a few figures are equal.
+    /// Holds for any scatter of the others, and if all but a few figures are equal.
     #[test]
     fn a_value_below_half_of_the_median_is_slow_and_none_above_it_is() {
         assert_eq!(slow(&[10.0, 30.0, 4.0, 20.0, 40.0], LINKS), [2]);
         assert_eq!(slow(&[10.0, 10.0, 10.0, 9.7, 30.0], PRODUCTS), [3]);
         assert_eq!(slow(&[10.0, 10.0, 10.0, 9.9, 30.0], PRODUCTS), [0; 0]);
         assert_eq!(slow(&[10.0, 10.2, 9.8, 10.1, 9.6], PRODUCTS), [0; 0]);
-        assert_eq!(slow(&[5.0, 6.0], PRODUCTS), [0; 0], "of two nobody is the majority");
+        assert_eq!(slow(&[5.0, 6.0], PRODUCTS), [0; 0], "two values have no majority");
         assert_eq!(slow(&[5.0], PRODUCTS), [0; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! The figures as a table of at most 100 columns, and the sentences about what is slow.
+//! Figures as a table of at most 100 columns, and the sentences about slow units.
 
 use super::outliers::Findings;
 use base::Bytes;
@@ -8,23 +8,24 @@ use estimate::measured::{
 use plan::robust::median;
 use std::fmt::Write;
 
-/// Of a link's data sheet, what messages usually reach; the network is slow below half of it.
+/// Fraction of a link's data sheet that messages usually reach. The network is slow below half of
+/// it.
 const USUAL_SHARE: f64 = 0.8;
 
-/// As many units have a line each.
+/// Maximum number of units with a line each.
 const LISTED: usize = 16;
 
-/// The whole table.
+/// Renders the whole table.
 pub fn text(m: &Measured) -> String {
     let nodes: std::collections::BTreeSet<&str> = m.ranks.iter().map(|r| r.node.as_str()).collect();
     let mut out = format!(
-        "{} in {}: {}, {}; rank 0: {}; measured in {:.1} s\n",
+        "{} in {}: {}, {}; measured in {:.1} s\nrank 0: {}\n",
         m.manifest,
         m.precision.name(),
         counted(m.ranks.len(), "rank"),
         counted(nodes.len(), "node"),
-        m.ranks[0].device,
-        m.seconds
+        m.seconds,
+        m.ranks[0].device
     );
     out += &compute(&m.ranks);
     out += &groups(&m.groups);
@@ -42,12 +43,12 @@ pub fn text(m: &Measured) -> String {
     out
 }
 
-/// "1 rank", "8 ranks".
+/// For example "1 rank", "8 ranks".
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What each rank does alone: a line a measurement, with its spread over the ranks.
+/// Speeds of each rank alone: a line per measurement, with its spread over the ranks.
 fn compute(ranks: &[RankSpeeds]) -> String {
     let mut out = format!(
         "\n{:<44}{:>9} {:>9} {:>9}  at once on every rank\n",
@@ -78,12 +79,12 @@ fn compute(ranks: &[RankSpeeds]) -> String {
     out
 }
 
-/// "product qkv 2048 × 768 × 256".
+/// For example "product qkv 2048 × 768 × 256".
 fn shape(one: &Product) -> String {
     format!("product {} {} × {} × {}", one.name, one.m, one.n, one.k)
 }
 
-/// Three digits, or two of what is very small.
+/// Three digits, or two for very small numbers.
 fn number(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
@@ -94,7 +95,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A line for each kind of group, and below it one for each op and size.
+/// One line for each kind of group, followed by one for each op and size.
 fn groups(rows: &[GroupSpeed]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -126,7 +127,7 @@ fn groups(rows: &[GroupSpeed]) -> String {
     out
 }
 
-/// "17.3 µs", "2.15 ms".
+/// For example "17.3 µs", "2.15 ms".
 fn time(seconds: f64) -> String {
     match seconds {
         1.0.. => format!("{} s", number(seconds)),
@@ -135,7 +136,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// "0, 8, 16 …".
+/// For example "0, 8, 16 …".
 fn some(ranks: &[usize]) -> String {
     const SHOWN: usize = 3;
     let shown: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
@@ -143,12 +144,12 @@ fn some(ranks: &[usize]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Gb/s, as networks are sold.
+/// Gb/s, the unit of networks.
 fn gbits(gb_s: f64) -> f64 {
     8.0 * gb_s
 }
 
-/// All pairs together; and each unit's best and worst, where there are few units.
+/// All pairs together; and the best and worst pair of each unit if there are few units.
 fn pairs(m: &Measured) -> String {
     let by_rate = |a: &&PairSpeed, b: &&PairSpeed| a.gb_s.total_cmp(&b.gb_s);
     let (Some(worst), Some(best)) =
@@ -184,7 +185,7 @@ fn pairs(m: &Measured) -> String {
     out
 }
 
-/// A rank whose products are slow.
+/// Sentence about a rank with slow products.
 pub fn slow_rank(ranks: &[RankSpeeds], rank: usize) -> Slow {
     let usual = median(ranks.iter().map(RankSpeeds::block_tflops));
     let (one, rate) = (&ranks[rank], ranks[rank].block_tflops());
@@ -199,8 +200,8 @@ pub fn slow_rank(ranks: &[RankSpeeds], rank: usize) -> Slow {
     Slow { what: "compute".into(), who: vec![who], share, text }
 }
 
-/// Slow units and links. `sheet`: GB/s of a unit by the hardware table, where what was measured is
-/// that hardware: then a network that is slow as a whole is told too.
+/// Sentences about slow units and links. `sheet` is GB/s of a unit in the hardware table, if the
+/// measured machine has that hardware; a network that is slow as a whole is then also reported.
 pub fn slow_pairs(names: &[String], kind: &str, found: &Findings, sheet: Option<f64>) -> Vec<Slow> {
     let what = if kind == "nodes" { "node" } else { "rank" };
     let told = |what: &str, who: Vec<String>, rate: f64, usual: f64| {

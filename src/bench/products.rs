@@ -1,4 +1,4 @@
-//! Matrix products of a transformer block at the manifest's own shapes, and a large cube.
+//! Matrix products of a transformer block in the manifest's shapes, and a large cube.
 
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
 use super::site::Site;
@@ -9,10 +9,10 @@ use estimate::measured::Product;
 use manifest::Manifest;
 use model::{ParamSpec, table};
 
-/// Edge of the cube where there is time and memory for it.
+/// Edge of the cube, if time and memory permit.
 const CUBE: usize = 8192;
 
-/// Rows of the first try, which tells how many rows there is time for.
+/// Rows of the first try, which determines how many rows fit into the time.
 const TRIED_ROWS: usize = 64;
 
 /// C [m, n] = A [m, k] · Bᵀ, B [n, k].
@@ -23,10 +23,10 @@ struct Shape {
     k: usize,
 }
 
-/// What the matrices of a block multiply, in the order of the parameter table.
+/// Names of a block's products, in the order of the parameter table.
 const NAMES: [&str; 4] = ["qkv", "projection", "ffn up", "ffn down"];
 
-/// The products of a block's forward pass on one rank: rows of a micro-batch, shares of the weights.
+/// Products of a block's forward on one rank: rows of a micro-batch, shares of the weights.
 fn block_shapes(m: &Manifest) -> [(&'static str, Shape); 4] {
     let rows = m.batch.micro * m.model.seq_len;
     let shape = |spec: &ParamSpec| {
@@ -65,11 +65,11 @@ pub fn bytes(m: &Manifest) -> ProductBytes {
     ProductBytes { least: largest(TRIED_ROWS), most: largest(usize::MAX).max(cube) }
 }
 
-/// The four products, and the cube. A collective: all ranks measure the same shapes.
+/// Measures the four products, and the cube. A collective: all ranks measure the same shapes.
 pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<(Vec<Product>, Product)> {
     let shapes = block_shapes(site.m);
     let seconds = site.allow(2.0, 0.3);
-    // The clocks of a GPU settle in about a second of work.
+    // The clocks of a GPU settle after about a second of work.
     let warm_up = if site.device.gpu().is_some() { site.allow(1.0, 0.3) } else { 0.0 };
     let tried = shapes[0].1.rows(shapes[0].1.m.min(TRIED_ROWS));
     multiply(site, scratch, tried, warm_up)?;
@@ -88,7 +88,7 @@ pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<(Vec<Product>, 
     Ok((products, product("cube", cube, multiply(site, scratch, cube, seconds)?.best)))
 }
 
-/// The four products once more; the better figures stay.
+/// Measures the four products once more and keeps the better figures.
 pub fn again(site: &Site, scratch: &Scratch, products: &mut [Product]) -> anyhow::Result<()> {
     for one in products {
         let shape = Shape { m: one.m, n: one.n, k: one.k };
@@ -103,7 +103,7 @@ fn product(name: &str, shape: Shape, seconds: f64) -> Product {
     Product { name: name.into(), m, n, k, tflops: shape.flops() / seconds / 1e12 }
 }
 
-/// Times products of a shape for so many seconds.
+/// Times products of a shape for `seconds`.
 fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyhow::Result<Timing> {
     let (be, dtype) = (site.backend(), model_dtype(site.m.precision));
     scratch.with(|arena| {
@@ -114,8 +114,8 @@ fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyho
     })
 }
 
-/// The micro-batch's rows, or a half, a quarter … of them: those for which there is memory, and with
-/// which no product takes longer than `limit` seconds on the slowest rank.
+/// Rows of the micro-batch, or a half, a quarter … of them, such that memory suffices and no
+/// product takes longer than `limit` seconds on the slowest rank.
 fn rows(site: &Site, scratch: &Scratch, shapes: &[Shape], limit: f64) -> anyhow::Result<usize> {
     let all = shapes[0].m;
     let tried = all.min(TRIED_ROWS);
@@ -133,7 +133,8 @@ fn rows(site: &Site, scratch: &Scratch, shapes: &[Shape], limit: f64) -> anyhow:
     Ok(fewer.take_while(|rows| *rows > tried).find(|rows| fits(*rows)).unwrap_or(tried))
 }
 
-/// The largest edge that a rank of so many FLOP/s multiplies in `limit` seconds, in `room` bytes.
+/// Largest edge of a cube that a rank multiplies at `rate` FLOP/s in `limit` seconds, in `room`
+/// bytes.
 fn cube_edge(rate: f64, limit: f64, room: usize, dtype: DType) -> usize {
     let fits = |edge: usize| {
         let cube = Shape { m: edge, n: edge, k: edge };

@@ -1,4 +1,4 @@
-//! Device memory that all measurements use in turn, its contents, and the timing of device ops.
+//! Device memory that the measurements share, its contents, and the timing of device ops.
 
 use super::site::Site;
 use base::DType;
@@ -7,24 +7,24 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The most that a message, a copy or a collective has: 1 GiB.
+/// Maximum bytes of a message, a copy or a collective: 1 GiB.
 const LARGEST: usize = 1 << 30;
 
-/// What matrix products take: at least, and where there is enough memory.
+/// Memory of matrix products: the minimum, and the amount for full sizes.
 pub struct ProductBytes {
     pub least: usize,
     pub most: usize,
 }
 
-/// One region, as large on every rank.
+/// Region of device memory, equally large on every rank.
 pub struct Scratch {
     arena: Arena,
     pub bytes: usize,
 }
 
 impl Scratch {
-    /// As much as the largest measurement takes, or half of this rank's share of the memory: messages
-    /// on their way need the other. On the CPU pages that are never touched cost nothing. A
+    /// Reserves as much as the largest measurement needs, or half of this rank's share of the
+    /// memory; messages in flight need the other half. On the CPU untouched pages cost nothing. A
     /// collective.
     pub fn new(site: &Site, products: ProductBytes) -> anyhow::Result<Scratch> {
         let be = site.backend();
@@ -38,12 +38,12 @@ impl Scratch {
         Ok(Scratch { arena, bytes })
     }
 
-    /// Runs `work` on matrices that nothing else uses meanwhile.
+    /// Runs `work` with exclusive use of the memory.
     pub fn with<T>(&self, work: impl FnOnce(&Arena) -> T) -> T {
         self.arena.temporary(work)
     }
 
-    /// The largest power of 4 of which two tensors of as many bytes have room, up to 1 GiB.
+    /// Largest power of 4, up to 1 GiB, such that two tensors of that many bytes fit.
     pub fn half(&self) -> usize {
         let mut size = LARGEST;
         while 2 * size > self.bytes && size > 1024 {
@@ -53,7 +53,7 @@ impl Scratch {
     }
 }
 
-/// Fills a matrix with small numbers of both signs: zeros would draw less power than they do.
+/// Fills a matrix with small numbers of both signs, because zeros would draw less power.
 pub fn fill(be: &dyn Backend, x: Tensor) {
     let value = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7 & 0xffff) as f32 / 65536.0 - 0.5;
     let some = x.numel().min(1 << 18);
@@ -72,22 +72,22 @@ pub fn fill(be: &dyn Backend, x: Tensor) {
     }
 }
 
-/// A batch of device ops takes at least this, so that launches and the wait do not count.
+/// Minimum duration of a batch of device ops, so that launches and the wait are negligible.
 const BATCH_SECONDS: f64 = 2e-3;
 
-/// As many batches say enough.
+/// Maximum number of batches.
 const BATCHES: usize = 30;
 
-/// Seconds of one op.
+/// Seconds per op.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    /// Mean of the fastest batch: what the device can do.
+    /// Mean of the fastest batch: the capability of the device.
     pub best: f64,
-    /// Mean of all: how much goes into some time, where others share the device.
+    /// Mean of all batches: the throughput if other ranks share the device.
     pub mean: f64,
 }
 
-/// Batches of `op` in about `seconds`, at least one, after one op that warms up.
+/// Times batches of `op` for about `seconds`, at least one, after one op for warm-up.
 pub fn timed(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Timing> {
     let start = Instant::now();
     batch(be, 1, &op)?;
@@ -105,8 +105,8 @@ pub fn timed(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Ti
     Ok(Timing { best, mean: spent / ops as f64 })
 }
 
-/// Exactly so many batches of so many ops, for ops that other ranks take part in; one more op warms
-/// up.
+/// Times exactly `batches` batches of `ops` ops, for ops that other ranks take part in, after one
+/// op for warm-up.
 pub fn timed_together(
     be: &dyn Backend,
     batches: usize,

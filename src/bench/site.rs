@@ -1,4 +1,4 @@
-//! A rank among those that measure: its device and manifest, the nodes of all, and the time.
+//! State of a measuring rank: its device and manifest, the nodes of all ranks, and the time.
 
 use super::Options;
 use device::Backend;
@@ -14,13 +14,13 @@ pub struct Site<'a> {
     pub device: &'a Device,
     pub m: &'a Manifest,
     pub options: &'a Options,
-    /// The node of each rank.
+    /// Node of each rank.
     pub nodes: Vec<String>,
     started: Instant,
 }
 
 impl<'a> Site<'a> {
-    /// A collective, as all that ranks agree on here.
+    /// Gathers the nodes. A collective.
     pub fn new(
         rank: &'a Rank<'a>,
         device: &'a Device,
@@ -37,18 +37,20 @@ impl<'a> Site<'a> {
         self.device.backend()
     }
 
-    /// "NVIDIA H100 80GB HBM3"; "CPU, 8 threads".
+    /// For example "NVIDIA H100 80GB HBM3" or "CPU (AMD EPYC, AVX2), 8 threads".
     pub fn device_name(&self) -> String {
-        self.device.gpu().map_or_else(|| self.device.description(), |gpu| gpu.name.clone())
+        self.device
+            .gpu()
+            .map_or_else(|| self.device.description(self.m.precision), |gpu| gpu.name.clone())
     }
 
-    /// The most ranks that a node has.
+    /// Maximum number of ranks on a node.
     pub fn per_node(&self) -> usize {
         let on = |node: &String| self.nodes.iter().filter(|other| *other == node).count();
         self.nodes.iter().map(on).max().expect("this rank at least")
     }
 
-    /// Whether several ranks of a node compute on its processors, and slow each other.
+    /// Whether several ranks of a node compute on its processors and slow each other.
     pub fn shares_processors(&self) -> bool {
         self.device.gpu().is_none() && self.per_node() > 1
     }
@@ -58,19 +60,19 @@ impl<'a> Site<'a> {
         if self.options.quick { quick } else { usual }
     }
 
-    /// Since the beginning, on this rank's clock.
+    /// Seconds since the start, on this rank's clock.
     pub fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// What begins now: shown in a hang diagnosis, and on rank 0's terminal.
+    /// Starts a phase, which is shown in a hang diagnosis and on rank 0's terminal.
     pub fn phase(&self, what: &str) {
         tracing::debug!("{what}, from {:.2} s on", self.seconds());
         self.rank.set_phase(what);
         self.show(&format!("{what} …"));
     }
 
-    /// Clears the terminal's line.
+    /// Clears the line of the terminal.
     pub fn done(&self) {
         self.show("");
     }
@@ -82,8 +84,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// The manifest's plan.hardware, if that is what was measured: GPUs that reach each other
-    /// directly.
+    /// The manifest's plan.hardware, if the measured GPUs communicate directly.
     pub fn hardware(&self, direct: bool) -> Option<&'static Hardware> {
         let name = self.m.plan.hardware.as_deref().filter(|_| direct)?;
         hardware::find(name, "plan.hardware").ok()

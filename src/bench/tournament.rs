@@ -1,6 +1,6 @@
-//! Which pairs of nodes are slow: in each round every node has another partner, all pairs exchange
-//! messages both ways at once, by all ranks of a node at once. Where all ranks are on one node, the
-//! ranks are paired.
+//! Detection of slow pairs of nodes. In each round every node has another partner, and all ranks of
+//! all pairs exchange messages in both directions at once. If all ranks are on one node, ranks are
+//! paired.
 
 use super::outliers::{self, Findings, Pair};
 use super::print;
@@ -13,39 +13,41 @@ use estimate::measured::{PairSpeed, Slow};
 use std::time::Instant;
 use train::launch::Carrier;
 
-/// From so many units on, not every pair meets.
+/// Number of units from which only some pairs are measured, and the number of rounds then.
 const ALL_PAIRS: usize = 32;
 const FEWER_ROUNDS: usize = 12;
 
-/// Pairs that seem slow meet again so often, and keep their best rate; it takes about so many rounds.
+/// Number of retries of pairs that seem slow, which keep their best rate; and the approximate
+/// number of rounds that this takes.
 const RETRIES: usize = 2;
 const SPARE_ROUNDS: usize = 4;
 
-/// Bytes of the first messages, which tell how large the next ones may be.
+/// Bytes of the first messages, which determine the size of the next, and the maximum.
 const TRIED: usize = 64 << 10;
 const LARGEST: usize = 256 << 20;
 
-/// End of this part, in seconds from the beginning; the least that a round has, however late it is.
+/// End of this part in seconds since the start; and the minimum time of a round, even if it is
+/// late.
 const END: (f64, f64) = (53.0, 7.6);
 const LEAST_SECONDS: f64 = 0.05;
 const LEAST_RETRY_SECONDS: f64 = 0.4;
 
-/// Nobody meets again after so many seconds from the beginning.
+/// End of the retries, in seconds since the start.
 const RETRY_END: (f64, f64) = (56.0, 8.2);
 
-/// So many times END, and no more pairs meet.
+/// Multiple of END after which no more pairs are measured.
 const HOPELESS: f64 = 3.0;
 
-/// A node, or a rank where there is one node.
+/// Node, or rank if there is only one node.
 struct Unit {
     name: String,
     ranks: Vec<usize>,
 }
 
-/// What was measured, on every rank alike.
+/// Measurements, equal on every rank.
 pub struct Pairs {
     units: Vec<String>,
-    /// "nodes" or "ranks".
+    /// Either "nodes" or "ranks".
     pub units_are: &'static str,
     /// Ranks of a unit that took part.
     rails: usize,
@@ -122,8 +124,9 @@ fn units(site: &Site) -> (Vec<Unit>, &'static str) {
     ((0..site.nodes.len()).map(rank).collect(), "ranks")
 }
 
-/// Who meets whom in each round: every pair once, up to 32 units; above, 12 rounds of them. By
-/// exclusive or for powers of two; else round a table, where one of an odd number rests.
+/// Partners in each round: every pair once for up to 32 units, otherwise 12 rounds of them.
+/// Exclusive or for powers of two; otherwise the circle method, in which one of an odd number
+/// rests.
 fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     let even = units.next_multiple_of(2);
     let meet = |round: usize| -> Vec<(usize, usize)> {
@@ -149,7 +152,8 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     }
 }
 
-/// Rounds in which slow links meet again, and slow units their best partners, nobody twice in one.
+/// Rounds for retries: slow links, and slow units with their best partners. Each unit appears at
+/// most once per round.
 fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
     for (unit, best) in &found.units {
@@ -177,13 +181,14 @@ fn keep_best(pairs: &mut Vec<Pair>, new: Pair) {
     }
 }
 
-/// A rank's place in the tournament.
+/// State of a rank in the tournament.
 struct Field<'a> {
     site: &'a Site<'a>,
     scratch: &'a Scratch,
     units: &'a [Unit],
     rails: usize,
-    /// Of the ranks with this one's number in each unit; None for a rank without counterparts.
+    /// Group of the ranks with this rank's number in each unit; None for a rank without
+    /// counterparts.
     rail: Option<Box<dyn Group>>,
 }
 
@@ -204,8 +209,8 @@ impl<'a> Field<'a> {
         Field { site, scratch, units, rails, rail }
     }
 
-    /// The rates in GB/s of the pairs of a round, which takes about `seconds`; and what rank 0's clock
-    /// shows then.
+    /// Rates in GB/s of the pairs of a round, which takes about `seconds`; and rank 0's clock at
+    /// its end.
     fn round(&self, round: &[(usize, usize)], seconds: f64) -> anyhow::Result<(Vec<Pair>, f64)> {
         let mut best: Vec<Pair> =
             round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
@@ -252,23 +257,23 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The next messages of a pair.
+/// Next messages of a pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plan {
     bytes: usize,
-    /// 0: the pair is done.
+    /// Number of exchanges; 0 when the pair is done.
     repeats: usize,
 }
 
 impl Plan {
-    /// Times that a pair exchanges messages in a round; sizes grow from one to the next.
+    /// Number of exchanges per round. Sizes grow from one to the next.
     const TRIES: usize = 4;
 
-    /// Growth from one try to the next: what larger messages take is foretold less well.
+    /// Growth from one exchange to the next. Larger steps are harder to predict.
     const GROWTH: usize = 16;
 
-    /// After messages that took `took`, in a round of `seconds`: as large as a sixth of it allows, by
-    /// powers of 4 up to `largest`.
+    /// Plan after messages that took `took`, in a round of `seconds`: as large as a sixth of it
+    /// permits, in powers of 4 up to `largest`.
     fn next(self, took: f64, seconds: f64, largest: usize) -> Plan {
         let largest = largest.min(self.bytes * Plan::GROWTH);
         let (mut bytes, mut each) = (self.bytes, took);
@@ -299,13 +304,13 @@ impl Pairs {
         let mut notes = Vec::new();
         if self.found.undecided {
             notes.push(format!(
-                "with two {} a slow one cannot be told from the other: compare with what is usual",
+                "with two {} the slow one cannot be identified: compare with usual figures",
                 self.units_are
             ));
         }
         if self.rounds.0 < self.rounds.1 {
             let (done, all) = self.rounds;
-            notes.push(format!("{done} of {all} rounds of pairs went into the time"));
+            notes.push(format!("there was time for {done} of {all} rounds of pairs"));
         }
         notes
     }

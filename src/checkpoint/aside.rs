@@ -1,62 +1,128 @@
-//! A folder that is written aside and takes its name when all of it is on the disk: whoever looks
-//! sees no folder or a whole one, and a disk that fills up leaves nothing behind.
+//! Atomic creation of folders: a folder is written under a temporary name and renamed when all of
+//! it is on disk. Readers see no folder or a complete one, and a full disk leaves nothing behind.
 
 use super::disk::{Disk, nonce};
 use anyhow::Context;
+use base::output::Existing;
 use base::{Problems, output};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where a new folder is to stand: nothing is there, or an empty folder.
-pub fn vacant(to: &Path) -> anyhow::Result<()> {
-    let place = to.display();
-    let what = match fs::read_dir(to) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotADirectory => "this is a file".to_string(),
-        Err(error) => return Err(error).with_context(|| format!("cannot list {place}")),
-        Ok(mut entries) => match entries.next() {
-            None => return Ok(()),
-            Some(_) if to.join("config.json").exists() => "there is a model already".to_string(),
-            Some(_) => "the folder is not empty".to_string(),
-        },
-    };
-    Err(Problems::one(place.to_string(), what, "choose another folder, or remove it first").into())
+/// The kind of a folder that is written, which decides what `--overwrite` may replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A Hugging Face folder.
+    Model,
+    /// A run that has not trained yet.
+    Run,
 }
 
-/// Makes the folder `to` by `write`, which gets the path of a fresh folder beside it to write into.
-/// If it fails, that folder is removed.
+impl Kind {
+    /// Whether such a folder has an entry of this name. A file of another name is the user's.
+    fn has(self, name: &str, is_folder: bool) -> bool {
+        let folders: &[&str] = match self {
+            Kind::Model => &[],
+            Kind::Run => &["checkpoints", "hf", "tokenizer"],
+        };
+        match (self, is_folder) {
+            (_, true) => folders.contains(&name),
+            (Kind::Model, _) => {
+                let endings = [".json", ".safetensors", ".jinja", ".model"];
+                name == "merges.txt" || endings.iter().any(|ending| name.ends_with(ending))
+            }
+            (Kind::Run, _) => matches!(name, "manifest.yaml" | "last-checkpoint" | "run.lock"),
+        }
+    }
+}
+
+/// An error unless a new folder can have this place: nothing is there, or an empty folder, or with
+/// `Replaced` a folder that holds only what `kind` has.
+pub fn vacant(to: &Path, kind: Kind, existing: Existing) -> anyhow::Result<()> {
+    let place = to.display();
+    let failed = || format!("cannot list {place}");
+    let entries = match fs::read_dir(to) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            let remedy = "choose another folder";
+            return Err(Problems::one(place.to_string(), "is a file", remedy).into());
+        }
+        listed => {
+            listed.with_context(failed)?.collect::<Result<Vec<_>, _>>().with_context(failed)?
+        }
+    };
+    let foreign = entries.iter().find_map(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        (!kind.has(&name, is_folder)).then_some(name)
+    });
+    let (what, remedy) = match (entries.is_empty(), foreign, existing) {
+        (true, ..) | (_, None, Existing::Replaced) => return Ok(()),
+        (_, Some(name), Existing::Replaced) => {
+            let what = format!("the folder holds {name}, which --overwrite does not replace");
+            (what, "choose another folder, or remove it first")
+        }
+        (_, foreign, Existing::Refused) => {
+            let model = to.join("config.json").exists();
+            let what =
+                if model { "already contains a model" } else { "is a folder that is not empty" };
+            let remedy = match foreign {
+                None => "choose another folder, or add --overwrite",
+                Some(_) => "choose another folder, or remove it first",
+            };
+            (what.to_string(), remedy)
+        }
+    };
+    Err(Problems::one(place.to_string(), what, remedy).into())
+}
+
+/// Creates the folder `to` by `write`, which receives the path of a temporary folder to write into.
+/// If `write` fails, that folder is removed, and a folder that was to be replaced is unchanged.
 pub fn write_folder<T>(
     to: &Path,
+    kind: Kind,
+    existing: Existing,
     write: impl FnOnce(&Path) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    vacant(to)?;
+    vacant(to, kind, existing)?;
     let to = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
-        let what = "this is no name for a new folder";
+        let what = "is not a valid name for a new folder";
         return Err(Problems::one(to.display().to_string(), what, "choose another folder").into());
     };
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let disk = Disk::default();
     let fresh = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
-    // A descriptor to remove the folder with, when they have run out.
+    // Spare descriptor for removing the folder when descriptors have run out.
     let spare = File::open(parent).with_context(|| format!("cannot open {}", parent.display()))?;
     disk.make_folder(&fresh)?;
     let _unfinished = output::unfinished(&fresh);
     let place = || {
         let written = write(&fresh)?;
         sync(&disk, &fresh)?;
-        disk.rename(&fresh, &to)?;
+        let old = parent.join(format!(".{}.tmp-old-{}", name.to_string_lossy(), nonce()));
+        let replaced = existing == Existing::Replaced && to.exists();
+        if replaced {
+            disk.rename(&to, &old)?;
+        }
+        disk.rename(&fresh, &to).inspect_err(|_| {
+            if replaced {
+                let _ = disk.rename(&old, &to);
+            }
+        })?;
         disk.sync_folder(parent)?;
+        if replaced {
+            disk.remove_folder(&old)?;
+        }
         Ok(written)
     };
     place().inspect_err(|_| {
         drop(spare);
-        let _ = disk.remove_folder(&fresh); // a part must not fill the disk
+        let _ = disk.remove_folder(&fresh); // a partial folder must not fill the disk
     })
 }
 
-/// Of every file and folder in a folder, and itself.
+/// Syncs every file and folder in a folder, and the folder itself.
 fn sync(disk: &Disk, folder: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot list {}", folder.display());
     for entry in fs::read_dir(folder).with_context(failed)? {

@@ -1,5 +1,6 @@
-//! Digests. Bytes in a file are hashed by chunk (xxh3), so that damage has a byte range; the values
-//! of a tensor are hashed by place, so that the digest does not depend on who holds which part.
+//! Digests. Bytes in a file are hashed by chunk (xxh3), so damage is located to a byte range.
+//! Values of a tensor are hashed by index, so the digest does not depend on which rank holds which
+//! part.
 
 use base::DType;
 use engine::TensorSlice;
@@ -7,28 +8,28 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes hashed together in a file: 4 MiB.
+/// Bytes per chunk of a file: 4 MiB.
 pub const CHUNK: usize = 4 << 20;
 
-/// 64 bits, written as 16 hexadecimal digits.
+/// 64-bit digest, written as 16 hexadecimal digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest(pub u64);
 
 impl Digest {
-    /// Of bytes in a file.
+    /// Digest of bytes in a file.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(xxh3_64(bytes))
     }
 
-    /// Of values as they lie in memory, of the same size, the first of which is number `first` of the
-    /// whole tensor. Digests of the parts of a tensor add up to that of the whole: each value is mixed
-    /// with its number, and the results are summed (mod 2⁶⁴), so a changed, moved or missing value
-    /// changes the sum.
+    /// Digest of values in memory, the first of which is number `first` of the whole tensor.
+    /// Digests of the parts of a tensor add up to that of the whole. Each value is mixed with its
+    /// number, and the results are summed (mod 2⁶⁴), so a changed, moved or missing value changes
+    /// the sum.
     pub fn of_values(first: u64, dtype: DType, bytes: &[u8]) -> Digest {
         Digest(device::digest_of_bytes(first, dtype, bytes))
     }
 
-    /// Of a rectangle of a matrix [_, cols], its values row by row.
+    /// Digest of a rectangle of a matrix [_, cols], whose values are stored row by row.
     pub fn of_slice(cols: usize, slice: &TensorSlice, dtype: DType, bytes: &[u8]) -> Digest {
         let first = |row: usize| ((slice.at[0] + row) * cols + slice.at[1]) as u64;
         let width = slice.size[1];
@@ -40,7 +41,7 @@ impl Digest {
         rows.fold(Digest::default(), Digest::and)
     }
 
-    /// Of two parts of a tensor together.
+    /// Digest of two parts of a tensor together.
     pub fn and(self, other: Digest) -> Digest {
         Digest(self.0.wrapping_add(other.0))
     }
@@ -75,7 +76,8 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A list of digests as one string: a checkpoint of a large model has a million chunks.
+/// Serialises a list of digests as one string, because a checkpoint of a large model has a million
+/// chunks.
 pub mod list {
     use super::*;
 

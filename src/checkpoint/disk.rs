@@ -1,8 +1,9 @@
-//! The system calls that save a checkpoint, in one place: errors name the path, writes go around
-//! the page cache, and tests make any one of them fail.
+//! System calls for saving a checkpoint. Errors name the path, writes bypass the page cache, and
+//! tests can make any call fail.
 
 use anyhow::Context;
 use base::output;
+use base::progress::{Progress, Unit};
 use libc::{EINVAL, ENOSYS};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FallocateFlags, OFlags};
@@ -12,54 +13,62 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Offsets, lengths and addresses of direct writes are multiples of this.
+/// Alignment of offsets, lengths and addresses of direct writes.
 pub const BLOCK: usize = 4096;
 
-/// Files of fewer bytes are left to the page cache.
+/// Size below which files are written through the page cache.
 pub const DIRECT: u64 = 1 << 20;
 
-/// One call, as tests see it.
+/// Recorded call, for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     MakeFolder(PathBuf),
     Create(PathBuf),
     Write(PathBuf),
-    /// Of a file or a folder.
+    /// Sync of a file or a folder.
     Sync(PathBuf),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
 }
 
-/// What tests do to the calls.
+/// Fault that tests inject.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Fault {
     #[default]
     None,
     /// Call number `at`, from 0, fails with this error.
     Error { at: usize, errno: i32 },
-    /// Call number `at` and all that follow do nothing and fail, as if the machine had died.
+    /// Call number `at` and all later ones do nothing and fail, as if the machine had crashed.
     Crash { at: usize },
-    /// Every write takes about half of what it is given.
+    /// Every write accepts about half of its bytes.
     Short,
-    /// Call number `at`, a write, puts another byte on the disk, and says nothing.
+    /// Call number `at`, a write, stores a wrong byte and reports success.
     Wrong { at: usize },
 }
 
-/// The disk.
+/// Disk, with optional fault injection.
 #[derive(Debug, Default)]
 pub struct Disk {
+    /// Shows the bytes that are written.
+    progress: Option<Progress>,
     fault: Fault,
     calls: Mutex<Vec<Call>>,
     recording: bool,
 }
 
 impl Disk {
-    /// A disk that fails as told, and remembers every call.
+    /// Disk that fails as specified and records every call.
     pub fn failing(fault: Fault) -> Disk {
-        Disk { fault, calls: Mutex::default(), recording: true }
+        Disk { fault, recording: true, ..Disk::default() }
     }
 
-    /// The calls so far, the failed ones included; none are kept of an ordinary disk.
+    /// A disk that shows how much of `bytes` is written.
+    pub fn showing(bytes: u64) -> Disk {
+        let progress = Progress::new("writing", bytes, Unit::Bytes);
+        Disk { progress: Some(progress), ..Disk::default() }
+    }
+
+    /// Calls so far, including failed ones. An ordinary disk records none.
     pub fn calls(&self) -> Vec<Call> {
         self.calls.lock().clone()
     }
@@ -69,14 +78,15 @@ impl Disk {
             .with_context(|| format!("cannot create {}", path.display()))
     }
 
-    /// A file that must not exist yet.
+    /// Creates a file that must not exist yet.
     pub fn create(&self, path: &Path) -> anyhow::Result<File> {
         let create = || OpenOptions::new().write(true).create_new(true).open(path);
         self.call(Call::Create(path.to_path_buf()), create)
             .with_context(|| format!("cannot create {}", path.display()))
     }
 
-    /// Reserves a new file's length, where the file system can: better no space now than later.
+    /// Reserves the length of a new file if the file system can, so that a lack of space shows
+    /// early.
     pub fn allocate(&self, path: &Path, file: &File, len: u64) -> anyhow::Result<()> {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -86,7 +96,7 @@ impl Disk {
         }
     }
 
-    /// The same file for writes around the page cache, where the file system has them.
+    /// Opens the same file for writes that bypass the page cache, if the file system supports it.
     pub fn direct(&self, path: &Path) -> Option<File> {
         let flags = OFlags::DIRECT.bits() as i32;
         OpenOptions::new().write(true).custom_flags(flags).open(path).ok()
@@ -100,17 +110,19 @@ impl Disk {
                 Ok(0) => Err(ErrorKind::WriteZero.into()),
                 written => written,
             };
-            done += self.call(Call::Write(path.to_path_buf()), write).with_context(|| {
+            let wrote = self.call(Call::Write(path.to_path_buf()), write).with_context(|| {
                 let end = at + bytes.len() as u64;
                 format!("cannot write bytes {here}..{end} of {}", path.display())
             })?;
+            self.progress.iter().for_each(|progress| progress.add(wrote as u64));
+            done += wrote;
         }
         Ok(())
     }
 
     fn put(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
         match self.fault {
-            // The call has been counted.
+            // The call has been counted already.
             Fault::Wrong { at: wrong } if self.calls.lock().len() == wrong + 1 => {
                 let mut other = bytes.to_vec();
                 other[0] ^= 1;
@@ -120,7 +132,7 @@ impl Disk {
         }
     }
 
-    /// As many bytes as the system would take of so many.
+    /// Number of bytes, out of `len`, that one write accepts.
     fn at_once(&self, len: usize) -> usize {
         match self.fault {
             Fault::Short if len > BLOCK => len.div_ceil(2).next_multiple_of(BLOCK).min(len),
@@ -138,7 +150,7 @@ impl Disk {
         self.sync(path, &folder)
     }
 
-    /// Writes a small file whole, and syncs it.
+    /// Writes and syncs a small file.
     pub fn write_file(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let file = self.create(path)?;
         self.write_at(path, &file, bytes, 0)?;
@@ -150,7 +162,7 @@ impl Disk {
             .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
     }
 
-    /// Two folders change names in one call; where the file system cannot, in two.
+    /// Exchanges two folders atomically; with two renames if the file system cannot.
     pub fn exchange(&self, fresh: &Path, old: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         let swap = || Ok(rustix::fs::renameat_with(CWD, fresh, CWD, old, flags)?);
@@ -161,7 +173,7 @@ impl Disk {
                 self.rename(fresh, old)?;
                 self.rename(&aside, fresh)
             }
-            done => done.with_context(|| format!("cannot put a new {} in place", old.display())),
+            done => done.with_context(|| format!("cannot replace {}", old.display())),
         }
     }
 
@@ -175,7 +187,7 @@ impl Disk {
             .with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// Makes a call, again if a signal interrupted it.
+    /// Makes a call, and repeats it if a signal interrupted it.
     fn call<T>(&self, call: Call, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
         loop {
             match self.fault(&call).and_then(|()| make()) {
@@ -200,7 +212,7 @@ impl Disk {
     }
 }
 
-/// Different at each call: the process, the time, and a count.
+/// Unique string per call, from process, time and a counter.
 pub fn nonce() -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static CALLS: AtomicU32 = AtomicU32::new(0);

@@ -1,47 +1,47 @@
-//! The folder of a run's checkpoints: which there are, which are kept.
+//! Folder of a run's checkpoints: listing and pruning.
 //!
-//! `step-00000040/` is a published checkpoint; `step-00000040.tmp-…/` one being written, or what a
-//! kill left of one; `aside-…` is what a resume from an older step put away; `latest` is a hint for
-//! people.
+//! `step-00000040/` is a published checkpoint. `step-00000040.tmp-…/` is being written, or was left
+//! by a killed process. `aside-…` was moved away by a resume from an older step. `latest` is a hint
+//! for users.
 
 use super::disk::{Disk, nonce};
 use anyhow::Context;
-use base::Problems;
+use base::{Problems, input};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// In the name of what was a checkpoint and is being removed.
+/// Part of the name of a checkpoint that is being removed.
 const REMOVED: &str = ".tmp-removed-";
 
-/// The name of the file that names the newest checkpoint.
+/// Name of the file that names the newest checkpoint.
 pub const LATEST: &str = "latest";
 
-/// A checkpoint in a run's folder.
+/// Checkpoint in a run's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     pub step: u64,
     pub folder: PathBuf,
 }
 
-/// The name of a step's checkpoint.
+/// Name of a step's checkpoint.
 pub fn name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The step of a checkpoint's name.
+/// Step of a checkpoint's name.
 pub fn step(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name == self::name(step)).then_some(step)
 }
 
-/// A name for a checkpoint that is none of the run's any more.
+/// New name for a checkpoint that no longer belongs to the run.
 pub fn aside(step: u64) -> String {
     format!("aside-{}-{}", name(step), nonce())
 }
 
-/// The published checkpoints of a run, oldest first.
+/// Published checkpoints of a run, oldest first.
 pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
     let mut found: Vec<Found> = names(checkpoints)?
         .into_iter()
@@ -51,19 +51,20 @@ pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The newest checkpoint of a run.
+/// Newest checkpoint of a run.
 pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<Found>> {
     Ok(published(checkpoints)?.pop())
 }
 
-/// The folder itself if it is a checkpoint, or the newest checkpoint of a run.
+/// Resolves a path: the folder itself if it is a checkpoint, otherwise the newest checkpoint of the
+/// run.
 pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
     let mistake = |what: &str| {
         let remedy = "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME";
         Problems::one(path.display().to_string(), what, remedy)
     };
     if !path.is_dir() {
-        return Err(mistake("there is no such folder").into());
+        return Err(mistake("the folder does not exist").into());
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if path.join("index.json").exists() || name.starts_with("step-") {
@@ -76,11 +77,11 @@ pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(found.ok_or_else(|| mistake("holds no checkpoint"))?.folder)
 }
 
-/// What is wrong with the hint, if anything: nothing relies on it.
+/// Describes a wrong hint; None if it is correct. Nothing relies on the hint.
 pub fn hint(checkpoints: &Path) -> anyhow::Result<Option<String>> {
     let newest = latest(checkpoints)?.map(|found| name(found.step));
     let path = checkpoints.join(LATEST);
-    let says = match fs::read(&path) {
+    let says = match input::read(&path, input::SMALL) {
         Ok(bytes) => Some(String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned()),
         Err(_) => None,
     };
@@ -88,7 +89,11 @@ pub fn hint(checkpoints: &Path) -> anyhow::Result<Option<String>> {
     Ok((!agree && says.is_some()).then(|| {
         let says = says.unwrap_or_default();
         let there = newest.unwrap_or("none".into());
-        format!("{} says {:?}, the newest there is: {there}", path.display(), says.trim_end())
+        format!(
+            "{} names {:?}, but the newest checkpoint is {there}",
+            path.display(),
+            says.trim_end()
+        )
     }))
 }
 
@@ -103,18 +108,18 @@ pub fn write_hint(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<
     disk.sync_folder(checkpoints)
 }
 
-/// Which checkpoints stay.
+/// Retention of checkpoints.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Keep {
-    /// This many of the newest; `None` is all.
+    /// Number of newest checkpoints to keep; `None` keeps all.
     pub last: Option<usize>,
-    /// And those whose step is a multiple of this.
+    /// Also keeps checkpoints whose step is a multiple of this.
     pub every: Option<u64>,
-    /// And the one of this step, which somebody reads.
+    /// Also keeps the checkpoint of this step, which is being read.
     pub read: Option<u64>,
 }
 
-/// Of steps in their order, those that need not be kept.
+/// Steps that need not be kept, out of ascending `steps`.
 pub fn outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
     let old = steps.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
     let kept = |step: u64| {
@@ -123,11 +128,11 @@ pub fn outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
     steps[..old].iter().copied().filter(|step| !kept(*step)).collect()
 }
 
-/// Removes the checkpoints that need not be kept. Each is renamed before it is emptied, so a
-/// half-removed one is never taken for a checkpoint.
+/// Removes the checkpoints that need not be kept. Each is renamed before it is deleted, so a partly
+/// deleted one is never mistaken for a checkpoint.
 pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
     for name in names(checkpoints)?.iter().filter(|name| name.contains(REMOVED)) {
-        disk.remove_folder(&checkpoints.join(name))?; // which failed the last time
+        disk.remove_folder(&checkpoints.join(name))?; // left by a failed removal
     }
     let steps: Vec<u64> = published(checkpoints)?.iter().map(|found| found.step).collect();
     for name in outdated(&steps, keep).into_iter().map(name) {
@@ -138,8 +143,8 @@ pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Removes what interrupted saves left behind. Only for the one process that holds the run's lock,
-/// before it saves: a save under way looks the same.
+/// Removes the leftovers of interrupted saves. Only the process that holds the run's lock may call
+/// this, before it saves, because a running save looks the same.
 pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
     for name in names(checkpoints)?.iter().filter(|name| name.contains(".tmp-")) {
         let path = checkpoints.join(name);
@@ -152,7 +157,7 @@ pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts checkpoints after `step` out of the way; returns their new names.
+/// Renames checkpoints after `step` to `aside-…`. Returns their new names.
 pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
     let disk = Disk::default();
     let later = published(checkpoints)?.into_iter().filter(|found| found.step > step);
@@ -165,20 +170,20 @@ pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
         .collect()
 }
 
-/// A name that is not in use, for a checkpoint being written or removed.
+/// Unused temporary name for a checkpoint that is being written.
 pub fn fresh(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("{}.tmp-{}", name(step), nonce()))
 }
 
-/// What is in the folder; nothing where nothing has its name. A link that leads nowhere (a disk that
-/// is not mounted) is an error, as is all else that hides what is there.
+/// Names in the folder; empty if the folder does not exist. A dangling link (to an unmounted disk)
+/// is an error, as is anything else that hides the contents.
 fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("cannot list {}", checkpoints.display());
     let entries = match fs::read_dir(checkpoints) {
         Err(error) if error.kind() == ErrorKind::NotFound => match fs::read_link(checkpoints) {
             Ok(target) => {
                 let (link, target) = (checkpoints.display(), target.display());
-                let what = format!("is a link to {target}, which is not there");
+                let what = format!("is a link to {target}, which does not exist");
                 let remedy = "mount the disk or bring the folder back; remove the link if it is \
                               lost";
                 return Err(Problems::one(link.to_string(), what, remedy).into());

@@ -1,104 +1,109 @@
-//! `index.json`: everything about a checkpoint but its tensors' values, and where those lie.
+//! `index.json`: everything about a checkpoint except the values of its tensors, and the location
+//! of those values.
 //!
-//! The file's last field is the digest of all that stands before it.
+//! The last field of the file is the digest of everything before it.
 
 mod format1;
 mod pieces;
 
 use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
-use base::{DType, null_is_nan};
+use base::{DType, input, null_is_nan};
 use data::MixturePlan;
 use engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use plan::spikes::SpikeWatch;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The file's name.
+/// Name of the file.
 pub const NAME: &str = "index.json";
-/// Raised when an older gptrain could not read what is written now. Format 1 named the states of
-/// AdamW one by one, as fields of a tensor.
+/// Format version, increased when older versions of gptrain could not read the index. Format 1
+/// named the states of AdamW one by one, as fields of a tensor.
 const FORMAT: u32 = 2;
-/// The longest index read: that of a model of 10¹³ parameters.
+/// Size limit of an index: that of a model with 10¹³ parameters.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Where a run stands.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Optimizer steps taken.
+    /// Number of optimizer steps done.
     pub step: u64,
-    /// Where the next step's samples begin; a sample is a function of its number, so this is the
-    /// whole state of the data, and of the batch ramp-up and the learning rate with it.
+    /// First sample of the next step. A sample is a function of its number, so this is the whole
+    /// state of the data, of the batch ramp-up and of the learning rate.
     pub consumed_samples: u64,
 }
 
-/// The state of a run beside its tensors.
+/// State of a run besides its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Drawn when the run began; stays through resumes.
+    /// Random id, drawn when the run started and kept by resumes.
     pub run: String,
     #[serde(flatten)]
     pub progress: Progress,
     pub consumed_tokens: u64,
-    /// Samples of the next step: where the batch ramp-up stands.
+    /// Samples of the next step, according to the batch ramp-up.
     pub next_batch: u64,
-    /// Of the last step.
+    /// Learning rate of the last step.
     pub lr: f64,
-    /// Of an fp16 run that has begun; no other precision scales the loss.
+    /// Loss scale of an fp16 run that has started; other precisions have none.
     pub loss_scale: Option<Scale>,
-    /// Steps whose update was skipped, since the optimizer's states began, in any precision. Older
-    /// checkpoints have it of fp16 alone, in `loss_scale`.
+    /// Steps with a skipped update since the optimizer's states were initialised, in any precision.
+    /// Older checkpoints have it only for fp16, in `loss_scale`.
     #[serde(default)]
     pub skipped_updates: u64,
-    /// The update of the last step, where it waits for the next one; its gradient is a state.
+    /// Delayed update of the last step; its gradient is a state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingUpdate>,
     pub rng: Rng,
     pub optimizer: Optimizer,
-    /// The last steps, oldest first.
+    /// Last steps, oldest first.
     pub history: Vec<Past>,
     pub data: Vec<DataId>,
-    /// Which datasets gave which samples so far, and are to give the rest.
+    /// Datasets of all samples, past and future.
     pub mixture: MixturePlan,
-    /// Which losses the run expects, and the samples it left out for a spike; None where nobody looks.
+    /// State of spike detection, including the samples left out for a spike; None if `divergence`
+    /// is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeWatch>,
-    /// What the weights came from, if not from this run's own initial values.
+    /// Source of imported weights; None if the run started from its own initial values.
     pub imported: Option<String>,
-    /// The effective manifest, as YAML.
+    /// Effective manifest, as YAML.
     pub manifest: String,
 }
 
 impl State {
-    /// Whether these are weights that were imported and not trained yet: nothing else counts of it,
-    /// and no optimizer's states are there.
+    /// Whether it holds imported weights without training. Then nothing else in it matters, and it
+    /// has no optimizer states.
     pub fn is_import(&self) -> bool {
         self.imported.is_some() && self.progress.step == 0
     }
 }
 
-/// Every random number is a function of these and of a place (weight, sample, layer).
+/// Seeds: every random number is a function of these and of a position (weight, sample, layer).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rng {
     pub generator: String,
-    /// Of initial weights and dropout.
+    /// Seed of initial weights and dropout.
     pub seed: u64,
-    /// Of the sample order.
+    /// Seed of the sample order.
     pub data_seed: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     pub rule: String,
-    /// The step at which its states began: 0, or where a run went on with `--reset-optimizer`.
+    /// Step at which its states were initialised: 0, or that of a resume with `--reset-optimizer`.
     #[serde(default, skip_serializing_if = "is_first")]
     pub began: u64,
-    /// Its numbers by name, such as `beta1`.
+    /// Updates that the states had counted beyond the steps: of an imported run, whose trainer made
+    /// one with zero gradients before its first step.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub ahead: u64,
+    /// Its constants by name, such as `beta1`.
     #[serde(flatten)]
     pub numbers: BTreeMap<String, f32>,
     pub groups: Vec<Group>,
@@ -108,7 +113,7 @@ fn is_first(step: &u64) -> bool {
     *step == 0
 }
 
-/// "adamw, beta1 0.9, beta2 0.95, eps 1e-8".
+/// For example "adamw, beta1 0.9, beta2 0.95, eps 1e-8".
 impl fmt::Display for Optimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.rule)?;
@@ -123,28 +128,28 @@ impl fmt::Display for Optimizer {
     }
 }
 
-/// Weights that are updated alike.
+/// Weights with equal optimizer settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub weight_decay: f32,
-    /// Updates so far, for the bias corrections.
+    /// Updates so far, for the bias correction.
     pub step: u64,
     pub tensors: Vec<String>,
 }
 
-/// A step that was taken.
+/// Record of a step.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Past {
     pub step: u64,
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Not finite where an fp16 step was skipped.
+    /// Not finite if an fp16 step was skipped.
     #[serde(deserialize_with = "null_is_nan")]
     pub grad_norm: f64,
 }
 
 impl PartialEq for Past {
-    /// To the last bit. Of numbers that are not finite a file tells nothing more.
+    /// Bit-exact comparison. JSON has no NaN, so all non-finite values compare equal.
     fn eq(&self, other: &Past) -> bool {
         let bits = |x: f64| x.is_finite().then_some(x.to_bits());
         let all = |past: &Past| (past.step, bits(past.loss), bits(past.grad_norm));
@@ -152,7 +157,7 @@ impl PartialEq for Past {
     }
 }
 
-/// What tells one dataset from another.
+/// Identity of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataId {
     pub prefix: String,
@@ -161,13 +166,13 @@ pub struct DataId {
     pub index_digest: Digest,
     /// Bytes of `PREFIX.bin`.
     pub token_bytes: u64,
-    /// Digest of pieces of it that the data seed chooses. None of older checkpoints.
+    /// Digest of pieces of it, selected by the data seed. None in older checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_digest: Option<Digest>,
 }
 
 impl DataId {
-    /// Whether the content is the same, wherever it lies, as far as both tell.
+    /// Whether the contents are equal, as far as both identities show. Paths may differ.
     pub fn same_content(&self, other: &DataId) -> bool {
         let index = |id: &DataId| (id.index_bytes, id.index_digest, id.token_bytes);
         let digests = self.token_digest.zip(other.token_digest);
@@ -178,7 +183,7 @@ impl DataId {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Index {
     pub format: u32,
-    /// The version that wrote it.
+    /// Version of gptrain that wrote the checkpoint.
     pub gptrain: String,
     #[serde(flatten)]
     pub state: State,
@@ -186,16 +191,18 @@ pub struct Index {
     pub shards: Vec<Shard>,
 }
 
-/// A parameter of the model, with its states.
+/// Parameter of the model, with its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "format1::AnyTensor")]
 pub struct Tensor {
     pub name: String,
-    /// Of the whole: [rows, cols], or [cols]. Rows that only pad the vocabulary are not saved.
+    /// Shape of the whole parameter: [rows, cols], or [cols]. Rows that pad the vocabulary are not
+    /// saved.
     pub shape: Vec<usize>,
     pub decay: bool,
     pub states: BTreeMap<String, TensorState>,
-    /// Of what other ranks held of the same states: equal to these, or they have diverged.
+    /// Digests of other ranks' copies of the same states. A difference means that the ranks have
+    /// diverged.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<Copied>,
 }
@@ -207,16 +214,16 @@ pub struct TensorState {
     pub dtype: DType,
     #[serde(default, skip_serializing_if = "Extent::is_like")]
     pub extent: Extent,
-    /// Of the whole, however it is cut (`Digest::of_values`).
+    /// Digest of the whole state, independent of how it is split (`Digest::of_values`).
     pub digest: Digest,
-    /// None of a state that is not saved: the model weight is the master weight, rounded; at every
-    /// start the digest proves that it is the same again.
+    /// None for a state that is not saved. The model weight is the rounded master weight; its
+    /// digest is checked at every start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pieces: Option<Vec<Piece>>,
 }
 
-/// Digests of a copy of a parameter that was not saved: the last stage's of a tied embedding, or that
-/// of a rank across which tensor parallelism does not split it.
+/// Digests of a parameter's copy that was not saved: of the last stage's tied embedding, or of a
+/// rank among which tensor parallelism does not split it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "format1::AnyCopied")]
 pub struct Copied {
@@ -224,7 +231,7 @@ pub struct Copied {
     pub states: BTreeMap<String, Digest>,
 }
 
-/// A rectangle of a state, in a shard, row by row.
+/// Rectangle of a state, stored row by row in a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Index into `shards`.
@@ -233,7 +240,7 @@ pub struct Piece {
     pub byte: u64,
     #[serde(flatten)]
     pub slice: TensorSlice,
-    /// Digests of the piece's bytes, 4 MiB at a time.
+    /// Digests of the piece's bytes, per 4 MiB.
     #[serde(with = "digest::list")]
     pub chunks: Vec<Digest>,
 }
@@ -242,7 +249,7 @@ fn f32() -> DType {
     DType::F32
 }
 
-/// A file of tensors, in the safetensors format.
+/// File of tensors in the safetensors format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     pub file: String,
@@ -265,18 +272,19 @@ impl Index {
         Index { format: FORMAT, gptrain, state, tensors, shards }
     }
 
-    /// Updates since the optimizer's states began; a step that was skipped made none.
+    /// Updates since the optimizer's states were initialised. Skipped steps do not count.
     pub fn updates(&self) -> u64 {
-        let taken = self.optimizer_steps().saturating_sub(self.skipped());
+        let counted = self.optimizer_steps().saturating_add(self.optimizer.ahead);
+        let taken = counted.saturating_sub(self.skipped());
         self.loss_scale.map_or(taken, |scale| scale.updates)
     }
 
-    /// Steps since then whose update was skipped.
+    /// Steps with a skipped update since then.
     pub fn skipped(&self) -> u64 {
         self.loss_scale.map_or(self.skipped_updates, |scale| scale.skipped)
     }
 
-    /// Steps since the optimizer's states began.
+    /// Steps since the optimizer's states were initialised.
     pub fn optimizer_steps(&self) -> u64 {
         self.progress.step.saturating_sub(self.optimizer.began)
     }
@@ -285,7 +293,7 @@ impl Index {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// The file's text, its digest at the end.
+    /// Text of the file, with its digest at the end.
     pub fn text(&self) -> anyhow::Result<String> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.truncate(text.len() - "\n}".len());
@@ -295,24 +303,19 @@ impl Index {
         Ok(text)
     }
 
-    /// Reads and checks the index of a checkpoint. What it says of tensors and files is then known
-    /// to be what was written, and to fit together; the files themselves have not been looked at.
+    /// Reads and verifies the index of a checkpoint. Its statements about tensors and files are
+    /// then authentic and consistent. The files themselves are not read.
     pub fn read(folder: &Path) -> anyhow::Result<Index> {
         let path = folder.join(NAME);
-        // What is no file, such as a link to a device, need not end.
-        let about = path.metadata();
-        let file = about.and_then(|about| match about.is_file() {
-            true => File::open(&path),
-            false => Err(std::io::Error::other(format!("{NAME} is not a file"))),
-        });
-        let file = file.with_context(|| format!("{} is not a checkpoint", folder.display()))?;
+        let not_one = || format!("{} is not a checkpoint", folder.display());
+        let file = input::open(&path).context(NAME).with_context(not_one)?;
         let damaged = || format!("{} is damaged", path.display());
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).with_context(damaged)?;
         Index::parse(&text).with_context(damaged)
     }
 
-    /// An index from its file's text.
+    /// Parses an index.
     pub fn parse(text: &str) -> anyhow::Result<Index> {
         let format = |key: &str| text.lines().find_map(|l| l.trim().strip_prefix(key));
         let version = format("\"format\": ").map(|v| v.trim_end_matches(','));
@@ -331,8 +334,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Whether it is about what it says: no name twice, each piece inside its tensor and its file,
-    /// each tensor covered once.
+    /// Checks consistency: no duplicate name, each piece inside its tensor and file, each tensor
+    /// covered exactly once.
     pub fn check(&self) -> anyhow::Result<()> {
         self.state.mixture.check().map_err(anyhow::Error::msg)?;
         let mut files = BTreeSet::new();
@@ -372,24 +375,24 @@ impl Index {
             let in_file = in_data && end.is_some_and(|e| e <= shard.bytes);
             ensure!(in_file, "piece {i} is not inside {}", shard.file);
             let chunks = bytes.div_ceil(CHUNK as u64) as usize;
-            ensure!(piece.chunks.len() == chunks, "piece {i} has not {chunks} chunks");
+            ensure!(piece.chunks.len() == chunks, "piece {i} does not have {chunks} chunks");
             area += piece.slice.numel();
         }
         let slices: Vec<&TensorSlice> = pieces.iter().map(|piece| &piece.slice).collect();
         if let (Some(i), _) = pieces::over_another(&slices) {
-            bail!("piece {i} lies over another");
+            bail!("piece {i} overlaps another");
         }
-        ensure!(area == rows * cols, "{area} of {} values are there", rows * cols);
+        ensure!(area == rows * cols, "{area} of {} values are present", rows * cols);
         Ok(())
     }
 }
 
 const BEFORE_DIGEST: &str = ",\n  \"digest\": \"";
 const AFTER_DIGEST: &str = "\"\n}\n";
-/// How every shard's name ends.
+/// Suffix of every shard's name.
 pub const SHARD_END: &str = ".safetensors";
 
-/// The text ends with the digest of what comes before.
+/// Checks that the text ends with the digest of everything before it.
 fn sealed(text: &str) -> anyhow::Result<()> {
     let cut = text.len().checked_sub(AFTER_DIGEST.len() + 32);
     let parts = cut.and_then(|at| Some((text.get(..at)?, text.get(at..)?)));
@@ -402,7 +405,7 @@ fn sealed(text: &str) -> anyhow::Result<()> {
 }
 
 impl Copied {
-    /// Of two parts of a copy together.
+    /// Adds the digests of another part of the copy.
     pub fn add(&mut self, more: &Copied) {
         for (name, digest) in &more.states {
             let sum = self.states.entry(name.clone()).or_default();
@@ -412,18 +415,18 @@ impl Copied {
 }
 
 impl Tensor {
-    /// The state of a name.
+    /// State with this name.
     pub fn state(&self, name: &str) -> anyhow::Result<&TensorState> {
         self.states.get(name).with_context(|| format!("{} has no {name}", self.name))
     }
 
-    /// Type and extent of a state whose values are there.
+    /// Type and extent of a saved state; None if its values are not saved.
     pub fn form(&self, name: &str) -> Option<(DType, Extent)> {
         let saved = self.states.get(name).filter(|state| state.pieces.is_some());
         saved.map(|state| (state.dtype, state.extent))
     }
 
-    /// Those whose values are there.
+    /// States whose values are saved.
     pub fn saved(&self) -> impl Iterator<Item = (&str, &TensorState)> {
         let saved = self.states.iter().filter(|(_, state)| state.pieces.is_some());
         saved.map(|(name, state)| (name.as_str(), state))
@@ -433,7 +436,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// What was not the same in copies: "the first_moment of TP1 DP0".
+    /// States that differ between copies: "the first_moment of TP1 DP0".
     pub fn diverged(&self) -> Vec<String> {
         let differs = |copy: &Copied| {
             let differs = copy.states.iter().filter(|(name, digest)| {

@@ -1,4 +1,4 @@
-//! From a checkpoint into the engines of any grid.
+//! Loads a checkpoint into the engines of any grid.
 
 use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
@@ -17,8 +17,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads what this rank keeps: its slices, copies that no rank saved among them. No rank waits for
-/// another. When all have read: `cast_master_to_model` on all, then `verify` their `replica_digests`.
+/// Reads the slices of this rank, including copies that no rank saved. No rank waits for another.
+/// When all have read, call `cast_master_to_model` on all, then `verify` with their
+/// `replica_digests`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let (store, index) = (engine.store(), &checkpoint.index);
     if index.is_import() {
@@ -32,8 +33,8 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
     Ok(index.progress)
 }
 
-/// The same of the master weights alone: the optimizer's states begin anew, and its updates are
-/// counted from here.
+/// Reads the master weights only. The optimizer's states are initialised, and its updates count
+/// from here.
 pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let index = &checkpoint.index;
     sound(checkpoint, &validate::weights(index, engine.store().model()))?;
@@ -62,7 +63,7 @@ fn read_states(
     Ok(())
 }
 
-/// Of an update that waited when the run was saved, the gradient and the rest.
+/// Reads the gradient and the scalars of a delayed update.
 fn read_pending(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<()> {
     let (store, pending) = (engine.store(), checkpoint.index.pending);
     if pending.is_some() {
@@ -73,14 +74,15 @@ fn read_pending(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Whether a state that serves the exchange of gradients was saved as the engine has it.
+/// Whether a state that serves the exchange of gradients was saved in the engine's form.
 fn goes_on(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bool {
     let tensor = checkpoint.index.tensor(&param.name);
     let saved = tensor.and_then(|tensor| tensor.saved().find(|(name, _)| *name == state.name));
     saved.is_some_and(|(_, saved)| (saved.dtype, saved.extent) == (state.dtype, state.extent))
 }
 
-/// In one line, what of the exchange of gradients does not go on from the checkpoint.
+/// Describes, in one line, the states of the exchange of gradients that do not continue from the
+/// checkpoint.
 pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<String> {
     let model = engine.store().model();
     let layout = Layout::new(model, ModelShard::whole(model));
@@ -102,7 +104,7 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
         let each = of.iter().map(|(name, count)| format!("{name} of {count} matrices"));
         each.collect::<Vec<_>>().join(" and ")
     };
-    let anew_line = format!("{} begin anew", list(&anew));
+    let anew_line = format!("{} are initialised again", list(&anew));
     let left_line = format!("{} in the checkpoint are not used", list(&left));
     let lines = [(anew.is_empty(), anew_line), (left.is_empty(), left_line)];
     let lines: Vec<_> = lines.into_iter().filter(|(none, _)| !none).map(|(_, line)| line).collect();
@@ -110,7 +112,7 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
     (!lines.is_empty()).then(|| format!("{}: {why}", lines.join("; ")))
 }
 
-/// Reads everything into the only rank, and compares the model weights with those saved.
+/// Reads everything into a single rank, and compares the model weights with the saved digests.
 pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let progress = read_into(checkpoint, engine)?;
     engine.store().cast_master_to_model();
@@ -118,7 +120,7 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
     Ok(progress)
 }
 
-/// Reads the master weights alone.
+/// Reads the master weights into frozen weights.
 pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
     sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
@@ -127,30 +129,30 @@ pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress>
     Ok(checkpoint.index.progress)
 }
 
-/// An error for what was found of a checkpoint, if anything was.
+/// Fails with the findings about a checkpoint, if there are any.
 fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
     ensure!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }
 
-/// Threads that read and verify: as many requests are under way.
+/// Threads that read and verify: the number of concurrent requests.
 const READERS: usize = 4;
 
-/// Takes rows of a slice: which slice, from which of its rows on, the values.
+/// Receives rows of a slice: the slice, its first row, and the values.
 type Put<'a> = &'a mut dyn FnMut(&StateSlice, usize, &[u8]);
 
 /// Rows of a slice that are read together.
 struct Job<'a> {
     slice: &'a StateSlice,
     tensor: &'a Tensor,
-    /// Of the whole state.
+    /// Rows of the whole state.
     rows: Range<usize>,
-    /// Where the checkpoint has other states, of which this one is made.
+    /// Conversion from other states, if the checkpoint does not have this one.
     made: Option<Arc<Conversion>>,
 }
 
-/// Reads ahead on threads of its own, and gives runs of rows to `put`. What is not there is made as
-/// the optimizer's rule says.
+/// Reads ahead on threads, and passes runs of rows to `put`. Missing states are converted by the
+/// optimizer's rule.
 fn read_all(
     checkpoint: &Checkpoint,
     slices: &[StateSlice],
@@ -203,7 +205,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Columns of a state, of this job's rows.
+    /// Reads columns of a state, for this job's rows.
     fn read_state(
         &self,
         from: &Checkpoint,
@@ -212,10 +214,10 @@ impl Job<'_> {
         cols: Range<usize>,
     ) -> anyhow::Result<()> {
         from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
-        // No step updates with numbers that are not finite: whatever made these, it was no run.
+        // No step updates with non-finite numbers, so no run wrote these.
         ensure!(
             state.dtype.finite(buffer.bytes()),
-            "{}: the {} of {} holds numbers that are not finite, in rows {}..{}",
+            "{}: the {} of {} contains non-finite numbers, in rows {}..{}",
             from.folder.display(),
             state.name,
             self.tensor.name,

@@ -1,20 +1,20 @@
-//! The state of a run on disk: saved so that it cannot lie, read by any grid, verified by digest.
+//! State of a run on disk: saved with proof of integrity, readable by any grid, verified by digest.
 //!
 //! ```text
-//! checkpoints/step-00000040/index.json                 what there is, where it lies, its digests
-//!                           master-00000.safetensors   a state (f32 weights) as rank 0 holds it
+//! checkpoints/step-00000040/index.json                  contents, locations, digests
+//!                           master-00000.safetensors    a state (f32 weights) of rank 0
 //!                           first_moment-00000.safetensors
 //!                           second_moment-00000.safetensors
 //! ```
 //!
-//! A shard holds rectangles of tensors under their global names; the index maps every tensor onto
-//! the rectangles of all ranks' shards. Vectors are matrices of one row.
+//! A shard holds rectangles of tensors under their global names. The index maps every tensor to the
+//! rectangles in all ranks' shards. Vectors are matrices of one row.
 //!
-//! A save goes into a fresh folder: digests from memory, files and folder synced, then the name.
-//! Whatever stands at `step-N` was therefore whole once, and everything read from it is compared
-//! with its digest first.
+//! A save writes a temporary folder: digests from memory, files and folder synced, then renamed.
+//! Any folder `step-N` was therefore complete once. Everything read from it is compared with its
+//! digest first.
 //!
-//! Copies of whole checkpoints elsewhere, in a bucket of S3 too: `place`.
+//! Copies of whole checkpoints in other locations, including S3 buckets: `place`.
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
@@ -22,6 +22,7 @@ pub mod aside;
 mod digest;
 pub mod disk;
 mod folder;
+pub mod foreign;
 pub mod hf;
 mod index;
 pub mod inspect;
@@ -32,12 +33,15 @@ mod replicas;
 pub mod safetensors;
 mod save;
 mod snapshot;
+pub mod tokenizer;
+pub mod torch;
 mod validate;
 
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
-    Found, Keep, clean, find, fresh, hint, latest, name, prune, published, set_aside, write_hint,
+    Found, Keep, LATEST, clean, find, fresh, hint, latest, name, prune, published, set_aside,
+    write_hint,
 };
 pub use index::{
     Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, Shard, State,
@@ -52,7 +56,7 @@ pub use save::{
 };
 pub use snapshot::Snapshot;
 
-/// A weight's type as the setting `precision` calls it: fp16 is kept in f16.
+/// Name of a weight's dtype in the setting `precision`, where f16 is called fp16.
 pub fn precision(dtype: base::DType) -> String {
     if dtype == base::DType::F16 { "fp16".into() } else { dtype.to_string() }
 }

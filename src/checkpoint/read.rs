@@ -1,4 +1,4 @@
-//! Reading a checkpoint: no value leaves this file before its digest was compared.
+//! Reads a checkpoint. Every value is compared with its digest before it is returned.
 
 use super::digest::{CHUNK, Digest};
 use super::disk::{BLOCK, DIRECT};
@@ -14,39 +14,40 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes that are read at a time, at most, but for a row that is longer.
+/// Maximum bytes read at a time, except for a longer row.
 const READ: usize = 64 << 20;
 
-/// A published checkpoint, its index and its files' headers checked.
+/// Published checkpoint with verified index and file headers.
 pub struct Checkpoint {
     pub folder: PathBuf,
     pub index: Index,
-    /// Of the first `KEPT_OPEN` shards. The others are opened where they are read: a rank of 10,000
-    /// looks into 30,000 files, and a process may often open 1,024.
+    /// First `KEPT_OPEN` shards. The others are opened on each read: a rank of 10,000 needs 30,000
+    /// files, and a process may often open only 1,024.
     files: Vec<ShardFile>,
 }
 
-/// Shards that stay open.
+/// Shards that remain open.
 const KEPT_OPEN: usize = 100;
 
-/// A shard, opened twice: what is read once must not push other things out of the page cache.
+/// Shard, opened twice, because data that is read once must not evict other pages from the page
+/// cache.
 pub struct ShardFile {
     file: File,
-    /// Around the page cache, where the file system can.
+    /// Bypasses the page cache, if the file system supports it.
     direct: Option<File>,
 }
 
-/// Memory for what is read, to be used again.
+/// Reusable memory for reads.
 #[derive(Default)]
 pub struct Buffer {
     read: Vec<u8>,
     assembled: Vec<u8>,
-    /// Where what was asked for last lies in `read`, if it did not have to be assembled.
+    /// Range of the last result in `read`, if it did not have to be assembled.
     run: Option<Range<usize>>,
 }
 
 impl Buffer {
-    /// What was read last, as it lay in memory when it was saved.
+    /// Bytes of the last read, in memory order at the time of the save.
     pub fn bytes(&self) -> &[u8] {
         match &self.run {
             Some(run) => &self.read[run.clone()],
@@ -54,20 +55,20 @@ impl Buffer {
         }
     }
 
-    /// Takes the place of what was read.
+    /// Replaces the bytes.
     pub fn set(&mut self, bytes: Vec<u8>) {
         (self.assembled, self.run) = (bytes, None);
     }
 
-    /// The same as numbers.
+    /// Bytes of the last read as numbers.
     pub fn values(&self, dtype: DType) -> Vec<f32> {
         dtype.widen(self.bytes())
     }
 }
 
 impl Checkpoint {
-    /// Opens every shard. Fails on a damaged index, on a shard that is missing, cut short, of
-    /// another checkpoint, or that the index does not name.
+    /// Opens every shard. Fails on a damaged index, and on a shard that is missing, cut short, from
+    /// another checkpoint, or not in the index.
     pub fn open(folder: &Path) -> anyhow::Result<Checkpoint> {
         let index = Index::read(folder)?;
         let step = index.progress.step;
@@ -86,12 +87,12 @@ impl Checkpoint {
         }
         let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
         if let Some(stray) = checkpoint.strays()?.iter().find(|name| name.ends_with(SHARD_END)) {
-            bail!("{}: {stray} is there, but not in its index", folder.display());
+            bail!("{}: contains {stray}, which is not in its index", folder.display());
         }
         Ok(checkpoint)
     }
 
-    /// Files that do not belong to it.
+    /// Files that do not belong to the checkpoint.
     pub fn strays(&self) -> anyhow::Result<Vec<String>> {
         let failed = || format!("cannot list {}", self.folder.display());
         let shards: HashSet<&str> = self.index.shards.iter().map(|s| s.file.as_str()).collect();
@@ -106,8 +107,8 @@ impl Checkpoint {
         Ok(strays)
     }
 
-    /// Rows and columns of a state, in row-major order, from whichever pieces hold them. What lies
-    /// together in one piece is not copied.
+    /// Reads rows and columns of a state, in row-major order, from the pieces that hold them.
+    /// Contiguous data of one piece is not copied.
     pub fn read(
         &self,
         buffer: &mut Buffer,
@@ -137,7 +138,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// All numbers of a state.
+    /// Reads all numbers of a state.
     pub fn whole(&self, tensor: &Tensor, state: &str) -> anyhow::Result<Vec<f32>> {
         let mut values = Vec::new();
         self.blocks(tensor, state, &mut |_, bytes| {
@@ -147,8 +148,8 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Calls `each` with runs of whole rows of a state, in order: the first value's number, and the
-    /// values' bytes. Holds a few MiB at a time.
+    /// Calls `each` with runs of whole rows of a state, in order: the index of the first value, and
+    /// the bytes of the values. Holds a few MiB at a time.
     pub fn blocks(
         &self,
         tensor: &Tensor,
@@ -166,7 +167,7 @@ impl Checkpoint {
     }
 }
 
-/// A state that is read, and its names for messages.
+/// State being read, and its names for messages.
 struct Of<'c> {
     checkpoint: &'c Checkpoint,
     tensor: &'c Tensor,
@@ -180,7 +181,8 @@ impl<'c> Of<'c> {
         pieces.with_context(|| format!("the {} of {} is not saved", self.name, self.tensor.name))
     }
 
-    /// Copies what a piece has of a rectangle to its place there, a chunk at a time.
+    /// Copies the intersection of a piece and a rectangle to its place in the rectangle, one chunk
+    /// at a time.
     fn copy(
         &self,
         piece: &Piece,
@@ -216,8 +218,8 @@ impl<'c> Of<'c> {
         Ok(())
     }
 
-    /// Reads values of a piece that follow each other, verified with the rest of their chunks.
-    /// Returns where they lie in the buffer.
+    /// Reads consecutive values of a piece, verified with the rest of their chunks. Returns their
+    /// range in the buffer.
     fn run(
         &self,
         piece: &Piece,
@@ -259,8 +261,8 @@ impl<'c> Of<'c> {
     }
 }
 
-/// Rows of a state, some MiB at a time: blocks that end where chunks do, as far as the first piece
-/// that holds one of the rows goes.
+/// Blocks of rows of a state, of some MiB each. They end at chunk boundaries of the first piece
+/// that holds one of the rows.
 pub fn row_blocks(
     tensor: &Tensor,
     state: &str,
@@ -279,8 +281,8 @@ pub fn row_blocks(
     Ok(blocks.map(move |first| first.max(rows.start)..(first + step).min(rows.end)))
 }
 
-/// Rows of so many bytes that end where a chunk ends, if there are such: no chunk is then read twice.
-/// (12 MiB for the usual widths, 3 · 2ⁿ.)
+/// Number of rows of `row` bytes that end at a chunk boundary, if possible, so that no chunk is
+/// read twice. (12 MiB for the usual widths, 3 · 2ⁿ.)
 fn rows_at_once(row: usize) -> usize {
     let shared = 1 << row.trailing_zeros().min(CHUNK.trailing_zeros());
     let aligned = CHUNK / shared;
@@ -292,14 +294,14 @@ impl ShardFile {
         Ok(ShardFile::with(File::open(path)?, path, bytes))
     }
 
-    /// An open file of so many bytes.
+    /// Wraps an open file of `bytes` bytes.
     fn with(file: File, path: &Path, bytes: u64) -> ShardFile {
         let flags = OFlags::DIRECT.bits() as i32;
         let open = || OpenOptions::new().read(true).custom_flags(flags).open(path).ok();
         ShardFile { file, direct: if bytes < DIRECT { None } else { open() } }
     }
 
-    /// Bytes `at .. at + len`: returns where they lie in the buffer.
+    /// Reads bytes `at .. at + len`. Returns their range in the buffer.
     pub fn read(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> io::Result<Range<usize>> {
         let size = len + 3 * BLOCK;
         if buffer.len() < size {
@@ -311,7 +313,7 @@ impl ShardFile {
             let skip = at as usize % BLOCK;
             let whole = (skip + len).next_multiple_of(BLOCK);
             let mut got = 0;
-            // It ends early at the end of the file only.
+            // A short read occurs only at the end of the file.
             while got < skip + len && got % BLOCK == 0 {
                 match direct.read_at(&mut bytes[got..whole], at - skip as u64 + got as u64) {
                     Ok(0) => break,
@@ -352,7 +354,7 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
         let says = super::safetensors::Reader::open(&path).ok().map(|reader| {
             let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();
             format!(
-                ": it says it is {} of step {} of run {}",
+                ": it belongs to {} of step {} of run {}",
                 says("kept"),
                 says("step"),
                 says("run")

@@ -1,7 +1,7 @@
-//! What ranks hold of the live weights: every copy of each equal to what was saved.
+//! Verifies that every rank's copies of the model weights equal the saved ones.
 //!
-//! Each rank computes the digests of what it holds; a weight's copy is what several ranks hold of it
-//! together, and digests of parts add up. So a few bytes of each rank prove, or name, what differs.
+//! Each rank computes the digests of its parts. Digests of parts add up, so a few bytes from each
+//! rank verify a copy that several ranks hold together, or name the difference.
 
 use super::digest::Digest;
 use super::read::Checkpoint;
@@ -13,10 +13,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes of a model weight that are digested together: they stay in a core's cache.
+/// Bytes of a model weight digested at a time; they stay in a core's cache.
 const TOGETHER: usize = 512 << 10;
 
-/// What one rank holds of one copy of a weight, for forward and backward.
+/// Digest of one rank's part of one copy of a model weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaDigest {
     pub name: String,
@@ -26,7 +26,8 @@ pub struct ReplicaDigest {
     pub digest: Digest,
 }
 
-/// Of this rank. Every rank of the data-parallel group calls it: it waits for what is under way.
+/// Digests of this rank. A collective of the data-parallel group, because it waits for pending
+/// gathers.
 pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
     engine.store().wait_gathers();
     let slices = engine.store().model_slices();
@@ -47,7 +48,7 @@ pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
     all
 }
 
-/// Rows of a slice on the host, as they lie in memory.
+/// Rows of a slice on the host, in memory order.
 struct Block {
     slice: usize,
     first: usize,
@@ -55,7 +56,7 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// Digests of model weights: copied out of the engine by this thread, computed by others.
+/// Digests of model weights. This thread copies them out of the engine; others compute the digests.
 fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4);
     let spare = RefCell::new(Vec::<Vec<u8>>::new());
@@ -97,7 +98,7 @@ impl Block {
     }
 }
 
-/// A copy of a weight: what ranks hold of it together.
+/// Copy of a weight, held by several ranks together.
 struct Copy {
     ranks: Vec<usize>,
     dtype: DType,
@@ -126,8 +127,8 @@ fn copies(world: &[Vec<ReplicaDigest>]) -> Copies<'_> {
     copies
 }
 
-/// Every copy of every live weight, among what all ranks hold, is bit for bit what was in memory
-/// before the save. Of imported weights it is so in the precision of the import alone.
+/// Checks that every copy of every model weight on all ranks is bit-identical to memory before the
+/// save. Imported weights are compared only in the precision of the import.
 pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::Result<()> {
     let copies = copies(world);
     let folder = checkpoint.folder.display();

@@ -1,5 +1,5 @@
-//! The safetensors format (github.com/huggingface/safetensors): 8 bytes header length, a JSON header
-//! of names, shapes and offsets, then the tensors, without gaps.
+//! The safetensors format (github.com/huggingface/safetensors): 8 bytes header length, a JSON
+//! header of names, shapes and offsets, then the tensors without gaps.
 
 use anyhow::{Context, bail, ensure};
 use base::DType;
@@ -11,10 +11,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Longest header read, as in the reference implementation.
+/// Maximum header length, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// A tensor in a file.
+/// Tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Read)]
 pub struct Entry {
     /// `F32`, `BF16`, …
@@ -24,11 +24,11 @@ pub struct Entry {
     pub data_offsets: [u64; 2],
 }
 
-/// A tensor to be written: name, dtype, shape.
+/// Tensor to be written: name, dtype, shape.
 pub type Wanted = (String, &'static str, Vec<usize>);
 
-/// The length word and the header of a file with these tensors in this order, padded so that the
-/// data starts on a multiple of `align` bytes; and the length of the data.
+/// Length word and header of a file with these tensors in this order, and the length of the data.
+/// The header is padded so that the data starts at a multiple of `align` bytes.
 pub fn header(
     tensors: &[Wanted],
     metadata: &BTreeMap<&str, String>,
@@ -52,7 +52,7 @@ pub fn header(
     Ok(([&(json.len() as u64).to_le_bytes()[..], &json].concat(), end))
 }
 
-/// A dtype's name in the format.
+/// Name of a dtype in the format.
 pub fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "F32",
@@ -64,7 +64,7 @@ pub fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Bytes of one element of a dtype.
+/// Bytes per element of a dtype.
 pub fn element_bytes(dtype: &str) -> anyhow::Result<u64> {
     Ok(match dtype {
         "F64" | "I64" | "U64" => 8,
@@ -75,8 +75,8 @@ pub fn element_bytes(dtype: &str) -> anyhow::Result<u64> {
     })
 }
 
-/// A file opened for reading, its header checked: every tensor lies in the file, none overlap, and
-/// nothing is left over.
+/// File opened for reading, with a checked header: every tensor is inside the file, none overlap,
+/// and no bytes are unused.
 pub struct Reader {
     path: PathBuf,
     file: File,
@@ -114,7 +114,7 @@ impl Reader {
         entry.with_context(|| format!("{} has no tensor {name}", self.path.display()))
     }
 
-    /// The elements of a tensor of 4-byte elements.
+    /// Elements of a tensor of 4-byte elements.
     pub fn words<T: bytemuck::Pod + Default>(&self, name: &str) -> anyhow::Result<Vec<T>> {
         let entry = self.entry(name)?;
         assert_eq!(size_of::<T>(), 4);
@@ -129,7 +129,7 @@ impl Reader {
         Ok(values)
     }
 
-    /// The elements of a floating-point tensor, widened to f32.
+    /// Elements of a floating-point tensor, widened to f32.
     pub fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
         let entry = self.entry(name)?;
         let mut halves = vec![0u16; entry.shape.iter().product()];
@@ -145,7 +145,7 @@ impl Reader {
         Ok(halves.into_iter().map(widen).collect())
     }
 
-    /// The elements of a tensor of numbers, widened to f64.
+    /// Elements of a numeric tensor, widened to f64.
     pub fn numbers(&self, name: &str) -> anyhow::Result<Vec<f64>> {
         let entry = self.entry(name)?;
         let mut words = vec![[0u8; 8]; entry.shape.iter().product()];
@@ -166,7 +166,7 @@ impl Reader {
     }
 }
 
-/// The tensors cover the data, each once, and each fits its shape.
+/// Checks that the tensors cover the data exactly once, and that each fits its shape.
 fn check(entries: &BTreeMap<String, Entry>, data_len: u64) -> anyhow::Result<()> {
     let mut spans = Vec::new();
     for (name, entry) in entries {
@@ -191,7 +191,7 @@ fn check(entries: &BTreeMap<String, Entry>, data_len: u64) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The header's JSON; a name may stand in it once.
+/// JSON of the header. Each name may occur once.
 struct Header {
     metadata: BTreeMap<String, String>,
     entries: BTreeMap<String, Entry>,

@@ -1,4 +1,4 @@
-//! Writing a checkpoint: every rank its shards, one rank the index; then the folder gets its name.
+//! Writes a checkpoint: every rank its shards, one rank the index; then the folder is renamed.
 
 use super::digest::{CHUNK, Digest};
 use super::disk::{BLOCK, DIRECT, Disk};
@@ -17,38 +17,38 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Bytes in one write.
+/// Bytes per write.
 const BUFFER: usize = 8 << 20;
 
-/// A rectangle of a state that a rank writes.
+/// Rectangle of a state that a rank writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Share<'a> {
     pub name: &'a str,
-    /// Of the parameter in the model: the index is in this order.
+    /// Index of the parameter in the model, which orders the index file.
     pub number: usize,
-    /// Of the whole parameter.
+    /// Shape of the whole parameter.
     pub shape: &'a [usize],
     pub decay: bool,
     pub state: StateSpec,
     pub slice: TensorSlice,
-    /// The first copy of a state is written; digests are kept of the others.
+    /// Copy of the state. The first is written; only digests of the others are saved.
     pub replica: Replica,
-    /// The values, row by row, as they lie in memory.
+    /// Values, row by row, in memory order.
     pub bytes: &'a [u8],
 }
 
-/// What one rank wrote: plain data, which any rank can publish.
+/// Result of one rank's write: plain data that any rank can publish.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WrittenPart {
     pub shards: Vec<Shard>,
-    /// By their number in the model.
+    /// Tensors by their number in the model.
     pub tensors: BTreeMap<usize, Tensor>,
-    /// Parts of copies of the tensors that other ranks wrote, with their numbers.
+    /// Parts of copies of tensors that other ranks wrote, with their numbers.
     pub copies: Vec<(usize, Copied)>,
 }
 
-/// Writes `checkpoints/step-N` of a run of one rank: into a fresh folder, synced, then renamed. A
-/// failure leaves every older checkpoint as it was.
+/// Writes `checkpoints/step-N` of a single-rank run: into a temporary folder, synced, then renamed.
+/// A failure leaves every older checkpoint unchanged.
 pub fn save(
     disk: &Disk,
     checkpoints: &Path,
@@ -80,8 +80,8 @@ pub fn saved_bytes(m: &Manifest) -> u64 {
     layout.params().map(bytes).sum()
 }
 
-/// Makes the `fresh` folder that all ranks write `step` into, if there is room for all their bytes.
-/// For one rank of the world. The run's folder is there: one that is away is not made anew.
+/// Creates the `fresh` folder for all ranks' data of `step`, if the disk has space for `bytes`.
+/// Called by one rank of the world. Does not create the run's folder, which may be unmounted.
 pub fn begin(disk: &Disk, fresh: &Path, step: u64, bytes: u64) -> anyhow::Result<()> {
     let make = || {
         let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
@@ -96,29 +96,29 @@ pub fn begin(disk: &Disk, fresh: &Path, step: u64, bytes: u64) -> anyhow::Result
     make().map_err(|error| abandon(disk, fresh, step, error))
 }
 
-/// Removes what ranks have written of a checkpoint when one of them failed, and says so. For the
-/// rank that began it, when no other writes any more.
+/// Removes the partial checkpoint after a rank failed, and adds context to the error. Called by the
+/// rank that called `begin`, when no rank writes any more.
 pub fn abandon(disk: &Disk, fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
     discard(disk, fresh);
     not_saved(fresh, step, error)
 }
 
-/// Removes it, and says nothing.
+/// Removes a partial checkpoint, and ignores errors.
 pub fn discard(disk: &Disk, fresh: &Path) {
     if fresh.exists() {
-        let _ = disk.remove_folder(fresh); // what is left of it must not fill the disk
+        let _ = disk.remove_folder(fresh); // a partial checkpoint must not fill the disk
     }
 }
 
-/// What is said of it, by whichever rank failed.
+/// Adds context to the error of a failed save.
 pub fn not_saved(fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
     let intact = fresh.parent().unwrap_or(fresh).display();
     error.context(format!(
-        "checkpoint of step {step} was not saved; those in {intact} are as they were"
+        "the checkpoint of step {step} was not saved; those in {intact} are unchanged"
     ))
 }
 
-/// Says no before writing what cannot fit into a folder that is there.
+/// Fails early if an existing folder does not have enough space.
 pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     let stat = rustix::fs::statvfs(checkpoints)?;
     let free = stat.f_bavail * stat.f_frsize;
@@ -136,7 +136,7 @@ pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
     })
 }
 
-/// Writes one rank's shards, one for each state, side by side; none if it has nothing to write.
+/// Writes one rank's shards, one per state, concurrently. None if it has nothing to write.
 pub fn write_part(
     disk: &Disk,
     fresh: &Path,
@@ -166,12 +166,12 @@ pub fn write_part(
         for ((_, shares), thread) in files.iter().zip(threads) {
             shards.push(match thread {
                 Ok(thread) => thread.join().expect("the thread that writes a shard panicked"),
-                Err(_) => write(shares.as_slice())(), // the system gives no more threads
+                Err(_) => write(shares.as_slice())(), // the system has no more threads
             });
         }
         shards
     });
-    // Where states share their memory, the digest is known.
+    // If states share memory, the digest is known already.
     let mut known = BTreeMap::new();
     for ((_, shares), shard) in files.iter().zip(shards) {
         let (shard, written) = shard?;
@@ -190,7 +190,7 @@ pub fn write_part(
     Ok(part)
 }
 
-/// Removes what a rank may have written of its part, to write it again.
+/// Removes files that a rank may have written of its part, before it writes again.
 pub fn remove_part(disk: &Disk, fresh: &Path, rank: usize, shares: &[Share]) -> anyhow::Result<()> {
     let states: BTreeSet<&str> = shares.iter().map(|share| share.state.name).collect();
     let files = states.into_iter().map(|state| fresh.join(shard_name(state, rank)));
@@ -201,14 +201,14 @@ fn shard_name(state: &str, rank: usize) -> String {
     format!("{state}-{rank:05}{SHARD_END}")
 }
 
-/// Of a share's values, by their places in the whole state.
+/// Digest of a share's values, by their indices in the whole state.
 fn digest(share: &Share) -> Digest {
     let cols = share.shape[share.shape.len() - 1];
     let [_, cols] = share.state.extent.shape([1, cols]);
     Digest::of_slice(cols, &share.slice, share.state.dtype, share.bytes)
 }
 
-/// A share's row in the index.
+/// Entry of a share in the index.
 fn entry(share: &Share, digest: Digest, pieces: Option<Vec<Piece>>) -> Tensor {
     let StateSpec { name, dtype, extent, .. } = share.state;
     let state = TensorState { dtype, extent, digest, pieces };
@@ -221,7 +221,8 @@ fn entry(share: &Share, digest: Digest, pieces: Option<Vec<Piece>>) -> Tensor {
     }
 }
 
-/// Writes shares of one state into a file; gives it, and the digest and the place of each share.
+/// Writes shares of one state to a file. Returns the file, and the digest and location of each
+/// share.
 fn write_shard(
     disk: &Disk,
     fresh: &Path,
@@ -234,7 +235,7 @@ fn write_shard(
     let dtype = |share: &Share| safetensors::dtype_name(share.state.dtype);
     let wanted: Vec<_> = shares.iter().map(|s| (piece_name(s), dtype(s), piece_shape(s))).collect();
     let metadata = BTreeMap::from([
-        ("format", "pt".to_string()), // which other readers expect to see
+        ("format", "pt".to_string()), // other readers expect this
         ("run", state.run.clone()),
         ("step", state.progress.step.to_string()),
         ("kept", kept.to_string()),
@@ -260,7 +261,7 @@ fn write_shard(
     Ok((Shard { file, bytes, header_bytes, header_digest }, written))
 }
 
-/// The parameter's name, and which part of the state where it is not the whole.
+/// Name of the parameter, with the rectangle if it is not the whole state.
 fn piece_name(share: &Share) -> String {
     let TensorSlice { at: [row, col], size: [rows, cols] } = share.slice;
     let (whole_cols, all) =
@@ -277,7 +278,7 @@ fn piece_shape(share: &Share) -> Vec<usize> {
     if share.shape.len() == 1 { vec![size[1]] } else { size.to_vec() }
 }
 
-/// Writes the index of what all ranks wrote into `fresh`, and gives the folder its name.
+/// Writes the index of all ranks' data to `fresh`, and renames the folder.
 pub fn publish(
     disk: &Disk,
     fresh: &Path,
@@ -287,7 +288,7 @@ pub fn publish(
     publish_index(disk, fresh, &index_text(parts, state)?, state.progress.step, false)
 }
 
-/// The index of what all ranks wrote.
+/// Text of the index of all ranks' data.
 pub fn index_text(parts: Vec<WrittenPart>, state: &State) -> anyhow::Result<String> {
     let WrittenPart { shards, tensors, .. } = join(parts);
     let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
@@ -295,8 +296,8 @@ pub fn index_text(parts: Vec<WrittenPart>, state: &State) -> anyhow::Result<Stri
     index.text()
 }
 
-/// Writes an index into `fresh`, and gives the folder its name. If that failed at any call, the same
-/// `again` ends it.
+/// Writes an index to `fresh`, and renames the folder. If any call failed, repeating it with
+/// `again` completes it.
 pub fn publish_index(
     disk: &Disk,
     fresh: &Path,
@@ -311,7 +312,7 @@ pub fn publish_index(
     };
     if again && holds(&folder) {
         disk.sync_folder(checkpoints)?;
-        discard(disk, fresh); // what it took the place of
+        discard(disk, fresh); // the folder that it replaced
         return Ok(folder);
     }
     let of_fresh = fresh.join(index::NAME);
@@ -321,7 +322,7 @@ pub fn publish_index(
     disk.write_file(&of_fresh, index.as_bytes())?;
     disk.sync_folder(fresh)?;
     if folder.exists() {
-        disk.exchange(fresh, &folder)?; // a run resumed from an older step
+        disk.exchange(fresh, &folder)?; // a run that resumed from an older step
         disk.sync_folder(checkpoints)?;
         disk.remove_folder(fresh)?;
     } else {
@@ -331,7 +332,7 @@ pub fn publish_index(
     Ok(folder)
 }
 
-/// The parts of all ranks as one.
+/// Merges the parts of all ranks.
 fn join(parts: Vec<WrittenPart>) -> WrittenPart {
     let mut whole = WrittenPart::default();
     for part in parts {
@@ -355,7 +356,7 @@ fn join(parts: Vec<WrittenPart>) -> WrittenPart {
     whole
 }
 
-/// Adds what more is known of a tensor.
+/// Merges further data of a tensor.
 fn add(tensors: &mut BTreeMap<usize, Tensor>, number: usize, part: Tensor) {
     let Some(whole) = tensors.get_mut(&number) else {
         tensors.insert(number, part);
@@ -373,15 +374,15 @@ fn add(tensors: &mut BTreeMap<usize, Tensor>, number: usize, part: Tensor) {
     }
 }
 
-/// A file being written from its start, in large whole blocks around the page cache: what a save
-/// writes is not read again, and must not push out what training reads.
+/// File being written sequentially, in large whole blocks that bypass the page cache. Saved data is
+/// not read again and must not evict pages that training reads.
 struct Stream<'d> {
     disk: &'d Disk,
     path: PathBuf,
     file: File,
     direct: Option<File>,
     buffer: Vec<u8>,
-    /// The buffer's first aligned byte.
+    /// First aligned byte of the buffer.
     start: usize,
     held: usize,
     written: u64,
@@ -418,7 +419,7 @@ impl<'d> Stream<'d> {
         Ok(())
     }
 
-    /// Whole blocks directly, the rest (at the file's end) by way of the page cache.
+    /// Writes whole blocks directly, and the rest (at the end of the file) through the page cache.
     fn flush(&mut self) -> anyhow::Result<()> {
         let whole = self.held / BLOCK * BLOCK;
         let (blocks, rest) = self.buffer[self.start..self.start + self.held].split_at(whole);

@@ -1,5 +1,5 @@
-//! What a rank is to save, copied to host memory between two steps, to be written while training
-//! goes on.
+//! Copy of a rank's states in host memory, taken between two steps and written while training
+//! continues.
 
 use super::save::Share;
 use base::Bytes;
@@ -7,28 +7,28 @@ use engine::{Engine, PendingUpdate, StateSlice, saved_shape};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Host memory for one save, reserved once and used again.
+/// Host memory for one save, reserved once and reused.
 pub struct Snapshot {
     saved: Vec<Saved>,
     bytes: Vec<u8>,
     pending: Option<PendingUpdate>,
 }
 
-/// A slice, and where its values lie in the snapshot.
+/// Slice, and the location of its values in the snapshot.
 struct Saved {
     slice: StateSlice,
-    /// Of the whole parameter.
+    /// Shape of the whole parameter.
     shape: Vec<usize>,
     range: Range<usize>,
 }
 
-/// Slices begin on a line of the cache.
+/// Alignment of slices: a cache line.
 const ALIGN: usize = 64;
 
 impl Snapshot {
-    /// Reserves memory for what this rank writes of a checkpoint, and touches it: a save finds it
-    /// there. Every value of the model is written by one rank; copies of it in the same replica of
-    /// the model are taken too, to be compared. States that share their memory are taken once.
+    /// Reserves memory for this rank's part of a checkpoint and touches it, so that a save need not
+    /// allocate. Every value of the model is written by one rank. Copies in the same replica are
+    /// included for comparison. States that share memory are included once.
     pub fn reserve(engine: &Engine) -> Snapshot {
         let (mut saved, mut len) = (Vec::new(), 0);
         let mut places: HashMap<(usize, usize), usize> = HashMap::new();
@@ -42,7 +42,7 @@ impl Snapshot {
             let shape = saved_shape(&slice.param, store.model().vocab);
             saved.push(Saved { range: first..first + slice.bytes(), slice, shape });
         }
-        // A page of zeros is not memory yet until something else is written.
+        // A page of zeros is not allocated until something else is written.
         Snapshot { saved, bytes: vec![u8::MAX; len], pending: None }
     }
 
@@ -50,8 +50,8 @@ impl Snapshot {
         Bytes(self.bytes.len() as u64)
     }
 
-    /// Copies everything out of the engine; replicas whose gradients are compressed take the mean of
-    /// their errors first. All replicas call this after the same step.
+    /// Copies everything out of the engine. Replicas with compressed gradients average their errors
+    /// first. All replicas call this after the same step.
     pub fn take(&mut self, engine: &Engine) {
         engine.average_errors();
         let (store, mut end) = (engine.store(), 0);
@@ -65,12 +65,12 @@ impl Snapshot {
         }
     }
 
-    /// The update that waits, whose gradient is among the states.
+    /// Delayed update, whose gradient is among the states.
     pub fn pending(&self) -> Option<PendingUpdate> {
         self.pending
     }
 
-    /// What this rank writes, or compares with what others write.
+    /// Shares that this rank writes, or compares with those of other ranks.
     pub fn shares(&self) -> Vec<Share<'_>> {
         self.saved.iter().map(|saved| self.share(saved)).collect()
     }

@@ -1,4 +1,4 @@
-//! What an index says, against what must hold of it: the model's table, the optimizer's groups.
+//! Checks an index against the model's table and the optimizer's groups.
 
 use super::index::{Group, Index};
 use engine::{OptimizerRule, Saved, StateSpec, is_dispensable, saved_shape};
@@ -6,12 +6,12 @@ use manifest::Model;
 use model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The tensors are those of the model, each with the states that the optimizer's rule has for it.
+/// Checks that the tensors are those of the model, each with the states of the optimizer's rule.
 pub fn model(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
     states(index, model, rule, |_, _| false)
 }
 
-/// The same, or states of which the rule makes its own.
+/// Like `model`, but accepts states that the rule can convert.
 pub fn readable(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
     states(index, model, rule, |spec, saved| rule.convert(spec, saved).is_some())
 }
@@ -54,7 +54,8 @@ fn states(
     damage
 }
 
-/// The tensors are those of the model: none missing, none too many, shapes and decay as there.
+/// Checks that the tensors are those of the model: none missing or unexpected, with equal shapes
+/// and decay.
 pub fn weights(index: &Index, model: &Model) -> Vec<String> {
     let layout = Layout::new(model, ModelShard::whole(model));
     let (mut damage, mut names) = (Vec::new(), BTreeSet::new());
@@ -74,20 +75,18 @@ pub fn weights(index: &Index, model: &Model) -> Vec<String> {
         names.insert(name);
     }
     let unexpected = index.tensors.iter().filter(|tensor| !names.contains(&tensor.name));
-    damage.extend(
-        unexpected.map(|tensor| {
-            format!("{} is unexpected: the manifest's model has it not", tensor.name)
-        }),
-    );
+    damage.extend(unexpected.map(|tensor| {
+        format!("{} is unexpected: the manifest's model does not have it", tensor.name)
+    }));
     damage
 }
 
-/// Every tensor is in one optimizer group, the right one, and the groups have taken every step that
-/// was not skipped.
+/// Checks that every tensor is in exactly one optimizer group, the right one, and that the groups
+/// have counted every step that was not skipped.
 pub fn groups(index: &Index) -> Vec<String> {
     let mut damage = Vec::new();
     let mut seen = BTreeMap::new();
-    let step = index.optimizer_steps();
+    let step = index.optimizer_steps().saturating_add(index.optimizer.ahead);
     let (updates, skipped) = (index.updates(), index.skipped());
     if updates.checked_add(skipped) != Some(step) {
         damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));

@@ -1,5 +1,6 @@
 //! `gptrain average`: one model from several checkpoints.
 
+use base::Count;
 use serde_json::json;
 use std::path::PathBuf;
 use train::average;
@@ -7,20 +8,29 @@ use train::average;
 /// Average the weights of several checkpoints into a new run
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Checkpoints, or runs' folders: their newest
+    /// Checkpoints, or runs' folders: their newest. The file `latest` that `checkpoints/*` includes
+    /// is skipped
     #[arg(required = true, num_args = 2..)]
     checkpoints: Vec<PathBuf>,
     /// The new run's folder
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
+    #[command(flatten)]
+    overwrite: super::Overwrite,
     #[command(flatten)]
     pub json: super::Json,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let found = args.checkpoints.iter().map(|path| checkpoint::find(path));
-    let found = found.collect::<anyhow::Result<Vec<_>>>()?;
-    let written = average::average(&found, &args.output)?;
+    let hint = |path: &&PathBuf| path.ends_with(checkpoint::LATEST) && path.is_file();
+    let found = args.checkpoints.iter().filter(|path| !hint(path));
+    let found = found.map(|path| checkpoint::find(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    if found.len() < 2 {
+        let what = Count(found.len() as u64).of("checkpoint");
+        let remedy = "name at least two";
+        return Err(base::Problems::one("CHECKPOINTS", what, remedy).into());
+    }
+    let written = average::average(&found, &args.output, args.overwrite.existing())?;
     let lines = || {
         base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
         base::say!("`gptrain run {}` goes on from it", args.output.display());

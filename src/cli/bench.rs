@@ -1,5 +1,6 @@
 //! `gptrain bench`
 
+use super::shell::SETTINGS;
 use bench::{self, Options, print};
 use std::path::PathBuf;
 use train::exit;
@@ -12,7 +13,7 @@ pub struct Args {
     /// GPT-2 124M in bf16, ranks are replicas]
     manifest: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
     /// Take 10 s at most, in place of 60: fewer repeats, smaller messages
     #[arg(long)]

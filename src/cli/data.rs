@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Subcommand;
 
-use data::Tokenizer;
+use base::visible;
+use data::Indexed;
+use data::record::DatasetTokenizer;
 
 mod check;
 mod inspect;
 mod make;
-mod progress;
 mod samples;
 
 #[derive(Debug, Subcommand)]
@@ -53,17 +54,13 @@ pub fn run(command: Command) -> Result<()> {
     }
 }
 
-/// The tokenizer a user named, or else the one that lies beside a dataset.
-fn tokenizer(named: Option<&Path>, prefix: &Path) -> Result<Option<Tokenizer>> {
-    if let Some(path) = named {
-        return load(path).map(Some);
+/// A dataset's tokenizer; that it is a guess, or is not there, is printed.
+fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
+    let found = DatasetTokenizer::find(dataset, named)?;
+    if let Some(note) = &found.note {
+        base::warn!("note: {}", visible(note));
     }
-    let beside = prefix.with_file_name("tokenizer.json");
-    if beside.exists() { load(&beside).map(Some) } else { Ok(None) }
-}
-
-fn load(path: &Path) -> Result<Tokenizer> {
-    if path == Path::new("bytes") { Ok(Tokenizer::of_bytes()) } else { Tokenizer::load(path) }
+    Ok(found)
 }
 
 /// A dataset's prefix, where the user named one of its two files.

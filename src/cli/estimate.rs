@@ -2,9 +2,12 @@
 
 mod campaign;
 mod idle;
+mod progress;
 mod search;
 
+use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
 use anyhow::Context;
+use base::Problems;
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
 use estimate::others::predict::Predictor;
@@ -12,26 +15,30 @@ use estimate::others::{calibrate, rows, score};
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program, Setup};
 use estimate::view::View;
-use estimate::{hardware, plot, print, words};
+use estimate::{hardware, plot, print, trainers, words};
+use manifest::{Family, Loaded};
 use plan::timeline;
+use progress::Bar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment
+    /// The experiment, or a size in its place, such as 7B: the published model's shape
     #[arg(required_unless_present_any = ["selftest", "score", "list_hardware"])]
     manifest: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
-    /// Predict another program's needs: megatron-deepspeed, megatron-lm, deepspeed-zero3,
-    /// hf-deepspeed, ddp, fsdp, nemo, megatron-bridge, torchtitan, nanotron, llmq, llm.c, paxml,
-    /// paxml-te
-    #[arg(long = "as", value_name = "PROGRAM")]
+    #[arg(long = "as", value_name = "PROGRAM", help = others())]
+    #[arg(value_parser = PROGRAMS, hide_possible_values = true)]
     program: Option<String>,
+    /// Family of a size in place of a manifest: gpt2 or llama [default: the published model's]
+    #[arg(long, value_parser = super::manifest::family)]
+    family: Option<Family>,
     /// A row of the hardware table, in place of the manifest's plan.hardware; h100 is h100-80g
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = HARDWARE, hide_possible_values = true)]
     hardware: Option<String>,
     /// Print the hardware table
     #[arg(long)]
@@ -80,6 +87,11 @@ pub struct Args {
     draw_schedule: bool,
 }
 
+/// What `--as` takes.
+fn others() -> String {
+    format!("Predict another program's needs: {}", trainers::names().join(", "))
+}
+
 /// Ok(false): the plan does not fit.
 pub fn run(args: Args) -> anyhow::Result<bool> {
     args.refuse_idle()?;
@@ -107,7 +119,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     if !args.campaign.sizes.is_empty() {
         return campaign::sizes(args, path);
     }
-    let loaded = manifest::load(path, &args.set)?;
+    let loaded = args.load(path, &args.set)?;
     let mut request = Request::new(loaded.manifest, &args.flags())?;
     args.refuse_idle_for(request.setup.program)?;
     let mut from = args.calibrate.as_deref();
@@ -162,7 +174,11 @@ fn finished(
         text += &format!("\nSchedule\n{}", timeline::draw(&played, 90));
     }
     if let Some(folder) = &args.plot {
-        let points = request.search(predictor, Extras::default()).scaling();
+        let bar = Bar::new();
+        let watch = |progress| bar.show(progress);
+        let search = request.search(predictor, Extras::default()).watched(&watch);
+        let points = search.scaling();
+        bar.finish();
         plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
         text += &format!("\n{}\n", folder.join("estimate.html").display());
     }
@@ -170,6 +186,23 @@ fn finished(
 }
 
 impl Args {
+    /// A manifest, or one drawn up for a size.
+    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+        let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
+        let Some(Ok(size)) = size else {
+            if self.family.is_some() {
+                let what = "is for a size such as 7B in place of a manifest";
+                return Err(
+                    Problems::one("--family", what, "set model.family in the manifest").into()
+                );
+            }
+            return manifest::load(path, sets);
+        };
+        let (name, params) = (path.display().to_string(), Some(size as u64));
+        let recipe = Recipe { name, params, family: self.family, ..Recipe::default() };
+        Ok(manifest::parse(&recipe.write()?, &recipe.name, Path::new("."), sets)?)
+    }
+
     fn flags(&self) -> Flags<'_> {
         Flags {
             program: self.program.as_deref(),
@@ -185,7 +218,9 @@ impl Args {
 
 fn read(path: &Path) -> anyhow::Result<String> {
     base::input::is_there(path)?;
-    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+    let failed = || format!("cannot read {}", path.display());
+    let bytes = base::input::read_named(path, base::input::LARGE).with_context(failed)?;
+    String::from_utf8(bytes).with_context(failed)
 }
 
 fn score(path: &Path, args: &Args) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! `gptrain eval`
 
+use super::shell::SETTINGS;
 use anyhow::Context;
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,8 +12,9 @@ use train::messages::Messages;
 pub struct Args {
     /// A run's folder (its newest checkpoint), one checkpoint, or a Hugging Face folder
     model: PathBuf,
-    /// A dataset's PREFIX, or a file of UTF-8 text: loss and perplexity on it
-    #[arg(long, value_name = "PREFIX|FILE", required_unless_present = "tasks")]
+    /// A dataset's PREFIX, or a file of UTF-8 text: loss and perplexity on it [default, without
+    /// --tasks: the run's own validation sets]
+    #[arg(long, value_name = "PREFIX|FILE")]
     data: Option<PathBuf>,
     /// Tokens of a sample [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -20,8 +22,8 @@ pub struct Args {
     /// Questions in JSON lines, in the format of HellaSwag, ARC or PIQA: accuracy on them
     #[arg(long, value_name = "FILE", num_args = 1..)]
     tasks: Vec<PathBuf>,
-    /// Read so many questions of each file
-    #[arg(long, value_name = "N", requires = "tasks")]
+    /// Score so many samples of the data, and so many questions of each file
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
     /// Print a line of JSON for each sample of the data, log p of every next token
@@ -34,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Change a setting, as in `--set topology.tensor=2` or `--set batch.micro=8`
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
 }
 

@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use base::Bytes;
 use base::output::{self, Existing};
-use data::Tokenizer;
 use data::build::{Build, Train};
 use data::corpus::{self, Input, Rules, Wanted};
 use data::indexed::TokenType;
 use data::tokenizer::Training;
+use data::{Record, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,10 @@ const MANIFEST: &str = include_str!("../../manifests/quickstart.yaml");
 /// Where it is made.
 const FOLDER: &str = "gptrain-example";
 const VOCAB: usize = 4096;
+/// What a sample of it may begin with.
+pub const PROMPT: &str = "It is a truth universally acknowledged,";
+/// Minutes that the example trains, unless a setting says otherwise.
+pub const MINUTES: f64 = 0.75;
 
 /// The example's manifest; what is missing of the example is made first, and said.
 pub fn prepare() -> Result<PathBuf> {
@@ -55,17 +59,16 @@ fn dataset_of(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
     let (text, shown) = (inputs[0].place(), tokenizer.display());
     let output = prefix.display();
     base::say!("gptrain data build {text} --tokenizer {shown} --output {output} --append-eod");
-    for path in [data::indexed::index_path(prefix), data::indexed::tokens_path(prefix)] {
-        fs::remove_file(path).ok(); // of an example that was interrupted
-    }
-    let tokenizer = Tokenizer::load(tokenizer)?;
+    let read = Tokenizer::load(tokenizer)?;
     let build = Build {
         inputs,
         rules: rules(),
-        tokenizer: &tokenizer,
+        tokenizer: &read,
+        record: Some(Record::new(tokenizer, &read, prefix)?),
         output: prefix.to_path_buf(),
-        token_type: TokenType::for_vocab(tokenizer.vocab()),
-        append: tokenizer.eod(),
+        existing: Existing::Replaced,
+        token_type: TokenType::for_vocab(read.vocab()),
+        append: read.eod(),
         parse_special: false,
         shuffle: None,
         threads: threads(),
@@ -87,14 +90,4 @@ fn yaml() -> String {
         .replace("../datasets/austen/", "")
         .replace("manifests/quickstart.yaml", &format!("{FOLDER}/example.yaml"))
         .replace("name: quickstart", "name: example")
-}
-
-/// What may be done with what was trained.
-pub fn next(folder: &Path) {
-    let folder = folder.display();
-    base::say!(
-        "\nNow: gptrain sample {folder} --prompt \"It is a truth universally acknowledged,\""
-    );
-    base::say!("     gptrain report {folder}      # writes its curves, {folder}/report.html");
-    base::say!("     gptrain manifest new --help  # for a text of your own");
 }

@@ -11,7 +11,7 @@ pub struct Args {
     /// A checkpoint, or a run's folder: its newest
     checkpoint: PathBuf,
     /// The folder to write: config.json, safetensors, tokenizer and generation settings
-    #[arg(long, visible_alias = "hf", value_name = "DIR")]
+    #[arg(short, long, visible_alias = "hf", value_name = "DIR")]
     output: PathBuf,
     /// What the weights are written as [default: what the run computes with]; f32 is the master
     /// weights
@@ -20,6 +20,11 @@ pub struct Args {
     /// Size from which on the weights are several files
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shard_size: Bytes,
+    /// A tokenizer.json, if the run's own is not there
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: super::Overwrite,
     #[command(flatten)]
     pub json: super::Json,
 }
@@ -40,7 +45,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Choice::F16 => DType::F16,
     });
     let from = checkpoint::find(&args.checkpoint)?;
-    let options = hf::Options { dtype, shard: args.shard_size };
+    let (tokenizer, existing) = (args.tokenizer, args.overwrite.existing());
+    let options = hf::Options { dtype, shard: args.shard_size, tokenizer, existing };
     let done = hf::export(&from, &args.output, options)?;
     let (folder, family) = (args.output.display(), done.family.name());
     let dtype = checkpoint::precision(done.dtype);

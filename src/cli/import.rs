@@ -1,23 +1,37 @@
-//! `gptrain import`: starts a run from Hugging Face weights.
+//! `gptrain import`: starts a run from another trainer's checkpoint or Hugging Face weights.
 
+mod foreign;
+
+use super::shell::SETTINGS;
+use base::Problems;
+use checkpoint::foreign::Format;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use train::import::{self, Imported};
 
-/// Start a run from a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3
+/// Start a run from another trainer's checkpoint, or from a Hugging Face folder
+///
+/// DIR is a checkpoint of Megatron-DeepSpeed (BLOOM), whose optimizer's states and place in the data
+/// are kept, or a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The folder: config.json and safetensors
+    /// The folder to import; with --hf, the manifest of the run to import into: without it and
+    /// without --output, its `model` section is printed
+    #[arg(value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// A Hugging Face folder: config.json and safetensors
     #[arg(long, value_name = "DIR")]
-    hf: PathBuf,
-    /// The new run's folder: a manifest is made from config.json
-    #[arg(long, value_name = "RUN", conflicts_with = "manifest")]
+    hf: Option<PathBuf>,
+    /// The new run's folder: a manifest is made from what is found
+    #[arg(short, long, value_name = "RUN")]
     output: Option<PathBuf>,
-    /// The run's manifest; without it and without --output, its `model` section is printed
-    manifest: Option<PathBuf>,
-    /// Change a setting of the manifest
-    #[arg(long, value_name = "KEY=VALUE", requires = "manifest")]
+    #[command(flatten)]
+    overwrite: super::Overwrite,
+    /// Change a setting of the manifest, also of the one that --output makes
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
+    #[command(flatten)]
+    foreign: foreign::Options,
     /// Compare the first logits with those in this file: safetensors with input_ids [samples,
     /// tokens] and logits [samples, tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
@@ -27,17 +41,53 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let output = args.output.as_deref();
+    let (hf, into) = match (&args.hf, &args.path) {
+        (Some(hf), into) => (hf.as_path(), into.as_deref()),
+        (None, None) => {
+            let remedy = "give the folder of a checkpoint: gptrain import DIR --output RUN";
+            return Err(Problems::one("import", "no folder is named", remedy).into());
+        }
+        (None, Some(path)) => match foreign::format_of(path, &args.foreign)? {
+            Format::HuggingFace => (path.as_path(), None),
+            other => {
+                let output = output.map(|run| (run, args.overwrite.existing()));
+                return foreign::run(path, other, output, &args.foreign, &args.set, args.json);
+            }
+        },
+    };
+    from_hf(&args, hf, into)
+}
+
+/// A Hugging Face folder, into a new run or into that of a manifest.
+fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
+    let mut problems = Problems::default();
+    if args.output.is_some() && into.is_some() {
+        problems.add("--output", "makes a manifest, and one is named", "leave one of them out");
+    }
+    if !args.set.is_empty() && into.is_none() && args.output.is_none() {
+        let what = "changes a manifest, and neither a manifest nor --output is named";
+        problems.add("--set", what, "name one of them");
+    }
+    if args.foreign.replicated.is_some() || args.foreign.mask_padding {
+        let what = "concern folders of Megatron, and this is one of Hugging Face";
+        problems.add("--replicated and --mask-padding", what, "leave them out");
+    }
+    problems.or(())?;
+    let writes = !args.foreign.dry;
     let reference = args.reference.as_deref();
-    let (done, next) = match (&args.output, &args.manifest) {
+    let (done, next) = match (args.output.as_ref().filter(|_| writes), into.filter(|_| writes)) {
         (Some(output), _) => {
-            (import::import_run(&args.hf, output, reference)?, output.join(manifest::IN_FOLDER))
+            let existing = args.overwrite.existing();
+            let done = import::import_run(hf, output, &args.set, existing, reference)?;
+            (done, output.join(manifest::IN_FOLDER))
         }
         (None, Some(path)) => {
             let loaded = manifest::load(path, &args.set)?;
-            (import::import(&args.hf, &loaded, reference)?, path.clone())
+            (import::import(hf, &loaded, reference)?, path.to_path_buf())
         }
         (None, None) => {
-            let section = import::model_section(&args.hf)?;
+            let section = import::model_section(hf)?;
             let lines = || base::say!("{}", section.trim_end());
             args.json.say(lines, json!({ "manifest_section": section }));
             return Ok(());
@@ -48,7 +98,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "checkpoint": done.checkpoint, "weights": done.what, "manifest": next,
         "unknown_keys": done.unknown, "divergence": divergence,
     });
-    args.json.say(|| told(&args, &done, &next), object);
+    args.json.say(|| told(args, &done, &next), object);
     Ok(())
 }
 

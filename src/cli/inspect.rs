@@ -4,7 +4,7 @@
 
 use super::Overwrite;
 use anyhow::{Context, bail};
-use base::output;
+use base::{Count, output};
 use checkpoint::place::Place;
 use checkpoint::{self, inspect};
 use std::fmt::Display;
@@ -24,11 +24,14 @@ pub struct Args {
     /// Read everything and verify every digest, value and rule
     #[arg(long)]
     deep: bool,
+    /// Show each tensor: shape, smallest, largest and mean value, norm. `--deep` does too
+    #[arg(long)]
+    tensors: bool,
     /// Compare with this checkpoint: what changed from CHECKPOINT to it, tensor by tensor
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["deep", "replay", "plot"])]
     diff: Option<PathBuf>,
-    /// Repeat the next step on this machine's CPU, and compare its loss with the recorded one
-    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..=1))]
+    /// Repeat the next steps on this machine's CPU, and compare their losses with the recorded ones
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     replay: Option<u64>,
     /// Draw norms by layer and the sizes of values
     #[arg(long, value_name = "FILE.svg")]
@@ -48,22 +51,24 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         show(&args, &diff)?;
         return if diff.equal() { Ok(()) } else { Err(Different.into()) };
     }
+    args.replay.map_or(Ok(()), |steps| replay::is_possible(folder, steps))?;
     let inspection = inspect::inspect(folder, args.deep)?;
     show(&args, &inspection)?;
     if let Some(path) = &args.plot {
         let picture = inspect::svg(&inspection);
         output::write(path, args.overwrite.existing(), picture.as_bytes())?;
     }
-    if args.replay.is_some() {
-        let again = replay::checkpoint(folder)?;
-        base::warn!("{again}");
-        if !again.equal() {
-            bail!("{}: the next step does not repeat", folder.display());
+    if let Some(steps) = args.replay {
+        let again = replay::checkpoint(folder, steps)?;
+        again.iter().for_each(|step| base::warn!("{step}"));
+        if let Some(other) = again.iter().find(|step| !step.equal()) {
+            bail!("{}: step {} does not repeat", folder.display(), other.now.step);
         }
     }
     let findings = inspection.damage.len();
     if findings > 0 {
-        bail!("{} is damaged: {findings} findings", folder.display());
+        let findings = Count(findings as u64).of("finding");
+        bail!("{} is damaged: {findings}", folder.display());
     }
     Ok(())
 }
@@ -115,6 +120,7 @@ impl std::error::Error for Different {}
 fn show<T: Display + serde::Serialize>(args: &Args, what: &T) -> anyhow::Result<()> {
     let text = match args.json {
         true => serde_json::to_string_pretty(what)?,
+        false if args.tensors || args.deep => format!("{what:#}"),
         false => what.to_string(),
     };
     match writeln!(std::io::stdout(), "{text}") {

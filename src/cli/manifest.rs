@@ -1,11 +1,13 @@
 //! `gptrain manifest`: make a manifest, check a manifest, show its effective values, print the schema for editors.
 
 use super::Json;
-use base::output::{self, Existing};
+use super::shell::SETTINGS;
+use base::output;
 use base::{Count, Problems};
 use clap::{Args, Subcommand};
+use estimate::gptrain::dry_run;
 use estimate::{hardware, words};
-use manifest::{self, Loaded, Manifest};
+use manifest::{self, Family, Loaded, Manifest, Sound};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use train::files;
@@ -29,6 +31,7 @@ pub struct Source {
     pub manifest: PathBuf,
     /// A value in place of the file's, such as --set lr.peak=3e-4; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(value_parser = SETTINGS, hide_possible_values = true)]
     pub sets: Vec<String>,
 }
 
@@ -45,15 +48,27 @@ pub struct New {
     /// PREFIX of the dataset (`gptrain data build`).
     #[arg(long, value_name = "PREFIX")]
     data: Option<PathBuf>,
-    /// Its tokenizer; unless given, tokenizer.json beside the dataset.
+    /// Its tokenizer; unless given, the recorded one, or without a record tokenizer.json beside it.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
-    /// About so many parameters, as in 124M; unless given, a twentieth of the dataset's tokens.
+    /// About so many parameters, as in 124M or 7B; unless given, a twentieth of the dataset's tokens.
     #[arg(long, value_parser = words::tokens)]
     params: Option<f64>,
+    /// Family of the model: gpt2 or llama; unless given, that of the published model of this size.
+    #[arg(long, value_parser = family)]
+    family: Option<Family>,
     /// Write this file; unless given, the manifest is printed.
     #[arg(short, long)]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: super::Overwrite,
+}
+
+/// A family of models that can be drawn up.
+pub fn family(text: &str) -> Result<Family, String> {
+    let all = [Family::Gpt2, Family::Llama];
+    let found = all.into_iter().find(|family| family.name() == text);
+    found.ok_or_else(|| "take gpt2 or llama; other families need a manifest".into())
 }
 
 fn new(args: New) -> anyhow::Result<()> {
@@ -66,10 +81,11 @@ fn new(args: New) -> anyhow::Result<()> {
     let data = args.data.map(|path| super::data::prefix(&path)).map(placed).transpose()?;
     let tokenizer = args.tokenizer.map(placed).transpose()?;
     let params = args.params.map(|params| params as u64);
-    let text = train::recipe::Recipe { name, data, tokenizer, params }.write()?;
+    let family = args.family;
+    let text = train::recipe::Recipe { name, data, tokenizer, params, family }.write()?;
     match args.output {
         Some(path) => {
-            output::write(&path, Existing::Refused, text.as_bytes())?;
+            output::write(&path, args.overwrite.existing(), text.as_bytes())?;
             base::say!("{}: gptrain run {}", path.display(), path.display());
         }
         None => base::say!("{}", text.trim_end()),
@@ -97,33 +113,42 @@ fn check(CheckArgs { source, json }: CheckArgs) -> anyhow::Result<()> {
     {
         json.object(json!({ "ok": false, "mistakes": mistakes.list }));
     }
-    let (loaded, missing) = checked?;
+    let (loaded, files::Files { missing, notes, .. }) = checked?;
     let lines = || {
         base::say!("{}", summary(&loaded));
+        notes.iter().for_each(|note| base::say!("  note       {note}"));
         for missing in &missing.list {
             base::say!("  not here   {}: {}", missing.place, missing.what);
         }
     };
-    json.say(lines, object(&loaded, &missing));
+    json.say(lines, object(&loaded, &missing, &notes));
     Ok(())
 }
 
-/// The manifest, and what it names that is not here; everything that is wrong with it is an error.
-fn checked(source: &Source) -> anyhow::Result<(Loaded, Problems)> {
-    // Of a manifest with mistakes only what is missing is said: the rest could be their doing.
-    let also = |m: &Manifest| {
+/// The manifest, and its files, of which some may be missing; every mistake is an error.
+fn checked(source: &Source) -> anyhow::Result<(Loaded, files::Files)> {
+    // Of a manifest with mistakes, what is wrong with its files may be their doing.
+    let also = |m: &Manifest, sound: Sound| {
         let mut also = hardware(m);
-        also.list.extend(files::check(m).map(|files| files.missing.list).unwrap_or_default());
+        let files = files::check(m).unwrap_or_default();
+        also.list.extend(files.missing.list);
+        let caused = |place: &str| match place {
+            "data.eod.token" => !sound(&["data.eod", "data.tokenizer"]),
+            "checkpoint.also" => !sound(&["checkpoint.also"]),
+            _ => !sound(&["model.vocab"]), // what is compared with it
+        };
+        also.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
         also
     };
     let loaded = manifest::load_also(&source.manifest, &source.sets, &also)?;
     hardware(&loaded.manifest).or(())?;
     let mut files = files::check(&loaded.manifest)?;
     if files.wrong.list.is_empty() && files.missing.list.is_empty() {
-        files = files::samples(&loaded.manifest)?;
+        files = files::Files { notes: files.notes, ..files::samples(&loaded.manifest)? };
     }
-    files.wrong.or(())?;
-    Ok((loaded, files.missing))
+    let wrong = std::mem::take(&mut files.wrong);
+    wrong.or(())?;
+    Ok((loaded, files))
 }
 
 /// A plan.hardware that is no row of the table.
@@ -133,15 +158,17 @@ fn hardware(m: &Manifest) -> Problems {
 }
 
 /// What `summary` says, for scripts.
-fn object(loaded: &Loaded, missing: &Problems) -> serde_json::Value {
+fn object(loaded: &Loaded, missing: &Problems, of_files: &[String]) -> serde_json::Value {
     let m = &loaded.manifest;
+    let notes = [&m.notes()[..], of_files].concat();
     let cannot_run = m.runnable().err().unwrap_or_default();
     json!({
         "ok": true, "name": m.name, "manifest": loaded.source, "mistakes": [],
-        "missing": missing.list, "cannot_run": cannot_run.list, "notes": m.notes(),
+        "missing": missing.list, "cannot_run": cannot_run.list, "notes": notes,
         "ranks": m.topology.ranks(), "steps": m.batch.ramp().steps(m.train.samples),
         "samples": m.train.samples,
         "tokens": m.train.samples.saturating_mul(m.model.seq_len as u64),
+        "parameters": model::parameters(&m.model), "memory_bytes": dry_run::memory(m).0,
         "vocab_padded": m.model.vocab_padded, "run_folder": m.log.folder,
     })
 }
@@ -152,14 +179,15 @@ fn summary(loaded: &Loaded) -> String {
     let mut lines = vec![
         format!("{}: ok", loaded.source.display()),
         format!(
-            "  model     {} layers, hidden {}, {} heads, vocab {} (padded {}), seq_len {}",
-            model.layers,
+            "  model     {}, hidden {}, {}, vocab {} (padded {}), seq_len {}",
+            Count(model.layers as u64).of("layer"),
             model.hidden,
-            model.heads,
+            Count(model.heads as u64).of("head"),
             Count(model.vocab as u64),
             Count(model.vocab_padded as u64),
             model.seq_len
         ),
+        format!("  size      {}", size(m)),
         format!("  batch     {}", batch(m)),
         format!("  run       {}", length(m)),
     ];
@@ -182,15 +210,22 @@ fn summary(loaded: &Loaded) -> String {
     lines.join("\n")
 }
 
+/// Parameters, and the memory of the fullest rank.
+fn size(m: &Manifest) -> String {
+    let parameters = Count(model::parameters(&m.model)).of("parameter");
+    let most = if m.topology.ranks() > 1 { " on the fullest rank" } else { "" };
+    format!("{parameters}; {} of memory{most}", dry_run::memory(m))
+}
+
 fn batch(m: &Manifest) -> String {
     let text = format!("micro {}, global {}", m.batch.micro, m.batch.global);
     match m.batch.ramp_up {
         None => text,
         Some(ramp) => format!(
-            "{text}, growing from {} by {} over {} samples",
+            "{text}, growing from {} by {} over {}",
             ramp.start,
             ramp.increment,
-            Count(ramp.samples)
+            Count(ramp.samples).of("sample")
         ),
     }
 }
@@ -199,5 +234,7 @@ fn length(m: &Manifest) -> String {
     let samples = m.train.samples;
     let tokens = samples.saturating_mul(m.model.seq_len as u64);
     let steps = m.batch.ramp().steps(samples);
-    format!("{} steps, {} samples, {} tokens", Count(steps), Count(samples), Count(tokens))
+    let [steps, samples, tokens] = [(steps, "step"), (samples, "sample"), (tokens, "token")]
+        .map(|(count, noun)| Count(count).of(noun));
+    format!("{steps}, {samples}, {tokens}")
 }

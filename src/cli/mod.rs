@@ -10,6 +10,8 @@ mod sample;
 mod eval;
 mod average;
 mod report;
+mod compare;
+mod track;
 mod status;
 mod inspect;
 mod export;
@@ -18,6 +20,7 @@ mod diagnose;
 mod example;
 mod manifest;
 mod nodes;
+mod job;
 mod data;
 mod estimate;
 mod bench;
@@ -81,15 +84,23 @@ enum Command {
     Average(average::Args),
     /// Make a self-contained HTML page of a run's curves
     Report(report::Args),
-    /// Say what a run is doing now: step, speed, time left, last save, warnings
+    /// Compare runs: losses at the same step and tokens, speed, settings that differ
+    Compare(compare::Args),
+    /// Show what a run is doing (step, speed, time left, last save, warnings), or all runs of a folder
     Status(status::Args),
+    /// Send a run's metrics to Weights & Biases, live, by its own Python client
+    Wandb(track::Args),
+    /// Send a run's metrics to MLflow, live, by its own Python client
+    Mlflow(track::Args),
+    /// Write the Slurm script of a manifest: its nodes, tasks, GPUs or CPUs
+    Job(job::Args),
     /// Show the nodes that a run keeps away from, or forget them
     Nodes(nodes::Args),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
     /// Write a checkpoint as a Hugging Face folder
     Export(export::Args),
-    /// Start a run from a Hugging Face folder
+    /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
     Import(import::Args),
     /// Name the rank that stopped a failed run, from its dump folder
     Diagnose(diagnose::Args),
@@ -177,6 +188,7 @@ pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
 }
 
 pub fn main() -> ExitCode {
+    device::cuda::set_environment(); // before any thread
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
     let _ = train::heed_size_limits(); // without it the signal's own end is as clear
@@ -185,6 +197,7 @@ pub fn main() -> ExitCode {
         if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
     if quiet {
+        base::progress::silence();
         messages.console().set_form(Form::Quiet);
     }
     messages.install(log_level, traces);
@@ -225,7 +238,11 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Eval(args) => eval::run(args, messages),
         Command::Average(args) => average::run(args),
         Command::Report(args) => report::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Status(args) => status::run(args),
+        Command::Wandb(args) => track::run(args, "wandb"),
+        Command::Mlflow(args) => track::run(args, "mlflow"),
+        Command::Job(args) => job::run(args),
         Command::Nodes(args) => nodes::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Export(args) => export::run(args),

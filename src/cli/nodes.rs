@@ -1,5 +1,6 @@
 //! `gptrain nodes`
 
+use base::input::is_there;
 use base::{Seconds, unix_time, visible};
 use std::path::PathBuf;
 use train::sick_nodes::{self, Reason, SickNode};
@@ -18,6 +19,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { run, clear, clear_all } = args;
+    is_there(&run)?;
     if clear_all || clear.is_some() {
         let forgotten = sick_nodes::clear(&run, clear.as_deref())?;
         base::say!("forgot {forgotten} {}", if forgotten == 1 { "entry" } else { "entries" });
@@ -34,12 +36,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 fn line(node: &SickNode, now: f64) -> String {
     let [ago, left] = [now - node.at, node.expires - now].map(|time| Seconds(time.max(0.0)));
-    let excluded = match (node.is_excluded(false), node.reason) {
-        (true, _) => "excluded",
-        (false, Reason::Straggles) => "excluded by slurm.exclude_stragglers alone",
-        (false, _) => "not excluded yet",
-    };
     let times = if node.times == 1 { "once".to_string() } else { format!("{} times", node.times) };
     let (host, evidence) = (visible(&node.host), visible(&node.evidence));
-    format!("{host}: {excluded} for {left}; seen {times}, {ago} ago: {evidence}")
+    let not_yet = match (node.is_excluded(false), node.reason) {
+        (true, _) => {
+            return format!("{host}: excluded for {left}; seen {times}, {ago} ago: {evidence}");
+        }
+        (false, Reason::Straggles) => "excluded where slurm.exclude_stragglers says so",
+        (false, _) => "excluded from the second time on",
+    };
+    format!("{host}: seen {times}, {ago} ago ({not_yet}); forgotten in {left}: {evidence}")
 }

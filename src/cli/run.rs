@@ -1,6 +1,11 @@
 //! `gptrain run`
 
-use std::path::PathBuf;
+use super::shell::SETTINGS;
+use base::Problems;
+use manifest::Manifest;
+use std::path::{Path, PathBuf};
+use train::events::{self, Event, Kind};
+use train::length;
 use train::messages::Messages;
 use train::report::Form;
 use train::trace::{Steps, TraceOptions};
@@ -14,8 +19,12 @@ pub struct Args {
     #[arg(long, conflicts_with = "manifest")]
     example: bool,
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
+    /// Make the run as long as the machine trains in these minutes: times a few steps first, and
+    /// scales the warm-up with the length. `--example` has 0.75
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    minutes: Option<f64>,
     /// Resume from this checkpoint (step-00000040) in place of the newest, or from a copy
     /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
     #[arg(long, value_name = "STEP")]
@@ -46,11 +55,17 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(path) => path.clone(),
         None => super::example::prepare()?,
     };
-    let loaded = manifest::load(&path, &args.set)?;
+    let minutes = minutes_of(&args)?;
+    let mut loaded = manifest::load(&path, &args.set)?;
     // From a checkpoint of the user's choice it starts once: the newest is not what was asked for.
     let once = args.resume_from.is_some() || args.reset_optimizer || args.verify_resume.is_some();
     if !once && train::supervise(&loaded)? {
         return Ok(());
+    }
+    if let Some(minutes) = minutes {
+        let (settings, line) = length::settings(&loaded, minutes, messages)?;
+        tracing::info!("{line}");
+        loaded = manifest::load(&path, &[&args.set[..], &settings].concat())?;
     }
     let Args { resume_from, reset_optimizer, verify_resume, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
@@ -62,6 +77,13 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     }
     match ended {
         Some(train::Ended::Complete) => base::say!("complete: {folder}"),
+        Some(train::Ended::NothingLeft) => {
+            let m = &loaded.manifest;
+            let steps = base::Count(m.batch.ramp().steps(m.train.samples));
+            base::say!(
+                "nothing left to do: {steps} of {steps} steps; --set train.steps=N continues"
+            );
+        }
         Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command goes on"),
         Some(train::Ended::JobEnds) => {
             base::say!("stopped and saved, as the job ends: the same command goes on")
@@ -69,8 +91,51 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
     }
-    if args.example && ended == Some(train::Ended::Complete) {
-        super::example::next(&loaded.manifest.log.folder);
+    let told = tracing::enabled!(tracing::Level::INFO);
+    if told && ended == Some(train::Ended::Complete) && is_first(&loaded.manifest.log.folder) {
+        next(&loaded.manifest, args.example);
     }
     Ok(())
+}
+
+/// Whether the run was completed once.
+fn is_first(folder: &Path) -> bool {
+    let events = events::read(folder).unwrap_or_default();
+    let completed = |event: &&Event| event.kind == Kind::End && event.text.ends_with(": complete");
+    events.iter().filter(completed).count() == 1
+}
+
+/// What may be done with what was trained.
+fn next(m: &Manifest, example: bool) {
+    let folder = m.log.folder.display();
+    base::say!("\nNow:");
+    if m.data.tokenizer.is_some() {
+        let prompt = if example { super::example::PROMPT } else { "Once upon a time" };
+        base::say!("  gptrain sample {folder} --prompt \"{prompt}\"");
+    }
+    base::say!("  gptrain report {folder}  # writes its curves, {folder}/report.html");
+    base::say!("  gptrain export {folder} --output {}-hf  # for Hugging Face's library", m.name);
+    let steps = 2 * m.batch.ramp().steps(m.train.samples);
+    base::say!("  gptrain run {folder} --set train.steps={steps}  # continues");
+    if example {
+        base::say!("  gptrain manifest new --help  # for a text of your own");
+    }
+}
+
+/// The minutes that set the length: the example's own where no setting has another length.
+fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
+    let sets = |key: &&str| args.set.iter().any(|set| set.starts_with(&format!("{key}=")));
+    match (args.minutes, length::LENGTHS.into_iter().find(sets)) {
+        (Some(_), Some(key)) => {
+            let what = format!("--minutes and {key} both set the run's length");
+            Err(Problems::one("--minutes", what, "keep one of them"))
+        }
+        (None, None) => Ok(args.example.then_some(super::example::MINUTES)),
+        (minutes, _) => Ok(minutes),
+    }
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes = text.parse().ok().filter(|minutes| (0.01..=1e6).contains(minutes));
+    minutes.ok_or_else(|| "write minutes, from 0.01 to 1000000, such as 0.75".to_string())
 }

@@ -2,9 +2,12 @@
 
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
-use clap::CommandFactory;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
+use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 #[derive(clap::Args, Debug)]
 pub struct Completions {
@@ -16,6 +19,38 @@ pub struct Completions {
 pub struct Man {
     /// The folder for gptrain.1, gptrain-run.1, …
     folder: PathBuf,
+}
+
+/// Takes any text: what is wrong with it is said where it is used. Shells offer these texts.
+#[derive(Clone)]
+pub struct Offered(fn() -> Vec<&'static str>);
+
+/// Manifest keys: `lr.peak=`.
+pub const SETTINGS: Offered = Offered(|| SETS.iter().map(String::as_str).collect());
+/// Rows of the hardware table.
+pub const HARDWARE: Offered =
+    Offered(|| estimate::hardware::table().iter().map(|row| row.name.as_str()).collect());
+/// Programs of `estimate --as`.
+pub const PROGRAMS: Offered = Offered(estimate::trainers::names);
+
+static SETS: LazyLock<Vec<String>> =
+    LazyLock::new(|| manifest::settings().into_iter().map(|key| key + "=").collect());
+
+impl TypedValueParser for Offered {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new((self.0)().into_iter().map(PossibleValue::new)))
+    }
 }
 
 pub fn completions<Cli: CommandFactory>(args: Completions) {
@@ -33,7 +68,7 @@ pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
     for (name, page) in &pages {
         output::write(&args.folder.join(format!("{name}.1")), Existing::Replaced, page)?;
     }
-    base::say!("{}: {} pages", args.folder.display(), pages.len());
+    base::say!("{}: {}", args.folder.display(), base::Count(pages.len() as u64).of("page"));
     Ok(())
 }
 

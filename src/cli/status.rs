@@ -1,27 +1,57 @@
 //! `gptrain status`
 
-use base::{Count, Seconds, unix_time};
-use std::path::{Path, PathBuf};
-use train::events::{self, Kind};
-use train::status::Status;
+mod list;
+mod watch;
 
-/// A sign of life that is older says that the run is gone, or its folder out of reach.
-const SILENT: f64 = 60.0;
+use base::{Count, Problems, Seconds, unix_time, visible};
+use std::path::{Path, PathBuf};
+use train::events::{self, Event, Kind};
+use train::status::{NAME, State, Status};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run's folder: `log.folder` of its manifest
-    run: PathBuf,
-    /// Print JSON
+    /// A run's folder (`log.folder` of its manifest), or a folder that holds runs
+    #[arg(value_name = "FOLDER", default_value = "runs")]
+    folder: PathBuf,
+    /// Follow one run until it ends: redraws on a terminal, a line per change in a pipe
+    #[arg(long)]
+    watch: bool,
+    /// Print JSON: one run's status.json, or {"runs": […]}; with --watch an object per change
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
-    let status = Status::read(&args.run)?;
-    match args.json {
+pub fn run(Args { folder, watch, json }: Args) -> anyhow::Result<()> {
+    let now = unix_time().as_secs_f64();
+    let is_run = folder.join(NAME).exists();
+    if !is_run && folder.is_dir() {
+        return list(&folder, now, watch, json);
+    }
+    if watch {
+        return watch::follow(&folder, json);
+    }
+    let status = Status::read(&folder)?;
+    match json {
         true => base::say!("{:#}", serde_json::to_value(&status)?),
-        false => base::say!("{}", text(&status, &args.run, unix_time().as_secs_f64())),
+        false => base::say!("{}", visible(&text(&status, &folder, now))),
+    }
+    Ok(())
+}
+
+/// Prints the runs below a folder.
+fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> {
+    let rows = list::find(folder, now);
+    if rows.is_empty() {
+        return Err(list::none(folder).into());
+    }
+    if watch {
+        let remedy =
+            format!("give one run's folder, as gptrain status {} prints them", folder.display());
+        return Err(Problems::one("--watch", "it follows one run", remedy).into());
+    }
+    match json {
+        true => base::say!("{:#}", list::object(&rows, now)),
+        false => base::say!("{}", list::text(&rows, now)),
     }
     Ok(())
 }
@@ -30,22 +60,25 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn text(status: &Status, folder: &Path, now: f64) -> String {
     let since = |at: f64| Seconds((now - at).max(0.0));
     let silent = now - status.updated;
-    let doing = match (status.ended, silent > SILENT) {
-        (true, _) => format!("ended {} ago: {}", since(status.updated), status.phase),
-        (false, true) => format!(
-            "no sign of life for {}: it was {}; look at process {} on {}",
+    let doing = match status.state(now) {
+        State::Complete | State::Stopped | State::Failed => {
+            format!("ended {} ago: {}", since(status.updated), status.phase)
+        }
+        State::Silent => format!(
+            "no heartbeat for {}: it was {}; look at process {} on {}",
             Seconds(silent),
             status.phase,
             status.process,
             status.host
         ),
-        (false, false) => format!("{}, {} ago", status.phase, since(status.updated)),
+        State::Running => format!("{}, {} ago", status.phase, since(status.updated)),
     };
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
-    let place = format!("{} ranks, rank 0 on {}{job}", status.ranks, status.host);
+    let place =
+        format!("{}, rank 0 on {}{job}", Count(status.ranks as u64).of("rank"), status.host);
     let mut lines = vec![format!("{} ({place}): {doing}", status.name)];
     let (step, steps) = (Count(status.step), Count(status.total_steps));
-    let share = 100.0 * status.consumed_samples as f64 / status.total_samples.max(1) as f64;
+    let share = status.share();
     lines.push(format!("step {step} of {steps} ({share:.1} %), {} tokens", Count(status.tokens)));
     if let Some(loss) = status.lm_loss {
         let norm =
@@ -57,12 +90,14 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     lines.push(format!("{} tokens/s{left}", Count(status.tokens_per_s.round() as u64)));
     lines.push(status.goodput_line());
     lines.push(saved(folder, now));
-    lines.extend(copied(folder, now));
+    let events = events::read(folder).unwrap_or_default();
+    lines.extend(copied(&events, now));
+    lines.extend(since_start(&events, now));
     if status.skipped_steps > 0 {
-        lines.push(format!("{} steps updated nothing", Count(status.skipped_steps)));
+        lines.push(format!("{} updated nothing", Count(status.skipped_steps).of("step")));
     }
     for warning in &status.warnings {
-        lines.push(format!("note, {} ago: {}", since(warning.at), base::visible(&warning.text)));
+        lines.push(format!("note, {} ago: {}", since(warning.at), warning.text));
     }
     lines.join("\n")
 }
@@ -81,9 +116,23 @@ fn saved(folder: &Path, now: f64) -> String {
 }
 
 /// The newest copy in another place.
-fn copied(folder: &Path, now: f64) -> Option<String> {
-    let events = events::read(folder).ok()?;
-    let newest = events.into_iter().rfind(|event| event.kind == Kind::Copy)?;
+fn copied(events: &[Event], now: f64) -> Option<String> {
+    let newest = events.iter().rfind(|event| event.kind == Kind::Copy)?;
     let age = Seconds((now - newest.at).max(0.0));
-    Some(format!("copied {}, {age} ago", base::visible(&newest.text)))
+    Some(format!("copied {}, {age} ago", newest.text))
+}
+
+/// Who failed since the last start, and whether the job is in the queue again.
+fn since_start(events: &[Event], now: f64) -> Vec<String> {
+    let start = events.iter().rposition(|event| matches!(event.kind, Kind::Start | Kind::Restart));
+    let since = events.iter().skip(start.map_or(0, |start| start + 1));
+    let line = |event: &Event| {
+        let age = Seconds((now - event.at).max(0.0));
+        match event.kind {
+            Kind::Failure => Some(format!("failed {age} ago: {}", event.text)),
+            Kind::Queued => Some(format!("queued again {age} ago, {}", event.text)),
+            _ => None,
+        }
+    };
+    since.filter_map(line).collect()
 }

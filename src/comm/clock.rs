@@ -1,14 +1,14 @@
-//! The monotonic clock of a machine. Processes of one machine share it; the offset to another
-//! machine's is measured (`HostCollectives::clock_offset`).
+//! Monotonic clock of a machine. All processes of a machine share it; the offset between machines
+//! is measured (`HostCollectives::clock_offset`).
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What turns a rank's time into rank 0's, in ns.
+/// Conversion from a rank's clock to that of rank 0, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
-    /// Added to this rank's time.
+    /// To add to this rank's time.
     pub ns: i64,
-    /// The offset is wrong by this much at most.
+    /// Maximum error of the offset.
     pub error_ns: i64,
 }
 
@@ -20,8 +20,8 @@ pub fn now_ns() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// Equal for the processes that share a clock: those of one machine since its boot. Unique to the
-/// process where the boot has no id.
+/// Id that is equal for processes with the same clock, that is, on one machine since its boot.
+/// Unique to the process if the machine has no boot id.
 pub fn clock_id() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
     xxh3_64(&boot.unwrap_or_else(|_| format!("{} {}", std::process::id(), now_ns()).into_bytes()))

@@ -1,5 +1,5 @@
-//! A group without other members: it writes down the bytes that this rank would send, between which
-//! ops of the device, and what is computed meanwhile.
+//! Group without other members. Records the bytes that this rank would send, and the device ops
+//! before, after and in between.
 
 use super::{Collective, Group, Message, Op, Pending};
 use device::{self, Tally, Tensor};
@@ -7,44 +7,44 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What this rank sends, by group and op.
+/// Bytes that this rank sends, by group and op.
 pub type Volume = BTreeMap<(&'static str, Op), Sent>;
 
-/// Calls, and the bytes that this rank sends in them: as a ring has it, 2(n−1)/n of the tensor for an
-/// all-reduce and (n−1)/n of the whole for a gather or scatter. What is received has its bytes, and
-/// no call beside the sender's.
+/// Number of calls, and bytes sent in them. Bytes are those of a ring: 2(n−1)/n of the tensor for
+/// an all-reduce, (n−1)/n of the whole for a gather or scatter. A receive has its bytes, but only
+/// the sender counts the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sent {
     pub calls: f64,
     pub bytes: f64,
 }
 
-/// What a rank does, one after the other.
+/// Event of a rank, in program order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Ops of the device.
+    /// Device ops.
     Compute(Tally),
-    /// Something sent in a group.
+    /// Communication in a group.
     Send { group: &'static str, op: Op, sent: Sent, how: How },
-    /// The wait for what was begun: the first since the last `take` is 1; 0 is the last
-    /// before it, −1 the one before that.
+    /// Wait for an earlier `begin`, numbered since the last `take`: 1 is the first after it, 0 the
+    /// last before it, −1 the one before that.
     Finish(i64),
 }
 
-/// Who waits for what is sent.
+/// Point at which a rank waits for communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// The next op.
+    /// At the next op.
     Now,
-    /// Whoever calls `Group::finish`: `Group::begin`.
+    /// At `Group::finish`, after `Group::begin`.
     Queued,
-    /// Likewise, and sooner: `Group::begin_ahead`.
+    /// At `Group::finish`, after `Group::begin_ahead`: needed soon.
     Soon,
-    /// A message, likewise: `Group::begin_message`.
+    /// At `Group::finish`, after `Group::begin_message`.
     Message,
 }
 
-/// The ops among some events.
+/// Total device ops of some events.
 pub fn ops(events: &[Event]) -> Tally {
     let mut all = Tally::new();
     for event in events {
@@ -55,7 +55,7 @@ pub fn ops(events: &[Event]) -> Tally {
     all
 }
 
-/// What is sent in some events.
+/// Total communication of some events.
 pub fn volume(events: &[Event]) -> Volume {
     let mut all = Volume::new();
     for event in events {
@@ -68,12 +68,12 @@ pub fn volume(events: &[Event]) -> Volume {
     all
 }
 
-/// Writes down what a rank does on a counting device and in its groups.
+/// Records the events of a rank, on a counting device and in its groups.
 #[derive(Default)]
 pub struct Journal {
     device: Rc<device::Dry>,
     events: RefCell<Vec<Event>>,
-    /// Collectives and messages: all that were begun, and those before the last `take`.
+    /// Number of collectives and messages begun: in total, and before the last `take`.
     begun: Cell<u64>,
     taken: Cell<u64>,
 }
@@ -83,7 +83,7 @@ impl Journal {
         Rc::new(Journal { device: device.clone(), ..Journal::default() })
     }
 
-    /// The events since the last `take`.
+    /// Returns the events since the last `take`.
     pub fn take(&self) -> Vec<Event> {
         self.note_ops();
         self.taken.set(self.begun.get());
@@ -102,14 +102,14 @@ impl Journal {
         }
     }
 
-    /// Number of what was just begun, from 1.
+    /// Index of the communication just begun, from 1.
     fn number(&self) -> u64 {
         self.begun.set(self.begun.get() + 1);
         self.begun.get()
     }
 }
 
-/// A group that only counts.
+/// Group that only counts.
 pub struct Dry {
     name: &'static str,
     rank: usize,
@@ -118,7 +118,7 @@ pub struct Dry {
 }
 
 impl Dry {
-    /// Member `rank` of `size`; what it sends is written down under `name`.
+    /// Member `rank` of `size`. Its communication is recorded under `name`.
     pub fn new(name: &'static str, rank: usize, size: usize, journal: &Rc<Journal>) -> Dry {
         Dry { name, rank, size, journal: journal.clone() }
     }

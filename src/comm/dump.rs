@@ -1,5 +1,5 @@
-//! The dump of a failed process group, one folder: `verdict.json` with the failure line, and
-//! `rank-00037.json` with the flight recorder of each rank.
+//! Dump of a failed process group. A folder with `verdict.json`, which holds the failure line, and
+//! `rank-00037.json`, the flight recorder of each rank.
 
 use super::hang::diagnose;
 use super::report::RankReport;
@@ -8,10 +8,10 @@ use base::Problems;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A dump that was read.
+/// Contents of a dump.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dump {
-    /// The line that was printed.
+    /// Failure line.
     pub line: Option<String>,
     /// Indexed by rank; ranks without a file are reported as unknown.
     pub ranks: Vec<RankReport>,
@@ -19,7 +19,7 @@ pub struct Dump {
     pub damaged: Vec<String>,
 }
 
-/// Writes the failure line unless another rank already did; true if this one was written.
+/// Writes the failure line unless another rank has already done so. Returns whether it was written.
 pub fn claim_diagnosis(folder: &Path, line: &str) -> anyhow::Result<bool> {
     let new = write_new(folder, "verdict.json", &serde_json::json!({ "verdict": line }))?;
     let linked = fs::hard_link(&new, folder.join("verdict.json"));
@@ -30,12 +30,12 @@ pub fn claim_diagnosis(folder: &Path, line: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Writes one rank's report.
+/// Writes the report of one rank.
 pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
     write(folder, &format!("rank-{:05}.json", report.rank), report)
 }
 
-/// Writes atomically: a reader never sees half a file.
+/// Writes a file atomically.
 fn write(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<()> {
     let (path, new) = (folder.join(name), write_new(folder, name, value)?);
     fs::rename(&new, &path).with_context(|| format!("writing {}", path.display()))
@@ -89,7 +89,7 @@ impl Dump {
 
     /// Fills `ranks` up to the highest rank that any group mentions.
     fn fill(&mut self) {
-        /// More ranks than any machine has: a damaged file does not take the memory.
+        /// Limit far above any machine's ranks, so that a damaged file cannot exhaust memory.
         const MOST: usize = 1 << 20;
         let mentioned = self.ranks.iter().flat_map(|report| {
             let others = report.groups.iter().flat_map(|group| group.ranks.iter().copied());
@@ -104,7 +104,7 @@ impl Dump {
         self.ranks = ranks;
     }
 
-    /// The hang diagnosis from the reports alone.
+    /// Hang diagnosis from the reports.
     pub fn diagnose(&self) -> Option<String> {
         diagnose(&self.ranks, 0.0)
     }

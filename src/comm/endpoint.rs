@@ -1,4 +1,5 @@
-//! A rank's end of the transport, and what its groups share: counters and the communication queues.
+//! A rank's endpoint of the transport, and the state shared by its groups: counters and
+//! communication queues.
 
 use super::inbox::{Inbox, Transport};
 use super::queue::{Queue, Queued};
@@ -9,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes of tensors sent by one rank, by name of group and op. Over a group of n ranks they add up
-/// to the textbook volume of a ring: n times 2(n−1)/n of the tensor for `all_reduce`, (n−1)/n of
-/// the whole for the others; where n divides the tensor, each rank sends the same.
+/// Bytes of tensors that one rank sent, by name of group and op. Over a group of n ranks they add
+/// up to the volume of a ring: n times 2(n−1)/n of the tensor for `all_reduce`, (n−1)/n of the
+/// whole for the others. If n divides the tensor, each rank sends the same.
 pub type Traffic = BTreeMap<(Arc<str>, Op), u64>;
 
-/// A rank's end of the transport, shared with its communication queues.
+/// A rank's endpoint of the transport, shared with its communication queues.
 pub struct Endpoint {
     pub rank: usize,
     pub size: usize,
@@ -38,12 +39,12 @@ impl Endpoint {
         self.traffic.lock()
     }
 
-    /// This rank's name in messages.
+    /// Name of this rank in messages.
     pub fn name(&self) -> String {
         self.recorder.name(self.rank)
     }
 
-    /// Fails every rank; returns the failure that this rank unwinds with.
+    /// Fails every rank. Returns the agreed failure, with which this rank unwinds.
     pub fn fail(&self, failed: Failed) -> Failed {
         let agreed = match self.inbox.failed() {
             Some(known) => known,
@@ -61,7 +62,7 @@ pub struct RankResources {
     pub endpoint: Arc<Endpoint>,
 }
 
-/// How many operations of a group this rank has entered.
+/// Number of operations of a group that this rank has entered.
 pub struct OpCounters {
     pub collectives: AtomicU64,
     pub sent: Vec<AtomicU64>,
@@ -74,7 +75,7 @@ impl RankResources {
         RankResources { queues, counters, endpoint: Arc::new(endpoint) }
     }
 
-    /// The counters of a group. They outlive its handle: a group made again continues them.
+    /// Counters of a group. They outlive its handle: a group created again continues them.
     pub fn counters(&self, group: u64, size: usize) -> Arc<OpCounters> {
         let zeros = || (0..size).map(|_| AtomicU64::new(0)).collect();
         let new = || {
@@ -87,7 +88,7 @@ impl RankResources {
         self.counters.lock().entry(group).or_insert_with(new).clone()
     }
 
-    /// Where this rank unwinds, the others need not wait for it, nor it for them.
+    /// Fails the other ranks if this rank is panicking, so that none waits for it.
     pub fn fail_if_panicking(&self) {
         if std::thread::panicking() {
             let Endpoint { recorder, rank, .. } = &*self.endpoint;
@@ -96,7 +97,8 @@ impl RankResources {
         }
     }
 
-    /// A communication queue; its thread starts at the first use. Where it cannot, the group fails.
+    /// Calls `use_it` with a communication queue, whose thread starts on first use. The group fails
+    /// if the thread cannot start.
     pub fn queue<T>(&self, of: Queued, use_it: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
         let start = || {
@@ -112,18 +114,18 @@ impl RankResources {
 impl Drop for RankResources {
     fn drop(&mut self) {
         self.fail_if_panicking();
-        // Finish what was begun before the others learn that this rank has ended.
+        // Finishes pending operations before other ranks see that this rank has ended.
         self.queues.iter().for_each(|queue| drop(queue.lock().take()));
         self.endpoint.transport.leave();
     }
 }
 
-/// Identifies a group by name and ranks.
+/// Hash of a group's name and ranks.
 pub fn group_hash(name: &str, ranks: &[usize]) -> u64 {
     xxh3_64(format!("{name} {ranks:?}").as_bytes())
 }
 
-/// The next number of a count, from 1.
+/// Increments a counter and returns the new value.
 pub fn next_number(count: &AtomicU64) -> u64 {
     count.fetch_add(1, Ordering::Relaxed) + 1
 }

@@ -1,10 +1,11 @@
-//! Hang diagnosis: follows the chain of waiting ranks to the root cause, a rank that waits for none.
+//! Hang diagnosis: follows the chain of waiting ranks to the root cause, a rank that waits for no
+//! other.
 
 use super::report::{End, RankReport};
 use super::{Event, Op};
 
-/// One line that names the rank at fault; None while no rank is dead, silent or blocked for longer
-/// than `timeout_s`. `reports` is indexed by rank.
+/// Returns one line that names the rank at fault. None if no rank is dead, silent or blocked for
+/// more than `timeout_s`. `reports` is indexed by rank.
 pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     let blame = |report: &RankReport, what: String| {
         let rest = format!("last event: {}; {}", report.phase, waiting(reports, report.rank));
@@ -33,14 +34,16 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
         Found::Nothing => {
             let event = first.blocking_ops().next()?;
             let from = event.awaiting.map_or("others".to_string(), |r| reports[r].name());
-            let what =
-                format!("waits for data of {from} in {}, which all have entered", name(event));
+            let what = format!(
+                "waits for data from {from} in {}, which all ranks have entered",
+                name(event)
+            );
             Some(blame(first, what))
         }
     }
 }
 
-/// "383 ranks waiting 41 s", the root cause not counted.
+/// For example "383 ranks waiting 41 s", without the root cause.
 fn waiting(reports: &[RankReport], root_cause: usize) -> String {
     let others =
         reports.iter().filter(|report| report.rank != root_cause && report.ended.is_none());
@@ -50,23 +53,23 @@ fn waiting(reports: &[RankReport], root_cause: usize) -> String {
     format!("{} {ranks} waiting {longest:.0} s", waits.len())
 }
 
-/// "all_reduce #12345 of group dp".
+/// For example "all_reduce #12345 of group dp".
 fn name(event: &Event) -> String {
     let Event { op, sequence, group, .. } = event;
     format!("{op} #{sequence} of group {group}")
 }
 
 enum Found {
-    /// (rank, what it failed to do): it waits for no other rank.
+    /// Rank that waits for no other, and its fault.
     RootCause(usize, String),
-    /// "rank 0 in all_reduce #5 of group tp waits for rank 1, which …"
+    /// For example "rank 0 in all_reduce #5 of group tp waits for rank 1, which …"
     Cycle(String),
     Nothing,
 }
 
 struct WaitChain<'a> {
     reports: &'a [RankReport],
-    /// From the first blocked rank on: (rank, the operation it is in).
+    /// From the first blocked rank on: (rank, its current operation).
     path: Vec<(usize, String)>,
     seen: Vec<bool>,
 }
@@ -94,7 +97,7 @@ impl<'a> WaitChain<'a> {
         best
     }
 
-    /// Why a rank has not entered `event`: its own fault, or it is blocked by another rank.
+    /// Reason why a rank has not entered `event`: its own fault, or another rank that blocks it.
     fn inspect(&mut self, report: &'a RankReport, event: &Event) -> Found {
         let entered = |e: &&Event| e.group == event.group && e.sequence == event.sequence;
         let queued = report.events.iter().find(entered).is_some_and(|e| e.started.is_none());
@@ -120,7 +123,7 @@ impl<'a> WaitChain<'a> {
         }
     }
 
-    /// The ranks that `event` of `report` waits for: members that have not entered it.
+    /// Ranks that `event` of `report` waits for: members that have not entered it.
     fn blockers(&self, report: &RankReport, event: &Event) -> Vec<usize> {
         let Some(group) = report.group(&event.group) else { return Vec::new() };
         let reports = self.reports;
@@ -134,7 +137,7 @@ impl<'a> WaitChain<'a> {
             };
             match event.op {
                 Op::Recv => behind(&its.sent),
-                // TCP and threads buffer it; on a GPU a send blocks until it is received.
+                // TCP and threads buffer messages; on a GPU a send blocks until it is received.
                 Op::Send => behind(&its.received),
                 _ => {
                     let mut same = reports[**rank].events.iter();

@@ -1,6 +1,6 @@
-//! Collectives over all ranks on host memory: sums of a few numbers, gather to and broadcast from the
-//! first rank. They run along the dimensions of the grid, so that a rank needs connections only to
-//! members of its grid groups.
+//! Collectives over all ranks in host memory: sums of a few numbers, gather to the first rank and
+//! broadcast from it. They run along the dimensions of the grid, so a rank needs connections only
+//! to members of its grid groups.
 
 use super::{ClockOffset, Group, Message};
 use base::DType;
@@ -8,26 +8,26 @@ use device::Tensor;
 
 pub struct HostCollectives {
     rank: usize,
-    /// One group per grid dimension, in the order in which ranks are numbered.
+    /// One group per grid dimension, in the numbering order of ranks.
     levels: Vec<Box<dyn Group>>,
 }
 
-/// One rank's contribution to a gather: (rank, bytes).
+/// Contribution of one rank to a gather: (rank, bytes).
 type Contribution = (u64, Vec<u8>);
 
 impl HostCollectives {
-    /// `levels` are this rank's groups along every dimension of the grid that all ranks fill.
+    /// `levels` are this rank's groups along the dimensions of the grid, which covers all ranks.
     pub fn new(rank: usize, levels: Vec<Box<dyn Group>>) -> HostCollectives {
         HostCollectives { rank, levels }
     }
 
-    /// Every number becomes its sum over all ranks; counts are exact up to 2²⁴.
+    /// Replaces every number by its sum over all ranks. Counts are exact up to 2²⁴.
     pub fn sum(&self, numbers: &mut [f32]) {
         let x = Tensor::at(numbers.as_mut_ptr() as usize, 1, numbers.len(), DType::F32);
         self.levels.iter().for_each(|group| group.all_reduce(x));
     }
 
-    /// Every rank's bytes, by rank, on the first rank; an empty list on the others.
+    /// Returns every rank's bytes, by rank, on the first rank; an empty list on the others.
     pub fn gather(&self, mine: &[u8]) -> Vec<Vec<u8>> {
         let mut gathered: Vec<Contribution> = vec![(self.rank as u64, mine.to_vec())];
         for group in &self.levels {
@@ -43,11 +43,11 @@ impl HostCollectives {
         gathered.into_iter().map(|(_, bytes)| bytes).collect()
     }
 
-    /// The first rank's bytes, on every rank.
+    /// Returns the first rank's bytes on every rank.
     pub fn broadcast(&self, first: &[u8]) -> Vec<u8> {
         let mut known = first.to_vec();
-        // Along the grid, last dimension first: a rank receives in the first dimension in which
-        // its index is not 0.
+        // Broadcasts along the grid, last dimension first. A rank receives in the first dimension
+        // in which its index is not 0.
         let mine = self.levels.iter().position(|group| group.rank() > 0);
         let below = mine.unwrap_or(self.levels.len());
         if let Some(level) = mine {
@@ -59,8 +59,8 @@ impl HostCollectives {
         known
     }
 
-    /// The offset of this rank's clock, which is called `id`, from rank 0's. Ranks of one clock have
-    /// none; else it is measured: half of the shortest of some round trips is its error.
+    /// Measures the offset of this rank's clock from rank 0's. `id` is the `clock_id`: ranks with
+    /// the same clock have no offset. The error is half of the shortest of several round trips.
     pub fn clock_offset(&self, id: u64, now_ns: impl Fn() -> i64) -> ClockOffset {
         const ROUND_TRIPS: usize = 16;
         let mut offset = ClockOffset::default();
@@ -96,7 +96,7 @@ impl HostCollectives {
     }
 }
 
-/// Each contribution as rank, length, bytes.
+/// Serialises each contribution as rank, length, bytes.
 fn pack(all: &[Contribution]) -> Vec<u8> {
     let mut packed = Vec::new();
     for (rank, bytes) in all {
@@ -118,7 +118,7 @@ fn unpack(mut packed: &[u8]) -> Vec<Contribution> {
     all
 }
 
-/// Sends the length, then the bytes padded to words of 8.
+/// Sends the length, then the bytes, padded to words of 8.
 fn send(group: &dyn Group, to: usize, bytes: &[u8]) {
     let mut words = vec![0u64; 1 + bytes.len().div_ceil(8)];
     words[0] = bytes.len() as u64;
@@ -182,8 +182,8 @@ mod tests {
         });
     }
 
-    /// Every rank's clock is ahead by as many hours as its number; ranks of one machine, all but the
-    /// last four, share it.
+    /// Every rank's clock is ahead by as many hours as its number, except that all but the last
+    /// four ranks share one machine's clock.
     #[test]
     fn clocks_of_machines_are_aligned_and_those_of_one_machine_are_the_same() {
         const HOUR: i64 = 3_600_000_000_000;

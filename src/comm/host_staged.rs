@@ -1,6 +1,6 @@
-//! Host-staged groups: tensors of the GPU are copied to host memory, where another group carries
-//! them. Several ranks may then share one GPU, which NCCL refuses, so that every grid can be tried
-//! on a single one. Slow: the host waits for each collective.
+//! Host-staged groups: GPU tensors are copied to host memory and sent by a host group. Several
+//! ranks can then share one GPU, which NCCL refuses, so every grid can be tried on a single GPU.
+//! Slow, because the host waits for each collective.
 
 use super::{Group, Message};
 use device::Tensor;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A GPU, and the group of host ranks that carries its tensors.
+/// GPU, and the host group that transports its tensors.
 pub struct HostStaged {
     device: Arc<Device>,
     host: Box<dyn Group>,
@@ -23,7 +23,7 @@ impl HostStaged {
         HostStaged { device: cuda.device().clone(), host, memory: RefCell::default() }
     }
 
-    /// Uninitialized host buffers, one like each tensor.
+    /// Uninitialised host buffers, one for each tensor.
     fn buffers(&self, tensors: &[Tensor]) -> Vec<Tensor> {
         let words = |x: &Tensor| x.bytes().div_ceil(8);
         let mut memory = self.memory.borrow_mut();

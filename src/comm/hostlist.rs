@@ -1,9 +1,9 @@
-//! Slurm's way to write many hosts: `n[01-03,7],login`, `rack[1-2]-n[1-4]`.
+//! Parser of Slurm's host lists: `n[01-03,7],login`, `rack[1-2]-n[1-4]`.
 
-/// More hosts than any cluster has: a list that says so is damaged.
+/// Limit far above any cluster's hosts. A longer list is damaged.
 const MOST: usize = 1 << 16;
 
-/// The hosts in order; or what is wrong with the list.
+/// Expands a list to its hosts in order. The error describes what is wrong.
 pub fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut hosts = Vec::new();
     for item in split(list)? {
@@ -37,7 +37,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// At the commas that are not inside brackets.
+/// Splits at commas outside of brackets.
 fn split(list: &str) -> Result<Vec<&str>, String> {
     let (mut items, mut first, mut depth) = (Vec::new(), 0, 0);
     for (at, c) in list.char_indices() {
@@ -58,7 +58,7 @@ fn split(list: &str) -> Result<Vec<&str>, String> {
     Ok(items)
 }
 
-/// `01-03,7`: as written, with leading zeros.
+/// Expands `01-03,7` and keeps leading zeros.
 fn numbers(inside: &str) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
     for range in inside.split(',') {
@@ -80,7 +80,7 @@ fn numbers(inside: &str) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
-/// `3,1`, `2(x4)`: a count per node; or what is wrong.
+/// Expands counts per node: `3,1`, `2(x4)`. The error describes what is wrong.
 pub fn counts(list: &str) -> Result<Vec<usize>, String> {
     let mut all = Vec::new();
     for item in list.split(',') {

@@ -1,4 +1,4 @@
-//! Frames that have arrived at a rank and were not yet received. Receivers sleep, they never spin.
+//! Frames that have arrived at a rank but are not yet received. Receivers sleep and never spin.
 
 use super::memory::{Buffer, Pool};
 use super::{Failed, Op, RankBusy};
@@ -6,18 +6,19 @@ use base::DType;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 
-/// Identifies an operation; equal on every rank that takes part.
+/// Identifies an operation; equal on all participating ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpId {
     /// Hash of the group's name and ranks.
     pub group: u64,
-    /// Message (counted per sender and receiver) or collective (counted per group).
+    /// Whether it is a message (counted per sender and receiver) or a collective (counted per
+    /// group).
     pub message: bool,
-    /// From 1.
+    /// Counted from 1.
     pub sequence: u64,
 }
 
-/// The operation as the sender of a frame entered it; receivers compare it with their own.
+/// Operation as the sender of a frame entered it. Receivers compare it with their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpSignature {
     pub op: Op,
@@ -31,29 +32,29 @@ impl std::fmt::Display for OpSignature {
     }
 }
 
-/// One chunk of an operation's data.
+/// Chunk of an operation's data.
 pub struct Frame {
     pub id: OpId,
     pub signature: OpSignature,
     pub data: Buffer,
 }
 
-/// Carries frames to other ranks, in order. An undelivered frame fails the process group.
+/// Transports frames to other ranks, in order. An undelivered frame fails the process group.
 pub trait Transport: Send + Sync {
-    /// Opens connections between these ranks; each of them calls this.
+    /// Opens connections between these ranks. Each of them calls it.
     fn connect(&self, ranks: &[usize]) -> Result<(), Failed>;
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed>;
     /// Fails every rank. Returns the failure that all ranks agree on: the first one reported.
     fn fail(&self, failed: Failed) -> Failed;
-    /// This rank has ended, successfully or not.
+    /// Announces that this rank has ended, successfully or not.
     fn leave(&self);
-    /// How busy every rank was, by rank, as far as it is known here; over TCP on rank 0 alone.
+    /// Busy times by rank, as far as known; over TCP on rank 0 only.
     fn busy(&self) -> Vec<RankBusy>;
 }
 
-/// Received frames by sender and operation.
+/// Received frames, by sender and operation.
 pub struct Inbox {
-    /// Buffers of the frames' data.
+    /// Buffers for the frames' data.
     pub pool: Pool,
     state: Mutex<State>,
     changed: Condvar,
@@ -64,7 +65,7 @@ struct State {
     frames: HashMap<(usize, OpId), VecDeque<Frame>>,
     /// (sender, operation) pairs that threads wait for.
     awaited: Vec<(usize, OpId)>,
-    /// Ranks that have ended and send nothing more.
+    /// Ranks that have ended and send no more frames.
     gone: Vec<usize>,
     failed: Option<Failed>,
 }
@@ -85,7 +86,8 @@ impl Inbox {
         }
     }
 
-    /// The next frame of an operation from a rank; `gone` is the error if that rank has ended.
+    /// Waits for the next frame of an operation from a rank. `gone` is the error if that rank has
+    /// ended.
     pub fn take(
         &self,
         from: usize,
@@ -110,17 +112,17 @@ impl Inbox {
             state.awaited.push(key);
             self.changed.wait(&mut state);
             let at = state.awaited.iter().position(|awaited| *awaited == key);
-            state.awaited.swap_remove(at.expect("put there above"));
+            state.awaited.swap_remove(at.expect("pushed above"));
         }
     }
 
-    /// A rank has ended and sends nothing more.
+    /// Marks a rank as ended; it sends no more frames.
     pub fn leave(&self, rank: usize) {
         self.state.lock().gone.push(rank);
         self.changed.notify_all();
     }
 
-    /// Fails all current and later receives. The first failure stays.
+    /// Fails all current and later receives. Only the first failure is kept.
     pub fn fail(&self, failed: &Failed) {
         self.state.lock().failed.get_or_insert_with(|| failed.clone());
         self.changed.notify_all();

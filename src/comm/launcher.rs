@@ -1,11 +1,11 @@
-//! The environment variables of a launcher: a Slurm step, or torchrun.
+//! Environment variables of a launcher: a Slurm step, or torchrun.
 
 use super::hostlist;
 use base::Problems;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// This process's rank, as the launcher assigned it.
+/// Rank of this process, as assigned by the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LauncherEnv {
     pub rank: usize,
@@ -14,33 +14,39 @@ pub struct LauncherEnv {
     pub local_rank: usize,
     /// Ranks on its node.
     pub local_world: usize,
-    /// Cores that the launcher gave this rank, if it says so.
+    /// Cores assigned by the launcher, if it does so.
     pub cores: Option<usize>,
-    /// Name of its node; empty where the launcher does not say.
+    /// Name of its node; empty if the launcher does not set it.
     pub node: String,
     /// Address at which rank 0 listens: "n01:23456".
     pub address: String,
-    /// Unique name of this start of this job.
+    /// Unique name of this start of the job.
     pub job: String,
 }
 
-/// The variable with a `host:port` that overrides the address derived from the job.
+/// Variable with a `host:port` that overrides the address derived from the job.
 pub const RENDEZVOUS: &str = "GPTRAIN_RENDEZVOUS";
 
-/// A rank's place in an epoch of its job: what the supervisor that starts it sets over the launcher's
-/// variables. Ranks of another epoch are of another job to it.
+/// Rank assignment of an epoch. The supervisor sets it for the ranks that it starts, and it
+/// overrides the launcher's variables. Ranks of different epochs count as different jobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     pub epoch: u64,
     pub rank: usize,
     pub world: usize,
-    /// Where rank 0 listens.
+    /// Address at which rank 0 listens.
     pub address: String,
 }
 
 impl Place {
-    /// The variable that holds it, as JSON.
+    /// Variable that holds the assignment, as JSON.
     pub const VARIABLE: &str = "GPTRAIN_PLACE";
+
+    /// Epoch of this process; None if no supervisor started it.
+    pub fn epoch() -> Option<u64> {
+        let place: Place = serde_json::from_str(&std::env::var(Place::VARIABLE).ok()?).ok()?;
+        Some(place.epoch)
+    }
 
     /// Whether a supervisor started this process.
     pub fn is_given() -> bool {
@@ -49,8 +55,9 @@ impl Place {
 }
 
 impl LauncherEnv {
-    /// From the environment, as a function so that tests bring their own; None where no launcher
-    /// started this process. torchrun's variables come before Slurm's, as torchrun runs inside.
+    /// Reads the launcher's variables through `variable`, which tests replace. None if no launcher
+    /// started this process. torchrun has precedence over Slurm, because it may run inside a Slurm
+    /// job.
     pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherEnv>, Problems> {
         let mut env = Env { variable, problems: Problems::default() };
         let mut launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
@@ -90,7 +97,7 @@ impl Env<'_> {
 
     fn number(&mut self, name: &str) -> usize {
         match self.text(name) {
-            None => self.problem(name, "is not set".into(), "the launcher is to set it"),
+            None => self.problem(name, "is not set".into(), "the launcher must set it"),
             Some(text) => match text.parse() {
                 Ok(number) => return number,
                 Err(_) => self.problem(name, format!("{text:?} is not a number"), ""),
@@ -99,7 +106,7 @@ impl Env<'_> {
         0
     }
 
-    /// A supervisor's word counts more than the launcher's.
+    /// Applies the supervisor's assignment, which overrides the launcher's.
     fn place(&mut self, launch: &mut LauncherEnv) {
         let Some(text) = self.text(Place::VARIABLE) else { return };
         match serde_json::from_str(&text) {
@@ -125,7 +132,7 @@ impl Env<'_> {
             self.problem("MASTER_ADDR", "is not set".into(), "the host on which rank 0 runs");
             String::new()
         });
-        // torchrun's agent itself listens on MASTER_PORT.
+        // The agent of torchrun listens on MASTER_PORT itself.
         let agent = self.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v == "True");
         let port = self.number("MASTER_PORT") + agent as usize;
         if port > 65_535 {
@@ -161,14 +168,14 @@ impl Env<'_> {
         LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
-    /// The step's hosts and the number of ranks on each. (SLURM_LAUNCH_NODE_IPADDR is the host of
+    /// Hosts of the step, and the number of ranks on each. (SLURM_LAUNCH_NODE_IPADDR is the host of
     /// srun, not of rank 0.)
     fn nodes(&mut self, world: usize) -> (Vec<String>, Vec<usize>) {
         const LIST: &str = "SLURM_STEP_NODELIST";
         let nodes = match self.text(LIST).map(|list| hostlist::expand(&list)) {
             Some(Ok(nodes)) => nodes,
             Some(Err(what)) => {
-                self.problem(LIST, what, "it is to be a list such as n[01-03,7]");
+                self.problem(LIST, what, "expected a list such as n[01-03,7]");
                 Vec::new()
             }
             None => {
@@ -190,7 +197,7 @@ impl Env<'_> {
     }
 }
 
-/// The port of a job: below those that the kernel gives to outgoing connections.
+/// Port of a job, below the range that the kernel uses for outgoing connections.
 fn port(job: &str) -> u64 {
     10_000 + xxh3_64(job.as_bytes()) % 22_000
 }
@@ -208,7 +215,7 @@ mod tests {
         LauncherEnv::of(&find)
     }
 
-    /// As `srun -N 2 -n 4` of Slurm 22.05 sets them; SLURM_NTASKS leaks in from an outer sbatch.
+    /// Set by `srun -N 2 -n 4` of Slurm 22.05. SLURM_NTASKS leaks in from an outer sbatch.
     const STEP: &str = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
         SLURM_NODEID=1 SLURM_STEP_NODELIST=n[01-02] SLURM_STEP_TASKS_PER_NODE=3,1 \
         SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.9";

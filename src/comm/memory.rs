@@ -1,6 +1,6 @@
-//! Access to the elements of host tensors: copies in and out, and sums.
+//! Element access to host tensors: copies in and out, and sums.
 //!
-//! No reference to a tensor's memory outlives a call, so a part may lie inside its whole.
+//! No reference to a tensor's memory outlives a call, so a part may overlap its whole.
 
 use base::DType;
 use device::Tensor;
@@ -15,7 +15,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The same memory for `len` bytes of unspecified content.
+    /// Reuses the memory for `len` bytes of unspecified content.
     fn resized(mut self, len: usize) -> Buffer {
         self.words.resize(len.div_ceil(8), 0);
         Buffer { len, ..self }
@@ -35,7 +35,7 @@ impl Buffer {
     }
 }
 
-/// Free buffers for reuse: fresh memory costs more than the copy into it.
+/// Free buffers for reuse. Allocating memory costs more than copying into it.
 #[derive(Default)]
 pub struct Pool {
     free: Mutex<Free>,
@@ -49,10 +49,10 @@ struct Free {
 }
 
 impl Pool {
-    /// Bytes kept free: twice what may be in flight to a rank.
+    /// Maximum bytes kept free: twice what may be in flight to a rank.
     const KEPT: usize = 16 << 20;
 
-    /// A buffer of `len` bytes of unspecified content.
+    /// Buffer of `len` bytes of unspecified content.
     pub fn take(&self, len: usize) -> Buffer {
         let mut free = self.free.lock();
         let buffer = free.buffers.pop().unwrap_or_default();
@@ -70,7 +70,7 @@ impl Pool {
     }
 }
 
-/// Copies a tensor's elements into `to`, which is as long.
+/// Copies a tensor's elements to `to`, which has the same length.
 pub fn read(from: Tensor, to: &mut Buffer) {
     // SAFETY: the tensor's memory is its arena's, and the caller's group orders who writes it.
     let elements: &[u8] = unsafe {
@@ -89,13 +89,13 @@ pub fn read(from: Tensor, to: &mut Buffer) {
 /// Overwrites a tensor's elements.
 pub fn write(from: &Buffer, to: Tensor) {
     assert_eq!(from.len, to.bytes());
-    // SAFETY: as in `read`; nobody else uses an output while its collective runs.
+    // SAFETY: as in `read`; no other code uses an output while its collective runs.
     unsafe {
         std::ptr::copy_nonoverlapping(from.bytes().as_ptr(), to.addr() as *mut u8, from.len);
     }
 }
 
-/// Copies a tensor's elements; the two may overlap.
+/// Copies a tensor's elements. The two may overlap.
 pub fn copy(from: Tensor, to: Tensor) {
     assert_eq!(from.bytes(), to.bytes());
     if from.addr() != to.addr() {
@@ -106,7 +106,7 @@ pub fn copy(from: Tensor, to: Tensor) {
     }
 }
 
-/// x = Σ parts in their order, where None stands for x itself.
+/// x = Σ parts in order, where None means x itself.
 pub fn sum(parts: &[Option<Buffer>], x: Tensor) {
     match x.dtype {
         DType::F32 => {
@@ -128,8 +128,8 @@ pub fn sum(parts: &[Option<Buffer>], x: Tensor) {
     }
 }
 
-/// `sum` with the accumulator A, a block at a time. Element by element in the order of `parts`, so
-/// that the bits do not depend on how a tensor is cut.
+/// Implementation of `sum` with accumulator A. Works in blocks, but adds the elements in the order
+/// of `parts`, so the bits do not depend on how a tensor is split.
 fn sum_as<T: bytemuck::Pod, A: Copy + Default + std::ops::AddAssign>(
     parts: &[Option<Buffer>],
     x: &mut [T],

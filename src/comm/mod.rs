@@ -1,14 +1,14 @@
-//! Collectives and messages between ranks, behind one trait, `Group`. Six carriers: a single rank
+//! Collectives and messages between ranks, behind the trait `Group`. Six transports: a single rank
 //! (`Solo`), threads of one process (`threads`), processes over TCP (`tcp`), NCCL (`nccl`), GPUs
 //! through host memory (`host_staged`), and one that only counts bytes (`dry`). Also the flight
 //! recorder and the hang diagnosis.
 //!
 //! Does not know what tensor, pipeline or data parallelism mean.
 //!
-//! **Failure.** A collective returns no error: the caller could not recover, as its buffers are half
-//! written. When a rank dies, enters another collective than its group, or hangs, the process group
-//! fails: every rank receives the same `Failed`, and its current or next wait unwinds with it. The
-//! code that started the rank wraps it in `catch`, prints the line and exits with
+//! **Failure.** A collective returns no error: its buffers are partly written, so the caller could
+//! not recover. The process group fails if a rank dies, hangs, or enters another collective than
+//! its group. Every rank then receives the same `Failed`, with which its current or next wait
+//! unwinds. The code that started the rank wraps it in `catch`, prints the line and exits with
 //! `Failed::EXIT_CODE`. A panic of one rank fails the others in the same way.
 
 pub mod dry;
@@ -52,23 +52,25 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Ranks that compute together. Every member makes the same calls in the same order. Operations are
-/// ordered with the device's ops; sums are in rank order, the same bits on every carrier but NCCL.
+/// ordered with the device's ops. Sums are taken in rank order and give the same bits on every
+/// transport except NCCL.
 pub trait Group {
     fn size(&self) -> usize;
     fn rank(&self) -> usize;
-    /// Whether `Backend::graph` can capture its collectives: they run on the device alone, without the
-    /// host.
+    /// Whether `Backend::graph` can capture its collectives, because they run on the device without
+    /// the host.
     fn capturable(&self) -> bool {
         false
     }
     /// x = Σ over ranks of x. f32 is summed in f64, bf16 in f32; rounded once.
     fn all_reduce(&self, x: Tensor);
-    /// whole = every rank's part, in rank order. In place where part lies at its place in whole.
+    /// whole = the parts of all ranks, in rank order. In place if `part` is this rank's slice of
+    /// `whole`.
     fn all_gather(&self, part: Tensor, whole: Tensor);
-    /// part = this rank's slice of Σ over ranks of whole, with the bits that `all_reduce` gives.
-    /// In place where part lies at its place in whole.
+    /// part = this rank's slice of Σ over ranks of whole, with the same bits as `all_reduce`. In
+    /// place if `part` is this rank's slice of `whole`.
     fn reduce_scatter(&self, whole: Tensor, part: Tensor);
-    /// To another rank of the group. Messages of one rank to another arrive in the order sent.
+    /// Sends to another rank of the group. Messages between two ranks arrive in the order sent.
     fn send(&self, to: usize, x: Tensor) {
         self.exchange(&[Message::Send { to, x }]);
     }
@@ -77,14 +79,13 @@ pub trait Group {
     }
     /// Posts all messages at once, so that crossing messages cannot deadlock.
     fn exchange(&self, messages: &[Message]);
-    /// Starts a collective on the communication queue. It sees what was computed before `begin`;
-    /// ops enqueued after `finish` see its result; computation between the two overlaps with it.
-    /// A group without such a queue runs it immediately.
+    /// Starts a collective on the communication queue. It sees results computed before `begin`, and
+    /// ops enqueued after `finish` see its result. Computation in between overlaps with it. A group
+    /// without such a queue runs the collective immediately.
     fn begin(&self, what: Collective) -> Pending {
         self.begin_ahead(what)
     }
-    /// As `begin`, for a result that is needed soon: on a queue that the collectives of `begin` are not
-    /// in.
+    /// Like `begin`, for a result that is needed soon: uses another queue than `begin`.
     fn begin_ahead(&self, what: Collective) -> Pending {
         match what {
             Collective::AllReduce(x) => self.all_reduce(x),
@@ -93,13 +94,14 @@ pub trait Group {
         }
         Pending::DONE
     }
-    /// Begins several, in one launch where the group can. Each that is returned is to be finished.
+    /// Starts several collectives, in one launch if the group can. Each returned value must be
+    /// finished.
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
         all.iter().map(|what| self.begin(*what)).collect()
     }
-    /// Starts a message, as `begin` does a collective. It waits for none that came before it in the
-    /// other direction or between other ranks, nor for collectives. A group without such queues sends
-    /// immediately, which then must not wait for the receiver, and receives in `finish`.
+    /// Starts a message on a queue. It does not wait for earlier messages in the other direction or
+    /// between other ranks, nor for collectives. A group without such queues sends immediately,
+    /// without waiting for the receiver, and receives in `finish`.
     fn begin_message(&self, message: Message) -> Pending {
         match message {
             Message::Send { .. } => {
@@ -109,7 +111,7 @@ pub trait Group {
             Message::Recv { .. } => Pending { message: Some(message), ..Pending::DONE },
         }
     }
-    /// Waits for what was begun, before its result is used.
+    /// Waits for a started operation, before its result is used.
     fn finish(&self, pending: Pending) {
         assert_eq!(pending.job, 0, "begun by another group");
         if let Some(receive) = pending.message {
@@ -118,7 +120,7 @@ pub trait Group {
     }
 }
 
-/// The operations of a whole group.
+/// Operations of a whole group.
 #[derive(Clone, Copy, Debug)]
 pub enum Collective {
     AllReduce(Tensor),
@@ -131,7 +133,7 @@ impl Collective {
         !matches!(self, Collective::AllGather { .. })
     }
 
-    /// The op and its whole tensor, in a group of `size`, whose parts must divide it evenly.
+    /// Op and whole tensor, in a group of `size` ranks, which must divide it evenly.
     fn whole(&self, size: usize) -> (Op, Tensor) {
         let (op, part, whole) = match *self {
             Collective::AllReduce(x) => return (Op::AllReduce, x),
@@ -144,7 +146,7 @@ impl Collective {
     }
 }
 
-/// One of the messages of an `exchange`.
+/// Message of an `exchange`.
 #[derive(Clone, Copy, Debug)]
 pub enum Message {
     Send { to: usize, x: Tensor },
@@ -158,7 +160,7 @@ impl Message {
         }
     }
 
-    /// Another tensor between the same ranks.
+    /// Message with another tensor between the same ranks.
     pub fn with(&self, x: Tensor) -> Message {
         match *self {
             Message::Send { to, .. } => Message::Send { to, x },
@@ -167,25 +169,25 @@ impl Message {
     }
 }
 
-/// The group whose ranks, a pipeline's stages, exchange messages.
+/// Group of a pipeline's stages, which exchange messages.
 pub const PIPELINE: &str = "pipeline";
 
-/// The groups in which the same ranks begin messages: each to the next rank, around the ring; and to
-/// the one before.
+/// Groups of the same ranks for asynchronous messages: to the next rank in the ring, and to the
+/// previous one.
 pub const ACTIVATIONS: &str = "activations";
 pub const GRADIENTS: &str = "gradients";
 
-/// A collective or a message in flight.
+/// Collective or message in flight.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]
 pub struct Pending {
     /// Number on the queue, from 1; 0 if it is already complete.
     job: u64,
-    /// Event number in the flight recorder.
+    /// Number of its event in the flight recorder.
     event: u64,
-    /// Whether it sums, on a GPU.
+    /// Whether it is a sum on a GPU.
     sums: bool,
-    /// What it is, unless a collective.
+    /// The message; None for a collective.
     message: Option<Message>,
 }
 
@@ -193,7 +195,7 @@ impl Pending {
     const DONE: Pending = Pending { job: 0, event: 0, sums: false, message: None };
 }
 
-/// Kinds of communication.
+/// Kind of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Op {
     AllReduce,
@@ -221,11 +223,11 @@ impl fmt::Display for Op {
     }
 }
 
-/// The process group failed: one line that names the rank at fault.
+/// Failure of the process group: one line that names the rank at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     pub line: String,
-    /// Whether this process prints the line; exactly one process does.
+    /// Whether this process prints the line. Exactly one process does.
     pub print: bool,
 }
 
@@ -237,7 +239,7 @@ impl Failed {
         Failed { line: line.into(), print: true }
     }
 
-    /// Unwinds this rank without a message, up to `catch`.
+    /// Unwinds this rank without a panic message, up to `catch`.
     pub fn raise(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
     }
@@ -251,7 +253,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Runs a rank; a failure of the process group becomes an error. Other panics propagate.
+/// Runs a rank. Returns a failure of the process group as an error; other panics propagate.
 pub fn catch<T>(rank: impl FnOnce() -> T) -> Result<T, Failed> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(rank)).map_err(|panic| {
         match panic.downcast::<Failed>() {
@@ -261,7 +263,7 @@ pub fn catch<T>(rank: impl FnOnce() -> T) -> Result<T, Failed> {
     })
 }
 
-/// A group of one rank, whose collectives are complete already: callers need no special case.
+/// Group of one rank, whose collectives do nothing. Callers need no special case.
 pub struct Solo;
 
 impl Group for Solo {
@@ -282,6 +284,6 @@ impl Group for Solo {
         assert_eq!(part.addr(), whole.addr(), "a group of one scatters in place");
     }
     fn exchange(&self, messages: &[Message]) {
-        assert!(messages.is_empty(), "a group of one has nobody to talk to");
+        assert!(messages.is_empty(), "a group of one rank has no peers");
     }
 }

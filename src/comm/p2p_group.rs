@@ -1,9 +1,10 @@
 //! Collectives built from point-to-point frames between the ranks of a group.
 //!
 //! Each rank owns a slice of the tensor. Reduce: every rank sends each owner its slice, and the
-//! owner sums them in rank order: rounded once, the same bits every run, and no more bytes than a
-//! ring. Gather: every owner sends its slice to all. Slices are sent in chunks, which bounds the
-//! bytes buffered at a rank: no rank is more than one chunk ahead of the others.
+//! owner sums them in rank order. Sums are rounded once and bit-identical in every run, with no
+//! more traffic than a ring. Gather: every owner sends its slice to all ranks. Slices are sent in
+//! chunks, which bounds the bytes buffered at a rank: no rank is more than one chunk ahead of the
+//! others.
 
 use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
 use super::inbox::{Frame, OpId, OpSignature};
@@ -15,14 +16,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use tracing::span::EnteredSpan;
 
-/// Bytes a rank sends before it waits for the others. Divided by the group's size: one chunk.
+/// Bytes that a rank sends before it waits for the others. Divided by the size of the group, this
+/// is the size of a chunk.
 const MAX_IN_FLIGHT_BYTES: usize = 4 << 20;
 
 pub struct P2pGroup {
     resources: Arc<RankResources>,
     members: GroupMembers,
     counters: Arc<OpCounters>,
-    /// The last job on each queue that is this group's; 0 without.
+    /// Last job of this group on each queue; 0 if there is none.
     begun: [Cell<u64>; Queued::COUNT],
 }
 
@@ -49,7 +51,7 @@ impl P2pGroup {
         self.members.record(op, x, next_number(&counts[with]), Some(with), queued)
     }
 
-    /// Runs an operation that was entered on a queue.
+    /// Runs an entered operation on a queue.
     fn run_on(
         &self,
         queue: Queued,
@@ -118,7 +120,7 @@ impl Group for P2pGroup {
         self.run_on(Queued::Collectives, call, run)
     }
 
-    /// What is received arrives by itself, and is taken in `finish`.
+    /// A received message arrives in the inbox by itself and is taken in `finish`.
     fn begin_message(&self, message: Message) -> Pending {
         let Message::Send { to, x } = message else {
             return Pending { message: Some(message), ..Pending::DONE };
@@ -144,7 +146,8 @@ impl Group for P2pGroup {
     }
 }
 
-/// The tensors of what nobody waited for may be freed once the group is gone.
+/// Waits for operations that were never finished, because their tensors may be freed once the group
+/// is gone.
 impl Drop for P2pGroup {
     fn drop(&mut self) {
         for queue in [Queued::Collectives, Queued::Messages] {
@@ -152,14 +155,14 @@ impl Drop for P2pGroup {
             if last > 0 {
                 self.resources.fail_if_panicking();
                 let done = self.resources.queue(queue, |queue| queue.done());
-                // A failure of the group is told by whoever waits for a result.
+                // Callers that wait for a result report a failure of the group.
                 done.wait(last).ok();
             }
         }
     }
 }
 
-/// One operation that this rank has entered.
+/// Operation that this rank has entered.
 #[derive(Clone, Copy)]
 struct Call {
     id: OpId,
@@ -169,7 +172,7 @@ struct Call {
     queued: bool,
 }
 
-/// The members of a group, shared by a rank's thread and its communication queues.
+/// Members of a group, shared by a rank's thread and its communication queues.
 #[derive(Clone)]
 struct GroupMembers {
     endpoint: Arc<Endpoint>,
@@ -182,7 +185,7 @@ struct GroupMembers {
 }
 
 impl GroupMembers {
-    /// `peer`: the rank of the group that a message goes to or comes from.
+    /// Records the entry into an operation. `peer` is the source or destination of a message.
     fn record(&self, op: Op, x: Tensor, sequence: u64, peer: Option<usize>, queued: bool) -> Call {
         let with = peer.map(|peer| self.ranks[peer]);
         let event = Event { queued, ..Event::new(&self.name, op, sequence, x, with) };
@@ -192,7 +195,8 @@ impl GroupMembers {
         Call { id, signature, event, queued }
     }
 
-    /// The operation starts: in the flight recorder, and as a span until the value is dropped.
+    /// Marks the start of an operation in the flight recorder, and opens a span until the value is
+    /// dropped.
     fn start(&self, call: &Call) -> EnteredSpan {
         self.endpoint.recorder.start(call.event);
         let OpSignature { op, dtype, numel } = call.signature;
@@ -222,7 +226,8 @@ impl GroupMembers {
         Ok(())
     }
 
-    /// Sums this rank's slice over all ranks into `mine`, which starts as its own contribution.
+    /// Sums this rank's slice over all ranks into `mine`, which initially holds its own
+    /// contribution.
     fn reduce(&self, call: Call, whole: Tensor, mine: Tensor) -> Result<(), Failed> {
         for chunk in 0..self.chunks(whole) {
             for to in self.others() {
@@ -277,13 +282,13 @@ impl GroupMembers {
         Ok(())
     }
 
-    /// The other members, starting after this rank, so that not all send to the first at once.
+    /// Other members, starting after this rank, so that not all send to the first at once.
     fn others(&self) -> impl Iterator<Item = usize> {
         let (size, me) = (self.ranks.len(), self.me);
         (1..size).map(move |ahead| (me + ahead) % size)
     }
 
-    /// The slice of a tensor that a rank owns; sizes differ by one element at most.
+    /// Slice of a tensor that a rank owns. Sizes differ by at most one element.
     fn slice(&self, whole: Tensor, rank: usize) -> Tensor {
         let (len, size) = (whole.numel(), self.ranks.len());
         let (first, end) = (len * rank / size, len * (rank + 1) / size);
@@ -294,7 +299,7 @@ impl GroupMembers {
         (MAX_IN_FLIGHT_BYTES / self.ranks.len() / x.dtype.size()).max(1)
     }
 
-    /// Chunks of the longest slice; an empty tensor has one too, so that the ranks synchronise.
+    /// Chunks of the longest slice. An empty tensor has one chunk, so that the ranks synchronise.
     fn chunks(&self, whole: Tensor) -> usize {
         self.count(whole.numel().div_ceil(self.ranks.len()), whole)
     }
@@ -347,7 +352,8 @@ impl GroupMembers {
     }
 }
 
-/// Two ranks entered different operations under one number; both ranks give the same line.
+/// Failure of two ranks that entered different operations under one number; the line is the same on
+/// both.
 fn different(number: u64, group: &str, mut pair: [(usize, OpSignature); 2]) -> Failed {
     pair.sort_by_key(|(rank, _)| *rank);
     let [(low, its), (high, other)] = pair;

@@ -1,5 +1,5 @@
-//! A communication queue of a rank: a thread that runs collectives, or sends messages, in the order
-//! in which they were begun, concurrently with the thread that computes.
+//! Communication queue of a rank: a thread that runs collectives or sends messages in the order in
+//! which they were started, concurrently with the computing thread.
 
 use super::Failed;
 use base::Worker;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 type Job = Box<dyn FnOnce() -> Result<(), Failed> + Send>;
 
-/// Jobs that may wait; a step begins a few for each layer.
+/// Maximum number of queued jobs. A step starts a few per layer.
 const ROOM: usize = 4096;
 
-/// What a queue runs. A message is awaited sooner than a collective that was begun before it.
+/// Kind of queue. Messages have their own, because they are needed sooner than earlier collectives.
 #[derive(Clone, Copy)]
 pub enum Queued {
     Collectives,
@@ -43,7 +43,7 @@ pub struct Done {
 }
 
 impl Queue {
-    /// An error where the system gives no thread.
+    /// Starts the queue. Fails if the thread cannot be started.
     pub fn new(of: Queued, rank: usize) -> anyhow::Result<Queue> {
         let done = Arc::new(Done::default());
         let report = done.clone();
@@ -64,7 +64,7 @@ impl Queue {
         Ok(Queue { worker, begun: 0, done })
     }
 
-    /// The job's number, from 1.
+    /// Queues a job and returns its number, from 1.
     pub fn begin(&mut self, job: Job) -> u64 {
         self.begun += 1;
         self.worker.send(job).expect("jobs return their failures");

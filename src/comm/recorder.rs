@@ -1,4 +1,4 @@
-//! The flight recorder: a rank's last communication operations, its current phase, and how long it
+//! Flight recorder: the last communication operations of a rank, its current phase, and the time it
 //! has waited for others.
 
 use super::Op;
@@ -16,10 +16,10 @@ const KEPT: usize = 256;
 /// Log lines kept per rank.
 const KEPT_LINES: usize = 64;
 
-/// Windows of busy time kept per rank: rank 0 hears of the newest within a heartbeat.
+/// Busy-time windows kept per rank. Rank 0 receives the newest within a heartbeat.
 const KEPT_WINDOWS: usize = 4;
 
-/// One collective or message. Times are seconds since the recorder was made.
+/// Collective or message. Times are seconds since the recorder was created.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Counted over all groups, from 0.
@@ -30,11 +30,11 @@ pub struct Event {
     pub sequence: u64,
     #[serde(with = "dtype_by_name")]
     pub dtype: DType,
-    /// Of the whole tensor.
+    /// Bytes of the whole tensor.
     pub bytes: u64,
     /// World rank that a message goes to or comes from.
     pub peer: Option<usize>,
-    /// On the communication queue, and the rank does not wait for it yet.
+    /// Whether it is on the communication queue and the rank does not wait for it yet.
     pub queued: bool,
     pub enqueued: f64,
     pub started: Option<f64>,
@@ -63,7 +63,7 @@ impl Event {
     }
 }
 
-/// The last events of one rank.
+/// Last events of one rank.
 pub struct Recorder {
     born: Instant,
     state: Mutex<State>,
@@ -82,17 +82,17 @@ struct State {
     busy: VecDeque<BusyWindow>,
 }
 
-/// Seconds that a rank has spent in collectives and messages since its start: waiting for others, and
+/// Seconds that a rank has spent in collectives and messages since its start, waiting for others or
 /// moving bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waited {
-    /// Its own thread.
+    /// On its own thread.
     pub host: f64,
-    /// Its GPU's compute stream, outside of CUDA graphs, as far as the GPU is known to have come.
+    /// On its GPU's compute stream outside of CUDA graphs, as far as the GPU's progress is known.
     pub device: f64,
 }
 
-/// Counts, until it is dropped, as time in which the rank's own thread waits.
+/// Guard that counts time as waiting of the rank's own thread until it is dropped.
 pub(super) struct Waiting<'a> {
     recorder: &'a Recorder,
     since: Instant,
@@ -123,23 +123,23 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Name of the rank's machine.
+    /// Sets the name of the rank's machine.
     pub fn set_node(&self, name: &str) {
         self.state.lock().node = name.to_string();
     }
 
-    /// "rank 37 (node n12, TP1 PP3 DP0)".
+    /// Name of the rank in messages: "rank 37 (node n12, TP1 PP3 DP0)".
     pub(super) fn name(&self, rank: usize) -> String {
         let node = self.state.lock().node.clone();
         self.report(rank, &node, 0).name()
     }
 
-    /// The rank's grid coordinates, for messages: "TP1 PP3 DP0".
+    /// Sets the rank's grid coordinates, for messages: "TP1 PP3 DP0".
     pub fn set_coord(&self, coord: &str) {
         self.state.lock().coord = coord.to_string();
     }
 
-    /// What the rank is doing from now on: "reading data", "forward".
+    /// Sets the rank's current activity: "reading data", "forward".
     pub fn set_phase(&self, what: &str) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -148,12 +148,12 @@ impl Recorder {
         state.phase.push_str(what);
     }
 
-    /// The current phase.
+    /// Current phase.
     pub fn phase(&self) -> String {
         self.state.lock().phase.clone()
     }
 
-    /// A message to a person, with its level and the step it belongs to.
+    /// Records a log line, with its level and step.
     pub fn log(&self, level: &str, step: Option<u64>, text: &str) {
         let (level, text) = (level.to_string(), text.to_string());
         let line = LogLine { at: self.now(), level, step, text };
@@ -164,22 +164,22 @@ impl Recorder {
         state.log.push_back(line);
     }
 
-    /// From now on the rank's own thread waits.
+    /// Starts counting time as waiting of the rank's own thread.
     pub(super) fn waiting(&self) -> Waiting<'_> {
         Waiting { recorder: self, since: Instant::now() }
     }
 
-    /// The GPU's compute stream has waited.
+    /// Adds waiting time of the GPU's compute stream.
     pub(super) fn device_waited(&self, seconds: f64) {
         self.state.lock().waited.device += seconds;
     }
 
-    /// How long the rank has waited so far.
+    /// Time that the rank has waited so far.
     pub fn waited(&self) -> Waited {
         self.state.lock().waited
     }
 
-    /// Tells rank 0, with the next heartbeat, how long the rank was busy.
+    /// Adds a busy-time window, which the next heartbeat sends to rank 0.
     pub fn tell_busy(&self, window: BusyWindow) {
         let mut state = self.state.lock();
         if state.busy.len() == KEPT_WINDOWS {
@@ -188,13 +188,13 @@ impl Recorder {
         state.busy.push_back(window);
     }
 
-    /// What this rank has told, without the way over rank 0.
+    /// Windows recorded on this rank, not via rank 0.
     pub(super) fn busy(&self, rank: usize) -> RankBusy {
         let node = self.state.lock().node.clone();
         RankBusy::of(&self.report(rank, &node, 0))
     }
 
-    /// The rank's state with its last `events` events and log lines, and all unfinished events,
+    /// State of the rank with its last `events` events and log lines, and all unfinished events,
     /// oldest first.
     pub fn report(&self, rank: usize, node: &str, events: usize) -> RankReport {
         let now = self.now();
@@ -217,7 +217,7 @@ impl Recorder {
         }
     }
 
-    /// Seconds since the recorder was made.
+    /// Seconds since the recorder was created.
     pub fn now(&self) -> f64 {
         self.born.elapsed().as_secs_f64()
     }
@@ -231,7 +231,7 @@ impl Recorder {
         }
     }
 
-    /// Adds an event; sets its number and time.
+    /// Adds an event and sets its number and time.
     pub(super) fn enqueue(&self, event: Event) -> u64 {
         let now = self.now();
         let mut state = self.state.lock();
@@ -256,7 +256,7 @@ impl Recorder {
         self.change(number, |event| event.awaiting = Some(rank));
     }
 
-    /// The rank now waits for an operation that was queued.
+    /// Marks a queued operation as one that the rank now waits for.
     pub(super) fn mark_waited(&self, number: u64) {
         self.change(number, |event| event.queued = false);
     }

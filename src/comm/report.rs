@@ -1,51 +1,51 @@
-//! The state of a rank: sent in heartbeats, kept in dumps, read by the hang diagnosis.
+//! State of a rank: sent in heartbeats, stored in dumps, read by the hang diagnosis.
 
 use super::{Event, Op};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// One rank, at one moment.
+/// State of one rank at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     pub rank: usize,
     pub node: String,
     /// Grid coordinates, "TP1 PP3 DP0"; empty until the rank reports them.
     pub coord: String,
-    /// "reading data".
+    /// For example "reading data".
     pub phase: String,
     /// Times are seconds since the rank's start.
     pub phase_since: f64,
     pub now: f64,
     /// Seconds since its last heartbeat, if longer than the timeout.
     pub silent: Option<f64>,
-    /// How it ended, if it did.
+    /// Its end; None while it runs.
     pub ended: Option<End>,
     pub groups: Vec<GroupCount>,
     pub events: Vec<Event>,
     #[serde(default)]
     pub log: Vec<LogLine>,
-    /// The last windows of steps, oldest first.
+    /// Last windows of steps, oldest first.
     #[serde(default)]
     pub busy: VecDeque<BusyWindow>,
 }
 
-/// How long a rank was busy in a window of steps: computing, not waiting for others.
+/// Busy time of a rank in a window of steps: computing, not waiting for others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BusyWindow {
-    /// Counted from the rank's start, from 1; the same steps on every rank.
+    /// Counted from the rank's start, from 1. The same number has the same steps on every rank.
     pub number: u64,
-    /// Of a step: the median of the window.
+    /// Busy seconds of a step: the median of the window.
     pub seconds: f64,
-    /// What it computes on, among those of its node: "GPU 3".
+    /// Processor that it computes on, among those of its node: "GPU 3".
     pub processor: String,
-    /// For a person: "1410 MHz, 82 °C".
+    /// State of the processor, for messages: "1410 MHz, 82 °C".
     pub health: String,
 }
 
-/// What rank 0 knows of a rank's busy time.
+/// Busy time of a rank, as last reported to rank 0.
 #[derive(Clone, Debug)]
 pub struct RankBusy {
-    /// "rank 37 (node n12, TP1 PP3 DP0)".
+    /// Name in messages: "rank 37 (node n12, TP1 PP3 DP0)".
     pub name: String,
     pub node: String,
     /// Oldest first.
@@ -59,12 +59,12 @@ impl RankBusy {
     }
 }
 
-/// A message of a rank to a person.
+/// Log line of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogLine {
     /// Seconds since the rank's start.
     pub at: f64,
-    /// "WARN".
+    /// For example "WARN".
     pub level: String,
     pub step: Option<u64>,
     pub text: String,
@@ -72,17 +72,17 @@ pub struct LogLine {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// It closed its connections in order.
+    /// It closed its connections in an orderly way.
     Left,
     /// Its connection broke: "connection reset".
     Died(String),
 }
 
-/// How many operations of a group a rank has entered.
+/// Number of operations of a group that a rank has entered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupCount {
     pub name: String,
-    /// Ranks of the world, in the group's order.
+    /// World ranks, in the order of the group.
     pub ranks: Vec<usize>,
     pub collectives: u64,
     /// Messages to each rank of the group, and from each.
@@ -107,19 +107,19 @@ impl GroupCount {
     }
 }
 
-/// The node of the rank that a verdict begins with, as `RankReport::name` writes it.
+/// Node of the rank that starts a failure line, in the format of `RankReport::name`.
 pub fn blamed_node(line: &str) -> Option<&str> {
     let place = line.strip_prefix("rank ")?.split_once(" (node ")?.1;
     place.split([',', ')']).next()
 }
 
 impl RankReport {
-    /// A rank without a report.
+    /// Placeholder for a rank without a report.
     pub fn unknown(rank: usize) -> RankReport {
         super::Recorder::default().report(rank, "", 0)
     }
 
-    /// "rank 37 (node n12, TP1 PP3 DP0)".
+    /// Name in messages: "rank 37 (node n12, TP1 PP3 DP0)".
     pub fn name(&self) -> String {
         let node = Some(&self.node).filter(|node| !node.is_empty());
         let coord = Some(&self.coord).filter(|coord| !coord.is_empty());
@@ -135,12 +135,12 @@ impl RankReport {
         self.groups.iter().find(|group| group.name == name)
     }
 
-    /// Operations that are running, on its own thread or on the queue.
+    /// Operations that are running, on the rank's own thread or on a queue.
     pub fn active_ops(&self) -> impl Iterator<Item = &Event> {
         self.events.iter().filter(|e| e.started.is_some() && e.finished.is_none())
     }
 
-    /// Running operations that its own thread waits for.
+    /// Running operations that the rank's own thread waits for.
     pub fn blocking_ops(&self) -> impl Iterator<Item = &Event> {
         self.active_ops().filter(|event| !event.queued)
     }

@@ -1,4 +1,4 @@
-//! Every op, on every size of group, against a loop that sums in rank order.
+//! Every op, on every size of group, compared with a loop that sums in rank order.
 
 pub mod exercise;
 mod failures;
@@ -10,7 +10,7 @@ use base::patience::{ends, until};
 use exercise::{Numbers, check_ops, check_reduce};
 use std::sync::Barrier;
 
-/// Runs `rank` on a thread for each handle; what they gave, in rank order.
+/// Runs `rank` on a thread per handle. Returns the results in rank order.
 pub fn on_threads<T: Send>(worlds: Vec<World>, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let rank = &rank;
@@ -27,7 +27,7 @@ fn every_op_equals_a_loop_in_rank_order() {
     }
 }
 
-/// More than one piece per slice: 4.4 MB over 3 ranks, in pieces of 1.4 MB.
+/// Several pieces per slice: 4.4 MB over 3 ranks, in pieces of 1.4 MB.
 #[test]
 fn a_tensor_of_many_pieces_is_summed_alike() {
     on_threads(threads::world(3), |world| {
@@ -72,7 +72,7 @@ fn crossing_messages_arrive_in_order() {
     });
 }
 
-/// What a group reads and writes may be freed as soon as it is gone, also where it has failed.
+/// Tensors of a group may be freed as soon as the group is dropped, even if it has failed.
 #[test]
 fn a_group_that_goes_waits_for_what_it_began() {
     let through = Barrier::new(2);
@@ -82,7 +82,7 @@ fn a_group_that_goes_waits_for_what_it_began() {
         drop(group.begin(super::Collective::AllReduce(sum.tensor())));
         drop(group);
         assert!(sum.to_f32().iter().all(|x| *x == 2.0));
-        // The failure would cut short what another still waits for.
+        // The failure would interrupt operations that another rank still waits for.
         through.wait();
         let (alone, rank) = (Numbers::f32(vec![1.0; 10]), world.rank());
         let failed = super::catch(move || {
@@ -98,7 +98,7 @@ fn a_group_that_goes_waits_for_what_it_began() {
     ends("every rank", move || on_threads(threads::world(2), rank));
 }
 
-/// Rank 1 comes only when ranks 0 and 2, which have begun, are through with something else.
+/// Rank 1 joins only after ranks 0 and 2, which have started, have completed something else.
 #[test]
 fn a_collective_begun_does_not_hold_up_the_next() {
     let (through, meanwhile) = std::sync::mpsc::channel();
@@ -108,7 +108,7 @@ fn a_collective_begun_does_not_hold_up_the_next() {
         let (x, y) = (Numbers::f32(vec![1.0; 1000]), Numbers::f32(vec![2.0; 10]));
         if world.rank() == 1 {
             for _ in 0..2 {
-                until("the others are not held up", || meanwhile.lock().try_recv().is_ok());
+                until("the others are not delayed", || meanwhile.lock().try_recv().is_ok());
             }
         }
         let pending = everyone.begin(super::Collective::AllReduce(x.tensor()));

@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// A world of `size` ranks: one handle for each thread, in rank order. Hangs are not detected.
+/// Creates a world of `size` ranks: one handle per thread, in rank order. Hangs are not detected.
 pub fn world(size: usize) -> Vec<World> {
     handles(Arc::new(ThreadWorld::new(size, None, channel().0)))
 }
 
-/// The same, with a watchdog thread that detects hangs.
+/// Creates a world with a watchdog thread that detects hangs.
 pub fn watched(size: usize, watchdog: &Watchdog) -> anyhow::Result<Vec<World>> {
     let (alive, ended) = channel();
     let shared = Arc::new(ThreadWorld::new(size, Some(watchdog.clone()), alive));
@@ -38,11 +38,11 @@ struct ThreadWorld {
     ranks: Vec<ThreadRank>,
     first: OnceLock<Failed>,
     watchdog: Option<Watchdog>,
-    /// Dropped with this struct: tells the watchdog thread that the last rank has ended.
+    /// Dropped with this struct, which signals the watchdog thread that the last rank has ended.
     _alive: Mutex<Sender<()>>,
 }
 
-/// One rank, as the others see it.
+/// State of one rank that the others see.
 #[derive(Default)]
 struct ThreadRank {
     inbox: Arc<Inbox>,
@@ -92,7 +92,7 @@ fn watch_for_hangs(shared: &Weak<ThreadWorld>, watchdog: &Watchdog, ended: &Rece
     }
 }
 
-/// Puts frames directly into the receiver's inbox.
+/// Transport that puts frames directly into the receiver's inbox.
 struct MemoryTransport {
     rank: usize,
     shared: Arc<ThreadWorld>,

@@ -1,4 +1,4 @@
-//! A rank's handle on the process group: makes groups, counts bytes sent, reports failure.
+//! Handle of a rank on the process group: creates groups, counts sent bytes, reports failures.
 
 use super::endpoint::{Endpoint, RankResources, Traffic};
 use super::p2p_group::P2pGroup;
@@ -6,8 +6,8 @@ use super::{Failed, Group, RankBusy, Recorder, Solo};
 use std::sync::Arc;
 
 /// One rank. Dropped, with its groups, when the rank ends. A drop during a panic fails the process
-/// group; otherwise, over TCP, the drop returns when all ranks have ended. Drop it before the memory
-/// of its tensors, into which its communication queue may write.
+/// group. Otherwise, over TCP, the drop returns when all ranks have ended. Drop it before the
+/// memory of its tensors, to which its communication queues may write.
 pub struct World {
     resources: Arc<RankResources>,
 }
@@ -25,7 +25,8 @@ impl World {
         self.resources.endpoint.size
     }
 
-    /// A group of these world ranks, in this order. Called by each of them and by no other rank.
+    /// Creates a group of these world ranks, in this order. Called by each of them and by no other
+    /// rank.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         let rank = self.rank();
         let me = ranks.iter().position(|r| *r == rank);
@@ -45,34 +46,34 @@ impl World {
         &self.resources.endpoint.recorder
     }
 
-    /// Bytes this rank has sent so far.
+    /// Bytes that this rank has sent so far.
     pub fn traffic(&self) -> Traffic {
         self.resources.endpoint.traffic().clone()
     }
 
-    /// Fails every rank, this one at its next collective: "reading data: no such file". Returns the
-    /// failure that all ranks agree on.
+    /// Fails every rank, this one at its next collective. `why` is for example "reading data: no
+    /// such file". Returns the failure that all ranks agree on.
     pub fn fail(&self, why: &str) -> Failed {
         let endpoint = &self.resources.endpoint;
         endpoint.fail(Failed::new(format!("{} failed: {why}", endpoint.name())))
     }
 
-    /// How busy every rank was, by rank, as of its last heartbeat; over TCP on rank 0 alone.
+    /// Busy times by rank, as of the last heartbeats; over TCP on rank 0 only.
     pub fn busy(&self) -> Vec<RankBusy> {
         self.resources.endpoint.transport.busy()
     }
 
-    /// What groups of other carriers (NCCL) share with this rank's own.
+    /// Resources that groups of other transports (NCCL) share with this rank's own.
     pub(super) fn resources(&self) -> &Arc<RankResources> {
         &self.resources
     }
 
-    /// This rank's name in messages: "rank 37 (node n12, TP1 PP3 DP0)".
+    /// Name of this rank in messages: "rank 37 (node n12, TP1 PP3 DP0)".
     pub fn name(&self) -> String {
         self.resources.endpoint.name()
     }
 
-    /// The failure of the process group, if it has failed.
+    /// Failure of the process group, if it has failed.
     pub fn failed(&self) -> Option<Failed> {
         self.resources.endpoint.inbox.failed()
     }

@@ -1,29 +1,29 @@
-//! A micro-batch: one buffer of columns, laid out alike on the host and on a device, so that it is
-//! copied to the device in one piece.
+//! Micro-batch: one buffer of columns with the same layout on the host and on a device, so that it
+//! is copied to the device in one transfer.
 
 use Column::{FirstSample, Positions, Targets, Tokens, Visible, Weights};
 use base::DType;
 use bytemuck::{AnyBitPattern, NoUninit, cast_slice, cast_slice_mut};
 use std::ops::Range;
 
-/// What a micro-batch holds.
+/// Column of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
     /// Input ids.
     Tokens,
-    /// The id that follows each input.
+    /// Id that follows each input.
     Targets,
-    /// How much each position's loss counts; a causal sample's weights sum to 1.
+    /// Weight of each position's loss. The weights of a causal sample sum to 1.
     Weights,
-    /// Position numbers, from 0 in each sample (in each document where positions are reset).
+    /// Position numbers, from 0 in each sample (in each document if positions are reset).
     Positions,
     /// Number of the first sample; the others follow it.
     FirstSample,
-    /// The half-open range of keys each position may see, as positions within its own sample.
+    /// Half-open range of keys visible to each position, as positions within its own sample.
     Visible,
 }
 
-/// How many values a column has.
+/// Number of values of a column.
 #[derive(Clone, Copy)]
 enum Extent {
     PerToken(usize),
@@ -31,7 +31,7 @@ enum Extent {
 }
 use Extent::{PerBatch, PerToken};
 
-/// In the order in which they lie. `Visible` is last: where every batch is causal, it is left out.
+/// Columns in memory order. `Visible` is last, because it is omitted if every batch is causal.
 #[rustfmt::skip]
 const TABLE: [(Column, DType, Extent); 6] = [
     (Tokens,      DType::I32, PerToken(1)),
@@ -42,16 +42,16 @@ const TABLE: [(Column, DType, Extent); 6] = [
     (Visible,     DType::I32, PerToken(2)),
 ];
 
-/// Each column starts on a multiple of so many values of 4 bytes.
+/// Alignment of columns, in values of 4 bytes.
 const ALIGN: usize = 64;
 
-/// Where the columns of a micro-batch of `tokens` lie in its buffer.
+/// Layout of a micro-batch of `tokens` tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns {
     pub tokens: usize,
 }
 
-/// A column in the buffer: [rows, cols] from byte `first` on.
+/// Column in the buffer: [rows, cols], starting at byte `first`.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub first: usize,
@@ -83,7 +83,7 @@ impl Columns {
         TABLE.iter().map(|row| self.room(row.2)).sum()
     }
 
-    /// Bytes that a column takes.
+    /// Bytes of a column.
     fn room(self, extent: Extent) -> usize {
         match extent {
             PerToken(values) => 4 * values * self.tokens.next_multiple_of(ALIGN),
@@ -92,7 +92,7 @@ impl Columns {
     }
 }
 
-/// Some samples on the host, ready to be copied to the device.
+/// Samples on the host, ready to be copied to the device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     samples: usize,
@@ -100,7 +100,7 @@ pub struct Batch {
     buffer: Vec<i64>,
 }
 
-/// One sample of a batch, to be filled: each [seq_len], `visible` [seq_len, 2].
+/// Sample of a batch to fill: each field [seq_len], `visible` [seq_len, 2].
 pub struct Sample<'a> {
     pub tokens: &'a mut [i32],
     pub targets: &'a mut [i32],
@@ -110,7 +110,7 @@ pub struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// Positions from `from` on are of no sequence: each sees itself, and none counts.
+    /// Marks positions from `from` on as padding: each sees only itself, with weight 0.
     pub fn clear_from(&mut self, from: usize) {
         for at in from..self.tokens.len() {
             (self.tokens[at], self.targets[at], self.positions[at]) = (0, 0, 0);
@@ -121,8 +121,7 @@ impl Sample<'_> {
 }
 
 impl Batch {
-    /// A batch whose positions see all before them. `tokens` is [samples, seq_len + 1]; each
-    /// token's loss counts `weight`.
+    /// Causal batch. `tokens` is [samples, seq_len + 1]; each token's loss has the weight `weight`.
     pub fn causal(tokens: &[i32], samples: usize, first_sample: u64, weight: f32) -> Batch {
         let mut batch = Batch::default();
         batch.reshape(first_sample, samples, tokens.len() / samples - 1);
@@ -137,7 +136,7 @@ impl Batch {
         batch
     }
 
-    /// Makes room for so many samples. Allocates only where it has never been so large.
+    /// Changes the number of samples. Allocates only if the batch was never that large.
     pub fn reshape(&mut self, first_sample: u64, samples: usize, seq_len: usize) {
         if (self.samples, self.seq_len) != (samples, seq_len) {
             (self.samples, self.seq_len) = (samples, seq_len);
@@ -163,12 +162,12 @@ impl Batch {
         self.column::<i64>(FirstSample)[0] as u64
     }
 
-    /// The buffer.
+    /// Bytes of the buffer.
     pub fn bytes(&self) -> &[u8] {
         cast_slice(&self.buffer)
     }
 
-    /// The values of a column, row by row.
+    /// Values of a column, row by row.
     pub fn column<T: AnyBitPattern>(&self, column: Column) -> &[T] {
         cast_slice(&self.bytes()[self.columns().place(column).bytes()])
     }

@@ -1,42 +1,42 @@
-//! Mixing datasets by weight: which dataset gives sample k, and which of its samples.
+//! Blends datasets by weight: the dataset of sample k, and the sample's number within it.
 //!
-//! Megatron's greedy rule: at every step the dataset that lags furthest behind its share gives the
-//! next sample. It needs no random numbers, and position k is independent of how far a run goes.
+//! Megatron's greedy rule: at every step the dataset furthest behind its share provides the next
+//! sample. It needs no random numbers, and position k does not depend on the length of the run.
 
 use base::Problems;
 
-/// The dataset of every sample, in order; a dataset's own samples are taken in order.
+/// Dataset of every sample, in order. Samples of one dataset are used in order.
 #[derive(Debug)]
 pub struct Blend {
-    /// Which dataset gives each sample.
+    /// Dataset of each sample.
     dataset: Vec<u16>,
-    /// How many samples each dataset has given before each block, [size / BLOCK + 1, datasets].
+    /// Samples that each dataset provided before each block, [size / BLOCK + 1, datasets].
     given: Vec<u64>,
     datasets: usize,
 }
 
-/// As many datasets as Megatron mixes.
+/// Maximum number of datasets, as in Megatron.
 pub const MOST_DATASETS: usize = i16::MAX as usize - 1;
 
-/// The mistake of more.
+/// Problem for too many datasets.
 pub fn too_many(place: &str, datasets: usize) -> Option<Problems> {
     let what = format!("{datasets} datasets; a mixture has at most {MOST_DATASETS}");
     let remedy = "merge some of them: gptrain data merge";
     (datasets > MOST_DATASETS).then(|| Problems::one(place, what, remedy))
 }
 
-/// Samples per entry of `given`: short enough to count through, long enough to cost little memory.
+/// Samples per entry of `given`: few enough to count through, many enough to save memory.
 const BLOCK: usize = 1024;
 
 impl Blend {
-    /// `size` samples of datasets with these weights, all above 0 (normalised here).
+    /// Blends `size` samples of datasets with these positive weights, which are normalised here.
     pub fn weighted(weights: &[f64], size: usize) -> Blend {
         assert!(weights.len() <= MOST_DATASETS, "{} datasets", weights.len());
         let weights = normalized(weights);
         Blend::build(weights.len(), size, |i, used| lagging(&weights, used, i, |_| true))
     }
 
-    /// Every sample of every dataset once, in proportion to their `sizes`.
+    /// Blends every sample of every dataset once, in proportion to their `sizes`.
     pub fn exhaustive(sizes: &[u64]) -> Blend {
         let lengths: Vec<f64> = sizes.iter().map(|size| *size as f64).collect();
         let weights = normalized(&lengths);
@@ -68,17 +68,17 @@ impl Blend {
         (size_of_val(&*self.dataset) + size_of_val(&*self.given)) as u64
     }
 
-    /// How many samples there are.
+    /// Number of samples.
     pub fn len(&self) -> u64 {
         self.dataset.len() as u64
     }
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.dataset.is_empty()
     }
 
-    /// The dataset of sample k, and which of that dataset's samples it is.
+    /// Dataset of sample k, and the sample's number within it.
     pub fn sample(&self, k: u64) -> (usize, u64) {
         let k = k as usize;
         let dataset = self.dataset[k];
@@ -88,7 +88,7 @@ impl Blend {
         (dataset as usize, before + since as u64)
     }
 
-    /// How many samples each dataset has given before sample k (k may be one past the last).
+    /// Samples that each dataset provides before sample k (k may be one past the last).
     pub fn given(&self, k: u64) -> Vec<u64> {
         let k = k as usize;
         let block = k / BLOCK;
@@ -103,7 +103,7 @@ impl Blend {
     }
 }
 
-/// The dataset furthest behind its share at step i; the first among equals.
+/// Dataset furthest behind its share at step i; the first of several.
 fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> bool) -> usize {
     let step = (i as f64).max(1.0);
     let (mut best, mut worst) = (usize::MAX, f64::NEG_INFINITY);
@@ -116,14 +116,14 @@ fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> b
     best
 }
 
-/// Weights divided by their sum, in numpy's arithmetic: a bit of difference could move a sample.
-/// Megatron divides twice, once when it reads the weights and once when it blends.
+/// Weights divided by their sum, in numpy's arithmetic, because one bit could move a sample.
+/// Megatron divides twice, when it reads the weights and when it blends.
 pub fn normalized(weights: &[f64]) -> Vec<f64> {
     let sum = numpy_sum(weights);
     weights.iter().map(|weight| weight / sum).collect()
 }
 
-/// `numpy.sum`: plain below 8 values, 8 running sums up to 128, halves beyond.
+/// `numpy.sum`: sequential below 8 values, 8 running sums up to 128, halves beyond.
 fn numpy_sum(values: &[f64]) -> f64 {
     match values.len() {
         0..8 => values.iter().sum(),

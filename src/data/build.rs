@@ -1,50 +1,57 @@
-//! Making datasets: a corpus is tokenized into a .bin/.idx pair, datasets are merged, tokenizers
-//! trained. The bytes are those of Megatron's `preprocess_data.py`.
+//! Builds datasets: tokenizes a corpus into a .bin/.idx pair, merges datasets, trains tokenizers.
+//! Output is byte-identical to Megatron's `preprocess_data.py`.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::corpus::{self, Input, Reading, Report, Rules};
 use super::indexed::{Indexed, TokenType, Writer};
+use super::record::{self, Record, record_path};
 use super::shuffle::{self, Aside};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
 use base::Problems;
+use base::output::{self, Existing, Output};
+use base::progress::{Progress, Unit};
 
-/// A dataset to be built.
+/// Dataset to build.
 pub struct Build<'a> {
     pub inputs: &'a [Input],
     pub rules: Rules,
     pub tokenizer: &'a Tokenizer,
+    /// Which tokenizer it is, written beside the index; `append` and `parse_special` are added.
+    pub record: Option<Record>,
     pub output: PathBuf,
+    pub existing: Existing,
     pub token_type: TokenType,
-    /// Ends every document that is not empty.
+    /// Token that ends every non-empty document.
     pub append: Option<u32>,
-    /// Special tokens spelled out in the text become their ids.
+    /// Whether special tokens in the text become their ids.
     pub parse_special: bool,
-    /// Puts the documents in the order of this seed.
+    /// Seed of the documents' order; None keeps the order of the corpus.
     pub shuffle: Option<u64>,
     pub threads: usize,
 }
 
-/// What was built.
+/// Result of a build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Built {
     pub documents: u64,
     pub tokens: u64,
     /// Bytes of the documents' text.
     pub text: u64,
-    /// Bytes of the files that hold it, decompressed.
+    /// Bytes of the decompressed files.
     pub read: u64,
-    /// Lines left out because they could not be read.
+    /// Unreadable lines that were skipped.
     pub skipped: u64,
 }
 
-/// The documents of one chunk.
+/// Documents of one chunk.
 #[derive(Default)]
 struct Encoded {
     ids: Vec<u32>,
-    /// Tokens of each document; the last may go on in the next chunk.
+    /// Tokens of each document; the last may continue in the next chunk.
     lengths: Vec<usize>,
     continues: bool,
     /// Bytes of text.
@@ -53,13 +60,15 @@ struct Encoded {
 }
 
 impl Build<'_> {
-    /// Builds. `progress` is told how far reading has come, and the tokens so far. On an error,
-    /// nothing is left of the output.
+    /// Builds the dataset. `progress` receives the progress of reading, and the tokens so far. On
+    /// an error the output is removed.
     pub fn run(&self, progress: impl FnMut(Report, u64)) -> Result<Built> {
-        let mut writer = Writer::create(&self.output, self.token_type)?;
+        let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
+        let (append_eod, parse_special) = (self.append, self.parse_special);
+        let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
         let Some(seed) = self.shuffle else {
             let built = self.write_all(&mut writer, progress)?;
-            writer.finish()?;
+            finish(writer, record.as_ref())?;
             return Ok(built);
         };
         let aside = Aside::beside(&self.output)?;
@@ -67,7 +76,7 @@ impl Build<'_> {
         let built = self.write_all(&mut ordered, progress)?;
         ordered.finish()?;
         shuffle::shuffle(&Indexed::open(&aside.prefix())?, &mut writer, seed)?;
-        writer.finish()?;
+        finish(writer, record.as_ref())?;
         Ok(built)
     }
 
@@ -122,7 +131,7 @@ impl Build<'_> {
         Ok(some)
     }
 
-    /// An empty document is a document without sequences, as Megatron-Core writes it.
+    /// Writes documents. An empty document has no sequences, as in Megatron-Core.
     fn write(&self, some: &Encoded, writer: &mut Writer) -> Result<()> {
         let mut at = 0;
         for (i, length) in some.lengths.iter().enumerate() {
@@ -141,7 +150,22 @@ impl Build<'_> {
     }
 }
 
-/// A tokenizer to be trained on a corpus.
+/// Renames a dataset's files to their names, together with the record of its tokenizer. Without a
+/// record, one that remains of an older dataset is removed.
+fn finish(writer: Writer, record: Option<&Record>) -> Result<()> {
+    let path = record_path(writer.prefix());
+    let Some(record) = record else {
+        writer.finish()?;
+        return output::remove(&path);
+    };
+    let text = record.text(writer.documents(), writer.tokens());
+    let mut out = Output::create(&path, Existing::Replaced)?;
+    let failed = || format!("writing {} failed; nothing of it is kept", path.display());
+    out.write_all(text.as_bytes()).with_context(failed)?;
+    writer.finish_with(Some(out))
+}
+
+/// Tokenizer to train on a corpus.
 pub struct Train<'a> {
     pub inputs: &'a [Input],
     pub rules: Rules,
@@ -149,20 +173,20 @@ pub struct Train<'a> {
     pub threads: usize,
 }
 
-/// What was learned.
+/// Result of training a tokenizer.
 pub struct Trained {
-    /// The content of tokenizer.json.
+    /// Content of tokenizer.json.
     pub json: String,
     pub vocab: usize,
     /// Bytes of text that were read.
     pub text: u64,
-    /// Different pieces found in it.
+    /// Number of different pieces in it.
     pub pieces: usize,
 }
 
 impl Train<'_> {
-    /// Counts the corpus's pieces, then learns from the counts. `counting` is told how far reading
-    /// has come, `learning` how many ids there are.
+    /// Counts the corpus's pieces, then learns from the counts. `counting` receives the progress of
+    /// reading, `learning` the number of ids.
     pub fn run(
         &self,
         mut counting: impl FnMut(Report),
@@ -202,8 +226,9 @@ impl Train<'_> {
     }
 }
 
-/// Merges datasets of one token type: the documents of the first, then those of the second, …
-pub fn merge(datasets: &[Indexed], output: &Path) -> Result<()> {
+/// Merges datasets of one token type and one tokenizer: the documents of the first, then those of the
+/// second, … Returns the tokenizer's record, if all of them have it.
+pub fn merge(datasets: &[Indexed], output: &Path, existing: Existing) -> Result<Option<Record>> {
     let mut problems = Problems::default();
     let first = &datasets[0];
     for other in &datasets[1..] {
@@ -222,10 +247,15 @@ pub fn merge(datasets: &[Indexed], output: &Path) -> Result<()> {
         let what = "is multimodal; gptrain merges text";
         problems.add(multimodal.prefix().display().to_string(), what, "leave it out");
     }
+    let record = problems.collect(record::joined(datasets))?.flatten();
     problems.or(())?;
-    let mut writer = Writer::create(output, first.token_type())?;
+    let mut writer = Writer::over(output, first.token_type(), existing)?;
+    let tokens: u64 = datasets.iter().map(Indexed::tokens).sum();
+    let bytes = tokens * first.token_type().size() as u64;
+    let progress = Progress::new("merging", bytes, Unit::Bytes);
     for dataset in datasets {
-        writer.append(dataset)?;
+        writer.append(dataset, &progress)?;
     }
-    writer.finish()
+    finish(writer, record.as_ref())?;
+    Ok(record)
 }

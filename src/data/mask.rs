@@ -1,5 +1,5 @@
-//! What each position of a sample may see, how much its loss counts, and its position number:
-//! Megatron's `get_ltor_masks_and_position_ids`, for causal and prefix language models.
+//! Masks of a sample: visible keys, loss weight and position number of each position. Megatron's
+//! `get_ltor_masks_and_position_ids`, for causal and prefix language models.
 
 use std::ops::Range;
 
@@ -7,22 +7,22 @@ use super::batch::Sample;
 use base::rng;
 use manifest::{Eod, Objective, PrefixLm};
 
-/// The rules for one source of samples.
+/// Mask rules of one source of samples.
 #[derive(Clone, Debug)]
 pub struct Masks {
     pub eod: Option<Eod>,
-    /// Documents end where the index's sequences do, each by itself: `inter_document_masking`.
+    /// Whether each sequence of the index is a document: `inter_document_masking`.
     pub by_sequence: bool,
     pub objective: Objective,
-    /// Key of the prefix draws.
+    /// Random key of the prefix lengths.
     pub key: u64,
 }
 
 impl Masks {
-    /// Fills weights, positions and visible ranges of sample `number` from its tokens. Its sequences
-    /// end at positions `ends`, and the first `targets` positions have a target. Prefixes are a
-    /// function of the key, the sample and the document's number within it: a resumed run repeats
-    /// them.
+    /// Fills weights, positions and visible ranges of sample `number` from its tokens. Its
+    /// sequences end at positions `ends`, and the first `targets` positions have a target. Prefixes
+    /// are a function of the key, the sample and the document's number within it, so a resumed run
+    /// repeats them.
     pub fn fill(&self, number: u64, sample: &mut Sample<'_>, ends: &[usize], targets: usize) {
         let words = rng::philox(self.key, number as u128);
         let key = (words[0] as u64) << 32 | words[1] as u64;
@@ -30,8 +30,8 @@ impl Masks {
         self.fill_with(draw, sample, ends, targets);
     }
 
-    /// Fills the masks with prefixes chosen by `draw(document number, choices)`: prefix ends are
-    /// numbered from the shortest, one position, on.
+    /// Fills the masks with prefixes chosen by `draw(document number, choices)`. Choice 0 is the
+    /// shortest prefix, one position.
     pub fn fill_with(
         &self,
         mut draw: impl FnMut(u64, u64) -> u64,
@@ -67,7 +67,7 @@ impl Masks {
         self.weigh(tokens, weights);
     }
 
-    /// Lets a prefix of `span` see itself whole.
+    /// Makes a prefix of `span` visible to all its positions.
     fn prefix(
         &self,
         tokens: &[i32],
@@ -77,12 +77,12 @@ impl Masks {
         visible: &mut [i32],
     ) {
         let Objective::PrefixLm(PrefixLm { loss_on_targets_only }) = self.objective else { return };
-        // The last position a prefix may end at: before the EOD where the document has one here.
+        // Last position at which a prefix may end: before the EOD if the document has one here.
         let ended = self.resets_attention() && self.is_eod(tokens[span.end - 1]);
         let last = if ended { span.end - 1 } else { span.end };
         let choices = (last - span.start) as u64; // prefix ends at start + 1 ..= last
         if choices == 0 {
-            return; // an EOD alone, where Megatron-DeepSpeed raises an error
+            return; // an EOD alone, for which Megatron-DeepSpeed raises an error
         }
         let end = span.start + 1 + draw(choices) as usize;
         for t in span.start..end {
@@ -101,9 +101,9 @@ impl Masks {
         self.eod.is_some_and(|eod| eod.token as i32 == token)
     }
 
-    /// Turns the loss mask (0 or 1) into weights. Causal: they sum to 1, so that a sample counts
-    /// the same however samples are grouped into micro-batches. Prefix-LM: Megatron-DeepSpeed's
-    /// fixed normaliser, the expected number of targets.
+    /// Turns the loss mask (0 or 1) into weights. Causal: they sum to 1, so that a sample has the
+    /// same weight in any micro-batch. Prefix LM: divides by Megatron-DeepSpeed's fixed normaliser,
+    /// the expected number of targets.
     fn weigh(&self, tokens: &[i32], weights: &mut [f32]) {
         if self.eod.is_some_and(|eod| eod.mask_loss) {
             for (weight, token) in weights.iter_mut().zip(tokens) {
@@ -125,8 +125,8 @@ impl Masks {
     }
 }
 
-/// The documents within one sample: each ends where `ends` says or, without, with its EOD, the last
-/// with the sample.
+/// Documents within one sample: each ends at the next of `ends` or, without those, at its EOD; the
+/// last ends with the sample.
 struct Documents<'a> {
     ends: &'a [usize],
     eod: Option<u32>,

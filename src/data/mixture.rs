@@ -1,8 +1,8 @@
-//! Datasets mixed into one list of samples, stage after stage.
+//! Mixture of datasets as one list of samples, in stages.
 //!
-//! A dataset's own samples are numbered through all stages, so that a new mixture goes on where the
-//! one before stopped. Where a dataset's order runs out because a later stage wants more of it than
-//! was planned, another *epoch segment* is ordered behind it.
+//! A dataset's own samples are numbered through all stages, so a new mixture continues after the
+//! previous one. If a later stage needs more of a dataset than was planned, another *epoch segment*
+//! is appended to its order.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::indexed::Indexed;
 use super::order::{Order, SequenceSlice};
 use base::Count;
 
-/// A list of samples.
+/// List of samples.
 #[derive(Debug)]
 pub struct Mixture {
     members: Vec<Member>,
@@ -23,48 +23,47 @@ pub struct Mixture {
     seq_len: usize,
 }
 
-/// One dataset of a mixture, with the order of its samples: one segment, or several on end.
+/// Dataset of a mixture, with the order of its samples: one segment, or several in sequence.
 #[derive(Debug)]
 pub struct Member {
     pub dataset: Arc<Indexed>,
     pub segments: Vec<Order>,
 }
 
-/// A stretch of the list with one set of weights.
+/// Part of the list with one set of weights.
 #[derive(Debug)]
 pub struct MixtureStage {
-    /// Its first sample, and the one past its last.
+    /// First sample, and one past the last.
     pub from: u64,
     pub until: u64,
-    /// `None` where there is one member.
+    /// `None` if there is only one member.
     pub blend: Option<Blend>,
-    /// The members blended, as indices.
+    /// Blended members, as indices.
     pub members: Vec<usize>,
-    /// The samples each of them gave before this stage.
+    /// Samples that each of them provided before this stage.
     pub cursors: Vec<u64>,
 }
 
-/// What a sample holds besides its input tokens.
+/// Properties of a sample besides its input tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Its tokens: seq_len + 1, but where the cut is another (`order::Cut`).
+    /// Number of tokens: seq_len + 1, unless the cut is another (`order::Cut`).
     pub tokens: usize,
-    /// The last of them, where the inputs do not hold it.
+    /// Last token, if the inputs do not include it.
     pub last: Option<i32>,
-    /// Where its stretches of one sequence each end, as positions of the input: ascending, the last
-    /// is seq_len.
+    /// Ends of its sequences as positions of the input: ascending, the last is seq_len.
     pub ends: Vec<usize>,
 }
 
-/// How far a dataset has been read.
+/// Progress of reading a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     pub prefix: PathBuf,
-    /// What its index says, hashed: another value is another dataset under the same name.
+    /// Hash of its index; a different value means a different dataset under the same name.
     pub identity: u64,
     /// Samples of it that the run has read.
     pub samples: u64,
-    /// Samples in one epoch of the part that is read, rounded down.
+    /// Samples per epoch of the part that is read, rounded down.
     pub per_epoch: u64,
 }
 
@@ -74,7 +73,7 @@ impl Member {
         self.segments.iter().map(Order::len).sum()
     }
 
-    /// Sample `k` as a segment and a position in it.
+    /// Segment of sample `k`, and its position in it.
     fn locate(&self, mut k: u64) -> Option<(&Order, u64)> {
         for segment in &self.segments {
             if k < segment.len() {
@@ -87,7 +86,7 @@ impl Member {
 }
 
 impl MixtureStage {
-    /// The member that gives sample `k` of the list, and which of the member's samples it is.
+    /// Member that provides sample `k` of the list, and the number of the member's sample.
     fn locate(&self, k: u64) -> (usize, u64) {
         let (which, number) = match &self.blend {
             Some(blend) => blend.sample(k - self.from),
@@ -96,7 +95,7 @@ impl MixtureStage {
         (self.members[which], self.cursors[which] + number)
     }
 
-    /// The samples each of its members has given before sample `k` of the list, in all stages.
+    /// Samples that each member provided before sample `k` of the list, in all stages.
     pub fn given(&self, k: u64) -> Vec<u64> {
         let since = match &self.blend {
             Some(blend) => blend.given(k - self.from),
@@ -107,18 +106,18 @@ impl MixtureStage {
 }
 
 impl Mixture {
-    /// Stages must follow one another from sample 0 on.
+    /// Creates a mixture. Stages must be contiguous from sample 0 on.
     pub fn new(members: Vec<Member>, stages: Vec<MixtureStage>, seq_len: usize) -> Mixture {
         assert!(stages.windows(2).all(|two| two[0].until == two[1].from) && stages[0].from == 0);
         Mixture { members, stages, seq_len }
     }
 
-    /// How many samples there are.
+    /// Number of samples.
     pub fn samples(&self) -> u64 {
         self.stages.last().map_or(0, |stage| stage.until)
     }
 
-    /// Bytes of memory in which the order of samples is kept.
+    /// Bytes of memory of the sample order.
     pub fn bytes(&self) -> u64 {
         let segments = self.members.iter().flat_map(|member| &member.segments);
         let blends = self.stages.iter().filter_map(|stage| stage.blend.as_ref());
@@ -130,7 +129,7 @@ impl Mixture {
         self.seq_len
     }
 
-    /// How far each dataset has been read after `consumed` samples of the list.
+    /// Progress of each dataset after `consumed` samples of the list.
     pub fn cursors(&self, consumed: u64) -> Vec<Cursor> {
         let mut read = vec![0; self.members.len()];
         for stage in self.stages.iter().filter(|stage| stage.from <= consumed) {
@@ -149,12 +148,12 @@ impl Mixture {
         self.members.iter().zip(read).map(cursor).collect()
     }
 
-    /// The dataset a sample is from.
+    /// Dataset of a sample.
     pub fn dataset(&self, sample: u64) -> Result<&Indexed> {
         Ok(&self.locate(sample)?.0.dataset)
     }
 
-    /// The sample's input tokens into `tokens` [seq_len]: zeros where it has fewer.
+    /// Reads the sample's input tokens into `tokens` [seq_len], padded with zeros.
     pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<Extent> {
         let (member, order, k) = self.locate(sample)?;
         let dataset = &member.dataset;
@@ -177,14 +176,14 @@ impl Mixture {
             }
         }
         tokens[at..].fill(0);
-        // What pads belongs to the last stretch, as in Megatron-Core.
+        // Padding belongs to the last sequence, as in Megatron-Core.
         if let Some(end) = extent.ends.last_mut() {
             *end = self.seq_len;
         }
         Ok(extent)
     }
 
-    /// Asks for a sample's bytes to be in memory soon; returns at once.
+    /// Prefetches a sample's bytes into memory; returns at once.
     pub fn prefetch(&self, sample: u64) {
         let Ok((member, order, k)) = self.locate(sample) else { return };
         let Ok(mut slices) = order.slices(k, member.dataset.lengths()) else { return };

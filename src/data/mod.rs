@@ -1,4 +1,4 @@
-//! Tokens: making datasets out of text, and reading training samples out of datasets.
+//! Tokens: builds datasets from text, and reads training samples from datasets.
 //!
 //! ```text
 //! corpus ──► tokenizer ──► Indexed          text in, .bin/.idx out (`build`)
@@ -8,7 +8,8 @@
 //!              + cache   + plan
 //! ```
 //!
-//! `eval` reads what a model is scored on, from a stream of tokens or from questions.
+//! `record` is the tokenizer that a dataset was built with. `eval` reads the data that a model is
+//! scored on, from a stream of tokens or from questions.
 //!
 //! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a
 //! dataset, a *document* one or more sequences, a *sample* S + 1 tokens cut from them.
@@ -29,6 +30,7 @@ pub mod plan;
 pub mod preview;
 pub mod random;
 mod reader;
+pub mod record;
 mod shuffle;
 mod source;
 pub mod split;
@@ -38,5 +40,6 @@ pub use batch::{Batch, Column};
 pub use indexed::Indexed;
 pub use plan::MixturePlan;
 pub use reader::{Reader, Request};
-pub use source::{Datasets, Source, foresee};
+pub use record::Record;
+pub use source::{Datasets, Source, foresee, validation};
 pub use tokenizer::Tokenizer;

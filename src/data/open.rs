@@ -1,4 +1,4 @@
-//! Opening the datasets of a plan and ordering their samples.
+//! Opens the datasets of a plan and orders their samples.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::split;
 use base::{Count, Problems};
 use manifest::{Data, DataRule};
 
-/// Opens mixtures; files that several of them read are opened once.
+/// Opens mixtures. Files used by several mixtures are opened once.
 pub struct MixtureBuilder {
     rule: DataRule,
     seed: u64,
@@ -26,22 +26,22 @@ pub struct MixtureBuilder {
     open: HashMap<PathBuf, Arc<Indexed>>,
 }
 
-/// The members of a mixture while its stages are laid out.
+/// Members of a mixture while its stages are planned.
 #[derive(Default)]
 struct Layout {
     cut: Cut,
     members: Vec<Member>,
-    /// What each member is.
+    /// Share of each member.
     shares: Vec<Share>,
-    /// The member of a part, listed for the how-manieth time in one stage.
+    /// Member for a part and its repetition number within one stage.
     known: HashMap<(String, usize), usize>,
-    /// Samples each member has given to the stages so far.
+    /// Samples that each member has provided to the stages so far.
     given: Vec<u64>,
     stages: Vec<MixtureStage>,
 }
 
-/// A member whose samples are to be ordered: a second for 10 million sequences, so that several
-/// are ordered at once.
+/// Member whose samples are to be ordered. Ordering takes a second per 10 million sequences, so
+/// several are ordered concurrently.
 struct UnorderedMember {
     dataset: Arc<Indexed>,
     part: Range<usize>,
@@ -65,23 +65,23 @@ impl MixtureBuilder {
         MixtureBuilder { rule: data.rule, seed: data.seed, seq_len, cache, open: HashMap::new() }
     }
 
-    /// The samples of a plan, with everything that is wrong with it, if anything is.
+    /// Mixture of a plan. The error lists everything that is wrong with the plan.
     pub fn mixture(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Mixture> {
         let mut layout = Layout { cut, ..Layout::default() };
         for (i, stage) in plan.stages.iter().enumerate() {
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
             self.stage(name, stage, until, &mut layout)?;
         }
-        // One dataset by itself gives whole epochs, which is more than was asked for.
+        // A single dataset provides whole epochs, which is more than was requested.
         if let Some(last) = layout.stages.last_mut().filter(|stage| stage.blend.is_none()) {
             last.until = last.from + layout.members[last.members[0]].samples() - last.cursors[0];
         }
         Ok(Mixture::new(layout.members, layout.stages, self.seq_len))
     }
 
-    /// What can be said of a plan before its samples are ordered: all that is wrong with it is an
-    /// error; orders that this machine's memory has no room for are returned. Later segments of a
-    /// dataset, for stages that take more of it than the first did, are left out.
+    /// Checks a plan before its samples are ordered. Mistakes are an error; orders that do not fit
+    /// this machine's memory are returned. Later segments of a dataset, for stages that need more
+    /// of it, are not checked.
     pub fn foresee(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Problems> {
         let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
         for stage in &plan.stages {
@@ -164,7 +164,7 @@ impl MixtureBuilder {
         Ok(())
     }
 
-    /// Opens and checks a share; its samples are still to be ordered.
+    /// Opens and checks a share whose samples are still to be ordered.
     fn unordered(
         &mut self,
         share: &Share,
@@ -182,8 +182,8 @@ impl MixtureBuilder {
         OrderSpec { rule: self.rule, seq_len: self.seq_len, samples, seed, cut }
     }
 
-    /// Orders another segment where a stage takes more of a member than was planned at first. (Under
-    /// Megatron-DeepSpeed's rule a mixture could do so from the start, and end in an IndexError.)
+    /// Orders another segment if a stage needs more of a member than planned. (Under
+    /// Megatron-DeepSpeed's rule this could also happen from the start, and end in an IndexError.)
     fn lengthen(&mut self, member: &mut Member, share: &Share, cut: Cut, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
@@ -209,7 +209,7 @@ impl MixtureBuilder {
         Ok(dataset)
     }
 
-    /// The sequences of a share; an error if they cannot fill one sample.
+    /// Sequences of a share; fails if they cannot fill one sample.
     fn part(
         &self,
         share: &Share,
@@ -240,7 +240,7 @@ fn weights(datasets: &[Share]) -> Vec<f64> {
     normalized(&datasets.iter().map(|share| share.weight).collect::<Vec<_>>())
 }
 
-/// How many samples are ordered of each dataset, for `samples` of the mixture: its share, and 0.5 %
+/// Number of samples ordered from each dataset for `samples` of the mixture: its share, and 0.5 %
 /// more because the mixture is not perfectly even.
 pub fn shares(rule: DataRule, datasets: &[Share], samples: u64) -> Vec<u64> {
     if datasets.len() == 1 {
@@ -253,7 +253,7 @@ pub fn shares(rule: DataRule, datasets: &[Share], samples: u64) -> Vec<u64> {
     weights(datasets).iter().map(|weight| share(weight) as u64).collect()
 }
 
-/// The sequences of a share.
+/// Sequences of a share.
 pub fn part(rule: DataRule, share: &Share, sequences: usize) -> Result<Range<usize>> {
     match &share.part {
         SharePart::Split(weights, which) => {

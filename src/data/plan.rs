@@ -1,6 +1,5 @@
-//! Which datasets a run reads from which sample on. The checkpoint keeps it, so that weights and
-//! datasets may change in the middle of a run, and what was read before is neither repeated nor
-//! skipped.
+//! Plan of a run's datasets by sample. The checkpoint stores it, so weights and datasets may change
+//! during a run without repeating or skipping what was read before.
 
 use std::path::{Path, PathBuf};
 
@@ -8,24 +7,24 @@ use serde::{Deserialize, Serialize};
 
 use manifest::{Data, Dataset, Sequences};
 
-/// The history and the intention of a run's mixture.
+/// Past and future mixtures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MixturePlan {
     pub stages: Vec<PlannedStage>,
 }
 
-/// A stretch of the run with one mixture.
+/// Part of the run with one mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedStage {
-    /// The first sample it gives.
+    /// First sample.
     pub from: u64,
-    /// The end of the run as it was meant when the stage began. Megatron orders whole epochs for
-    /// the samples a run asks for, so the order depends on it; it stays if the run gets longer.
+    /// Planned end of the run when the stage began. Megatron orders whole epochs for the samples
+    /// that a run needs, so the order depends on it. It does not change if the run gets longer.
     pub until: u64,
     pub datasets: Vec<Share>,
 }
 
-/// A dataset, or a part of one, and its weight.
+/// Dataset, or a part of one, and its weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     pub prefix: PathBuf,
@@ -33,7 +32,7 @@ pub struct Share {
     pub part: SharePart,
 }
 
-/// The manifest's `Sequences`, as the checkpoint writes it.
+/// The manifest's `Sequences`, in the form stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharePart {
@@ -42,7 +41,7 @@ pub enum SharePart {
 }
 
 impl MixturePlan {
-    /// What a run of `samples` reads.
+    /// Plan for a run of `samples`.
     pub fn of(data: &Data, samples: u64) -> MixturePlan {
         let stages = data.mixtures().filter(|(from, _)| *from == 0 || *from < samples);
         let stages =
@@ -50,12 +49,12 @@ impl MixturePlan {
         MixturePlan { stages }
     }
 
-    /// One mixture for all of `samples`.
+    /// Plan with one mixture for all of `samples`.
     pub fn new(datasets: &[Dataset], samples: u64) -> MixturePlan {
         MixturePlan { stages: vec![PlannedStage::new(0, samples, datasets)] }
     }
 
-    /// Whether it can be followed: what a checkpoint says is not believed.
+    /// Checks a plan from a checkpoint, which is not trusted.
     pub fn check(&self) -> Result<(), String> {
         let first = self.stages.first().map(|stage| stage.from);
         if first != Some(0) || self.stages.windows(2).any(|two| two[0].from >= two[1].from) {
@@ -68,13 +67,13 @@ impl MixturePlan {
                 SharePart::Range(from, to) => 0.0 <= from && from < to && to <= 1.0,
             };
             if !known {
-                return Err(format!("{:?} is no part of a dataset", share.part));
+                return Err(format!("{:?} is not a part of a dataset", share.part));
             }
         }
         Ok(())
     }
 
-    /// This plan, with a dataset found in another place.
+    /// Replaces the path of a dataset.
     pub fn moved(mut self, from: &str, to: &str) -> MixturePlan {
         for share in self.stages.iter_mut().flat_map(|stage| &mut stage.datasets) {
             if share.prefix == Path::new(from) {
@@ -84,8 +83,8 @@ impl MixturePlan {
         self
     }
 
-    /// This plan, followed from sample `consumed` on by what the manifest now says: the same plan
-    /// where nothing changed, or where the run is to end there.
+    /// Continues this plan from sample `consumed` on with the manifest's datasets. Returns the same
+    /// plan if nothing changed, or if the run ends there.
     pub fn continued(mut self, data: &Data, samples: u64, consumed: u64) -> MixturePlan {
         if samples <= consumed {
             return self;
@@ -93,7 +92,7 @@ impl MixturePlan {
         if consumed == 0 {
             return MixturePlan::of(data, samples);
         }
-        // What never gave a sample leaves no trace; what did stays as it was.
+        // A stage without samples is dropped; one with samples is kept unchanged.
         self.stages.retain(|stage| stage.from < consumed);
         let (mut now, mut later) = (None, Vec::new());
         for (from, datasets) in data.mixtures() {
@@ -129,13 +128,13 @@ impl From<&Dataset> for Share {
 }
 
 impl Share {
-    /// Equal for two shares that are the same samples, whatever their weight.
+    /// Key that is equal for two shares with the same samples, whatever their weight.
     pub fn part_key(&self) -> String {
         let prefix: PathBuf = self.prefix.components().collect();
         format!("{prefix:?} {:?}", self.part)
     }
 
-    /// The part, in words.
+    /// Description of the part.
     pub fn describe(&self) -> String {
         match &self.part {
             SharePart::Split(weights, which) => {

@@ -1,7 +1,7 @@
-//! The samples of datasets without a manifest around them: what `gptrain data samples` prints.
+//! Samples of datasets without a manifest, for `gptrain data samples`.
 //!
-//! Unlike training it takes what Megatron takes: parts too short for one sample without repeating
-//! themselves, and datasets without weights.
+//! Unlike training it accepts what Megatron accepts: parts too short for one sample without
+//! repetition, and datasets without weights.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use super::plan::Share;
 use base::Problems;
 use manifest::DataRule;
 
-/// What is to be looked at.
+/// Parameters of a preview.
 #[derive(Clone, Debug)]
 pub struct Preview {
     pub rule: DataRule,
     pub seed: u64,
     pub seq_len: usize,
     pub cut: Cut,
-    /// The length of the run; one epoch unless given.
+    /// Length of the run; None means one epoch.
     pub samples: Option<u64>,
     pub datasets: Vec<Share>,
-    /// Whether the weights count; else datasets are mixed by their sizes.
+    /// Whether to use the weights; otherwise datasets are mixed by their sizes.
     pub weighted: bool,
-    /// Where orders are kept, if anywhere.
+    /// Cache of orders, if any.
     pub cache: Option<Cache>,
 }
 
-/// The samples, at least as many as asked for where there is one dataset: whole epochs.
+/// Opens the samples. A single dataset provides whole epochs, which may be more than requested.
 pub fn open(preview: &Preview) -> Result<Mixture> {
     if let Some(problems) = super::blend::too_many("PREFIX", preview.datasets.len()) {
         return Err(problems.into());
@@ -73,7 +73,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     Ok(Mixture::new(members, vec![stage], preview.seq_len))
 }
 
-/// Megatron-Core rounds each dataset's share up, and mixes the sum of them.
+/// Megatron-Core rounds each dataset's share up, and mixes their sum.
 fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
     let shares = super::blend::normalized(weights);
     match rule {
@@ -84,7 +84,7 @@ fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
     }
 }
 
-/// How many samples are ordered of each dataset.
+/// Number of samples ordered from each dataset.
 fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
     let count = preview.datasets.len();
     match (preview.weighted, preview.samples) {

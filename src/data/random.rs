@@ -1,5 +1,5 @@
 //! numpy's `RandomState`: the Mersenne Twister MT19937 (Matsumoto & Nishimura 1998) and numpy's
-//! legacy shuffle on top of it, bit for bit, because Megatron's sample order is made with them.
+//! legacy shuffle, bit for bit, because Megatron's sample order is made with them.
 
 /// Words of state.
 const N: usize = 624;
@@ -12,7 +12,7 @@ pub struct RandomState {
 }
 
 impl RandomState {
-    /// numpy takes the low 32 bits of the seed.
+    /// Seeds the generator. numpy uses the low 32 bits of the seed.
     pub fn new(seed: u32) -> RandomState {
         let mut state = Box::new([0; N]);
         state[0] = seed;
@@ -23,7 +23,7 @@ impl RandomState {
         RandomState { state, at: N }
     }
 
-    /// The next 32 random bits.
+    /// Next 32 random bits.
     #[inline]
     pub fn word(&mut self) -> u32 {
         if self.at == N {
@@ -54,8 +54,8 @@ impl RandomState {
         self.at = 0;
     }
 
-    /// A uniform integer in `0..=max`: draws are masked to the next power of two and rejected
-    /// until one fits. Above 2^32 − 1 each draw takes two words, the high one first.
+    /// Uniform integer in `0..=max`: draws are masked to the next power of two and rejected until
+    /// one fits. Above 2^32 − 1 each draw takes two words, the high one first.
     #[inline]
     fn up_to(&mut self, max: u64) -> u64 {
         let mask = u64::MAX.checked_shr(max.leading_zeros()).unwrap_or(0);

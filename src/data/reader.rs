@@ -1,4 +1,4 @@
-//! A thread that reads batches ahead of training, so that a slow disk stalls no step.
+//! Thread that reads batches ahead of training, so that a slow disk does not delay a step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::batch::Batch;
 use super::source::Source;
 use base::Worker;
 
-/// A batch to be read.
+/// Batch to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub first_sample: u64,
@@ -17,9 +17,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// What one of `ranks` data-parallel ranks reads of samples `consumed .. total`, as Megatron's
-    /// default sampler deals them out: `micro` samples to each rank in turn, a last round that does
-    /// not reach all of them dropped. Which samples a run reads does not depend on `ranks`.
+    /// Requests of one of `ranks` data-parallel ranks for samples `consumed .. total`, in the order
+    /// of Megatron's default sampler: `micro` samples to each rank in turn. A last round that does
+    /// not reach all ranks is dropped. The samples that a run reads do not depend on `ranks`.
     pub fn of_rank(
         consumed: u64,
         total: u64,
@@ -48,17 +48,17 @@ impl Batch {
     }
 }
 
-/// Batches in the order they were requested, read ahead by a thread of its own. A fixed number of
-/// buffers circulates: the thread fills them, training gives them back.
+/// Reads batches ahead on its own thread, in the order of the requests. A fixed number of buffers
+/// circulates: the thread fills them, training returns them.
 pub struct Reader {
     thread: Worker<Batch, Result<Batch>>,
-    /// Given back, to be filled again.
+    /// Returned buffers, to be filled again.
     spare: Vec<Batch>,
     waited: Duration,
 }
 
 impl Reader {
-    /// Starts reading `requests`, at most `ahead` batches beyond the one being used.
+    /// Starts reading `requests`, at most `ahead` batches beyond the one in use.
     pub fn start(
         source: Arc<Source>,
         requests: impl Iterator<Item = Request> + Send + 'static,
@@ -77,9 +77,8 @@ impl Reader {
         Ok(Reader { thread, spare: Vec::with_capacity(ahead + 1), waited: Duration::ZERO })
     }
 
-    /// The next batch, waiting for it if it is not there yet. Fails if reading it failed, or if
-    /// every request has been answered.
-    #[expect(clippy::should_implement_trait, reason = "failing, it is no Iterator")]
+    /// Waits for the next batch. Fails if reading it failed, or if every request has been answered.
+    #[expect(clippy::should_implement_trait, reason = "it can fail, unlike an Iterator")]
     pub fn next(&mut self) -> Result<Batch> {
         let start = Instant::now();
         let batch = self.thread.wait();
@@ -88,14 +87,14 @@ impl Reader {
         batch?
     }
 
-    /// Gives a batch's memory back, to be filled again.
+    /// Returns a batch's memory, to be filled again.
     pub fn recycle(&mut self, batch: Batch) {
         if self.spare.len() < self.spare.capacity() {
             self.spare.push(batch);
         }
     }
 
-    /// Total time `next` has blocked.
+    /// Total time that `next` has blocked.
     pub fn wait(&self) -> Duration {
         self.waited
     }

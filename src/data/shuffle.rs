@@ -1,5 +1,5 @@
-//! A dataset with its documents in an order drawn by a seed. Megatron's split takes the last
-//! documents for validation, which otherwise are those of the last files.
+//! Writes a dataset with its documents in a random order. Megatron's split uses the last documents
+//! for validation; without a shuffle those come from the last files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,27 +7,28 @@ use anyhow::{Context, Result};
 
 use super::indexed::{Indexed, Writer};
 use base::output::{self, Unfinished};
+use base::progress::{Progress, Unit};
 use base::rng;
 
-/// A folder beside an output for what is not shuffled yet; it goes when this is dropped.
+/// Temporary folder for the unshuffled dataset; removed on drop.
 pub struct Aside {
     folder: PathBuf,
     _unfinished: Unfinished,
 }
 
 impl Aside {
-    /// Makes `PREFIX.unshuffled/`.
+    /// Creates `PREFIX.unshuffled/`.
     pub fn beside(prefix: &Path) -> Result<Aside> {
         let mut folder = prefix.as_os_str().to_os_string();
         folder.push(".unshuffled");
         let folder = PathBuf::from(folder);
-        std::fs::remove_dir_all(&folder).ok(); // what a killed process has left
+        std::fs::remove_dir_all(&folder).ok(); // left by a killed process
         let failed = || format!("cannot make {}", folder.display());
         std::fs::create_dir_all(&folder).with_context(failed)?;
         Ok(Aside { _unfinished: output::unfinished(&folder), folder })
     }
 
-    /// The dataset in it.
+    /// Prefix of the dataset in it.
     pub fn prefix(&self) -> PathBuf {
         self.folder.join("dataset")
     }
@@ -35,14 +36,15 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.folder).ok(); // a later build takes it away
+        std::fs::remove_dir_all(&self.folder).ok(); // a later build removes it
     }
 }
 
-/// Writes the documents of `from` by a shuffle of Fisher and Yates.
+/// Writes the documents of `from` in the order of a Fisher–Yates shuffle.
 pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
     let mut tokens = Vec::new();
     let mut ids = Vec::new();
+    let progress = Progress::new("shuffling", from.tokens(), Unit::Of("tokens"));
     for document in order(from.documents(), seed) {
         for sequence in from.document(document) {
             tokens.resize(from.lengths()[sequence] as usize, 0);
@@ -50,13 +52,14 @@ pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
             ids.clear();
             ids.extend(tokens.iter().map(|token| *token as u32));
             writer.sequence(&ids)?;
+            progress.add(ids.len() as u64);
         }
         writer.end_document();
     }
     Ok(())
 }
 
-/// The numbers below `count`, each once.
+/// Permutation of the numbers below `count`.
 fn order(count: usize, seed: u64) -> Vec<usize> {
     let key = rng::key(seed, "document order");
     let mut order: Vec<usize> = (0..count).collect();

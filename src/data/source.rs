@@ -1,4 +1,4 @@
-//! What a run reads, for training and for each validation set. A sample is a pure function of the
+//! Samples of a run, for training and for each validation set. A sample is a pure function of the
 //! manifest and its number.
 
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::plan::MixturePlan;
 use base::{Bytes, Count, Problems, rng};
 use manifest::Data;
 
-/// Everything a run reads.
+/// All data that a run reads.
 #[derive(Debug)]
 pub struct Datasets {
     pub train: Arc<Source>,
     /// Validation sets by name, in the manifest's order.
     pub valid: Vec<(String, Arc<Source>)>,
-    /// What the checkpoint must keep, for `resume`.
+    /// Plan that the checkpoint stores, for `resume`.
     pub plan: MixturePlan,
 }
 
-/// A list of samples, with their masks.
+/// List of samples, with their masks.
 #[derive(Debug)]
 pub struct Source {
     mixture: Mixture,
@@ -33,11 +33,11 @@ pub struct Source {
 }
 
 impl Datasets {
-    /// Opens and checks all datasets, and puts their samples in order.
+    /// Opens and checks all datasets, and orders their samples.
     ///
-    /// `train_samples` is the length of the run, `eval_samples` that of one evaluation. All the
-    /// user's mistakes are reported together: damaged files, empty parts of a split, datasets too
-    /// short to fill one sample.
+    /// `train_samples` is the length of the run, `eval_samples` that of one evaluation. All user
+    /// errors are reported together: damaged files, empty parts of a split, datasets too short to
+    /// fill one sample.
     pub fn open(
         data: &Data,
         seq_len: usize,
@@ -49,7 +49,7 @@ impl Datasets {
         Datasets::resume(data, plan, seq_len, vocab, eval_samples)
     }
 
-    /// Opens a run's datasets as its checkpoint's plan has them, usually after `MixturePlan::continued`.
+    /// Opens a run's datasets by its checkpoint's plan, usually after `MixturePlan::continued`.
     pub fn resume(
         data: &Data,
         plan: MixturePlan,
@@ -57,33 +57,71 @@ impl Datasets {
         vocab: usize,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let mut builder = MixtureBuilder::new(data, seq_len);
-        let mut problems = Problems::default();
-        let by_sequence = data.inter_document_masking;
-        let mut source = |name: String, plan: &MixturePlan, drop_partial| {
-            let cut = Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
-            let mixture = problems.collect(builder.mixture(&name, plan, cut))?;
-            let key = rng::key(data.seed, &format!("prefix {name}"));
-            let masks = Masks { eod: data.eod, by_sequence, objective: data.objective, key };
-            anyhow::Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
-        };
-        let train = source("train".into(), &plan, true)?;
-        let mut valid = Vec::new();
-        for set in &data.valid {
-            let once = MixturePlan::new(&set.datasets, eval_samples);
-            let drop_partial = data.drop_last_partial_validation_sequence;
-            let name = format!("valid {}", set.name);
-            valid.push((set.name.clone(), source(name, &once, drop_partial)?));
-        }
-        problems.or(())?;
+        let mut opening = Opening::new(data, seq_len, vocab);
+        let train = opening.source("train".into(), &plan, true)?;
+        let valid = opening.valid(eval_samples)?;
+        opening.problems.or(())?;
         let train = train.context("no problem was reported, yet no source")?;
-        let valid = valid.into_iter().flat_map(|(name, source)| Some((name, source?))).collect();
         Ok(Datasets { train, valid, plan })
     }
 }
 
-/// What `Datasets::open` would say, without putting samples in order: mistakes are an error, orders
-/// that this machine's memory has no room for are returned.
+/// The validation sets of a run by name, without its training data.
+pub fn validation(
+    data: &Data,
+    seq_len: usize,
+    vocab: usize,
+    samples: u64,
+) -> Result<Vec<(String, Arc<Source>)>> {
+    let mut opening = Opening::new(data, seq_len, vocab);
+    let valid = opening.valid(samples)?;
+    Ok(opening.problems.or(valid)?)
+}
+
+/// Opens sources one after the other, and collects what is wrong with them.
+struct Opening<'d> {
+    data: &'d Data,
+    vocab: usize,
+    builder: MixtureBuilder,
+    problems: Problems,
+}
+
+impl Opening<'_> {
+    fn new(data: &Data, seq_len: usize, vocab: usize) -> Opening<'_> {
+        let builder = MixtureBuilder::new(data, seq_len);
+        Opening { data, vocab, builder, problems: Problems::default() }
+    }
+
+    /// None if a problem was found.
+    fn source(
+        &mut self,
+        name: String,
+        plan: &MixturePlan,
+        drop_partial: bool,
+    ) -> Result<Option<Arc<Source>>> {
+        let Opening { data, vocab, .. } = *self;
+        let cut = Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
+        let mixture = self.problems.collect(self.builder.mixture(&name, plan, cut))?;
+        let key = rng::key(data.seed, &format!("prefix {name}"));
+        let by_sequence = data.inter_document_masking;
+        let masks = Masks { eod: data.eod, by_sequence, objective: data.objective, key };
+        Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
+    }
+
+    fn valid(&mut self, samples: u64) -> Result<Vec<(String, Arc<Source>)>> {
+        let mut valid = Vec::new();
+        for set in &self.data.valid {
+            let once = MixturePlan::new(&set.datasets, samples);
+            let drop_partial = self.data.drop_last_partial_validation_sequence;
+            let source = self.source(format!("valid {}", set.name), &once, drop_partial)?;
+            valid.extend(source.map(|source| (set.name.clone(), source)));
+        }
+        Ok(valid)
+    }
+}
+
+/// Checks for the errors of `Datasets::open` without ordering samples. Orders that do not fit this
+/// machine's memory are returned.
 pub fn foresee(
     data: &Data,
     seq_len: usize,
@@ -108,7 +146,7 @@ pub fn foresee(
 }
 
 impl Datasets {
-    /// Memory of a process in which the order of samples is kept.
+    /// Memory of the sample order in a process.
     pub fn order_bytes(&self) -> Bytes {
         let valid = self.valid.iter().map(|(_, source)| source);
         Bytes(valid.chain([&self.train]).map(|source| source.mixture.bytes()).sum())
@@ -116,7 +154,7 @@ impl Datasets {
 }
 
 impl Source {
-    /// How many samples there are.
+    /// Number of samples.
     pub fn samples(&self) -> u64 {
         self.mixture.samples()
     }
@@ -126,13 +164,13 @@ impl Source {
         self.mixture.seq_len()
     }
 
-    /// How far each dataset has been read after `consumed` samples.
+    /// Progress of each dataset after `consumed` samples.
     pub fn cursors(&self, consumed: u64) -> Vec<Cursor> {
         self.mixture.cursors(consumed)
     }
 
-    /// Fills one sample of a batch. Fails if there is no such sample, if it holds a token that is
-    /// not below the vocabulary size, or if the file has changed underneath.
+    /// Fills one sample of a batch. Fails if there is no such sample, if it has a token that is not
+    /// below the vocabulary size, or if the file has changed.
     pub fn read(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
         let extent = self.mixture.read(number, sample.tokens)?;
         for token in sample.tokens.iter().chain(&extent.last) {
@@ -147,7 +185,7 @@ impl Source {
         Ok(())
     }
 
-    /// Asks for a sample's bytes to be in memory soon; returns at once.
+    /// Prefetches a sample's bytes into memory; returns at once.
     pub fn prefetch(&self, sample: u64) {
         self.mixture.prefetch(sample);
     }

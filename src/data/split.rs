@@ -1,4 +1,4 @@
-//! Dividing a dataset's sequences into train, valid and test by a split string such as `969,30,1`.
+//! Divides a dataset's sequences into train, valid and test by a split string such as `969,30,1`.
 //!
 //! Megatron-Core and Megatron-DeepSpeed round differently: the same string can move a document from
 //! one part to another. Each rule is followed exactly.
@@ -10,10 +10,10 @@ use anyhow::Result;
 use base::Problems;
 use manifest::DataRule;
 
-/// The three parts' names, in the order of the split string.
+/// Names of the three parts, in the order of the split string.
 pub const PARTS: [&str; 3] = ["train", "valid", "test"];
 
-/// The sequences of each of the three parts among `sequences`. A part of weight 0 is empty.
+/// Sequences of each of the three parts among `sequences`. A part of weight 0 is empty.
 pub fn split(rule: DataRule, weights: &str, sequences: usize) -> Result<[Range<usize>; 3]> {
     let bounds = match rule {
         DataRule::MegatronCore => core(&parse(weights, &core_pieces(weights))?, sequences),
@@ -24,19 +24,19 @@ pub fn split(rule: DataRule, weights: &str, sequences: usize) -> Result<[Range<u
     Ok([bounds[0]..bounds[1], bounds[1]..bounds[2], bounds[2]..bounds[3]])
 }
 
-/// The sequences from one fraction of them to another, rounded to the nearest (Python's `round`).
+/// Sequences between two fractions, rounded to the nearest (Python's `round`).
 pub fn range(from: f64, to: f64, sequences: usize) -> Range<usize> {
     let at = |fraction: f64| (fraction * sequences as f64).round_ties_even() as usize;
     at(from)..at(to).min(sequences)
 }
 
-/// Megatron-Core takes every run of digits and points.
+/// Weights as in Megatron-Core: every run of digits and points.
 fn core_pieces(weights: &str) -> Vec<&str> {
     let is_number = |c: char| c == '.' || c.is_ascii_digit();
     weights.split(|c| !is_number(c)).filter(|piece| !piece.is_empty()).collect()
 }
 
-/// Megatron-DeepSpeed cuts at commas, or else at slashes.
+/// Weights as in Megatron-DeepSpeed: split at commas, or else at slashes.
 fn deep_speed_pieces(weights: &str) -> Vec<&str> {
     let cut = if weights.contains(',') { ',' } else { '/' };
     weights.split(cut).map(str::trim).collect()

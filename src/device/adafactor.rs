@@ -1,18 +1,18 @@
-//! What the ops of Adafactor are given: its numbers, the part of a matrix that a rank updates, and
-//! the second moment of the matrix by rows and columns.
+//! Arguments of Adafactor's ops: constants of the rule, the part of a matrix that a rank updates,
+//! and the second moment by rows and columns.
 
 use super::{Out, Tensor};
 use base::{Fused, decayed};
 use std::ops::Range;
 
-/// One Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in the order
-/// of PyTorch's: with g the gradient times its factor and ρ the learning rate,
-/// U = g / √max(V̂, eps²), θ ← θ·(1 − lr·weight_decay) − ρ·scale·U / max(1, RMS(U)/clip_threshold),
-/// where scale is 1, or max(scale_eps, RMS(θ)) of θ before the decay. Every fused matrix by itself.
+/// Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in PyTorch's
+/// order. With g the gradient times its factor and ρ the learning rate, U = g / √max(V̂, eps²), θ ←
+/// θ·(1 − lr·weight_decay) − ρ·scale·U / max(1, RMS(U)/clip_threshold). scale is 1, or
+/// max(scale_eps, RMS(θ)) of θ before the decay. Every fused matrix is updated separately.
 #[derive(Clone, Copy, Debug)]
 pub struct Adafactor {
     pub lr: f32,
-    /// ρ is min(lr, 1/√t) at update t, in place of lr.
+    /// Whether ρ is min(lr, 1/√t) at update t, instead of lr.
     pub relative_step: bool,
     /// Second moments decay by 1 − t^beta2_decay.
     pub beta2_decay: f32,
@@ -20,40 +20,41 @@ pub struct Adafactor {
     pub scale_eps: f32,
     pub clip_threshold: f32,
     pub weight_decay: f32,
-    /// ρ is multiplied by this, but not the decay.
+    /// Factor of ρ; weight decay is not scaled.
     pub lr_scale: f32,
 }
 
 impl Adafactor {
-    /// What the decay leaves of a weight, 1 − lr·weight_decay.
+    /// Factor that weight decay applies to a weight, 1 − lr·weight_decay.
     pub fn keep(&self) -> f32 {
         decayed(self.lr, self.weight_decay)
     }
 }
 
-/// The second moment V̂ of Adafactor, all of it f32.
+/// Second moment V̂ of Adafactor; all tensors are f32.
 #[derive(Clone, Copy, Debug)]
 pub enum SecondMoment {
-    /// Of a vector: V̂ itself, [1, cols].
+    /// Vector: V̂ itself, [1, cols].
     Full(Tensor),
-    /// Of a matrix, V̂[r, c] = row[r]·col[p, c] / max(mean[p], eps), where row r is of fused matrix
-    /// p: means of g² over columns [rows, 1], over p's rows [fused, cols], and over all of p
-    /// [1, fused].
+    /// Matrix: V̂[r, c] = row[r]·col[p, c] / max(mean[p], eps), where row r belongs to fused matrix
+    /// p. row [rows, 1], col [fused, cols] and mean [1, fused] are means of g² over columns, over
+    /// the rows of p, and over all of p.
     Factored { row: Tensor, col: Tensor, mean: Tensor },
 }
 
-/// Consecutive elements of a rank's share of a matrix, row by row. A vector is a matrix of one row.
+/// Consecutive elements, row by row, of a rank's share of a matrix. A vector is a matrix of one
+/// row.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixPart {
-    /// Of the whole matrix, of which this rank may have a share: rows and columns.
+    /// Rows and columns of the whole matrix, of which this rank may have a share.
     pub whole: [usize; 2],
-    /// Of this rank's share.
+    /// Shape of this rank's share.
     pub rows: usize,
     pub cols: usize,
-    /// The elements: `len` of the share's, from `first` on.
+    /// The elements: `len` elements of the share, starting at `first`.
     pub first: usize,
     pub len: usize,
-    /// The matrices that lie in it by rows; in a vector, by columns. A share holds whole periods.
+    /// Matrices that are fused by rows (in a vector: by columns). A share holds whole periods.
     pub fused: Fused,
 }
 
@@ -62,7 +63,7 @@ impl MatrixPart {
         self.whole[0] == 1
     }
 
-    /// Rows that it has something of.
+    /// Rows with at least one element in the part.
     pub fn touched(&self) -> Range<usize> {
         match self.len {
             0 => 0..0,
@@ -70,14 +71,15 @@ impl MatrixPart {
         }
     }
 
-    /// The columns that it has of a row.
+    /// Columns of a row in the part.
     pub fn cols_of(&self, row: usize) -> Range<usize> {
         let start = row * self.cols;
         let inside = |at: usize| at.clamp(start, start + self.cols) - start;
         inside(self.first)..inside(self.first + self.len)
     }
 
-    /// Those columns in runs of one fused matrix each, with its number.
+    /// Columns of a row in the part, as runs within one fused matrix, each with the index of that
+    /// matrix.
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let (cols, fused, vector) = (self.cols_of(row), self.fused, self.is_vector());
         let mut at = cols.start;
@@ -92,17 +94,17 @@ impl MatrixPart {
         })
     }
 
-    /// Rows of the sums over rows: one for each fused matrix, or the vector's own.
+    /// Rows of the column sums: one per fused matrix, or one for a vector.
     pub fn col_rows(&self) -> usize {
         if self.is_vector() { 1 } else { self.fused.count() }
     }
 
-    /// The row of those sums that a row belongs to.
+    /// Row of the column sums that a row of the matrix contributes to.
     pub fn col_row(&self, row: usize) -> usize {
         if self.is_vector() { 0 } else { self.fused.of(row) }
     }
 
-    /// Elements of each fused matrix in the whole, then 0.
+    /// Elements of each whole fused matrix, padded with 0.
     pub fn numels(&self) -> [usize; Fused::MOST] {
         let [rows, cols] = self.whole;
         let (along, across) = if self.is_vector() { (cols, rows) } else { (rows, cols) };
@@ -110,10 +112,10 @@ impl MatrixPart {
     }
 }
 
-/// The ops of Adafactor, of every backend.
+/// Ops of Adafactor, for every backend.
 pub trait AdafactorOps {
-    /// rows[r] += Σ (factor·x)² over row r, and cols[p, c] += Σ (factor·x)² over the rows of fused
-    /// matrix p (of a vector: its one row), as far as the part has them. x f32 [1, len], factor f32
+    /// rows[r] += Σ (factor·x)² over row r; cols[p, c] += Σ (factor·x)² over the rows of fused
+    /// matrix p (of a vector: its one row). Sums cover the part only. x f32 [1, len], factor f32
     /// [1, 1], rows f32 [rows, 1], cols f32 [fused, cols]; always accumulates.
     fn factor_sums(
         &self,
@@ -123,15 +125,15 @@ pub trait AdafactorOps {
         rows: Option<Out>,
         cols: Out,
     );
-    /// out[p] += Σ x² over fused matrix p, as far as the part has it. x f32 [1, len], out f32
-    /// [1, fused]; always accumulates.
+    /// out[p] += Σ x² over the part's elements of fused matrix p. x f32 [1, len], out f32 [1,
+    /// fused]; always accumulates.
     fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out);
     /// out f32 [1, 2] = 1 − β̂ = t^beta2_decay and ρ at update t = updates, i64 [1, 1].
     fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out);
-    /// Moves a second moment by 1 − β̂ towards the mean of g², given its sums over the whole matrix
-    /// by row and by column (`factor_sums`; none by row of a vector), and takes `mean` anew: of
-    /// `col` where the share has all columns, else of `row`. scalars f32 [1, 3] = the factor, and
-    /// what `adafactor_scalars` gives; a factor of NaN moves nothing.
+    /// Moves a second moment by 1 − β̂ towards the mean of g². `rows` and `cols` are sums over the
+    /// whole matrix (`factor_sums`); a vector has no row sums. Recomputes `mean`: from `col` if the
+    /// share has all columns, else from `row`. scalars f32 [1, 3] = the factor, and the outputs of
+    /// `adafactor_scalars`; a factor of NaN changes nothing.
     fn move_second_moment(
         &self,
         scalars: Tensor,
@@ -140,7 +142,7 @@ pub trait AdafactorOps {
         cols: Tensor,
         v: &SecondMoment,
     );
-    /// out[p] += Σ U² over fused matrix p, as far as the part has it. out f32 [1, fused].
+    /// out[p] += Σ U² over the part's elements of fused matrix p. out f32 [1, fused].
     fn adafactor_square_sums(
         &self,
         rule: &Adafactor,
@@ -150,8 +152,8 @@ pub trait AdafactorOps {
         v: &SecondMoment,
         out: Out,
     );
-    /// Updates the part of the master weight, f32 [1, len], and rounds it into `weight` where that is
-    /// another tensor; given Σ U² of each fused matrix, f32 [1, fused], and Σ θ² where steps are
+    /// Updates the part of the master weight, f32 [1, len], and rounds it into `weight` if that is
+    /// another tensor. Needs Σ U² of each fused matrix, f32 [1, fused], and Σ θ² if steps are
     /// scaled by it. A factor of NaN skips the update.
     #[allow(clippy::too_many_arguments)]
     fn adafactor(

@@ -1,14 +1,14 @@
-//! Bump allocation out of regions reserved at start-up. Nothing is freed before the run ends.
+//! Bump allocation from regions reserved at start-up. Nothing is freed before the run ends.
 
 use super::{Backend, Home, OutOfMemory, Tensor};
 use base::DType;
 use std::cell::Cell;
 
-/// Every tensor starts on a multiple of this: a cache line, a 128-byte GPU transaction, an AMX
+/// Alignment of every tensor: a multiple of a cache line, a 128-byte GPU transaction, and an AMX
 /// tile.
 const ALIGN: usize = 256;
 
-/// A region of device memory, or of the host's, handed out from the bottom up.
+/// Region of device or host memory, allocated from the bottom up.
 pub struct Arena {
     home: Home,
     base: usize,
@@ -18,28 +18,28 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Reserves `capacity` bytes of the device's memory.
+    /// Reserves `capacity` bytes of device memory.
     pub fn new(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
         Ok(Arena::at(Home::Device, backend.reserve(capacity)?, capacity))
     }
 
-    /// Reserves `capacity` bytes of the host's memory; nothing for an arena of 0 bytes.
+    /// Reserves `capacity` bytes of host memory; nothing for an arena of 0 bytes.
     pub fn on_host(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
         let base = if capacity == 0 { ALIGN } else { backend.reserve_host(capacity)? };
         Ok(Arena::at(Home::Host, base, capacity))
     }
 
-    /// An arena without memory: a layout in it shows by `peak` how much to reserve.
+    /// Arena without memory. After a layout in it, `peak` is the size to reserve.
     pub fn measuring() -> Arena {
         Arena::measuring_in(Home::Device)
     }
 
-    /// The same of a memory.
+    /// Measuring arena for a given memory.
     pub fn measuring_in(home: Home) -> Arena {
         Arena::at(home, ALIGN, usize::MAX / 2)
     }
 
-    /// An arena in the memory of a tensor.
+    /// Arena in the memory of a tensor.
     pub fn over(x: Tensor) -> Arena {
         Arena::at(x.home(), x.addr(), x.bytes())
     }
@@ -58,7 +58,7 @@ impl Arena {
         Tensor::at(self.base + addr, rows, cols, dtype).in_memory(self.home)
     }
 
-    /// Runs `lay`, and frees what it laid out: the next layout overlaps the same bytes.
+    /// Runs `lay`, then frees its allocations: the next layout overlaps the same bytes.
     pub fn temporary<T>(&self, lay: impl FnOnce(&Arena) -> T) -> T {
         let mark = self.top.get();
         let laid = lay(self);
@@ -66,7 +66,7 @@ impl Arena {
         laid
     }
 
-    /// Several layouts over the same bytes: one of them is in use at a time.
+    /// Places several layouts over the same bytes. Only one of them may be in use at a time.
     pub fn overlay<T>(&self, lays: impl Iterator<Item = T>) -> Vec<T> {
         let (start, mut end) = (self.top.get(), self.top.get());
         let laid = lays.inspect(|_| {
@@ -78,7 +78,7 @@ impl Arena {
         laid
     }
 
-    /// The most bytes ever in use.
+    /// Maximum number of bytes ever in use.
     pub fn peak(&self) -> usize {
         self.peak.get()
     }

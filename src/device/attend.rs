@@ -1,9 +1,9 @@
-//! What the ops of normalisation, dropout, attention and loss are told.
+//! Arguments of the ops of normalisation, dropout, attention and loss.
 
 use super::{Out, Tensor};
 use base::{DType, Heads, div_exact};
 
-/// The normalisation of each row of H elements, with its weights [1, H].
+/// Normalisation of each row of H elements, with its weights [1, H].
 #[derive(Clone, Copy, Debug)]
 pub enum Norm {
     /// (x − mean)/√(variance + eps)·scale + shift (Ba, Kiros & Hinton 2016).
@@ -26,16 +26,16 @@ impl Norm {
     }
 }
 
-/// What happens to queries and keys before attention: the norm, then the rotation.
+/// Transform of queries and keys before attention: the norm, then the rotation.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryKey {
-    /// This rank's heads.
+    /// Heads of this rank.
     pub heads: Heads,
     pub norm: Option<QkNorm>,
     pub rotation: Option<Rotation>,
 }
 
-/// An RMS norm of each head's columns of a query and of a key (Qwen3; Dehghani et al. 2023).
+/// RMS norm of each head's columns of a query and of a key (Qwen3; Dehghani et al. 2023).
 #[derive(Clone, Copy, Debug)]
 pub struct QkNorm {
     /// [1, head_dim], both.
@@ -44,18 +44,18 @@ pub struct QkNorm {
     pub eps: f32,
 }
 
-/// RoPE (Su et al. 2021): columns j and j + head_dim/2 of a head are a point in the plane, turned by
-/// the angle j of its token's position.
+/// RoPE (Su et al. 2021): columns j and j + head_dim/2 of a head are a point in the plane, rotated
+/// by angle j of its token's position.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
-    /// i32 [N, 1]: of each token, a row of the table.
+    /// i32 [N, 1]: row of the table for each token.
     pub positions: Tensor,
-    /// [positions, head_dim]: head_dim/2 cosines, then the sines.
+    /// f32 [positions, head_dim]: head_dim/2 cosines, then the sines.
     pub table: Tensor,
 }
 
 impl QueryKey {
-    /// Panics if the tensors do not fit these of queries, keys and values.
+    /// Panics if the tensors do not fit these queries, keys and values.
     pub fn check(&self, qkv: Tensor, y: Tensor) {
         assert_eq!(qkv.cols, self.heads.qkv_width(), "qkv");
         assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, qkv.cols, qkv.dtype), "y");
@@ -66,12 +66,12 @@ impl QueryKey {
         }
         if let Some(Rotation { positions, table }) = self.rotation {
             assert_eq!((positions.rows, positions.dtype), (qkv.rows, DType::I32), "positions");
-            assert_eq!((table.cols, table.dtype), wide, "angles");
+            assert_eq!((table.cols, table.dtype), (wide.0, DType::F32), "angles");
             assert!(self.heads.dim.is_multiple_of(2), "a head of {} columns", self.heads.dim);
         }
     }
 
-    /// The same of the tensors of backward.
+    /// Panics if the tensors of backward do not fit.
     pub fn check_backward(&self, dy: Tensor, qkv: Tensor, dx: Out, dscales: Option<[Out; 2]>) {
         assert!(!dx.add, "dx is overwritten");
         self.check(qkv, dx.to);
@@ -84,15 +84,15 @@ impl QueryKey {
     }
 }
 
-/// This rank's share of the logits of R tokens, and how they are read.
+/// This rank's share of the logits of R tokens, and how to read them.
 #[derive(Clone, Copy, Debug)]
 pub struct Logits {
-    /// [R, v]: entries `first ..` of the vocabulary. Those from `vocab` on are padding and do not
-    /// count.
+    /// [R, v]: entries `first ..` of the vocabulary. Entries from `vocab` on are padding and are
+    /// ignored.
     pub x: Tensor,
     pub first: usize,
     pub vocab: usize,
-    /// Of a cap c every logit x counts as c·tanh(x/c) (Gemma 2).
+    /// Soft cap: with a cap of c, a logit x is used as c·tanh(x/c) (Gemma 2).
     pub cap: Option<f32>,
 }
 
@@ -103,29 +103,29 @@ impl Logits {
     }
 }
 
-/// A second loss, which keeps the logits' normaliser Z = Σ exp(logit) near 1: coefficient·(ln Z)²
+/// z-loss, which keeps the normaliser of the logits Z = Σ exp(logit) near 1: coefficient·(ln Z)²
 /// (PaLM: Chowdhery et al. 2022, § 5).
 #[derive(Clone, Copy, Debug)]
 pub struct ZLoss {
     pub coefficient: f32,
-    /// Of each token, weighted: f32 [R, 1].
+    /// Weighted z-loss of each token: f32 [R, 1].
     pub losses: Out,
 }
 
-/// Inverted dropout without a stored mask: whether an element is kept is a function of its place in
-/// the whole run, so recompute, resume and every way of cutting the model agree.
+/// Inverted dropout without a stored mask. Whether an element is kept is a function of its position
+/// in the whole run, so recompute, resume and every split of the model agree.
 ///
-/// Element (row, column) of a tensor whose first row is row `first_row` of the micro-batch: with
-/// g = first_sample·seq + first_row + row, it is dropped when word `column % 4` of
-/// `philox(key, g << 64 | head << 32 | column / 4)` is below rate·2³² (head 0 outside attention;
-/// inside, the column is the key's position in its sample). Kept elements grow by 1/(1 − rate).
+/// Element (row, column) of a tensor whose first row is row `first_row` of the micro-batch: with g
+/// = first_sample·seq + first_row + row, it is dropped if word `column % 4` of `philox(key, g << 64
+/// | head << 32 | column / 4)` is below rate·2³². Outside attention head is 0; inside, the column
+/// is the position of the key in its sample. Kept elements are multiplied by 1/(1 − rate).
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// In [0, 1). At 0 nothing is drawn.
+    /// In [0, 1). At 0 no random numbers are drawn.
     pub rate: f32,
     /// Random key of this layer and call site (`base::rng::key`).
     pub key: u64,
-    /// i64 [1, 1] in device memory: number of the micro-batch's first sample in the run.
+    /// i64 [1, 1] in device memory: index in the run of the micro-batch's first sample.
     pub first_sample: Tensor,
     /// Rows per sample.
     pub seq: usize,
@@ -133,38 +133,37 @@ pub struct Dropout {
     pub first_row: usize,
 }
 
-/// Which keys each query sees.
+/// Keys visible to each query.
 #[derive(Clone, Copy, Debug)]
 pub enum Visible {
     /// Key ≤ query.
     Causal,
-    /// i32 [N, 2]: for each query the half-open range of keys, as positions in its own sample.
+    /// i32 [N, 2]: half-open range of keys for each query, as positions in its own sample.
     Ranges(Tensor),
 }
 
 /// Self-attention over packed samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend {
-    /// This rank's heads: the columns of qkv are `heads.qkv_width()`, as `Heads::column` lays them
-    /// out.
+    /// Heads of this rank. qkv has `heads.qkv_width()` columns, in the order of `Heads::column`.
     pub heads: Heads,
-    /// Number of this rank's first query head in the whole model.
+    /// Index of this rank's first query head in the whole model.
     pub first_head: usize,
-    /// What products of queries and keys are multiplied by, 1/√head_dim as a rule.
+    /// Factor of the dot products of queries and keys, usually 1/√head_dim.
     pub scale: f32,
     /// Rows per sample.
     pub seq: usize,
     pub visible: Visible,
-    /// A query at position p does not see the keys before p + 1 − window.
+    /// Width of the window: a query at position p does not see keys before p + 1 − window.
     pub window: Option<usize>,
-    /// ALiBi, f32 [1, heads]: slope·(key − query) is added to the scores.
+    /// ALiBi, f32 [1, heads]: adds slope·(key − query) to the scores.
     pub slopes: Option<Tensor>,
     pub dropout: Dropout,
 }
 
 impl Attend {
-    /// Panics if a tensor's shape does not follow from the heads and `seq`; returns the number of
-    /// samples.
+    /// Panics if the shape of a tensor does not follow from the heads and `seq`. Returns the number
+    /// of samples.
     pub fn check(&self, qkv: Tensor, y: Tensor, lse: Tensor) -> usize {
         let Heads { query, kv, .. } = self.heads;
         assert!(query.is_multiple_of(kv), "{query} query heads share {kv} of keys and values");

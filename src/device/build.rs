@@ -1,23 +1,23 @@
-//! Puts the compiled kernels into the binary, or says that there are none.
+//! Embeds the compiled kernels into the binary, or records that there are none.
 //!
-//! `kernels/build.sh` compiles them where there is an nvcc, with SM70=1 those for the V100 too; it
-//! never installs a compiler from here. With GPU=0 there are none.
+//! `kernels/build.sh` compiles them if there is an nvcc, with SM70=1 also for the V100. It never
+//! installs a compiler when called from here. GPU=0 disables the kernels.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::UNIX_EPOCH;
 use std::{env, fs};
 
-/// Where `kernels/build.sh --install` puts a compiler.
+/// Folder in which `kernels/build.sh --install` puts a compiler.
 const TOOLCHAIN: &str = ".toolchain";
-/// What the script says without an nvcc, and without a compiler for sm_70.
+/// Exit codes of the script without an nvcc, and without a compiler for sm_70.
 const NO_COMPILER: i32 = 3;
 const NO_OLD_COMPILER: i32 = 4;
 
 fn main() {
-    env::set_current_dir("../..").expect("the project's folder is there");
-    // A folder that does not exist counts as changed at every build, one that is younger than this
-    // script's start at the next.
+    env::set_current_dir("../..").expect("the project's folder exists");
+    // A missing folder would count as changed at every build, a folder younger than the start of
+    // this script at the next build.
     if fs::create_dir(TOOLCHAIN).is_ok() {
         let made = fs::File::open(TOOLCHAIN);
         made.and_then(|made| made.set_modified(UNIX_EPOCH)).expect("the folder is ours");
@@ -39,7 +39,7 @@ fn main() {
     fs::write(out.join("kernels.rs"), sets.concat()).expect("the build folder can be written");
 }
 
-/// Whether there are kernels; there are none without an nvcc.
+/// Compiles the kernels. Returns false if there is no nvcc.
 fn compile(to: &Path) -> bool {
     let done = Command::new("sh").arg("kernels/build.sh").arg(to).output().expect("sh runs");
     match done.status.code() {
@@ -53,19 +53,20 @@ fn compile(to: &Path) -> bool {
     }
 }
 
-/// A constant of the table: the images of a folder, each a name and bytes, and their compiler.
+/// Constant of the generated table: the images of a folder, each a name and bytes, and the version
+/// of their compiler.
 fn set(constant: &str, images: Option<(&Path, &str)>, out: &Path) -> String {
     let Some((folder, kind)) = images else {
         return format!("const {constant}: Option<Kernels> = None;\n");
     };
     let mut sources: Vec<PathBuf> = fs::read_dir("kernels")
-        .expect("kernels/ is there")
+        .expect("kernels/ exists")
         .map(|entry| entry.expect("kernels/ can be read").path())
         .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
         .collect();
     sources.sort();
     let image = |source: &PathBuf| folder.join(source.file_stem().unwrap()).with_extension(kind);
-    // Not every kernel is for every GPU.
+    // Some kernels exist for some GPUs only.
     let images = sources.iter().map(image).filter(|image| image.exists());
     let rows: Vec<String> = images.map(|image| embed(&image, out)).collect();
     let (release, rows) = (release(folder), rows.join(", "));
@@ -75,7 +76,7 @@ fn set(constant: &str, images: Option<(&Path, &str)>, out: &Path) -> String {
     )
 }
 
-/// A row: a name and the bytes of a copy of the image.
+/// Row of the table: a name, and the bytes of a copy of the image.
 fn embed(image: &Path, out: &Path) -> String {
     let copy = out.join(image.file_name().expect("a file"));
     fs::copy(image, &copy).expect("the build folder can be written");
@@ -83,7 +84,7 @@ fn embed(image: &Path, out: &Path) -> String {
     format!("({:?}, include_bytes!({:?}))", name.to_string(), copy)
 }
 
-/// Version of the compiler as the driver counts.
+/// Version of the compiler, in the numbering of the driver.
 fn release(folder: &Path) -> i32 {
     let text = fs::read_to_string(folder.join("release")).expect("build.sh writes it");
     let (major, minor) = text.trim().split_once('.').expect("major.minor");

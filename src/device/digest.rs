@@ -1,11 +1,11 @@
-//! The digest of a tensor's bits, the same on a device and of bytes in a file.
+//! Digest of a tensor's bits, equal for device memory and for bytes in a file.
 
 use base::DType;
 
-/// The term of element `at`, with as many bits as its dtype has, in a tensor's digest, on a device
-/// and in a checkpoint. For one index it is a bijection of the bits, so no single change goes
-/// unseen; several changes whose products cancel still differ in the folded halves, but for a
-/// chance of 2⁻³².
+/// Term of element `at` in a tensor's digest, on a device and in a checkpoint. `bits` has the width
+/// of the dtype. For one index it is a bijection of the bits, so every single change is detected.
+/// Several changes that cancel in the product still differ in the folded halves, except with a
+/// probability of 2⁻³².
 #[inline(always)]
 pub fn digest_term(at: u64, bits: u32) -> u64 {
     let place = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -13,8 +13,8 @@ pub fn digest_term(at: u64, bits: u32) -> u64 {
     x ^ (x >> 32)
 }
 
-/// The sum of the terms (mod 2⁶⁴) of values as they lie in memory, the first of which is number
-/// `first` of its tensor.
+/// Sum of the terms (mod 2⁶⁴) of values in memory, the first of which is element `first` of its
+/// tensor.
 pub fn digest_of_bytes(first: u64, dtype: DType, bytes: &[u8]) -> u64 {
     let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]).into();
     let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);

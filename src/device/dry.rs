@@ -1,5 +1,5 @@
-//! A device without memory or arithmetic that counts: the bytes an engine reserves, and the FLOPs
-//! and memory traffic of each op. The planner runs the trainer's own step on it.
+//! Counting device without memory or arithmetic: it records the bytes that an engine reserves, and
+//! the FLOPs and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
     Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue, Fp8Ops,
@@ -17,7 +17,7 @@ use std::time::Instant;
 pub struct Work {
     pub calls: f64,
     pub flops: f64,
-    /// Bytes read and written, each operand counted once.
+    /// Bytes read and written; each operand counts once.
     pub bytes: f64,
 }
 
@@ -32,13 +32,13 @@ impl std::ops::AddAssign for Work {
 /// Names of the copies between a device and its host, in the host's tally.
 pub const COPIES: [&str; 2] = ["to the host", "to the device"];
 
-/// Name of the products of 8-bit floats, for which a device has a peak of its own.
+/// Name of fp8 products, for which a device has a separate peak.
 pub const FP8_PRODUCT: &str = "fp8 gemm";
 
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;
 
-/// The counting device; see the module.
+/// Counting device; see the module.
 #[derive(Default)]
 pub struct Dry {
     gpu: bool,
@@ -47,11 +47,11 @@ pub struct Dry {
     host: OnceCell<Box<Dry>>,
 }
 
-/// Where addresses begin: no tensor lies at 0.
+/// First address; no tensor has address 0.
 const BASE: usize = 256;
 
 impl Dry {
-    /// Stands for a GPU, where the default stands for a CPU.
+    /// Counts like a GPU; the default counts like a CPU.
     pub fn gpu() -> Dry {
         Dry { gpu: true, ..Dry::default() }
     }
@@ -61,12 +61,12 @@ impl Dry {
         self.reserved.get()
     }
 
-    /// The work of all ops since the last `take`.
+    /// Work of all ops since the last `take`.
     pub fn take(&self) -> Tally {
         self.tally.take()
     }
 
-    /// The device that counts what the host does and reserves.
+    /// Device that counts the host's work and reservations.
     pub fn host_device(&self) -> &Dry {
         self.host.get_or_init(Box::default)
     }
@@ -77,8 +77,8 @@ impl Dry {
             Work { calls: 1.0, flops: flops as f64, bytes };
     }
 
-    /// Attention's arithmetic: `products` products of the scores' size, of which a causal mask
-    /// leaves half, and a window what is within it.
+    /// Counts attention: `products` products of the scores' size. A causal mask halves them, a
+    /// window keeps those within it.
     fn attend(
         &self,
         name: &'static str,
@@ -88,7 +88,7 @@ impl Dry {
         io: &[Tensor],
     ) {
         let (seq, window) = (how.seq, how.window.unwrap_or(how.seq).min(how.seq));
-        // Of T keys a query sees on average w − w²/2T under a causal window of w.
+        // Under a causal window of w, a query sees w − w²/2T keys of T on average.
         let halves = match how.visible {
             Visible::Causal => window * (2 * seq - window),
             Visible::Ranges(_) => 2 * seq * seq.min(2 * window),
@@ -97,12 +97,12 @@ impl Dry {
     }
 }
 
-/// The tensors an output moves: one that accumulates is read as well as written.
+/// Tensors that an output moves. An accumulating output is read and written.
 fn out(y: Out) -> [Tensor; 2] {
     [y.to, if y.add { y.to } else { y.to.span(0, 0) }]
 }
 
-/// The matrix beside C that an epilogue moves, if it does.
+/// Additional matrix that an epilogue moves, if it has one.
 fn aux(then: Epilogue, c: Out) -> Tensor {
     match then {
         Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => c.to.span(0, 0),
@@ -110,7 +110,8 @@ fn aux(then: Epilogue, c: Out) -> Tensor {
     }
 }
 
-/// Elements of queries and keys, and what is read and written of qkv: in place not the values.
+/// Number of elements of queries and keys, and the moved part of qkv: in place, values are not
+/// moved.
 fn turned(qkv: Tensor, how: &QueryKey, in_place: bool) -> (usize, Tensor) {
     let turned = qkv.rows * (how.heads.query + how.heads.kv) * how.heads.dim;
     (turned, if in_place { qkv.span(0, turned) } else { qkv })
@@ -132,7 +133,7 @@ impl Backend for Dry {
         meanwhile();
         work(self.host_device());
     }
-    /// Counted as work of the host: the device computes meanwhile.
+    /// Counted as work of the host, because the device computes meanwhile.
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
         let [to_host, to_device] = COPIES;
         let name = if to.home() == Home::Host { to_host } else { to_device };
@@ -146,6 +147,9 @@ impl Backend for Dry {
     }
     fn logits_chunk(&self) -> Bytes {
         if self.gpu { cuda::LOGITS_CHUNK } else { LOGITS_CHUNK }
+    }
+    fn has_contents(&self) -> bool {
+        false
     }
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())
@@ -168,7 +172,7 @@ impl Backend for Dry {
     }
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
         let inner = if kind == Gemm::TN { a.rows } else { a.cols };
-        // Sums of columns are a column more.
+        // Column sums count as one more column.
         let cols = c.to.cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
         let flops = 2 * c.to.rows * cols * inner;
         self.note("gemm", flops, &[&[a, b, aux(then, c)][..], &out(c)].concat());
@@ -277,7 +281,7 @@ impl Backend for Dry {
         how: &Attend,
         dqkv: Out,
     ) {
-        // Scores are rebuilt: five products for forward's two.
+        // Scores are rebuilt: five products, compared to two in forward.
         self.attend("attention backward", 5, qkv, how, &[dy, qkv, y, lse, dqkv.to]);
     }
     fn cross_entropy_stats(&self, logits: &Logits, _: Tensor, stats: Out) {
@@ -465,7 +469,7 @@ impl MuonOps for Dry {
     }
 }
 
-/// As Hopper does it: a scale for each line.
+/// Scales as on Hopper: one per line.
 impl Fp8Ops for Dry {
     fn fp8_scaling(&self) -> Fp8Scaling {
         Fp8Scaling::RowWise

@@ -1,48 +1,48 @@
-//! Numbers in 8 bits: a code for each, and a scale for each block of them. What a code stands for
-//! is bitsandbytes' dynamic map (Dettmers et al. 2022; `create_dynamic_map` of bitsandbytes 0.50):
-//! seven decades up to 1, each with twice as many numbers as the one below, and 0.
+//! 8-bit numbers: a code per number, and a scale per block. Codes use bitsandbytes' dynamic map
+//! (Dettmers et al. 2022; `create_dynamic_map` of bitsandbytes 0.50): seven decades up to 1, each
+//! with twice as many numbers as the previous one, and 0.
 //!
-//! The nearest code is found without a search. The leading bits of a number name its bucket; no
-//! bucket holds two midpoints between codes, so that one comparison decides. The tables stand here
-//! alone; `kernels/dynamic_map.cuh` is made from them.
+//! The nearest code is found without a search. The leading bits of a number select its bucket. No
+//! bucket contains two midpoints between codes, so one comparison decides. The tables are defined
+//! only here; `kernels/dynamic_map.cuh` is generated from them.
 
 use base::div_exact;
 use std::sync::LazyLock;
 
-/// Numbers of [−1, 1]: code 127 is 0. For first moments.
+/// Numbers in [−1, 1]: code 127 is 0. For first moments.
 pub static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
-/// Numbers of [0, 1]: code 0 is 0, and stands for nothing else: a number above 0 takes code 1 at
-/// least. For roots of second moments, which an update divides by.
+/// Numbers in [0, 1]: code 0 is exactly 0. A number above 0 has at least code 1. For square roots
+/// of second moments, by which an update divides.
 pub static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(false));
 
 /// Decades of a map, up to 1.
 const DECADES: usize = 7;
-/// The binary exponent of the second bucket's end, roughly: all that is smaller is in the first.
+/// Approximate binary exponent of the second bucket's end; all smaller numbers are in the first.
 const LOWEST: u32 = 127 - 22;
-/// Buckets of both maps, with room to copy them by words.
+/// Buckets of both maps, padded so that they can be copied by words.
 const BUCKETS: usize = 2820;
 
-/// Code → number and number → nearest code.
+/// Mapping from code to number, and from number to nearest code.
 #[derive(Clone, Debug)]
 pub struct DynamicMap {
-    /// By code, ascending.
+    /// Numbers by code, ascending.
     pub values: [f32; 256],
-    /// The largest f32 that is not above the midpoint of codes c and c + 1: a number above it has a
-    /// code above c. Of a number that lies on a midpoint the lower code is the nearest.
+    /// Largest f32 not above the midpoint of codes c and c + 1: a larger number has a code above c.
+    /// A number on a midpoint has the lower code.
     pub midpoints: [f32; 256],
-    /// By bucket, the code of its lowest number. Buckets of negative numbers come last.
+    /// Code of each bucket's lowest number. Buckets of negative numbers come last.
     first: [u8; BUCKETS],
     buckets: Buckets,
 }
 
-/// How numbers of [−1, 1] are put into buckets.
+/// Assignment of numbers in [−1, 1] to buckets.
 #[derive(Clone, Copy, Debug)]
 struct Buckets {
-    /// Bits of the fraction that do not count.
+    /// Number of ignored fraction bits.
     shift: u32,
-    /// Before the first bucket, in units of those that count.
+    /// Start of the first bucket, in units of the remaining bits.
     low: u32,
-    /// Of each sign.
+    /// Number of buckets per sign.
     count: u32,
 }
 
@@ -60,7 +60,7 @@ impl Buckets {
         size.saturating_sub(self.low) + (bits >> 31) * self.count
     }
 
-    /// The lowest number of a bucket.
+    /// Lowest number of a bucket.
     fn lowest(self, bucket: u32) -> f32 {
         match bucket.checked_sub(self.count) {
             None if bucket == 0 => 0.0,
@@ -93,14 +93,14 @@ impl DynamicMap {
         DynamicMap { values, midpoints, first, buckets }
     }
 
-    /// The nearest code of a number of the map's range.
+    /// Nearest code of a number in the range of the map.
     #[inline(always)]
     pub fn code(&self, x: f32) -> u8 {
         let first = self.first[(self.buckets.of(x) as usize).min(BUCKETS - 1)];
         first + u8::from(x > self.midpoints[first as usize])
     }
 
-    /// Codes of `x` and a scale for each block: the largest magnitude in it.
+    /// Encodes `x` with a scale per block: its largest magnitude.
     pub fn encode(&self, x: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
         let largest = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let scales: Vec<f32> = x.chunks(block).map(largest).collect();
@@ -109,7 +109,7 @@ impl DynamicMap {
         (blocks.flat_map(|(x, scale)| x.iter().map(|x| code(x, *scale))).collect(), scales)
     }
 
-    /// What codes stand for.
+    /// Numbers of codes.
     pub fn decode(&self, codes: &[u8], scales: &[f32]) -> Vec<f32> {
         let block = div_exact(codes.len(), scales.len());
         let blocks = codes.chunks(block).zip(scales);
@@ -118,21 +118,21 @@ impl DynamicMap {
     }
 }
 
-/// A map's numbers, as PyTorch computes them in f32: the middles of equal parts of [0.1, 1], times
-/// a power of ten; there are 2ⁱ of them in decade i of the signed map, 2ⁱ⁺¹ in the other.
+/// Numbers of a map, as PyTorch computes them in f32: the midpoints of equal parts of [0.1, 1],
+/// times a power of ten. Decade i of the signed map has 2ⁱ, of the unsigned map 2ⁱ⁺¹.
 fn values(signed: bool) -> [f32; 256] {
     let mut positive = Vec::new();
     for (decade, power) in [1e-6f32, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0].into_iter().enumerate() {
         let parts = 1usize << if signed { decade } else { decade + 1 };
         let width = (1.0 - 0.1f32) / parts as f32;
-        // torch.linspace: from the nearer end, rounded once.
+        // torch.linspace: computed from the nearer end, rounded once.
         let bound = |k: usize| match k < parts.div_ceil(2) {
             true => width.mul_add(k as f32, 0.1),
             false => (-width).mul_add((parts - k) as f32, 1.0),
         };
         positive.extend((0..parts).map(|k| power * ((bound(k) + bound(k + 1)) / 2.0)));
     }
-    debug_assert_eq!(positive.len(), if signed { (1 << DECADES) - 1 } else { (2 << DECADES) - 2 });
+    assert_eq!(positive.len(), if signed { (1 << DECADES) - 1 } else { (2 << DECADES) - 2 });
     let negative = positive.iter().rev().map(|x| -x).filter(|_| signed);
     let all = negative.chain([0.0]).chain(positive.iter().copied()).chain([1.0]);
     all.collect::<Vec<_>>().try_into().expect("256 numbers")
@@ -147,7 +147,7 @@ mod tests {
         [&SIGNED, &UNSIGNED]
     }
 
-    /// `tests/fixtures/bitsandbytes/maps.f32`: the signed map, then the other.
+    /// `tests/fixtures/bitsandbytes/maps.f32`: the signed map, then the unsigned.
     #[test]
     fn the_maps_are_those_of_bitsandbytes() {
         let stored = include_bytes!("../../tests/fixtures/bitsandbytes/maps.f32");
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(ours.collect::<Vec<_>>(), stored);
     }
 
-    /// Of 256 numbers; of two that are as near, the lower; above 0 never 0.
+    /// Nearest of 256 numbers; the lower of two equally near ones; above 0 never 0.
     fn nearest(map: &DynamicMap, x: f32) -> u8 {
         let off = |code: &u8| (f64::from(map.values[*code as usize]) - f64::from(x)).abs();
         let lower = |a: &u8, b: &u8| off(a).total_cmp(&off(b)).then(a.cmp(b));

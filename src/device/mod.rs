@@ -1,8 +1,9 @@
-//! Tensors, arenas, and the one trait a device fills.
+//! Tensors, arenas, and the trait that a device implements.
 //!
-//! Does not know ranks, nor the model. Raw memory is touched only in here and in `comm`.
+//! Does not know ranks, nor the model. Only this crate and `comm` access raw memory.
 
 mod adafactor;
+pub mod allocator;
 mod arena;
 mod attend;
 mod backend;

@@ -1,4 +1,4 @@
-//! Matrix products: how their operands lie, and what is done to a result before it is stored.
+//! Matrix products: layouts of their operands, and operations on the result before it is stored.
 
 use super::{Out, Tensor};
 use base::Gelu;
@@ -11,13 +11,13 @@ pub enum Gemm {
     TN,
 }
 
-/// The operation fused into a matrix product before its result is stored.
+/// Operation fused into a matrix product before its result is stored.
 #[derive(Clone, Copy, Debug)]
 pub enum Epilogue {
     Nothing,
     /// C = A·B + bias, bias [1, n].
     Bias(Tensor),
-    /// pre = A·B + bias is stored, C = gelu(pre). bias [1, n], if there is one; pre like C.
+    /// pre = A·B + bias is stored, C = gelu(pre). bias [1, n], optional; pre like C.
     BiasGelu {
         bias: Option<Tensor>,
         pre: Tensor,
@@ -28,7 +28,7 @@ pub enum Epilogue {
         pre: Tensor,
         gelu: Gelu,
     },
-    /// C (+)= Aᵀ·B and db (+)= Σ_rows A, which is read anyway: the gradients of a weight and of its
-    /// bias. Only of `TN` into f32. db f32 [1, m].
+    /// C (+)= Aᵀ·B and db (+)= Σ_rows A, which is read anyway: gradients of a weight and of its
+    /// bias. Only for `TN` into f32. db f32 [1, m].
     BiasBackward(Out),
 }

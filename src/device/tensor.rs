@@ -1,20 +1,19 @@
-//! A tensor is an address.
+//! Tensors: an address with shape and dtype.
 
 use base::DType;
 use half::{bf16, f16};
 
-/// Which memory a tensor lies in.
+/// Memory in which a tensor is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Home {
-    /// The device's.
+    /// Device memory.
     #[default]
     Device,
-    /// Its host's: for what the device has no room for.
+    /// Host memory, for data that does not fit on the device.
     Host,
 }
 
-/// A row-major matrix somewhere in a device's memory, or its host's. An address, not an owner:
-/// arenas own.
+/// Row-major matrix in the memory of a device or its host. It does not own its memory; arenas do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     addr: usize,
@@ -24,7 +23,7 @@ pub struct Tensor {
     pub dtype: DType,
 }
 
-/// Where an op writes, and whether it overwrites (`set`) or accumulates (`add`).
+/// Destination of an op: overwritten (`set`) or accumulated into (`add`).
 #[derive(Clone, Copy, Debug)]
 pub struct Out {
     pub to: Tensor,
@@ -32,12 +31,12 @@ pub struct Out {
 }
 
 impl Tensor {
-    /// The matrix at an address of the device. Only layouts (arena, parameters) know addresses.
+    /// Matrix at an address of the device. Only layouts (arena, parameters) know addresses.
     pub fn at(addr: usize, rows: usize, cols: usize, dtype: DType) -> Tensor {
         Tensor { addr, home: Home::Device, rows, cols, dtype }
     }
 
-    /// The same address in a memory.
+    /// The same address in another memory.
     pub fn in_memory(self, home: Home) -> Tensor {
         Tensor { home, ..self }
     }
@@ -50,12 +49,12 @@ impl Tensor {
         self.addr
     }
 
-    /// Overwrite: `=`.
+    /// Overwrites: `=`.
     pub fn set(self) -> Out {
         Out { to: self, add: false }
     }
 
-    /// Accumulate: `+=`.
+    /// Accumulates: `+=`.
     pub fn add(self) -> Out {
         Out { to: self, add: true }
     }
@@ -80,7 +79,7 @@ impl Tensor {
         Tensor { addr: self.addr + first * self.dtype.size(), rows: 1, cols: len, ..self }
     }
 
-    /// The elements, where the device's memory is the host's.
+    /// Elements of the tensor. Only if device memory is host memory.
     ///
     /// # Safety
     /// The memory must be live, host-addressable, and not written while the slice is held.
@@ -89,17 +88,17 @@ impl Tensor {
         unsafe { std::slice::from_raw_parts(self.addr as *const T, self.numel()) }
     }
 
-    /// The elements, to be written, where the device's memory is the host's.
+    /// Mutable elements of the tensor. Only if device memory is host memory.
     ///
     /// # Safety
-    /// As `host`, and nobody else may read or write them while the slice is held.
+    /// As for `host`, and no other code may read or write them while the slice is held.
     pub unsafe fn host_mut<'a, T: Element>(self) -> &'a mut [T] {
         assert_eq!(self.dtype, T::DTYPE);
         unsafe { std::slice::from_raw_parts_mut(self.addr as *mut T, self.numel()) }
     }
 }
 
-/// A Rust type that is a dtype.
+/// Rust type that corresponds to a dtype.
 pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
 }

@@ -1,4 +1,4 @@
-//! The regions of a rank's memory, on the device and on its host, and their sizes.
+//! Memory regions of a rank, on the device and on its host, and their sizes.
 
 use base::Bytes;
 use device::{Arena, Backend, Home, OutOfMemory};
@@ -12,7 +12,7 @@ pub struct Arenas {
     pub saved: Arena,
     pub workspace: Arena,
     pub inputs: Arena,
-    /// On the host: weights, gradients, states, and what is on its way to and from the device.
+    /// Host arenas: weights, gradients, optimizer states, and staging buffers for transfers.
     pub host_weights: Arena,
     pub host_grads: Arena,
     pub host_states: Arena,
@@ -35,7 +35,7 @@ impl Arenas {
         }
     }
 
-    /// Arenas with memory for what was laid out in these.
+    /// Reserves memory for everything that was laid out in the measuring arenas.
     pub fn reserve(&self, be: &dyn Backend) -> Result<Arenas, OutOfMemory> {
         Ok(Arenas {
             weights: Arena::new(be, self.weights.peak())?,
@@ -51,7 +51,7 @@ impl Arenas {
         })
     }
 
-    /// What `lay` lays out: once to measure, then in memory that is reserved for it.
+    /// Runs `lay` twice: once to measure, then in memory reserved for it.
     pub fn laid<T>(
         be: &dyn Backend,
         lay: impl Fn(&Arenas) -> T,
@@ -63,7 +63,7 @@ impl Arenas {
         Ok((laid, arenas.memory_plan(be.workspace())))
     }
 
-    /// With the memory that the device's ops hold.
+    /// Reserved bytes by purpose. `workspace` is the memory that the device's ops hold.
     pub fn memory_plan(&self, workspace: Bytes) -> MemoryPlan {
         let bytes = |arena: &Arena| Bytes(arena.peak() as u64);
         let mut rows = vec![
@@ -89,16 +89,16 @@ impl Arenas {
     }
 }
 
-/// What a rank reserves, by purpose; prints as one line.
+/// Bytes that a rank reserves, by purpose. Displays as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub rows: Vec<(&'static str, Bytes)>,
-    /// In the memory of the device's host.
+    /// Host memory, by purpose.
     pub host: Vec<(&'static str, Bytes)>,
 }
 
 impl MemoryPlan {
-    /// On the device.
+    /// Total on the device.
     pub fn total(&self) -> Bytes {
         sum(&self.rows)
     }

@@ -1,4 +1,4 @@
-//! Weights that are read and never trained: f32, each of a rank's buckets whole, all the time.
+//! Read-only f32 weights for inference. Every bucket of the rank is whole at all times.
 
 use super::arenas::Arenas;
 use super::params::{Held, StateSlice, cut};
@@ -8,23 +8,23 @@ use device::{Backend, Tensor};
 use manifest::{Manifest, Model, Precision};
 use model::{Bucket, Layout, MicroBatch, ModelShard, ParamStore, Params};
 
-/// The weights of a rank that has neither gradients nor an optimizer.
+/// Weights of a rank that has neither gradients nor an optimizer.
 pub struct Frozen<'a> {
     be: &'a dyn Backend,
     model: Model,
     layout: Layout,
-    /// Where each bucket lies.
+    /// Memory of each bucket.
     flat: Vec<Tensor>,
     params: Vec<Params>,
 }
 
 impl<'a> Frozen<'a> {
-    /// The manifest that such weights are laid out by.
+    /// Copy of the manifest with f32 precision and without loss scaling.
     pub(super) fn manifest(m: &Manifest) -> Manifest {
         Manifest { precision: Precision::F32, loss_scale: None, ..m.clone() }
     }
 
-    /// Zero until every slice is written.
+    /// Reserves the weights. They are zero until every slice is written.
     pub(super) fn lay(be: &'a dyn Backend, model: &Model, shard: ModelShard, at: &Arenas) -> Self {
         let layout = Layout::new(model, shard);
         let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), DType::F32);
@@ -33,7 +33,7 @@ impl<'a> Frozen<'a> {
         Frozen { be, model: model.clone(), layout, flat, params }
     }
 
-    /// The weights of this rank, as rectangles of the whole model's.
+    /// Weights of this rank, as rectangles of the whole model's matrices.
     pub fn slices(&self) -> Vec<StateSlice> {
         let held = self.layout.params().map(|param| {
             let bucket = &self.layout.buckets[param.bucket];
@@ -43,7 +43,7 @@ impl<'a> Frozen<'a> {
         cut(&self.layout, &self.model, held)
     }
 
-    /// Writes rows of a weight, from row `first` on.
+    /// Writes rows of a weight, starting at row `first`.
     pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
         self.be.upload(bytes, slice.rows_of(first, bytes));
     }

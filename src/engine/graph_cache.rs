@@ -1,17 +1,20 @@
-//! CUDA-graph cache: one graph for each (pass kind, buffer slot, chunk, ZeRO-3 gather state). Every
-//! tensor keeps its address and what changes from one micro-batch to the next is read from tensors,
-//! so a replay needs no new arguments.
+//! CUDA-graph cache: one graph per (pass kind, buffer slot, chunk, ZeRO-3 gather state). Every
+//! tensor keeps its address. Values that change between micro-batches are read from tensors, so a
+//! replay needs no new arguments.
 //!
-//! A pass is captured as a whole where
-//! - the device takes collectives of as many groups into one graph (`GPTRAIN_CUDA_GRAPHS`);
-//! - no host takes part in the collectives inside, nor are weights copied from one, nor gradients to one;
-//! - no collective that was begun before it is still running: at ZeRO 1 to 3 the first micro-batch's
-//!   passes finish the gathers after the update one by one, during the computation, and are not captured;
-//! - it may wait at its end for every collective it began. That is free after the last micro-batch,
-//!   whose reductions the update awaits anyway, and at ZeRO 2 and 3 costs the time that the first
-//!   block's reduce-scatter (one of as many as there are blocks) takes longer than the embedding's
-//!   backward. Under a pipeline it is not free: the stage before waits for the last gradient, so the
-//!   pass that reduces is not captured.
+//! A pass is captured as a whole if
+//! - the device can capture the collectives of that many groups in one graph
+//!   (`GPTRAIN_CUDA_GRAPHS`);
+//! - the host takes part in no collective inside it, and no weight or gradient is copied between
+//!   host and device;
+//! - no earlier collective is still running. At ZeRO 1 to 3 the passes of the first micro-batch
+//!   finish the gathers of the updated weights one by one, overlapped with computation, and are not
+//!   captured;
+//! - it may wait at its end for every collective that it began. This is free after the last
+//!   micro-batch, because the update waits for its reductions anyway. At ZeRO 2 and 3 it costs the
+//!   excess of the first block's reduce-scatter over the embedding's backward. Under a pipeline it
+//!   is not free, because the previous stage waits for the last gradient. The pass that reduces is
+//!   therefore not captured.
 //!
 //! All of this follows from the schedule, so the ranks of a group decide alike, as NCCL requires.
 
@@ -24,10 +27,10 @@ use plan::schedule::Pass;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// What a pass computes.
+/// Kind of computation in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PassKind {
-    /// `codes`: also the weights' 8-bit floats, for the step's other micro-batches.
+    /// `codes`: also computes the weights' fp8 codes, for the remaining micro-batches of the step.
     Forward {
         training: bool,
         codes: bool,
@@ -51,7 +54,7 @@ impl PassKind {
     }
 }
 
-/// Passes with the same key enqueue the same ops on the same tensors.
+/// Cache key. Passes with equal keys enqueue the same ops on the same tensors.
 #[derive(PartialEq, Eq, Hash)]
 struct GraphKey {
     kind: PassKind,
@@ -61,16 +64,16 @@ struct GraphKey {
     compressing: bool,
 }
 
-/// A captured pass, and the gather state it leaves.
+/// Captured pass, and the gather state after it.
 struct CachedGraph {
     device_graph: Box<dyn Graph>,
     after: GatherState,
 }
 
-/// The captured passes of a rank.
+/// Captured passes of a rank.
 pub struct GraphCache {
     capturable: bool,
-    /// Groups of several ranks with collectives in a pass.
+    /// Number of groups with more than one rank whose collectives a pass contains.
     groups: usize,
     pipeline: bool,
     graphs: RefCell<HashMap<GraphKey, CachedGraph>>,
@@ -88,12 +91,12 @@ impl GraphCache {
         }
     }
 
-    /// Whether a pass may wait for every collective it began.
+    /// Whether a pass may wait for every collective that it began.
     fn joins(&self, kind: PassKind) -> bool {
         !(self.pipeline && self.groups > 0 && kind.reduces())
     }
 
-    /// Runs a pass, or replays its graph. `enqueue` enqueues its ops.
+    /// Runs a pass by calling `enqueue`, or replays its graph.
     pub fn run(&self, params: &ShardedParams, kind: PassKind, pass: Pass, enqueue: impl Fn()) {
         let (op, micro, chunk) = (kind.name(), pass.micro, pass.chunk);
         let _span = tracing::trace_span!("pass", gpu = true, op, micro, chunk).entered();
@@ -104,7 +107,7 @@ impl GraphCache {
             enqueue();
             return params.wait_reductions();
         };
-        // The others reduce nothing.
+        // Only a pass that reduces gradients depends on compression.
         let compressing = params.compressing() && kind.reduces();
         let slot = pass.slot;
         let key = GraphKey { kind, slot, chunk, before, compressing };

@@ -1,4 +1,4 @@
-//! The groups a rank belongs to, and what follows from its place in them.
+//! Groups of a rank, and the quantities that follow from its position in them.
 
 use base::{DType, div_exact};
 use comm::{ACTIVATIONS, GRADIENTS, Group, PIPELINE, Solo, World};
@@ -11,27 +11,28 @@ use plan::split;
 use std::ops::Range;
 
 pub struct Groups {
-    /// Ranks that hold the other shares of the same layers.
+    /// Ranks that hold the other shards of the same layers.
     pub tensor: Box<dyn Group>,
     /// The other stages of the same replica.
     pub pipeline: Box<dyn Group>,
-    /// The same ranks, for the messages that an interleaved order begins: to the next stage, and to the
-    /// one before. Of one rank where messages are exchanged.
+    /// The ranks of `pipeline` again, for the asynchronous messages of an interleaved schedule: to
+    /// the next stage, and to the previous one. Groups of one rank if messages are exchanged
+    /// synchronously.
     pub activations: Box<dyn Group>,
     pub gradients: Box<dyn Group>,
     /// The other replicas.
     pub data: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
     pub embedding: Box<dyn Group>,
-    /// The ranks of `tensor` again: a second communicator, for sums that run during the computation.
+    /// The ranks of `tensor` again: a second communicator, for sums that overlap with computation.
     pub tp_async: Box<dyn Group>,
-    /// Where this rank is, of which grid.
+    /// The grid, and the coordinate of this rank.
     pub(super) grid: Grid,
     pub(super) at: Coord,
 }
 
 impl Groups {
-    /// One rank, alone in every group.
+    /// Groups of a single rank.
     pub fn solo() -> Groups {
         let solo = || -> Box<dyn Group> { Box::new(Solo) };
         Groups {
@@ -47,12 +48,12 @@ impl Groups {
         }
     }
 
-    /// This rank's groups in the grid. Every rank of the world calls this.
+    /// Creates the groups of this rank. A collective of all ranks of the world.
     pub fn new(world: &World, topology: &Topology) -> Groups {
         Groups::of(world.rank(), topology, |name, ranks| world.group(name, ranks))
     }
 
-    /// The groups of a rank, each made from its name and the ranks of the world in it.
+    /// Creates the groups of a rank by calling `make` with each name and its world ranks.
     pub fn of(
         rank: usize,
         topology: &Topology,
@@ -66,7 +67,7 @@ impl Groups {
             false => Box::new(Solo),
         };
         let begun = |name| -> Box<dyn Group> {
-            if begins_messages(topology.schedule) { make(name, &stages) } else { Box::new(Solo) }
+            if begins_messages(topology) { make(name, &stages) } else { Box::new(Solo) }
         };
         Groups {
             tensor: make("tensor", &grid.tensor_group(at)),
@@ -81,20 +82,21 @@ impl Groups {
         }
     }
 
-    /// x = Σ over all ranks that do not merely repeat it (the last stage alone has a loss).
+    /// x = Σ x over pipeline and data-parallel ranks. Only the last stage has a loss; the others
+    /// add 0.
     pub fn sum_over_stages_and_replicas(&self, x: Tensor) {
         self.pipeline.all_reduce(x);
         self.data.all_reduce(x);
     }
 }
 
-/// This rank's place in its pipeline.
+/// Position of this rank in its pipeline.
 pub fn pipeline_rank(groups: &Groups, m: &Manifest) -> PipelineRank {
     let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
     PipelineRank { rank, ranks, chunks: m.topology.chunks }
 }
 
-/// The layers of each virtual stage of a pipeline.
+/// Layers of each virtual stage of a pipeline.
 pub fn cuts(model: &Model, topology: &Topology) -> Vec<Range<usize>> {
     let stages = topology.pipeline * topology.chunks;
     match &topology.layer_split {
@@ -108,7 +110,7 @@ pub fn cuts(model: &Model, topology: &Topology) -> Vec<Range<usize>> {
     }
 }
 
-/// The part of the model this rank holds.
+/// Part of the model that this rank holds.
 pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
     let pp = pipeline_rank(groups, m);
     let cuts = cuts(&m.model, &m.topology);
@@ -125,56 +127,56 @@ pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
     }
 }
 
-/// What a rank does in a step of `micros` micro-batches, and the slots it needs for that.
-pub fn actions(pp: PipelineRank, schedule: Schedule, micros: usize) -> (Vec<Action>, usize) {
-    let rounds = match schedule {
+/// Actions of a rank in a step of `micros` micro-batches, and the number of activation slots that
+/// they use.
+pub fn actions(pp: PipelineRank, topology: &Topology, micros: usize) -> (Vec<Action>, usize) {
+    let rounds = match topology.schedule {
         Schedule::OneFOneB => schedule::one_f_one_b(pp, micros),
         Schedule::GPipe => schedule::gpipe(micros),
         Schedule::Interleaved => schedule::interleaved(pp, micros),
     };
-    let actions = match begins_messages(schedule) {
+    let actions = match begins_messages(topology) {
         true => schedule::with_begun_messages(pp, &rounds),
         false => schedule::with_messages(pp, &rounds),
     };
     schedule::with_slots(actions, pp.chunks)
 }
 
-/// Whether a step's messages run beside its passes. Without chunks there is next to nothing that they
-/// could hide behind (`timeline`'s tests), and one exchange needs no buffers. Evaluations exchange
-/// theirs: forwards follow each other, and each needs what the one before it gives.
-pub fn begins_messages(schedule: Schedule) -> bool {
-    schedule == Schedule::Interleaved
+/// Whether messages between stages overlap with computation. Off by default, because ranks launch
+/// such messages in no common order, which NCCL does not guarantee to support. A pipeline without
+/// chunks has little computation to overlap with (see the tests of `timeline`) and needs no
+/// buffers. Evaluations always exchange synchronously, since each forward needs the result of the
+/// previous one.
+pub fn begins_messages(topology: &Topology) -> bool {
+    topology.schedule == Schedule::Interleaved && topology.overlap_p2p
 }
 
-/// What every rank of a pipeline does in a step of `micros` micro-batches.
+/// Actions of every rank of a pipeline in a step of `micros` micro-batches.
 pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
     let pipeline_rank =
         |rank| PipelineRank { rank, ranks: topology.pipeline, chunks: topology.chunks };
-    (0..topology.pipeline)
-        .map(|rank| actions(pipeline_rank(rank), topology.schedule, micros).0)
-        .collect()
+    (0..topology.pipeline).map(|rank| actions(pipeline_rank(rank), topology, micros).0).collect()
 }
 
-/// The most slots that a step of the run needs: those of its largest batch. But for GPipe, which
-/// keeps every micro-batch, no batch needs more than one that fills the pipe twice.
+/// Activation slots for the largest batch of the run. Only GPipe keeps every micro-batch; other
+/// schedules need no more slots than a batch that fills the pipeline twice.
 pub fn slots(groups: &Groups, m: &Manifest) -> usize {
-    let (pp, schedule) = (pipeline_rank(groups, m), m.topology.schedule);
+    let pp = pipeline_rank(groups, m);
     let largest = m.batch.ramp().sizes().max().expect("a batch");
     let micros = div_exact(largest, m.batch.micro * groups.data.size());
-    actions(
-        pp,
-        schedule,
-        if schedule == Schedule::GPipe { micros } else { micros.min(filling(pp)) },
-    )
-    .1
+    let kept = match m.topology.schedule {
+        Schedule::GPipe => micros,
+        _ => micros.min(filling(pp)),
+    };
+    actions(pp, &m.topology, kept).1
 }
 
-/// Micro-batches that fill a pipe twice.
+/// Micro-batches that fill a pipeline twice.
 fn filling(pp: PipelineRank) -> usize {
     2 * pp.ranks * pp.chunks
 }
 
-/// What the model's layers need of a rank.
+/// Context that the model's layers need.
 pub fn context<'a>(
     be: &'a dyn Backend,
     groups: &'a Groups,
@@ -198,7 +200,7 @@ pub fn context<'a>(
     }
 }
 
-/// The dtype of model weights and activations; master weights and gradients are f32.
+/// Dtype of model weights and activations. Master weights and gradients are f32.
 pub fn model_dtype(precision: Precision) -> DType {
     match precision {
         Precision::F32 | Precision::Tf32 => DType::F32,
@@ -212,7 +214,7 @@ mod tests {
     use super::*;
     use plan::timeline::{Costs, simulate};
 
-    /// A ramp-up's steps run in the slots that were laid out, and no order of them deadlocks.
+    /// Every batch of a ramp-up fits the reserved slots and is free of deadlocks.
     #[test]
     fn every_batch_of_a_ramp_up_fits() {
         let text = "
@@ -222,7 +224,8 @@ batch: {micro: 1, global: 64, ramp_up: 4 4 1000}
 lr: {peak: 1e-3}
 train: {samples: 8000}
 ";
-        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3"] {
+        let beside = "interleaved, chunks: 3, overlap_p2p: true";
+        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", beside] {
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
             let m = manifest::of_test(text, &sets);
             let stages = 4 * m.topology.chunks;

@@ -1,12 +1,12 @@
-//! ZeRO-Offload's delayed update (Ren et al. 2021, section 5.2): the host updates by the gradient of
-//! the step before, while the device computes the next one. With θ the weights and g the gradient at
-//! θ,
+//! Delayed update of ZeRO-Offload (Ren et al. 2021, section 5.2): the host applies the gradient of
+//! the previous step while the device computes the next one. With θ the weights and g the gradient
+//! at θ,
 //!
 //! θ[i+1] = rule(θ[i], g[i−1])
 //!
-//! All of a gradient is decided at the end of its own step: norm and clipping, the number of its
-//! update, its learning rate. Only the host's pass over memory is late. Until then the gradient lies
-//! on the host, as a state that checkpoints hold (`states::PENDING`).
+//! Norm, clipping, update number and learning rate are determined at the end of the gradient's own
+//! step. Only the host's pass over memory is delayed. Until then the gradient is a state on the
+//! host, which checkpoints save (`states::PENDING`).
 
 use super::groups::Groups;
 use super::offload::{Offload, Piece};
@@ -16,26 +16,26 @@ use model::{Layout, ModelShard};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 
-/// What is known of an update that waits, beside its gradient.
+/// Scalars of a delayed update; its gradient is stored separately.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PendingUpdate {
-    /// Of its step.
+    /// Learning rate of its step.
     pub lr: f32,
-    /// `Step::scalars`: the gradient's factor, then the rule's own numbers.
+    /// `Step::scalars`: the factor of the gradient, then the rule's own numbers.
     pub scalars: [f32; 3],
 }
 
-/// The update that waits. The pieces of the rank's `Offload` have the place of its gradient.
+/// Delayed update. Its gradient is stored in the pieces of the rank's `Offload`.
 #[derive(Default)]
 pub struct Late {
-    /// Its learning rate, if one waits.
+    /// Learning rate of the delayed update; None if there is none.
     lr: Cell<Option<f32>>,
-    /// Its gradient and numbers, on their way to the host.
+    /// Transfers of its gradient and scalars to the host that are in flight.
     coming: RefCell<Vec<Transfer>>,
 }
 
 impl Late {
-    /// Keeps the gradient of a step, with its numbers, for `beside`.
+    /// Copies the gradient and scalars of a step to the host, for `beside`.
     pub fn keep(&self, offload: &Offload, step: &Step) {
         let be = step.be;
         let small = [(step.scalars, offload.scalars), (step.updates, offload.updates)];
@@ -51,13 +51,13 @@ impl Late {
         self.lr.set(Some(step.lr));
     }
 
-    /// Waits until what `keep` keeps is on the host.
+    /// Waits until the copies started by `keep` are complete.
     pub fn settle(&self, be: &dyn Backend) {
         self.coming.take().into_iter().for_each(|transfer| be.finish_transfer(transfer));
     }
 
-    /// Makes the update that waits, if one does, while `compute` computes with the weights before it;
-    /// afterwards the new ones are on their way to the device.
+    /// Applies the delayed update, if there is one, on a second thread while `compute` runs with
+    /// the old weights. Then starts copying the new weights to the device.
     pub fn beside(
         &self,
         offload: &Offload,
@@ -70,7 +70,7 @@ impl Late {
         let Offload { pieces, scalars, updates, .. } = offload;
         let (pieces, scalars, updates) = (pieces.as_slice(), *scalars, *updates);
         let mut pass = |host: &dyn Backend| {
-            // No rule whose update may be late looks at these two.
+            // Rules that support delayed updates use neither the layout nor the groups.
             let shard = ModelShard { chunks: Vec::new(), tp: 1, tp_rank: 0, dp: 1 };
             let layout = &Layout { buckets: Vec::new(), shard };
             let at = Place { groups: &Groups::solo(), layout, sharded: false };
@@ -87,7 +87,7 @@ impl Late {
         sent.into_iter().for_each(|transfer| be.join_transfer(transfer));
     }
 
-    /// What is known of the update that waits.
+    /// Scalars of the delayed update, for a checkpoint.
     pub fn pending(&self, offload: &Offload, be: &dyn Backend) -> Option<PendingUpdate> {
         self.settle(be);
         let lr = self.lr.get()?;
@@ -96,7 +96,7 @@ impl Late {
         Some(PendingUpdate { lr, scalars })
     }
 
-    /// Goes on from an update that waited, whose gradient is in its place.
+    /// Restores a delayed update. Its gradient is already in place.
     pub fn set(&self, offload: &Offload, be: &dyn Backend, pending: Option<PendingUpdate>) {
         self.lr.set(pending.map(|pending| pending.lr));
         if let Some(pending) = pending {

@@ -1,9 +1,18 @@
-//! The learning rate, a function of consumed samples alone: resume and ramp-up need no state.
+//! Learning rate as a function of consumed samples only: resume and ramp-up need no state.
 
-use manifest::{Decay, Lr};
+use manifest::{Decay, Lr, LrCounted};
+use std::ops::Range;
 
-/// The rate of the step after which `consumed` samples will have been seen. Warm-up is linear from
-/// 0; then the decay, over what is left of its length (Megatron's rule, counted at the step's end).
+/// Learning rate of the step that takes these samples.
+pub fn of_step(lr: &Lr, samples: &Range<u64>) -> f64 {
+    match lr.counted {
+        LrCounted::After => at(lr, samples.end),
+        LrCounted::Before => at(lr, samples.start),
+    }
+}
+
+/// Learning rate at `consumed` samples: linear warm-up from 0, then the decay over the rest of its
+/// length (Megatron's rule).
 pub fn at(lr: &Lr, consumed: u64) -> f64 {
     if consumed < lr.warmup_samples {
         return lr.peak * consumed as f64 / lr.warmup_samples as f64;
@@ -28,7 +37,8 @@ mod tests {
     use super::*;
 
     fn lr(decay: Decay) -> Lr {
-        Lr { peak: 1.0, min: 0.1, warmup_samples: 100, decay }
+        let counted = LrCounted::After;
+        Lr { peak: 1.0, min: 0.1, warmup_samples: 100, decay, counted }
     }
 
     #[test]
@@ -37,6 +47,25 @@ mod tests {
         assert_eq!(at(&lr, 10), 0.1);
         assert_eq!(at(&lr, 99), 0.99);
         assert_eq!(at(&lr, 100), 1.0);
+    }
+
+    /// The rates of five steps of four samples as Megatron's AnnealingLR gives them, which begins at
+    /// step(0) and steps after each update.
+    #[test]
+    fn rates_counted_before_a_step_are_megatrons() {
+        let before = Lr {
+            warmup_samples: 8,
+            counted: LrCounted::Before,
+            ..lr(Decay::Linear { samples: 20 })
+        };
+        let megatron = [0.0, 0.5, 1.0, 0.7, 0.4];
+        for (step, rate) in megatron.into_iter().enumerate() {
+            let first = 4 * step as u64;
+            let samples = first..first + 4;
+            assert!((of_step(&before, &samples) - rate).abs() < 1e-12, "step {step}");
+            let after = Lr { counted: LrCounted::After, ..before };
+            assert_eq!(of_step(&after, &samples), at(&after, first + 4));
+        }
     }
 
     #[test]

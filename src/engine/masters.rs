@@ -1,6 +1,6 @@
-//! Master weights that lie on the host, for a rule that updates on the device since its sums go over
-//! all parameters and ranks: they come piece by piece, and go back with what the device made of them.
-//! While one piece is updated the next ones come and the one before leaves.
+//! Master weights on the host for a rule that updates on the device, because it sums over all
+//! parameters and ranks. Each piece is copied to the device, updated, and copied back. The next
+//! pieces are fetched and the previous one is stored meanwhile.
 
 use super::states::{MASTER, MODEL, ParamStates};
 use base::DType;
@@ -8,25 +8,25 @@ use device::{Arena, Backend, Home, Tensor, Transfer};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Most elements of a piece: 16 MiB of f32, which a link needs some 300 µs for. A multiple of 64, as
-/// shards are, so that no block of a state is cut.
+/// Maximum elements of a piece: 16 MiB of f32, about 300 µs on a link. A multiple of 64, as shards
+/// are, so that no block of a state is split.
 pub const PIECE: usize = 4 << 20;
 
-/// Pieces on the device at once.
+/// Pieces on the device at the same time.
 const WINDOWS: usize = 3;
 
-/// Where pieces are on the device.
+/// Device buffers for pieces.
 pub struct Masters {
-    /// Elements of a piece, at most.
+    /// Maximum elements of a piece.
     size: usize,
-    /// f32 [1, size], and in the model's dtype.
+    /// Buffers of the master weight, f32 [1, size], and of the model weight in its dtype.
     windows: [[Tensor; 2]; WINDOWS],
 }
 
-/// A piece of a parameter: its number, and the elements.
+/// Piece of a parameter: the parameter's index, and the range of elements.
 type Cut = (usize, Range<usize>);
 
-/// Consecutive pieces of at most `size` elements of what is here of each parameter.
+/// Consecutive pieces, of at most `size` elements, of this rank's part of each parameter.
 fn cuts(params: &[ParamStates], size: usize) -> Vec<Cut> {
     let of = |(i, kept): (usize, &ParamStates)| {
         let end = kept.part.end;
@@ -36,25 +36,25 @@ fn cuts(params: &[ParamStates], size: usize) -> Vec<Cut> {
     params.iter().enumerate().flat_map(of).collect()
 }
 
-/// A piece, where it lies.
+/// View of a piece in its permanent memory.
 fn in_place(kept: &ParamStates, range: &Range<usize>) -> ParamStates {
     let cut = |flat: Tensor| flat.span(range.start - kept.part.start, range.len());
     kept.piece(range.clone(), [cut(kept.get(MODEL)), cut(kept.grad)])
 }
 
-/// Calls `work` with the number of a parameter and a piece of it, for all pieces of all in their order.
+/// Calls `work` with a parameter's index and each piece of it, for all parameters in order.
 pub fn each_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamStates)) {
     cuts(params, PIECE).iter().for_each(|(i, range)| work(*i, &in_place(&params[*i], range)));
 }
 
-/// Pieces of at most `size` elements of what is here of a parameter, where they lie.
+/// Pieces of at most `size` elements of this rank's part of a parameter, in their permanent memory.
 pub fn pieces(kept: &ParamStates, size: usize) -> impl Iterator<Item = ParamStates> {
     let cuts = cuts(std::slice::from_ref(kept), size);
     cuts.into_iter().map(move |(_, range)| in_place(kept, &range))
 }
 
 impl Masters {
-    /// In pieces of at most `size` elements.
+    /// Lays out the buffers for pieces of at most `size` elements.
     pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> Masters {
         let longest = states.iter().map(|kept| kept.part.len().min(size)).max().unwrap_or(0);
         let of_host = states.iter().any(|kept| kept.get(MODEL).home() == Home::Host);
@@ -63,8 +63,8 @@ impl Masters {
         Masters { size, windows: std::array::from_fn(window) }
     }
 
-    /// As `each_in_place`, with the piece's master weight on the device, and its model weight; both
-    /// are taken back where `work` changes them. Returns when that is done.
+    /// Like `each_in_place`, with the master and model weight of the piece on the device. If
+    /// `changes`, both are copied back. Returns when all copies are complete.
     pub fn each(
         &self,
         be: &dyn Backend,
@@ -84,7 +84,7 @@ impl Masters {
             let back = if changes { self.back(be, &host(k), &there) } else { Vec::new() };
             let before = std::mem::replace(&mut leaving, back);
             before.into_iter().for_each(|transfer| be.finish_transfer(transfer));
-            // The window of the piece before is free.
+            // The window of the previous piece is free.
             if k > 0 && k + WINDOWS - 1 < cuts.len() {
                 coming.push_back(fetch(k + WINDOWS - 1));
             }
@@ -96,7 +96,7 @@ impl Masters {
         self.windows[k % WINDOWS][0].span(0, len)
     }
 
-    /// A piece with what lies on the host in its window.
+    /// View of a piece whose host tensors are replaced by their window.
     fn on_device(&self, k: usize, piece: ParamStates) -> ParamStates {
         let (master, model, len) = (piece.get(MASTER), piece.get(MODEL), piece.part.len());
         let at = self.master(k, len);
@@ -132,7 +132,7 @@ mod tests {
         at.dtype.widen(&bytes)
     }
 
-    /// Master and model weights after each master weight was doubled where it came.
+    /// Master and model weights after every master weight was doubled in its window.
     fn doubled(sets: &[&str], size: usize) -> Vec<Vec<f32>> {
         let text = "
 model: {layers: 2, hidden: 20, heads: 2, vocab: 60, seq_len: 8}
@@ -175,7 +175,8 @@ topology: {data: 2, zero: 1}
         states.iter().flat_map(both).collect()
     }
 
-    /// Wherever model weights lie, in pieces of any size, every element comes once and goes back.
+    /// For every location of the model weights and any piece size, each element is fetched and
+    /// stored once.
     #[test]
     fn every_master_weight_comes_to_the_device_and_goes_back() {
         for precision in ["precision=f32", "precision=bf16"] {

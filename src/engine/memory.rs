@@ -1,4 +1,4 @@
-//! Every byte a rank needs: laid out once to measure, reserved, laid out again for good.
+//! Memory of a rank: laid out once to measure, reserved, then laid out again.
 
 use super::arenas::Arenas;
 use super::groups::{Groups, begins_messages, context, model_shard, pipeline_rank, slots};
@@ -20,7 +20,7 @@ use model::layers::fp8;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use plan::schedule;
 
-/// A rank's memory, laid out.
+/// Layout of a rank's memory.
 pub struct Laid {
     pub layout: Layout,
     pub buckets: Vec<BucketState>,
@@ -36,12 +36,12 @@ pub struct Laid {
     pub messages: Option<MessageBuffers>,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
-    /// Of operands in 8-bit floats.
+    /// Buffers for fp8 operands.
     pub fp8: Option<fp8::Room>,
 }
 
-/// The manifest, with gradients on the host where it leaves that open and more of the device's memory
-/// would be needed otherwise than it allows.
+/// Resolves `offload.gradients`: moves gradients to the host if the manifest leaves the choice open
+/// and they would not fit the device memory that it allows.
 pub fn placed(
     be: &dyn Backend,
     groups: &Groups,
@@ -60,8 +60,8 @@ pub fn placed(
     }
 }
 
-/// Whether the codes of weights are kept from a step's first micro-batch to its last: where a step has
-/// several, and every rank its layers' weights all the time.
+/// Whether fp8 codes of weights are kept through a step: if a step has several micro-batches and
+/// every rank holds its layers' weights all the time.
 pub fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
     let largest = m.batch.ramp().sizes().max().expect("a batch");
     let several = largest > m.batch.micro * groups.data.size();
@@ -69,13 +69,13 @@ pub fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
     m.precision == Precision::Fp8 && several && whole
 }
 
-/// Of an update, which uses what activations lie in: none are kept from one step to the next. What the
-/// rule asks for, and a window for the update's norm.
+/// Scratch of an update, and a window for its norm. Shares memory with activations, none of which
+/// are kept between steps.
 fn scratch(lens: [usize; 2], at: &Arenas) -> [Tensor; 2] {
     at.saved.temporary(|saved| lens.map(|len| saved.matrix(1, len, DType::F32)))
 }
 
-/// Where the norm of updates is taken: where they are made.
+/// Places the norm of updates on the device or the host, where the update runs.
 fn update_norm(
     states: &[ParamStates],
     of: [usize; 2],
@@ -91,7 +91,7 @@ fn update_norm(
     }
 }
 
-/// Pure but for the arenas: the same calls give the same places.
+/// Lays out the memory of a rank. Deterministic: equal arguments give equal addresses.
 pub fn lay(
     be: &dyn Backend,
     groups: &Groups,
@@ -158,7 +158,7 @@ pub fn lay(
     }
 }
 
-/// What forward and backward passes lie in.
+/// Buffers of forward and backward passes.
 struct Passes {
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
@@ -167,8 +167,8 @@ struct Passes {
     eval: Vec<Vec<Activations>>,
 }
 
-/// Activations of every micro-batch that is held, in training and in evaluation (`of`), and what a
-/// backward pass needs besides.
+/// Lays out the activations of every micro-batch in flight, for training and evaluation (`of`), and
+/// the buffers of a backward pass.
 fn passes(
     groups: &Groups,
     m: &Manifest,
@@ -187,7 +187,7 @@ fn passes(
         let plan = |chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace);
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
-    let begun = begins_messages(m.topology.schedule);
+    let begun = begins_messages(&m.topology);
     let (work, arrived, messages, slots) = at.workspace.temporary(|workspace| {
         let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
         let stream = work.stream;
@@ -199,7 +199,7 @@ fn passes(
         (work, arrived, messages, slots.collect())
     });
     let evaluations = at.workspace.temporary(|workspace| {
-        // Questions of tasks lie several in a sample, each with a mask of its own.
+        // A sample of an evaluation task packs several questions, each with its own mask.
         let masked = |i: &Inputs| if m.train.eval_tasks.is_empty() { *i } else { i.masked() };
         let inputs = inputs[..evaluated].iter().map(masked);
         let slots = inputs.map(|i| chunks(eval, i, workspace, workspace));

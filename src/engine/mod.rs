@@ -1,5 +1,6 @@
-//! One optimizer step of one rank: forwards and backwards in the schedule's order, then clip and
-//! update. Every tensor is reserved in `new`; knows no files and prints nothing.
+//! One optimizer step of one rank: forward and backward passes in the order of the schedule, then
+//! clipping and the update. Every tensor is reserved in `new`. The engine opens no files and prints
+//! nothing.
 
 mod states;
 mod rule;
@@ -56,49 +57,49 @@ use std::cell::{Cell, Ref, RefCell};
 use std::time::Instant;
 use update::{At, Update};
 
-/// Loads the next micro-batch into the buffers given.
+/// Loads the next micro-batch into the given buffers.
 pub type Load<'a> = &'a mut dyn FnMut(&Inputs) -> anyhow::Result<()>;
 
-/// A rank's model, its optimizer and every buffer a step needs.
+/// Model and optimizer of a rank, and every buffer of a step.
 pub struct Engine<'a> {
     be: &'a dyn Backend,
-    /// Dropped before the groups that its graphs call.
+    /// Dropped before the groups, which its graphs call.
     graphs: GraphCache,
     params: ShardedParams<'a>,
     rule: Box<dyn OptimizerRule>,
     update: Update,
     compression: Option<Compression>,
-    /// An update that waited when the run was saved, to be made before the next step; its gradients
-    /// are in their place. Where updates come late, `params` have it.
+    /// Delayed update from a checkpoint, applied before the next step; its gradients are in place.
+    /// Unused if updates are delayed: `params` then holds it.
     waiting: Cell<Option<PendingUpdate>>,
-    /// Steps of the run that were asked for.
+    /// Steps of the run that were queued.
     steps: Cell<u64>,
-    /// Of the steps queued from now on.
+    /// Limits of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
     takes_norm: Cell<bool>,
     manifest: Manifest,
-    /// Buffers of the micro-batches in flight: by slot, for each chunk, over the same bytes.
+    /// Buffers of the micro-batches in flight, by slot. The chunks of a slot share its bytes.
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
-    /// [n, H]: the gradient that came from the virtual stage after, exchanged for the one in `work`.
+    /// [n, H]: gradient received from the next virtual stage, swapped with the one in `work`.
     arrived: Option<Tensor>,
     messages: Option<MessageBuffers>,
     eval: Vec<Vec<Activations>>,
     scalars: Scalars,
-    /// Of operands in 8-bit floats.
+    /// Buffers for fp8 operands.
     fp8: Option<Room>,
-    /// Micro-batches of the last step, and what it did in which order.
+    /// Number of micro-batches of the last step, and its actions.
     order: RefCell<(usize, Vec<Action>)>,
-    /// The last outcome that was waited for, as the device wrote it.
+    /// Last outcome received, as the device wrote it.
     received: RefCell<Vec<f32>>,
     memory_plan: MemoryPlan,
 }
 
 impl<'a> Engine<'a> {
-    /// Reserves everything, for the manifest's optimizer, but no more of the device's memory than
-    /// the manifest allows. The weights are zero until `init`, or until
-    /// every slice of the `store` is written and the master weights are cast. `causal` promises that
-    /// no batch has a mask of its own.
+    /// Reserves all memory for the manifest's optimizer, within the device memory that the manifest
+    /// allows. The weights are zero until `init`, or until every slice of `store` is written and
+    /// the master weights are cast. With `causal` the caller promises that no batch has its own
+    /// mask.
     pub fn new(
         be: &'a dyn Backend,
         groups: Groups,
@@ -108,7 +109,7 @@ impl<'a> Engine<'a> {
         Engine::with_rule(be, groups, manifest, causal, rule::of(manifest))
     }
 
-    /// The same for any optimizer.
+    /// Like `new`, with another optimizer rule.
     pub fn with_rule(
         be: &'a dyn Backend,
         groups: Groups,
@@ -165,7 +166,7 @@ impl<'a> Engine<'a> {
         Ok(engine)
     }
 
-    /// What `new` would reserve, and the layout of the weights that it would hold.
+    /// Memory plan of `new`, and the layout of its weights. Reserves nothing.
     pub fn plan(
         be: &dyn Backend,
         groups: &Groups,
@@ -179,22 +180,22 @@ impl<'a> Engine<'a> {
         (measured.memory_plan(be.workspace()), laid.layout)
     }
 
-    /// The device it runs on.
+    /// Device of the engine.
     pub fn backend(&self) -> &dyn Backend {
         self.be
     }
 
-    /// What was reserved.
+    /// Reserved memory.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
 
-    /// The parameters of which this rank holds a share.
+    /// Parameters of which this rank holds a share.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.params.layout().params()
     }
 
-    /// Their weights, gradients and optimizer states.
+    /// Weights, gradients and optimizer states of the parameters.
     pub fn store(&self) -> &ShardedParams<'a> {
         &self.params
     }
@@ -209,30 +210,31 @@ impl<'a> Engine<'a> {
         self.params.init(self.manifest.train.seed);
     }
 
-    /// The next step is the one after so many of the run.
+    /// Sets the number of steps done; the next step follows them.
     pub fn set_steps(&self, steps: u64) {
         self.steps.set(steps);
     }
 
-    /// Steps queued from now on update nothing if their loss or gradient norm is above these. The
-    /// same on all ranks.
+    /// Sets limits for steps queued from now on: a step whose loss or gradient norm is above them
+    /// updates nothing. Must be equal on all ranks.
     pub fn set_limits(&self, limits: Option<StepLimits>) {
         self.limits.set(limits);
     }
 
-    /// Whether steps queued from now on tell the norm of their update (`Outcome::update_norm`), where
-    /// `Manifest::has_update_norm`. The same on all ranks.
+    /// Sets whether steps queued from now on compute the norm of their update
+    /// (`Outcome::update_norm`). Requires `Manifest::has_update_norm`. Must be equal on all ranks.
     pub fn take_update_norm(&self, takes: bool) {
         self.takes_norm.set(takes);
     }
 
-    /// The update that waits, of the last step (`topology.offload.delay`).
+    /// Delayed update of the last step (`topology.offload.delay`).
     pub fn pending(&self) -> Option<PendingUpdate> {
         self.params.late().and_then(|(late, offload)| late.pending(offload, self.be))
     }
 
-    /// Goes on with an update that waited when the run was saved, whose gradients were written to
-    /// `ShardedParams::pending_slices`. Where updates are not late, it is made before the next step.
+    /// Restores a delayed update from a checkpoint, whose gradients were written to
+    /// `ShardedParams::pending_slices`. If updates are not delayed, it is applied before the next
+    /// step.
     pub fn set_pending(&self, pending: Option<PendingUpdate>) {
         match self.params.late() {
             Some((late, offload)) => late.set(offload, self.be, pending),
@@ -240,45 +242,45 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Whether the update of the step after so many waits for the one after it.
+    /// Whether the update after `steps` steps is delayed by one step.
     fn is_late(&self, steps: u64) -> bool {
         let offload = self.manifest.topology.offload;
         offload.delay > 0 && steps >= offload.delay_after
     }
 
-    /// Sets what serves the exchange of gradients alone to its initial values.
+    /// Sets the states that serve the exchange of gradients to their initial values.
     pub fn init_exchange(&self) {
         self.params.init_exchange(self.manifest.train.seed);
     }
 
-    /// Every replica takes the mean of what their gradients' compression left out, which changes no
-    /// later gradient but by rounding: a checkpoint holds the mean. All replicas call this after the
-    /// same step.
+    /// Replaces every replica's compression error by the mean over replicas, which a checkpoint
+    /// stores. Later gradients change by rounding only. A collective: all replicas call it after
+    /// the same step.
     pub fn average_errors(&self) {
         if let Some(compression) = self.compression.as_ref().filter(|c| c.begun(self.steps.get())) {
             compression.average_errors(&self.params);
         }
     }
 
-    /// Gradients of the last step's micro-batches, unclipped, f32; of a weight this rank owns whole.
+    /// Reads the unclipped f32 gradient of the last step. This rank must own the weight whole.
     pub fn read_grad(&self, param: &Param, out: &mut [f32]) {
         self.params.finish_copies();
         self.be.download(self.params.grad(param), bytemuck::cast_slice_mut(out));
     }
 
-    /// Compares bit by bit what must be equal on several ranks (`replica_check`). All ranks call this
-    /// after the same step; either all give `Ok` or none.
+    /// Compares the weights that must be equal on several ranks, bit by bit (`replica_check`). A
+    /// collective: all ranks call it after the same step, and either all return `Ok` or none.
     pub fn check_replicas(&self) -> Result<(), ReplicasDiverged> {
         replica_check::check(&self.params, self.scalars.digests, self.scalars.norm)
     }
 
-    /// Where the scale of the loss stands, and how many updates were made.
+    /// Current loss scale, and the number of updates.
     pub fn scale(&self) -> Scale {
         scaler::read(self.be, self.scalars.scaler)
     }
 
-    /// Goes on from where the scale stood, as far as the manifest's settings allow it; from the
-    /// initial one where none was saved, after `updates` and `skipped` steps.
+    /// Restores the loss scale within the limits of the manifest's settings. Starts from the
+    /// initial scale if none was saved, after `updates` and `skipped` steps.
     pub fn set_scale(&self, saved: Option<Scale>, updates: u64, skipped: u64) {
         let m = &self.manifest;
         let unscaled = Scale { updates, skipped, ..Scale::initial(m) };
@@ -286,15 +288,15 @@ impl<'a> Engine<'a> {
         scaler::write(self.be, self.scalars.scaler, &scale);
     }
 
-    /// One optimizer step over `micros` micro-batches of this rank, and its outcome. The loss is
-    /// Σ weight · −log p over all tokens loaded by all ranks.
+    /// Runs one optimizer step over `micros` micro-batches of this rank and returns its outcome.
+    /// The loss is Σ weight · −log p over all tokens loaded by all ranks.
     pub fn step(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<Outcome> {
         self.queue(load, micros, lr)?;
         Ok(self.outcome()?.0)
     }
 
-    /// Asks for a step. The device may still be at it, and at the one before, when this returns: at
-    /// most two steps may be without their outcome.
+    /// Queues a step. The device may still run it, and the previous one, when this returns. At most
+    /// two steps may have an unread outcome.
     pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
         let (be, s, params) = (self.be, &self.scalars, &self.params);
         let order = self.order(micros);
@@ -327,24 +329,24 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// What this rank does in a step, which changes only when a ramp-up changes `micros`.
+    /// Actions of a step. They change only when a ramp-up changes `micros`.
     fn order(&self, micros: usize) -> Ref<'_, (usize, Vec<Action>)> {
         if self.order.borrow().0 != micros {
-            let schedule = self.manifest.topology.schedule;
-            self.order.replace((micros, actions(self.pipeline_rank(), schedule, micros).0));
+            let topology = &self.manifest.topology;
+            self.order.replace((micros, actions(self.pipeline_rank(), topology, micros).0));
         }
         self.order.borrow()
     }
 
-    /// Waits for the oldest step whose outcome nobody has seen. Also when it ended, as far as the
-    /// host knows.
+    /// Waits for the oldest unread outcome. Also returns the time at which that step ended, as far
+    /// as the host can measure it.
     pub fn outcome(&self) -> anyhow::Result<(Outcome, Instant)> {
         let mut all = self.received.borrow_mut();
         let ended = self.be.finish_download(bytemuck::cast_slice_mut(&mut all))?;
         Ok((Scalars::read(&all), ended))
     }
 
-    /// The loss of `micros` micro-batches of this rank, without dropout and gradients.
+    /// Loss of `micros` micro-batches of this rank, without dropout and gradients.
     pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
         let loss = self.scalars.loss;
         self.forwards(load, micros as usize, None)?;
@@ -353,7 +355,7 @@ impl<'a> Engine<'a> {
         Ok(self.scalar(loss))
     }
 
-    /// Forwards alone, without dropout; adds up the loss of this rank.
+    /// Forward passes without dropout; adds up the loss of this rank.
     fn forwards(&self, load: Load, micros: usize, heard: Option<Heard>) -> anyhow::Result<()> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
@@ -361,7 +363,7 @@ impl<'a> Engine<'a> {
         self.run(&actions, &self.eval, false, load, heard)
     }
 
-    /// Does what the schedule says: the one place where order becomes work.
+    /// Executes the actions of a schedule.
     fn run(
         &self,
         actions: &[Action],
@@ -396,7 +398,7 @@ impl<'a> Engine<'a> {
                     graphs.run(params, PassKind::Forward { training, codes }, pass, enqueue);
                 }
                 Action::Backward(pass) => {
-                    // Every schedule has the backward passes of a chunk in the order of micro-batches.
+                    // Every schedule runs a chunk's backward passes in the order of micro-batches.
                     let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
                     let enqueue = || {
                         let exchanged =
@@ -413,13 +415,13 @@ impl<'a> Engine<'a> {
                         scorer::tell(be, held(pass), heard);
                     }
                 }
-                _ => unreachable!("messages are played by themselves"),
+                _ => unreachable!("`play` handles messages itself"),
             }
             Ok(())
         })
     }
 
-    /// What a rank sends and receives: a micro-batch's stream, or the gradient of it.
+    /// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient.
     fn place(&self, side: Side, held: &Activations) -> Tensor {
         match side {
             Side::RecvX => held.x,
@@ -429,7 +431,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Weights whose gradient was not finite in the step whose outcome was seen last.
+    /// Weights with a non-finite gradient in the step whose outcome was read last.
     pub fn not_finite(&self) -> Vec<String> {
         let received = self.received.borrow();
         let own = self.compression.iter().flat_map(|compression| compression.names());

@@ -1,10 +1,10 @@
-//! Updates on the host, for states that lie there (ZeRO-Offload: Ren et al. 2021, but that nothing
-//! differs from an update on the device, to the last bit). A piece of the gradients comes to the
-//! host, its processor runs the rule, a piece of the model weights goes back: while one piece is
-//! updated, gradients of the next ones and weights of the ones before are on their way.
+//! Optimizer updates on the host, for states stored there (ZeRO-Offload: Ren et al. 2021). Results
+//! are bit-identical to updates on the device. For each piece, gradients are copied to the host,
+//! the host runs the rule, and model weights are copied back. The copies of other pieces overlap
+//! with the update of one.
 //!
-//! Norm, clipping, loss scale and the rule's own scalars stay on the device, which has them anyway.
-//! An update may also come late (`Late`): then every piece has a place of its own on the host.
+//! Norm, clipping, loss scale and the rule's own scalars are computed on the device. If updates are
+//! delayed (`Late`), every piece has its own memory on the host.
 
 use super::arenas::Arenas;
 use super::masters::Masters;
@@ -16,38 +16,37 @@ use device::{Arena, Backend, Home, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Pieces on the host at once: one that comes, one that is updated, one that goes.
+/// Staging buffers on the host: one being filled, one being updated, one being stored.
 const BUFFERS: usize = 3;
 
-/// Where states lie on the host, piece by piece.
+/// Host states, in pieces.
 pub struct Offload {
-    /// Copies of `Step`'s.
+    /// Copies of `Step::scalars` and `Step::updates`.
     pub(super) scalars: Tensor,
     pub(super) updates: Tensor,
     pub(super) pieces: Vec<Piece>,
-    /// Of a rule that updates on the device; there are no pieces then.
+    /// Windows of a rule that updates on the device; `pieces` is then empty.
     masters: Option<Masters>,
 }
 
 /// Part of a bucket that this rank updates.
 pub(super) struct Piece {
-    /// Model weights and f32 gradients, where they lie on the device.
+    /// Model weights and f32 gradients on the device.
     pub weights: Option<Tensor>,
     pub grads: Option<Tensor>,
-    /// Where they lie on the host for a while, the same for every `BUFFERS`th piece; or for good.
+    /// Host copies. Shared by every `BUFFERS`th piece, or owned if updates are delayed.
     pub staged_weights: Tensor,
     pub staged_grads: Tensor,
-    /// Gradients that lie on the host and are to be copied there, where updates come late.
+    /// Gradients stored on the host, to be copied to `staged_grads` if updates are delayed.
     pub kept_grads: Option<Tensor>,
-    /// Parts of parameters in it, whose weights and gradients are the staged ones.
+    /// Parts of parameters in the piece; their weights and gradients are the staged ones.
     pub params: Vec<ParamStates>,
-    /// Whether elements between parameters are among the weights that go to the device.
+    /// Whether the weights that are copied to the device include padding between parameters.
     padded: bool,
 }
 
 impl Offload {
-    /// Of what was laid out, in pieces of at most `size` elements, with room in `staging` for what is
-    /// on its way.
+    /// Plans pieces of at most `size` elements, with their transfer buffers in `staging`.
     pub fn plan(
         buckets: &[BucketState],
         states: &[ParamStates],
@@ -84,7 +83,7 @@ impl Offload {
         }
     }
 
-    /// For a rule that sums up (`OptimizerRule::sums_up`).
+    /// Plan for a rule that needs global sums (`OptimizerRule::sums_up`).
     pub fn to_device(masters: Masters, at: &Arenas) -> Offload {
         Offload {
             scalars: at.staging.matrix(1, 3, DType::F32),
@@ -94,14 +93,14 @@ impl Offload {
         }
     }
 
-    /// The rule's update of `params`. `step` is the device's, with the rule's numbers there.
+    /// Applies the rule to `params`. `step` is the device's, with the rule's numbers on the device.
     pub fn update(&self, step: &Step, rule: &dyn OptimizerRule, params: &[ParamStates]) {
         let be = step.be;
         let small = [(step.scalars, self.scalars), (step.updates, self.updates)];
         let small = small.map(|(from, to)| be.transfer(from, to));
         small.into_iter().for_each(|transfer| be.finish_transfer(transfer));
         if self.skips(be) {
-            return; // No staged weight would be written, so none may go back.
+            return; // The rule wrote no staged weight, so none may be copied back.
         }
         if let Some(masters) = &self.masters {
             return rule.update(&Step { masters: Some(masters), ..*step }, params);
@@ -111,7 +110,7 @@ impl Offload {
         self.each(be, true, |piece| rule.update(&step, &piece.params));
     }
 
-    /// Whether the factor that came to the host says that nothing is updated.
+    /// Whether the factor copied to the host says that the step is skipped.
     pub(super) fn skips(&self, be: &dyn Backend) -> bool {
         let mut factor = 0.0f32;
         be.host().download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
@@ -126,8 +125,8 @@ impl Offload {
         self.each(be, false, |piece| piece.params.iter().for_each(|kept| kept.cast(be.host())));
     }
 
-    /// Runs `pass` for one piece after the other, with its gradients there if they are asked for;
-    /// afterwards the weights that it left are on their way to the device.
+    /// Runs `pass` on each piece in order, with its gradients on the host if `grads`. On return the
+    /// copies of the weights to the device may still be in flight.
     fn each(&self, be: &dyn Backend, grads: bool, pass: impl Fn(&Piece)) {
         let fetch = |piece: &Piece| {
             let grads = piece.grads.filter(|_| grads);
@@ -154,8 +153,8 @@ impl Offload {
     }
 }
 
-/// Where a bucket's own elements are cut. States that are kept whole beside shards (means of rows
-/// and columns) belong to whole parameters, so that a bucket with such is one piece.
+/// Splits a bucket's own elements into pieces. A state that is not sharded (means of rows and
+/// columns) belongs to whole parameters, so a bucket with such a state is one piece.
 fn cuts(
     own: &Range<usize>,
     kept: &[&ParamStates],
@@ -207,7 +206,7 @@ impl Piece {
         }
     }
 
-    /// Zeroes what lies between parameters.
+    /// Zeroes the padding between parameters.
     pub fn pad(&self, host: &dyn Backend) {
         if self.padded {
             host.zero(self.staged_weights);
@@ -238,8 +237,8 @@ topology: {data: 2, zero: 1, offload: optimizer}
         manifest::of_test(text, &["precision=bf16"])
     }
 
-    /// The bits of every state after two updates of one rank, and of the model weights, gaps between
-    /// parameters among them.
+    /// Bits of every state after two updates of one rank, and of the model weights including
+    /// padding.
     fn trained(size: usize, dp_rank: usize) -> (Vec<Vec<u8>>, usize) {
         let (m, cpu) = (manifest(), Cpu::new(Some(1)));
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
@@ -278,7 +277,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
         (kept.chain(weights).collect(), offload.pieces.len())
     }
 
-    /// However a shard is cut, within parameters and across them, every element is updated once.
+    /// Any piece size, within and across parameters, updates every element once.
     #[test]
     fn pieces_of_any_size_give_the_same_bits() {
         for dp_rank in [0, 1] {

@@ -1,5 +1,4 @@
-//! An order of actions, played: where a schedule becomes work, and messages between stages leave and
-//! arrive.
+//! Executes a list of actions, including the messages between pipeline stages.
 
 use super::groups::Groups;
 use comm::{Group, Message, Pending};
@@ -7,7 +6,8 @@ use device::{Arena, Backend, Tensor};
 use model::TensorParallel;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
 
-/// What a rank's messages need: its place, its groups, and where those lie that are begun.
+/// Context for a rank's messages: its pipeline position, its groups, and buffers for asynchronous
+/// messages.
 pub struct Mail<'a> {
     pub be: &'a dyn Backend,
     pub pp: PipelineRank,
@@ -16,8 +16,9 @@ pub struct Mail<'a> {
     pub buffers: Option<&'a MessageBuffers>,
 }
 
-/// What is under way beside the passes: this rank's share of a stream [n, H]. Activations are sent from
-/// where they are until backward: by then the next stage has returned their gradient.
+/// Buffers of asynchronous messages: this rank's share of a stream [n, H]. Activations are sent
+/// directly from their own memory, which remains valid until backward; by then the next stage has
+/// returned their gradient.
 pub struct MessageBuffers {
     x: Tensor,
     dy: Tensor,
@@ -32,8 +33,8 @@ impl MessageBuffers {
     }
 }
 
-/// Runs a rank's actions in their order: computations one by one, exchanged messages that follow each
-/// other together. `place` is where a message comes from in the end, or goes to.
+/// Executes a rank's actions in order. Computations run one by one; consecutive exchanged messages
+/// run together. `place` is the final source or destination of a message.
 pub fn play(
     actions: &[Action],
     mail: &Mail,
@@ -59,7 +60,8 @@ pub fn play(
                 under_way[side as usize] = Some(mail.begin(side, place(side, pass)));
             }
             Action::Await(side, pass) => {
-                let pending = under_way[side as usize].take().expect("it was begun");
+                let pending =
+                    under_way[side as usize].take().expect("a message is awaited after it began");
                 mail.finish(side, pending, place(side, pass));
             }
             Action::Forward(_) | Action::Backward(_) | Action::Loss(_) => compute(*action)?,
@@ -74,7 +76,7 @@ impl Mail<'_> {
         if side.sends() { Message::Send { to: peer, x } } else { Message::Recv { from: peer, x } }
     }
 
-    /// Each tensor-parallel rank's share of the messages travels between stages.
+    /// Exchanges messages between stages; each tensor-parallel rank sends its share.
     fn exchange(&self, places: Vec<(Side, Tensor)>) {
         let share = |(side, place): &(Side, Tensor)| self.message(*side, self.tp.sent(*place));
         let shares: Vec<Message> = places.iter().map(share).collect();

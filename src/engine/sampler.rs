@@ -1,5 +1,5 @@
-//! The next token's logits, of one rank, for looking at what was learned. Keys and values of a text's
-//! tokens are kept, so that a token more costs one token's forward.
+//! Next-token logits on a single rank, for `generate`. Keys and values of a text's tokens are
+//! cached, so each further token costs the forward of one token.
 
 use super::arenas::Arenas;
 use super::frozen::Frozen;
@@ -10,11 +10,11 @@ use manifest::{Manifest, Model};
 use model::{Activations, Cx, Inputs, ModelShard, Past, Stage, Tables};
 use std::ops::{Deref, Range};
 
-/// Tokens of a prompt that are computed at once.
+/// Prompt tokens per forward pass.
 const PROMPT: usize = 128;
 
-/// The model without its optimizer, for one text at a time. Weights are written before the first
-/// logits are asked for.
+/// Model without optimizer, for one text at a time. All weights must be written before the first
+/// call of `logits`.
 pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
@@ -22,14 +22,14 @@ pub struct Sampler<'a> {
     weights: Frozen<'a>,
     context_len: usize,
     past: Past,
-    /// Of one token, and of several.
+    /// Buffers for one token, and for several.
     one: Pass,
     several: Pass,
-    /// The tokens whose keys and values are kept.
+    /// Tokens in the KV cache.
     kept: Vec<u32>,
 }
 
-/// A forward of so many tokens.
+/// Forward pass of a fixed number of tokens.
 struct Pass {
     activations: Activations,
     batch: Batch,
@@ -70,8 +70,8 @@ impl<'a> Sampler<'a> {
         Ok(Sampler { be, groups, manifest, weights, context_len, past, one, several, kept })
     }
 
-    /// Logits of the token after `tokens`, one for each entry of the vocabulary. Of a text longer
-    /// than the context its end is read.
+    /// Logits of the token after `tokens`, one per entry of the vocabulary. A text longer than the
+    /// context is truncated at its start.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let tail = &tokens[tokens.len().saturating_sub(self.context_len)..];
         let same = self.kept.iter().zip(tail).take_while(|(kept, token)| kept == token).count();
@@ -81,14 +81,14 @@ impl<'a> Sampler<'a> {
         last
     }
 
-    /// Calls `each` with every position of `tokens`, which fit into the context, and the logits of
-    /// the token after it.
+    /// Calls `each` with every position of `tokens` and the logits of the next token. `tokens` must
+    /// fit into the context.
     pub fn each_logits(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) {
         self.kept.clear();
         self.forward(tokens, 0..tokens.len(), each);
     }
 
-    /// Runs the tokens that are not kept yet. They follow those that are.
+    /// Runs the tokens that are not cached. They follow the cached ones.
     fn forward(
         &mut self,
         tokens: &[u32],
@@ -122,7 +122,8 @@ impl<'a> Sampler<'a> {
 }
 
 impl Pass {
-    /// The tokens `new` from position `first` on. What is left of the rows follows them, seen by none.
+    /// Fills the batch with the tokens `new` from position `first`. The remaining rows are padding
+    /// that no token attends to.
     fn fill(&mut self, first: usize, new: &[u32]) {
         for (row, to) in self.batch.column_mut(Column::Tokens).iter_mut().enumerate() {
             *to = new.get(row).map_or(0, |token| *token as i32);
@@ -143,7 +144,7 @@ fn lay<'a>(
     let cx = context(be, groups, m, false);
     let weights = Frozen::lay(be, &m.model, ModelShard::whole(&m.model), at);
     let several = PROMPT.min(context_len);
-    // The last rows of a prompt's pass may lie behind the context.
+    // The last rows of a prompt's pass may exceed the context.
     let past = Past::plan(&cx, context_len + several, &at.inputs);
     let tables = Tables { past: Some(past), ..Tables::plan(&cx, &at.inputs) };
     let chunk = &weights.layout().shard.chunks[0];

@@ -1,26 +1,26 @@
-//! The small results of a step, in device memory, and what the host reads of them.
+//! Scalar results of a step in device memory, and their host representation.
 
 use super::scaler;
 use base::DType;
 use device::{Arena, Scaler, Tensor};
 
-/// The result of a step.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     pub loss: f64,
-    /// The second loss, which the run also descends: 0 where it has none.
+    /// The z-loss, which is also minimised; 0 if it is off.
     pub z_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// ‖Δθ‖₂ of the last update that was to tell it (`Engine::take_update_norm`); 0 before.
+    /// ‖Δθ‖₂ of the last update that computed it (`Engine::take_update_norm`); 0 before the first.
     pub update_norm: f64,
-    /// Nothing was updated: the gradient was not finite, or `spiked`.
+    /// The step updated nothing: the gradient was not finite, or `spiked`.
     pub skipped: bool,
-    /// Loss or norm were above the step's limits (`Engine::set_limits`).
+    /// Loss or norm exceeded the step's limits (`Engine::set_limits`).
     pub spiked: bool,
-    /// Skipped, and no later step will update: the loss scale cannot be lowered any more.
+    /// Skipped, and no later step can update, because the loss scale is at its minimum.
     pub stuck: bool,
-    /// What the next step multiplies its loss by.
+    /// Loss scale of the next step.
     pub loss_scale: f64,
 }
 
@@ -30,14 +30,14 @@ impl Outcome {
     }
 }
 
-/// Small results of a step. Those that the host reads lie together: one message a step.
+/// Scalar results of a step. Those that the host reads are contiguous: one transfer per step.
 pub struct Scalars {
-    pub outcome: Tensor, // f32 [1, 64 + n + m]  all of these up to the sums
+    pub outcome: Tensor, // f32 [1, 64 + n + m]  everything that the host reads
     pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
     pub loss: Tensor,    // f32 [1, 1]
     pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
     pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
-    pub status: Tensor,  // f32 [1, 1]  the step's fate: 1 skipped, 2 stuck, 3 spiked
+    pub status: Tensor,  // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
     pub z_loss: Tensor,  // f32 [1, 1]
     pub change: Tensor,  // f32 [1, 1]  Σ Δθ² of an update, then over all ranks
     pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
@@ -47,11 +47,10 @@ pub struct Scalars {
 }
 
 impl Scalars {
-    /// Floats of an outcome before the sums: those begin on a line of 256 bytes.
+    /// Floats of an outcome before the sums, which start at a multiple of 256 bytes.
     pub const BEFORE_SUMS: usize = 64;
 
-    /// With room for the sums of so many gradients, reduced and this rank's own, and for the digests
-    /// of a replica check.
+    /// Reserves sums for `sums` reduced gradients and `own` gradients of this rank.
     pub fn plan([sums, own]: [usize; 2], digests: Tensor, arena: &Arena) -> Scalars {
         let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums + own, DType::F32);
         Scalars {
@@ -70,7 +69,7 @@ impl Scalars {
         }
     }
 
-    /// What an outcome says, by the places above.
+    /// Reads an outcome by the offsets above.
     pub fn read(outcome: &[f32]) -> Outcome {
         let [loss, grad_norm, fate, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
         let change: f64 = outcome[9].into();

@@ -1,30 +1,31 @@
-//! The scale of the loss: what fp16's gradients are multiplied by so that small ones do not vanish,
-//! and how many updates were made. Decided on the device, step by step; read and set between steps.
+//! Loss scale: the factor that keeps small fp16 gradients from underflow; and the number of
+//! updates. Updated on the device in every step; read and set between steps.
 //!
-//! f32 and bf16 have a scale of 1 that stays, and no patience: the first step that is not finite
-//! leaves them stuck, which ends the run.
+//! f32 and bf16 have a constant scale of 1 and no hysteresis: the first non-finite step makes them
+//! stuck, which ends the run.
 
 use base::DType;
 use device::{Arena, Backend, Scaler, Scaling, Tensor};
 use manifest::{LossScale, Manifest};
 use serde::{Deserialize, Serialize};
 
-/// Where the scale stands after a step.
+/// State of the loss scale after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
     pub scale: f64,
-    /// Since the scale doubled or a step overflowed.
+    /// Updates since the scale doubled or a step overflowed.
     pub updates_in_a_row: u64,
-    /// Overflows from the next one on until the scale halves; 1 or less: at each.
+    /// Overflows until the scale halves, counting the next one; 1 or less: every overflow halves
+    /// it.
     pub overflows_left: i64,
-    /// In all, for AdamW's bias corrections.
+    /// Total updates, for AdamW's bias corrections.
     pub updates: u64,
-    /// In all.
+    /// Total skipped steps.
     pub skipped: u64,
 }
 
 impl Scale {
-    /// Before the first step.
+    /// State before the first step.
     pub fn initial(m: &Manifest) -> Scale {
         let scale = match m.loss_scale {
             None => 1.0,
@@ -35,19 +36,19 @@ impl Scale {
         Scale { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
     }
 
-    /// The same before any update.
+    /// The same state with counters of zero.
     pub fn uncounted(self) -> Scale {
         Scale { updates: 0, skipped: 0, ..self }
     }
 
-    /// The same under the settings of a manifest, which may have changed since.
+    /// The same state under the settings of a manifest, which may have changed since.
     pub fn under(self, m: &Manifest) -> Scale {
         let Scaling { growth, min, .. } = scaling(m);
         Scale { scale: if growth == 1.0 { min.into() } else { self.scale.max(min.into()) }, ..self }
     }
 }
 
-/// When the scale changes.
+/// Rules for changes of the scale.
 pub fn scaling(m: &Manifest) -> Scaling {
     match m.loss_scale {
         None => Scaling { growth: 1.0, window: u64::MAX >> 1, hysteresis: 1, min: 1.0 },
@@ -60,7 +61,7 @@ pub fn scaling(m: &Manifest) -> Scaling {
     }
 }
 
-/// Its counts in device memory.
+/// Reserves the counters in device memory.
 pub fn counts(arena: &Arena) -> Tensor {
     arena.matrix(1, 5, DType::I64)
 }

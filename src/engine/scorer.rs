@@ -1,4 +1,4 @@
-//! Losses of single tokens, on any grid: of a model that is trained, and of one that is only read.
+//! Losses of single tokens on any grid: of a model in training, or of a read-only one.
 
 use super::arenas::{Arenas, MemoryPlan};
 use super::frozen::Frozen;
@@ -12,11 +12,11 @@ use model::{Activations, Inputs, Stage, Tables};
 use plan::schedule::{self, Action, Pass, Side};
 use std::ops::Deref;
 
-/// Is told the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last
-/// stage. Micro-batches come in their order.
+/// Receives the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last
+/// stage. Micro-batches arrive in order.
 pub type Heard<'a> = &'a mut dyn FnMut(&[f32]);
 
-/// What gives tokens their losses.
+/// Source of token losses.
 pub trait Scores {
     /// Runs `micros` micro-batches forward, without dropout. A collective of the rank's groups.
     fn score(&self, load: Load, micros: usize, heard: Heard) -> anyhow::Result<()>;
@@ -28,7 +28,7 @@ impl Scores for Engine<'_> {
     }
 }
 
-/// The losses of a stage's head, if it has one: after `Stage::loss`.
+/// Passes the losses of a stage's head, if it has one, to `heard`. Called after `Stage::loss`.
 pub(super) fn tell(be: &dyn Backend, held: &Activations, heard: Heard) {
     let Some(losses) = held.token_losses() else { return };
     let mut host = vec![0.0f32; losses.numel()];
@@ -36,7 +36,7 @@ pub(super) fn tell(be: &dyn Backend, held: &Activations, heard: Heard) {
     heard(&host);
 }
 
-/// The model without its optimizer, on a rank of any grid. Each replica holds all weights, in f32.
+/// Model without optimizer, on a rank of any grid. Each replica holds all weights in f32.
 pub struct Scorer<'a> {
     be: &'a dyn Backend,
     groups: Groups,
@@ -63,7 +63,7 @@ impl<'a> Deref for Scorer<'a> {
 }
 
 impl<'a> Scorer<'a> {
-    /// Reserves weights, and buffers for micro-batches of the manifest's size, of samples of
+    /// Reserves weights, and buffers for micro-batches of the manifest's size with samples of
     /// `seq_len` tokens. The weights are zero until every slice is written.
     pub fn new(
         be: &'a dyn Backend,
@@ -78,7 +78,7 @@ impl<'a> Scorer<'a> {
         Ok(Scorer { be, groups, manifest, weights, slots, loss, memory_plan })
     }
 
-    /// What was reserved.
+    /// Reserved memory.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
@@ -118,7 +118,7 @@ impl Scores for Scorer<'_> {
     }
 }
 
-/// Pure but for the arenas: the same calls give the same places.
+/// Lays out the scorer's memory. Deterministic: equal arguments give equal addresses.
 fn lay<'a>(
     be: &'a dyn Backend,
     groups: &Groups,

@@ -1,6 +1,5 @@
-//! What is kept of a parameter, as a table: its model weight, its master weight, the optimizer's
-//! moments. The memory plan, the update, ZeRO, the replica check, checkpoints and the estimator are
-//! read off these rows.
+//! Table of a parameter's states: model weight, master weight, moments of the optimizer. The memory
+//! plan, the update, ZeRO, the replica check, checkpoints and the estimator read these rows.
 
 use base::{DType, div_exact};
 use device::{Backend, Home, Tensor};
@@ -8,60 +7,60 @@ use model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The state that forward and backward compute with. Every parameter has one.
+/// Weight for forward and backward. Every parameter has one.
 pub const MODEL: &str = "model";
-/// The f32 weight that is updated. Every parameter has one.
+/// f32 weight that the optimizer updates. Every parameter has one.
 pub const MASTER: &str = "master";
 
-/// The gradient of an update that is late (`topology.offload.delay`).
+/// Gradient of a delayed update (`topology.offload.delay`).
 pub const PENDING: &str = "pending_gradient";
 
-/// Whether a run may go on without what was saved of a state: of what serves the exchange of
-/// gradients, and of a gradient where no update waits for it.
+/// Whether a run may resume without the saved values of a state: a state that serves the exchange
+/// of gradients, or the gradient of a delayed update.
 pub fn is_dispensable(name: &str, extent: Extent) -> bool {
     name == PENDING || extent.serves_exchange()
 }
 
-/// A row of the table: one thing that is kept of a parameter.
+/// Row of the table: one state of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
-    /// Names it in checkpoints and messages.
+    /// Name in checkpoints and messages.
     pub name: &'static str,
     pub dtype: DType,
     pub extent: Extent,
-    /// Whether a checkpoint holds its values; of other states it holds digests.
+    /// Whether checkpoints store its values; for other states they store digests.
     pub saved: bool,
-    /// Whether it lies on the host under `topology.offload`, where the rule then updates.
+    /// Whether it is on the host under `topology.offload`, where the rule then runs.
     pub offloads: bool,
     pub init: Initial,
 }
 
-/// What a state begins as.
+/// Initial value of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// The parameter's initial value.
     Parameter,
     Zero,
-    /// Another state, rounded; if both have one dtype they share their memory.
+    /// Another state, rounded. Two states with equal dtype share memory.
     CastOf(&'static str),
-    /// Standard normals, by the run's seed, the parameter's name and the state's.
+    /// Standard normals, seeded by the run's seed, the parameter's name and the state's name.
     Normal,
 }
 
 impl StateSpec {
-    /// The weight that forward and backward read.
+    /// Weight for forward and backward.
     pub const fn model(dtype: DType) -> StateSpec {
         let init = Initial::CastOf(MASTER);
         let (extent, saved, offloads) = (Extent::Like, false, false);
         StateSpec { name: MODEL, dtype, extent, saved, offloads, init }
     }
 
-    /// The weight that is updated.
+    /// Weight that the optimizer updates.
     pub const fn master() -> StateSpec {
         StateSpec { init: Initial::Parameter, ..StateSpec::moment(MASTER) }
     }
 
-    /// The gradient of an update that is late.
+    /// Gradient of a delayed update.
     pub const fn pending() -> StateSpec {
         StateSpec::moment(PENDING)
     }
@@ -71,38 +70,37 @@ impl StateSpec {
         is_dispensable(self.name, self.extent)
     }
 
-    /// An f32 number for each of the parameter's, 0 at first.
+    /// An f32 for each element of the parameter, initially 0.
     pub const fn moment(name: &'static str) -> StateSpec {
         let (dtype, extent, init) = (DType::F32, Extent::Like, Initial::Zero);
         StateSpec { name, dtype, extent, saved: true, offloads: true, init }
     }
 }
 
-/// The shape of a state of a parameter [rows, cols].
+/// Shape of a state of a parameter [rows, cols].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
     /// [rows, cols].
     #[default]
     Like,
-    /// [rows, 1]: one for each row.
+    /// [rows, 1]: one per row.
     Rows,
-    /// [1, cols]: one for each column.
+    /// [1, cols]: one per column.
     Cols,
-    /// [n, cols]: one for each column and each of n matrices that are fused in one by rows (`Fused`).
+    /// [n, cols]: one per column of each of n matrices that are fused by rows (`Fused`).
     PartCols(usize),
-    /// [rows, cols / n]: one for each n columns of a row. n divides 64, so that no block crosses the
-    /// shards of ZeRO.
+    /// [rows, cols / n]: one per n columns of a row. n divides 64, so no block crosses a ZeRO
+    /// shard.
     ColBlocks(usize),
-    /// [rows, cols], of each replica: whole whatever ZeRO is, and not the same on two of them.
+    /// [rows, cols] on each replica: never sharded by ZeRO, and different on every replica.
     PerReplica,
-    /// [cols, rank], for each tensor-parallel share of the rows, of which there are `shares`: one
-    /// below the other.
+    /// [cols, rank] for each of `shares` tensor-parallel shares of the rows, stacked by rows.
     LowRank { rank: usize, shares: usize },
 }
 
 impl Extent {
-    /// The part of the state that belongs to a rectangle of the parameter.
+    /// Part of the state that belongs to a rectangle of the parameter.
     pub fn of(self, of: TensorSlice) -> TensorSlice {
         let TensorSlice { at: [row, col], size: [rows, cols] } = of;
         match self {
@@ -121,7 +119,7 @@ impl Extent {
         }
     }
 
-    /// The part of the parameter that a part of the state is of; `whole` is the parameter's size.
+    /// Part of the parameter that belongs to a part of the state; `whole` is the parameter's size.
     pub fn covers(self, of: TensorSlice, whole: [usize; 2]) -> TensorSlice {
         let TensorSlice { at: [row, col], size: [rows, cols] } = of;
         match self {
@@ -135,14 +133,14 @@ impl Extent {
         }
     }
 
-    /// The part of the state that a rectangle of the parameter touches.
+    /// Smallest part of the state that covers a rectangle of the parameter.
     pub fn around(self, part: TensorSlice) -> TensorSlice {
         let Extent::ColBlocks(n) = self else { return self.of(part) };
         let (first, end) = (part.at[1] / n, (part.at[1] + part.size[1]).div_ceil(n));
         TensorSlice { at: [part.at[0], first], size: [part.size[0], end - first] }
     }
 
-    /// Of the whole parameter.
+    /// Shape for the whole parameter.
     pub fn shape(self, size: [usize; 2]) -> [usize; 2] {
         let [rows, cols] = self.of(TensorSlice { at: [0, 0], size }).size;
         match self {
@@ -151,18 +149,18 @@ impl Extent {
         }
     }
 
-    /// Elements of a rank's share of a parameter.
+    /// Number of elements for a rank's share of a parameter.
     pub fn numel(self, param: &Param) -> usize {
         self.of(TensorSlice { at: [0, 0], size: [param.rows, param.cols] }).numel()
     }
 
-    /// Whether it serves the exchange of gradients and not the model: a run may go on without what
-    /// was saved of it.
+    /// Whether it serves the exchange of gradients and not the model. A run may resume without its
+    /// saved values.
     pub fn serves_exchange(self) -> bool {
         matches!(self, Extent::PerReplica | Extent::LowRank { .. })
     }
 
-    /// Whether the shape follows from a parameter of this size.
+    /// Whether a parameter of this size can have such a state.
     pub fn fits(self, [rows, cols]: [usize; 2]) -> bool {
         match self {
             Extent::ColBlocks(n) => n > 0 && cols.is_multiple_of(n),
@@ -175,8 +173,8 @@ impl Extent {
         }
     }
 
-    /// The part of the state, in elements, that belongs to a range of the parameter's elements where
-    /// ZeRO cuts it: a share of what it cuts too, all of what every replica keeps whole.
+    /// Range of the state's elements that belongs to a ZeRO range of the parameter's elements: the
+    /// corresponding part of a sharded state, or the whole of any other.
     fn shard(self, param: &Param, part: &Range<usize>) -> Range<usize> {
         match self {
             Extent::Like => part.clone(),
@@ -185,7 +183,7 @@ impl Extent {
         }
     }
 
-    /// Whether replicas that share a parameter (ZeRO) share the state too, or each keep it whole.
+    /// Whether ZeRO shards the state with its parameter; otherwise each replica keeps it whole.
     pub fn is_sharded(self) -> bool {
         matches!(self, Extent::Like | Extent::ColBlocks(_))
     }
@@ -195,7 +193,7 @@ impl Extent {
     }
 }
 
-/// A rectangle of a whole matrix, in memory or on disk; a vector is a matrix of one row.
+/// Rectangle of a whole matrix, in memory or on disk; a vector is a matrix of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSlice {
     /// First row and column.
@@ -217,20 +215,20 @@ impl TensorSlice {
         self.at[1]..self.at[1] + self.size[1]
     }
 
-    /// The number in it of a value of the whole matrix.
+    /// Index, within the slice, of an element of the whole matrix.
     pub fn element(&self, row: usize, col: usize) -> usize {
         (row - self.at[0]) * self.size[1] + col - self.at[1]
     }
 
-    /// What both have.
+    /// Intersection with a rectangle.
     pub fn overlap(&self, rows: &Range<usize>, cols: &Range<usize>) -> [Range<usize>; 2] {
         let both = |a: Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
         [both(self.rows(), rows), both(self.cols(), cols)]
     }
 }
 
-/// Rows of a tensor-parallel rank's share that do not only pad the vocabulary; how many do depends on the
-/// grid, and no checkpoint has them.
+/// Rows of a tensor-parallel rank's share without padding of the vocabulary. The padding depends on
+/// the grid, and checkpoints do not contain it.
 pub fn rows_without_padding(param: &Param, tp_rank: usize, vocab: usize) -> usize {
     match param.spec.vocab {
         true => param.rows.min(vocab.saturating_sub(param.rows * tp_rank)),
@@ -238,20 +236,21 @@ pub fn rows_without_padding(param: &Param, tp_rank: usize, vocab: usize) -> usiz
     }
 }
 
-/// What a rank keeps of one parameter.
+/// States of one parameter on a rank.
 #[derive(Clone, Debug)]
 pub struct ParamStates {
     pub param: Param,
-    /// The parameter's elements that this rank updates: all, or ZeRO's share.
+    /// Elements of the parameter that this rank updates: all, or a ZeRO shard.
     pub part: Range<usize>,
-    /// The gradient of those, f32.
+    /// Gradient of those elements, f32.
     pub grad: Tensor,
     states: Vec<(StateSpec, Tensor)>,
 }
 
 impl ParamStates {
-    /// Lays the states out, given where the part's model weight lies; those `on_host` share no memory
-    /// with one on the device. None where there is none.
+    /// Lays out the states of a part whose model weight and gradient are placed already. States for
+    /// which `on_host` is true do not share memory with a device tensor. None if the rank has no
+    /// element of any state.
     pub fn plan(
         param: &Param,
         part: Range<usize>,
@@ -279,8 +278,8 @@ impl ParamStates {
         kept.then(|| ParamStates { param: param.clone(), part, grad, states })
     }
 
-    /// The same for a part of the part that is here, with its model weight and gradient elsewhere. A
-    /// state that ZeRO does not cut (`Extent::is_sharded`) stays whole.
+    /// States of a sub-range of the part, with other memory for model weight and gradient. States
+    /// that ZeRO does not shard (`Extent::is_sharded`) stay whole.
     pub fn piece(&self, part: Range<usize>, [model, grad]: [Tensor; 2]) -> ParamStates {
         let cut = |(spec, at): &(StateSpec, Tensor)| {
             let shard = |part| spec.extent.shard(&self.param, part);
@@ -296,13 +295,13 @@ impl ParamStates {
         ParamStates { param: self.param.clone(), part, grad, states }
     }
 
-    /// The same with a state elsewhere.
+    /// The same states, with one of them in other memory.
     pub fn moved(mut self, name: &str, at: Tensor) -> ParamStates {
         self.states.iter_mut().filter(|(spec, _)| spec.name == name).for_each(|one| one.1 = at);
         self
     }
 
-    /// The states of which something is here, each with the range of its elements, and where they lie.
+    /// Non-empty states, each with the range of its elements and its memory.
     pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
         let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
         let all = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
@@ -317,7 +316,7 @@ impl ParamStates {
         }
     }
 
-    /// Where the state of a name lies; empty where nothing of it is here.
+    /// Tensor of the named state; empty if this rank has no element of it.
     pub fn get(&self, name: &str) -> Tensor {
         let found = self.states.iter().find(|(spec, _)| spec.name == name);
         found.unwrap_or_else(|| panic!("{} has no {name}", self.param.name)).1

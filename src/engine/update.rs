@@ -1,4 +1,5 @@
-//! The update that ends a step: clip by the global norm, advance the loss scale, apply the rule.
+//! Update at the end of a step: clips by the global norm, advances the loss scale, applies the
+//! rule.
 
 use super::late::PendingUpdate;
 use super::params::{BucketState, ShardedParams, Squares};
@@ -12,38 +13,38 @@ use manifest::Manifest;
 use model::Layout;
 use std::ops::Range;
 
-/// What an update is made by, beside its gradients.
+/// Per-step arguments of `Update::run`.
 pub struct At {
-    /// The loss's, or NaN.
+    /// Loss scale, or NaN.
     pub scale: Tensor,
     pub lr: f64,
     pub limits: Option<StepLimits>,
-    /// Whether its norm is taken.
+    /// Whether the norm of the update is computed.
     pub norm: bool,
-    /// Whether the update waits, with all that was decided of it.
+    /// Whether the update is delayed, with all its scalars.
     pub late: bool,
 }
 
-/// What every rule's update begins with.
+/// Inputs of the update that are the same for every rule.
 pub struct Update {
-    /// Gradients that count in the norm, then those that count on another rank.
+    /// Gradients that this rank counts in the norm, then those that another rank counts.
     grads: Vec<Tensor>,
-    /// The parameters they belong to, their buckets, and the elements of the layout.
+    /// Their parameters, buckets, and elements of the layout.
     names: Vec<String>,
     places: Vec<(usize, Range<usize>)>,
-    /// Runs of gradients that lie on the device when a step ends.
+    /// Runs of gradients that are on the device at the end of a step.
     on_device: Vec<Range<usize>>,
     counted: usize,
     scaling: Scaling,
     max_norm: f32,
-    /// Of the rule.
+    /// Scratch of the rule.
     scratch: Tensor,
-    /// Where an update's norm can be taken.
+    /// Accumulator of the update's norm.
     norm: Option<UpdateNorm>,
 }
 
 impl Update {
-    /// Of what a tensor-parallel rank keeps.
+    /// Collects the gradients of a tensor-parallel rank.
     pub fn new(
         states: &[ParamStates],
         tp_rank: usize,
@@ -80,18 +81,18 @@ impl Update {
         }
     }
 
-    /// Number of gradients whose squares are summed apart.
+    /// Number of gradients with separate sums of squares.
     pub fn sums(&self) -> usize {
         self.grads.len()
     }
 
-    /// The parameters those belong to.
+    /// Parameters of those gradients.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// The gradients that lie on the host when a step ends, by bucket, as they are in its buffer before
-    /// that; and where among `sums` their squares' go.
+    /// Gradients that are on the host at the end of a step, by bucket, as views of the bucket's
+    /// device buffer. Each has the destination of its sum of squares in `sums`.
     pub fn squares(&self, buckets: &[BucketState], layout: &Layout, sums: Tensor) -> Squares {
         let mut all: Squares = buckets.iter().map(|_| Vec::new()).collect();
         for (i, (number, range)) in self.places.iter().enumerate() {
@@ -105,8 +106,8 @@ impl Update {
         all
     }
 
-    /// Clips by the norm over all ranks and updates. A norm that is not finite, or a loss or norm above
-    /// the limits, updates nothing, on any rank: all have the same.
+    /// Clips by the norm over all ranks and updates. If the norm is not finite, or the loss or norm
+    /// exceeds the limits, no rank updates.
     pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
         let At { scale, lr, limits, norm, late } = at;
         let be = params.backend();
@@ -138,7 +139,7 @@ impl Update {
         }
     }
 
-    /// Makes an update that waited, by the gradients that are in place, before a step.
+    /// Applies a delayed update from a checkpoint, whose gradients are in place, before a step.
     pub fn resume(
         &self,
         params: &ShardedParams,

@@ -1,10 +1,10 @@
-//! The norm of a step's update, ‖Δθ‖₂ over all master weights, whatever the optimizer. Marin (issue
-//! 1368) saw it rise before the gradient's norm and the loss did.
+//! Norm of a step's update, ‖Δθ‖₂ over all master weights, for any optimizer. Marin (issue 1368)
+//! saw it rise before the gradient's norm and the loss.
 //!
-//! Taken only at steps that ask for it, by ops that every device has: master weights are copied to a
-//! window, as many as it holds, then updated, then subtracted there, and what is left is squared
-//! and summed up: 24 bytes a parameter beside the update's 30. The window lies where activations do
-//! between steps, so that it takes no memory of its own. An update in pieces has the same bits.
+//! Computed only in steps that ask for it, with ops of every device. Master weights are copied to a
+//! window in batches, updated, and subtracted there. The differences are squared and summed: 24
+//! bytes per parameter, besides the update's 30. The window shares memory with activations, so it
+//! costs none of its own. Updating in pieces gives the same bits.
 
 use super::masters::{self, PIECE};
 use super::states::{MASTER, ParamStates, rows_without_padding};
@@ -12,47 +12,47 @@ use base::DType;
 use device::{Arena, Backend, Home, Tensor};
 use std::cell::Cell;
 
-/// Elements between the beginnings of two pieces in the window are a multiple of this: 256 bytes.
+/// Alignment of pieces in the window, in elements: 256 bytes.
 const LINE: usize = 64;
 
-/// Where a rank takes the norm of what it updates: `begin`, `around` every change, `finish`.
+/// Accumulator of the norm of a rank's update: `begin`, `around` for every change, `finish`.
 pub struct UpdateNorm {
-    /// f32 [1, n]: master weights as they were, then their differences.
+    /// f32 [1, n]: old master weights, then their differences.
     window: Tensor,
     /// f32 [1, m]: Σ Δ² of each piece.
     sums: Tensor,
-    /// f32 [1, 1]: 1, by which differences are multiplied.
+    /// f32 [1, 1]: the constant 1, for the subtraction.
     one: Tensor,
-    /// f32 [1, 1]: Σ `sums`, where they lie on the host.
+    /// f32 [1, 1]: Σ `sums`, if those are on the host.
     total: Tensor,
-    /// The place of the next piece's sum.
+    /// Index of the next piece's sum.
     next: Cell<usize>,
     tp_rank: usize,
     vocab: usize,
 }
 
-/// Elements of a window for these.
+/// Elements of a window for these states.
 pub fn window(states: &[ParamStates]) -> usize {
     let all = states.iter().map(|kept| kept.part.len().next_multiple_of(LINE)).sum::<usize>();
     all.min(PIECE)
 }
 
-/// Whether another rank has a parameter's sum of squares.
+/// Whether another rank counts a parameter's sum of squares.
 pub fn is_counted_elsewhere(kept: &ParamStates, tp_rank: usize) -> bool {
     let repeated = kept.param.spec.split == model::TpSplit::Whole && tp_rank > 0;
     repeated || kept.param.tied_copy
 }
 
 impl UpdateNorm {
-    /// For what a tensor-parallel rank keeps, with the small tensors in the memory of the window; of a
-    /// model with so large a vocabulary.
+    /// Plans the norm for a tensor-parallel rank of a model with `vocab` tokens. `small` has the
+    /// home of `window`.
     pub fn plan(
         states: &[ParamStates],
         [tp_rank, vocab]: [usize; 2],
         window: Tensor,
         small: &Arena,
     ) -> UpdateNorm {
-        // An offloaded bucket's pieces may cut a parameter once more than its own.
+        // A bucket offloaded in pieces may split a parameter one more time.
         let size = window.numel().max(1);
         let pieces = states.iter().map(|kept| kept.part.len().div_ceil(size) + 1).sum();
         let row = |len| small.matrix(1, len, DType::F32);
@@ -60,7 +60,7 @@ impl UpdateNorm {
         UpdateNorm { window, sums, one, total, next: Cell::new(0), tp_rank, vocab }
     }
 
-    /// Before the update of a step.
+    /// Resets the sums before the update of a step.
     pub fn begin(&self, be: &dyn Backend) {
         let be = self.backend(be);
         be.zero(self.sums);
@@ -68,8 +68,8 @@ impl UpdateNorm {
         self.next.set(0);
     }
 
-    /// Calls `work`, which updates the parameters that it is given by `be`, for pieces of `params`, and
-    /// sums up the squares of what it changes.
+    /// Calls `work` on pieces of `params`, which it updates on `be`, and adds the squares of the
+    /// changes.
     pub fn around(
         &self,
         be: &dyn Backend,
@@ -95,13 +95,13 @@ impl UpdateNorm {
         self.change(be, &held, work);
     }
 
-    /// Elements of a piece, less those at its end that only pad the vocabulary.
+    /// Elements of a piece without the padding of the vocabulary at its end.
     fn without_padding(&self, piece: &ParamStates) -> usize {
         let rows = rows_without_padding(&piece.param, self.tp_rank, self.vocab);
         piece.part.end.min(rows * piece.param.cols).saturating_sub(piece.part.start)
     }
 
-    /// Of pieces, each with its place in the window.
+    /// Updates pieces, each with its place in the window.
     fn change(
         &self,
         be: &dyn Backend,
@@ -126,7 +126,7 @@ impl UpdateNorm {
         be.square_sums(&places, self.sums.span(first, places.len()).set());
     }
 
-    /// This rank's Σ Δ² to `to`, f32 [1, 1] on the device.
+    /// Writes this rank's Σ Δ² to `to`, f32 [1, 1] on the device.
     pub fn finish(&self, be: &dyn Backend, to: Tensor) {
         match self.sums.home() {
             Home::Device => be.sum(self.sums, to.set()),
@@ -154,7 +154,7 @@ mod tests {
     use device::cpu::Cpu;
     use model::{Layout, ModelShard};
 
-    /// The rank's sum of squares where every master weight is moved by its place in the parameter.
+    /// Sum of squares on a rank after every master weight moved by its index in the parameter.
     fn moved(tp_rank: usize, size: Option<usize>) -> (f64, f64, usize) {
         let text = "
 model: {layers: 2, hidden: 20, heads: 2, vocab: 61, seq_len: 8}
@@ -204,8 +204,8 @@ train: {samples: 800}
         (sum.into(), expected, calls)
     }
 
-    /// In a window of any size, every element is changed and counted once; what tensor-parallel ranks
-    /// hold alike counts on the first, and what pads the vocabulary nowhere.
+    /// A window of any size counts every change once. Weights repeated on tensor-parallel ranks
+    /// count on the first only, and padding of the vocabulary counts on none.
     #[test]
     fn every_change_is_counted_once() {
         for tp_rank in [0, 1] {

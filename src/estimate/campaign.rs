@@ -1,10 +1,10 @@
 //! A campaign: models of several sizes, each with the tokens that a scaling law gives it, and what all
 //! of them take.
 
-use super::search::Planned;
+use super::search::{Candidate, Planned};
 use super::view::{GIB, Terms};
-use super::words::{money, span};
-use base::{Problems, Seconds};
+use super::words::{self, alike, money, span};
+use base::Problems;
 use manifest::{Manifest, Model};
 use model::parameters;
 use serde_json::{Value, json};
@@ -123,10 +123,10 @@ pub struct Member {
 
 /// One row a model, and their sum.
 pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
-    let mut text = format!(
-        "{:>8}{:>14}{:>8}{:>7}  {:25}{:>8}{:>10}{:>12}{:>13}\n",
-        "size", "layers×width", "tokens", "loss", "cut", "GiB", "a step", "time", "money"
-    );
+    let head = ["size", "layers×width", "tokens", "loss", "cut", "GiB", "a step", "time", "money"];
+    let mut lines = vec![head.map(str::to_string).to_vec()];
+    let steps = members.iter().filter_map(|member| member.best.as_ref());
+    let slowest = steps.map(|best| best.candidate.seconds).fold(0.0, f64::max);
     let (mut days, mut sum, mut fits, mut rows) = (0.0, 0.0, true, Vec::new());
     for member in members {
         let (m, terms) = (&member.manifest.model, &member.terms);
@@ -135,11 +135,12 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
         let loss = law.loss(size, tokens);
         let shape = format!("{}×{}", m.layers, m.hidden);
         let said = loss.map_or("–".to_string(), |loss| format!("{loss:.2}"));
-        let _ = write!(text, "{:>8}{shape:>14}{:>8}{said:>7}  ", short(size), short(tokens));
+        let mut line = vec![short(size), shape, short(tokens), said];
         let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
             "tokens": tokens, "loss": loss, "fits": member.best.is_some() });
         let Some(Planned { candidate, days: run }) = &member.best else {
-            let _ = writeln!(text, "does not fit on {devices}");
+            line.push(format!("does not fit on {devices}"));
+            lines.push(line);
             fits = false;
             rows.push(row);
             continue;
@@ -148,9 +149,10 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
         let cut = format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
         let seconds = run.seconds / terms.availability;
         let cost = run.device_hours() / terms.availability * terms.price;
-        let (gib, step) = (candidate.bytes / GIB, Seconds(candidate.seconds).to_string());
-        let (time, price) = (span(seconds), money(terms.currency, cost));
-        let _ = writeln!(text, "{cut:25}{gib:>8.1}{step:>10}{time:>12}{price:>13}");
+        let (gib, step) = (candidate.bytes / GIB, alike(candidate.seconds, slowest));
+        let price = money(terms.currency, cost);
+        line.extend([cut.clone(), format!("{gib:.1}"), step, span(seconds), price]);
+        lines.push(line);
         (days, sum) = (days + seconds, sum + cost);
         row["sec_per_iter"] = json!(candidate.seconds);
         row["time_bar"] = json!(candidate.seconds_error);
@@ -161,12 +163,20 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
     }
     let currency = members.first().map_or("", |member| member.terms.currency);
     let partly = if fits { "" } else { ", without those that do not fit" };
+    let mut text = words::table(&lines, 0);
     let _ = writeln!(
         text,
-        "\nall on {devices} devices, one after the other{partly}: {}, {}",
+        "\nall on {}, one after the other{partly}: {}, {}",
+        words::devices(devices),
         span(days),
         money(currency, sum)
     );
+    let planned = members.iter().find_map(|member| member.best.as_ref());
+    if let Some(Planned { candidate: Candidate { setup, .. }, .. }) = planned {
+        for note in setup.hardware.notes(setup.program.name(), days) {
+            text += &format!("  {note}\n");
+        }
+    }
     (text, json!({ "sizes": rows, "days": days / 86400.0, "money": sum, "fits": fits }))
 }
 

@@ -3,8 +3,8 @@
 
 use super::print;
 use super::view::{GIB, View};
-use super::words::{money, span};
-use base::Seconds;
+use super::words::{alike, money, span};
+use base::Count;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -29,9 +29,13 @@ pub fn compared(now: &Side, then: &Side) -> (String, Value) {
     let changed = changes(now.effective, then.effective);
     let mut text = format!("{:24}{:>18}{:>18}{:>12}\n", "", now.name, then.name, "change");
     let gib = |bytes: f64| format!("{:.1} GiB", bytes / GIB);
-    let seconds = |seconds: f64| Seconds(seconds).to_string();
+    let largest = a.seconds.max(b.seconds);
+    let seconds = |seconds: f64| alike(seconds, largest);
+    let count = |count: f64| Count(count as u64).to_string();
     let paid = |sum: f64| money(a.currency, sum);
-    let figures: [Figure; 5] = [
+    let [ours, theirs] = [a, b].map(|view| view.setup.ranks() as f64);
+    let figures: [Figure; 6] = [
+        ("devices", ours, theirs, &count),
         ("memory of a device", a.reserved, b.reserved, &gib),
         ("a step", a.seconds, b.seconds, &seconds),
         ("the run", a.calendar_seconds(), b.calendar_seconds(), &span),

@@ -1,6 +1,7 @@
 //! Devices and the machines they stand in: a table (`hardware.yaml`).
 
 use base::Problems;
+use base::busy::Busy;
 use device::{FP8_PRODUCT, Work};
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -24,6 +25,9 @@ pub struct Hardware {
     pub fp8_tflops: f64,
     #[serde(default)]
     pub fp4_tflops: f64,
+    /// Whether its matrix units have bf16; all have fp16.
+    #[serde(default = "yes")]
+    pub bf16: bool,
     /// Of one device's memory.
     pub hbm_gb_s: f64,
     pub memory_gib: f64,
@@ -74,6 +78,13 @@ pub struct Hardware {
     /// The processor at hand, which all ranks share as threads; not in the table.
     #[serde(skip)]
     pub here: bool,
+    /// Processors that other programs keep busy, of the processor at hand; not in the table.
+    #[serde(skip)]
+    pub busy: Busy,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one() -> f64 {
@@ -109,7 +120,43 @@ pub struct Link {
 /// The share of a link's data sheet that messages reach.
 const LINK_SHARE: f64 = 0.7;
 
+/// Longer than this, training on the processor at hand is not what is wanted.
+const LONG_HERE: f64 = 86400.0;
+
 impl Hardware {
+    /// What a plan on such a device rests on: of `program`, whose run takes so many seconds.
+    pub fn notes(&self, program: &str, seconds: f64) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.here && seconds > LONG_HERE {
+            notes.push(
+                "This is the processor of this machine; for GPUs: --hardware h100-80g (see \
+                 --list-hardware)."
+                    .to_string(),
+            );
+        }
+        notes.extend(self.busy_note());
+        if program == "gptrain" && self.is_unmeasured() {
+            notes.push(format!("gptrain has not been measured on {}: by data sheets.", self.name));
+        }
+        notes
+    }
+
+    /// That other programs run on the processor at hand.
+    fn busy_note(&self) -> Option<String> {
+        let Busy { busy, processors } = self.busy;
+        self.busy.is_loud().then(|| {
+            format!(
+                "This machine is busy: other programs keep {busy:.1} of its {processors:.0} \
+                 processors. The plan is for an idle one."
+            )
+        })
+    }
+
+    /// Whether no run of gptrain was measured on such a device: its plan is by the data sheet.
+    pub fn is_unmeasured(&self) -> bool {
+        self.doubt >= unmeasured()
+    }
+
     /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth. The
     /// peak is that of 8-bit floats for products of those, where the table has it.
     pub fn seconds(&self, op: &str, work: &Work, [products, memory]: [f64; 2]) -> f64 {

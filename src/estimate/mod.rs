@@ -10,6 +10,7 @@ pub mod request;
 pub mod setup;
 pub mod hardware;
 pub mod trainers;
+pub mod shapes;
 pub mod measured;
 
 pub mod gptrain;

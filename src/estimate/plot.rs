@@ -1,12 +1,13 @@
 //! Pictures of an estimate: SVG files and one page that holds them all.
 
+use super::hardware::Hardware;
 use super::search::{Planned, Ranking, print};
 use super::view::{GIB, Terms, View};
 use super::words;
 use anyhow::Context;
-use base::Seconds;
 use base::output::{self, Existing};
 use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width};
+use base::{Problems, Seconds};
 use manifest::{Manifest, Topology};
 use plan::timeline::Timeline;
 use std::path::{Path, PathBuf};
@@ -29,10 +30,16 @@ fn legend(to: &mut Drawing, names: &[&str], y: f64) {
     }
 }
 
+/// Below this share of the limit, bars have a scale of their own.
+const FAR: f64 = 0.2;
+
 /// A stacked bar a stage.
 fn memory(v: &View) -> Drawing {
     let (height, left, top, foot) = (360.0, 60.0, 60.0, 40.0);
-    let most = v.stages.iter().map(|s| s.bytes()).fold(v.capacity, f64::max) * 1.05;
+    let used = v.stages.iter().map(|s| s.bytes()).fold(0.0, f64::max);
+    // Bars far below the limit would not be seen beside it.
+    let far = used < FAR * v.capacity;
+    let most = if far { 1.2 * used } else { 1.05 * used.max(v.capacity) };
     let scale = (height - top - foot) / most;
     let slot = (WIDTH - left - 20.0) / v.stages.len() as f64;
     let base = height - foot;
@@ -58,9 +65,14 @@ fn memory(v: &View) -> Drawing {
         to.text("middle", (middle, base + 16.0), &i.to_string());
     }
     to.text("middle", ((left + WIDTH) / 2.0, height - 6.0), "pipeline stage");
-    let line = base - v.capacity * scale;
-    to.path("limit", &format!("M{left} {line:.1}H{}", WIDTH - 20.0));
-    to.text("end", (left - 6.0, line + 4.0), &format!("{:.0}", v.capacity / GIB));
+    if far {
+        let limit = format!("limit: {:.0} GiB, above the picture", v.capacity / GIB);
+        to.text("end", (WIDTH - 20.0, 22.0), &limit);
+    } else {
+        let line = base - v.capacity * scale;
+        to.path("limit", &format!("M{left} {line:.1}H{}", WIDTH - 20.0));
+        to.text("end", (left - 6.0, line + 4.0), &format!("{:.0}", v.capacity / GIB));
+    }
     to.text("end", (left - 6.0, base), "0");
     to
 }
@@ -157,14 +169,19 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
         to.text("middle", (x, y + below), &(short(*value) + word));
     };
     points.iter().for_each(|point| mark("f0", point, -10.0, ""));
-    // The best of as many devices may lie on it: it is named on the other side.
-    own.iter().for_each(|point| mark("f1", point, 20.0, " this plan"));
+    // The best of as many devices may lie on it: it is named on the other side, unless the axis is there.
+    let near_axis = |point: &Point| up.at(point.1) > 360.0 - 70.0;
+    if let Some(point) = &own {
+        mark("f1", point, if near_axis(point) { -26.0 } else { 20.0 }, " this plan");
+    }
     to
 }
 
-/// "2.8", "133", "2.77M": no wider than the margin beside the last point.
+/// "0.052", "2.8", "133", "2.77M": no wider than the margin beside the last point.
 fn short(value: f64) -> String {
     match value {
+        ..0.1 => format!("{value:.3}"),
+        ..1.0 => format!("{value:.2}"),
         ..10.0 => format!("{value:.1}"),
         ..1e4 => format!("{value:.0}"),
         ..1e6 => format!("{:.0}k", value / 1e3),
@@ -206,14 +223,31 @@ fn grid(t: &Topology) -> String {
     format!("TP{} PP{} DP{}", t.tensor, t.pipeline, t.data)
 }
 
+/// "± 20 %, nine in ten"; or what it rests on.
+fn bar(error: f64, program: &str, hw: &Hardware) -> String {
+    let unmeasured = program == "gptrain" && hw.is_unmeasured();
+    let rests = if unmeasured { "not measured: by data sheets" } else { "nine in ten" };
+    format!("{}, {rests}", words::bar(error))
+}
+
+/// A unit in which the longest of some runs is at least one, and how many of it are in a day.
+fn unit(days: impl Iterator<Item = f64>) -> (&'static str, f64) {
+    match days.fold(0.0, f64::max) {
+        2.0.. => ("Days", 1.0),
+        longest if longest * 24.0 >= 2.0 => ("Hours", 24.0),
+        _ => ("Minutes", 1440.0),
+    }
+}
+
 fn tiles(v: &View) -> Vec<Tile> {
     let (t, model) = (&v.setup.topology, v.tflops().0);
     let memory = format!("{:.1} GiB", v.reserved / GIB);
     let room =
         format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
-    let bar = format!("{}, nine in ten", words::bar(v.seconds_error));
+    let bar = bar(v.seconds_error, v.program, v.setup.hardware);
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
-    let devices = format!("{} devices", v.setup.ranks());
+    let devices = words::devices(v.setup.ranks());
+    let digits = if model < 10.0 { 2 } else { 0 };
     let grid = format!("{}, ZeRO {}", grid(t), t.zero);
     let paid = words::money(v.currency, v.money());
     let hours = words::hours(v.days.device_hours() / v.availability);
@@ -221,8 +255,12 @@ fn tiles(v: &View) -> Vec<Tile> {
         (&v.setup.hardware.name, devices, grid),
         ("memory of a device", memory, room),
         ("a step", Seconds(v.seconds).to_string(), bar),
-        ("model FLOPs utilisation", format!("{mfu:.0} %"), format!("{model:.0} TFLOP/s a device")),
-        ("the run", words::span(v.calendar_seconds()), format!("{:.1} B tokens", v.tokens / 1e9)),
+        (
+            "model FLOPs utilisation",
+            format!("{mfu:.0} %"),
+            format!("{model:.digits$} TFLOP/s a device"),
+        ),
+        ("the run", words::span(v.calendar_seconds()), format!("{} tokens", words::size(v.tokens))),
         ("money", paid, format!("{hours} device-hours")),
     ]
 }
@@ -243,10 +281,15 @@ pub fn write(
     ];
     if points.len() > 1 {
         let caption = "The best way to cut the model over each number of devices.";
-        let title = format!("Days for {:.1} B tokens against devices: {}", v.tokens / 1e9, v.name);
         let days = v.days.days();
-        let own = (v.setup.ranks(), days, format!("this plan: {days:.1} days"));
-        pictures.push(("days", caption, against_devices(title, points, Some(own))));
+        let (unit, each) = unit(points.iter().map(|point| point.1).chain([days]));
+        let tokens = words::size(v.tokens);
+        let title = format!("{unit} for {tokens} tokens against devices: {}", v.name);
+        let own =
+            (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
+        let points = points.iter().map(|(devices, days, tip)| (*devices, days * each, tip.clone()));
+        let points: Vec<Point> = points.collect();
+        pictures.push(("days", caption, against_devices(title, &points, Some(own))));
     }
     files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
@@ -276,22 +319,33 @@ pub fn write_search(
     let chart = |title: &str, points: &[Point]| {
         against_devices(format!("{title} against devices: {}", m.name), points, None)
     };
+    let (unit, each) = unit(found.pareto.iter().map(days));
+    let calendar = |p: &Planned| each * days(p);
     let pictures: Vec<Picture> = vec![
-        ("days", caption, chart("Days", &points(&days, "days"))),
+        ("days", caption, chart(unit, &points(&calendar, &unit.to_lowercase()))),
         ("money", caption, chart("Money", &points(&money, "of money"))),
     ];
     let best = &found.best[0];
-    let devices = format!("{} devices", best.days.devices);
+    let devices = words::devices(best.days.devices);
     let setup = &best.candidate.setup;
-    let bar = format!("{}, nine in ten", words::bar(best.candidate.seconds_error));
+    let bar = bar(best.candidate.seconds_error, setup.program.name(), setup.hardware);
     let span = words::span(best.days.seconds / terms.availability);
     let tiles: Vec<Tile> = vec![
-        (&setup.hardware.name, devices, format!("{} cuts fit", found.fitting)),
+        (&setup.hardware.name, devices, format!("best of {} cuts", found.cuts)),
         ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
         ("fastest run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
         ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),
     ];
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
+}
+
+/// An error where a file has the name already.
+fn is_free(place: &Path) -> Result<(), Problems> {
+    output::is_free(place).map_err(|_| {
+        let shown = place.display().to_string();
+        let what = format!("{shown} exists");
+        Problems::one(shown, what, "choose another folder, or replace its files with --overwrite")
+    })
 }
 
 /// All of them, or none where one exists that is not to be replaced.
@@ -308,7 +362,7 @@ fn files(
     let files: Vec<(PathBuf, String)> =
         drawn.chain(page).map(|(name, content)| (folder.join(name), content)).collect();
     if existing == Existing::Refused {
-        files.iter().try_for_each(|(place, _)| output::is_free(place))?;
+        files.iter().try_for_each(|(place, _)| is_free(place))?;
     }
     files.iter().try_for_each(|(place, content)| output::write(place, existing, content.as_bytes()))
 }

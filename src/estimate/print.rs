@@ -10,7 +10,7 @@ use super::others::predict::{Prediction, Predictor};
 use super::others::shape_lint;
 use super::rates::simple_days;
 use super::view::{GB, GIB, Stage, View};
-use super::words::{self, hours, span};
+use super::words::{self, hours, size, span};
 use base::{Count, Seconds};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -71,22 +71,10 @@ pub fn headline(v: &View) -> String {
         span(v.calendar_seconds()),
         words::money(v.currency, v.money()),
     );
-    if v.setup.hardware.here && v.calendar_seconds() > LONG_HERE {
-        out += "  This is the processor of this machine; for GPUs: --hardware h100-80g (see \
-                --list-hardware).\n";
+    for note in v.setup.hardware.notes(v.program, v.calendar_seconds()) {
+        out += &format!("  {note}\n");
     }
     out
-}
-
-/// Longer than this, nobody means to train on the processor at hand.
-const LONG_HERE: f64 = 86400.0;
-
-/// "176.2 B", "4.24 M".
-fn size(count: f64) -> String {
-    match count {
-        1e9.. => format!("{:.1} B", count / 1e9),
-        _ => format!("{:.2} M", count / 1e6),
-    }
 }
 
 /// A row a stage.
@@ -151,18 +139,8 @@ fn sends(v: &View) -> String {
     }
     let head = ["stage"].into_iter().chain(TRAFFIC.map(|(name, _)| name)).chain(["sum"]);
     let head: Vec<String> = head.map(str::to_string).collect();
-    format!("\nSent by a rank in a step, MiB\n{}", table(&[&[head], &rows[..]].concat()))
-}
-
-/// Lines of cells, right-aligned in columns as wide as their longest cell.
-fn table(rows: &[Vec<String>]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0).max(7);
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("  {cell:>width$}"));
-        cells.chain(["\n".to_string()]).collect::<String>()
-    };
-    rows.iter().map(line).collect()
+    let rows = [&[head], &rows[..]].concat();
+    format!("\nSent by a rank in a step, MiB\n{}", words::table(&rows, 0))
 }
 
 /// What DeepSpeed's own estimator would say of the states, where it has a rule.

@@ -1,7 +1,7 @@
 //! What is to be estimated: a manifest, and the flags that stand in place of its settings.
 
 use super::gptrain::{calibrate, here};
-use super::hardware::{self, CPU};
+use super::hardware::{self, CPU, Hardware};
 use super::measured::Measured;
 use super::others::predict::{Prediction, Predictor};
 use super::others::rows::logs;
@@ -54,10 +54,7 @@ impl Request {
             }
             _ => hw,
         };
-        if m.precision == Precision::Fp8 && hw.fp8_tflops == 0.0 && hw.name != CPU {
-            let what = format!("{} has no 8-bit floats", hw.name);
-            return Err(Problems::one("precision", what, "--set precision=bf16"));
-        }
+        refuse_numbers(m.precision, hw)?;
         let mut setup = Setup::of(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {
@@ -103,7 +100,7 @@ impl Request {
     pub fn search<'a>(&'a self, predictor: &'a Predictor, extras: Extras) -> Search<'a> {
         let Request { manifest, setup, terms } = self;
         let planner = Planner::new(manifest, setup, predictor);
-        Search { planner, setup, ramp: manifest.batch.ramp(), samples: terms.samples, extras }
+        Search::new(planner, setup, manifest.batch.ramp(), terms.samples, extras)
     }
 
     /// The estimate, with the prediction that it is made of where another program trains.
@@ -117,6 +114,17 @@ impl Request {
             }
         }
     }
+}
+
+/// An error where the device has no such numbers.
+fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
+    let remedy = if hw.bf16 { "--set precision=bf16" } else { "--set precision=fp16" };
+    let what = match precision {
+        Precision::Fp8 if hw.fp8_tflops == 0.0 && hw.name != CPU => "8-bit floats",
+        Precision::Bf16 if !hw.bf16 => "bf16 in its matrix units",
+        _ => return Ok(()),
+    };
+    Err(Problems::one("precision", format!("{} has no {what}", hw.name), remedy))
 }
 
 /// `--as`, or what the manifest names, or gptrain itself.

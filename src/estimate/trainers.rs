@@ -67,11 +67,15 @@ pub fn named(name: &str) -> Option<&'static Trainer> {
     TABLE.iter().find(called)
 }
 
+/// Names of all rows.
+pub fn names() -> Vec<&'static str> {
+    TABLE.iter().map(|row| row.name.as_str()).collect()
+}
+
 /// The same of a flag or a setting, called `place`.
 pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
     named(name).ok_or_else(|| {
-        let names: Vec<&str> = TABLE.iter().map(|row| row.name.as_str()).collect();
-        let remedy = format!("take one of gptrain, {}", names.join(", "));
+        let remedy = format!("take one of gptrain, {}", names().join(", "));
         Problems::one(place, format!("unknown program `{name}`"), remedy)
     })
 }

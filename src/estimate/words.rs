@@ -20,6 +20,49 @@ pub fn money(sign: &str, sum: f64) -> String {
     }
 }
 
+/// Seconds in the unit of the largest of a column: "417.0 ms", "0.417 s", "95.0 s".
+pub fn alike(seconds: f64, largest: f64) -> String {
+    match largest {
+        ..1.0 => format!("{:.1} ms", 1e3 * seconds),
+        ..10.0 => format!("{seconds:.3} s"),
+        ..100.0 => format!("{seconds:.2} s"),
+        _ => format!("{seconds:.1} s"),
+    }
+}
+
+/// "366.0 B", "1.83 M", "950": numbers of tokens or parameters.
+pub fn size(count: f64) -> String {
+    match count {
+        1e9.. => format!("{:.1} B", count / 1e9),
+        1e6.. => format!("{:.2} M", count / 1e6),
+        1e4.. => format!("{:.0} k", count / 1e3),
+        _ => format!("{count:.0}"),
+    }
+}
+
+/// "1 device", "64 devices".
+pub fn devices(count: usize) -> String {
+    format!("{} device{}", Count(count as u64), if count == 1 { "" } else { "s" })
+}
+
+/// Lines of cells, in columns as wide as their longest cell; the first `left` of them begin at the left.
+pub fn table(rows: &[Vec<String>], left: usize) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(i, (cell, width))| match i < left {
+            true => format!("  {cell:<width$}"),
+            false => format!("  {cell:>width$}"),
+        });
+        format!("{}\n", cells.collect::<String>().trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
 /// "± 20 %"; of a wide one both ends, "− 58 % + 140 %": nine in ten are within 1 + `error` times what is
 /// planned, and that divided by it.
 pub fn bar(error: f64) -> String {
@@ -109,6 +152,19 @@ fn tokens_are_read_as_people_write_them() {
     for wrong in ["", "B", "-1B", "many", "nan", "infB", "0"] {
         assert!(tokens(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_columns_cells_have_one_unit_and_do_not_touch() {
+    assert_eq!([0.4171, 0.02].map(|seconds| alike(seconds, 0.4171)), ["417.1 ms", "20.0 ms"]);
+    assert_eq!([0.4171, 1.9].map(|seconds| alike(seconds, 1.9)), ["0.417 s", "1.900 s"]);
+    assert_eq!(alike(90_000.0, 90_000.0), "90000.0 s");
+    assert_eq!([366e9, 1_830_000.0, 12_345.0, 17.0].map(size), ["366.0 B", "1.83 M", "12 k", "17"]);
+    assert_eq!([1, 64].map(devices), ["1 device", "64 devices"]);
+    let row = |cells: [&str; 3]| cells.map(str::to_string).to_vec();
+    let rows = [row(["size", "a step", "time"]), row(["1.3B", "90000.0 s", "16865.0 days"])];
+    let lines = "  size     a step          time\n  1.3B  90000.0 s  16865.0 days\n";
+    assert_eq!(table(&rows, 1), lines);
 }
 
 #[test]

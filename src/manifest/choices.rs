@@ -108,6 +108,14 @@ DecayName {
     Wsd = "wsd",
 }
 
+/// Samples that the learning rate of a step is of.
+LrCounted {
+    /// Those that will have been seen after it.
+    After = "after",
+    /// Those that were seen before it: Megatron updates first and steps its schedule then.
+    Before = "before",
+}
+
 /// Update rules.
 OptimizerName {
     /// Adam with decoupled weight decay.

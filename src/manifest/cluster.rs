@@ -1,4 +1,4 @@
-//! The rows of the table of settings that are about ranks, their launcher and their failures.
+//! Settings of ranks, their launcher and their failures.
 
 use super::choices::{GpuTransport, OnEnd};
 use super::define::{checked, read, sections, settings, written};

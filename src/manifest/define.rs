@@ -1,7 +1,7 @@
-//! The macros that make types of the tables in `forms` and `settings`.
+//! Macros that define types from the tables in `forms` and `settings`.
 
-/// Values with a short and a long form. Each variant is another kind of YAML node, so that it is
-/// always plain which one is meant.
+/// Defines values with a short and a long form. Each variant is another kind of YAML node, so the
+/// form is unambiguous.
 macro_rules! forms {
     ($($(#[$about:meta])* $name:ident {
         $($(#[$doc:meta])* $variant:ident($inner:ty),)*
@@ -9,7 +9,7 @@ macro_rules! forms {
         $(#[$about])*
         #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
         #[serde(untagged)]
-        // A manifest holds one of each: their size is no matter.
+        // A manifest has one of each, so their size does not matter.
         #[allow(clippy::large_enum_variant)]
         pub enum $name { $($(#[$doc])* $variant($inner),)* }
 
@@ -21,8 +21,8 @@ macro_rules! forms {
     )*};
 }
 
-/// Sections as they are written: every key may be left out. The doc comments are what an editor
-/// shows, and the ranges what a value is checked against.
+/// Defines sections as written, in which every key is optional. Editors show the doc comments, and
+/// values are checked against the ranges.
 macro_rules! sections {
     ($($(#[$about:meta])* $name:ident {$(
         $(#[$doc:meta])*
@@ -43,20 +43,19 @@ macro_rules! sections {
     )*};
 }
 
-/// Sections as they are written (in the module `raw`), the same checked, and both ways between
+/// Defines sections as written (in the module `raw`), as checked, and both conversions between
 /// them. A row is one setting, `key: type`, in the order of the effective manifest:
 ///
 /// * `key: T = default` is a `T`; the default may use the keys above it;
-/// * `key: T, required in 1..=9` is a `T`; where it is missing, which is reported, the least;
+/// * `key: T, required in 1..=9` is a `T`; if missing, this is reported and the minimum used;
 /// * `key: T` is an `Option<T>`;
-/// * `key: T => C = conversion` is written as a `T` and a `C` once checked: the conversion reads
-///   `raw.key`, what was written (an `Option<T>`). It is written back by `Written`, or by
-///   `, written expression`;
-/// * `, in 0..=9` are the limits of what may be written.
+/// * `key: T => C = conversion` is written as a `T` and checked to a `C`. The conversion reads the
+///   written `raw.key` (an `Option<T>`). `Written` or `, written expression` converts back;
+/// * `, in 0..=9` are the limits of the written value.
 ///
-/// After the rows stand in brackets those that only the written section has (other ways to give
-/// one of the keys), and in parentheses those that only the checked one has.
-/// The section's arguments are what its defaults and conversions need to know.
+/// Brackets after the rows contain keys of the written section only (other ways to set one of the
+/// keys), parentheses those of the checked section only. The arguments of the section are inputs of
+/// its defaults and conversions.
 macro_rules! settings {
     ($($(#[$about:meta])* $name:ident($raw:ident $(, $arg:ident: $argty:ty)*) {$(
         $(#[doc = $doc:literal])*
@@ -111,7 +110,7 @@ macro_rules! settings {
             }
 
             impl $name {
-                /// What is written, with the defaults filled in.
+                /// Fills in the defaults of a written section.
                 pub(super) fn read($raw: raw::$name $(, $arg: $argty)*) -> $name {
                     $(let $key = read!(
                         $raw.$key $(= $default)? $(=> $conversion)? $(, required $least)?

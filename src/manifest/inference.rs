@@ -1,4 +1,4 @@
-//! Manifests of models that are only read: whatever of a run concerns training alone is left out.
+//! Manifests for inference, without the settings of training.
 
 use super::read::finish;
 use super::tree::{self, Node, Value};
@@ -6,7 +6,7 @@ use super::{Loaded, Manifest, Model, Precision, check, overrides};
 use base::Problems;
 use std::path::{Path, PathBuf};
 
-/// A run of one step, of which everything but the model is a default.
+/// Manifest of one step, in which everything except the model has its default.
 const PLAIN: &str = "
 name: eval
 model: {layers: 1, hidden: 16, heads: 1, vocab: 16, seq_len: 16}
@@ -17,11 +17,11 @@ log: {folder: gptrain-eval, tensorboard: false}
 train: {samples: 1}
 ";
 
-/// What messages call it.
+/// Name in messages.
 const NAME: &str = "the settings of eval";
 
 impl Manifest {
-    /// A model by itself, on one rank.
+    /// Manifest of a model on one rank.
     pub fn of_model(model: &Model) -> Manifest {
         let plain = super::parse(PLAIN, NAME, Path::new("."), &[]);
         let plain = plain.unwrap_or_else(|problems| panic!("{problems}")).manifest;
@@ -29,8 +29,8 @@ impl Manifest {
     }
 }
 
-/// The model, data and machine of a manifest, in f32 on one rank, with `sets` on top: a topology, a
-/// micro-batch. The global batch follows from them.
+/// Manifest with the model, data and machine of `m`, in f32 on one rank, with `sets` applied: a
+/// topology, a micro-batch. The global batch follows from them.
 pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> {
     let mut plain = Manifest::of_model(&m.model);
     plain.precision = Precision::F32;
@@ -48,10 +48,10 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
     let global = micro.saturating_mul(data).saturating_mul(pipeline);
     let follows = ["batch.global", "train.samples"].map(|key| format!("{key}={global}"));
     overrides::apply(&mut root, &follows)?;
-    finish(&root, NAME, Path::new("."), PathBuf::from(NAME), &|_| Problems::default())
+    finish(&root, NAME, Path::new("."), PathBuf::from(NAME), &|_, _| Problems::default())
 }
 
-/// A whole number above 0; of anything else the check of the manifest tells.
+/// Parses a whole number above 0. The check of the manifest reports anything else.
 fn number(node: Option<&Node>) -> Option<u64> {
     match &node?.value {
         Value::Scalar { text, .. } => text.parse().ok().filter(|n| *n > 0),

@@ -1,12 +1,12 @@
-//! Checks the YAML tree against the table of settings, by way of its JSON Schema: which keys there
-//! are, what kind of value each takes, and its limits. What passes is ready for serde.
+//! Checks the YAML tree against the table of settings through its JSON Schema: the keys, the kind
+//! of each value, and its limits. Values that pass can be deserialised by serde.
 
 use super::report::{Report, short};
 use super::suggest;
 use super::tree::{Entry, Node, Value};
 use serde_json::Value as Json;
 
-/// The kinds of value that a schema allows for one key, with its alternatives flattened.
+/// Kinds of value that a schema permits for one key, with its alternatives flattened.
 #[derive(Default)]
 struct Shape<'s> {
     truth: bool,
@@ -21,11 +21,21 @@ struct Shape<'s> {
 
 pub struct Keys {
     schema: Json,
-    /// The path of every key; `*` stands for a name or a number.
+    /// Path of every key; `*` represents a name or a number.
     all: Vec<String>,
 }
 
-/// The JSON Schema of a manifest, for editors.
+/// Settings that have one place each, as `--set` names them: `lr.peak`.
+pub fn settings() -> Vec<String> {
+    let all = Keys::new().all;
+    let begins =
+        |key: &str, other: &str| other.strip_prefix(key).is_some_and(|o| o.starts_with('.'));
+    let is_section = |key: &String| all.iter().any(|other| begins(key, other));
+    let ends = |key: &&String| !key.contains('*') && !is_section(key);
+    all.iter().filter(ends).cloned().collect()
+}
+
+/// JSON Schema of a manifest, for editors.
 pub fn schema() -> Json {
     schemars::schema_for!(super::forms::Raw).to_value()
 }
@@ -40,7 +50,7 @@ impl Keys {
         keys
     }
 
-    /// The manifest as JSON for serde, with what was wrong left out and reported.
+    /// Converts the manifest to JSON for serde. Wrong parts are reported and left out.
     pub fn read(&self, report: &mut Report) -> Json {
         let root = report.root();
         let path = "";
@@ -116,11 +126,11 @@ impl Keys {
         report.add(&below, format!("unknown key {below}"), remedy);
     }
 
-    /// The value for serde; `None` where the key is empty, or its value wrong (and reported).
+    /// Converts a value for serde; `None` if it is empty or wrong (and reported).
     fn value(&self, node: &Node, schema: &Json, path: &str, report: &mut Report) -> Option<Json> {
         let shape = self.shape(schema);
         match &node.value {
-            // `adamw:` with nothing below it is a section with defaults only.
+            // `adamw:` without content is a section with defaults only.
             Value::Null => {
                 let bare = |object: &&Json| required(object).is_empty();
                 let section = shape.object.filter(bare).filter(|_| shape.choices.is_empty());
@@ -240,9 +250,9 @@ impl Keys {
 }
 
 enum Wrong {
-    /// Not a value of this kind.
+    /// The value has another kind.
     Kind,
-    /// Of the kind, but what is wrong with it, and the remedy.
+    /// The value has the right kind but is wrong: the problem, and the remedy.
     Value(String, String),
 }
 
@@ -266,7 +276,7 @@ fn scalar(shape: &Shape, text: &str, quoted: bool) -> Result<Json, Wrong> {
     match number {
         Number::Whole(whole) => Ok(whole.into()),
         Number::Real(real) if shape.whole.is_none() => Ok(real.into()),
-        // 300e9 is a whole number; f64 holds each up to 2^53.
+        // 300e9 is a whole number; f64 represents each up to 2^53.
         Number::Real(real) if real.fract() == 0.0 && real.abs() < 9e15 => Ok((real as u64).into()),
         Number::Real(_) => {
             let what = format!("is {text}, not a whole number");
@@ -350,7 +360,7 @@ fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
     }
 }
 
-/// "a number, or a section with keys embedding, attention, residual".
+/// For example "a number, or a section with keys embedding, attention, residual".
 fn wanted(shape: &Shape) -> String {
     let mut ways = Vec::new();
     if !shape.choices.is_empty() {
@@ -385,7 +395,7 @@ fn required(schema: &Json) -> Vec<&str> {
     schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect()
 }
 
-/// The first sentence of a key's description.
+/// First sentence of a key's description.
 fn sentence(schema: &Json) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let end = text.find(". ").map_or(text.len(), |end| end);

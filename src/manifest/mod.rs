@@ -1,9 +1,9 @@
-//! The experiment as the user declares it. YAML goes in (`tree`), is read by the table of settings
-//! (`settings`), and a `Manifest` that cannot be wrong comes out (`check`), or every mistake at
-//! once, each with its line, the numbers and a remedy.
+//! Experiment as declared by the user. YAML is parsed (`tree`), read by the table of settings
+//! (`settings`), and checked (`check`). The result is a valid `Manifest`, or all mistakes at once,
+//! each with its line, the numbers and a remedy.
 //!
-//! Does not know devices, nor any file but its own. Nobody after this room validates or defaults
-//! a setting again.
+//! Does not know devices, nor any file but its own. No other crate validates settings or fills in
+//! defaults.
 
 mod check;
 pub mod choices;
@@ -18,6 +18,7 @@ mod overrides;
 pub mod place;
 mod read;
 mod report;
+mod rewrite;
 mod settings;
 mod suggest;
 mod tree;
@@ -26,14 +27,15 @@ pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, LogFormat,
-    MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder, Recompute,
-    Schedule, SpikeAction,
+    LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder,
+    Recompute, Schedule, SpikeAction,
 };
 pub use cluster::{Comm, Restart, Slurm};
 pub use inference::for_inference;
-pub use keys::schema;
+pub use keys::{schema, settings};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
-pub use read::{IN_FOLDER, Loaded, load, load_also, parse};
+pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse};
+pub use rewrite::rewrite;
 pub use settings::{
     Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr,
     Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
@@ -54,7 +56,7 @@ pub struct Manifest {
     pub name: String,
     pub model: Model,
     pub precision: Precision,
-    /// `Some` with precision fp16 alone.
+    /// Only `Some` with precision fp16.
     pub loss_scale: Option<LossScale>,
     pub data: Data,
     pub batch: Batch,
@@ -72,19 +74,19 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Whether it leaves open in which memory gradients lie.
+    /// Whether the home of gradients (host or device) is still to be decided.
     pub fn gradients_are_open(&self) -> bool {
         let Offload { what, gradients, .. } = self.topology.offload;
         let stay = self.topology.compression.is_some() || self.optimizer.name() == "adafactor";
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
-    /// Whether the norm of updates can be taken: not where they come late.
+    /// Whether the norm of updates can be computed; not if they are delayed.
     pub fn has_update_norm(&self) -> bool {
         self.log.update_norm > 0 && self.topology.offload.delay == 0
     }
 
-    /// The same with gradients in one.
+    /// The same manifest with gradients in `home`.
     pub fn with_gradients(&self, home: GradientHome) -> Manifest {
         let mut m = self.clone();
         m.topology.offload.gradients = home;
@@ -92,9 +94,9 @@ impl Manifest {
     }
 }
 
-/// What a family's models have.
+/// Properties of a family's models.
 impl Family {
-    /// The family where none is written.
+    /// Default family.
     fn of_position(position: Option<&PositionForm>) -> Family {
         match position {
             Some(PositionForm::Name(PositionName::Alibi)) => Family::Bloom,
@@ -102,7 +104,7 @@ impl Family {
         }
     }
 
-    /// Llama, and those that differ from it in a part.
+    /// Whether it is Llama or a variant of it.
     pub fn is_llama(self) -> bool {
         !matches!(self, Family::Gpt2 | Family::Bloom)
     }
@@ -136,7 +138,7 @@ impl Family {
     }
 }
 
-/// How tokens know their place.
+/// Position encoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Position {
     /// A table of seq_len learned vectors.
@@ -148,7 +150,7 @@ pub enum Position {
 }
 
 impl Position {
-    /// Its name in a manifest, without settings.
+    /// Name in a manifest, without settings.
     pub fn name(self) -> PositionName {
         match self {
             Position::Learned => PositionName::Learned,
@@ -158,7 +160,7 @@ impl Position {
     }
 }
 
-/// How the wavelengths of a rotation are stretched.
+/// Scaling of a rotation's wavelengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     Linear(Linear),
@@ -167,8 +169,7 @@ pub enum RopeScaling {
 }
 
 impl Ffn {
-    /// The width inside where none is written: 4 × hidden, or for gates and values two thirds of
-    /// it, as Llama rounds it.
+    /// Default inner width: 4 × hidden, or with gates two thirds of that, rounded as in Llama.
     fn hidden(self, hidden: usize) -> usize {
         match self {
             Ffn::Gelu => 4 * hidden,
@@ -178,16 +179,15 @@ impl Ffn {
 }
 
 impl Model {
-    /// Of attention: as many key/value heads as query heads, and hidden / heads columns each,
-    /// where the settings say nothing else.
+    /// Attention heads: by default as many key/value heads, each of hidden / heads columns.
     pub fn heads(&self) -> Heads {
         let kv = self.kv_heads.unwrap_or(self.heads);
         let dim = self.head_dim.unwrap_or(self.hidden / self.heads);
         Heads { query: self.heads, kv, dim }
     }
 
-    /// Rows of the feed-forward layer's first matrix: under SwiGLU a gate and a value for each
-    /// column of the second one, one after the other, so that any share of them is a rectangle.
+    /// Rows of the feed-forward layer's first matrix. Under SwiGLU gate and value rows of the
+    /// second matrix's columns alternate, so that any share of them is a rectangle.
     pub fn ffn_rows(&self) -> usize {
         match self.ffn {
             Ffn::Gelu => self.ffn_hidden,
@@ -196,39 +196,39 @@ impl Model {
     }
 }
 
-/// What the loss is multiplied by before backward, and gradients are divided by before the update.
-/// A step whose gradient is not finite updates nothing.
+/// Factor of the loss before backward, by which gradients are divided before the update. A step
+/// with a non-finite gradient updates nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
     /// The run ends at the `hysteresis`th overflow without `window` updates in a row before it.
     Constant { scale: f64, window: u64, hysteresis: u64 },
-    /// Doubles after `window` updates in a row; halves at each overflow from the `hysteresis`th
-    /// since. The run ends at an overflow that should take it below `min`.
+    /// Doubles after `window` updates in a row. Halves at each overflow from the `hysteresis`th
+    /// since then. The run ends at an overflow that would reduce it below `min`.
     Dynamic { initial: f64, min: f64, window: u64, hysteresis: u64 },
 }
 
-/// The training datasets from one sample of the run on.
+/// Training datasets from one sample of the run on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataStage {
-    /// The first sample read from them.
+    /// First sample read from them.
     pub from: u64,
     pub train: Vec<Dataset>,
 }
 
 impl Data {
-    /// Whether every sample's mask is plainly causal.
+    /// Whether every sample has a plain causal mask.
     pub fn causal(&self) -> bool {
         let cut = self.eod.is_some_and(|eod| eod.reset_attention) || self.inter_document_masking;
         self.objective == Objective::Causal && !cut
     }
 
-    /// The mixtures of training datasets, each with its first sample.
+    /// Mixtures of training datasets, each with its first sample.
     pub fn mixtures(&self) -> impl Iterator<Item = (u64, &[Dataset])> {
         let later = self.stages.iter().map(|stage| (stage.from, &stage.train[..]));
         std::iter::once((0, &self.train[..])).chain(later)
     }
 
-    /// The datasets trained on, each once.
+    /// Training datasets without duplicates.
     pub fn train_prefixes(&self) -> Vec<&PathBuf> {
         let mut prefixes = Vec::new();
         for dataset in self.mixtures().flat_map(|(_, datasets)| datasets) {
@@ -240,21 +240,21 @@ impl Data {
     }
 }
 
-/// A dataset, or a share of one, in a blend.
+/// Dataset, or a share of one, in a blend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
-    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`; a relative one starts at the manifest's folder.
+    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`; relative to the manifest's folder.
     pub prefix: PathBuf,
     pub weight: f64,
     pub part: Sequences,
 }
 
-/// Which sequences of a dataset.
+/// Selection of a dataset's sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sequences {
     /// One part (0 train, 1 valid, 2 test) of a split string such as `969,30,1`.
     Split { weights: String, which: usize },
-    /// From one fraction of the sequences to another, `0.95..1.0`.
+    /// Range between two fractions of the sequences, `0.95..1.0`.
     Range(f64, f64),
 }
 
@@ -268,11 +268,11 @@ pub struct ValidSet {
 pub enum Objective {
     Causal,
     /// A random prefix of each sample (of each document under `reset_attention` or
-    /// `inter_document_masking`) sees itself whole; the loss is on the rest.
+    /// `inter_document_masking`) attends to itself bidirectionally; the loss covers the rest.
     PrefixLm(PrefixLm),
 }
 
-/// A manifest of a test, of this floor or another.
+/// Manifest for tests of any crate.
 #[doc(hidden)]
 pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
@@ -280,7 +280,7 @@ pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
 }
 
-/// The sizes of a model, which have no defaults.
+/// Sizes of a model without defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub layers: usize,
@@ -291,7 +291,7 @@ pub struct Sizes {
 }
 
 impl Model {
-    /// A family's model of these sizes over `tensor` ranks; all else as the settings' defaults.
+    /// Model of a family with these sizes over `tensor` ranks, with defaults otherwise.
     pub fn with_defaults(family: Family, sizes: Sizes, tensor: usize) -> Model {
         let Sizes { layers, hidden, heads, vocab, seq_len } = sizes;
         let written = raw::Model {
@@ -308,7 +308,7 @@ impl Model {
 }
 
 impl Batch {
-    /// The global batch over the run.
+    /// Global batch over the run.
     pub fn ramp(&self) -> Ramp {
         match self.ramp_up {
             None => Ramp::constant(self.global),
@@ -317,7 +317,7 @@ impl Batch {
     }
 }
 
-/// The update rule, with its settings.
+/// Update rule with its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
     AdamW(AdamW),
@@ -336,7 +336,7 @@ impl Optimizer {
         }
     }
 
-    /// Of matrices.
+    /// Weight decay of matrices.
     pub fn weight_decay(&self) -> f32 {
         match self {
             Optimizer::AdamW(rule) => rule.weight_decay,
@@ -346,7 +346,7 @@ impl Optimizer {
         }
     }
 
-    /// The global norm that gradients are scaled down to.
+    /// Maximum global norm of gradients, to which they are clipped.
     pub fn clip(&self) -> Option<f32> {
         match self {
             Optimizer::AdamW(rule) => rule.clip,
@@ -356,7 +356,7 @@ impl Optimizer {
         }
     }
 
-    /// The numbers of the update, as checkpoints tell them.
+    /// Constants of the update, as stored in checkpoints.
     pub fn numbers(&self) -> BTreeMap<String, f32> {
         let all: &[(&str, f32)] = match self {
             Optimizer::AdamW(rule) => {
@@ -392,7 +392,7 @@ impl Optimizer {
     }
 }
 
-/// The learning rate's decay after the warm-up: it ends at `samples` and stays at `min` afterwards.
+/// Decay of the learning rate after the warm-up. From `samples` on the rate is `min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     Constant,
@@ -410,12 +410,12 @@ pub enum Decay {
 }
 
 impl Topology {
-    /// tensor × pipeline × data.
+    /// Number of ranks: tensor × pipeline × data.
     pub fn ranks(&self) -> usize {
         self.tensor * self.pipeline * self.data
     }
 
-    /// The grid of ranks.
+    /// Grid of ranks.
     pub fn grid(&self) -> Grid {
         Grid {
             tensor: self.tensor,
@@ -425,7 +425,7 @@ impl Topology {
         }
     }
 
-    /// The same without any parallelism.
+    /// The same topology without any parallelism.
     pub fn single_rank(&self) -> Topology {
         Topology {
             tensor: 1,
@@ -443,7 +443,7 @@ impl Topology {
 }
 
 impl Offload {
-    /// Nothing lies on the host.
+    /// No data on the host.
     pub const NONE: Offload = Offload {
         what: OffloadWhat::None,
         gradients: GradientHome::Auto,
@@ -453,13 +453,13 @@ impl Offload {
 }
 
 impl Adam8bit {
-    /// The same rule with its moments in 8 bits.
+    /// The same rule with 8-bit moments.
     pub fn of(rule: AdamW) -> Adam8bit {
         let AdamW { beta1, beta2, eps, weight_decay, clip } = rule;
         Adam8bit { beta1, beta2, eps, weight_decay, clip, block: 64 }
     }
 
-    /// What of `optimizer` is to be set for it, as `--set` takes it.
+    /// Settings of `optimizer` that select it, in the form of `--set`.
     pub fn set(&self) -> String {
         let Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = self;
         let usual = Adam8bit::read(Default::default());
@@ -486,14 +486,14 @@ impl Default for PowerSgd {
     }
 }
 
-/// How layers are cut into pipeline stages.
+/// Split of layers into pipeline stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerSplit {
     Uniform,
     /// Embedding and head count as a layer each: the first and last stage hold one layer less
     /// (Megatron-DeepSpeed's `type:transformer|embedding`).
     TransformerAndEmbedding,
-    /// As equal in cost as whole layers allow.
+    /// Minimises the cost of the most expensive stage.
     Balanced,
     /// Layers of each stage.
     Explicit(Vec<usize>),

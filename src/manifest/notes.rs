@@ -1,10 +1,13 @@
-//! What is valid and seldom meant, and what gptrain cannot train with.
+//! Notes on valid but unusual settings, and settings that gptrain cannot train with.
 
-use super::{DeviceChoice, Manifest, Precision};
+use super::{DeviceChoice, Manifest, Optimizer, Precision};
 use base::{Count, Problems};
 
+/// Adam's peak learning rate from which on it is noted.
+const HIGH_PEAK: f64 = 0.1;
+
 impl Manifest {
-    /// Valid settings that are seldom meant, in words.
+    /// Notes on valid settings that are seldom intended.
     pub fn notes(&self) -> Vec<String> {
         let (warmup, run) = (self.lr.warmup_samples, self.train.samples);
         let reached = 100.0 * run as f64 / warmup.max(1) as f64;
@@ -16,10 +19,18 @@ impl Manifest {
                 Count(run)
             )
         });
-        warmup.into_iter().collect()
+        let peak = self.lr.peak;
+        let adam = matches!(self.optimizer, Optimizer::AdamW(_) | Optimizer::Adam8bit(_));
+        let high = (adam && peak > HIGH_PEAK).then(|| {
+            format!(
+                "lr.peak {peak} moves every weight by about {peak} a step: AdamW is trained with \
+                 1e-5 to 1e-2"
+            )
+        });
+        warmup.into_iter().chain(high).collect()
     }
 
-    /// Valid settings that gptrain cannot train with are rejected by name, never ignored.
+    /// Rejects valid settings that gptrain cannot train with, by name. None is ignored.
     pub fn runnable(&self) -> Result<(), Problems> {
         if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
             let what = "precision is tf32, which a CPU cannot";

@@ -1,16 +1,16 @@
-//! `--set a.b=c`: values given on the command line, put into the tree as if the file had them.
+//! `--set a.b=c`: inserts values from the command line into the tree, as if they were in the file.
 
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
 
-/// `optimizer.lr` is another name of `lr.peak`.
-const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
+/// Alias: `optimizer.lr` means `lr.peak`.
+pub const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
 
-/// More than any key has.
+/// Maximum number of levels, above that of any key.
 const LEVELS: usize = 16;
 
-/// Keys of which only one is given: one on the command line replaces another in the file.
+/// Mutually exclusive keys: one on the command line replaces another in the file.
 const EXCLUSIVE: &[&[&str]] = &[
     &["train.samples", "train.tokens", "train.steps"],
     &["lr.warmup_samples", "lr.warmup_tokens"],
@@ -18,7 +18,7 @@ const EXCLUSIVE: &[&[&str]] = &[
     &["optimizer.adamw", "optimizer.adam8bit", "optimizer.adafactor", "optimizer.muon"],
 ];
 
-/// Applies every `PATH=VALUE`, a later one over an earlier one.
+/// Applies every `PATH=VALUE`. Later ones override earlier ones.
 pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for set in sets {
@@ -39,7 +39,7 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
             Ok(node) => {
                 let target = if path == SECOND_NAME.0 { SECOND_NAME.1 } else { path };
                 let steps: Vec<&str> = target.split('.').collect();
-                // Nothing in the place of one key is no other key either.
+                // An empty value does not replace the other keys.
                 let others = replaced(target).filter(|_| node.value != Value::Null);
                 others.for_each(|other| remove(root, other));
                 if let Err(what) = put(root, &steps, node, path) {
@@ -51,7 +51,7 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
     problems.or(())
 }
 
-/// Moves what the file says under the second name to the first.
+/// Moves the file's value under the alias to the main name.
 pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
     let (from, to) = SECOND_NAME;
     let Some(node) = root.at(from).cloned() else { return Ok(()) };
@@ -66,8 +66,8 @@ pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
     put(root, &steps, node, from).map_err(|what| Problems::one(place, what, ""))
 }
 
-/// The other keys of the exclusive group that `path` is in or below.
-fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
+/// Other keys of the exclusive group that contains `path`.
+pub fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
     let of = |key: &str| path.strip_prefix(key).is_some_and(|r| r.is_empty() || r.starts_with('.'));
     let group = EXCLUSIVE.iter().find(|group| group.iter().any(|key| of(key)));
     let others = group.into_iter().flat_map(|group| group.iter().copied());
@@ -119,7 +119,7 @@ fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), Str
                 None => Err(format!("`{step}` is not an item of a list of {count}, from 0")),
             }
         }
-        // A name (`decay: cosine`) gives way to the settings that the path asks for.
+        // A name (`decay: cosine`) is replaced by the settings that the path names.
         Value::Scalar { text, .. } if is_name(text) => {
             node.value = Value::Map(Vec::new());
             put(node, steps, new, path)

@@ -1,19 +1,19 @@
-//! A place of checkpoints beside a run's folder, as a URL names it.
+//! URL of a place for copies of checkpoints.
 
-/// What a URL names.
+/// Parsed URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceUrl<'a> {
-    /// A folder by its whole path, of `file:///FOLDER`.
+    /// Folder with an absolute path, from `file:///FOLDER`.
     Folder(&'a str),
-    /// `BUCKET/PREFIX` of `s3://BUCKET/PREFIX`; the bucket's name is one that S3 takes.
+    /// `BUCKET/PREFIX` from `s3://BUCKET/PREFIX`; S3 accepts the bucket's name.
     Bucket(&'a str),
 }
 
 impl PlaceUrl<'_> {
-    /// What to write instead of what is none.
+    /// Remedy for a wrong URL.
     pub const REMEDY: &'static str = "write s3://BUCKET/PREFIX or file:///FOLDER";
 
-    /// An error says what the URL is, after "is".
+    /// Parses a URL. The error describes the URL, to be read after "is".
     pub fn read(url: &str) -> Result<PlaceUrl<'_>, &'static str> {
         match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => Ok(PlaceUrl::Folder(path)),

@@ -1,47 +1,51 @@
-//! From a file to a checked manifest.
+//! Reads a file into a checked manifest.
 
 use super::report::Report;
 use super::tree::Node;
 use super::{Manifest, check, forms::Raw, keys::Keys, overrides, tree};
 use anyhow::Context;
-use base::Problems;
+use base::{Problems, input};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// The name of the manifest in a run's folder.
+/// Name of the manifest in a run's folder.
 pub const IN_FOLDER: &str = "manifest.yaml";
 
-/// A manifest, and where it came from.
+/// Manifest and its origin.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub manifest: Manifest,
-    /// The effective YAML: every key with its value, defaults included. It loads back to the same
+    /// Effective YAML: every key with its value, including defaults. It loads to the same
     /// `manifest` from any folder.
     pub effective: String,
-    /// The file it was read from.
+    /// File that it was read from.
     pub source: PathBuf,
 }
 
-/// Finds more that is wrong with a manifest than its text tells.
-pub type Also<'a> = &'a dyn Fn(&Manifest) -> Problems;
+/// Whether no mistake was found in the values of these keys.
+pub type Sound<'a> = &'a dyn Fn(&[&str]) -> bool;
 
-/// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) in place of the file's.
-/// Every mistake is in the error, which is a `Problems`. Of a run's folder it is the manifest there,
-/// and the run is the one in this folder, even if it was moved.
+/// Finds further problems in a manifest that cannot be found in its text.
+pub type Also<'a> = &'a dyn Fn(&Manifest, Sound) -> Problems;
+
+/// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) instead of the file's. The
+/// error is a `Problems` with every mistake. For a run's folder, reads the manifest in it; the run
+/// is then the one in this folder, even if it was moved.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
-    load_also(path, sets, &|_| Problems::default())
+    load_also(path, sets, &|_, _| Problems::default())
 }
 
-/// The same; where there are mistakes, they are joined by those that `also` finds in what could be
-/// read: defaults stand where a value could not.
+/// Like `load`. If there are mistakes, adds those that `also` finds in the readable part, in which
+/// defaults replace unreadable values, whose keys are not sound.
 pub fn load_also(path: &Path, sets: &[String], also: Also) -> anyhow::Result<Loaded> {
     let inside = path.join(IN_FOLDER);
-    if path.is_dir() && inside.is_file() {
+    if path.is_dir() && inside.exists() {
         let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
         let here = serde_json::Value::from(path.display().to_string());
         let here = (!elsewhere).then(|| format!("log.folder={here}"));
         let sets: Vec<_> = here.into_iter().chain(sets.iter().cloned()).collect();
+        input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
         return load_also(&inside, &sets, also);
     }
     let name = path.display().to_string();
@@ -54,11 +58,11 @@ pub fn load_also(path: &Path, sets: &[String], also: Also) -> anyhow::Result<Loa
     Ok(finish(&root, &name, folder, PathBuf::from(&name), also)?)
 }
 
-/// Checks the manifest in `text`. `name` is what messages call it; relative paths to data start at
+/// Checks the manifest in `text`. Messages use `name`; relative data paths are resolved against
 /// `folder`.
 pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
     let root = tree(text, name, sets)?;
-    finish(&root, name, folder, PathBuf::from(name), &|_| Problems::default())
+    finish(&root, name, folder, PathBuf::from(name), &|_, _| Problems::default())
 }
 
 fn tree(text: &str, name: &str, sets: &[String]) -> Result<Node, Problems> {
@@ -68,7 +72,7 @@ fn tree(text: &str, name: &str, sets: &[String]) -> Result<Node, Problems> {
     Ok(root)
 }
 
-/// The manifest in a tree.
+/// Checks the manifest in a tree.
 pub(super) fn finish(
     root: &Node,
     name: &str,
@@ -86,12 +90,14 @@ pub(super) fn finish(
     let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
     let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let manifest = check::manifest(raw, &mut report, &folder, stem);
-    report.or(()).map_err(|mut problems| {
-        problems.list.extend(also(&manifest).list);
-        problems
-    })?;
-    let effective = check::effective(&manifest);
-    Ok(Loaded { manifest, effective, source })
+    if report.is_empty() {
+        let effective = check::effective(&manifest);
+        return Ok(Loaded { manifest, effective, source });
+    }
+    let more = also(&manifest, &|paths| report.sound(paths));
+    let Problems { mut list } = report.problems();
+    list.extend(more.list);
+    Err(Problems { list })
 }
 
 fn text(path: &Path, name: &str) -> anyhow::Result<String> {
@@ -110,7 +116,7 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
     if about.len() > tree::MAX_BYTES {
         return Err(tree::too_large(name, about.len()).into());
     }
-    // A device or a pipe has no length: read no more than is allowed, and a byte to tell.
+    // A device or a pipe has no length: read at most the limit and one byte more.
     let mut bytes = Vec::new();
     let mut limited = (&mut file).take(tree::MAX_BYTES + 1);
     limited.read_to_end(&mut bytes).with_context(|| format!("reading {name}"))?;

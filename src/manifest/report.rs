@@ -1,5 +1,5 @@
-//! The mistakes found in one manifest, each placed by its key's path; and which keys can no longer
-//! be relied on, so that no mistake is reported twice in different words.
+//! Mistakes in one manifest, each located by its key's path. Also records the keys that are
+//! unreliable, so that no mistake is reported twice in different words.
 
 use super::tree::{self, Location, Node};
 use base::{Problem, Problems};
@@ -11,7 +11,7 @@ pub struct Report<'a> {
     bad: Vec<String>,
 }
 
-/// Mistakes listed at most: a file that is no manifest may have thousands.
+/// Maximum number of listed mistakes. A file that is not a manifest may have thousands.
 const MAX_PROBLEMS: usize = 100;
 
 impl<'a> Report<'a> {
@@ -19,9 +19,13 @@ impl<'a> Report<'a> {
         Report { name, root, found: Vec::new(), bad: Vec::new() }
     }
 
-    /// The tree the paths are looked up in.
+    /// Tree in which paths are looked up.
     pub fn root(&self) -> &'a Node {
         self.root
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.found.is_empty()
     }
 
     /// Whether `MAX_PROBLEMS` are listed.
@@ -29,7 +33,7 @@ impl<'a> Report<'a> {
         self.found.len() >= MAX_PROBLEMS
     }
 
-    /// A mistake in the value at `path`, or in its absence.
+    /// Adds a mistake in the value at `path`, or in its absence.
     pub fn add(&mut self, path: &str, what: impl Into<String>, remedy: impl Into<String>) {
         let place = &self.root.nearest(path).place;
         let order = match place {
@@ -45,19 +49,21 @@ impl<'a> Report<'a> {
         self.bad.push(path.to_string());
     }
 
-    /// A mistake between several values: placed at the one that `--set` gave, else at the first.
+    /// Adds a mistake between several values, located at the one from `--set`, or else at the
+    /// first.
     pub fn between(&mut self, paths: &[&str], what: impl Into<String>, remedy: impl Into<String>) {
         let set = |path: &&&str| matches!(self.root.nearest(path).place, Location::Set(_));
         let path = paths.iter().find(set).unwrap_or(&paths[0]);
         self.add(path, what, remedy);
     }
 
-    /// The value at `path` may stand elsewhere, misspelt: its absence is no further mistake.
+    /// Marks the value at `path` as possibly misspelt elsewhere, so that its absence is not
+    /// reported.
     pub fn distrust(&mut self, path: &str) {
         self.bad.push(path.to_string());
     }
 
-    /// Whether nothing was found wrong in, above or below any of these paths.
+    /// Whether no mistake was found in, above or below any of these paths.
     pub fn sound(&self, paths: &[&str]) -> bool {
         let within = |a: &str, b: &str| {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
@@ -65,20 +71,20 @@ impl<'a> Report<'a> {
         paths.iter().all(|path| !self.bad.iter().any(|bad| within(path, bad) || within(bad, path)))
     }
 
-    /// All mistakes in the order of the file's lines, then what is missing, then those of `--set`.
-    pub fn or<T>(mut self, value: T) -> Result<T, Problems> {
+    /// All mistakes in the order of the file's lines, then missing keys, then those of `--set`.
+    pub fn problems(mut self) -> Problems {
         self.found.sort_by_key(|(order, _)| *order);
-        Problems { list: self.found.into_iter().map(|(_, problem)| problem).collect() }.or(value)
+        Problems { list: self.found.into_iter().map(|(_, problem)| problem).collect() }
     }
 }
 
-/// Text quoted from a file: at most 500 characters, without the control codes of a terminal.
+/// Quotes text from a file: at most 500 characters, without control characters.
 fn tame(text: &str) -> String {
     let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     plain.take(500).collect()
 }
 
-/// At most 40 characters of something a message quotes.
+/// At most 40 characters of a quoted text.
 pub fn short(text: &str) -> String {
     match text.char_indices().nth(40) {
         None => text.replace('\n', " "),

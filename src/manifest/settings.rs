@@ -286,6 +286,9 @@ Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
         in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
     /// The shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the run.
     decay: DecayForm => Decay = time::decay(raw.decay, run, warmup_samples, seq_len, report);
+    /// Samples that the rate of a step is of: after it, or before it as Megatron counts. Default:
+    /// after; an imported run follows its trainer.
+    counted: LrCounted = LrCounted::After;
 } [
     /// Length of the warm-up in tokens, instead of warmup_samples.
     warmup_tokens: u64, in 0..=1_000_000_000_000_000u64;
@@ -311,6 +314,9 @@ Topology(raw) {
     chunks: usize
         => usize = if schedule == Schedule::Interleaved { raw.chunks.unwrap_or(2) } else { 1 },
         in 2..=1024, written Some(*chunks).filter(|chunks| *chunks > 1);
+    /// Messages between stages travel beside the passes of schedule: interleaved, not between them
+    /// (--overlap-p2p-communication); on GPUs it needs independent streams. Default: false.
+    overlap_p2p: bool = false;
     /// How layers are cut into stages: a rule, or a list of layers per stage; with schedule:
     /// interleaved, per chunk in the model's order. Default: uniform.
     layer_split: LayerSplitForm => LayerSplit = shape::layer_split(raw.layer_split);

@@ -1,6 +1,6 @@
-//! "Did you mean": the key that was probably meant.
+//! "Did you mean" suggestions for misspelt keys and values.
 
-/// Keys, and what they are called elsewhere (Megatron, DeepSpeed, Hugging Face, PyTorch).
+/// Keys, and their names in other programs (Megatron, DeepSpeed, Hugging Face, PyTorch).
 const OTHER_NAMES: &[(&str, &str)] = &[
     ("model.layers", "num_layers n_layer n_layers"),
     ("model.hidden", "hidden_size n_embd d_model"),
@@ -62,7 +62,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("train.eval_samples", "eval_iters"),
 ];
 
-/// Values, and what they are called elsewhere.
+/// Values, and their names in other programs.
 const OTHER_WORDS: &[(&str, &str)] = &[
     ("cuda", "gpu nvidia"),
     ("f32", "float32 fp32 float single"),
@@ -72,7 +72,7 @@ const OTHER_WORDS: &[(&str, &str)] = &[
     ("rope", "rotary"),
 ];
 
-/// The choice that was probably meant by `typed`.
+/// Choice that was probably meant by `typed`.
 pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     let plain = typed.to_lowercase();
     let elsewhere = OTHER_WORDS.iter().find(|(_, others)| others.split(' ').any(|w| w == plain));
@@ -80,8 +80,8 @@ pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> 
     elsewhere.and_then(here).or_else(|| word(typed, known))
 }
 
-/// The full path that was probably meant by `key` in `section`, which knows the keys `siblings`;
-/// `all` are the paths of every key there is.
+/// Full path that was probably meant by `key` in `section`, whose keys are `siblings`. `all` are
+/// the paths of all keys.
 pub fn key<'a>(
     section: &str,
     key: &str,
@@ -100,10 +100,10 @@ pub fn key<'a>(
     all.iter().find(|path| last(path) && !path.contains("*")).cloned()
 }
 
-/// The word nearest to `typed`, where one is near enough to have been meant.
+/// Word closest to `typed`; None if none is close enough.
 pub fn word<'a>(typed: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (typed.chars().count() / 3).clamp(1, 3);
-    // No key is longer than this, and what is typed may be megabytes.
+    // Keys are shorter than this, and the typed text may be megabytes.
     let typed: String = typed.chars().take(64).collect();
     known
         .map(|word| (strsim::osa_distance(&typed, word), word))
@@ -112,7 +112,7 @@ pub fn word<'a>(typed: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a
         .map(|(_, word)| word)
 }
 
-/// `a.b`, or `b` at the top.
+/// Path of a key: `a.b`, or `b` at the top.
 pub fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_string() } else { format!("{section}.{key}") }
 }

@@ -1,24 +1,24 @@
-//! YAML as a tree in which every node knows its line, so that any later message can name it. serde
-//! would stop at the first mistake and drop the line numbers; the parser's events keep them.
+//! YAML as a tree in which every node has its line number, for messages. serde would stop at the
+//! first mistake and drop the line numbers; the events of the parser keep them.
 
 use base::Problems;
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::collections::HashMap;
 
-/// A manifest has a few kilobytes: a larger file is something else, or an attack.
+/// Size limit of a manifest, which usually has a few kilobytes.
 pub const MAX_BYTES: u64 = 4 << 20;
-/// Nodes, after aliases are written out: the known alias bombs need millions.
+/// Maximum number of nodes after expanding aliases. Known alias bombs need millions.
 const MAX_NODES: usize = 100_000;
 const MAX_DEPTH: usize = 32;
 
-/// Where a node was written.
+/// Origin of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Location {
     /// The file as a whole.
     File,
-    /// A line of the file, from 1.
+    /// Line of the file, from 1.
     Line(usize),
-    /// A `--set` argument, up to its equals sign.
+    /// `--set` argument, up to its equals sign.
     Set(String),
 }
 
@@ -30,9 +30,9 @@ pub struct Node {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing, `~` or `null`.
+    /// Empty, `~` or `null`.
     Null,
-    /// Text whose meaning the reader decides; `quoted` text is never a number.
+    /// Text that the reader interprets; `quoted` text is never a number.
     Scalar {
         text: String,
         quoted: bool,
@@ -44,7 +44,7 @@ pub enum Value {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub key: String,
-    /// Carries the key's place, also where the value begins on a later line.
+    /// Has the location of the key, even if the value starts on a later line.
     pub node: Node,
 }
 
@@ -53,14 +53,14 @@ impl Node {
         Node { place, value: Value::Null }
     }
 
-    /// The node at a dotted path below this one, where there is one; list items are numbers.
+    /// Node at a dotted path below this one, if it exists. List items are numbers.
     pub fn at(&self, path: &str) -> Option<&Node> {
         path.split('.')
             .filter(|step| !step.is_empty())
             .try_fold(self, |node, step| node.child(step))
     }
 
-    /// The deepest node on the way to `path` that was written.
+    /// Deepest existing node on the path.
     pub fn nearest(&self, path: &str) -> &Node {
         let mut node = self;
         for step in path.split('.') {
@@ -89,8 +89,8 @@ impl Node {
     }
 }
 
-/// Reads one YAML document. `name` is the file's, for the messages; `set` marks every node as
-/// coming from that `--set` instead of from a line.
+/// Reads one YAML document. `name` is the file's name in messages. `set` marks every node as coming
+/// from that `--set` instead of a line.
 pub fn parse(text: &str, name: &str, set: Option<&str>) -> Result<Node, Problems> {
     let place = |line: usize| match set {
         Some(path) => Location::Set(path.to_string()),
@@ -123,7 +123,7 @@ pub fn too_large(name: &str, bytes: u64) -> Problems {
     )
 }
 
-/// `run.yaml:12`, or `--set model.layers`.
+/// For example `run.yaml:12`, or `--set model.layers`.
 pub fn show(place: &Location, name: &str) -> String {
     match place {
         Location::File => name.to_string(),
@@ -136,7 +136,7 @@ struct Reader<'a, P> {
     events: Parser<'a, serde_saphyr::granit_parser::StrInput<'a>>,
     name: &'a str,
     place: P,
-    /// Finished nodes by anchor, with their size in nodes.
+    /// Completed nodes by anchor, with their size in nodes.
     anchors: HashMap<usize, (Node, usize)>,
     nodes: usize,
     problems: Problems,
@@ -168,7 +168,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
         Ok(root)
     }
 
-    /// The node that begins with `event`.
+    /// Reads the node that starts with `event`.
     fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Problems> {
         self.room(1, span)?;
         if depth > MAX_DEPTH {
@@ -265,7 +265,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
         }
     }
 
-    /// Counts nodes about to be made.
+    /// Counts nodes about to be created.
     fn room(&mut self, nodes: usize, span: Span) -> Result<(), Problems> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes <= MAX_NODES {

@@ -1,5 +1,5 @@
-//! A transformer block (pre-norm), once for every device and every way of cutting it: x plus the
-//! attention sublayer of its norm, plus the feed-forward sublayer of that sum's norm.
+//! Pre-norm transformer block, for every device and every split: x plus the attention sublayer of
+//! its norm, plus the feed-forward sublayer of that sum's norm.
 
 use super::layers::{attention, feed_forward, norm};
 use super::weights::Weight::*;
@@ -8,7 +8,7 @@ use comm::Pending;
 use device::{Arena, Dropout, Tensor};
 use manifest::Recompute;
 
-/// Every buffer one block's forward writes, for one micro-batch.
+/// Buffers that the forward of one block writes, for one micro-batch.
 #[rustfmt::skip]
 pub struct Acts {
     pub x: Tensor, // [n, H]   input
@@ -21,7 +21,7 @@ pub struct Acts {
 }
 
 impl Acts {
-    /// `saved` survives until backward, `workspace` is shared by all blocks.
+    /// Lays out the buffers. `saved` is kept until backward, `workspace` is shared by all blocks.
     #[allow(clippy::too_many_arguments)]
     pub fn plan(
         cx: &Cx,
@@ -60,7 +60,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     cx.be.residual(a.mid, a.ffn.out, w.get(Fc2B), &a.drop_ffn, a.y.set());
 }
 
-/// Up to the input of the feed-forward sublayer.
+/// Forward up to the input of the feed-forward sublayer.
 fn forward_to_ffn(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward(cx, w, &a.attention.norm);
     attention::forward(cx, w, &a.attention);
@@ -68,7 +68,7 @@ fn forward_to_ffn(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward_residual(cx, w, &a.ffn.norm, branch, w.get(ProjB), &a.drop_attn);
 }
 
-/// In: the gradient of y in `d.stream`. Out: the gradient of x there.
+/// Backward. `d.stream` holds the gradient of y on entry and that of x on return.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 
@@ -80,8 +80,8 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     norm::backward(cx, w, g, &a.attention.norm, d.h, d.stream.add());
 }
 
-/// Brings back what `Recompute` let forward drop, but for gathers of the sublayers' inputs that it
-/// begins.
+/// Recomputes what `Recompute` let forward drop. Returns the gathers of the sublayers' inputs that
+/// are still running.
 fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> [Option<Pending>; 2] {
     match cx.recompute {
         Recompute::None => [None, None],

@@ -1,38 +1,38 @@
-//! Buffers that layers share.
+//! Buffers shared by several layers.
 
 use super::Cx;
 use device::{Arena, Tensor};
 use manifest::Ffn;
 
-/// Where a block's buffers are laid. Recompute is nothing but this choice.
+/// Arenas of a block's buffers. This choice alone implements recompute.
 pub struct BlockArenas<'a> {
-    /// Of results of products and attention: kept until backward, but under full recompute.
+    /// Results of matrix products and attention: kept until backward, except under full recompute.
     pub costly: &'a Arena,
-    /// Of norms and activation functions: kept only without recompute.
+    /// Results of norms and activation functions: kept only without recompute.
     pub cheap: &'a Arena,
-    /// Of a number for each column: kept until backward in any case.
+    /// Buffers of one number per column: always kept until backward.
     pub always: &'a Arena,
 }
 
-/// Backward's buffers, shared by all layers.
+/// Buffers of backward, shared by all layers.
 #[rustfmt::skip]
 pub struct GradBuffers {
     pub stream:    Tensor, // [n, H]   gradient of the residual stream: dy in, dx out
     pub stream_in: Tensor, // [N, H]
-    pub branch:    Tensor, // [n, H]   gradient of a branch: the stream's own, but for dropout
+    pub branch:    Tensor, // [n, H]   gradient of a branch: `stream` itself without dropout
     pub branch_in: Tensor, // [N, H]
     pub h:         Tensor, // [n, H]   gradient of a normed input
     pub h_in:      Tensor, // [N, H]
-    pub act:       Tensor, // [N, f]   gradient of what the second product reads
-    pub fc:        Tensor, // [N, f1]  and of what the first one gave: the same, but for SwiGLU
+    pub act:       Tensor, // [N, f]   gradient of the second product's input
+    pub fc:        Tensor, // [N, f1]  gradient of the first product's output; `act` unless SwiGLU
     pub ctx:       Tensor, // [N, q]
     pub qkv:       Tensor, // [N, qkv]
-    pub scale:     Tensor, // f32 [1, 1]  of all gradients: what the loss is multiplied by
-    pub z_loss:    Tensor, // f32 [1, 1]  where the second loss is added up
+    pub scale:     Tensor, // f32 [1, 1]  loss scale, a factor of all gradients
+    pub z_loss:    Tensor, // f32 [1, 1]  sum of the z-loss
 }
 
 impl GradBuffers {
-    /// `sums` are the places of `scale` and `z_loss`.
+    /// Lays out the buffers for `all` tokens. `scale` and `z_loss` are given.
     pub fn plan(cx: &Cx, all: usize, [scale, z_loss]: [Tensor; 2], arena: &Arena) -> GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let (stream, h) = (outside(), outside());

@@ -1,5 +1,5 @@
-//! Initial weights: each value is a function of the seed, the weight's name and its index in the
-//! whole tensor, so that every way of cutting the model starts from the same values.
+//! Initial weights. Each value is a function of the seed, the weight's name and its index in the
+//! whole tensor, so every split of the model starts from the same values.
 
 use super::layout::{Layout, Param};
 use super::weights::Init;
@@ -9,7 +9,7 @@ use manifest::Model;
 use std::sync::Mutex;
 
 impl Layout {
-    /// Fills rows of this rank's share of a weight, from row `first` on, on all the host's threads.
+    /// Fills rows of this rank's share of a weight, starting at row `first`, on all host threads.
     pub fn init_rows(
         &self,
         param: &Param,
@@ -38,7 +38,7 @@ impl Layout {
         let share = (out.len() / param.cols).div_ceil(processors);
         let parts: Vec<_> = out.chunks_mut(share * param.cols).map(Mutex::new).collect();
         let fill = |i: usize| {
-            let mut part = parts[i].lock().expect("no other thread has it");
+            let mut part = parts[i].lock().expect("each part is locked once");
             for (r, values) in part.chunks_mut(param.cols).enumerate() {
                 let first = (row + first + i * share + r) * param.spec.cols + col;
                 normals(key, first as u64, values);
@@ -49,7 +49,7 @@ impl Layout {
         std::thread::scope(|scope| {
             for i in 0..parts.len() {
                 if threads::spawn_scoped(scope, "initial values", move || fill(i)).is_err() {
-                    fill(i); // the system gives no more threads
+                    fill(i); // the system has no more threads
                 }
             }
         });

@@ -1,22 +1,22 @@
-//! A micro-batch on the device.
+//! Device buffers of a micro-batch.
 
 use base::DType;
 use data::batch::{Batch, Column, Columns, Place};
 use device::{Arena, Backend, Tensor, Visible};
 
-/// Where a micro-batch lies: filled before each forward, read again by its backward.
+/// Buffers of a micro-batch: filled before each forward, read again by its backward.
 #[rustfmt::skip]
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs {
     pub tokens:       Tensor, // i32 [N, 1]
     pub targets:      Tensor, // i32 [N, 1]
-    pub weights:      Tensor, // f32 [N, 1]  of each token's loss in the step's loss
+    pub weights:      Tensor, // f32 [N, 1]  weight of each token's loss in the step's loss
     pub positions:    Tensor, // i32 [N, 1]
     pub first_sample: Tensor, // i64 [1, 1]
     pub visible:      Tensor, // i32 [N, 2]  keys each query sees
-    pub causal:       bool,   // every batch is plainly causal: `visible` is not needed
+    pub causal:       bool,   // all batches have a plain causal mask: `visible` is unused
     pub seq:          usize,
-    all:              Tensor, // all of these, as f32 [1, words]
+    all:              Tensor, // all fields as one tensor, f32 [1, words]
 }
 
 impl Inputs {
@@ -40,12 +40,12 @@ impl Inputs {
         }
     }
 
-    /// The same place, for batches that may have masks of their own.
+    /// The same buffers, for batches that may have their own masks.
     pub fn masked(self) -> Inputs {
         Inputs { causal: false, ..self }
     }
 
-    /// N.
+    /// Number of tokens, N.
     pub fn rows(&self) -> usize {
         self.tokens.rows
     }
@@ -59,7 +59,7 @@ impl Inputs {
         be.copy(from.all, self.all.set());
     }
 
-    /// A micro-batch from the host, in one copy.
+    /// Copies a micro-batch from the host in one transfer.
     pub fn upload(&self, be: &dyn Backend, batch: &Batch) {
         assert_eq!((batch.columns().tokens, batch.seq_len()), (self.rows(), self.seq), "tokens");
         let used = match self.causal {

@@ -1,11 +1,12 @@
-//! What is kept of a block's matrix in 8-bit floats, from one pass to another.
+//! fp8 state of a block's matrix that is kept between passes.
 
 use device::{Quantized, Tensor};
 
 #[derive(Clone, Copy, Debug)]
 pub struct KeptWeight {
-    /// f32 [1, in]: the largest number in each column of this rank's share, from forward to backward.
+    /// f32 [1, in]: largest magnitude in each column of this rank's share, from forward to
+    /// backward.
     pub maxima: Tensor,
-    /// Rows and columns, from a step's first micro-batch to its last.
+    /// Codes by row and by column, from the first micro-batch of a step to its last.
     pub codes: Option<[Quantized; 2]>,
 }

@@ -1,5 +1,5 @@
-//! The table, cut for one rank: where each weight lies in the flat buffers of weights, gradients,
-//! master weights and moments (all share these offsets).
+//! Parameter table of one rank: the position of each weight in the flat buffers of weights,
+//! gradients, master weights and moments, which all use the same offsets.
 
 use super::kept::KeptWeight;
 use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
@@ -8,18 +8,18 @@ use device::{Out, Tensor};
 use manifest::Model;
 use std::ops::{Index, Range};
 
-/// Params start on multiples of this many elements: 256 bytes in bf16.
+/// Alignment of params in elements: 256 bytes in bf16.
 const ALIGN: usize = 128;
 
-/// The part of the model that a rank holds.
+/// Part of the model that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShard {
-    /// In the order of forward; several under an interleaved pipeline.
+    /// In forward order; several under an interleaved pipeline.
     pub chunks: Vec<Chunk>,
     /// Number of tensor-parallel ranks, each of which holds one share of the width.
     pub tp: usize,
     pub tp_rank: usize,
-    /// Data-parallel ranks, among which a bucket can be divided.
+    /// Number of data-parallel ranks; a bucket is divisible into that many shards.
     pub dp: usize,
 }
 
@@ -27,13 +27,13 @@ pub struct ModelShard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub layers: Range<usize>,
-    /// Whether it holds the embedding, and whether the head.
+    /// Whether it holds the embedding; whether it holds the head.
     pub first: bool,
     pub last: bool,
 }
 
 impl ModelShard {
-    /// The whole model.
+    /// Shard of one rank that holds the whole model.
     pub fn whole(model: &Model) -> ModelShard {
         let chunk = Chunk { layers: 0..model.layers, first: true, last: true };
         ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 }
@@ -44,11 +44,11 @@ impl ModelShard {
     }
 }
 
-/// One weight of one layer on one rank: its range in the flat buffers.
+/// Weight of one layer on one rank, and its range in the flat buffers.
 #[derive(Clone, Debug)]
 pub struct Param {
     pub spec: ParamSpec,
-    /// "block.3.attn.qkv.weight".
+    /// For example "block.3.attn.qkv.weight".
     pub name: String,
     /// Shape of this rank's share.
     pub rows: usize,
@@ -56,8 +56,8 @@ pub struct Param {
     /// First element in the flat buffers.
     pub offset: usize,
     pub bucket: usize,
-    /// The last stage's copy of the tied embedding: kept equal to the first stage's, counted
-    /// nowhere.
+    /// Whether it is the last stage's copy of the tied embedding. The copy is kept equal to the
+    /// first stage's and is not counted.
     pub tied_copy: bool,
 }
 
@@ -70,30 +70,30 @@ impl Param {
         self.offset..self.offset + self.numel()
     }
 
-    /// Its matrix, given the tensor `base` of its bucket.
+    /// View of the param in `base`, the tensor of its bucket.
     pub fn tensor(&self, bucket: &Bucket, base: Tensor) -> Tensor {
         let flat = base.span(self.offset - bucket.range.start, self.numel());
         Tensor::at(flat.addr(), self.rows, self.cols, base.dtype)
     }
 }
 
-/// Params that are gathered, reduced and stepped together: the embedding, one block, or the head.
+/// Params that are gathered, reduced and updated together: embedding, one block, or head.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     pub module: Module,
     pub params: Vec<Param>,
-    /// In elements; padded so that data-parallel ranks own equal shards.
+    /// Elements, padded so that data-parallel ranks own equal shards.
     pub range: Range<usize>,
 }
 
 impl Bucket {
-    /// What one of `dp` ranks owns of it.
+    /// Shard of one of `dp` ranks.
     pub fn shard(&self, dp: usize, rank: usize) -> Range<usize> {
         let each = div_exact(self.range.len(), dp);
         self.range.start + rank * each..self.range.start + (rank + 1) * each
     }
 
-    /// The params that a range overlaps, each with the part of the range inside it.
+    /// Params that a range overlaps, each with its part of the range.
     pub fn overlaps(&self, range: Range<usize>) -> impl Iterator<Item = (&Param, Range<usize>)> {
         let clip = move |param: &Param| {
             param.range().start.max(range.start)..param.range().end.min(range.end)
@@ -105,7 +105,7 @@ impl Bucket {
     }
 }
 
-/// All params of one rank, in the order of forward.
+/// All params of one rank, in forward order.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub buckets: Vec<Bucket>,
@@ -155,7 +155,7 @@ impl Layout {
         self.buckets.push(Bucket { module, params, range: start..end });
     }
 
-    /// Elements of a flat buffer, padding included.
+    /// Elements of a flat buffer, including padding.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.buckets.last().map_or(0, |bucket| bucket.range.end)
@@ -174,18 +174,18 @@ impl Layout {
         }
     }
 
-    /// The bucket of a module, if this rank has it; the first one, for blocks.
+    /// Bucket of a module, or the first bucket of blocks; None if this rank has none.
     pub fn bucket(&self, module: Module) -> Option<usize> {
         self.buckets.iter().position(|bucket| bucket.module == module)
     }
 
-    /// The matrix [v, H] that the head multiplies by: its own, or the tied embedding or its copy.
+    /// Matrix [v, H] of the head: its own, the tied embedding, or the copy of it.
     pub fn head_matrix(&self) -> &Param {
         let is_head = |spec: &ParamSpec| spec.vocab && (spec.tied || spec.module == Module::Head);
         self.params().find(|param| is_head(&param.spec)).expect("the last stage has a head")
     }
 
-    /// The bucket of a layer's block.
+    /// Bucket of a layer's block.
     pub fn block(&self, layer: usize) -> usize {
         let number = self.shard.layers().position(|other| other == layer);
         let first = self.bucket(Module::Block).expect("a block");
@@ -193,18 +193,18 @@ impl Layout {
     }
 }
 
-/// The weights (or the gradients) of one bucket, by name: `w[QkvW]`.
+/// Weights (or gradients) of one bucket, by name: `w[QkvW]`.
 #[derive(Clone, Debug)]
 pub struct Params {
     tensors: [Option<Tensor>; Weight::COUNT],
-    /// Of gradients: those of products hold nothing yet, the others are zero.
+    /// Gradients only: those of matrix products are uninitialised, the others zero.
     fresh: bool,
-    /// Of weights in 8-bit floats.
+    /// fp8 state of the weights.
     kept: Vec<(Weight, KeptWeight)>,
 }
 
 impl Params {
-    /// A bucket's params, given the tensor `base` of the bucket.
+    /// Params of a bucket, as views of its tensor `base`.
     pub fn new(bucket: &Bucket, base: Tensor) -> Params {
         let mut tensors = [None; Weight::COUNT];
         for param in &bucket.params {
@@ -213,14 +213,15 @@ impl Params {
         Params { tensors, fresh: false, kept: Vec::new() }
     }
 
-    /// The same gradients where no micro-batch has left any: `out` overwrites.
+    /// The same gradients before the first micro-batch: `out` overwrites.
     pub fn fresh(&self) -> Params {
         Params { fresh: true, ..self.clone() }
     }
 }
 
 impl Params {
-    /// The same weights, and what `keep` lays out for each matrix [out, in] of a block.
+    /// The same weights, with the fp8 state that `keep` returns for each matrix [out, in] of a
+    /// block.
     pub fn keeping(mut self, bucket: &Bucket, keep: impl Fn([usize; 2]) -> KeptWeight) -> Params {
         let matrices = bucket.params.iter().filter(|param| param.spec.is_block_matrix());
         let kept = |param: &Param| (param.spec.weight, keep([param.rows, param.cols]));
@@ -228,25 +229,25 @@ impl Params {
         self
     }
 
-    /// What is kept of a matrix of a block in 8-bit floats.
+    /// fp8 state of a matrix of a block.
     pub fn kept(&self, weight: Weight) -> KeptWeight {
         let kept = self.kept.iter().find(|(of, _)| *of == weight);
         kept.unwrap_or_else(|| panic!("nothing is kept of {weight:?}")).1
     }
 
-    /// A weight that the model may be without.
+    /// Weight, or None if the model has no such weight.
     pub fn get(&self, weight: Weight) -> Option<Tensor> {
         self.tensors[weight as usize]
     }
 
-    /// Where a product leaves the gradient of a weight that the model may be without.
+    /// Destination of a product's gradient, or None if the model has no such weight.
     pub fn get_out(&self, weight: Weight) -> Option<Out> {
         assert!(weight.is_of_product(), "the gradient of {weight:?} is a sum of several ops");
         let write = if self.fresh { Tensor::set } else { Tensor::add };
         self.get(weight).map(write)
     }
 
-    /// Where a product leaves the gradient of a weight.
+    /// Destination of a product's gradient.
     pub fn out(&self, weight: Weight) -> Out {
         self.get_out(weight).unwrap_or_else(|| panic!("{weight:?} is not in this bucket"))
     }

@@ -1,7 +1,7 @@
-//! The network, as forward and backward, once for every device and every way of cutting it.
+//! The network's forward and backward, written once for every device and every split.
 //!
 //! Letters in shape comments: N tokens in a micro-batch (n = N / tp under sequence parallelism), T
-//! tokens in a sample, H hidden, F feed-forward, A heads, V padded vocabulary; a capital is the
+//! tokens in a sample, H hidden, F feed-forward, A heads, V padded vocabulary. A capital is the
 //! whole, a lower-case letter this rank's share (f = F / tp, a, v). q and qkv are this rank's
 //! columns of queries, and of fused queries, keys and values (`base::Heads`).
 //!
@@ -35,8 +35,8 @@ use base::{DType, Heads, rng};
 use device::{Backend, Dropout, Norm};
 use manifest::NormKind;
 
-/// Context of every function of this room, its first argument: device, tensor-parallel group,
-/// model.
+/// Context of a forward or backward: device, tensor-parallel group, model. First argument of the
+/// functions of this crate.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     pub be: &'a dyn Backend,
@@ -45,26 +45,25 @@ pub struct Cx<'a> {
     /// Dtype of weights and activations.
     pub dtype: DType,
     pub recompute: manifest::Recompute,
-    /// Seed of the run, from which the random keys of all dropout derive.
+    /// Seed of the run. The random keys of dropout are derived from it.
     pub seed: u64,
-    /// False switches dropout off.
+    /// Whether dropout is on.
     pub training: bool,
-    /// The coefficient of the second loss, in training.
+    /// Coefficient of the z-loss, in training.
     pub z_loss: Option<f32>,
-    /// Room for operands of the blocks' products in 8-bit floats: the products are of those where
-    /// there is such room.
+    /// Workspace for fp8 operands. If present, the blocks' products are computed in fp8.
     pub fp8: Option<layers::fp8::Room>,
-    /// Tokens of the text before the batch's, where their keys and values are kept (`Past`).
+    /// Number of earlier tokens whose keys and values are in the KV cache (`Past`).
     pub past: usize,
 }
 
 impl Cx<'_> {
-    /// This rank's share of attention's heads.
+    /// This rank's share of the attention heads.
     pub fn heads(&self) -> Heads {
         self.model.heads().share(self.tp.group.size())
     }
 
-    /// The model's kind of normalisation, by its weights for scale and shift.
+    /// Normalisation of the model, with its weights for scale and shift.
     fn norm(&self, w: &Params, [scale, shift]: [Weight; 2]) -> Norm {
         let (scale, eps) = (w[scale], self.model.layernorm_eps);
         match self.model.norm {
@@ -73,8 +72,8 @@ impl Cx<'_> {
         }
     }
 
-    /// The dropout of one call site ("block.3.attn"), for the rows this rank holds outside
-    /// tensor-parallel regions.
+    /// Dropout of one call site ("block.3.attn"), for this rank's rows outside tensor-parallel
+    /// regions.
     fn dropout(&self, site: &str, rate: f32, inputs: &Inputs) -> Dropout {
         Dropout {
             rate: if self.training { rate } else { 0.0 },

@@ -1,47 +1,49 @@
-//! µP (`model.mup`; Yang et al. 2022, Tensor Programs V, table 8): what is multiplied in a model that
-//! is r = hidden / base_hidden times as wide as that of the base, so that every activation, and what
-//! a step changes of it, is as large as there. A learning rate found there then holds here.
+//! µP (`model.mup`; Yang et al. 2022, Tensor Programs V, table 8): factors for a model that is r =
+//! hidden / base_hidden times as wide as the base model. With them every activation, and its change
+//! per step, has the same magnitude as in the base model. A learning rate tuned on the base model
+//! transfers.
 //!
-//! | of | initial deviation | steps of AdamW, Adafactor | of Muon | what it gives |
+//! | weight | initial deviation | steps of AdamW, Adafactor | of Muon | output |
 //! |---|---|---|---|---|
 //! | embeddings of tokens, positions | 1 | 1 | – | embedding_multiplier |
 //! | matrices of blocks | 1/√r | 1/r | 1/√r, or 1 scaled as `original` | 1 |
 //! | head, tied or not | 1 | 1 | – | output_multiplier / r |
 //! | norms, biases | – | 1 | – | 1 |
 //!
-//! Scores of attention are √base_head_dim / head_dim times a query's and a key's product. What a decay
-//! takes of a weight, lr·weight_decay, is the same at every width, as in MuAdamW of the authors.
+//! Attention scores are √base_head_dim / head_dim times the dot product of query and key. Weight
+//! decay, lr·weight_decay, is the same at every width, as in the authors' MuAdamW.
 //!
-//! A step ought to have a spectral norm like √(rows / cols), which width leaves as it is (Yang, Simon
-//! & Bernstein 2023). Steps of elements of one size, as AdamW's, have one like r, of singular values
-//! of one size 0.2·√max(rows, cols), as Muon's, like √r.
+//! The spectral norm of a step should scale like √(rows / cols), which does not change with width
+//! (Yang, Simon & Bernstein 2023). For steps with elements of equal magnitude, as AdamW's, it
+//! scales like r. For steps with singular values of equal magnitude 0.2·√max(rows, cols), as
+//! Muon's, it scales like √r.
 
 use super::weights::ParamSpec;
 use manifest::Model;
 
-/// What is alike in all steps that an optimizer makes of matrices.
+/// Invariant of an optimizer's steps on matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepSize {
-    /// The size of their elements: AdamW's, Adafactor's.
+    /// Magnitude of the elements: AdamW, Adafactor.
     Elements,
-    /// The same, and their singular values are alike: Muon's, matched to AdamW's.
+    /// Magnitude of the elements, with equal singular values: Muon, matched to AdamW.
     OrthogonalElements,
-    /// The spectral norm √max(1, rows / cols): Muon's of origin.
+    /// Spectral norm √max(1, rows / cols): Muon as published.
     SpectralNorm,
 }
 
-/// Its width as a multiple of the base's, r.
+/// Width as a multiple of the base width, r.
 fn ratio(m: &Model) -> f32 {
     m.mup.map_or(1.0, |mup| m.hidden as f32 / mup.base_hidden as f32)
 }
 
 impl ParamSpec {
-    /// What its initial standard deviation is multiplied by.
+    /// Factor of its initial standard deviation.
     pub fn init_factor(&self, m: &Model) -> f32 {
         if self.is_block_matrix() { 1.0 / ratio(m).sqrt() } else { 1.0 }
     }
 
-    /// What steps of it are multiplied by, but not its decay.
+    /// Factor of its steps; weight decay is not scaled.
     pub fn step_factor(&self, m: &Model, steps: StepSize) -> f32 {
         match steps {
             _ if !self.is_block_matrix() => 1.0,
@@ -52,17 +54,17 @@ impl ParamSpec {
     }
 }
 
-/// What the sum of token's and position's embedding is multiplied by, if by anything.
+/// Factor of the sum of token and position embedding; None if it is 1.
 pub fn embedding_factor(m: &Model) -> Option<f32> {
     m.mup.map(|mup| mup.embedding_multiplier).filter(|factor| *factor != 1.0)
 }
 
-/// What logits are multiplied by, before any cap, if by anything.
+/// Factor of logits before any cap; None if it is 1.
 pub fn logit_factor(m: &Model) -> Option<f32> {
     m.mup.map(|mup| mup.output_multiplier / ratio(m)).filter(|factor| *factor != 1.0)
 }
 
-/// What the product of a query and a key is multiplied by.
+/// Factor of the dot product of a query and a key.
 pub fn score_factor(m: &Model) -> f32 {
     let dim = m.heads().dim as f32;
     let base = m.mup.and_then(|mup| mup.base_head_dim);

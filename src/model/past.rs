@@ -1,24 +1,24 @@
-//! Keys and values of the tokens before a batch's, of one text that grows (`engine::Sampler`): a
-//! batch adds its own and attends to all.
+//! KV cache: keys and values of earlier tokens, for one text that grows (`engine::Sampler`). A
+//! batch appends its own and attends to all.
 
 use super::Cx;
 use base::DType;
 use device::{Arena, Attend, Tensor, Visible};
 
-/// Where they lie; shared by the passes of a text.
+/// Buffers of the cache, shared by the passes of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Past {
-    /// [layers·C, qkv]  of C tokens in each layer, as attention reads them
+    /// [layers·C, qkv]  for C tokens in each layer, in the layout of attention
     qkv: Tensor,
-    /// i32 [C, 2]  keys that each token sees: those before the batch see none, their turn is over
+    /// i32 [C, 2]  keys that each token attends to; none for tokens before the batch
     visible: Tensor,
-    /// [C, q], [C, a]  what attention gives, of the layer at hand
+    /// [C, q], [C, a]  output of attention in the current layer
     ctx: Tensor,
     lse: Tensor,
 }
 
 impl Past {
-    /// For texts of so many tokens.
+    /// Reserves the cache for texts of up to `tokens` tokens.
     pub fn plan(cx: &Cx, tokens: usize, arena: &Arena) -> Past {
         let heads = cx.heads();
         Past {
@@ -29,15 +29,15 @@ impl Past {
         }
     }
 
-    /// A batch of `new` tokens comes after `first` others.
+    /// Prepares a batch of `new` tokens that follow `first` others.
     pub fn begin(&self, cx: &Cx, first: usize, new: usize) {
         let ends = (0..first + new).map(|row| if row < first { 0 } else { row as i32 + 1 });
         let ranges: Vec<[i32; 2]> = ends.map(|end| [0, end]).collect();
         cx.be.upload(bytemuck::cast_slice(&ranges), self.visible.row_range(0, ranges.len()));
     }
 
-    /// Attention of the batch of `cx`, in a layer: from what is turned to `ctx`. It costs the batch's own queries alone: a query
-    /// that sees nothing is passed over.
+    /// Attention of the batch in one layer, from `turned` to `to`. The cost is that of the batch's
+    /// own queries, because a query without visible keys is skipped.
     pub fn attend(&self, cx: &Cx, layer: usize, how: &Attend, [turned, to]: [Tensor; 2]) {
         let (first, new) = (cx.past, turned.rows);
         let all = first + new;

@@ -1,43 +1,43 @@
-//! The layers of a rank, run forwards and backwards on one micro-batch.
+//! Layers of a rank: forward and backward of one micro-batch.
 
 use super::layers::{embedding, head};
 use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Tables, Weight, block};
 use device::{Arena, Out, Tensor};
 
-/// Owner of weights and gradients between uses. The stage calls it around every bucket and never
-/// learns the ZeRO level.
+/// Owner of weights and gradients between uses. The stage calls it around every bucket and does not
+/// know the ZeRO level.
 pub trait ParamStore {
-    /// The whole weights of a bucket; a block's stay until another block's are taken.
+    /// Whole weights of a bucket. Those of a block are valid until the call for another block.
     fn weights(&self, bucket: usize) -> &Params;
-    /// Where gradients of a bucket are added up, in a micro-batch that is the step's first or not.
+    /// Destination of a bucket's gradients; `first_micro` in the first micro-batch of the step.
     fn grads(&self, bucket: usize, first_micro: bool) -> &Params;
-    /// Called when a micro-batch's gradients are added to a bucket.
+    /// Called when a micro-batch's gradients have been added to a bucket.
     fn grads_done(&self, bucket: usize, at: MicroBatch);
 }
 
-/// Where a micro-batch stands among those of its step.
+/// Position of a micro-batch in its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicroBatch {
     pub first: bool,
-    /// Gradients are reduced after it.
+    /// Whether gradients are reduced after it.
     pub last: bool,
 }
 
-/// The buffers of one micro-batch through one chunk of layers.
+/// Buffers of one micro-batch in one chunk of layers.
 pub struct Activations {
     pub inputs: Inputs,
     embed: Option<embedding::Acts>,
     first_layer: usize,
     blocks: Vec<block::Acts>,
     head: Option<head::Acts>,
-    /// [n, H]: the first layer's input and the last one's output.
+    /// [n, H]: input of the first layer and output of the last.
     pub x: Tensor,
     pub y: Tensor,
 }
 
 impl Activations {
-    /// In training, buffers that backward reads are laid out in `saved`; in evaluation all are in
-    /// `workspace`, and the layers alternate between two residual streams.
+    /// Lays out the buffers. In training, buffers that backward reads are placed in `saved`. In
+    /// evaluation all are in `workspace`, and the layers alternate between two residual streams.
     pub fn plan(
         cx: &Cx,
         chunk: &Chunk,
@@ -69,13 +69,13 @@ impl Activations {
         Activations { inputs, embed, first_layer, blocks, head, x: first, y: x }
     }
 
-    /// The weighted loss of each token, f32 [N, 1], after `Stage::loss` on the last stage.
+    /// Weighted loss of each token, f32 [N, 1]; valid after `Stage::loss`, on the last stage.
     pub fn token_losses(&self) -> Option<Tensor> {
         self.head.as_ref().map(|head| head.losses)
     }
 }
 
-/// A rank's layers.
+/// Layers of a rank.
 #[derive(Clone, Copy)]
 pub struct Stage<'a> {
     pub cx: Cx<'a>,
@@ -84,7 +84,7 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Embedding and blocks.
+    /// Forward of embedding and blocks.
     pub fn forward(&self, s: &Activations) {
         if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Module::Embed)) {
             embedding::forward(&self.cx, self.store.weights(bucket), &s.inputs, acts);
@@ -118,7 +118,7 @@ impl Stage<'_> {
         }
     }
 
-    /// The head alone, without gradients, after `forward`; adds the weighted loss to `loss`.
+    /// Forward of the head without gradients, after `forward`. Adds the weighted loss to `loss`.
     pub fn loss(&self, s: &Activations, loss: Out) {
         if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Module::Head)) {
             let (owner, weight) = self.head_matrix();
@@ -143,7 +143,7 @@ impl Stage<'_> {
         s.blocks.iter().enumerate().map(move |(i, acts)| (first + i, acts))
     }
 
-    /// Bucket and name of the matrix that the head multiplies by.
+    /// Bucket and weight of the head's matrix.
     fn head_matrix(&self) -> (usize, Weight) {
         let param = self.layout.head_matrix();
         (param.bucket, param.spec.weight)

@@ -1,5 +1,5 @@
-//! What attention reads besides weights and inputs: ALiBi's slopes and how far RoPE turns each
-//! position, which never change, and the past of a text that grows.
+//! Inputs of attention besides weights and batch: ALiBi's slopes and RoPE's rotations, which are
+//! constant, and the KV cache.
 
 use super::{Cx, Past};
 use base::DType;
@@ -7,12 +7,13 @@ use device::{Arena, Tensor};
 use manifest::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 use std::f64::consts::{PI, TAU};
 
-/// Where they lie on this rank; each only if the model has it.
+/// Tables of this rank; each exists only if the model needs it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tables {
     /// f32 [1, a]
     pub slopes: Option<Tensor>,
-    /// [T, head_dim]: the cosines of a position's angles, then their sines.
+    /// f32 [T, head_dim]: cosines of a position's angles, then their sines. f32 in every precision:
+    /// cosines rounded to bf16 are off by up to 2⁻⁹ of themselves.
     pub rotations: Option<Tensor>,
     pub past: Option<Past>,
 }
@@ -21,7 +22,7 @@ impl Tables {
     pub fn plan(cx: &Cx, arena: &Arena) -> Tables {
         let heads = cx.heads();
         let slopes = || arena.matrix(1, heads.query, DType::F32);
-        let rotations = || arena.matrix(cx.model.seq_len, heads.dim, cx.dtype);
+        let rotations = || arena.matrix(cx.model.seq_len, heads.dim, DType::F32);
         match cx.model.position {
             Position::Learned => Tables::default(),
             Position::Alibi => Tables { slopes: Some(slopes()), ..Tables::default() },
@@ -29,33 +30,34 @@ impl Tables {
         }
     }
 
-    /// Writes them, before anything reads them.
+    /// Writes the constant tables. Call it before the first forward.
     pub fn upload(&self, cx: &Cx) {
+        // The planner makes thousands of engines: angles were 95 % of its time.
+        if !cx.be.has_contents() {
+            return;
+        }
         if let Some(to) = self.slopes {
             let slopes = alibi_slopes(cx.model.heads().query);
             let first = to.cols * cx.tp.group.rank();
             cx.be.upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
         }
         if let (Some(to), Position::Rope(rope)) = (self.rotations, cx.model.position) {
-            let angles = rotations(&rope, to.cols, to.rows);
-            match to.dtype.halves(&angles) {
-                Some(bits) => cx.be.upload(bytemuck::cast_slice(&bits), to),
-                None => cx.be.upload(bytemuck::cast_slice(&angles), to),
-            }
+            cx.be.upload(bytemuck::cast_slice(&rotations(&rope, to.cols, to.rows)), to);
         }
     }
 }
 
-/// ALiBi's slopes, one a head: powers of 2^(−8/n) for n heads, n a power of two; for other numbers
-/// those of the power below, then every second one of the power above (Press et al. 2022).
+/// ALiBi's slopes, one per head: powers of 2^(−8/n) for n heads, if n is a power of two. Otherwise
+/// the slopes of the next lower power, then every second slope of the next higher one (Press et al.
+/// 2022).
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     let below = 1 << heads.ilog2();
     let powers = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
     powers(below).chain(powers(2 * below).step_by(2)).take(heads).collect()
 }
 
-/// Cosines and sines of position·frequency for `positions` positions, [positions, dim]. The angle is
-/// rounded to f32 as in transformers, where positions and frequencies are f32.
+/// Cosines and sines of position·frequency, [positions, dim]. The angle is rounded to f32, as in
+/// transformers, where positions and frequencies are f32.
 fn rotations(rope: &Rope, dim: usize, positions: usize) -> Vec<f32> {
     let (frequencies, factor) = frequencies(rope, dim);
     let row = |position: usize| {
@@ -66,8 +68,8 @@ fn rotations(rope: &Rope, dim: usize, positions: usize) -> Vec<f32> {
     (0..positions).flat_map(row).collect()
 }
 
-/// The angle from one position to the next of each of the dim / 2 pairs, θ^(−2j/dim) before any
-/// scaling, and the factor of cosines and sines.
+/// Rotation per position of each of the dim / 2 pairs, θ^(−2j/dim) before scaling, and the factor
+/// of cosines and sines.
 fn frequencies(rope: &Rope, dim: usize) -> (Vec<f32>, f64) {
     let plain = (0..dim / 2).map(|j| rope.theta.powf(-2.0 * j as f64 / dim as f64));
     match rope.scaling {
@@ -86,8 +88,8 @@ fn frequencies(rope: &Rope, dim: usize) -> (Vec<f32>, f64) {
     }
 }
 
-/// Llama 3.1's frequency: divided by the factor where few of its turns fit into the original
-/// length, as it was where many do, and in between a mixture.
+/// Frequency of Llama 3.1: divided by `factor` if few of its periods fit into the original length,
+/// unchanged if many do, and interpolated in between.
 fn llama3(rule: &Llama3, frequency: f64) -> f64 {
     let Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_seq_len } = *rule;
     let turns = original_seq_len as f64 * frequency / TAU;
@@ -95,8 +97,8 @@ fn llama3(rule: &Llama3, frequency: f64) -> f64 {
     (1.0 - short) * frequency / factor + short * frequency
 }
 
-/// For each pair the share of the scaled frequency in YaRN's, from 0 for the pairs that turn
-/// `beta_fast` times in the original length to 1 for those that turn `beta_slow` times.
+/// Weight of the scaled frequency in YaRN for each pair: from 0 for pairs with `beta_fast`
+/// rotations in the original length to 1 for those with `beta_slow`.
 fn yarn_ramp(rule: &Yarn, theta: f64, dim: usize) -> impl Iterator<Item = f64> + use<> {
     let length = rule.original_seq_len as f64;
     let pair = |turns: f64| dim as f64 * (length / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
@@ -116,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Every fourth of what `ROPE_INIT_FUNCTIONS` of transformers 5.23 gives, for heads of 32.
+    /// Every fourth value of `ROPE_INIT_FUNCTIONS` in transformers 5.23, for heads of 32.
     #[test]
     fn frequencies_are_those_of_transformers() {
         let of = |theta, scaling| frequencies(&Rope { theta, scaling }, 32);

@@ -1,13 +1,14 @@
-//! The two ends of a tensor-parallel region: Megatron's f and g.
+//! Entry and exit of a tensor-parallel region: Megatron's f and g.
 
 use base::div_exact;
 use comm::{Collective, Group, Pending};
 use device::{Arena, Tensor};
 
-/// Inside a tensor-parallel region a rank has all N tokens and a share of the features. Outside it
-/// has all features and, under sequence parallelism, n = N/tp tokens; without it both sides are one
-/// buffer. Backward calls the same two functions in the opposite order: the gradient is gathered
-/// where the value was reduced. (Shoeybi et al. 2019; Korthikanti et al. 2022.)
+/// Tensor-parallel group. Inside a tensor-parallel region a rank has all N tokens and a share of
+/// the features. Outside it has all features and, under sequence parallelism, n = N/tp tokens;
+/// otherwise both sides are one buffer. Backward calls the same two functions in the opposite
+/// order: it gathers the gradient where forward reduced the value. (Shoeybi et al. 2019;
+/// Korthikanti et al. 2022.)
 #[derive(Clone, Copy)]
 pub struct TensorParallel<'a> {
     pub group: &'a dyn Group,
@@ -15,14 +16,14 @@ pub struct TensorParallel<'a> {
 }
 
 impl TensorParallel<'_> {
-    /// At the entry: n tokens, all features → all N tokens.
+    /// Entry: n tokens, all features → all N tokens.
     pub fn gather_seq(&self, outside: Tensor, inside: Tensor) {
         if self.sequence {
             self.group.all_gather(outside, inside);
         }
     }
 
-    /// At the exit: a partial sum over this rank's features → the whole sum, n tokens.
+    /// Exit: a partial sum over this rank's features → the whole sum, n tokens.
     pub fn reduce_out(&self, inside: Tensor, outside: Tensor) {
         if self.sequence {
             self.group.reduce_scatter(inside, outside);
@@ -31,13 +32,13 @@ impl TensorParallel<'_> {
         }
     }
 
-    /// Begins `gather_seq`: what is enqueued after `finish` sees its result.
+    /// Starts `gather_seq`. The result is visible to ops enqueued after `finish`.
     pub fn begin_gather(&self, outside: Tensor, inside: Tensor) -> Option<Pending> {
         let gather = Collective::AllGather { part: outside, whole: inside };
         self.sequence.then(|| self.group.begin_ahead(gather))
     }
 
-    /// Begins `reduce_out`, likewise.
+    /// Starts `reduce_out`. The result is visible to ops enqueued after `finish`.
     pub fn begin_reduce(&self, inside: Tensor, outside: Tensor) -> Option<Pending> {
         let sum = match self.sequence {
             true => Collective::ReduceScatter { whole: inside, part: outside },
@@ -50,9 +51,10 @@ impl TensorParallel<'_> {
         pending.into_iter().for_each(|pending| self.group.finish(pending));
     }
 
-    /// What this rank sends to another stage of a tensor outside the region. Without sequence
-    /// parallelism all ranks have it alike: each sends its share of the elements, which the ranks on
-    /// the other side gather (Narayanan et al. 2021, § 4.1). All of it where they do not divide it.
+    /// This rank's part of a tensor outside the region, to be sent to another stage. Without
+    /// sequence parallelism all ranks hold equal copies: each sends a share of the elements, and
+    /// the receiving ranks gather them (Narayanan et al. 2021, § 4.1). The whole tensor if it is
+    /// not divisible.
     pub fn sent(&self, outside: Tensor) -> Tensor {
         let (ranks, elements) = (self.group.size(), outside.numel());
         if self.sequence || !elements.is_multiple_of(ranks) {
@@ -61,7 +63,7 @@ impl TensorParallel<'_> {
         outside.span(elements / ranks * self.group.rank(), elements / ranks)
     }
 
-    /// The rest of what came from another stage: `sent` of it has arrived.
+    /// Gathers the rest of a tensor from another stage, after `sent` of it has arrived.
     pub fn gather_sent(&self, sent: Tensor, outside: Tensor) {
         if sent.numel() < outside.numel() {
             self.group.all_gather(sent, outside);
@@ -73,13 +75,13 @@ impl TensorParallel<'_> {
         if self.sequence { div_exact(all, self.group.size()) } else { all }
     }
 
-    /// Number of the first of them in the micro-batch.
+    /// Index of the first of those tokens in the micro-batch.
     pub fn first_row(&self, all: usize) -> usize {
         if self.sequence { self.tokens(all) * self.group.rank() } else { 0 }
     }
 
-    /// A buffer for `outside`, gathered: all N tokens; without sequence parallelism `outside`
-    /// itself.
+    /// Buffer for the gathered `outside`, all N tokens; `outside` itself without sequence
+    /// parallelism.
     pub fn gathered(&self, outside: Tensor, all: usize, arena: &Arena) -> Tensor {
         if self.sequence { arena.matrix(all, outside.cols, outside.dtype) } else { outside }
     }

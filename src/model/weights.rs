@@ -1,5 +1,5 @@
-//! THE parameter table. Layout, init, optimizer groups, gradient sync, checkpoints and the
-//! estimator are all read off these rows.
+//! THE parameter table. Layout, initial weights, optimizer groups, gradient sync, checkpoints and
+//! the estimator read these rows.
 
 use base::{Fused, div_exact};
 use manifest::{Bias, Ffn, Model, NormKind, Position, Recompute};
@@ -16,14 +16,14 @@ pub enum Weight {
 impl Weight {
     pub const COUNT: usize = Weight::HeadW as usize + 1;
 
-    /// Whether its gradient is one product of a block, or the sums of columns that such a product
-    /// takes along: what a micro-batch's backward writes once and whole.
+    /// Whether one matrix product of a block writes its gradient whole, once per micro-batch: as
+    /// its result, or as the column sums of its epilogue.
     pub fn is_of_product(self) -> bool {
         use Weight::*;
         matches!(self, QkvW | QkvB | ProjW | Fc1W | Fc1B | Fc2W)
     }
 
-    /// How tensor parallelism cuts a matrix that a block multiplies by.
+    /// Tensor-parallel split of a matrix that a block multiplies by.
     pub fn block_split(self) -> TpSplit {
         use Weight::*;
         match self {
@@ -34,18 +34,18 @@ impl Weight {
     }
 }
 
-/// Where in the network a weight stands.
+/// Part of the network that a weight belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Module {
     Embed,
-    /// Once in every block.
+    /// Repeated in every block.
     Block,
     Head,
-    /// The last stage's copy of the embedding, for a tied head; never in the table.
+    /// The last stage's copy of the embedding for a tied head; never in the table.
     TiedCopy,
 }
 
-/// How tensor parallelism cuts a weight.
+/// Tensor-parallel split of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TpSplit {
     Rows,
@@ -53,18 +53,18 @@ pub enum TpSplit {
     Whole,
 }
 
-/// What a weight starts as.
+/// Initial value of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     Zero,
     One,
     /// N(0, init.std²), narrower under µP (`mup`).
     Normal,
-    /// The same, divided by √(2·layers) under init.scale_residual.
+    /// Like `Normal`, divided by √(2·layers) under init.scale_residual.
     Residual,
 }
 
-/// A row of the table: a matrix [rows, cols], as [out, in] where it multiplies.
+/// Row of the table: a matrix [rows, cols], stored as [out, in] if it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParamSpec {
     pub weight: Weight,
@@ -74,21 +74,22 @@ pub struct ParamSpec {
     pub cols: usize,
     pub split: TpSplit,
     pub init: Init,
-    /// Whether weight decay applies: not to norms and biases.
+    /// Whether weight decay applies; false for norms and biases.
     pub decay: bool,
-    /// Whether rows are vocabulary entries: those from `Model::vocab` on are padding, never saved.
+    /// Whether rows are vocabulary entries. Rows from `Model::vocab` on are padding and never
+    /// saved.
     pub vocab: bool,
-    /// Whether the head multiplies by it too: under a pipeline the last stage has a copy.
+    /// Whether the head also multiplies by it. Under a pipeline the last stage has a copy.
     pub tied: bool,
 }
 
 impl ParamSpec {
-    /// Whether it is a matrix that a block multiplies by: attention's or the MLP's.
+    /// Whether it is a matrix that a block multiplies by, of attention or the feed-forward layer.
     pub fn is_block_matrix(&self) -> bool {
         self.module == Module::Block && self.rows > 1
     }
 
-    /// Rows and columns of one of `ranks` tensor-parallel ranks.
+    /// Rows and columns on one of `ranks` tensor-parallel ranks.
     pub fn share(&self, ranks: usize) -> [usize; 2] {
         match self.split {
             TpSplit::Rows => [div_exact(self.rows, ranks), self.cols],
@@ -97,26 +98,26 @@ impl ParamSpec {
         }
     }
 
-    /// The matrices (or vectors) that are fused in it.
+    /// Matrices (or vectors) that are fused in it.
     pub fn fused(&self, m: &Model) -> Fused {
         match self.weight {
             Weight::QkvW | Weight::QkvB => m.heads().fused(),
-            // A gate's row, then its value's.
+            // Rows of gate and value alternate.
             Weight::Fc1W | Weight::Fc1B if m.ffn == Ffn::Swiglu => Fused::new([1, 1, 0]),
             _ => Fused::ONE,
         }
     }
 
-    /// Whether a tensor-parallel rank's gradient of it is a part of the sum: of what no rank has a
-    /// share of, the norms of heads always, for each rank has its own heads, and the others under
-    /// sequence parallelism.
+    /// Whether a tensor-parallel rank's gradient of it is a partial sum. This applies to unsplit
+    /// weights only: to norms of heads always, because each rank has its own heads, and to others
+    /// under sequence parallelism.
     pub fn partial_grad(&self, sequence: bool) -> bool {
         let of_heads = matches!(self.weight, Weight::QNorm | Weight::KNorm);
         self.split == TpSplit::Whole && (sequence || of_heads)
     }
 }
 
-/// Every parameter of the model, once; a tied head has no row of its own.
+/// Every parameter of the model, once. A tied head has no row of its own.
 #[rustfmt::skip]
 pub fn table(m: &Model) -> Vec<ParamSpec> {
     use {Init::*, Module::*, TpSplit::*, Weight::*};
@@ -159,24 +160,25 @@ pub fn table(m: &Model) -> Vec<ParamSpec> {
         .collect()
 }
 
-/// Number of parameters, with the padding of the vocabulary (`vocab_padded`) or without (`vocab`).
+/// Number of parameters, including the padding of the vocabulary (`vocab_padded`) or not (`vocab`).
 pub fn parameters(m: &Model) -> u64 {
     let times = |module| if module == Module::Block { m.layers as u64 } else { 1 };
     table(m).iter().map(|s| times(s.module) * s.rows as u64 * s.cols as u64).sum()
 }
 
-/// Arithmetic of training on one token, forward and backward.
+/// FLOPs of training on one token, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlopsPerToken {
-    /// What the model asks for.
+    /// FLOPs of the model's definition.
     pub model: f64,
-    /// The part of a second forward of all blocks, were they recomputed.
+    /// FLOPs of a second forward of all blocks.
     blocks_forward: f64,
 }
 
 impl FlopsPerToken {
-    /// With recompute as the published figures have it: a full one runs every block's forward twice.
-    /// Here it leaves out the block's last product, which backward does not need.
+    /// FLOPs including recompute, as in published figures: full recompute runs every block's
+    /// forward twice. This implementation skips the block's last product, which backward does not
+    /// need.
     pub fn hardware(&self, recompute: Recompute) -> f64 {
         match recompute {
             Recompute::Full => self.model + self.blocks_forward,
@@ -185,17 +187,17 @@ impl FlopsPerToken {
     }
 }
 
-/// 6 per weight that multiplies, and 12·T·q a layer for attention with q columns of queries, as
-/// Narayanan et al. 2021 (eq. 3) count: attention as if not causal. A window is counted so too,
-/// as twice its keys.
+/// 6 per weight of a matrix product, and 12·T·q per layer for attention with q query columns, as in
+/// Narayanan et al. 2021 (eq. 3), which does not subtract the causal mask. A window counts the same
+/// way, as twice its keys.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
     let blocks_forward = m.layers as f64 * forward_flops(m, Module::Block);
     let head = forward_flops(m, Module::Head);
     FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
 }
 
-/// What the embedding, one block and the head each cost a pipeline stage: FLOPs per token, and
-/// parameters. The embedding is looked up, which costs none.
+/// Costs of the embedding, one block and the head for a pipeline stage: FLOPs per token, and
+/// parameters. The embedding is a lookup and costs no FLOPs.
 pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
     let table = table(m);
     let sum = |of: &dyn Fn(&ParamSpec) -> bool| {
@@ -215,7 +217,7 @@ pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
     ]
 }
 
-/// Of one token through one block, or through the head.
+/// Forward FLOPs of one token through one block, or through the head.
 fn forward_flops(m: &Model, module: Module) -> f64 {
     match module {
         Module::Block => {

@@ -1,16 +1,17 @@
-//! Which rank does what: the grid of tensor × pipeline × data parallel ranks.
+//! Grid of tensor × pipeline × data-parallel ranks.
 
-/// Sizes of the grid, and the order in which its ranks are numbered (tensor is always fastest).
+/// Sizes of the grid and the numbering of its ranks. The tensor coordinate always varies fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub tensor: usize,
     pub pipeline: usize,
     pub data: usize,
-    /// Ranks are numbered tensor, data, pipeline (Megatron's order); else tensor, pipeline, data.
+    /// Whether ranks are numbered tensor, data, pipeline (Megatron's order); otherwise tensor,
+    /// pipeline, data.
     pub data_first: bool,
 }
 
-/// A rank's coordinates.
+/// Coordinates of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coord {
     pub tensor: usize,
@@ -19,7 +20,7 @@ pub struct Coord {
 }
 
 impl Grid {
-    /// One rank.
+    /// Grid of a single rank.
     pub const SOLO: Grid = Grid { tensor: 1, pipeline: 1, data: 1, data_first: true };
 
     pub fn size(&self) -> usize {
@@ -43,24 +44,24 @@ impl Grid {
         rest * self.tensor + coord.tensor
     }
 
-    /// Tensor-parallel group: the ranks that hold the other shares of this rank's layers.
+    /// Tensor-parallel group: ranks with the other shares of this rank's layers.
     pub fn tensor_group(&self, at: Coord) -> Vec<usize> {
         (0..self.tensor).map(|tensor| self.rank(Coord { tensor, ..at })).collect()
     }
 
-    /// Pipeline group: the ranks that hold the other layers of the same replica, by stage.
+    /// Pipeline group: ranks with the other layers of the same replica, by stage.
     pub fn pipeline_group(&self, at: Coord) -> Vec<usize> {
         (0..self.pipeline).map(|pipeline| self.rank(Coord { pipeline, ..at })).collect()
     }
 
-    /// Data-parallel group: the ranks with the same weights and other samples.
+    /// Data-parallel group: ranks with the same weights and other samples.
     pub fn data_group(&self, at: Coord) -> Vec<usize> {
         (0..self.data).map(|data| self.rank(Coord { data, ..at })).collect()
     }
 }
 
 impl Coord {
-    /// "TP1 PP3 DP0".
+    /// Short name, for example "TP1 PP3 DP0".
     pub fn name(&self) -> String {
         format!("TP{} PP{} DP{}", self.tensor, self.pipeline, self.data)
     }

@@ -1,4 +1,4 @@
-//! Decisions as data: pure values that print. Knows no clock, environment or device.
+//! Decisions as data: pure, printable values. Independent of clock, environment and device.
 
 pub mod grid;
 pub mod ramp;

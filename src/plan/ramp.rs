@@ -1,10 +1,10 @@
-//! The global batch over the run: Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
+//! Ramp-up of the global batch: Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
 //!
-//! The batch of a step is a function of the samples consumed before it, so a resumed run goes on
-//! exactly where it stopped, and each step takes the samples that follow the last step's: none is
-//! skipped or read twice when the batch changes.
+//! The batch of a step is a function of the samples consumed before it, so a resumed run continues
+//! exactly. Each step takes the samples after those of the previous step: none is skipped or read
+//! twice when the batch changes.
 
-/// A global batch that grows from `start` to `global`, or is constant.
+/// Global batch that grows from `start` to `global`, or is constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ramp {
     global: usize,
@@ -18,13 +18,13 @@ struct Growth {
     samples: u64,
 }
 
-/// Steps in a row with the same global batch.
+/// Consecutive steps with the same global batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchPhase {
     pub global_batch: usize,
-    /// The phase's first step, from 0.
+    /// First step of the phase, counted from 0.
     pub first_step: u64,
-    /// Samples consumed before it.
+    /// Samples consumed before the phase.
     pub first_sample: u64,
     pub steps: u64,
 }
@@ -41,8 +41,8 @@ impl Ramp {
         Ramp { global, growth: None }
     }
 
-    /// From `start`, by `increment`, to `global` over the first `samples` samples. `increment`
-    /// divides `global - start`.
+    /// Ramp from `start` to `global` in steps of `increment`, over the first `samples` samples.
+    /// `increment` divides `global - start`.
     pub fn growing(start: usize, increment: usize, samples: u64, global: usize) -> Ramp {
         assert!(0 < start && start <= global, "a ramp-up from {start} to {global}");
         assert!(increment > 0 && (global - start).is_multiple_of(increment));
@@ -51,25 +51,25 @@ impl Ramp {
         Ramp { global, growth }
     }
 
-    /// The batch at the end.
+    /// Final batch.
     pub fn global(&self) -> usize {
         self.global
     }
 
-    /// How often the batch grows: `(global - start) / increment`.
+    /// Number of increments: `(global - start) / increment`.
     pub fn increments(&self) -> usize {
         self.growth.map_or(0, |g| (self.global - g.start) / g.increment)
     }
 
-    /// Every size the batch may have, ascending.
+    /// Every batch size of the ramp, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
         let start = self.growth.map_or(self.global, |g| g.start);
         (start..=self.global).step_by(self.growth.map_or(1, |g| g.increment))
     }
 
-    /// The global batch of the step that begins after `consumed` samples. Megatron's arithmetic to
-    /// the last bit: the samples per increment are an f64, and the ramp-up still covers the sample
-    /// number `samples` itself (megatron/core/num_microbatches_calculator.py).
+    /// Global batch of the step that starts after `consumed` samples. Bit-identical to Megatron:
+    /// the samples per increment are an f64, and the ramp-up includes sample number `samples`
+    /// itself (megatron/core/num_microbatches_calculator.py).
     pub fn batch_at(&self, consumed: u64) -> usize {
         match self.growth {
             Some(growth) if consumed <= growth.samples => {
@@ -81,8 +81,8 @@ impl Ramp {
         }
     }
 
-    /// The phases of a run of `samples` samples, as whole steps: samples that do not fill a last
-    /// step are left, as Megatron leaves them.
+    /// Phases of a run of `samples` samples, in whole steps. Samples that do not fill a last step
+    /// are dropped, as in Megatron.
     pub fn phases(&self, samples: u64) -> impl Iterator<Item = BatchPhase> + use<> {
         let ramp = *self;
         let (mut step, mut consumed) = (0, 0);
@@ -93,7 +93,7 @@ impl Ramp {
         })
     }
 
-    /// The phase that begins after `consumed` samples in a run of `samples`.
+    /// Phase that starts after `consumed` samples in a run of `samples`.
     fn phase(&self, first_step: u64, consumed: u64, samples: u64) -> BatchPhase {
         let global_batch = self.batch_at(consumed);
         let left = samples.saturating_sub(consumed) / global_batch as u64;
@@ -102,7 +102,7 @@ impl Ramp {
             let last = last.and_then(|samples| consumed.checked_add(samples));
             last.is_some_and(|at| self.batch_at(at) == global_batch)
         };
-        // The batch only ever grows with the samples, so halving finds where.
+        // The batch never shrinks, so bisection finds the end of the phase.
         let (mut same, mut more) = (0, left + 1);
         while more - same > 1 {
             let middle = same + (more - same) / 2;
@@ -115,12 +115,12 @@ impl Ramp {
         BatchPhase { global_batch, first_step, first_sample: consumed, steps: same }
     }
 
-    /// Whole steps in `samples` samples.
+    /// Number of whole steps in `samples` samples.
     pub fn steps(&self, samples: u64) -> u64 {
         self.phases(samples).map(|phase| phase.steps).sum()
     }
 
-    /// Samples consumed by the first `steps` steps; u64::MAX where that is more than u64 holds.
+    /// Samples consumed by the first `steps` steps; u64::MAX on overflow.
     pub fn samples_after(&self, steps: u64) -> u64 {
         let mut last = BatchPhase { global_batch: 0, first_step: 0, first_sample: 0, steps: 0 };
         for phase in self.phases(u64::MAX / 2) {
@@ -145,7 +145,7 @@ mod tests {
         Ramp::growing(start, increment, samples, global)
     }
 
-    /// Megatron's loop, one step after the other.
+    /// Batch of every step, by Megatron's loop.
     fn walk(ramp: &Ramp, samples: u64) -> Vec<usize> {
         let (mut consumed, mut steps) = (0, Vec::new());
         while consumed + ramp.batch_at(consumed) as u64 <= samples {
@@ -155,9 +155,9 @@ mod tests {
         steps
     }
 
-    /// The run's notes divide and drop the rest: 76,894 samples an increment, "4805 steps" at 16,
-    /// "18146" until 384. Its steps as they really were: at 16 while fewer than 76,894.69 samples
-    /// are consumed, which 4806 steps are; the phase of 384 ends after 18,148.
+    /// The run's notes divide and drop the remainder: 76,894 samples per increment, "4805 steps" at
+    /// 16, "18146" until 384. The actual steps: at 16 while fewer than 76,894.69 samples are
+    /// consumed, which is 4806 steps; the phase of 384 ends after 18,148.
     #[test]
     fn blooms_ramp_up() {
         let ramp = ramp(BLOOM);
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(phases[23], phase(384, 17_948, 1_768_736, 200));
         assert_eq!(phases[24].first_step, 18_148);
         assert_eq!(ramp.steps(9_766_880), 26_076);
-        // Counted by the run's own log: "iteration 3707/ 128728".
+        // From the log of the run: "iteration 3707/ 128728".
         assert_eq!(ramp.steps(220_000_000), 128_728);
     }
 
@@ -188,7 +188,7 @@ mod tests {
             (ramp(BLOOM), 12_000_000),
             (ramp((192, 32, 9_765_625, 512)), 12_000_000),
             (ramp((32, 32, 5_000, 128)), 9_999),
-            (ramp((1, 1, 10, 64)), 500), // increments shorter than a step are passed over
+            (ramp((1, 1, 10, 64)), 500), // increments shorter than a step are skipped
             (ramp((8, 8, 0, 64)), 500),
             (ramp((8, 8, 100, 8)), 500),
             (Ramp::constant(24), 1000),
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(Ramp::constant(16).steps(u64::MAX), u64::MAX / 16);
     }
 
-    /// A phase begins where the one before it ended, whatever the batch.
+    /// A phase starts where the previous one ended, for any batch.
     #[test]
     fn no_sample_is_skipped() {
         let mut next = (0, 0);

@@ -1,10 +1,10 @@
-//! What is usual among numbers of which some are not: medians, which no outlier moves.
+//! Robust statistics: medians, which outliers do not move.
 
-/// Of normal scatter, the share that the median of distances from the median is: times this, that
-/// median is a standard deviation.
+/// Ratio of the standard deviation to the median absolute deviation of normally distributed
+/// numbers.
 pub const NORMAL: f64 = 1.4826;
 
-/// The middle value, or the mean of the two in the middle; NaN of none.
+/// Middle value, or the mean of the two middle ones. NaN for no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

@@ -1,13 +1,13 @@
-//! The pipeline schedule as data: in which order a rank runs its forwards and backwards. Messages
-//! and activation slots follow from the order. Executed by the engine; timed, drawn and checked for
-//! deadlock by `timeline`.
+//! Pipeline schedule as data: the order of a rank's forwards and backwards. Messages and activation
+//! slots follow from the order. The engine executes it; `timeline` times it, draws it and checks it
+//! for deadlocks.
 //!
-//! Messages are exchanged between passes (`with_messages`), or begun and awaited beside them
-//! (`with_begun_messages`). The second is for chunks: without them the next pass waits for a message
-//! that has just left, and there is nothing to hide it behind (`timeline::tests` plays both).
+//! Messages are exchanged between passes (`with_messages`), or run concurrently with them
+//! (`with_begun_messages`). The second way only helps with chunks: without them the next pass needs
+//! a message that was just sent, and no computation can hide it (`timeline::tests` compares both).
 
-/// A rank's position in its pipeline, and how many chunks it holds. The layers are cut into ranks ×
-/// chunks virtual stages, dealt out like cards: chunk c of rank r is virtual stage c·ranks + r.
+/// Position of a rank in its pipeline, and its number of chunks. The layers are divided into ranks
+/// × chunks virtual stages, dealt round-robin: chunk c of rank r is virtual stage c·ranks + r.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelineRank {
     pub rank: usize,
@@ -16,20 +16,20 @@ pub struct PipelineRank {
 }
 
 impl PipelineRank {
-    /// One rank that holds everything.
+    /// Pipeline of a single rank.
     pub const SOLO: PipelineRank = PipelineRank { rank: 0, ranks: 1, chunks: 1 };
 
-    /// The virtual stage of a chunk.
+    /// Virtual stage of a chunk.
     pub fn stage(&self, chunk: usize) -> usize {
         chunk * self.ranks + self.rank
     }
 
-    /// Virtual stages of the whole pipeline.
+    /// Number of virtual stages of the whole pipeline.
     pub fn stages(&self) -> usize {
         self.ranks * self.chunks
     }
 
-    /// The ranks before and after, around the ring.
+    /// Previous and next rank in the ring.
     pub fn before(&self) -> usize {
         (self.rank + self.ranks - 1) % self.ranks
     }
@@ -38,24 +38,24 @@ impl PipelineRank {
     }
 }
 
-/// One micro-batch (its number in the step) through one chunk of a rank's layers.
+/// One micro-batch (its number in the step) in one chunk of a rank's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
     pub micro: usize,
     pub chunk: usize,
-    /// The activation slot that holds it from forward to backward.
+    /// Activation slot of the pass, from forward to backward.
     pub slot: usize,
-    /// The slot of the micro-batch's first chunk, into which its inputs were loaded.
+    /// Slot of the micro-batch's first chunk, which holds its inputs.
     pub home: usize,
 }
 
 /// One side of a message between virtual stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Activations from the virtual stage before, and to the one after.
+    /// Activations, from the previous virtual stage and to the next.
     RecvX,
     SendY,
-    /// The gradient from the virtual stage after, and to the one before.
+    /// Gradients, from the next virtual stage and to the previous.
     RecvDy,
     SendDx,
 }
@@ -68,12 +68,12 @@ impl Side {
         matches!(self, SendY | SendDx)
     }
 
-    /// Whether it is of activations, not of gradients.
+    /// Whether it carries activations; otherwise gradients.
     pub fn forward(self) -> bool {
         matches!(self, RecvX | SendY)
     }
 
-    /// The rank on the other side.
+    /// Rank on the other side.
     pub fn peer(self, pp: PipelineRank) -> usize {
         match self {
             RecvX | SendDx => pp.before(),
@@ -82,16 +82,16 @@ impl Side {
     }
 }
 
-/// One action of a rank: a computation, or one side of a message.
+/// Action of a rank: a computation, or one side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Forward(Pass),
     Backward(Pass),
-    /// The loss alone, where no backward follows.
+    /// Loss only, without a backward.
     Loss(Pass),
-    /// A message, exchanged together with those beside it, and awaited.
+    /// Message exchanged together with adjacent ones; the rank waits for all of them.
     Exchange(Side, Pass),
-    /// A message that is under way from here to its `Await`. Of each side there is one at a time.
+    /// Asynchronous message, in flight until its `Await`. At most one per side at a time.
     Begin(Side, Pass),
     Await(Side, Pass),
 }
@@ -112,7 +112,7 @@ impl Action {
         }
     }
 
-    /// The message that brings a computation's input, if it has one.
+    /// Message that delivers the input of a computation; None if it needs none.
     fn receives(self, pp: PipelineRank) -> Option<(Side, Pass)> {
         match self {
             Forward(pass) => (pp.stage(pass.chunk) > 0).then_some((RecvX, pass)),
@@ -121,7 +121,7 @@ impl Action {
         }
     }
 
-    /// The message that takes its result away.
+    /// Message that sends the result of a computation; None if it is not sent.
     fn sends(self, pp: PipelineRank) -> Option<(Side, Pass)> {
         match self {
             Forward(pass) => (pp.stage(pass.chunk) + 1 < pp.stages()).then_some((SendY, pass)),
@@ -134,7 +134,7 @@ impl Action {
 /// Computations between two exchanges of messages.
 pub type Round = Vec<Action>;
 
-/// One-forward-one-backward (Narayanan et al. 2021): fill the pipe, alternate, drain.
+/// One-forward-one-backward (Narayanan et al. 2021): fill the pipeline, alternate, drain.
 pub fn one_f_one_b(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let warmup = (pp.ranks - 1 - pp.rank).min(micros);
     let (forward, backward) = (|m| vec![Forward(pass(m, 0))], |m| vec![Backward(pass(m, 0))]);
@@ -144,15 +144,15 @@ pub fn one_f_one_b(pp: PipelineRank, micros: usize) -> Vec<Round> {
     fill.chain(steady).chain(drain).collect()
 }
 
-/// All forwards, then all backwards (Huang et al. 2019).
+/// All forwards, then all backwards (GPipe: Huang et al. 2019).
 pub fn gpipe(micros: usize) -> Vec<Round> {
     let forwards = (0..micros).map(|m| vec![Forward(pass(m, 0))]);
     forwards.chain((0..micros).map(|m| vec![Backward(pass(m, 0))])).collect()
 }
 
-/// Interleaved 1F1B (Narayanan et al. 2021, § 2.2, in Megatron-LM's order): micro-batches go in
-/// groups of one per rank, each group through the chunks in turn. A round of the steady state is a
-/// forward and a backward, whose results travel together with what the next round needs.
+/// Interleaved 1F1B (Narayanan et al. 2021, § 2.2, in Megatron-LM's order): groups of one
+/// micro-batch per rank pass through all chunks. A round of the steady state is a forward and a
+/// backward. Their results are sent together with the inputs of the next round.
 pub fn interleaved(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let PipelineRank { rank, ranks, chunks } = pp;
     assert!(micros.is_multiple_of(ranks), "{micros} micro-batches in groups of {ranks}");
@@ -167,7 +167,7 @@ pub fn interleaved(pp: PipelineRank, micros: usize) -> Vec<Round> {
     fill.chain(steady).chain(drain).collect()
 }
 
-/// Forwards alone, for evaluation, a group of one micro-batch per rank through all chunks in turn.
+/// Forwards only, for evaluation: groups of one micro-batch per rank pass through all chunks.
 pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let group = |first: usize| {
         let last = micros.min(first + pp.ranks);
@@ -182,13 +182,13 @@ pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
     (0..micros).step_by(pp.ranks).flat_map(group).collect()
 }
 
-/// Slots of `forwards`: a group's inputs are kept until its last chunk; without chunks it is enough
-/// that one micro-batch may arrive while another is sent.
+/// Slots of `forwards`. A group's inputs are kept until its last chunk. Without chunks two slots
+/// suffice: one is received while another is sent.
 pub fn forward_slots(pp: PipelineRank) -> usize {
     if pp.chunks > 1 { pp.ranks } else { pp.ranks.min(2) }
 }
 
-/// Inserts the messages between rounds: sends of a round's results, receives of the next one's
+/// Inserts messages between rounds: sends of a round's results, and receives of the next round's
 /// inputs.
 pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let exchange = |(side, pass)| Exchange(side, pass);
@@ -204,11 +204,11 @@ pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     actions
 }
 
-/// Inserts messages that travel beside the passes. Each leaves right after the pass that gives it, is
-/// received from one pass before the one that needs it, and is awaited right before that. Received
-/// sooner, it would arrive no sooner in a full pipe, but occupy the GPU while it waits for its
-/// sender. A send is awaited when its side's next message leaves. So a buffer for each side suffices.
-/// (Megatron-LM's `--overlap-p2p-communication`.)
+/// Inserts asynchronous messages (Megatron-LM's `--overlap-p2p-communication`). Each is sent right
+/// after the pass that computes it. It is received from one pass before the pass that needs it, and
+/// awaited directly before that pass. An earlier receive would not arrive sooner in a full
+/// pipeline, but occupy the GPU while it waits. A send is awaited when the next message of its side
+/// is sent, so one buffer per side suffices.
 pub fn with_begun_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let passes = rounds.concat();
     let begun = |action: &Action| action.receives(pp).map(|(side, pass)| Begin(side, pass));
@@ -227,9 +227,9 @@ pub fn with_begun_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     actions
 }
 
-/// Gives every pass the lowest slot that is free from its first action (the exchange that brings its
-/// input, if it has one) to its backward; tells how many there are. A message that is begun arrives
-/// in a buffer of its own and needs no slot before it is awaited.
+/// Assigns to every pass the lowest slot that is free from its first action to its backward. The
+/// first action is the exchange of its input, if there is one. Returns the number of slots. An
+/// asynchronous message arrives in its own buffer and needs no slot until it is awaited.
 pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usize) {
     let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
     let mut slot_of = vec![None; micros * chunks];
@@ -255,13 +255,13 @@ pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usiz
     (actions, taken.len())
 }
 
-/// The messages at the front of `actions` that are exchanged together.
+/// Leading messages of `actions`, which are exchanged together.
 pub fn leading_exchange(actions: &[Action]) -> &[Action] {
     let len = actions.iter().take_while(|action| matches!(action, Exchange(..))).count();
     &actions[..len]
 }
 
-/// A pass whose slot is not yet known.
+/// Pass without a slot.
 fn pass(micro: usize, chunk: usize) -> Pass {
     Pass { micro, chunk, slot: 0, home: 0 }
 }
@@ -321,7 +321,8 @@ mod tests {
         assert_eq!(spelled(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
     }
 
-    /// Every pass once forward and once backward, in the order of the micro-batches in each chunk.
+    /// Every pass appears once forward and once backward, in the order of micro-batches within a
+    /// chunk.
     #[test]
     fn nothing_is_left_out() {
         for (ranks, chunks, micros) in [(2, 2, 2), (2, 3, 6), (3, 2, 3), (4, 2, 8), (4, 3, 12)] {
@@ -343,7 +344,7 @@ mod tests {
     }
 
     /// A slot holds one pass at a time, and there are as many slots as passes in flight: on the
-    /// first rank, one more than the warm-up's.
+    /// first rank, one more than its warm-up passes.
     #[test]
     fn slots_are_as_few_as_passes_in_flight() {
         for (ranks, chunks, micros) in [(2, 2, 8), (4, 2, 8), (4, 3, 12), (8, 4, 32)] {
@@ -370,8 +371,8 @@ mod tests {
         }
     }
 
-    /// Of each side one message is under way at a time, each is awaited once, and what a pass needs
-    /// is awaited before it.
+    /// Each side has one message in flight at a time. Each message is awaited once, before the pass
+    /// that needs it.
     #[test]
     fn a_buffer_for_each_side_suffices() {
         for (ranks, chunks, micros) in [(2, 2, 2), (2, 3, 6), (3, 2, 3), (4, 2, 8), (4, 3, 12)] {
@@ -396,7 +397,8 @@ mod tests {
                     }
                 }
                 assert_eq!(under_way, []);
-                // Each chunk's, but for the model's first input and last output, both ways.
+                // Messages of each chunk in both directions, except the model's first input and
+                // last output.
                 let ends = usize::from(rank == 0) + usize::from(rank + 1 == ranks);
                 assert_eq!(here.len(), micros * (4 * chunks - 2 * ends), "rank {rank} of {ranks}");
             }

@@ -1,114 +1,115 @@
-//! Loss spikes: which steps a run takes for one, and what it does, as a function of the losses and
-//! gradient norms of its steps alone. The limits of a step are fixed two steps before it, when it can
-//! not be under way yet: every rank, on any grid, decides the same, and none waits for another. All
-//! of the state is saved, so a resumed run decides as the run itself would have.
+//! Detection of loss spikes, and the reaction to them, as a function of the losses and gradient
+//! norms of earlier steps. The limits of a step are fixed two steps before it, when it cannot have
+//! been queued yet. Every rank therefore decides the same on any grid, without waiting for another.
+//! All state is saved, so a resumed run decides as the uninterrupted run would.
 //!
-//! A window of accepted steps (as OLMo-core's SkipStepOptimizer; a spike does not enter it, and so
-//! does not hide the next one) gives the limits, by medians, which no outlier moves. A standard
-//! deviation grows with a heavy tail and s does not, so σ is 8 where theirs is 6: of 200,000
-//! healthy steps whose noise was doubled one time in fifty, 6 took three for spikes, 7 one, 8 none.
+//! The limits come from medians over a window of accepted steps (as in OLMo-core's
+//! SkipStepOptimizer). A spike does not enter the window and so does not hide the next one. A heavy
+//! tail increases a standard deviation but not s, so σ is 8 instead of OLMo-core's 6. Of 200,000
+//! healthy steps whose noise was doubled one time in fifty, 6 flagged three, 7 one, 8 none.
 //!
-//! The least rises, half a nat and ten medians, are what healthy batches do not reach: of a GPT-2 124M
-//! that was trained without a skipped step (llm.c; 10,000 steps) the worst were 0.35 nat and 7.5
-//! medians. At 0.3 nat and 2 medians, 17 of its steps would have been skipped.
+//! Healthy batches do not reach the minimum rises, half a nat and ten medians. The largest of a
+//! GPT-2 124M trained without skipped steps (llm.c; 10,000 steps) were 0.35 nat and 7.5 medians.
+//! Limits of 0.3 nat and 2 medians would have skipped 17 of its steps.
 //!
 //!   loss  > median + max(σ·s, rise)          s = 1.4826 · median |x − median|
 //!   norm  > max(median + σ·s, factor·median)
 //!
-//! A slow divergence would lead the window along. It is found by the mean of the last 20 accepted
-//! losses: above the lowest such mean of the run by max(3·d, rise), d the scatter of a loss from its
-//! step to the next.
-
+//! A slow divergence shifts the window with it, so it is tested separately. The mean of the last 20
+//! accepted losses must not exceed the lowest such mean of the run by more than max(3·d, rise). d
+//! is the scatter of the loss from step to step.
 //!
-//! The norm of an update over its learning rate, which a warm-up and a decay leave as it is, has a window
-//! of its own. It is known when the update is made, so what is above is only named.
+//! The norm of an update divided by its learning rate does not change with warm-up or decay. It has
+//! a window of its own. It is known only after the update, so a high value is reported and nothing
+//! is skipped.
 
 use crate::robust::NORMAL;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Steps in the window, and those it needs before it says anything.
+/// Steps in the window, and the minimum for limits.
 const WINDOW: usize = 128;
 const ENOUGH: usize = 64;
-/// Losses whose mean tells a slow divergence.
+/// Accepted losses whose mean detects a slow divergence.
 const RECENT: usize = 20;
-/// Spikes in a row, where nothing is done about them, that are no spike: another level.
+/// Spikes in a row that are taken for a new level of the loss, if no action is taken.
 const NEW_LEVEL: u32 = 20;
 
-/// What counts as a spike, and how often what is tried.
+/// Thresholds of a spike, and limits of the reactions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// Distances from the median, in units of the scatter.
+    /// Distance from the median, in units of the scatter.
     pub sigmas: f64,
-    /// The least rise of the loss, in nats, and of the norm, as a factor.
+    /// Minimum rise of the loss, in nats, and of the norm, as a factor.
     pub loss_rise: f64,
     pub norm_rise: f64,
-    /// The least rise of an update's norm, as a factor.
+    /// Minimum rise of an update's norm, as a factor.
     pub update_rise: f64,
-    /// Whether spikes are skipped, and the run goes back; else they are only named.
+    /// Whether to skip spikes and roll back; otherwise they are only reported.
     pub acts: bool,
-    /// Updates skipped in a row before the run goes back.
+    /// Updates skipped in a row before a rollback.
     pub skips: u32,
-    /// Steps the run goes back at least; and whose samples it leaves out beyond the spike.
+    /// Minimum steps of a rollback. The samples of as many steps after the spike are left out.
     pub roll_back: u64,
-    /// How often, in all; a second time within five such stretches is once too often.
+    /// Maximum rollbacks of the run. A second one within five times `roll_back` steps is refused.
     pub roll_backs: usize,
 }
 
-/// What a step's loss and gradient norm may be at most.
+/// Upper limits of a step's loss and gradient norm.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     pub loss: f32,
     pub norm: f32,
 }
 
-/// The run went back.
+/// Record of a rollback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollBack {
-    /// The last step before it, and the one that it went on from.
+    /// Last step before the rollback, and the step that the run continued from.
     pub at: u64,
     pub to: u64,
-    /// Samples that it left out for it: the first, and the one past the last.
+    /// Samples left out: the first, and one past the last.
     pub samples: [u64; 2],
 }
 
-/// A step's result.
+/// Result of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     pub step: u64,
     pub loss: f64,
     pub norm: f64,
-    /// Whether its update was skipped: by an overflow, or by its limits.
+    /// Whether the update was skipped, by an overflow or by the limits.
     pub skipped: bool,
 }
 
-/// What a step's result says.
+/// Assessment of a step's result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Found {
     Healthy,
-    /// A spike, the first of a row or one that was skipped.
+    /// Spike: the first of several in a row, or a skipped one.
     Spike(String),
-    /// The run does not come back by itself.
+    /// The run does not recover by itself.
     Diverged(String),
 }
 
-/// What is known of the steps so far.
+/// State of the detection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpikeWatch {
-    /// The last step seen.
+    /// Last step seen.
     step: u64,
-    /// Of accepted steps, oldest first.
+    /// Values of accepted steps, oldest first.
     losses: VecDeque<f64>,
     norms: VecDeque<f64>,
-    /// As they were after the step before the last, and after the last: each of the step two later.
+    /// Limits of the next step and the one after it.
     limits: [Option<Limits>; 2],
     /// Spikes since the last accepted step.
     in_a_row: u32,
-    /// The lowest mean of `RECENT` accepted losses.
+    /// Lowest mean of `RECENT` accepted losses.
     lowest: Option<f64>,
-    /// Whether a slow divergence was named, and has not ended.
+    /// Whether a slow divergence was reported and has not ended.
     rising: bool,
-    /// Norms of updates over their learning rates, oldest first, and how many since were above.
+    /// Norms of updates divided by their learning rates, oldest first, and the number of high ones
+    /// in a row.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     updates: VecDeque<f64>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -117,7 +118,8 @@ pub struct SpikeWatch {
 }
 
 impl SpikeWatch {
-    /// Of the run's next steps: those of a step that no earlier one decides are None.
+    /// Limits of one of the next two steps. None for any other step, and while the window has too
+    /// few steps.
     pub fn limits(&self, step: u64) -> Option<Limits> {
         match step.checked_sub(self.step) {
             Some(1) => self.limits[0],
@@ -126,13 +128,13 @@ impl SpikeWatch {
         }
     }
 
-    /// The run's data changed from this step on, and with it what its losses were.
+    /// Clears all losses, because the run's data changes from this step on.
     pub fn begin_anew(&mut self) {
         let (step, roll_backs) = (self.step, std::mem::take(&mut self.roll_backs));
         *self = SpikeWatch { step, roll_backs, ..SpikeWatch::default() };
     }
 
-    /// Takes in the result of the step after the last one.
+    /// Adds the result of the next step.
     pub fn see(&mut self, rule: &Rule, taken: Taken) -> Found {
         let Taken { step, loss, norm, skipped } = taken;
         let limits = self.limits(step);
@@ -148,8 +150,8 @@ impl SpikeWatch {
         found
     }
 
-    /// Takes in the norm of an update, made at a learning rate above 0; what to say of the first
-    /// that is above the usual.
+    /// Adds the norm of an update with a learning rate above 0. Returns a message for the first
+    /// high one in a row.
     pub fn see_update(&mut self, rule: &Rule, norm: f64, lr: f64) -> Option<String> {
         let size = norm / lr;
         let (usual, s) = median_and_scatter(self.updates.iter().copied());
@@ -209,7 +211,7 @@ impl SpikeWatch {
         match self.rising && !before {
             false => Found::Healthy,
             true => {
-                let what = format!("the loss rises: {recent:.3}, and was {lowest:.3}");
+                let what = format!("the loss rises: {recent:.3}, from a low of {lowest:.3}");
                 if rule.acts { Found::Diverged(what) } else { Found::Spike(what) }
             }
         }
@@ -226,15 +228,15 @@ impl SpikeWatch {
         Some(Limits { loss: loss as f32, norm: norm as f32 })
     }
 
-    /// Whether the run may go back once more, from `step`; else why not.
+    /// Checks whether the run may roll back from `step`. The error says why not.
     pub fn may_roll_back(&self, rule: &Rule, step: u64) -> Result<(), String> {
         let within = 5 * rule.roll_back;
         match self.roll_backs.last() {
             Some(last) if step < last.at + within => {
-                Err(format!("it went back from step {} already, to step {}", last.at, last.to))
+                Err(format!("it already rolled back from step {} to step {}", last.at, last.to))
             }
             _ if self.roll_backs.len() >= rule.roll_backs => {
-                Err(format!("it went back {} times already", self.roll_backs.len()))
+                Err(format!("it already rolled back {} times", self.roll_backs.len()))
             }
             _ => Ok(()),
         }
@@ -242,7 +244,7 @@ impl SpikeWatch {
 }
 
 impl Limits {
-    /// Which one the step is above, if one; the numbers are those that the device compares.
+    /// Describes the limit that the step exceeds, if any. Compares in f32, as the device does.
     fn passed(&self, loss: f64, norm: f64) -> Option<String> {
         let of = |what, value: f64, limit: f32| {
             (value as f32 > limit).then(|| format!("{what} {value:.3} is above {limit:.3}"))
@@ -262,7 +264,7 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// The median, and the scatter around it: 1.4826 times the median distance from it.
+/// Median, and the scatter around it: 1.4826 times the median absolute deviation.
 pub fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut values: Vec<f64> = values.collect();
     let middle = median(&mut values);
@@ -270,7 +272,7 @@ pub fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (middle, NORMAL * median(&mut values))
 }
 
-/// The upper one of two; 0 of nothing.
+/// Upper median; 0 for no values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

@@ -1,19 +1,19 @@
-//! Which layers a pipeline stage holds.
+//! Split of the layers among pipeline stages.
 
 use std::ops::Range;
 
-/// As even as whole layers allow; the first stages get one more where it does not divide.
+/// Splits as evenly as possible. The first stages get one more layer if it does not divide.
 pub fn uniform(layers: usize, stages: usize) -> Vec<Range<usize>> {
     let sizes: Vec<usize> =
         (0..stages).map(|stage| layers / stages + usize::from(stage < layers % stages)).collect();
     explicit(&sizes)
 }
 
-/// Cost of a module to the stage that holds it; the second number decides between equal first ones.
+/// Cost of a module for its stage. The second number breaks ties of the first.
 pub type Cost = (f64, f64);
 
-/// As equal in cost as whole layers allow: the most expensive stage costs as little as it can. Each
-/// stage has a layer; the first one the embedding too, and the last one the head.
+/// Minimises the cost of the most expensive stage. Each stage has at least one layer; the first
+/// also has the embedding, the last also the head.
 pub fn balanced(
     layers: usize,
     stages: usize,
@@ -28,7 +28,8 @@ pub fn balanced(
         (each * layer.0 + first.0 + last.0, each * layer.1 + first.1 + last.1)
     };
     for _ in stages..layers {
-        // The cheapest stage gets the next layer: all layers cost the same, so this is optimal.
+        // Greedy is optimal, because all layers cost the same: the cheapest stage gets the next
+        // layer.
         let least = |a: &usize, b: &usize| cost(&sizes, *a).partial_cmp(&cost(&sizes, *b)).unwrap();
         let stage = (0..stages).min_by(least).expect("a stage");
         sizes[stage] += 1;
@@ -36,8 +37,8 @@ pub fn balanced(
     explicit(&sizes)
 }
 
-/// Embedding and head count as a layer each (Megatron-DeepSpeed's `type:transformer|embedding`):
-/// (layers + 2) divides by the stages, the first and the last hold one less.
+/// Counts embedding and head as one layer each (Megatron-DeepSpeed's `type:transformer|embedding`).
+/// layers + 2 must be divisible by the stages; the first and the last stage hold one less.
 pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
     let each = base::div_exact(layers + 2, stages);
     let ends = |stage| usize::from(stage == 0) + usize::from(stage == stages - 1);
@@ -45,7 +46,7 @@ pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
     explicit(&sizes)
 }
 
-/// Layers of each stage as given.
+/// Splits by a given number of layers per stage.
 pub fn explicit(sizes: &[usize]) -> Vec<Range<usize>> {
     let mut first = 0;
     let cut = |size: &usize| {
@@ -76,13 +77,13 @@ mod tests {
         };
         let nothing = (0.0, 0.0);
         assert_eq!(sizes(8, 4, nothing, nothing), [2, 2, 2, 2]);
-        // A head of two layers' work takes two off the last stage.
+        // A head of two layers' cost takes two layers off the last stage.
         assert_eq!(sizes(14, 4, nothing, (2.0, 2.0)), [4, 4, 4, 2]);
-        // A head dearer than all leaves its stage the one layer it must have.
+        // A head more expensive than all layers leaves its stage the single required layer.
         assert_eq!(sizes(9, 3, nothing, (20.0, 20.0)), [4, 4, 1]);
-        // Of stages with equal work, the ones without the embedding's parameters get more.
+        // Among stages with equal FLOPs, those without the embedding's parameters get more.
         assert_eq!(sizes(5, 3, (0.0, 9.0), nothing), [1, 2, 2]);
-        // The most expensive stage is never above the best of all splits.
+        // The most expensive stage never exceeds that of the best of all splits.
         for layers in 3..12 {
             for head in [0.0, 0.4, 1.0, 2.7] {
                 let cost = |sizes: &[usize]| {

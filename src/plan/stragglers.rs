@@ -1,65 +1,64 @@
-//! Stragglers: ranks that take longer than their peers for the same work, as a function of how long
-//! each rank was busy. Busy is a step's time without waiting for others, which hides who is slow: all
-//! ranks of a run end their steps together. Peers are the ranks of one pipeline stage, as stages have
-//! different work.
+//! Detection of stragglers: ranks that take longer than their peers for the same work. The input is
+//! the busy time of each rank, that is, the time of a step without waiting for other ranks. Total
+//! step times cannot show which rank is slow, because all ranks end a step together. Peers are the
+//! ranks of one pipeline stage, since stages do different work.
 //!
-//! A window is 50 steps, of which a rank tells the median. Its excess is how much more that is than the
-//! median of its n peers. A rank is slow if over the last three windows
+//! A window is 50 steps, for which each rank reports its median. Its excess is that median relative
+//! to the median of its n peers. A rank is slow if over the last three windows
 //!
 //!   mean excess > bound,  each excess > bound / 2,  and  mean excess / s > 4
 //!
-//! s, how much healthy ranks differ, is the standard deviation of the mean excesses that are not above
-//! the bound: slow ranks do not widen it, and of 8 peers it is known better than by their MAD, which
-//! misses a third of ranks that are 2.5 % slow. With few peers it is known badly: bound is 2 % from 8
-//! peers on, 5 % below. Of two, the one is slow that takes 10 % more than the other, without s. A
-//! straggler is named once, and again only after it was not slow.
+//! s is the standard deviation of the mean excesses below the bound, that is, of healthy ranks.
+//! Slow ranks do not widen it. With 8 peers it is a better estimate than the MAD, which misses a
+//! third of ranks that are 2.5 % slow. With few peers it is inaccurate: bound is 2 % from 8 peers,
+//! 5 % below. Of two peers, the one that takes 10 % more than the other is slow, without s. A
+//! straggler is reported once, and again only after it was not slow.
 
 use crate::robust::median;
 use std::collections::VecDeque;
 
-/// Steps in a window.
+/// Steps per window.
 pub const WINDOW: usize = 50;
-/// Windows over which a straggler is slow.
+/// Windows that a straggler must be slow for.
 const WINDOWS: usize = 3;
-/// What is above the median by more scatters than this is no scatter.
+/// Minimum excess in units of s.
 const SCORE: f64 = 4.0;
 
-/// A rank in a window.
+/// Measurement of a rank in a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Busy {
-    /// Ranks of one stage have the same work.
+    /// Pipeline stage; ranks of one stage do the same work.
     pub stage: usize,
-    /// Of a step.
+    /// Median busy time of a step.
     pub seconds: f64,
-    /// Where it shares its processor with other ranks, they slow each other: it is no straggler, and
-    /// no peer.
+    /// Whether the rank shares its processor with other ranks. Such ranks slow each other, so they
+    /// are neither stragglers nor peers.
     pub shares: bool,
 }
 
-/// A rank that was slow for long enough.
+/// Rank that was slow for `WINDOWS` windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Straggler {
     pub rank: usize,
-    /// How much longer it takes than the median of its peers, of two than the other, in the mean of
-    /// the windows: 0.025.
+    /// Mean excess over the median of its peers (of two, over the other), as a fraction: 0.025.
     pub more: f64,
-    /// In scatters; None of two.
+    /// Mean excess in units of s; None for two peers.
     pub score: Option<f64>,
-    /// How many ranks were compared, itself included.
+    /// Number of compared ranks, including this one.
     pub peers: usize,
 }
 
-/// What is known of the windows so far.
+/// State of the detection.
 #[derive(Clone, Debug, Default)]
 pub struct StragglerWatch {
-    /// Of the last windows, the excess of each rank that was compared.
+    /// Excess of each compared rank, for the last windows.
     windows: VecDeque<Vec<Option<f64>>>,
-    /// The ranks that were slow after the last window.
+    /// Ranks that were slow after the last window.
     slow: Vec<usize>,
 }
 
 impl StragglerWatch {
-    /// Takes in the next window, by rank. Who is a straggler since it.
+    /// Adds the next window, by rank. Returns the new stragglers.
     pub fn see(&mut self, window: &[Busy]) -> Vec<Straggler> {
         if self.windows.len() == WINDOWS {
             self.windows.pop_front();
@@ -74,7 +73,7 @@ impl StragglerWatch {
         slow.into_iter().filter(|one| !before.contains(&one.rank)).collect()
     }
 
-    /// The slow ranks among peers.
+    /// Slow ranks among peers.
     fn slow(&self, peers: &[usize]) -> Vec<Straggler> {
         let bound = bound(peers.len());
         let of = |rank: usize| self.windows.iter().filter_map(move |window| window[rank]);
@@ -92,7 +91,7 @@ impl StragglerWatch {
     }
 }
 
-/// The ranks of each stage that are compared; of one rank nothing can be said.
+/// Compared ranks of each stage. A single rank cannot be compared.
 fn stages(window: &[Busy]) -> Vec<Vec<usize>> {
     let stages = window.iter().map(|busy| busy.stage).max().map_or(0, |last| last + 1);
     let of = |stage: usize| {
@@ -102,7 +101,7 @@ fn stages(window: &[Busy]) -> Vec<Vec<usize>> {
     (0..stages).map(of).filter(|peers: &Vec<usize>| peers.len() > 1).collect()
 }
 
-/// How much longer each rank took than the median of its peers, of two than the other.
+/// Excess of each rank over the median of its peers; of two, over the faster one.
 fn excesses(window: &[Busy], stages: &[Vec<usize>]) -> Vec<Option<f64>> {
     let mut of = vec![None; window.len()];
     for peers in stages {
@@ -116,7 +115,7 @@ fn excesses(window: &[Busy], stages: &[Vec<usize>]) -> Vec<Option<f64>> {
     of
 }
 
-/// The least excess of so many peers that counts.
+/// Minimum excess for this number of peers.
 fn bound(peers: usize) -> f64 {
     match peers {
         0..=2 => 0.1,
@@ -125,7 +124,7 @@ fn bound(peers: usize) -> f64 {
     }
 }
 
-/// The standard deviation.
+/// Sample standard deviation.
 fn deviation(values: &[f64]) -> f64 {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -138,22 +137,23 @@ mod tests {
     use base::rng;
     use std::sync::LazyLock;
 
-    /// Steps over the median of their window, sorted: quantiles of 150 steps of the quick start, on
-    /// one thread of a busy machine (2026-11-22, 2 cores of an AMD EPYC, shared with other work).
+    /// Step times divided by the median of their window, sorted: quantiles of 150 steps of the
+    /// quick start, on one thread of a busy machine (2026-11-22, 2 cores of an AMD EPYC, shared
+    /// with other work).
     #[rustfmt::skip]
     const STEPS: [f64; 20] = [
         0.7442, 0.8635, 0.8810, 0.9235, 0.9440, 0.9557, 0.9650, 0.9814, 0.9932, 0.9980,
         1.0023, 1.0147, 1.0256, 1.0436, 1.0573, 1.0816, 1.1185, 1.1630, 1.1998, 1.3386,
     ];
 
-    /// The share of that scatter, 13 %, which is assumed to be left where a rank has its processor for
-    /// itself (not measured): then steps scatter by 1.3 %, and medians of windows by 0.2 %.
+    /// Assumed (not measured) part of that 13 % scatter on a dedicated processor: steps then
+    /// scatter by 1.3 %, and medians of windows by 0.2 %.
     const ALONE: f64 = 0.1;
 
-    /// How far healthy ranks are assumed to differ for good: 0.3 % (standard deviation).
+    /// Assumed permanent difference between healthy ranks: 0.3 % (standard deviation).
     const RANKS: f64 = 0.003;
 
-    /// What windows of a rank are of its usual time: medians of steps, drawn with a seed.
+    /// Relative medians of a rank's windows, drawn with a seed.
     fn medians() -> Vec<f64> {
         let key = rng::key(1, "steps");
         let step = |number: usize| {
@@ -166,7 +166,7 @@ mod tests {
         (0..4096).map(window).collect()
     }
 
-    /// Windows of healthy ranks; or rank 1 is `slower` than its peers by so much.
+    /// Windows of healthy ranks, except that rank 1 is slower than its peers by `slower`.
     fn replay(seed: u64, ranks: usize, windows: usize, slower: f64) -> Vec<Vec<Busy>> {
         static MEDIANS: LazyLock<Vec<f64>> = LazyLock::new(medians);
         let key = rng::key(seed, "stragglers");
@@ -177,7 +177,7 @@ mod tests {
         }
         let stages = if ranks >= 16 { 4 } else { 1 };
         let busy = |rank: usize, window: usize| {
-            // The last stage has the head, and takes longer.
+            // The last stage has the head and takes longer.
             let stage = rank * stages / ranks;
             let work = if stage + 1 == stages { 0.9 } else { 0.7 };
             let more = if rank == 1 { 1.0 + slower } else { 1.0 };
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_slow_rank_is_named_within_three_windows() {
-        // What can be said of so few: more of fewer. In how many of 1,000 replays, at least.
+        // Minimum detections in 1,000 replays. Fewer ranks need a larger excess.
         let cases = [(384, 0.025, 1000), (8, 0.025, 990), (8, 0.03, 999), (4, 0.08, 1000)];
         for (ranks, slower, least) in cases.into_iter().chain([(2, 0.12, 1000)]) {
             let is_named = |seed: &u64| {

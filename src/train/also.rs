@@ -1,41 +1,44 @@
-//! Copies of a run's checkpoints in another place (`checkpoint.also`). A thread of rank 0 copies each
-//! that is durable: rank 0 knows when that is, and its node reads what all have written. Training waits
-//! for it at the end of the run alone, within a bound. Also the way back: a checkpoint of such a place
-//! becomes one of the run's folder.
+//! Copies of a run's checkpoints in another place (`checkpoint.also`). A thread of rank 0 copies
+//! each durable checkpoint. Training waits for it only at the end of the run, with a time limit.
+//! Also fetches a checkpoint from such a place into the run's folder.
 
 use super::events::{self, Kind};
+use super::guard::Signals;
 use super::rank::Rank;
-use anyhow::{Context, Result};
-use base::{Bytes, Problems, Seconds, threads};
-use checkpoint::place::{Copy, Place, Sent};
+use anyhow::{Context, Result, ensure};
+use base::output::{self, Existing};
+use base::{Bytes, Problems, Seconds, input, threads};
+use checkpoint::place::{Copy, Place, Sent, Stopped};
 use checkpoint::{self, Found, Keep};
 use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// For how long a run that is complete waits for its last copy, and one that is to go on.
+/// Time limits for the last upload: `[run complete, run continues]`.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(10)];
 
-/// Pauses between tries: the first, and the longest.
+/// Pauses between retries: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// How often somebody who waits looks again.
+/// Poll interval of waits.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// For how long the end of a run waits for a request that is under way.
+/// Time limit for a pending request at the end of a run.
 const LAST_REQUEST: Duration = Duration::from_secs(2);
 
-/// The copies of a run, on rank 0.
+/// Copies of a run, on rank 0.
 pub struct Copies {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     begun_to_wait: Option<Instant>,
 }
 
-/// What the thread and the run know of each other.
+/// State shared between the training loop and the copy thread.
 pub struct Shared {
     place: Place,
     run: String,
@@ -47,22 +50,28 @@ pub struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The newest checkpoint, unless it is copied already: older ones are passed over.
+    /// Newest checkpoint that is not copied yet; older ones are skipped.
     wanted: Option<Found>,
-    /// The one that is being copied: it must not be removed meanwhile.
+    /// Step of the checkpoint being copied, which must not be removed meanwhile.
     copying: Option<u64>,
-    /// What the place holds after this step is not of the run's past, and is to be set aside.
+    /// Whether the run rolled back, so that the checkpoint being copied is no longer part of its
+    /// history.
+    abandoned: bool,
+    /// Step that the run continues from, until the place was opened: later checkpoints in the place
+    /// are set aside.
     back: Option<u64>,
+    /// Last checkpoint to be copied, and the last that was.
+    last: Option<u64>,
     newest: Option<u64>,
-    /// Since when nothing can be copied.
+    /// Time of the first failed upload since the last success; None while uploads succeed.
     away: Option<Instant>,
     ended: bool,
 }
 
 impl Copies {
-    /// Begins to copy, for a run that goes on from `step`; first the newest of its checkpoints, unless
-    /// an earlier process came so far. None where the manifest names no other place. A new run needs one
-    /// that can be written to; one that goes on may find it later.
+    /// Starts copying for a run that continues from `step`, first the newest of its checkpoints,
+    /// unless an earlier process copied it. None if the manifest names no other place. A new run
+    /// requires a writable place; a resumed one may find it later.
     pub fn start(m: &Manifest, run: &str, step: u64, checkpoints: &Path) -> Result<Option<Copies>> {
         let Some(url) = &m.checkpoint.also else { return Ok(None) };
         let newest = checkpoint::latest(checkpoints)?;
@@ -79,6 +88,7 @@ impl Copies {
         match shared.open() {
             Err(error) if error.is::<Problems>() => return Err(error),
             Err(error) if step == 0 => {
+                let _ = fs::remove_file(m.log.folder.join(RUN)); // it claimed nothing
                 let what = format!("{url} cannot be written: {error:#}");
                 let remedy = "choose another place, or leave it out; S3 takes AWS_ACCESS_KEY_ID, \
                               AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL";
@@ -101,8 +111,8 @@ impl Copies {
         self.shared.clone()
     }
 
-    /// At the end of the run, again and again: whether the newest checkpoint is copied, or it has
-    /// been waited for long enough: `complete` runs wait longer.
+    /// Polled at the end of the run: whether the newest checkpoint is copied, or the time limit has
+    /// passed. It is longer for `complete` runs.
     pub fn is_done(&mut self, complete: bool, stop: bool) -> bool {
         let (shared, begun) = (&self.shared, self.begun_to_wait);
         let patience = PATIENCE[usize::from(!complete)];
@@ -121,7 +131,7 @@ impl Copies {
     /// Warns if the newest checkpoint is not copied.
     pub fn summary(&self) {
         let (state, url) = (self.shared.state.lock(), self.shared.place.url());
-        if !state.is_idle() {
+        if state.last > state.newest {
             let newest = state.newest.map_or("none is".into(), |step| {
                 format!("the newest there is {}", checkpoint::name(step))
             });
@@ -133,8 +143,8 @@ impl Copies {
 }
 
 impl Drop for Copies {
-    /// Leaves what is not copied to the next start of the run. A request that takes longer ends with
-    /// the process: no copy is whole before its index is there.
+    /// Leaves uncopied checkpoints to the next start of the run. A longer request ends with the
+    /// process: a copy is incomplete until its index exists.
     fn drop(&mut self) {
         self.shared.state.lock().ended = true;
         self.shared.changed.notify_all();
@@ -156,22 +166,28 @@ impl State {
 }
 
 impl Shared {
-    /// A checkpoint is durable.
+    /// Requests the copy of a durable checkpoint.
     pub fn want(&self, found: Found) {
-        self.state.lock().wanted = Some(found);
+        let mut state = self.state.lock();
+        state.last = Some(found.step);
+        state.wanted = Some(found);
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// The step that is being copied.
+    /// Step of the checkpoint being copied.
     pub fn reads(&self) -> Option<u64> {
         self.state.lock().copying
     }
 
-    /// The run goes on from an older step.
+    /// Continues from an older step.
     pub fn go_back(&self, step: u64) {
         let mut state = self.state.lock();
         state.back = Some(step);
         state.wanted = None;
+        state.abandoned = state.copying.is_some_and(|copying| copying > step);
+        state.last = state.last.min(Some(step));
+        state.newest = state.newest.min(Some(step));
     }
 
     fn work(&self) {
@@ -181,9 +197,7 @@ impl Shared {
                 let begun = Instant::now();
                 match self.copy(&found, &sent) {
                     Ok(copy) => break self.done(&copy, begun.elapsed()),
-                    Err(error) if self.is_to_go_on(found.step) && found.folder.exists() => {
-                        self.fails(&error);
-                    }
+                    Err(error) if self.is_to_go_on() && found.folder.exists() => self.fails(&error),
                     Err(_) => break,
                 }
                 if !self.goes_on_after(pause, found.step) {
@@ -191,25 +205,20 @@ impl Shared {
                 }
                 pause = (2 * pause).min(PAUSES[1]);
             }
-            let mut state = self.state.lock();
-            state.copying = None;
-            if state.ended && state.newest.is_none_or(|newest| newest < found.step) {
-                state.wanted = Some(found);
-            }
-            drop(state);
+            self.state.lock().copying = None;
             self.changed.notify_all();
         }
     }
 
     fn copy(&self, found: &Found, sent: &Sent) -> Result<Copy> {
         self.open()?;
-        let go_on = || self.is_to_go_on(found.step);
+        let go_on = || self.is_to_go_on();
         let copied = self.place.copy(&found.folder, sent, &go_on)?;
         self.place.prune(self.keep)?;
         Ok(copied)
     }
 
-    /// What must be so before anything is copied: the place is this run's, and holds its past.
+    /// Claims the place for this run, and sets aside checkpoints that are not part of its history.
     fn open(&self) -> Result<()> {
         let Some(step) = self.state.lock().back else { return Ok(()) };
         self.place.claim(&self.run)?;
@@ -240,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Warns, once until a copy succeeds.
+    /// Warns once, until a copy succeeds.
     fn fails(&self, error: &anyhow::Error) {
         let mut state = self.state.lock();
         if state.away.is_none() {
@@ -251,19 +260,19 @@ impl Shared {
         }
     }
 
-    /// Whether a step is still to be copied.
-    fn is_to_go_on(&self, step: u64) -> bool {
+    /// Whether the checkpoint being copied is still wanted.
+    fn is_to_go_on(&self) -> bool {
         let state = self.state.lock();
-        !state.ended && state.back.is_none_or(|back| step <= back)
+        !state.ended && !state.abandoned
     }
 
-    /// Waits; whether the same checkpoint is to be tried again, and not a newer one.
+    /// Sleeps. Returns whether to retry the same checkpoint; false if there is a newer one.
     fn goes_on_after(&self, pause: Duration, step: u64) -> bool {
         let end = Instant::now() + pause;
         let mut state = self.state.lock();
         let goes_on = |state: &State| {
             let newer = state.wanted.as_ref().is_some_and(|wanted| wanted.step != step);
-            !state.ended && !newer && state.back.is_none_or(|back| step <= back)
+            !state.ended && !newer && !state.abandoned
         };
         while goes_on(&state) && !self.changed.wait_until(&mut state, end).timed_out() {}
         goes_on(&state)
@@ -277,7 +286,7 @@ impl Shared {
                 return None;
             }
             if let Some(found) = state.wanted.take() {
-                state.copying = Some(found.step);
+                (state.copying, state.abandoned) = (Some(found.step), false);
                 return Some(found);
             }
             self.changed.wait(&mut state);
@@ -285,16 +294,39 @@ impl Shared {
     }
 }
 
-/// Brings the checkpoint that `asked` names by a URL among those of the run, unless it is there; its
-/// name. Another path stays as it is. A collective: rank 0 fetches, for all ranks read the run's folder;
-/// the others wait as long as that takes.
-pub fn fetch(rank: &Rank, checkpoints: PathBuf, asked: Option<&Path>) -> Result<Option<PathBuf>> {
+/// File with the id of a new run until its first checkpoint. Without it a run killed between
+/// claiming a place and that checkpoint would appear as another run to the place.
+const RUN: &str = "run.id";
+
+/// Id of a new run: that of an earlier start, otherwise `fresh`, which is recorded.
+pub fn name_run(folder: &Path, fresh: String) -> Result<String> {
+    let path = folder.join(RUN);
+    if let Ok(text) = input::read(&path, input::SMALL)
+        && let Some(name) = std::str::from_utf8(&text).ok().and_then(|text| text.strip_suffix('\n'))
+    {
+        return Ok(name.to_string());
+    }
+    output::write(&path, Existing::Replaced, format!("{fresh}\n").as_bytes())?;
+    Ok(fresh)
+}
+
+/// Fetches the checkpoint of the URL `asked` into the run's folder, unless it is there. Returns its
+/// name. Other paths are returned unchanged. A collective: rank 0 fetches, because all ranks read
+/// the run's folder, and the others wait.
+pub fn fetch(
+    rank: &Rank,
+    signals: &Signals,
+    checkpoints: PathBuf,
+    asked: Option<&Path>,
+) -> Result<Option<PathBuf>> {
     let Some(url) = asked.and_then(Place::is_url) else { return Ok(asked.map(Path::to_path_buf)) };
     rank.set_phase("fetching the checkpoint to resume from");
-    let url = url.to_string();
+    let (url, from) = (url.to_string(), url.to_string());
+    let stopped = Stopped::default();
+    let heeded = stopped.clone();
     let bring = move || -> Result<PathBuf> {
         let begun = Instant::now();
-        let fetched = Place::open(&url)?.fetch(&checkpoints)?;
+        let fetched = Place::open(&url)?.until(heeded).fetch(&checkpoints)?;
         let name = fetched.folder.file_name().context("a checkpoint has a name")?;
         if let Some(aside) = fetched.aside {
             tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
@@ -310,7 +342,8 @@ pub fn fetch(rank: &Rank, checkpoints: PathBuf, asked: Option<&Path>) -> Result<
         false => None,
     };
     let mut name = None;
-    rank.wait_until(|| {
+    let fetched = rank.wait_until(|| {
+        ensure!(!signals.stop(), "stopped while {from} was fetched; nothing of it is kept");
         if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             std::thread::sleep(LOOK);
             return Ok(false);
@@ -319,6 +352,11 @@ pub fn fetch(rank: &Rank, checkpoints: PathBuf, asked: Option<&Path>) -> Result<
             name = Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
         Ok(true)
-    })?;
+    });
+    stopped.store(true, Ordering::Relaxed);
+    if let Some(thread) = thread {
+        thread.join().ok(); // it cleans up
+    }
+    fetched?;
     rank.on_first(|| Ok(name.expect("fetched above"))).map(Some)
 }

@@ -5,7 +5,10 @@ use super::fresh::{self, Whole};
 use super::saving;
 use anyhow::Context;
 use base::Problems;
-use checkpoint::{self, Checkpoint, State, aside};
+use base::output::Existing;
+use base::progress::{Progress, Unit};
+use checkpoint::aside::{self, Kind};
+use checkpoint::{self, Checkpoint, State, Tensor, tokenizer};
 use engine::{MASTER, Scale};
 use manifest::{self, Loaded};
 use std::fs;
@@ -14,8 +17,8 @@ use std::path::{Path, PathBuf};
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
 /// that run's manifest. It stands where the last of them stood: its step, its place in the data.
 /// The optimizer's states begin anew. The mean is taken in f64, in the order given.
-pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
-    aside::vacant(output)?;
+pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::Result<PathBuf> {
+    aside::vacant(output, Kind::Run, existing)?;
     let all = from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;
     let last = all.last().context("no checkpoint was given")?;
     same_shapes(&all)?;
@@ -23,9 +26,13 @@ pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
     let run = run.with_context(|| format!("cannot find {}", output.display()))?;
     let loaded = manifest_of(last, &run)?;
     let mut weights = Vec::new();
+    let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
+    let progress = Progress::new("averaging", numbers as u64, Unit::Of("numbers"));
     for tensor in &last.index.tensors {
         weights.push(Whole { shape: tensor.shape.clone(), values: mean(&all, &tensor.name)? });
+        progress.add(tensor.numel() as u64);
     }
+    progress.finish();
     let step = last.index.progress.step;
     let names: Vec<String> = from.iter().map(|folder| folder.display().to_string()).collect();
     let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
@@ -39,10 +46,12 @@ pub fn average(from: &[PathBuf], output: &Path) -> anyhow::Result<PathBuf> {
         manifest: loaded.effective.clone(),
         ..last.index.state.clone()
     };
-    aside::write_folder(output, |fresh| {
+    let own = tokenizer::own(&last.folder, loaded.manifest.data.tokenizer.as_deref());
+    aside::write_folder(output, Kind::Run, existing, |fresh| {
         let path = fresh.join(manifest::IN_FOLDER);
         fs::write(&path, &loaded.effective)
             .with_context(|| format!("cannot write {}", path.display()))?;
+        own.map_or(Ok(None), |own| tokenizer::keep(fresh, &own.path))?;
         fresh::save(&loaded.manifest, &fresh.join("checkpoints"), &weights, &state)
     })?;
     Ok(output.join("checkpoints").join(checkpoint::name(step)))

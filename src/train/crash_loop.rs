@@ -1,27 +1,30 @@
-//! Crash-loop guard: a run that a scheduler restarts again and again, and that never writes a newer
-//! checkpoint, must not use the machine for ever.
+//! Crash-loop guard: stops a run that a scheduler restarts repeatedly without a newer checkpoint,
+//! so that it does not use the machine for ever.
 
-use base::Problems;
 use base::output::{self, Existing};
+use base::{Problems, input};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Starts allowed from one checkpoint before there must be a newer one.
+/// Name of the file in a run's folder.
+pub const NAME: &str = "starts.json";
+
+/// Starts permitted from one checkpoint before there must be a newer one.
 const MAX_STARTS: u32 = 8;
 
 /// Starts of a chain of jobs in which a run may make no step.
 const MAX_STARTS_OF_CHAIN: u32 = 3;
 
-/// `starts.json` in the run's folder; removed when the run has ended without an error.
+/// Contents of `starts.json` in the run's folder; removed when the run has ended without an error.
 #[derive(Serialize, Deserialize)]
 struct Starts {
     from_step: u64,
     starts: u32,
 }
 
-/// Counts this start from the checkpoint of `step`. An error after `MAX_STARTS` starts from the
-/// same step.
+/// Counts this start from the checkpoint of `step`. Fails after `MAX_STARTS` starts from the same
+/// step.
 pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     let path = file(folder);
     let before = recorded(folder)
@@ -43,22 +46,37 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     output::write(&path, Existing::Replaced, &serde_json::to_vec(&now)?)
 }
 
-/// Whether the run may start itself again; else how many starts in a row have led to no step.
+/// Uncounts this start, which was refused before its first step.
+pub fn discount(folder: &Path) {
+    let Some(Starts { from_step, starts }) = recorded(folder) else { return };
+    let before = Starts { from_step, starts: starts.saturating_sub(1) };
+    match before.starts {
+        0 => reset(folder),
+        // If this fails, the start counts.
+        _ => serde_json::to_vec(&before).map_or((), |text| {
+            let _ = output::write(&file(folder), Existing::Replaced, &text);
+        }),
+    }
+}
+
+/// Whether the run may start itself again. The error is the number of starts in a row without a
+/// step.
 pub fn may_chain(folder: &Path) -> Result<(), u32> {
     let starts = recorded(folder).map_or(0, |recorded| recorded.starts);
     if starts < MAX_STARTS_OF_CHAIN { Ok(()) } else { Err(starts) }
 }
 
-/// Resets the count: the run has ended without an error.
+/// Resets the count, because the run has ended without an error.
 pub fn reset(folder: &Path) {
     let _ = fs::remove_file(file(folder)); // if this fails, the next start counts as one more
 }
 
-/// None where there is no such file: an unreadable one counts as no starts.
+/// Recorded starts; None if the file does not exist or is unreadable.
 fn recorded(folder: &Path) -> Option<Starts> {
-    fs::read(file(folder)).ok().and_then(|text| serde_json::from_slice(&text).ok())
+    let text = input::read(&file(folder), input::SMALL).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 fn file(folder: &Path) -> PathBuf {
-    folder.join("starts.json")
+    folder.join(NAME)
 }

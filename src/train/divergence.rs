@@ -1,4 +1,4 @@
-//! How far an imported model's logits are from those that another program computed of it.
+//! Divergence of an imported model's logits from those computed by another program.
 
 use super::launch::{Device, LocalRank};
 use base::Problems;
@@ -8,13 +8,13 @@ use manifest::{Manifest, Precision};
 use std::fmt;
 use std::path::Path;
 
-/// Between the next tokens' probabilities of a reference and ours, computed in f32.
+/// Difference between the next-token probabilities of a reference and ours, computed in f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Divergence {
     /// Kullback-Leibler divergence KL(reference ‖ ours) in nats: the mean over positions.
     pub mean: f64,
     pub most: f64,
-    /// The largest difference of two logits.
+    /// Largest difference of two logits.
     pub logits: f64,
     pub positions: usize,
 }
@@ -30,8 +30,9 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// Of the weights in a checkpoint. `reference`: safetensors with `input_ids` [samples, tokens] of
-/// I32 or I64 and `logits` [samples, tokens, vocabulary] of F64, F32, BF16 or F16.
+/// Divergence of the weights in a checkpoint. `reference` is a safetensors file with `input_ids`
+/// [samples, tokens] of I32 or I64 and `logits` [samples, tokens, vocabulary] of F64, F32, BF16 or
+/// F16.
 pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::Result<Divergence> {
     let reader = Reader::open(reference)?;
     let [samples, tokens] = shape(&reader, m, reference)?;
@@ -63,7 +64,7 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
     Ok(found)
 }
 
-/// Samples and tokens of each.
+/// Number of samples, and tokens of each.
 fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usize; 2]> {
     let shape = |name: &str| match reader.entries.get(name) {
         Some(entry) => Ok(entry.shape.clone()),

@@ -1,39 +1,47 @@
-//! What happened to a run, in `events.jsonl` of its folder: starts, ends, restarts, copies, warnings. One
-//! JSON object a line, appended by rank 0's process and by the supervisors. `gptrain report` shows it.
+//! Events of a run, in `events.jsonl` of its folder: starts, ends, restarts, copies, warnings. One
+//! JSON object per line, appended by rank 0's process and by the supervisors. `gptrain report`
+//! shows them.
 
-use anyhow::Result;
-use base::unix_time;
+use anyhow::{Context, Result};
+use base::{input, unix_time};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The file's name in a run's folder.
+/// Name of the file in a run's folder.
 pub const NAME: &str = "events.jsonl";
 
-/// What an event is.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Ranks begin to train.
+    /// Ranks start to train.
     Start,
-    /// They have left, as it says.
+    /// Ranks have ended, for the reason in the text.
     End,
-    /// All ranks begin anew, in the same job.
+    /// Failed rank and node, and the error.
+    Failure,
+    /// The job, or its successor, is queued.
+    Queued,
+    /// All ranks restart within the same job.
     Restart,
-    /// A checkpoint is in the other place too.
+    /// A checkpoint was copied to the other place.
     Copy,
-    /// A person should know.
+    /// Warning for the user.
     Warning,
 }
 
 impl Kind {
-    /// For a person.
+    /// Name for the user.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Start => "start",
             Kind::End => "end",
+            Kind::Failure => "failure",
+            Kind::Queued => "queued",
             Kind::Restart => "restart",
             Kind::Copy => "copy",
             Kind::Warning => "warning",
@@ -41,7 +49,7 @@ impl Kind {
     }
 }
 
-/// One line.
+/// Line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Seconds since 1970.
@@ -50,18 +58,23 @@ pub struct Event {
     pub text: String,
 }
 
-/// Appends what happens now. A folder that is full or gone for a while loses it, and never the run.
+/// Appends an event of this moment. If the folder is full or missing, the event is lost, but the
+/// run continues.
 pub fn add(folder: &Path, kind: Kind, text: &str) {
     let _ = append(folder, &Event { at: unix_time().as_secs_f64(), kind, text: text.to_string() });
 }
 
-/// The same, of what happened before. After an error it can be tried again.
+/// Appends an earlier event. Can be retried after an error.
 pub fn append(folder: &Path, event: &Event) -> io::Result<()> {
-    let options = OpenOptions::new().create(true).append(true).read(true).clone();
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).read(true);
+    // Does not follow a link, which may lead to a valuable file, nor wait for a pipe.
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let mut file = options.open(folder.join(NAME))?;
+    input::is_regular(&file)?;
     let mut line = serde_json::to_vec(event).expect("numbers and names");
     line.push(b'\n');
-    // What a kill or a full disk has torn is a line of its own, which is not read.
+    // A line torn by a kill or a full disk is terminated; it is not read.
     let (end, mut last) = (file.metadata()?.len(), [b'\n']);
     if end > 0 {
         file.read_exact_at(&mut last, end - 1)?;
@@ -72,17 +85,21 @@ pub fn append(folder: &Path, event: &Event) -> io::Result<()> {
     file.write_all(&line)
 }
 
-/// All events of a run, oldest first; lines that are none are left out.
+/// All events of a run, oldest first; invalid lines are skipped.
 pub fn read(folder: &Path) -> Result<Vec<Event>> {
-    match fs::read_to_string(folder.join(NAME)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        read => Ok(read?.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
-    }
+    let path = folder.join(NAME);
+    let text = match input::read(&path, u64::MAX) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let lines = text.split(|byte| *byte == b'\n');
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_torn_line_costs_no_other_and_what_could_not_be_written_is_tried_again() {

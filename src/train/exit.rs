@@ -1,11 +1,11 @@
-//! The exit code of the program, and what it prints last: decided here, for every command and rank.
+//! Exit code of the program, and its last line of output, for every command and rank.
 
 use base::{Problems, visible};
 use comm::Failed;
 use std::fmt;
 
-/// The outcome of `gptrain estimate` for a plan that needs more memory than there is; it is printed
-/// with the plan.
+/// Error of `gptrain estimate` for a plan that needs more memory than available; printed with the
+/// plan.
 #[derive(Debug)]
 pub struct DoesNotFit;
 
@@ -17,7 +17,7 @@ impl fmt::Display for DoesNotFit {
 
 impl std::error::Error for DoesNotFit {}
 
-/// The outcome of `gptrain bench` where something is slow; it is printed with the figures.
+/// Error of `gptrain bench` if something is slow; printed with the figures.
 #[derive(Debug)]
 pub struct Slow;
 
@@ -29,10 +29,10 @@ impl fmt::Display for Slow {
 
 impl std::error::Error for Slow {}
 
-/// The exit code where the user's input is wrong.
+/// Exit code for wrong input.
 pub const WRONG_INPUT: u8 = 2;
 
-/// Another process prints why the run ends; this one only exits with the same code.
+/// Error of a process that only exits with the same code, while another prints the reason.
 #[derive(Debug)]
 pub struct PeerExit {
     pub code: u8,
@@ -46,8 +46,8 @@ impl fmt::Display for PeerExit {
 
 impl std::error::Error for PeerExit {}
 
-/// The exit code for an error, and the line to print on standard error; None where it was printed
-/// already, or by another process.
+/// Exit code for an error, and the line for standard error; None if it was printed already, or by
+/// another process.
 pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
     let (code, line) = code_and_line(error);
     (code, line.map(|line| visible(&line).into_owned()))

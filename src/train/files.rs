@@ -1,33 +1,66 @@
-//! The files that a manifest names, compared with it: what does not go together is found before the
-//! run, not when a sample or a prompt first needs it.
+//! Compares the files that a manifest names with the manifest, so that inconsistencies are found
+//! before the run and not when a sample or a prompt first needs a file.
 
-use base::{Count, Problem, Problems};
+use super::report::metrics;
+use super::tokenizers::Tokenizers;
+use super::{crash_loop, events, last_checkpoint, sick_nodes, status};
+use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
 use data::Tokenizer;
 use data::indexed::Indexed;
 use manifest::Manifest;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with the files of a manifest.
+/// Files of a run's folder that every start reads and replaces.
+const OWN: [&str; 8] = [
+    manifest::IN_FOLDER,
+    "checkpoints/latest",
+    crash_loop::NAME,
+    events::NAME,
+    last_checkpoint::NAME,
+    metrics::NAME,
+    sick_nodes::NAME,
+    status::NAME,
+];
+
+/// Fails if something else has the name of a file of the run's folder: reading a pipe or a device
+/// may never end.
+pub fn own(folder: &Path) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    for path in OWN.map(|name| folder.join(name)) {
+        if let Err(error) = input::open(&path)
+            && error.kind() == ErrorKind::InvalidInput
+        {
+            let remedy = "remove it: the run writes its own";
+            problems.add(path.display().to_string(), error.to_string(), remedy);
+        }
+    }
+    problems.or(())
+}
+
+/// Problems with the files of a manifest.
 #[derive(Debug, Default)]
 pub struct Files {
     /// Files that contradict the manifest, or are damaged.
     pub wrong: Problems,
-    /// Files that are not here. A run needs them; a manifest may be written before they are.
+    /// Missing files. A run needs them, but a manifest may be written before they exist.
     pub missing: Problems,
+    /// What cannot be checked, or is seldom meant.
+    pub notes: Vec<String>,
 }
 
 impl Files {
-    /// An error for a run, which needs all of them.
+    /// Fails on any problem, because a run needs all files.
     pub fn ready(self) -> Result<(), Problems> {
-        let Files { mut wrong, missing } = self;
+        let Files { mut wrong, missing, .. } = self;
         wrong.list.extend(missing.list);
         wrong.or(())
     }
 }
 
-/// Looks at the tokenizer and at pieces of every dataset. Reads at most 8 MiB of each.
+/// Checks the tokenizer and pieces of every dataset. Reads at most 8 MiB of each.
 pub fn check(m: &Manifest) -> anyhow::Result<Files> {
     let mut files = Files::default();
     if let Some(path) = &m.data.tokenizer {
@@ -43,15 +76,17 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
     if let Some(also) = &m.checkpoint.also {
         files.wrong.collect(Place::open(also).map(drop))?;
     }
+    let mut tokenizers = Tokenizers::new(m)?;
     for prefix in prefixes(m) {
-        files.dataset(m, &prefix)?;
+        files.dataset(m, &prefix, &mut tokenizers)?;
     }
+    files.notes = tokenizers.notes();
     Ok(files)
 }
 
-/// The samples of a manifest whose files are here: too few tokens for one, too many to be put in
-/// order, or an order that this machine's memory has no room for. A run finds these itself when it
-/// opens its datasets, and one whose order is kept in `data.cache` needs no such memory.
+/// Checks the samples of a manifest whose files exist: too few tokens for one, too many to be
+/// ordered, or an order that does not fit this machine's memory. A run finds these itself when it
+/// opens its datasets. An order in `data.cache` needs no such memory.
 pub fn samples(m: &Manifest) -> anyhow::Result<Files> {
     let mut files = Files::default();
     let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
@@ -60,7 +95,7 @@ pub fn samples(m: &Manifest) -> anyhow::Result<Files> {
     Ok(files)
 }
 
-/// Each dataset once.
+/// Prefixes of all datasets, without duplicates.
 fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
     let valid = m.data.valid.iter().flat_map(|set| &set.datasets);
     let valid = valid.map(|dataset| dataset.prefix.clone());
@@ -69,7 +104,8 @@ fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
 
 impl Files {
     fn tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
-        // A run trains on ids and only carries the file, which may be of a kind that others read.
+        // A run trains on ids and only copies the file, which may have a format that other programs
+        // read.
         let mut unread = Problems::default();
         let Some(tokenizer) = unread.collect(Tokenizer::load(path))? else {
             let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
@@ -98,7 +134,12 @@ impl Files {
         Ok(())
     }
 
-    fn dataset(&mut self, m: &Manifest, prefix: &Path) -> anyhow::Result<()> {
+    fn dataset(
+        &mut self,
+        m: &Manifest,
+        prefix: &Path,
+        tokenizers: &mut Tokenizers,
+    ) -> anyhow::Result<()> {
         let dataset = match Indexed::open(prefix) {
             Ok(dataset) => dataset,
             Err(error) => {
@@ -108,6 +149,7 @@ impl Files {
                 return Ok(());
             }
         };
+        tokenizers.compare(&dataset, &mut self.wrong)?;
         let highest = highest_of_pieces(&dataset)?;
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
@@ -119,12 +161,12 @@ impl Files {
     }
 }
 
-/// Pieces of a dataset that are looked at, and tokens of each.
+/// Number of pieces checked per dataset, and tokens per piece.
 const PIECES: u64 = 64;
 const PIECE: u64 = 32 << 10;
 
-/// The highest id of pieces at equal distances, the first and the last tokens among them; of a
-/// dataset of 2 million tokens or fewer, of all. −1 where there are none.
+/// Highest id in pieces at equal distances, including the first and the last tokens; of a dataset
+/// of 2 million tokens or fewer, in all. −1 if there are none.
 fn highest_of_pieces(dataset: &Indexed) -> anyhow::Result<i32> {
     let total = dataset.tokens();
     let count = PIECE.min(total);

@@ -51,5 +51,7 @@ pub fn save(
             shares.push(Share { name, number, shape, decay, state, slice, replica, bytes });
         }
     }
-    checkpoint::save(&Disk::default(), checkpoints, &shares, state)
+    let saved = shares.iter().filter(|share| share.state.saved);
+    let disk = Disk::showing(saved.map(|share| share.bytes.len() as u64).sum());
+    checkpoint::save(&disk, checkpoints, &shares, state)
 }

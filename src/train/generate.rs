@@ -11,34 +11,35 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub struct Options {
-    /// A run's folder or one checkpoint.
+    /// Run folder or checkpoint.
     pub checkpoint: PathBuf,
     pub prompt: String,
-    /// Of each text, at most, after the prompt.
+    /// Maximum number of generated tokens per text.
     pub tokens: usize,
-    /// How many texts.
+    /// Number of texts.
     pub samples: usize,
-    /// A text ends before the first of these.
+    /// Stop strings: a text ends before the first of them.
     pub stop: Vec<String>,
     pub choice: Choice,
     pub seed: u64,
     pub tokenizer: Option<PathBuf>,
-    /// One JSON line for each text, in place of the text as it grows.
+    /// Whether to print one JSON line per text, instead of the text as it grows.
     pub json: bool,
 }
 
-/// How a token is chosen by its logits.
+/// Rule for choosing a token from its logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
-    /// What logits are divided by; 0 takes the likeliest token.
+    /// Divisor of the logits; 0 selects the most likely token.
     pub temperature: f64,
-    /// Among this many likeliest tokens; 0: all.
+    /// Restricts the choice to this many most likely tokens; 0 means all.
     pub top_k: usize,
-    /// Among the fewest likeliest tokens whose probabilities add up to this (Holtzman et al. 2020).
+    /// Restricts the choice to the smallest set of most likely tokens whose probabilities sum to
+    /// this (Holtzman et al. 2020).
     pub top_p: f64,
 }
 
-/// Prints the prompt with what follows it.
+/// Prints the prompt and the generated continuation.
 pub fn generate(options: &Options) -> anyhow::Result<()> {
     let Choice { top_p, .. } = options.choice;
     if !(top_p > 0.0 && top_p <= 1.0) {
@@ -54,7 +55,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
     let mut prompt = tokenizer.encode(&options.prompt);
     if tokenizer.encode("").is_empty() {
-        tracing::info!("the text begins after token {end}, the end of another document");
+        tracing::debug!("the text begins after token {end}, the end of another document");
         prompt.insert(0, end);
     } // else the tokenizer begins every text with a token of its own
     let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
@@ -72,26 +73,19 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tokenizer that is asked for or else the manifest's: it has to be the model's.
+/// Tokenizer from the command line or else the run's own. It must be the model's.
 fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
-    let named = m.data.tokenizer.as_ref();
-    let path = options.tokenizer.as_ref().or(named).ok_or_else(|| {
+    let named = m.data.tokenizer.as_deref();
+    let own = checkpoint::tokenizer::own(folder, named);
+    let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
+    let path = path.or(named.map(Path::to_path_buf)).ok_or_else(|| {
         let what = "the run's manifest names no tokenizer";
         Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
     })?;
-    let tokenizer = Tokenizer::load(path)?;
-    let own = named.filter(|own| *own != path).and_then(|own| Tokenizer::load(own).ok());
-    let (has, model) = (tokenizer.vocab(), m.model.vocab);
-    let what = match own.map(|own| own.vocab()).filter(|own| *own != has) {
-        _ if has > model => format!("has {has} tokens, the model knows {model}"),
-        Some(own) => format!("has {has} tokens, the run's own tokenizer has {own}"),
-        None => return Ok(tokenizer),
-    };
-    let remedy = "it is another model's: take the one that the training data was made with";
-    Err(Problems::one(path.display().to_string(), what, remedy).into())
+    Tokenizer::load(&path)
 }
 
-/// One text; whether somebody still reads.
+/// Generates one text. Returns false when standard output is closed.
 fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut Sampler) -> bool {
     let several = options.samples > 1 && !options.json;
     let heading = format!("=== {} of {} ===\n", number + 1, options.samples);
@@ -102,7 +96,7 @@ fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut
     if several && !put(&heading) || !show(&mut text, false) {
         return false;
     }
-    // The first text is the one that a seed has always given.
+    // The first text uses the original stream, so that a seed keeps giving the same text.
     let stream = if number == 0 { "sample".to_string() } else { format!("sample.{number}") };
     let key = rng::key(options.seed, &stream);
     let mut finish = "tokens";
@@ -134,7 +128,7 @@ fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut
     put(&format!("{line}\n"))
 }
 
-/// Prints at once; whether somebody still reads.
+/// Prints at once. Returns false when standard output is closed.
 fn put(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -143,16 +137,16 @@ fn put(text: &str) -> bool {
     reads
 }
 
-/// A text that grows token by token.
+/// Text that grows token by token.
 struct Text<'a> {
     tokenizer: &'a Tokenizer,
-    /// The first of them is before the text.
+    /// Tokens; the first precedes the text.
     tokens: Vec<u32>,
-    /// Of the prompt.
+    /// Number of tokens of the prompt.
     given: usize,
-    /// What they are, but for a character of which only some bytes are there.
+    /// Decoded text, without a trailing incomplete character.
     whole: String,
-    /// Bytes of the prompt, and bytes that were printed.
+    /// Bytes of the prompt, and bytes printed so far.
     prompt: usize,
     shown: usize,
 }
@@ -174,7 +168,7 @@ impl<'a> Text<'a> {
     fn decode(&mut self) {
         let text = self.tokenizer.decode(&self.tokens[1..]);
         let whole = text.trim_end_matches('\u{fffd}');
-        // Another decoding of what is there already would not be what was printed.
+        // Keeps the printed text if a later decoding would shorten it.
         if whole.len() >= self.whole.len() {
             self.whole = whole.to_string();
         }
@@ -184,7 +178,7 @@ impl<'a> Text<'a> {
         self.tokens.len() - self.given
     }
 
-    /// Cuts what was generated before the first of some strings; whether there is one.
+    /// Truncates the generated text before the first stop string. Returns whether there was one.
     fn cut_before(&mut self, stop: &[String]) -> bool {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
         let found = stop.iter().filter_map(|stop| generated.find(stop.as_str())).min();
@@ -192,7 +186,7 @@ impl<'a> Text<'a> {
         found.is_some()
     }
 
-    /// What is to be printed now: of a text that is not whole, not what may begin a stop string.
+    /// Text to print now. An incomplete text omits an end that may begin a stop string.
     fn next(&mut self, stop: &[String], whole: bool) -> &str {
         let end = if whole { self.whole.len() } else { self.whole.len() - self.held(stop) };
         let from = self.shown;
@@ -200,7 +194,7 @@ impl<'a> Text<'a> {
         self.whole.get(from..self.shown).unwrap_or_default()
     }
 
-    /// Bytes at the end that may be the beginning of a stop string.
+    /// Bytes at the end that may begin a stop string.
     fn held(&self, stop: &[String]) -> usize {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
         let begins = |from: &usize| {
@@ -212,7 +206,7 @@ impl<'a> Text<'a> {
 }
 
 impl Choice {
-    /// The token at `at`, from 0 to 1, of the distribution; the likeliest first.
+    /// Token at quantile `at` (0 to 1) of the distribution, with the most likely token first.
     fn pick(&self, logits: &[f32], at: f64) -> u32 {
         let likelier =
             |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then_with(|| a.cmp(b));

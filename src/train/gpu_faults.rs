@@ -1,10 +1,11 @@
-//! Faults of a rank's GPU while it trains, as NVML tells them: ECC errors that were not corrected, rows
-//! of memory that wait for a reset, the driver's Xid errors (NVIDIA, "Xid Errors",
+//! Faults of a rank's GPU during training, as reported by NVML: uncorrected ECC errors, rows of
+//! memory that wait for a reset, and the driver's Xid errors (NVIDIA, "Xid Errors",
 //! docs.nvidia.com/deploy/xid-errors).
 //!
-//! Each rank looks at its own GPU, every ten seconds and when its run ends, and notes what the hardware
-//! has done in the file of sick nodes itself: its process may not live longer. Rank 0 reads that
-//! file, and says what it finds. What a program does to itself (a bad address) is told and not noted.
+//! Each rank polls its own GPU every ten seconds and when its run ends. It records hardware faults
+//! in the file of sick nodes itself, because its process may not live longer. Rank 0 reads that
+//! file and reports the faults. Faults that a program causes (a bad address) are reported but not
+//! recorded.
 
 use super::events::{self, Kind};
 use super::launch::Device;
@@ -15,10 +16,10 @@ use manifest::Manifest;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Time between two looks.
+/// Poll interval.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Whose doing an Xid error is, and what helps.
+/// Cause of an Xid error, and the remedy for hardware faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     Program,
@@ -31,7 +32,8 @@ const RESET: &str = "reset the GPU (nvidia-smi -r) or restart the node";
 const REPLACE: &str = "restart the node; if it comes again, the GPU is to be replaced";
 const LINK: &str = "run NVIDIA's field diagnostics; reset the GPU and those that it is linked with";
 
-/// NVIDIA's table, as far as it concerns training. Of one that is not here only the number is told.
+/// NVIDIA's table, restricted to errors relevant to training. For other errors only the number is
+/// reported.
 const XIDS: &[(u64, &str, Cause)] = &[
     (13, "graphics engine exception", Program),
     (31, "memory page fault", Program),
@@ -51,29 +53,29 @@ const XIDS: &[(u64, &str, Cause)] = &[
     (140, "ECC error that was not recovered", Hardware(RESET)),
 ];
 
-/// A fault for a person.
+/// Fault, described for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Found {
     what: String,
     cause: Cause,
 }
 
-/// Of one rank.
+/// Fault detection of one rank.
 pub struct GpuFaults {
     monitor: Option<Monitor>,
     folder: PathBuf,
     host: String,
-    /// "rank 3, GPU 3 (PCI …)".
+    /// For example "rank 3, GPU 3 (PCI …)".
     device: String,
     looked: Option<Instant>,
-    /// As it was at the last look, and Xid errors that have not been told.
+    /// Counters at the last poll, and Xid errors that were not reported yet.
     before: Faults,
-    /// Seconds since 1970: on rank 0, what was noted until then has been told.
+    /// On rank 0: time, in seconds since 1970, up to which recorded faults have been reported.
     told: f64,
 }
 
 impl GpuFaults {
-    /// What the GPU has counted so far does not count.
+    /// Starts the detection. Faults counted by the GPU before are ignored.
     pub fn new(rank: &Rank, m: &Manifest, device: &Device) -> GpuFaults {
         let monitor = device.monitor();
         let at_start = monitor.as_ref().map(Monitor::faults).unwrap_or_default();
@@ -89,12 +91,12 @@ impl GpuFaults {
         }
     }
 
-    /// Of the rank's GPU, where there is NVML.
+    /// Monitor of the rank's GPU, if NVML is available.
     pub fn monitor(&self) -> Option<&Monitor> {
         self.monitor.as_ref()
     }
 
-    /// Looks if it is time, or `now`.
+    /// Polls if the interval has passed, or if `now`.
     pub fn look(&mut self, rank: &Rank, now: bool) {
         let Some(monitor) = &self.monitor else { return };
         if !now && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
@@ -127,7 +129,7 @@ impl GpuFaults {
         }
     }
 
-    /// Says what ranks have noted.
+    /// Reports the faults that ranks have recorded.
     fn tell(&mut self) {
         let noted = sick_nodes::read(&self.folder).unwrap_or_default();
         for node in noted.iter().filter(|node| node.reason == Reason::Gpu && node.at > self.told) {
@@ -137,7 +139,7 @@ impl GpuFaults {
     }
 }
 
-/// What has befallen a GPU between two looks.
+/// New faults between two polls.
 fn since(before: &Faults, now: &Faults) -> Vec<Found> {
     let hardware = |what: String, remedy| Found { what, cause: Hardware(remedy) };
     let mut found = Vec::new();

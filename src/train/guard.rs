@@ -1,4 +1,4 @@
-//! Guards of a run: one process per run folder, signals, losses and gradients that are not finite.
+//! Guards of a run: one process per run folder, signals, and non-finite losses and gradients.
 
 use super::rank::Rank;
 use super::report::Console;
@@ -20,24 +20,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a restarted run waits for its folder: NFS servers give up a client after 90 s.
+/// Time that a restarted run waits for its folder's lock; NFS servers drop a client after 90 s.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The file's name in a run's folder.
+/// Name of the lock file in a run's folder.
 const LOCK: &str = "run.lock";
 
-/// An exclusive lock of the run's folder, released when dropped (or by the kernel when the process
-/// dies).
+/// Exclusive lock of the run's folder, released on drop (or by the kernel when the process dies).
 pub struct FolderLock {
     _file: File,
     folder: PathBuf,
-    /// The outermost folder that was made for it.
+    /// Outermost folder created for it.
     made: Option<PathBuf>,
 }
 
 impl FolderLock {
-    /// Creates the folder if it is missing, and locks it. In a job that begins anew, rank 0's last
-    /// process may still hold it: its node is gone, and the file server has not noticed yet.
+    /// Creates the folder if it is missing, and locks it. In a restarted job rank 0's last process
+    /// may still hold the lock, because the file server has not noticed that its node is gone.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -76,27 +75,29 @@ impl FolderLock {
         Ok(FolderLock { _file: file, folder: folder.to_path_buf(), made })
     }
 
-    /// Removes the folder if it was made for a run that has left nothing in it.
+    /// Removes the folder if it was created for a run that left nothing in it.
     pub fn remove_unused(&self) {
         self.made.iter().for_each(|made| remove_unused(&self.folder, made));
     }
 }
 
-/// The outermost folder that has to be made for this one.
+/// Outermost missing folder on the path.
 pub fn outermost_missing(folder: &Path) -> Option<PathBuf> {
     let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     folder.ancestors().take_while(missing).last().map(Path::to_path_buf)
 }
 
-/// Removes a run's folder, up to `made`, if there is nothing in it but its lock.
+/// Removes a run's folder, up to `made`, if it contains only its lock.
 pub fn remove_unused(folder: &Path, made: &Path) {
     let lock = folder.join(LOCK);
+    // Left by a failed fetch; removed only if empty.
+    let _ = fs::remove_dir(folder.join("checkpoints"));
     let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    // With starts.json it was a start that counts: a job must not be queued again for ever.
+    // starts.json means that the start counts: a job must not be requeued for ever.
     if !entries.all(|entry| entry.path() == lock) {
         return;
     }
-    // Where one cannot be removed, it stays: nothing is lost.
+    // Folders that cannot be removed remain; nothing is lost.
     let _ = fs::remove_file(lock);
     for folder in folder.ancestors().take_while(|folder| folder.starts_with(made)) {
         let _ = fs::remove_dir(folder);
@@ -114,12 +115,14 @@ pub struct Signals {
     word: Arc<StopWord>,
 }
 
-/// What is said, once, when a stop is requested: the step may take minutes.
+/// Message printed once when a stop is requested, because the step may take minutes.
 struct StopWord {
-    /// None where another process says it.
+    /// None if another process prints it.
     console: Mutex<Option<Console>>,
-    /// The step that is computed now; 0 before the first.
+    /// Current step; 0 before the first.
     step: AtomicU64,
+    /// Whether the signal was Ctrl-C.
+    interrupted: Arc<AtomicBool>,
 }
 
 impl StopWord {
@@ -130,12 +133,14 @@ impl StopWord {
             0 => "stopping before the first step".to_string(),
             step => format!("finishing step {step}, then saving"),
         };
-        console.print(&format!("{finishing}; Ctrl-C again: leave now"));
+        let again = self.interrupted.load(Ordering::Relaxed);
+        let again = if again { "; Ctrl-C again: leave now" } else { "" };
+        console.print(&format!("{finishing}{again}"));
     }
 }
 
-/// The signals that request a stop: Ctrl-C, a scheduler's, a terminal that closes. The last is left
-/// alone where whoever started this process had it ignored (nohup).
+/// Signals that request a stop: Ctrl-C, a scheduler's, or the close of the terminal. The last is
+/// excluded if the process was started with it ignored (nohup).
 pub fn stop_signals() -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -144,18 +149,19 @@ pub fn stop_signals() -> Vec<i32> {
     [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !ignored(signal)).collect()
 }
 
-/// From now on a write beyond the user's file size limit returns an error, where SIGXFSZ ended the
+/// Makes writes beyond the user's file size limit return an error; by default SIGXFSZ ends the
 /// process.
 pub fn heed_size_limits() -> anyhow::Result<()> {
     flag::register(SIGXFSZ, Arc::default())?;
     Ok(())
 }
 
-/// While ranks are waited for, until `Signals::listen`: a stop signal ends the process at once.
+/// While ranks wait for each other, until `Signals::listen`: a stop signal ends the process at
+/// once.
 pub struct Waiting(iterator::Handle);
 
 impl Waiting {
-    /// `clean` is called before the end by a signal.
+    /// Starts listening. Calls `clean` before a signal ends the process.
     pub fn begin(clean: impl FnOnce() + Send + 'static) -> anyhow::Result<Waiting> {
         let mut arriving = iterator::Signals::new(stop_signals())?;
         let waiting = Waiting(arriving.handle());
@@ -177,15 +183,19 @@ impl Drop for Waiting {
 }
 
 impl Signals {
-    /// From now on `stop_signals` request a stop (finish the step, save, exit), which `console` is
-    /// told, and SIGUSR1 a save. A second SIGINT exits at once. A second SIGTERM does not: at a
-    /// time limit Slurm sends one to the step and one to the job. A terminal's SIGINT reaches the
-    /// supervisor of a rank, too: the rank leaves it to that.
+    /// Makes `stop_signals` request a stop (finish the step, save, exit), which is printed on
+    /// `console`, and SIGUSR1 a save. A second SIGINT exits at once. A second SIGTERM does not,
+    /// because Slurm sends one to the step and one to the job at a time limit. A terminal's SIGINT
+    /// also reaches the supervisor of a rank, which handles it.
     pub fn listen(console: Option<Console>) -> anyhow::Result<Signals> {
-        let word = StopWord { console: Mutex::new(console), step: AtomicU64::new(0) };
+        let interrupted = Arc::<AtomicBool>::default();
+        let word = StopWord {
+            console: Mutex::new(console),
+            step: AtomicU64::new(0),
+            interrupted: interrupted.clone(),
+        };
         let word = Arc::new(word);
         let signals = Signals { stop: Arc::default(), save: Arc::default(), word };
-        let interrupted = Arc::<AtomicBool>::default();
         let mut heeded = stop_signals();
         if Place::is_given() {
             heeded.retain(|signal| *signal != SIGINT);
@@ -205,7 +215,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Whether a stop was requested. Then it has been said.
+    /// Whether a stop was requested. If so, prints the message once.
     pub fn stop(&self) -> bool {
         let stop = self.stop.load(Ordering::Relaxed);
         if stop {
@@ -214,12 +224,12 @@ impl Signals {
         stop
     }
 
-    /// The run is over: of a stop that is requested now there is nothing to say.
+    /// Suppresses the message, because the run is over.
     pub fn over(&self) {
         self.word.console.lock().take();
     }
 
-    /// The step that is computed from now on.
+    /// Sets the current step.
     pub fn computing(&self, step: u64) {
         self.word.step.store(step, Ordering::Relaxed);
     }
@@ -234,8 +244,8 @@ impl Signals {
     }
 }
 
-/// An error with the step, tensors and ranks, if the loss or a gradient is not finite (in fp16:
-/// with the lowest loss scale). A collective: all ranks call this with the same, latest outcome.
+/// Fails with the step, tensors and ranks if the loss or a gradient is not finite (in fp16: at the
+/// minimum loss scale). A collective: all ranks call it with the same, latest outcome.
 pub fn check(
     rank: &Rank,
     outcome: &Outcome,

@@ -5,12 +5,15 @@ use super::divergence::{self, Divergence};
 use super::fresh::{self, Whole};
 use super::{guard, last_checkpoint, resume, saving};
 use anyhow::Context;
+use base::output::Existing;
+use base::progress::{Progress, Unit};
 use base::{DType, Problems};
+use checkpoint::aside::{self, Kind};
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
-use checkpoint::{self, DataId, aside};
+use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
 use manifest::{self, Loaded, Manifest, Model, Position};
-use model::{Layout, ModelShard, Param, Weight};
+use model::{Layout, ModelShard, Param};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,15 +53,26 @@ pub fn import(from: &Path, loaded: &Loaded, reference: Option<&Path>) -> anyhow:
 }
 
 /// Makes the folder `to` of a new run: a manifest, the weights as the checkpoint of step 0, and
-/// what lay beside them. All of it or nothing.
-pub fn import_run(from: &Path, to: &Path, reference: Option<&Path>) -> anyhow::Result<Imported> {
-    aside::vacant(to)?;
+/// what lay beside them. All of it or nothing. `sets` change the manifest.
+pub fn import_run(
+    from: &Path,
+    to: &Path,
+    sets: &[String],
+    existing: Existing,
+    reference: Option<&Path>,
+) -> anyhow::Result<Imported> {
+    aside::vacant(to, Kind::Run, existing)?;
     let source = Source::open(from, read_config(from)?)?;
     let run = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
-    let text = source.manifest(&run);
-    let name = run.join(manifest::IN_FOLDER);
-    let loaded = manifest::parse(&text, &name.display().to_string(), &run, &[])?;
-    aside::write_folder(to, |fresh| {
+    let name = run.join(manifest::IN_FOLDER).display().to_string();
+    let text = manifest::rewrite(&source.manifest(&run), &name, &run, sets)?;
+    let loaded = manifest::parse(&text, &name, &run, &[])?;
+    if loaded.manifest.log.folder != run {
+        let what = format!("log.folder is the folder of --output, {}", run.display());
+        return Err(Problems::one("--set", what, "leave log.folder out").into());
+    }
+    same_model(&source.config.model, &loaded.manifest.model, from)?;
+    aside::write_folder(to, Kind::Run, existing, |fresh| {
         let write = |path: &Path, text: &str| {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         };
@@ -95,16 +109,7 @@ impl Source<'_> {
         let tensors = |param: &Param| tensors(family, model, param);
         let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
         let types = weights.check(&needed, model.tied_head)?;
-        let mut params = layout.params();
-        let embedding = params.find(|param| param.spec.weight == Weight::TokenEmbed);
-        let embedding = embedding.and_then(|param| tensors(param).pop());
-        if let Some(embedding) = embedding.filter(|_| model.tied_head)
-            && weights.other_head(&embedding.name)?
-        {
-            let what = format!("lm_head.weight is not {}, which config.json ties", embedding.name);
-            let remedy = "set tie_word_embeddings to false in config.json to keep this head";
-            return Err(Problems::one(from.display().to_string(), what, remedy).into());
-        }
+        weights.check_head(&needed, model.tied_head)?;
         Ok(Source { from, config, weights, types })
     }
 
@@ -118,8 +123,15 @@ impl Source<'_> {
         let m = &loaded.manifest;
         let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
         let params: Vec<&Param> = layout.params().collect();
-        let read = |param: &&Param| self.read(param, model_dtype(m.precision));
+        let numbers: usize = self.types.values().sum();
+        let progress = Progress::new("reading", numbers as u64, Unit::Of("numbers"));
+        let read = |param: &&Param| {
+            let whole = self.read(param, model_dtype(m.precision))?;
+            progress.add(whole.values.len() as u64);
+            anyhow::Ok(whole)
+        };
         let tensors = params.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+        progress.finish();
         let mut state = saving::initial_state(loaded, data);
         let (family, from) = (self.config.family.name(), self.from.display());
         state.imported = Some(format!("Hugging Face {family} in {from}"));

@@ -1,13 +1,15 @@
-//! What a run does with its Slurm job after it has saved and left before the job's end: nothing,
-//! `scontrol requeue`, or `sbatch` of the job's own script. It comes here only with steps left to
-//! take and a durable checkpoint: a run that is complete, or that fails, starts nothing.
+//! Action on the Slurm job after a run has saved and left before the job's end: nothing, `scontrol
+//! requeue`, or `sbatch` of the job's own script. Only for a run with remaining steps and a durable
+//! checkpoint: a complete or failed run starts nothing.
 
 use super::crash_loop;
+use super::events::{self, Kind};
 use super::sick_nodes;
 use super::slurm::Job;
 use manifest::{Manifest, OnEnd};
 
-/// By rank 0, once all ranks have left. A chain of jobs in which the run does not get on ends here.
+/// Runs on rank 0, once all ranks have ended. Ends a chain of jobs in which the run makes no
+/// progress.
 pub fn act(m: &Manifest) {
     let Some(job) = Job::of_environment() else { return };
     if !matches!(m.slurm.on_end, OnEnd::Requeue | OnEnd::Resubmit) {
@@ -25,8 +27,9 @@ pub fn act(m: &Manifest) {
     let told = without.as_ref().map_or(String::new(), |nodes| format!(", without {nodes}"));
     let done = match m.slurm.on_end {
         OnEnd::Requeue => {
-            // From here on Slurm may end this process.
+            // Slurm may end this process from now on.
             tracing::info!("job {id} goes back into the queue{told}");
+            events::add(&m.log.folder, Kind::Queued, &format!("job {id}{told}"));
             let queued = job.requeue();
             if let (Ok(()), Some(Err(error))) =
                 (&queued, without.map(|nodes| job.stay_away(&nodes)))
@@ -37,15 +40,18 @@ pub fn act(m: &Manifest) {
         }
         _ => job.resubmit(&m.log.folder, without.as_deref()).map(|next| {
             tracing::info!("job {next} goes on when job {id} has ended{told}");
+            events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{told}"));
         }),
     };
     if let Err(error) = done {
-        tracing::warn!("job {id} is not queued again: {error:#}");
+        let text = format!("job {id} is not queued again: {error:#}");
+        tracing::warn!("{text}");
+        events::add(&m.log.folder, Kind::Warning, &text);
     }
 }
 
-/// The nodes that the job is to do without, as Slurm takes them; None where none is sick, or where
-/// there would be too few.
+/// Nodes to exclude from the job, in Slurm's notation; None if none is sick, or if too few would
+/// remain.
 fn stay_away(m: &Manifest, job: &Job) -> Option<String> {
     let sick = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
     if sick.is_empty() {

@@ -1,23 +1,26 @@
-//! `last-checkpoint` in the run's folder names the newest checkpoint, outside of `checkpoints/`: a run
-//! whose checkpoints cannot be found (moved away, a disk that is not mounted) is not taken for a new
-//! one, which would begin at step 0 and cut the record of the old.
+//! `last-checkpoint` in the run's folder, outside of `checkpoints/`, names the newest checkpoint. A
+//! run whose checkpoints are missing (moved, an unmounted disk) is therefore not mistaken for a new
+//! one, which would start at step 0 and truncate the old record.
 
-use base::Problems;
 use base::output::{self, Existing};
-use std::fs;
+use base::{Problems, input};
 use std::path::{Path, PathBuf};
 
-/// Notes in a run's folder that the checkpoint of `step` is its newest.
+/// Name of the file in a run's folder.
+pub const NAME: &str = "last-checkpoint";
+
+/// Records that the checkpoint of `step` is the newest.
 pub fn note(folder: &Path, step: u64) -> anyhow::Result<()> {
     let text = format!("{}\n", checkpoint::name(step));
     output::write(&file(folder), Existing::Replaced, text.as_bytes())
 }
 
-/// An error for a folder of checkpoints that holds none, of a run that has saved one.
+/// Fails for an empty folder of checkpoints if the run has saved one.
 pub fn check(folder: &Path) -> Result<(), Problems> {
     let path = file(folder);
-    // Without the note, or with one that nobody can read, nothing is known.
-    let Ok(noted) = fs::read_to_string(&path) else { return Ok(()) };
+    // Without a readable record there is nothing to check.
+    let Ok(noted) = input::read(&path, input::SMALL) else { return Ok(()) };
+    let noted = String::from_utf8_lossy(&noted);
     let what = format!("holds no checkpoint, and the run has saved {}", noted.trim_end());
     let remedy = format!(
         "bring the checkpoints back (moved? a disk that is not mounted?), or remove {} to begin \
@@ -28,7 +31,7 @@ pub fn check(folder: &Path) -> Result<(), Problems> {
 }
 
 fn file(folder: &Path) -> PathBuf {
-    folder.join("last-checkpoint")
+    folder.join(NAME)
 }
 
 #[cfg(test)]

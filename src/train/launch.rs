@@ -5,7 +5,7 @@ mod device;
 
 pub use device::{Carrier, Device, LocalRank, of_rank};
 
-use super::exit::{self, PeerExit};
+use super::exit::PeerExit;
 use super::guard::Waiting;
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
@@ -72,11 +72,8 @@ impl LocalRanks {
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
-            let printed = launch.rank > 0; // by rank 0
-            return Err(match printed {
-                true => PeerExit { code: exit::WRONG_INPUT }.into(),
-                false => another_world(m, launch.world).into(),
-            });
+            // Each rank says so: the variables of one alone may be wrong.
+            return Err(another_world(m, launch).into());
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
@@ -173,7 +170,7 @@ impl LocalRanks {
             let device = me.agree(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
-            tracing::info!("device: {}", device.description());
+            tracing::info!("device: {}", device.description(m.precision));
             rank(&me, device)
         };
         comm::catch(|| {
@@ -212,8 +209,8 @@ pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
     LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))
 }
 
-fn another_world(m: &Manifest, world: usize) -> Problems {
-    let t = &m.topology;
+fn another_world(m: &Manifest, launch: &LauncherEnv) -> Problems {
+    let (t, world) = (&m.topology, launch.world);
     let what = format!(
         "{world} ranks were started; topology tensor {} × pipeline {} × data {} makes {}",
         t.tensor,
@@ -231,7 +228,7 @@ fn another_world(m: &Manifest, world: usize) -> Problems {
         ),
         false => format!("start {} (srun -n {})", t.ranks(), t.ranks()),
     };
-    Problems::one(m.name.as_str(), what, remedy)
+    Problems::one(format!("{}, rank {}", m.name, launch.rank), what, remedy)
 }
 
 fn watchdog(m: &Manifest, dumps: &std::path::Path) -> Watchdog {

@@ -1,4 +1,4 @@
-//! Micro-batches from the reader thread to the device.
+//! Transfers micro-batches from the reader thread to the device.
 
 use super::rank::Rank;
 use data::{Reader, Request, Source};
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Micro-batches that the reader thread prepares in advance.
 const PREFETCH: usize = 4;
 
-/// The samples of one data-parallel replica: of every `micro * replicas` consecutive samples, the
+/// Samples of one data-parallel replica: of every `micro * replicas` consecutive samples, the
 /// `replica`th `micro`.
 #[derive(Clone, Copy, Debug)]
 pub struct DataShard {
@@ -46,7 +46,7 @@ pub struct Loader {
     reader: Reader,
     /// Samples from this number on have a loss weight of 0.
     until: u64,
-    /// Micro-batches left whose samples have a loss weight.
+    /// Remaining micro-batches whose samples have a loss weight.
     counting: u64,
 }
 
@@ -71,7 +71,7 @@ impl Loader {
     }
 
     /// Micro-batches of one replica, for the first `samples` of a validation set. The last round is
-    /// filled up with samples whose loss weight is 0.
+    /// padded with samples whose loss weight is 0.
     pub fn evaluation(
         source: &Arc<Source>,
         shard: DataShard,
@@ -88,7 +88,7 @@ impl Loader {
         Ok(Loader { reader, until: samples, counting })
     }
 
-    /// Uploads the next micro-batch; each sample has a weight of 1 / `of` in the loss.
+    /// Uploads the next micro-batch. Each sample has a weight of 1 / `of` in the loss.
     pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, of: u64) -> anyhow::Result<()> {
         let mut batch = self.reader.next()?;
         let until = if self.counting == 0 { 0 } else { self.until };

@@ -1,5 +1,6 @@
-//! Messages to a person: `tracing` events. Rank 0's are printed, above the progress bar; every
-//! rank's are kept in its flight recorder, which is written to disk when the ranks fail.
+//! Messages to the user: `tracing` events. Those of rank 0 are printed above the progress bar.
+//! Those of every rank are kept in its flight recorder, which is written to disk when the ranks
+//! fail.
 //!
 //! The thread of a rank runs inside the span `rank`, a step inside the span `step`. An event takes
 //! its rank and step from these spans.
@@ -20,7 +21,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The layer that prints and records events, and a handle on it.
+/// Layer that prints and records events, and its handle.
 #[derive(Clone)]
 pub struct Messages {
     console: Console,
@@ -33,7 +34,7 @@ pub struct Messages {
 type Recorders = Vec<(u64, Arc<Recorder>)>;
 
 impl Messages {
-    /// Prints to standard output, errors to standard error.
+    /// Prints to standard output, and errors to standard error.
     pub fn standard() -> Messages {
         Messages {
             console: Console::stdout(),
@@ -43,8 +44,8 @@ impl Messages {
         }
     }
 
-    /// From now on all events of gptrain as severe as `level` are messages. `traces`: spans can be
-    /// recorded.
+    /// Installs the layer: all events of gptrain at `level` or more severe become messages. With
+    /// `traces`, spans can be recorded.
     pub fn install(&self, level: LevelFilter, traces: bool) {
         let spans =
             traces.then(|| self.spans.clone().with_filter(filter_fn(|meta| meta.is_span())));
@@ -55,7 +56,7 @@ impl Messages {
         tracing::subscriber::set_global_default(layers).expect("installed once, at the start");
     }
 
-    /// From now on events of this thread are messages of a rank.
+    /// Makes events of this thread messages of a rank, until the span is dropped.
     pub fn enter_rank(&self, rank: usize, recorder: &Arc<Recorder>) -> EnteredSpan {
         let mut recorders = self.recorders.lock();
         recorders.push((rank as u64, recorder.clone()));
@@ -67,7 +68,7 @@ impl Messages {
         &self.spans
     }
 
-    /// The last warnings that were printed.
+    /// Last printed warnings.
     pub fn warnings(&self) -> Warnings {
         self.warnings.clone()
     }
@@ -77,8 +78,8 @@ impl Messages {
     }
 }
 
-/// The crates whose events are messages: what libraries say (object_store of each retry, its HTTP of
-/// headers) is not for the user.
+/// Crates whose events are messages. Events of libraries (object_store on each retry, its HTTP
+/// client on headers) are not for the user.
 const OWN: [&str; 13] = [
     "gptrain",
     "base",
@@ -99,7 +100,7 @@ fn is_own(target: &str) -> bool {
     OWN.contains(&target.split("::").next().unwrap_or_default())
 }
 
-/// The fields of spans and events that are of use here.
+/// Fields of spans and events that are used here.
 #[derive(Clone, Default)]
 struct Fields {
     rank: Option<u64>,
@@ -180,7 +181,7 @@ mod tests {
     use crate::report::tests::Printed;
     use comm::LogLine;
 
-    /// What two ranks print and record of the same events, at a level.
+    /// Printed text and records of the same events on two ranks, at a level.
     fn logged(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {
         let printed = Printed::default();
         let console = Console::new(Box::new(printed.clone()));

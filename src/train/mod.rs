@@ -20,9 +20,11 @@ mod gpu_faults;
 mod guard;
 mod last_checkpoint;
 mod loader;
+pub mod length;
 mod resume;
 pub mod saving;
 mod roll_back;
+mod tokenizers;
 pub mod sick_nodes;
 mod slurm;
 pub mod storage;
@@ -33,6 +35,7 @@ mod supervise;
 pub mod time_limit;
 mod fresh;
 pub mod report;
+pub mod job_script;
 
 pub mod eval;
 pub mod average;
@@ -40,6 +43,7 @@ pub mod replay;
 pub mod generate;
 pub mod divergence;
 pub mod import;
+pub mod bring;
 pub mod recipe;
 
 pub use guard::{heed_size_limits, stop_signals};
@@ -72,7 +76,9 @@ pub fn run(
         if let (Err(_), Some(lock)) = (&opened, &lock) {
             lock.remove_unused();
         }
-        let mut run = opened?;
+        let Some(mut run) = opened? else {
+            return Ok((rank.is_first(), Ended::NothingLeft));
+        };
         let from = run.progress.step;
         let ended = run.train();
         run.end(&ended);
@@ -82,8 +88,8 @@ pub fn run(
         }
         Ok((rank.is_first(), ended?))
     });
-    if launched && let Err(error) = &ended {
-        note_failed_node(&loaded.manifest.log.folder, error);
+    if let Err(error) = &ended {
+        note_failure(&loaded.manifest.log.folder, error, launched);
     }
     let (first, ended) = ended?;
     process.signals.over();
@@ -93,9 +99,13 @@ pub fn run(
     Ok(first.then_some(ended))
 }
 
-/// Notes the node of the rank that a verdict blames, in the process that prints it.
-fn note_failed_node(folder: &Path, error: &anyhow::Error) {
+/// Notes the verdict, in the process that prints it, and the node of the rank that it blames.
+fn note_failure(folder: &Path, error: &anyhow::Error, launched: bool) {
     let Some(failed) = error.downcast_ref::<Failed>().filter(|failed| failed.print) else { return };
+    events::add(folder, events::Kind::Failure, &failed.line);
+    if !launched {
+        return;
+    }
     let Some(host) = comm::blamed_node(&failed.line) else { return };
     if let Err(error) = sick_nodes::add(folder, host, sick_nodes::Reason::Failed, &failed.line) {
         tracing::warn!("{host} is not noted: {error:#}");

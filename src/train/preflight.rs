@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// An error unless every node's datasets are `ids`, those of rank 0: one rank per node compares
-/// index digests and lengths, as a resume does.
+/// Fails unless every node's datasets are `ids`, those of rank 0. One rank per node compares index
+/// digests and lengths, as a resume does.
 pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> anyhow::Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
@@ -49,24 +49,24 @@ fn other_data(rank: &Rank, number: usize, node: &str, ours: &DataId, theirs: &Da
     Problems::one(ours.prefix.as_str(), what, remedy)
 }
 
-/// What a rank is to reserve in the memory of its node, and what of that is free there.
+/// Memory that a rank will reserve on its node, and the free memory there.
 #[derive(Clone, Serialize, Deserialize)]
 struct Need {
     node: String,
-    /// For a device whose memory is the node's, and for what a device's host is to hold.
+    /// Bytes for a device whose memory is the node's, and bytes of host memory.
     device: u64,
     host: u64,
-    /// Whether that is page-locked: a GPU's host's is.
+    /// Whether the host memory is page-locked; true for the host of a GPU.
     locks: bool,
     free: Option<u64>,
-    /// `HostMemory` in words, and what it lets a process lock.
+    /// `HostMemory` as text, and the maximum that a process may lock.
     limits: String,
     lockable: Option<u64>,
 }
 
-/// An error unless each node has memory for all that its ranks are to reserve there: what is free of
-/// the machine's and of the container's, whichever is less. Before anything is reserved, since who
-/// takes more is killed without a word.
+/// Fails unless each node has memory for everything that its ranks will reserve. The limit is the
+/// free memory of the machine or the container, whichever is less. Called before reserving, because
+/// a process that takes more is killed without a message.
 pub fn enough_memory(
     rank: &Rank,
     be: &dyn Backend,
@@ -92,17 +92,17 @@ pub fn enough_memory(
     Ok(())
 }
 
-/// What the ranks of a node need of it, and what there is.
+/// Memory required by the ranks of a node, and memory available.
 struct OnNode<'a> {
     ranks: usize,
     asked: u64,
-    /// Of that, by `topology.offload`.
+    /// Part of that for `topology.offload`.
     host: u64,
     free: u64,
     limits: &'a str,
 }
 
-/// By node, in the order of names.
+/// Sums per node, sorted by name.
 fn by_node(all: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
     let mut nodes = BTreeMap::new();
     for need in all {
@@ -117,7 +117,8 @@ fn by_node(all: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
 }
 
 impl OnNode<'_> {
-    /// "its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) between them, and …".
+    /// For example "its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) between them, and
+    /// …".
     fn text(&self) -> String {
         let (need, between) = match self.ranks {
             1 => ("its rank needs".to_string(), ""),
@@ -131,13 +132,13 @@ impl OnNode<'_> {
     }
 }
 
-/// What is taken of each node for `topology.offload`.
+/// Lines about each node's memory for `topology.offload`.
 fn node_lines(all: &[Need]) -> Vec<String> {
     let nodes = by_node(all).into_iter().filter(|(_, sums)| sums.host > 0);
     nodes.map(|(node, sums)| format!("memory of node {node}: {}", sums.text())).collect()
 }
 
-/// Said where a rank is to lock more than its limit: many drivers lock memory without regard to it.
+/// Warning if a rank would lock more than its limit. Many drivers ignore the limit.
 fn too_little_lockable(all: &[Need]) -> Option<String> {
     let short = |need: &&Need| need.lockable.is_some_and(|most| need.locks && need.host > most);
     let Need { node, host, lockable, .. } = all.iter().find(short)?;
@@ -149,11 +150,11 @@ fn too_little_lockable(all: &[Need]) -> Option<String> {
     ))
 }
 
-/// What to do about `ulimit -l`.
+/// Remedy for a low `ulimit -l`.
 const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLOCK, docker: --ulimit \
                      memlock=-1)";
 
-/// The first node, by name, whose ranks need more than is free.
+/// Problem of the first node, by name, whose ranks need more than is free.
 fn too_little_memory(all: &[Need]) -> Option<Problems> {
     let (node, sums) = by_node(all).into_iter().find(|(_, sums)| sums.asked > sums.free)?;
     let remedy = match sums.host {
@@ -170,21 +171,23 @@ fn too_little_memory(all: &[Need]) -> Option<Problems> {
     Some(Problems::one(format!("node {node}"), sums.text(), remedy))
 }
 
-/// The memory of a GPU after NCCL has its buffers, and before any rank has reserved its arenas.
+/// Memory of a GPU after NCCL has its buffers, and before any rank has reserved its arenas.
 pub struct GpuMemory {
     gpu: Identity,
-    /// Including what its ranks allocated when they opened it, which their memory plans count.
+    /// Free memory, including the allocations of its ranks on opening, which their memory plans
+    /// count.
     free: Bytes,
     all: Bytes,
-    /// Ranks that share this GPU.
+    /// Number of ranks that share this GPU.
     sharing: usize,
 }
 
-/// None on the CPU. A collective: no rank reserves memory before all have measured.
+/// Measures the GPU's memory; None on the CPU. A collective: no rank reserves memory before all
+/// have measured.
 pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<GpuMemory>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
-    // After the gather, all ranks have opened their device and made their groups.
+    // After the gather, all ranks have opened their device and created their groups.
     let memory = device.memory();
     let sharing: Vec<usize> = rank.on_first(|| {
         let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();
@@ -198,8 +201,8 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Op
     }))
 }
 
-/// The manifest, with gradients on the host where it leaves that open and some rank's device has no
-/// room for them. A collective.
+/// Resolves `offload.gradients`: moves gradients to the host if the manifest leaves it open and the
+/// device of some rank has too little memory. A collective.
 pub fn placed(
     rank: &Rank,
     be: &dyn Backend,
@@ -221,7 +224,7 @@ pub fn placed(
     }
 }
 
-/// The error for an engine that does not fit, with the settings that would make it fit.
+/// Error for an engine that does not fit, with settings that would make it fit.
 pub fn out_of_memory(
     rank: &Rank,
     loaded: &Loaded,
@@ -267,7 +270,7 @@ impl fmt::Display for GpuMemory {
     }
 }
 
-/// The error for memory that the host has and does not give.
+/// Error for memory that the host has but does not provide.
 fn not_locked(place: String, error: &OutOfMemory) -> Problems {
     let limit = HostMemory::here().map_or("unknown".to_string(), |memory| memory.lockable());
     let what = format!("{error}, page-locked for topology.offload; ulimit -l is {limit}");
@@ -279,7 +282,7 @@ fn not_locked(place: String, error: &OutOfMemory) -> Problems {
 mod tests {
     use super::*;
 
-    /// Two ranks to a node, of which each needs 2 + 3 GiB.
+    /// Two ranks per node, each of which needs 2 + 3 GiB.
     fn needs(free: [u64; 2], lockable: Option<u64>) -> Vec<Need> {
         let need = |i: usize| Need {
             node: format!("n{}", i / 2),

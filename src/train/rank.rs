@@ -21,7 +21,7 @@ pub struct Rank<'a> {
 pub struct CollectiveError {
     /// Exit code of all ranks.
     pub code: u8,
-    /// On the rank that prints it.
+    /// Error, on the rank that prints it.
     pub error: Option<anyhow::Error>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for CollectiveError {
 impl std::error::Error for CollectiveError {}
 
 impl<'a> Rank<'a> {
-    /// A collective: every rank of the world calls this.
+    /// Creates the control groups. A collective of every rank of the world.
     pub fn new(world: &'a World, topology: &Topology) -> Rank<'a> {
         let grid = topology.grid();
         let at = grid.coord(world.rank());
@@ -64,31 +64,31 @@ impl<'a> Rank<'a> {
         self.number() == 0
     }
 
-    /// The offset of this rank's clock from rank 0's. A collective.
+    /// Offset of this rank's clock from rank 0's. A collective.
     pub fn clock_offset(&self) -> ClockOffset {
         self.host.clock_offset(comm::clock_id(), comm::now_ns)
     }
 
-    /// The phase this rank is in from now on; shown in a hang diagnosis.
+    /// Sets this rank's phase, which is shown in a hang diagnosis.
     pub fn set_phase(&self, what: &str) {
         tracing::trace!("{what}");
         self.world.recorder().set_phase(what);
     }
 
-    /// The phase this rank is in.
+    /// Current phase of this rank.
     pub fn current_phase(&self) -> String {
         self.world.recorder().phase()
     }
 
-    /// For each flag, on how many ranks it is true (an all-reduce).
+    /// Number of ranks on which each flag is true (an all-reduce).
     pub fn count<const N: usize>(&self, mine: [bool; N]) -> [usize; N] {
         let mut counts = mine.map(|yes| if yes { 1.0 } else { 0.0 });
         self.host.sum(&mut counts);
         counts.map(|count| count as usize)
     }
 
-    /// A phase that every rank executes on its own: named in a hang diagnosis, and it succeeds on
-    /// all ranks or stops all of them. `work` calls no collective.
+    /// Runs a phase that every rank executes separately. It is named in a hang diagnosis, and
+    /// succeeds on all ranks or stops all of them. `work` calls no collective.
     pub fn phase<T>(
         &self,
         name: &str,
@@ -98,7 +98,7 @@ impl<'a> Rank<'a> {
         self.agree(work())
     }
 
-    /// A phase that rank 0 executes for all of them: they receive its result.
+    /// Runs a phase on rank 0, whose result all ranks receive.
     pub fn first_phase<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
@@ -113,8 +113,9 @@ impl<'a> Rank<'a> {
         self.world.recorder().set_phase(name);
     }
 
-    /// Waits until `ready` on every rank, however long that takes: each call of it returns within a
-    /// second or so, and the ranks meet between two calls. An error of one is an error of all.
+    /// Waits until `ready` on every rank, for any time. Each call of `ready` must return within
+    /// about a second, and the ranks synchronise between two calls. An error of one is an error of
+    /// all.
     pub fn wait_until(
         &self,
         mut ready: impl FnMut() -> anyhow::Result<bool>,
@@ -131,8 +132,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// This rank's result if all ranks succeeded. Otherwise an error on all of them, printed by the
-    /// lowest rank that failed.
+    /// This rank's result if all ranks succeeded. Otherwise fails on all of them; the lowest failed
+    /// rank prints the error.
     pub fn agree<T>(&self, mine: anyhow::Result<T>) -> anyhow::Result<T> {
         match self.count([mine.is_err()]) {
             [0] => mine,
@@ -141,8 +142,8 @@ impl<'a> Rank<'a> {
     }
 
     fn collective_error(&self, mine: Option<anyhow::Error>) -> anyhow::Error {
-        // The error this rank could print. Of an earlier `CollectiveError` only its printer has
-        // one.
+        // Error that this rank could print. Only the printing rank of an earlier `CollectiveError`
+        // has one.
         let mine = mine.and_then(|error| match error.downcast::<CollectiveError>() {
             Ok(agreed) => agreed.error,
             Err(error) => Some(self.named(error)),
@@ -156,7 +157,7 @@ impl<'a> Rank<'a> {
         anyhow::Error::new(CollectiveError { code, error })
     }
 
-    /// Adds the rank's name to the error of a failed device, where there are several ranks.
+    /// Adds the rank's name to the error of a failed device, if there are several ranks.
     fn named(&self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<Dead>() {
             Some(Dead { device, why }) if self.grid.size() > 1 => {

@@ -3,9 +3,11 @@
 
 use anyhow::Context;
 use base::{Count, Problems};
-use data::Tokenizer;
 use data::indexed::Indexed;
+use data::record::DatasetTokenizer;
 use data::split::split;
+use data::tokenizer::{BYTES, Tokenizer};
+use estimate::shapes::published;
 use manifest::{DataRule, Family, Model, Sizes};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,15 +18,17 @@ pub struct Recipe {
     pub name: String,
     /// PREFIX of the dataset.
     pub data: Option<PathBuf>,
-    /// Unless given, tokenizer.json beside the dataset, if there is one.
+    /// Unless given, the recorded one; of a dataset without a record tokenizer.json beside it.
     pub tokenizer: Option<PathBuf>,
     /// Wanted parameters; unless given, a twentieth of the dataset's tokens.
     pub params: Option<u64>,
+    /// Unless given, the published model's of that size, or GPT-2's.
+    pub family: Option<Family>,
 }
 
 /// Sizes of a dense model between these are drawn up.
 const SMALLEST: u64 = 1_000_000;
-const LARGEST: u64 = 200_000_000_000;
+const LARGEST: u64 = 500_000_000_000;
 /// Largest size that is chosen where none is wanted, and where nothing is known of the data.
 const LARGEST_UNASKED: u64 = 124_000_000;
 const UNKNOWN: u64 = 10_000_000;
@@ -34,6 +38,15 @@ const GPT2_VOCAB: usize = 50_257;
 const SPLIT: &str = "95,5,0";
 /// Shortest sequences that are drawn up.
 const SHORTEST: usize = 16;
+/// Below this size sequences are short.
+const SMALL: u64 = 20_000_000;
+/// From this size on a model is planned for GPUs.
+const LARGE: u64 = 1_000_000_000;
+const LARGE_PLAN: &str = "\nplan: # for `gptrain estimate`\n  hardware: h100-80g\n";
+/// Where the embedding has more than this share of the parameters, the vocabulary is too large.
+const MOST_EMBEDDING: f64 = 0.5;
+/// Tokens of the data for each id of a vocabulary that fits them.
+const TOKENS_PER_ID: u64 = 400;
 /// How often data may be repeated before it teaches much less (Muennighoff et al. 2023).
 const EPOCHS: u64 = 4;
 /// Tokens for each parameter (Hoffmann et al. 2022).
@@ -44,25 +57,31 @@ struct Known {
     /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
     parts: Option<[u64; 2]>,
-    vocab: usize,
+    /// The tokenizer's.
+    vocab: Option<usize>,
     eod: Option<u32>,
     tokenizer: Option<PathBuf>,
+    /// What a user should know of the tokenizer.
+    note: Option<String>,
 }
 
 impl Recipe {
     /// The manifest, in YAML with comments. It passes every check of a manifest.
     pub fn write(&self) -> anyhow::Result<String> {
         let known = self.known()?;
+        if let Some(note) = &known.note {
+            base::warn!("note: {note}");
+        }
         let wanted = self.params.unwrap_or_else(|| match known.tokens {
             Some(tokens) => (tokens / TOKENS_PER_PARAMETER).clamp(SMALLEST, LARGEST_UNASKED),
             None => UNKNOWN,
         });
         if !(SMALLEST..=LARGEST).contains(&wanted) {
             let what = format!("{} parameters", Count(wanted));
-            let remedy = "from 1M to 200B are drawn up";
+            let remedy = "from 1M to 500B are drawn up";
             return Err(Problems::one("--params", what, remedy).into());
         }
-        let model = shape(wanted, known.vocab, seq_len(wanted, known.smallest_part())?);
+        let model = self.model(&known, wanted)?;
         let text = self.yaml(&known, &model);
         manifest::parse(&text, &self.name, Path::new("."), &[])?;
         Ok(text)
@@ -70,14 +89,17 @@ impl Recipe {
 
     fn known(&self) -> anyhow::Result<Known> {
         let dataset = self.data.as_deref().map(Indexed::open).transpose()?;
-        let beside = self.data.as_ref().map(|prefix| prefix.with_file_name("tokenizer.json"));
-        let beside = beside.filter(|path| path.exists());
-        let tokenizer = self.tokenizer.clone().or(beside);
-        let read = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
-        let vocab = match (&read, &dataset) {
-            (Some(read), _) => read.vocab(),
-            (None, None) => GPT2_VOCAB,
-            (None, Some(dataset)) => {
+        let named = self.tokenizer.as_deref();
+        let found = dataset.as_ref().map(|dataset| DatasetTokenizer::find(dataset, named));
+        let found = found.transpose()?;
+        let record = found.as_ref().and_then(|found| found.record.as_ref());
+        let place = found.as_ref().map_or(self.tokenizer.clone(), |found| found.path.clone());
+        let read = place.as_deref().map(Tokenizer::named).transpose()?;
+        let vocab = match (record, &read, &dataset) {
+            (Some(record), ..) => Some(record.vocab),
+            (None, Some(read), _) => Some(read.vocab()),
+            (None, None, None) => None,
+            (None, None, Some(dataset)) => {
                 let what = "lies beside no tokenizer.json, which says the size of the vocabulary";
                 let place = dataset.prefix().display().to_string();
                 return Err(
@@ -87,11 +109,45 @@ impl Recipe {
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
         let parts = dataset.as_ref().map(parts).transpose()?;
-        Ok(Known { tokens, parts, vocab, eod: read.and_then(|read| read.eod()), tokenizer })
+        let eod = match record {
+            Some(record) => record.append_eod,
+            None => read.and_then(|read| read.eod()),
+        };
+        let tokenizer = place.filter(|path| path != Path::new(BYTES)); // which has no file
+        let note = found.as_ref().and_then(|found| found.note.clone());
+        Ok(Known { tokens, parts, vocab, eod, tokenizer, note })
+    }
+
+    /// The published shape of that size, else one with the usual proportions.
+    fn model(&self, known: &Known, wanted: u64) -> anyhow::Result<Model> {
+        let (smallest, asked) = (known.smallest_part(), self.params.is_some());
+        let shape = published(wanted as f64, self.family).filter(|_| asked);
+        let Some(shape) = shape else {
+            let seq_len = seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
+            let family = self.family.unwrap_or(Family::Gpt2);
+            let vocab = known.vocab.unwrap_or(GPT2_VOCAB);
+            let model = drawn(wanted, family, vocab, seq_len, Of::All);
+            // A vocabulary that leaves the layers nothing is not counted.
+            return Ok(match !asked && embedding_share(&model) > MOST_EMBEDDING {
+                true => drawn(wanted, family, vocab, seq_len, Of::Layers),
+                false => model,
+            });
+        };
+        let sizes = Sizes {
+            layers: shape.layers,
+            hidden: shape.hidden,
+            heads: shape.heads,
+            vocab: known.vocab.unwrap_or(shape.vocab),
+            seq_len: seq_len(shape.seq_len, smallest)?,
+        };
+        let model = Model::with_defaults(shape.family, sizes, 1);
+        let ffn_hidden = shape.ffn_hidden.unwrap_or(model.ffn_hidden);
+        Ok(Model { kv_heads: shape.kv_heads.or(model.kv_heads), ffn_hidden, ..model })
     }
 
     fn yaml(&self, known: &Known, model: &Model) -> String {
         let params = model::parameters(model);
+        let large = params >= LARGE;
         let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
         let there = known.training().map(|tokens| EPOCHS * tokens);
@@ -114,7 +170,7 @@ impl Recipe {
 name: {name}
 
 {model}
-precision: f32 # on GPUs: bf16
+precision: {precision}
 
 {data}
 batch: # samples of seq_len tokens
@@ -136,15 +192,60 @@ log:
 
 train:
   tokens: {tokens} # {why}: {steps} steps
-{evaluation}",
+{evaluation}{plan}",
             name = quoted(&self.name),
-            model = model_section(known, model, params),
+            model = self.model_section(known, model, params),
             data = self.data_section(known),
-            micro = batch.min(8),
+            precision = if large { "bf16" } else { "f32 # on GPUs: bf16" },
+            micro = batch.min(if large { 1 } else { 8 }),
+            plan = if large { LARGE_PLAN } else { "" },
             step_tokens = Count(batch * seq_len),
             min = peak / 10.0,
             warmup = (steps / 50).max(1) * batch,
             steps = Count(steps),
+        )
+    }
+
+    fn model_section(&self, known: &Known, model: &Model, params: u64) -> String {
+        let Model { family, layers, hidden, heads, vocab, seq_len, .. } = model;
+        let shape = published(self.params.unwrap_or(0) as f64, self.family);
+        let like = shape.map_or(String::new(), |shape| format!(", {} {}", shape.of, shape.name));
+        let mut whose = match (known.tokenizer.is_some(), shape) {
+            (true, _) => "the tokenizer's".to_string(),
+            (false, Some(shape)) => format!("{}'s: set yours", shape.of),
+            (false, None) => "GPT-2's: set yours".to_string(),
+        };
+        let share = embedding_share(model);
+        if let Some(tokens) = known.tokens.filter(|_| share > MOST_EMBEDDING) {
+            let fitting = (tokens / TOKENS_PER_ID).clamp(512, 32_768);
+            whose += &format!(
+                "; for {} tokens {} ids would do: the embedding is {:.0} % of the model",
+                Count(tokens),
+                Count(1 << fitting.ilog2()),
+                100.0 * share
+            );
+        }
+        let kv = shape.and_then(|shape| shape.kv_heads);
+        let ffn = shape.and_then(|shape| shape.ffn_hidden);
+        let theta = shape.and_then(|shape| shape.theta);
+        let mut more = String::new();
+        more.extend(kv.map(|kv| format!("  kv_heads: {kv}\n")));
+        more.extend(ffn.map(|ffn| format!("  ffn_hidden: {ffn}\n")));
+        more.extend(theta.map(|theta| format!("  position: {{rope: {{theta: {theta}}}}}\n")));
+        let family = match family {
+            Family::Gpt2 => String::new(),
+            family => format!("  family: {}\n", family.name()),
+        };
+        format!(
+            "\
+model: # {} parameters{like}
+{family}  layers: {layers}
+  hidden: {hidden}
+  heads: {heads}
+{more}  vocab: {vocab} # {whose}
+  seq_len: {seq_len}
+",
+            Count(params)
         )
     }
 
@@ -157,29 +258,15 @@ train:
             true => format!("{SPLIT} # per cent of the documents: training, validation, test"),
             false => "100,0,0 # too few documents to hold some out for validation".into(),
         };
-        let tokenizer = known.tokenizer.as_deref().map(|at| format!("  tokenizer: {}\n", path(at)));
+        let guess = known.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
+        let tokenizer = known.tokenizer.as_deref();
+        let tokenizer = tokenizer.map(|at| format!("  tokenizer: {}{guess}\n", path(at)));
         let eod = known.eod.map(|eod| {
             format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
         });
         let optional = [tokenizer, eod].into_iter().flatten().collect::<String>();
         format!("data:\n  train: {train}\n  split: {split}\n{optional}")
     }
-}
-
-fn model_section(known: &Known, model: &Model, params: u64) -> String {
-    let Model { layers, hidden, heads, vocab, seq_len, .. } = model;
-    let whose = if known.tokenizer.is_some() { "the tokenizer's" } else { "GPT-2's: set yours" };
-    format!(
-        "\
-model: # {} parameters
-  layers: {layers}
-  hidden: {hidden}
-  heads: {heads}
-  vocab: {vocab} # {whose}
-  seq_len: {seq_len}
-",
-        Count(params)
-    )
 }
 
 impl Known {
@@ -211,18 +298,32 @@ fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     Ok([train, valid].map(tokens))
 }
 
-/// GPT-2's shape nearest to a number of parameters: heads of 64 columns (128 in wide models), and a
-/// width of about 64 times the number of layers.
-fn shape(params: u64, vocab: usize, seq_len: usize) -> Model {
+/// What has a wanted number of parameters.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    All,
+    /// All but the embedding.
+    Layers,
+}
+
+/// The shape nearest to a number of parameters: heads of 64 columns (32 in narrow models, 128 in wide
+/// ones), and a width of about 64 times the number of layers.
+fn drawn(params: u64, family: Family, vocab: usize, seq_len: usize, of: Of) -> Model {
     let model = |(layers, hidden): (usize, usize)| {
-        let heads = hidden / if hidden < 2048 { 64 } else { 128 };
-        Model::with_defaults(Family::Gpt2, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
+        let heads = hidden
+            / match hidden {
+                ..=256 => 32,
+                257..2048 => 64,
+                _ => 128,
+            };
+        Model::with_defaults(family, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
     };
     let wide = (1..=192).map(|k| 64 * k).filter(|hidden| *hidden < 2048 || hidden % 128 == 0);
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
     let far = |model: &Model| {
-        let size = model::parameters(model) as f64 / params as f64;
+        let embedding = if of == Of::Layers { embedding(model) } else { 0.0 };
+        let size = (model::parameters(model) as f64 - embedding) / params as f64;
         let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
         size.ln().abs() + 0.1 * proportions.ln().abs()
     };
@@ -230,10 +331,18 @@ fn shape(params: u64, vocab: usize, seq_len: usize) -> Model {
     all.min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some").1
 }
 
-/// As long as small and large models are usually trained; halved until the smallest part that is
-/// read fills two samples.
-fn seq_len(params: u64, tokens: Option<u64>) -> anyhow::Result<usize> {
-    let usual = if params < 20_000_000 { 256 } else { 1024 };
+/// Parameters of the embedding, and of a head of its own.
+fn embedding(model: &Model) -> f64 {
+    let tables = if model.tied_head { 1 } else { 2 };
+    (tables * model.vocab * model.hidden) as f64
+}
+
+fn embedding_share(model: &Model) -> f64 {
+    embedding(model) / model::parameters(model) as f64
+}
+
+/// The usual length, halved until the smallest part that is read fills two samples.
+fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
     let fits = |seq_len: &usize| tokens.is_none_or(|tokens| 2 * (*seq_len as u64 + 1) <= tokens);
     let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
     let least = 2 * (SHORTEST + 1);
@@ -243,10 +352,13 @@ fn seq_len(params: u64, tokens: Option<u64>) -> anyhow::Result<usize> {
 }
 
 /// Samples of a step: about a thousandth of the parameters in tokens, as GPT-3's sizes have it, in
-/// a multiple of 8.
+/// a multiple of 8; from 64 on a power of two, which many devices divide.
 fn batch(params: u64, seq_len: usize) -> u64 {
     let samples = (params / 1000).clamp(2048, 4_000_000) / seq_len as u64;
-    (samples / 8).max(1) * 8
+    match samples {
+        64.. => 1 << (samples as f64).log2().round() as u32,
+        _ => (samples / 8).max(1) * 8,
+    }
 }
 
 /// Kaplan et al. 2020, eq. D.1: the best learning rate of AdamW by parameters.
@@ -275,17 +387,67 @@ mod tests {
     #[test]
     fn shapes_are_those_of_the_field() {
         let shape = |params| {
-            let model = shape(params, GPT2_VOCAB, 1024);
+            let model = drawn(params, Family::Gpt2, GPT2_VOCAB, 1024, Of::All);
             (model.layers, model.hidden, model.heads)
         };
         assert_eq!(shape(124_000_000), (12, 768, 12));
         for params in [1_000_000, 10_000_000, 350_000_000, 1_500_000_000, 13_000_000_000] {
             let (layers, hidden, heads) = shape(params);
             assert!(hidden % heads == 0 && layers >= 2);
-            let model = super::shape(params, 1024, 1024);
+            let model = drawn(params, Family::Gpt2, 1024, 1024, Of::All);
             let off = model::parameters(&model) as f64 / params as f64;
             assert!((0.9..1.1).contains(&off), "{params}: {off}");
         }
+    }
+
+    /// A vocabulary made for gigabytes leaves the layers of a small model nothing.
+    #[test]
+    fn a_small_corpus_has_layers_beside_its_embedding() {
+        let recipe = Recipe { name: "first".into(), ..Recipe::default() };
+        let known = Known {
+            tokens: Some(1_800_000),
+            parts: Some([1_700_000, 100_000]),
+            vocab: Some(32_000),
+            eod: None,
+            tokenizer: Some("tokenizer.json".into()),
+            note: None,
+        };
+        let model = recipe.model(&known, 1_000_000).unwrap();
+        assert!(model.heads >= 4 && model.hidden >= 128, "{model:?}");
+        let text = recipe.yaml(&known, &model);
+        let why = "for 1,800,000 tokens 4,096 ids would do: the embedding is";
+        assert!(text.contains(why), "{text}");
+        let fitting = Known { vocab: Some(4096), ..known };
+        let model = recipe.model(&fitting, 1_000_000).unwrap();
+        assert!(!recipe.yaml(&fitting, &model).contains("would do"));
+    }
+
+    #[test]
+    fn a_size_with_a_published_model_has_its_shape() {
+        let text = |params, family| {
+            let recipe =
+                Recipe { name: "x".into(), params: Some(params), family, ..Recipe::default() };
+            recipe.write().unwrap()
+        };
+        let seven = text(7_000_000_000, None);
+        let lines = [
+            "family: llama",
+            "layers: 32",
+            "hidden: 4096",
+            "heads: 32",
+            "ffn_hidden: 11008",
+            "seq_len: 4096",
+            "precision: bf16",
+            "hardware: h100-80g",
+            "Llama 2 7B",
+        ];
+        for line in lines {
+            assert!(seven.contains(line), "{line}: {seven}");
+        }
+        let gpt = text(13_000_000_000, Some(Family::Gpt2));
+        assert!(gpt.contains("seq_len: 2048") && !gpt.contains("family"), "{gpt}");
+        let small = text(124_000_000, None);
+        assert!(small.contains("hidden: 768") && small.contains("precision: f32"), "{small}");
     }
 
     #[test]

@@ -24,12 +24,12 @@ use std::sync::Arc;
 struct Again<'a> {
     from: Progress,
     steps: u64,
-    /// Those that the run saved after, beside those of `checkpoint.interval`.
+    /// Steps after which the run saved, besides those of `checkpoint.interval`.
     saved: &'a [u64],
     spikes: Option<Spikes>,
 }
 
-/// Computes steps from the engine's state. Nothing is reported or saved.
+/// Computes steps from the engine's state. Reports and saves nothing.
 fn replay(
     m: &Manifest,
     engine: &Engine,
@@ -49,7 +49,7 @@ fn replay(
         consumed = samples.end;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
         let micros = shard.rounds(global) as usize;
-        let rate = lr::at(&m.lr, consumed);
+        let rate = lr::of_step(&m.lr, &samples);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
         engine.set_limits(spikes.as_ref().and_then(|of| of.limits(step, &samples)));
         let outcome = engine.step(load, micros, rate)?;
@@ -65,9 +65,9 @@ fn replay(
     Ok(past)
 }
 
-/// `--verify-resume`: repeats `steps` recorded steps from the newest checkpoint that has as many
-/// after it in metrics.jsonl; losses and gradient norms must be bit-identical. A collective.
-/// Returns the message for the user.
+/// `--verify-resume`: repeats `steps` recorded steps from the newest checkpoint with as many later
+/// steps in metrics.jsonl. Losses and gradient norms must be bit-identical. A collective. Returns
+/// the message for the user.
 pub fn verify(
     steps: u64,
     rank: &Rank,
@@ -116,8 +116,8 @@ pub fn verify(
     Ok(format!("verified: steps {first} to {} again, equal to the last bit", found.step + steps))
 }
 
-/// Whether the run went on from a checkpoint with new states of the optimizer, as those after it
-/// say. An error if not all of the `steps` that follow were taken with the manifest's optimizer.
+/// Whether the run continued from a checkpoint with new optimizer states, according to later
+/// checkpoints. Fails if not all of the next `steps` steps used the manifest's optimizer.
 fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
     let (now, last) = (m.optimizer.name(), found.step + steps);
     let mut reset = None;
@@ -145,19 +145,41 @@ fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
     Ok(reset.unwrap_or(false))
 }
 
-/// The step after a checkpoint: repeated and as recorded.
+/// Step after a checkpoint: repeated, and as recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Replayed {
     pub now: Past,
-    /// From the next checkpoint, or from the run's metrics.jsonl.
+    /// From a later checkpoint, or from the run's metrics.jsonl.
     pub before: Option<Past>,
 }
 
-/// `inspect-ckpt --replay 1`: the step after a checkpoint, on this machine.
-pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
+/// Fails unless the run has this many steps after a checkpoint.
+pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
+    let index = checkpoint::Index::read(folder)?;
+    let m = of_checkpoint(&index.manifest)?.manifest;
+    let (from, ramp) = (index.progress, m.batch.ramp());
+    let all = ramp.steps(m.train.samples);
+    let left = all.saturating_sub(from.step);
+    if steps <= left {
+        return Ok(());
+    }
+    let what =
+        format!("its run ends at step {all}, {left} steps after {}", checkpoint::name(from.step));
+    let remedy = match left {
+        0 => "replay an earlier checkpoint".to_string(),
+        left => format!("--replay {left}, or an earlier checkpoint"),
+    };
+    Err(Problems::one(format!("--replay {steps}"), what, remedy).into())
+}
+
+fn of_checkpoint(manifest: &str) -> Result<Loaded, Problems> {
+    manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])
+}
+
+/// `inspect-ckpt --replay STEPS`: repeats the steps after a checkpoint on this machine.
+pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
     let checkpoint = Checkpoint::open(folder)?;
-    let manifest = &checkpoint.index.manifest;
-    let mut loaded = manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+    let mut loaded = of_checkpoint(&checkpoint.index.manifest)?;
     loaded.manifest.topology = loaded.manifest.topology.single_rank();
     let m = &loaded.manifest;
     m.runnable()?;
@@ -170,13 +192,15 @@ pub fn checkpoint(folder: &Path) -> anyhow::Result<Replayed> {
     let progress = checkpoint::load(&checkpoint, &engine)?;
     let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
-    let again = Again { from: progress, steps: 1, saved: &[], spikes };
-    let now = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?[0];
-    Ok(Replayed { now, before: next_recorded(folder, now.step) })
+    let recorded = recorded_after(folder);
+    let again = Again { from: progress, steps, saved: &recorded.saved, spikes };
+    let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?;
+    let before = |now: &Past| recorded.past.iter().find(|past| past.step == now.step).copied();
+    Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())
 }
 
 impl Replayed {
-    /// Whether the step gave what was recorded, to 1e-4: another CPU may sum in another order.
+    /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
     pub fn equal(&self) -> bool {
         let close = |before: Past| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
         self.before.is_none_or(|before| before == self.now || close(before))
@@ -195,16 +219,26 @@ impl fmt::Display for Replayed {
     }
 }
 
-/// The loss and gradient norm of a step, as recorded in the run's folder.
-fn next_recorded(folder: &Path, step: u64) -> Option<Past> {
-    let checkpoints = folder.canonicalize().ok()?.parent()?.to_path_buf();
-    let later = checkpoint::published(&checkpoints).unwrap_or_default();
+/// Records of steps in a run's folder.
+#[derive(Default)]
+struct Recorded {
+    past: Vec<Past>,
+    /// Steps of its checkpoints.
+    saved: Vec<u64>,
+}
+
+/// Records of the run of a checkpoint: from its checkpoints, then from its metrics.
+fn recorded_after(folder: &Path) -> Recorded {
+    let Ok(whole) = folder.canonicalize() else { return Recorded::default() };
+    let Some(checkpoints) = whole.parent() else { return Recorded::default() };
+    let found = checkpoint::published(checkpoints).unwrap_or_default();
+    let saved = found.iter().map(|found| found.step).collect();
     let history = |found: Found| checkpoint::Index::read(&found.folder).ok();
-    let from_later = later.into_iter().filter_map(history).flat_map(|index| index.history.clone());
-    let record = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
-    let from_record = record.iter().flat_map(recorded);
-    let mut all = from_later.chain(from_record);
-    all.find(|past| past.step == step)
+    let mut past: Vec<Past> =
+        found.into_iter().filter_map(history).flat_map(|index| index.history.clone()).collect();
+    let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
+    past.extend(metrics.iter().flat_map(recorded));
+    Recorded { past, saved }
 }
 
 fn recorded(metrics: &Metrics) -> Vec<Past> {

@@ -6,7 +6,7 @@ use super::{last_checkpoint, saving};
 use anyhow::Context;
 use base::Problems;
 use checkpoint::disk::Disk;
-use checkpoint::{self, Checkpoint, DataId, Digest, Found, Progress, State};
+use checkpoint::{self, Checkpoint, DataId, Digest, Found, Index, Progress, State};
 use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
@@ -102,6 +102,11 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     let Some(found) = found else { return Ok(MixturePlan::of(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
+    if state.imported.is_some() && state.data.is_empty() {
+        // Another trainer read the samples so far: its order is that of the manifest's datasets,
+        // wherever they are here.
+        return Ok(MixturePlan::of(&m.data, m.train.samples));
+    }
     // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
@@ -159,8 +164,11 @@ pub fn resume(
         let begun = saving::initial_state(loaded, data.to_vec());
         return Ok(State { run, imported, ..begun });
     }
-    let began = if asked.reset_optimizer { step } else { state.optimizer.began };
-    let optimizer = checkpoint::Optimizer { began, ..saving::optimizer(&loaded.manifest) };
+    let (began, ahead) = match asked.reset_optimizer {
+        true => (step, 0),
+        false => (state.optimizer.began, state.optimizer.ahead),
+    };
+    let optimizer = checkpoint::Optimizer { began, ahead, ..saving::optimizer(&loaded.manifest) };
     let (manifest, data) = (loaded.effective.clone(), data.to_vec());
     Ok(State { manifest, data, optimizer, ..state })
 }
@@ -175,14 +183,10 @@ fn load(
 ) -> anyhow::Result<Checkpoint> {
     let opened = Checkpoint::open(&found.folder);
     let checkpoint = opened.map_err(|error| with_older(error, found))?;
-    let base = loaded.source.parent().unwrap_or(Path::new("."));
-    let saved =
-        manifest::parse(&checkpoint.index.manifest, "the checkpoint's manifest", base, &[])?;
-    let import = checkpoint.index.is_import();
-    for warning in compare(&saved.effective, &loaded.effective, import, found)? {
+    for warning in same_run(&checkpoint.index, found, loaded, data)? {
         tracing::warn!("{warning}");
     }
-    same_data(&checkpoint.index.data, data, found)?;
+    let import = checkpoint.index.is_import();
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
     let goes_on = before == now || engine.rule().goes_on_from(before);
     if !import && let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)?
@@ -206,6 +210,30 @@ fn load(
         tracing::info!("{line}");
     }
     Ok(checkpoint)
+}
+
+/// What changes for the run that goes on from a checkpoint; an error if it would be another one.
+fn same_run(
+    index: &Index,
+    found: &Found,
+    loaded: &Loaded,
+    data: &[DataId],
+) -> anyhow::Result<Vec<String>> {
+    let base = loaded.source.parent().unwrap_or(Path::new("."));
+    let saved = manifest::parse(&index.manifest, "the checkpoint's manifest", base, &[])?;
+    let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
+    same_data(&index.data, data, found)?;
+    Ok(warnings)
+}
+
+/// Whether the run has no step left to take after a checkpoint, by the same settings.
+pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::Result<bool> {
+    let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
+    let m = &loaded.manifest;
+    let consumed = index.progress.consumed_samples;
+    let next = consumed + m.batch.ramp().batch_at(consumed) as u64;
+    let complete = next > m.train.samples && !index.is_import();
+    Ok(complete && same_run(&index, found, loaded, data)?.is_empty())
 }
 
 /// What is said of the optimizer's states, where they do not simply go on; an error where the rule
@@ -390,7 +418,8 @@ pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
     let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));
         let failed = |path: &Path| format!("cannot read {}", path.display());
-        let (index_bytes, index_digest) = whole_digest(&index).with_context(|| failed(&index))?;
+        let (index_bytes, index_digest) =
+            whole_digest(&index, |_| {}).with_context(|| failed(&index))?;
         let sampled = sampled_digest(&tokens, m.data.seed);
         let (token_bytes, token_digest) = sampled.with_context(|| failed(&tokens))?;
         let (prefix, token_digest) = (prefix.display().to_string(), Some(Digest(token_digest)));

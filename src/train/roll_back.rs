@@ -1,4 +1,4 @@
-//! The way back to a checkpoint, where skipping the updates of loss spikes does not help.
+//! Rollback to a checkpoint, if skipping the updates of loss spikes does not help.
 
 use super::loader::Loader;
 use super::report::metrics::Metrics;
@@ -11,9 +11,10 @@ use plan::spikes::RollBack;
 use std::time::Instant;
 
 impl Run<'_> {
-    /// Goes back to the newest checkpoint that is old enough, and on with later samples: those from
-    /// there to the spike, and as many beyond, are left out. They count as consumed, for the learning
-    /// rate and the end of the run too. A collective; an error where that was tried often enough.
+    /// Rolls back to the newest checkpoint that is old enough, and continues with later samples.
+    /// The samples from there to the spike, and as many beyond, are left out. They count as
+    /// consumed, also for the learning rate and the end of the run. A collective. Fails after too
+    /// many rollbacks.
     pub fn roll_back(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         let (m, rank) = (self.manifest, self.rank);

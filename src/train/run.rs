@@ -9,11 +9,12 @@ use super::rank::{CollectiveError, Rank};
 use super::report::{Report, StepLine};
 use super::saving::Saver;
 use super::spikes::Spikes;
-use super::status::Board;
+use super::status::{self, Board};
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::Trace;
 use anyhow::Context;
+use base::{Count, Seconds};
 use checkpoint::{Past, Progress};
 use data::eval::Task;
 use data::{Datasets, Source};
@@ -33,6 +34,8 @@ use tracing::subscriber::NoSubscriber;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Complete,
+    /// Before it began: it was complete.
+    NothingLeft,
     /// By a signal, after saving.
     Stopped,
     /// Before its Slurm job ends, after saving.
@@ -43,6 +46,9 @@ pub enum Ended {
 
 /// Number of first steps whose median time is compared with the estimate.
 const COMPARED_STEPS: usize = 5;
+
+/// Seconds of a run from which on its first step says how long it will take.
+const FORETOLD_S: f64 = 20.0;
 
 /// The state of one rank while it trains.
 pub struct Run<'a> {
@@ -199,7 +205,7 @@ impl Run<'_> {
         self.stragglers.delay();
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
-        let lr = lr::at(&m.lr, consumed);
+        let lr = lr::of_step(&m.lr, &(first..consumed));
         let limits = self.spikes.as_ref().and_then(|of| of.limits(step, &(first..consumed)));
         self.engine.set_limits(limits);
         self.engine.take_update_norm(self.takes_update_norm(step));
@@ -283,11 +289,26 @@ impl Run<'_> {
         };
         report.step(&line)?;
         self.board.iter_mut().for_each(|board| board.step(&line));
+        if self.first_steps.is_empty() {
+            self.foretell(&line);
+        }
         if self.first_steps.len() < COMPARED_STEPS {
             self.first_steps.push(seconds);
             self.compare_with_plan(global);
         }
         Ok(())
+    }
+
+    /// After the first step: how long the run will take, if a person may want to do something else.
+    fn foretell(&self, first: &StepLine) {
+        let remaining = self.manifest.train.samples.saturating_sub(first.consumed_samples);
+        let seconds = remaining as f64 * first.seconds / first.global_batch as f64;
+        if seconds >= FORETOLD_S {
+            let steps = self.ramp.steps(self.manifest.train.samples) - first.step;
+            let (first, rest) = (Seconds(first.seconds), Seconds(seconds));
+            let steps = Count(steps).of("step");
+            tracing::info!("the first step took {first}: {steps} more take about {rest}");
+        }
     }
 
     /// After the first steps: estimated against measured memory and time.
@@ -342,7 +363,7 @@ impl Run<'_> {
             }
         }
         let (rank, shard, seq_len) = (self.rank, self.shard, m.model.seq_len);
-        let scoring = Scoring { rank, be, model: &self.engine, shard, seq_len };
+        let scoring = Scoring { rank, be, model: &self.engine, shard, seq_len, progress: None };
         for (name, task) in self.tasks.iter() {
             rank.set_phase(&format!("evaluating task {name}"));
             let accuracy = scoring.task(task)?;
@@ -420,11 +441,11 @@ impl Run<'_> {
             report.finish();
         }
         let how = match ended {
-            Ok(Ended::Complete) => "complete".to_string(),
+            Ok(Ended::Complete | Ended::NothingLeft) => status::COMPLETE.to_string(),
             Ok(Ended::Stopped) => "stopped by a signal, and saved".to_string(),
             Ok(Ended::JobEnds) => "saved, as its job ended".to_string(),
             Ok(Ended::Reached) => "saved, with train.stop_at_loss reached".to_string(),
-            Err(error) => format!("failed: {error:#}"),
+            Err(error) => format!("{}: {error:#}", status::FAILED),
         };
         if let Some(status) = self.board.as_mut().map(|board| board.end(&how)) {
             tracing::info!("{}", status.goodput_line());

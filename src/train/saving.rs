@@ -1,7 +1,7 @@
 //! Checkpoints written while training continues. Between two steps every rank copies its states
-//! into a snapshot, which its writer thread writes to disk. When all ranks have written (they learn
-//! of it between two later steps), the writer thread of rank 0 writes the index and renames the
-//! folder. Storage that is away for a while is waited for by these threads (`patient`).
+//! into a snapshot, which its writer thread writes to disk. When all ranks have written (which is
+//! determined between two later steps), the writer thread of rank 0 writes the index and renames
+//! the folder. These threads also wait for storage that fails temporarily (`patient`).
 //!
 //! Methods that take a `Rank` are collectives: all ranks call them at the same step.
 
@@ -38,10 +38,10 @@ pub struct Saver {
     /// Whether the loss scale is saved (fp16).
     scaled: bool,
     storage: Arc<Storage>,
-    /// On rank 0: whether it was told that others wait for theirs.
+    /// On rank 0: whether the user was informed that other ranks wait for their storage.
     told_away: bool,
     writer: Writer,
-    /// On rank 0: how the oldest saves that are not given to the writer have begun.
+    /// On rank 0: results of creating the folders of the oldest saves not passed to the writer.
     begun: VecDeque<anyhow::Result<()>>,
     /// Saves in flight, oldest first; the same on all ranks, except for `part`.
     in_flight: VecDeque<PendingSave>,
@@ -51,31 +51,32 @@ pub struct Saver {
     publishing: usize,
     state: State,
     history: VecDeque<Past>,
-    /// Seconds that a save is expected to take, and that the slowest took.
+    /// Expected seconds of a save, and seconds of the slowest one.
     expected: f64,
     slowest: Option<f64>,
     /// Step of the last save.
     saved: Option<u64>,
 }
 
-/// A save in flight.
+/// Save in flight.
 struct PendingSave {
     fresh: PathBuf,
     state: State,
     begun: Instant,
-    /// Seconds for which training waited.
+    /// Seconds that training waited.
     stall: f64,
-    /// This rank's states, until its folder is there and they are given to the writer.
+    /// States of this rank, until the folder exists and the writer receives them.
     snapshot: Option<Snapshot>,
-    /// This rank's part once it is written, or the error.
+    /// Part of this rank once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
 }
 
-/// For how long a save waits for its folder before training goes on.
+/// Time that a save waits for its folder before training continues.
 const BEGIN: Duration = Duration::from_secs(1);
 
 impl Saver {
-    /// Reserves the snapshots and starts the writer thread. `state`: of the run at its start.
+    /// Reserves the snapshots and starts the writer thread. `state` is that of the run at its
+    /// start.
     pub fn open(
         m: &Manifest,
         rank: usize,
@@ -111,23 +112,23 @@ impl Saver {
         Bytes(self.free.iter().map(|snapshot| snapshot.bytes().0).sum())
     }
 
-    /// Seconds that the slowest save took from its begin until it was durable; before the first, what
-    /// it is expected to take. Of rank 0.
+    /// Seconds of the slowest save from its start until it was durable; before the first, the
+    /// expected seconds. Of rank 0.
     pub fn slowest_save(&self) -> f64 {
         self.slowest.unwrap_or(self.expected)
     }
 
-    /// Of the run, as the next save writes it but for what changes from step to step.
+    /// State of the run in the next save, except for what changes with every step.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What the next save is to say of loss spikes.
+    /// Sets the state of spike detection in the next save.
     pub fn note_spikes(&mut self, watch: Option<SpikeWatch>) {
         self.state.spikes = watch;
     }
 
-    /// The run went back to a checkpoint, whose step is saved.
+    /// Continues from a checkpoint after a rollback. Its step is saved already.
     pub fn go_on_from(&mut self, state: State) {
         self.history = state.history.iter().copied().collect();
         self.saved = Some(state.progress.step);
@@ -143,13 +144,13 @@ impl Saver {
         self.state.lr = lr;
     }
 
-    /// The mean loss of the last `HISTORY` steps, once there are so many.
+    /// Mean loss of the last `HISTORY` steps; None before there are as many.
     pub fn mean_loss(&self) -> Option<f64> {
         let losses = self.history.iter().map(|past| past.loss);
         (self.history.len() == HISTORY).then(|| losses.sum::<f64>() / HISTORY as f64)
     }
 
-    /// Begins to save the engine's state, unless this step is saved already. Waits for the oldest
+    /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
     pub fn save(
         &mut self,
@@ -194,8 +195,8 @@ impl Saver {
         if self.wait { self.finish(rank) } else { Ok(()) }
     }
 
-    /// Whether the folder of the oldest save without one has just been made, or cannot be. Rank 0
-    /// waits a moment for it; the others learn of it.
+    /// Whether the folder of the oldest save without one was just created, or cannot be. Rank 0
+    /// waits briefly for it; the other ranks receive the result.
     fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
         let end = Instant::now() + BEGIN;
         while rank.is_first() && self.begun.is_empty() {
@@ -207,12 +208,12 @@ impl Saver {
         Ok(begun > 0)
     }
 
-    /// On rank 0: whether the oldest save without a folder has one now, or cannot have one.
+    /// On rank 0: whether the folder of the oldest save was created, or failed to be.
     pub fn oldest_has_begun(&self) -> bool {
         !self.begun.is_empty()
     }
 
-    /// Writes the oldest save whose folder was missing, now that rank 0 has made it.
+    /// Writes the oldest save whose folder was missing, after rank 0 has created it.
     pub fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
         let without = self.in_flight.iter().position(|save| save.snapshot.is_some());
         let number = without.expect("a save without a folder");
@@ -231,7 +232,7 @@ impl Saver {
         self.storage.is_away()
     }
 
-    /// Tells, on rank 0, that so many ranks wait for theirs: once, as long as there are any.
+    /// Reports on rank 0 that `ranks` ranks wait for their storage: once, as long as there are any.
     pub fn tell_away(&mut self, ranks: usize) {
         if ranks > 0 && !self.told_away && !self.is_away() {
             tracing::warn!("{ranks} ranks cannot write to the run's folder, and wait for it");
@@ -239,7 +240,7 @@ impl Saver {
         self.told_away = ranks > 0;
     }
 
-    /// From now on nothing waits for storage that is away: the run has failed.
+    /// Cancels all waits for storage, because the run has failed.
     pub fn leave(&self) {
         self.storage.leave();
     }
@@ -283,8 +284,8 @@ impl Saver {
         Ok(())
     }
 
-    /// The same as `oldest_is_written`, or something else that the others are to know, after a
-    /// second at most: they wait for this rank no longer in one operation.
+    /// Like `oldest_is_written`, but returns after at most a second or after another event that
+    /// ranks must exchange, so that no rank waits longer in one operation.
     fn is_written_soon(&mut self) -> anyhow::Result<bool> {
         let end = Instant::now() + BEGIN;
         while !self.oldest_is_written()? && self.begun.is_empty() {
@@ -332,18 +333,18 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// A run that ends does not wait for storage that is away.
+    /// Cancels waits for storage, because the run ends.
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-/// The folder of a run's checkpoints.
+/// Folder of a run's checkpoints.
 pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
 }
 
-/// The manifest's optimizer, before its first update.
+/// Optimizer of the manifest, before its first update.
 pub fn optimizer(m: &Manifest) -> checkpoint::Optimizer {
     let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = whole.params().collect();
@@ -356,12 +357,13 @@ pub fn optimizer(m: &Manifest) -> checkpoint::Optimizer {
     checkpoint::Optimizer {
         rule: m.optimizer.name().to_string(),
         began: 0,
+        ahead: 0,
         numbers: m.optimizer.numbers(),
         groups: vec![group(true), group(false)],
     }
 }
 
-/// The state of a new run, before its first step.
+/// State of a new run, before its first step.
 pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
     let m = &loaded.manifest;
     State {

@@ -1,52 +1,53 @@
-//! Nodes that a run should keep away from, in `sick_nodes.json` of its folder: host, what is wrong,
-//! since when and until when. Written where something is seen: by `gptrain bench`, by the verdict on a
-//! rank that hung or died, by a run that finds a straggler, by a rank whose GPU has a fault. Read where a job is submitted again (`sbatch --exclude`), and by `gptrain
-//! nodes`.
+//! Nodes that a run should avoid, in `sick_nodes.json` of its folder: host, reason, time and
+//! expiry. Written by `gptrain bench`, by the diagnosis of a rank that hung or died, by a run that
+//! finds a straggler, and by a rank whose GPU has a fault. Read when a job is submitted again
+//! (`sbatch --exclude`), and by `gptrain nodes`.
 
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
-use base::unix_time;
+use base::{input, unix_time};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The file's name in a run's folder.
+/// Name of the file in a run's folder.
 pub const NAME: &str = "sick_nodes.json";
 
-/// Seconds for which what was seen counts: three days, in which a node is repaired or well again.
+/// Seconds until an entry expires: three days, in which a node is repaired or recovers.
 const COUNTS_FOR: f64 = 72.0 * 3600.0;
 
-/// What is wrong with a node.
+/// Reason to avoid a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// `gptrain bench` measured it beside the others, twice.
+    /// `gptrain bench` measured it slower than others, twice.
     Slow,
-    /// A rank on it died, hung or fell silent. Once may be anything; twice is the node.
+    /// A rank on it died, hung or became silent. Once may have any cause; twice is attributed to
+    /// the node.
     Failed,
-    /// A rank on it took longer than its peers while training.
+    /// A rank on it took longer than its peers during training.
     Straggles,
-    /// A GPU in it told a fault of its own.
+    /// A GPU in it reported a hardware fault.
     Gpu,
 }
 
-/// A node, and what was seen of it.
+/// Node, and the observation about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SickNode {
     pub host: String,
     pub reason: Reason,
-    /// The line that says so.
+    /// Message that describes it.
     pub evidence: String,
-    /// How often it was seen.
+    /// Number of observations.
     pub times: u32,
-    /// Seconds since 1970: the last time, and when it no longer counts.
+    /// Seconds since 1970: last observation, and expiry.
     pub at: f64,
     pub expires: f64,
 }
 
 impl SickNode {
-    /// Whether a job is to do without it. `stragglers`: slurm.exclude_stragglers.
+    /// Whether to exclude it from a job. `stragglers` is slurm.exclude_stragglers.
     pub fn is_excluded(&self, stragglers: bool) -> bool {
         match self.reason {
             Reason::Slow | Reason::Gpu => true,
@@ -56,10 +57,10 @@ impl SickNode {
     }
 }
 
-/// Those that count now.
+/// Entries that have not expired.
 pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
     let path = file(folder);
-    let text = match fs::read(&path) {
+    let text = match input::read(&path, input::SMALL) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
@@ -70,8 +71,8 @@ pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
     Ok(nodes)
 }
 
-/// Hosts that a job is to do without; none where the file cannot be read, which is told.
-/// `stragglers`: slurm.exclude_stragglers.
+/// Hosts to exclude from a job. If the file cannot be read, warns and excludes none. `stragglers`
+/// is slurm.exclude_stragglers.
 pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
     let nodes = read(folder).unwrap_or_else(|error| {
         tracing::warn!("no node is excluded: {error:#}");
@@ -86,13 +87,14 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
     hosts
 }
 
-/// Adds what was seen of a host.
+/// Adds an observation about a host.
 pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
     let is_there = || {
         let all = read(folder).unwrap_or_default();
         all.iter().any(|node| node.host == host && node.reason == reason)
     };
-    // Ranks of two nodes may write at once, and the later one not have read the earlier's.
+    // Ranks of two nodes may write at once, in which case the later one may not have read the
+    // earlier entry.
     for _ in 0..5 {
         add_once(folder, host, reason, evidence)?;
         if is_there() {
@@ -103,7 +105,7 @@ pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<
 }
 
 fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
-    let mut nodes = read(folder).unwrap_or_default(); // a damaged file is made anew
+    let mut nodes = read(folder).unwrap_or_default(); // a damaged file is replaced
     let at = unix_time().as_secs_f64();
     let same = nodes.iter().position(|node| node.host == host && node.reason == reason);
     let times = 1 + same.map_or(0, |place| nodes.remove(place).times);
@@ -112,7 +114,7 @@ fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result
     write(folder, &nodes)
 }
 
-/// Forgets a host, or all; how many entries that were.
+/// Removes the entries of a host, or all. Returns their number.
 pub fn clear(folder: &Path, host: Option<&str>) -> Result<usize> {
     let mut nodes = read(folder)?;
     let before = nodes.len();
@@ -125,7 +127,7 @@ pub fn clear(folder: &Path, host: Option<&str>) -> Result<usize> {
 
 fn write(folder: &Path, nodes: &[SickNode]) -> Result<()> {
     let text = serde_json::to_vec_pretty(nodes)?;
-    fs::create_dir_all(folder)?; // of a run that is still to begin
+    fs::create_dir_all(folder)?; // of a run that has not begun
     output::write(&file(folder), Existing::Replaced, &text)
 }
 

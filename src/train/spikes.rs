@@ -1,26 +1,32 @@
-//! Loss spikes of a run (`plan::spikes` says what one is): each step's limits, and what its outcome
-//! says.
+//! Loss spikes of a run (defined in `plan::spikes`): the limits of each step, and the assessment of
+//! its outcome.
 
 use data::MixturePlan;
 use device::StepLimits;
 use manifest::{Divergence, SpikeAction};
-use plan::spikes::{Found, Rule, SpikeWatch, Taken};
+use plan::spikes::{Found, Limits, Rule, SpikeWatch, Taken};
 use std::ops::Range;
 
-/// The watch of a run, the same on all ranks.
+/// Steps after the start of a data stage that are compared with the previous stage.
+const FIRST_STEPS: u64 = 4;
+
+/// Spike detection of a run, equal on all ranks.
 pub struct Spikes {
     rule: Rule,
     pub watch: SpikeWatch,
-    /// Samples at which a data stage begins: losses of before say nothing of those after.
+    /// Samples at which data stages begin. Losses before such a sample do not predict those after
+    /// it.
     stages: Vec<u64>,
-    /// Why the run has to go back, as the last step said.
+    /// Limits before a data stage that has just begun, and the last step to compare with them.
+    begun: Option<(Limits, u64)>,
+    /// Reason for a rollback, from the last step.
     diverged: Option<String>,
-    /// The run went back and has not been saved since.
+    /// Whether the run rolled back and has not been saved since.
     pub unsaved: bool,
 }
 
 impl Spikes {
-    /// None where nobody looks. `saved`: of the checkpoint that the run goes on from.
+    /// None if `divergence` is off. `saved` is from the checkpoint of a resumed run.
     pub fn new(
         settings: &Divergence,
         saved: Option<SpikeWatch>,
@@ -34,23 +40,26 @@ impl Spikes {
         let watch = saved.unwrap_or_default();
         let looks = action != SpikeAction::Off;
         let stages = data.stages.iter().map(|stage| stage.from).filter(|at| *at > 0).collect();
-        looks.then_some(Spikes { rule, watch, stages, diverged: None, unsaved: false })
+        looks.then_some(Spikes { rule, watch, stages, begun: None, diverged: None, unsaved: false })
     }
 
-    /// What the device lets the step of these samples update by.
+    /// Limits under which the device applies the update of a step with these samples.
     pub fn limits(&self, step: u64, samples: &Range<u64>) -> Option<StepLimits> {
-        // The step after the first of a data stage would be judged by losses of before, too.
+        // Losses from before a data stage would also judge the second step of the stage.
         let two = samples.start.saturating_sub(samples.end - samples.start)..samples.end;
         let judged = self.rule.acts && !self.stages.iter().any(|at| two.contains(at));
         let limits = self.watch.limits(step).filter(|_| judged)?;
         Some(StepLimits { loss: limits.loss, norm: limits.norm })
     }
 
-    /// Takes in a step's outcome, and says so where it is a spike.
+    /// Adds a step's outcome, and warns if it is a spike.
     pub fn see(&mut self, taken: Taken, samples: &Range<u64>) {
         if self.stages.iter().any(|at| samples.contains(at)) {
+            let limits = self.watch.limits(taken.step);
+            self.begun = limits.map(|limits| (limits, taken.step + FIRST_STEPS));
             self.watch.begin_anew();
         }
+        self.compare_stage(taken);
         match self.watch.see(&self.rule, taken) {
             Found::Healthy => {}
             Found::Spike(what) => tracing::warn!("step {}: {what}", taken.step),
@@ -58,7 +67,22 @@ impl Spikes {
         }
     }
 
-    /// Takes in the norm of a step's update, and says so where it is unusual.
+    /// Warns if the first losses of a data stage are far above those before.
+    fn compare_stage(&mut self, Taken { step, loss, .. }: Taken) {
+        let Some((limits, last)) = self.begun else { return };
+        if loss > f64::from(limits.loss) {
+            tracing::warn!(
+                "step {step}: the loss {loss:.3} of a new data stage is above {:.3}, the limit of the \
+                 stage before: look at its data (gptrain data samples)",
+                limits.loss
+            );
+        }
+        if loss > f64::from(limits.loss) || step >= last {
+            self.begun = None;
+        }
+    }
+
+    /// Adds the norm of a step's update, and warns if it is unusual.
     pub fn see_update(&mut self, step: u64, norm: f64, lr: f64) {
         let unusual = || self.watch.see_update(&self.rule, norm, lr);
         if let Some(what) = (lr > 0.0).then(unusual).flatten() {
@@ -70,12 +94,12 @@ impl Spikes {
         self.rule
     }
 
-    /// Why the run has to go back, asked once.
+    /// Reason for a rollback, returned once.
     pub fn take_diverged(&mut self) -> Option<String> {
         self.diverged.take()
     }
 
-    /// The run went back.
+    /// Continues with the state of a checkpoint after a rollback.
     pub fn go_on_with(&mut self, watch: SpikeWatch) {
         self.watch = watch;
         self.unsaved = true;

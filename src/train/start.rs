@@ -1,6 +1,8 @@
 //! Start-up: lock the folder, open the data, reserve memory, load or initialise the state. Each
 //! phase succeeds on all ranks or stops all of them.
 
+mod announce;
+
 use super::also::{self, Copies, Shared};
 use super::gpu_faults::GpuFaults;
 use super::guard::{FolderLock, Signals};
@@ -18,9 +20,9 @@ use super::storage::Storage;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::{crash_loop, files, preflight, replay, resume};
+use super::{crash_loop, files, preflight, replay, resume, tokenizers};
+use base::Bytes;
 use base::output::{self, Existing};
-use base::{Bytes, Count};
 use checkpoint::{DataId, Found, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
@@ -28,7 +30,6 @@ use engine::Engine;
 use manifest::{self, Loaded, LogFormat, Manifest};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,29 +110,61 @@ impl<'a> Process<'a> {
 /// The lock of the run's folder, on rank 0.
 pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     rank.agree(match rank.is_first() {
-        true => FolderLock::take(&m.log.folder).map(Some),
+        true => FolderLock::take(&m.log.folder)
+            .and_then(|lock| files::own(&m.log.folder).map(|()| Some(lock)).map_err(Into::into)),
         false => Ok(None),
     })
 }
 
-/// Everything a rank needs for its next step. A collective.
+/// Everything a rank needs for its next step; None where the run has none left. A collective.
 pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
-) -> anyhow::Result<Run<'a>> {
-    let (loaded, options) = (process.loaded, process.options);
-    let (m, be) = (&loaded.manifest, device.backend());
+) -> anyhow::Result<Option<Run<'a>>> {
+    let (m, options) = (&process.loaded.manifest, process.options);
     look_at_files(rank, m)?;
-    let asked = also::fetch(rank, saving::folder(m), options.resume_from.as_deref())?;
-    let asked = asked.as_deref();
-    let origin = rank.first_phase("opening data", || Origin::find(m, asked))?;
+    let from = options.resume_from.as_deref();
+    let asked = also::fetch(rank, &process.signals, saving::folder(m), from)?;
+    let origin = rank.first_phase("opening data", || Origin::find(m, asked.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
+    if is_complete(process, rank, (&origin, &ids))? {
+        return Ok(None);
+    }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
+    let opened = from_checkpoint(process, rank, device, (origin, data, ids));
+    if opened.is_err() && rank.is_first() {
+        crash_loop::discount(&m.log.folder);
+    }
+    opened.map(Some)
+}
+
+/// Whether the run is complete, and this start is to do nothing else: verify it, or copy it.
+fn is_complete(
+    process: &Process,
+    rank: &Rank,
+    (origin, ids): (&Origin, &[DataId]),
+) -> anyhow::Result<bool> {
+    let (loaded, options) = (process.loaded, process.options);
+    let work = options.verify_resume.is_some() || loaded.manifest.checkpoint.also.is_some();
+    let Some(found) = origin.found.as_ref().filter(|_| !work) else { return Ok(false) };
+    rank.on_first(|| resume::is_complete(found, loaded, ids))
+}
+
+/// The rest of a start that counts, unless it is refused.
+fn from_checkpoint<'a>(
+    process: &'a Process,
+    rank: &'a Rank,
+    device: &'a Device,
+    (origin, data, ids): (Origin, Arc<Datasets>, Vec<DataId>),
+) -> anyhow::Result<Run<'a>> {
+    let (loaded, options) = (process.loaded, process.options);
+    let (m, be) = (&loaded.manifest, device.backend());
+    let from = origin.found.as_ref().map_or(0, |found| found.step);
     let engine = reserve(process, rank, device)?;
-    announce(process, rank, device, &engine, data.order_bytes())?;
+    announce::announce(process, rank, device, &engine, data.order_bytes())?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         let message = rank.agree(verified)?;
@@ -139,7 +172,8 @@ pub fn open<'a>(
     }
     let mut state: State = match &origin.found {
         Some(found) => {
-            let (checkpoint, reset_optimizer) = (asked.is_some(), options.reset_optimizer);
+            let checkpoint = options.resume_from.is_some();
+            let reset_optimizer = options.reset_optimizer;
             let asked = resume::Asked { checkpoint, reset_optimizer };
             resume::resume(rank, found, asked, loaded, &ids, &engine)?
         }
@@ -210,7 +244,9 @@ fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> any
 /// collective.
 fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
     rank.first_phase("looking at files", || {
-        files::check(m)?.ready()?;
+        let files = files::check(m)?;
+        files.notes.iter().for_each(|note| tracing::info!("{note}"));
+        files.ready()?;
         checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
     })
 }
@@ -278,7 +314,13 @@ fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> any
         new_run(loaded);
     }
     engine.init();
-    rank.on_first(|| Ok(saving::initial_state(loaded, ids)))
+    rank.on_first(|| {
+        let mut state = saving::initial_state(loaded, ids);
+        if loaded.manifest.checkpoint.also.is_some() {
+            state.run = also::name_run(&loaded.manifest.log.folder, state.run)?;
+        }
+        Ok(state)
+    })
 }
 
 /// Says where a new run lies; and where another lies that may have been meant, since log.folder
@@ -340,6 +382,7 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
     if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
         output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
     }
+    tokenizers::keep_copy(m)?;
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
     let console = process.messages.console();
     console.set_form(match m.log.format {
@@ -380,102 +423,5 @@ fn run_info(m: &Manifest) -> RunInfo {
         model_flops_per_token: flops.model,
         hardware_flops_per_token: flops.hardware(m.topology.recompute),
         peak_flops: m.log.peak_tflops.map(|peak| peak * 1e12),
-    }
-}
-
-/// Prints the run, where its ranks are, and the memory of the rank with the largest plan.
-fn announce(
-    process: &Process,
-    rank: &Rank,
-    device: &Device,
-    engine: &Engine,
-    order: Bytes,
-) -> anyhow::Result<()> {
-    let m = &process.loaded.manifest;
-    let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
-    let mine = (here, engine.memory_plan().total().0, engine.memory_plan().to_string());
-    let all = rank.gather(&mine)?;
-    if !rank.is_first() {
-        return Ok(());
-    }
-    let tokens = m.train.samples * m.model.seq_len as u64;
-    tracing::info!(
-        "{}: {} parameters, {} steps, {} tokens, {}",
-        m.name,
-        Count(model::parameters(&m.model)),
-        Count(m.batch.ramp().steps(m.train.samples)),
-        Count(tokens),
-        m.precision.name(),
-    );
-    m.notes().iter().for_each(|note| tracing::warn!("{note}"));
-    tracing::info!("sample order: {order} of host memory in each process");
-    if rank.grid.size() > 1 {
-        let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
-        tracing::info!("{}", placement(process, rank, &places));
-        warn_of_split_tensor_group(rank, &places);
-    }
-    let most =
-        all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
-    let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
-    if m.topology.compression.is_some() && m.topology.data == 1 {
-        tracing::info!(
-            "topology.compression: one replica sends no gradients, so none is compressed"
-        );
-    }
-    match rank.grid.size() {
-        1 => tracing::info!("memory: {memory_plan}"),
-        _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
-    }
-    Ok(())
-}
-
-/// Nodes listed in a placement.
-const MAX_NODES_SHOWN: usize = 16;
-
-/// The ranks of each node:
-/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`.
-/// `places` is by rank: its node, and its GPU if it has one.
-fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)]) -> String {
-    let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
-    let topology = &process.loaded.manifest.topology;
-    let mut text = format!(
-        "{} ranks ({}, CPU threads each: {}): tensor {} × pipeline {} × data {}, ZeRO {}",
-        nodes.len(),
-        process.kind,
-        process.threads,
-        topology.tensor,
-        topology.pipeline,
-        topology.data,
-        topology.zero
-    );
-    let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    for (number, node) in nodes.iter().enumerate() {
-        let first = nodes.iter().position(|other| other == node).unwrap_or(number);
-        let place = rank.grid.coord(number).name();
-        let gpu = places[number].1.map(|gpu| format!(" GPU {gpu}")).unwrap_or_default();
-        ranks.entry(first).or_default().push(format!("{number} {place}{gpu}"));
-    }
-    for (first, list) in ranks.iter().take(MAX_NODES_SHOWN) {
-        text += &format!("\n  {}: {}", nodes[*first], list.join(" · "));
-    }
-    if ranks.len() > MAX_NODES_SHOWN {
-        text += &format!("\n  and {} more nodes", ranks.len() - MAX_NODES_SHOWN);
-    }
-    text
-}
-
-/// Warns if the ranks of a tensor group are on several nodes.
-fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
-    let group_of = |number| rank.grid.tensor_group(rank.grid.coord(number));
-    let node = |number: usize| &places[number].0;
-    let split =
-        |number: &usize| group_of(*number).iter().any(|other| node(*other) != node(*number));
-    if let Some(number) = (0..places.len()).find(split) {
-        let group = group_of(number);
-        tracing::warn!(
-            "the tensor-parallel ranks {group:?} are not on one node, which is slow: start a \
-             multiple of {} ranks on each",
-            group.len()
-        );
     }
 }

@@ -1,5 +1,5 @@
-//! Storage that fails for a while: a disk that is full, a file server that starts again. A run waits
-//! for it, with one warning, and goes on; its writes are made by threads beside training.
+//! Handling of storage that fails temporarily: a full disk, or a restarting file server. A run
+//! warns once, waits for it, and continues. Threads other than the training thread do the writes.
 
 use anyhow::{Error, Result};
 use base::Seconds;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Errors that pass, and when. All others end the run.
+/// Temporary errors, and when they are temporary. All other errors end the run.
 const PASSING: &[(Errno, Passes)] = &[
     (Errno::NOSPC, Passes::Always),        // the disk is full
     (Errno::DQUOT, Passes::Always),        // the quota is used up
@@ -25,36 +25,37 @@ const PASSING: &[(Errno, Passes)] = &[
     (Errno::NOENT, Passes::WithoutFolder), // it is not mounted
 ];
 
-/// When an error passes.
+/// Condition under which an error is temporary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Passes {
     Always,
-    /// While the run's folder is gone; and the first time, since it may just be back.
+    /// While the run's folder is missing; and on the first error, because the folder may just be
+    /// back.
     WithoutFolder,
 }
 
-/// Pauses between tries: the first, and the longest.
+/// Pauses between retries: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
-/// Where a run writes.
+/// Storage of a run.
 pub struct Storage {
     folder: PathBuf,
     limit: Duration,
     outage: Mutex<Outage>,
-    /// Told when nobody is to wait any more.
+    /// Notified when waits are cancelled.
     leaving: Condvar,
 }
 
 #[derive(Default)]
 struct Outage {
-    /// Since when nothing can be written, while somebody waits.
+    /// Start of the current outage; None if no write waits.
     since: Option<Instant>,
     waiting: usize,
     leaving: bool,
 }
 
 impl Storage {
-    /// Of a run's folder, for which each write waits so long at most.
+    /// Storage in a run's folder, with a time limit for the wait of each write.
     pub fn new(folder: &Path, limit: Duration) -> Arc<Storage> {
         let (folder, outage) = (folder.to_path_buf(), Mutex::default());
         Arc::new(Storage { folder, limit, outage, leaving: Condvar::new() })
@@ -65,8 +66,8 @@ impl Storage {
         Storage::new(&m.log.folder, limit)
     }
 
-    /// Does some work, again and again while it fails by an error that passes, until `limit`. The
-    /// work can be begun anew whenever it failed.
+    /// Runs `work`, and repeats it until `limit` if it fails with a temporary error. `work` must be
+    /// repeatable after any failure.
     pub fn patiently<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let mut error = match work() {
             Err(error) if self.passes(&error, true) && !self.limit.is_zero() => error,
@@ -91,13 +92,13 @@ impl Storage {
         ended
     }
 
-    /// From now on nobody waits: what fails is given up.
+    /// Cancels all waits, current and future: failed writes are given up.
     pub fn leave(&self) {
         self.outage.lock().leaving = true;
         self.leaving.notify_all();
     }
 
-    /// Whether a write waits now.
+    /// Whether a write is waiting.
     pub fn is_away(&self) -> bool {
         self.outage.lock().since.is_some()
     }
@@ -111,7 +112,7 @@ impl Storage {
         }
     }
 
-    /// Waits; whether nobody is to wait any more.
+    /// Sleeps. Returns true once waits are cancelled.
     fn leave_after(&self, pause: Duration) -> bool {
         let end = Instant::now() + pause;
         let mut outage = self.outage.lock();
@@ -119,7 +120,7 @@ impl Storage {
         outage.leaving
     }
 
-    /// Warns if nobody has waited yet.
+    /// Counts a waiting write, and warns if it is the first.
     fn wait_begins(&self, error: &Error) {
         let mut outage = self.outage.lock();
         outage.waiting += 1;
@@ -145,7 +146,7 @@ impl Storage {
     }
 }
 
-/// The system's error below all that was said of it.
+/// System error at the root of an error chain.
 fn errno(error: &Error) -> Option<Errno> {
     error.chain().find_map(|cause| {
         let of_system = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
@@ -165,7 +166,7 @@ mod tests {
         Err(io::Error::from(errno)).context("cannot write a").context("not saved")
     }
 
-    /// The number of tries that an error which comes `times` times takes, and how it ends.
+    /// Number of tries for an error that occurs `times` times, and the final result.
     fn tries(storage: &Storage, errno: Errno, times: usize) -> (usize, Result<()>) {
         let mut tried = 0;
         let ended = storage.patiently(|| {
@@ -187,7 +188,7 @@ mod tests {
         for errno in [Errno::ACCESS, Errno::ROFS, Errno::FBIG, Errno::NOTDIR, Errno::MFILE] {
             assert_eq!(tries(&storage, errno, 9).0, 1, "{errno}");
         }
-        // The folder is there, and a file in it is not: that does not pass.
+        // The folder exists but a file in it does not: this is not temporary.
         assert_eq!(tries(&storage, Errno::NOENT, 9).0, 2);
         let gone = Storage::new(&folder.path().join("gone"), LONG);
         assert_eq!(tries(&gone, Errno::NOENT, 3).0, 4);

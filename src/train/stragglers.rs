@@ -1,12 +1,12 @@
-//! Stragglers of a run (`plan::stragglers` says what one is): how long each rank was busy, which
-//! rank 0 hears with the heartbeats, without another collective; and what it says of it.
+//! Detection of stragglers in a run (defined in `plan::stragglers`). Rank 0 receives each rank's
+//! busy time with the heartbeats, without another collective, and reports stragglers.
 //!
-//! Busy is a step's time, from its start to its outcome, without what the rank waited in collectives
-//! and messages meanwhile. What it reads of its data counts, as a slow disk makes a straggler, too.
-//! A CPU's rank, and one whose GPU communicates through the host, waits on its own thread. With NCCL
-//! the host is steps in front of the GPU, and its stamps say nothing: events before and after each
-//! operation of the compute stream tell when the rank came there, and how long it stayed. What waits
-//! inside a CUDA graph is not seen: the ranks of a tensor group, whose sums are in graphs, look alike.
+//! Busy time is the time of a step from its start to its outcome, minus waits in collectives and
+//! messages. Reading data counts, because a slow disk makes a straggler too. A CPU rank, and one
+//! whose GPU communicates through the host, waits on its own thread. With NCCL the host is steps
+//! ahead of the GPU, so its timestamps are useless. Events before and after each operation of the
+//! compute stream measure the wait instead. Waits inside a CUDA graph are not measured: ranks of a
+//! tensor group, whose sums are in graphs, appear equal.
 
 use super::rank::Rank;
 use super::sick_nodes::{self, Reason};
@@ -18,35 +18,35 @@ use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The variable by which each step of a rank takes so many seconds longer, for tests.
+/// Environment variable that delays each step of a rank by this many seconds, for tests.
 pub const STEP_DELAY: &str = "GPTRAIN_TEST_STEP_DELAY";
 
-/// Time between two looks at what the ranks told.
+/// Poll interval of the ranks' windows.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Of one rank.
+/// Straggler detection of one rank.
 pub struct Stragglers {
-    /// Busy time of the steps of this window.
+    /// Busy times of the steps of this window.
     seconds: Vec<f64>,
     windows: u64,
-    /// What the GPU's stream had waited at the last step.
+    /// Wait time of the GPU's stream up to the last step.
     device_waited: f64,
     processor: String,
     delay: Option<Duration>,
-    /// On rank 0 of several.
+    /// Detector, on rank 0 of several.
     judge: Option<Judge>,
 }
 
 struct Judge {
     watch: StragglerWatch,
     folder: PathBuf,
-    /// The last window that was judged, and when rank 0 last looked for a newer one.
+    /// Last window that was judged, and time of the last poll.
     judged: u64,
     looked: Instant,
 }
 
 impl Stragglers {
-    /// `processor`: what the rank computes on, among those of its node.
+    /// Starts the detection. `processor` is the rank's processor, among those of its node.
     pub fn new(rank: &Rank, folder: &Path, processor: String) -> Result<Stragglers, Problems> {
         let judges = rank.is_first() && rank.grid.size() > 1;
         let judge = || Judge {
@@ -65,12 +65,12 @@ impl Stragglers {
         })
     }
 
-    /// Within a step's time.
+    /// Sleeps for the delay of tests. Called within the timed part of a step.
     pub fn delay(&self) {
         self.delay.iter().for_each(|delay| std::thread::sleep(*delay));
     }
 
-    /// A step took so long, in which the rank's thread waited for others so long.
+    /// Records a step's time, and the time in it that the rank's thread waited for others.
     pub fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&Monitor>) {
         let recorder = rank.world().recorder();
         let device = recorder.waited().device;
@@ -88,7 +88,7 @@ impl Stragglers {
         });
     }
 
-    /// On rank 0, between two steps: says who has become a straggler.
+    /// Reports new stragglers, on rank 0, between two steps.
     pub fn look(&mut self, rank: &Rank) {
         let Some(judge) = &mut self.judge else { return };
         if judge.judged == self.windows || judge.looked.elapsed() < LOOK {
@@ -99,7 +99,8 @@ impl Stragglers {
         let told = all.iter().map(|of| of.windows.back().map_or(0, |window| window.number));
         let newest = told.min().unwrap_or(0);
         let window = |of: &RankBusy| of.windows.iter().find(|w| w.number == newest).cloned();
-        // None where a rank is by more windows further than another: the next look finds one.
+        // None if some ranks are several windows ahead of others; a later poll finds a common
+        // window.
         let windows: Option<Vec<BusyWindow>> = all.iter().map(window).collect();
         if let Some(windows) = windows.filter(|_| newest > judge.judged) {
             judge.judged = newest;
@@ -129,8 +130,9 @@ impl Judge {
     }
 }
 
-/// "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % more than the median of the
-/// 96 ranks of stage 3 (7.1 scatters), over three windows of 50 steps; GPU 3 …, 1410 MHz, 82 °C".
+/// For example "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % more than
+/// the median of the 96 ranks of stage 3 (7.1 scatters), over three windows of 50 steps; GPU 3 …,
+/// 1410 MHz, 82 °C".
 fn line(found: &Straggler, of: &RankBusy, window: &BusyWindow, stage: usize) -> String {
     let Straggler { more, score, peers, .. } = *found;
     let (name, seconds) = (&of.name, base::Seconds(window.seconds));
@@ -159,7 +161,7 @@ fn health(health: &Health) -> String {
     [mhz, watts, celsius].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The delay in the environment.
+/// Delay from the environment.
 fn delay() -> Result<Option<Duration>, Problems> {
     let Ok(text) = std::env::var(STEP_DELAY) else { return Ok(None) };
     match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {

@@ -1,8 +1,10 @@
-//! When a run has to leave its Slurm job, so that it has saved before the job ends: by its own
-//! slowest step and save. Rank 0 looks, and all ranks leave at the step that it says.
+//! Time at which a run must leave its Slurm job in order to save before the job ends, based on its
+//! own slowest step and save. Rank 0 checks it, and all ranks leave at the step that rank 0
+//! selects.
 //!
-//! A thread asks Slurm at the start and every ten minutes, as administrators extend jobs. Without an
-//! answer the run goes on as if it had no limit: SIGTERM, which Slurm sends at the end, still saves.
+//! A thread queries Slurm at the start and every ten minutes, because administrators extend jobs.
+//! Without an answer the run continues as if it had no limit; the SIGTERM that Slurm sends at the
+//! end still causes a save.
 
 use super::slurm::Job;
 use base::Seconds;
@@ -13,27 +15,30 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Time between two questions to Slurm; and the variable that says another, in seconds, for tests.
+/// Interval between queries of Slurm; and the variable that overrides it, in seconds, for tests.
 const REREAD: Duration = Duration::from_secs(600);
 pub const REREAD_VARIABLE: &str = "GPTRAIN_TEST_REREAD";
 
-/// Steps of which the slowest counts.
+/// Limit above which a job counts as unlimited: partitions without a limit report a year.
+const UNLIMITED: Duration = Duration::from_secs(60 * 86_400);
+
+/// Number of recent steps of which the slowest counts.
 const RECENT: usize = 100;
 
-/// Bytes that a rank is taken to save in a second, until a save is measured.
+/// Assumed bytes per second of a rank's save, until one is measured.
 const SAVED_PER_SECOND: f64 = 1e8;
 
 pub struct TimeLimit {
-    /// The job's end, as last heard of.
+    /// End of the job, from the last query.
     end: Arc<Mutex<Option<Instant>>>,
-    /// Closed when this is dropped, which ends the thread.
+    /// Closed on drop, which ends the thread.
     _open: Sender<()>,
     margin: Duration,
     steps: StepTimes,
 }
 
 impl TimeLimit {
-    /// Of this process's job; None outside of Slurm, and where the manifest ignores the end.
+    /// Watches the job of this process. None outside of Slurm, and if the manifest ignores the end.
     pub fn watch(settings: &Slurm) -> Option<TimeLimit> {
         let job = Job::of_environment().filter(|_| settings.on_end != OnEnd::Ignore)?;
         let (open, closed) = channel();
@@ -57,8 +62,8 @@ impl TimeLimit {
         Some(TimeLimit { end, _open: open, margin, steps: StepTimes::default() })
     }
 
-    /// Called between two steps: whether the run has to leave now, to have saved in time. `save`:
-    /// seconds of the slowest save.
+    /// Whether the run must leave now in order to save in time. Called between two steps. `save` is
+    /// the duration of the slowest save in seconds.
     pub fn is_due(&mut self, save: f64) -> bool {
         let now = Instant::now();
         let slowest = self.steps.between_steps(now);
@@ -73,19 +78,19 @@ impl TimeLimit {
         true
     }
 
-    /// An evaluation took this long; the next one is expected to.
+    /// Records the duration of an evaluation, which is expected of the next one.
     pub fn evaluated(&mut self, took: Duration) {
         self.steps.evaluation = took;
     }
 }
 
-/// What the rest of a step, its save and a save in flight before it may take: the step's half again,
-/// as the next may be slower than all before.
+/// Time for the rest of a step, its save, and a save in flight before it. Half a step is added,
+/// because the next may be slower than all before.
 fn needed(slowest: Duration, save: f64, margin: Duration) -> Duration {
     slowest.mul_f64(1.5) + Duration::from_secs_f64(2.0 * save) + margin
 }
 
-/// What a first save may take, with so many bytes in all.
+/// Expected seconds of a first save with this many bytes in total.
 pub fn expected_save(bytes: u64, ranks: usize) -> f64 {
     bytes as f64 / (SAVED_PER_SECOND * ranks as f64)
 }
@@ -98,7 +103,7 @@ fn reread(job: &Job, end: &Mutex<Option<Instant>>) {
             let before = std::mem::replace(&mut *end.lock(), known);
             let apart = |(a, b): (Instant, Instant)| a.max(b) - a.min(b);
             let same = before.zip(known).is_some_and(|both| apart(both).as_secs() < 60);
-            if let Some(left) = left.filter(|_| !same) {
+            if let Some(left) = left.filter(|left| !same && *left < UNLIMITED) {
                 let (left, id) = (Seconds(left.as_secs_f64()), job.id());
                 tracing::info!("job {id} ends in {left}: the run saves and leaves before that");
             }
@@ -106,17 +111,17 @@ fn reread(job: &Job, end: &Mutex<Option<Instant>>) {
     }
 }
 
-/// How long the last steps took, each with what came after it.
+/// Durations of the last steps, each including what followed it.
 #[derive(Default)]
 struct StepTimes {
     before: Option<Instant>,
     recent: VecDeque<Duration>,
-    /// Of the last evaluation, which may be longer ago than the steps.
+    /// Duration of the last evaluation, which may be older than the recorded steps.
     evaluation: Duration,
 }
 
 impl StepTimes {
-    /// The slowest that the next step is expected to be.
+    /// Expected duration of the slowest next step.
     fn between_steps(&mut self, now: Instant) -> Duration {
         if let Some(before) = self.before.replace(now) {
             if self.recent.len() == RECENT {

@@ -1,12 +1,13 @@
 //! Copies of checkpoints in a folder elsewhere: whole or not there, and a run goes on from them.
 //! Those in S3: `also_s3`.
 
-use crate::common::binary::Lab;
+use crate::common::binary::{Lab, run_args, until};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::disk::{Call, Disk, Fault};
 use gptrain::checkpoint::place::{Place, Sent};
 use gptrain::checkpoint::{Keep, published};
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     let older = "runs/a/checkpoints/step-00000006";
     inspect(&[older, "--diff", &url]).expect(1, &["the two are different"]);
     inspect(&["s3://A_b/c"]).expect(2, &["is no bucket"]);
-    inspect(&["file:///nowhere/a"]).expect(2, &["holds no whole checkpoint"]);
+    inspect(&["file:///nowhere/a"]).expect(2, &["contains no complete checkpoint"]);
     assert!(names(&there).is_empty(), "{:?}", names(&there));
 
     let resume = |from: &str, to: &str| {
@@ -72,14 +73,15 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     resume(&url, "runs/c").expect(1, &["step-00000008/master-00000.safetensors: bytes", "damaged"]);
     fs::remove_file(place.join("step-00000008/index.json")).unwrap();
     let named = format!("{url}/step-00000008");
-    resume(&named, "runs/c").expect(2, &["holds no whole step-00000008"]);
-    resume("file:///nowhere/a", "runs/c").expect(2, &["holds no whole checkpoint"]);
+    resume(&named, "runs/c").expect(2, &["contains no complete step-00000008"]);
+    resume("file:///nowhere/a", "runs/c").expect(2, &["contains no complete checkpoint"]);
     resume("ftp://host/a", "runs/c").expect(2, &["is no place of checkpoints"]);
     resume("s3://A_b/c", "runs/c").expect(2, &["s3://A_b/c", "is no bucket: 3 to 63 lower-case"]);
     assert!(steps(&lab.path("runs/c/checkpoints")).is_empty());
 }
 
-/// What has the fetched one's name is kept if it is another, and not read again if it is the same.
+/// A fetch sets aside a different checkpoint of the same name, and does not read an equal one
+/// again.
 #[test]
 fn a_fetched_checkpoint_takes_the_place_of_a_damaged_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -125,6 +127,64 @@ fn copies_are_kept_as_checkpoints_are_and_the_next_start_copies_what_is_missing(
     back.well();
     assert!(back.out.contains("step-00000014 is set aside"), "{}", back.out);
     assert_eq!(steps(&place).last(), Some(&8), "{}", back.out);
+}
+
+/// A run that goes on tries again, until its end and then until Ctrl-C, and says what is missing.
+#[test]
+fn a_place_that_is_away_when_a_run_goes_on_is_tried_again() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=6"]).well();
+    fs::write(lab.path("mount"), "not a folder").unwrap();
+    let place = lab.path("mount/a");
+    let also = format!("checkpoint.also=file://{}", place.display());
+    let said = || fs::read_to_string(lab.path("said")).unwrap();
+    let start = |steps: &str| {
+        let mut command = lab.command(&run_args(&[steps, &also]));
+        let child = command.stdout(fs::File::create(lab.path("said")).unwrap()).spawn().unwrap();
+        until("it waits for the copy", || said().contains("waiting up to 10 m 00 s for the copy"));
+        child
+    };
+    let mut away = start("train.steps=8");
+    assert!(said().contains("note: checkpoints are not copied: "), "{}", said());
+    kill_process(Pid::from_child(&away), Signal::INT).unwrap();
+    assert_eq!(away.wait().unwrap().code(), Some(0));
+    let missing = "the last checkpoint is not there, none is; the next start of the run copies it";
+    assert!(said().contains(missing), "{}", said());
+    let mut back = start("train.steps=10");
+    fs::remove_file(lab.path("mount")).unwrap();
+    assert_eq!(back.wait().unwrap().code(), Some(0));
+    assert!(said().contains("takes copies again"), "{}", said());
+    assert!(said().contains("copied step-00000010") && !said().contains(missing), "{}", said());
+    assert_eq!(steps(&place), [10]);
+}
+
+/// A copy whose second part is damaged.
+#[test]
+fn a_fetch_that_fails_midway_leaves_no_folder() {
+    let lab = Lab::new();
+    let place = format!("file://{}", lab.path("archive").display());
+    lab.run(&[&format!("checkpoint.also={place}")]).well();
+    let file = lab.path("archive/step-00000012/master-00000.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let args = run_args(&["log.folder=runs/b"]);
+    let fetch = lab.gptrain(&[&args[..], &["--resume-from", &place]].concat());
+    fetch.expect(1, &["master-00000.safetensors", "their digest is not the one saved"]);
+    assert!(!lab.path("runs/b").exists());
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_is_not_another() {
+    let lab = Lab::new();
+    let also = format!("checkpoint.also=file://{}", lab.path("archive").display());
+    let mut child = lab.start(&["train.steps=100000", "checkpoint.interval=100000", &also]);
+    lab.wait_for_steps("runs/a", 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(lab.path("archive/run").exists() && !lab.path("runs/a/last-checkpoint").exists());
+    lab.run(&[&also]).well();
+    lab.run(&["log.folder=runs/b", &also]).expect(2, &["the copies of another run"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::common::s3::{BUCKET, FAULTS, Fault, Proxy, Server, settings};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::Keep;
 use gptrain::checkpoint::place::{Copy, Place, Sent};
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -34,7 +35,7 @@ impl Bench {
         Some(Bench { folder, what, from, server })
     }
 
-    /// What is called whole can be fetched, and is what was copied.
+    /// Whether every checkpoint listed as complete can be fetched and equals the original.
     fn whole_is_right(&self, prefix: &str) -> bool {
         let direct = place(self.server.port, prefix);
         let to = self.folder.path().join(prefix);
@@ -92,6 +93,39 @@ fn whatever_fails_between_no_bad_copy_is_whole() {
     assert!(well > all / 2 && well < all + 3, "{well} of {all} succeeded at once");
 }
 
+/// A store that answers each file with 200 and the right ETag, and has nothing afterwards.
+#[test]
+fn a_store_that_keeps_nothing_is_not_believed() {
+    let Some(bench) = Bench::new(Saved::tiny(5)) else { return };
+    let proxy = Proxy::before(&bench.server, |_, line| match line.contains(".safetensors") {
+        true if line.starts_with("PUT") => Fault::Forgotten,
+        _ => Fault::None,
+    });
+    let error = copy(&place(proxy.port, "a"), &bench.from).unwrap_err().to_string();
+    assert!(error.contains("bytes were sent, and the store lists nothing"), "{error}");
+    assert!(!bench.whole_is_right("a"), "no index is written");
+    copy(&place(bench.server.port, "a"), &bench.from).unwrap();
+    assert!(bench.whole_is_right("a"));
+}
+
+/// A server that takes connections and never answers.
+#[test]
+fn a_fetch_from_a_silent_server_ends_by_a_signal_and_leaves_nothing() {
+    let lab = Lab::new();
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let fetch = ["run", "run.yaml", "--resume-from", "s3://bucket/a"];
+    for signal in [Signal::INT, Signal::TERM] {
+        let child = lab.command(&fetch).envs(settings(port)).spawn().unwrap();
+        let held = silent.accept().unwrap();
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let done = Done::of(child.wait_with_output().unwrap());
+        done.expect(1, &["stopped while s3://bucket/a was fetched; nothing of it is kept"]);
+        assert!(!lab.path("runs").exists());
+        drop(held);
+    }
+}
+
 /// The same of a fetch: it gives what was copied, or nothing.
 #[test]
 fn a_fetch_gives_what_was_copied_or_nothing() {
@@ -132,7 +166,7 @@ fn a_fetch_gives_what_was_copied_or_nothing() {
         204
     );
     let error = fetch(&clean, "none".into()).unwrap_err().to_string();
-    assert!(error.contains("holds no whole checkpoint"), "{error}");
+    assert!(error.contains("contains no complete checkpoint"), "{error}");
     copy(&place(bench.server.port, "a"), &bench.from).unwrap();
     fetch(&clean, "mended".into()).unwrap();
 }

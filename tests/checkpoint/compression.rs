@@ -57,7 +57,7 @@ fn largest(folder: &Path, state: &str) -> f32 {
     most.fold(0.0, |most, x| most.max(x.abs()))
 }
 
-/// What is told at a resume, and what of a state is as it was saved.
+/// Message of a resume, and the checkpoint that it writes.
 fn restart(from: &Path, to: &Loaded, folder: &Path) -> (Option<String>, PathBuf) {
     let checkpoint = Checkpoint::open(from).unwrap();
     let told = std::sync::Mutex::new(None);
@@ -80,7 +80,10 @@ fn what_another_exchange_cannot_use_begins_anew_and_is_told() {
     // Shares of rows have a Q each; the error is the whole matrix's.
     let (told, shared) = restart(&saved, &manifest(&["data=2", "tensor=2"]), &place("shared"));
     let told = told.unwrap();
-    assert!(told.starts_with("powersgd_q of 8 matrices begin anew; powersgd_q of 8"), "{told}");
+    assert!(
+        told.starts_with("powersgd_q of 8 matrices are initialised again; powersgd_q of 8"),
+        "{told}"
+    );
     assert_eq!(largest(&saved, "powersgd_error"), largest(&shared, "powersgd_error"));
     let checkpoint = Checkpoint::open(&shared).unwrap();
     let fc1 = checkpoint.index.tensor("block.0.mlp.fc1.weight").unwrap();
@@ -93,7 +96,7 @@ fn what_another_exchange_cannot_use_begins_anew_and_is_told() {
     assert!(told.contains("powersgd_q of 16 matrices in the checkpoint are not used"), "{told}");
     let (told, with) = restart(&without, &two, &place("again"));
     let told = told.unwrap();
-    let all = "powersgd_error of 16 matrices and powersgd_q of 16 matrices begin anew";
+    let all = "powersgd_error of 16 matrices and powersgd_q of 16 matrices are initialised again";
     assert!(told.starts_with(all), "{told}");
     assert_eq!(largest(&with, "powersgd_error"), 0.0);
     assert!(largest(&with, "powersgd_q") > 1.0, "standard normals");

@@ -168,6 +168,37 @@ fn a_dataset_scores_as_its_text() {
     assert!(done.expect(0, &[]).out.contains(&line), "{}", done.out);
 }
 
+/// Without data and tasks it is the loss of the run's last evaluation.
+#[test]
+fn a_run_is_scored_on_its_own_validation_set() {
+    let lab = Lab::new();
+    lab.run(&["train.eval_interval=4", "train.eval_samples=7"]).well();
+    let rows = fs::read_to_string(lab.path("runs/a/metrics.jsonl")).unwrap();
+    let mut rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = rows.rfind(|row| row.get("eval").is_some()).unwrap();
+    let of = |more: &[&str]| -> Value {
+        let done = lab.gptrain(&[&["eval", "runs/a", "--json"][..], more].concat());
+        serde_json::from_str(&done.expect(0, &[]).out).unwrap()
+    };
+    let whole = of(&[]);
+    let set = &whole["validation"][0];
+    assert_eq!((&set["data"], &set["samples"]), (&"validation set valid".into(), &7.into()));
+    close(&set["loss"], &last["lm_loss"], 1e-6, "the run's evaluation");
+    let grid = of(&["--set", "topology.data=2", "--set", "batch.micro=3"]);
+    assert_eq!(grid["validation"], whole["validation"]);
+    assert_eq!(of(&["--limit", "2"])["validation"][0]["samples"], 2);
+    let said = lab.gptrain(&["eval", "runs/a"]);
+    assert!(said.expect(0, &[]).out.contains("validation set valid: loss "), "{}", said.out);
+    // The first samples of a stream.
+    let part = of(&["--data", "corpus", "--limit", "3"]);
+    let tokens = 3 * part["data"]["seq_len"].as_u64().unwrap();
+    assert_eq!((&part["data"]["samples"], &part["data"]["tokens"]), (&3.into(), &tokens.into()));
+    let says = ["has no validation set of its own", "→ name what to score: --data PREFIX or FILE"];
+    let none = ["data.split=1,0,0", "train.eval_interval=0", "log.folder=runs/b"];
+    lab.run(&none).well();
+    lab.gptrain(&["eval", "runs/b"]).expect(2, &says);
+}
+
 #[test]
 fn tasks_are_measured_beside_validation_and_logged() {
     let lab = Lab::new();
@@ -241,7 +272,7 @@ fn what_cannot_be_scored_is_told_by_its_line() {
         (r#"{"goal": "a", "sol1": "b", "label": 0}"#, "sol2 is null, not text"),
         (r#"{"goal": "a""#, "not JSON"),
         (r#"{"question": "a"}"#, "neither endings, nor choices, nor goal"),
-        (r#"{"ctx": "a", "endings": ["b", 3], "label": 0}"#, "endings is no list of texts"),
+        (r#"{"ctx": "a", "endings": ["b", 3], "label": 0}"#, "endings is not a list of texts"),
         (r#"{"ctx": "a", "endings": ["b", ""], "label": 0}"#, "answer 1 is empty"),
         (r#"{"ctx": "a", "endings": ["b", "c"], "label": ""}"#, "label is \"\", not the number"),
         (
@@ -269,10 +300,9 @@ fn what_cannot_be_scored_is_told_by_its_line() {
     let eval = |args: &[&str], code, words: &[&str]| {
         lab.gptrain(&[&["eval", "runs/a"], args].concat()).expect(code, words);
     };
-    eval(&[], 2, &["--data"]);
     eval(&["--data", "nowhere"], 2, &["nowhere: there is no such file or dataset"]);
     eval(&["--data", "corpus.bin"], 2, &["one of a dataset's two files", "write corpus"]);
-    eval(&["--data", "bad.jsonl"], 2, &["a .jsonl file is no plain text", "gptrain data build"]);
+    eval(&["--data", "bad.jsonl"], 2, &["a .jsonl file is not plain text", "gptrain data build"]);
     eval(&["--data", "run.yaml"], 2, &["names no tokenizer", "--tokenizer"]);
     eval(&["--tasks", "bad.jsonl"], 2, &["questions need a tokenizer"]);
     eval(
@@ -361,7 +391,7 @@ fn the_mean_of_checkpoints_runs_samples_and_is_exported() {
         let sample = ["sample", "runs/mean", "--tokens", "4", "--tokenizer", &tokenizer];
         lab.gptrain(&sample).expect(0, &[]);
         let done = lab.gptrain(&["average", &step(5), "runs/a", "--output", "runs/mean"]);
-        done.expect(2, &["the folder is not empty"]);
+        done.expect(2, &["is a folder that is not empty"]);
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::Command;
 
 const KEEP: Keep = Keep { last: Some(2), every: None, read: None };
 
-/// What the writer does for one save.
+/// Calls of the writer for one save.
 fn save_all(disk: &Disk, folder: &Path, what: &Saved) -> anyhow::Result<()> {
     save(disk, folder, &what.shares(), &what.state)?;
     write_hint(disk, folder, what.state.progress.step)?;
@@ -282,10 +282,7 @@ fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
         assert_eq!(codes, ["1", "0"], "{size}k\n{out}\n{err}");
         let told = ["no space left", "No space left on device"];
         assert!(told.iter().any(|told| err.contains(told)), "{err}");
-        assert!(
-            err.contains("was not saved; those in full/a/checkpoints are as they were"),
-            "{err}"
-        );
+        assert!(err.contains("was not saved; those in full/a/checkpoints are unchanged"), "{err}");
         told_early += usize::from(err.contains("a checkpoint needs"));
         intact += usize::from(out.contains("sound: every digest verified"));
         assert!(!out.contains(".tmp-"), "{out}");

@@ -1,5 +1,5 @@
-//! What any grid saved, any grid loads: every value to the last bit, and the losses that follow are
-//! those of one rank that never stopped.
+//! Any grid loads what any other saved: every value is bit-identical, and the losses that follow
+//! are those of one rank that never stopped.
 
 use crate::common;
 use gptrain::base::Problems;
@@ -119,14 +119,14 @@ fn drifted_copies_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let damage = inspect::inspect(&done.save(&loaded, folder.path()), true).unwrap().damage;
         let found = damage.iter().any(|found| {
-            let parts = [name, "not the same everywhere", "the master of", saved];
+            let parts = [name, "not the same on all ranks", "the master of", saved];
             parts.iter().all(|part| found.contains(part))
         });
         assert!(found && damage.len() == 1, "{damage:?}");
     }
 }
 
-/// What arrives wrong on one rank stops the start: the weight and the rank are named.
+/// A value that is read wrongly on one rank stops the start, and the weight and the rank are named.
 #[test]
 fn a_weight_that_arrives_changed_is_named_with_its_rank() {
     let sets = |topology: &[&str]| {
@@ -176,13 +176,13 @@ fn a_part_that_is_missing_or_there_twice_is_refused() {
     let done = run(&loaded, None, 0..0);
     let folder = tempfile::tempdir().unwrap();
     let lost = done.save_parts(&loaded, folder.path(), |parts| drop(parts.pop()));
-    told(lost.map(drop), &["step 0 was not saved", "embed.token", "values are there"]);
+    told(lost.map(drop), &["step 0 was not saved", "embed.token", "values are present"]);
     let twice = done.save_parts(&loaded, folder.path(), |parts| {
         let mut again = parts[1].clone();
         again.shards.iter_mut().for_each(|shard| shard.file.insert(0, '2'));
         parts.push(again);
     });
-    told(twice.map(drop), &["step 0 was not saved", "lies over another"]);
+    told(twice.map(drop), &["step 0 was not saved", "overlaps another"]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
 }
 
@@ -226,7 +226,7 @@ impl From<Range<usize>> for Course {
     }
 }
 
-/// What all ranks of a grid have when their steps are done.
+/// Results of all ranks of a grid after their steps.
 pub struct Done {
     pub outcomes: Vec<Outcome>,
     /// Steps before the save.
@@ -408,6 +408,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         optimizer: Optimizer {
             rule: "adamw".into(),
             began: 0,
+            ahead: 0,
             numbers: Default::default(),
             groups,
         },

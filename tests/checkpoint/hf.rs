@@ -80,7 +80,7 @@ fn check(name: &str, model: &[&str]) {
     let exact = file(&fixture(name)).floats(key).unwrap();
     let rounded: Vec<f32> = exact.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect();
     assert_eq!((half.entries[key].dtype.as_str(), half.floats(key).unwrap()), ("BF16", rounded));
-    lab.gptrain(&["export", "runs/a", "--hf", "out"]).expect(2, &["there is a model already"]);
+    lab.gptrain(&["export", "runs/a", "--hf", "out"]).expect(2, &["already contains a model"]);
 }
 
 /// Every position's logits, from a sampler with the checkpoint's weights, to 1e-5.
@@ -184,7 +184,7 @@ fn what_does_not_fit_is_told_with_a_remedy() {
         let file = fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
         file.unwrap().set_len(5000).unwrap();
     };
-    bad(&cut, 1, &["model.safetensors", "damaged"]);
+    bad(&cut, 2, &["model.safetensors", "damaged", "copy the folder again"]);
     let none = |folder: &Path| fs::remove_file(folder.join("model.safetensors")).unwrap();
     bad(&none, 2, &["holds neither model.safetensors nor", "save_pretrained"]);
 }

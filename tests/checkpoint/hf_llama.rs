@@ -118,7 +118,7 @@ fn same(ours: &Value, theirs: &Value) -> bool {
     }
 }
 
-/// Of every position, within f32's own error.
+/// Compares the logits of every position, within f32's own error.
 fn logits(name: &str, run: &Path) {
     let m = loaded(run).manifest;
     let reader = Reader::open(&fixture(name).join("logits.safetensors")).unwrap();
@@ -173,7 +173,7 @@ pub fn copy(name: &str, to: &Path) {
     }
 }
 
-/// What transformers 4 wrote is the same model.
+/// Files written by transformers 4 give the same model.
 #[test]
 fn the_old_form_of_the_configuration_is_read() {
     for name in ["llama", "mistral", "qwen2", "qwen3"] {

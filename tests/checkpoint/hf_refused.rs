@@ -179,7 +179,8 @@ fn a_missing_shard_ends_the_import() {
     let lab = Lab::new();
     copy("llama", &lab.path("bad"));
     fs::remove_file(lab.path("bad/model-00002-of-00002.safetensors")).unwrap();
-    import(&lab).expect(1, &["cannot open bad/model-00002-of-00002.safetensors"]);
+    import(&lab)
+        .expect(2, &["cannot open bad/model-00002-of-00002.safetensors", "copy the folder"]);
     assert_eq!(left(&lab), Vec::<String>::new());
 }
 
@@ -206,9 +207,9 @@ fn what_is_there_is_never_overwritten_and_a_full_disk_leaves_nothing() {
     assert_eq!(left(&lab), Vec::<String>::new());
     fs::create_dir(lab.path("run")).unwrap(); // an empty folder is as good as none
     lab.gptrain(&import).expect(0, &[]);
-    lab.gptrain(&import).expect(2, &["run: the folder is not empty"]);
+    lab.gptrain(&import).expect(2, &["run: is a folder that is not empty"]);
     fs::remove_dir_all(lab.path("run/hf")).unwrap();
-    lab.gptrain(&import).expect(2, &["run: the folder is not empty"]);
+    lab.gptrain(&import).expect(2, &["run: is a folder that is not empty"]);
     assert!(!lab.path("run/hf").exists());
 
     let export = ["export", "run", "--output", "out/"];
@@ -216,7 +217,7 @@ fn what_is_there_is_never_overwritten_and_a_full_disk_leaves_nothing() {
     assert_eq!(left(&lab), ["run"]);
     lab.gptrain(&export).expect(0, &[]);
     let before = fs::read(lab.path("out/model.safetensors")).unwrap();
-    lab.gptrain(&export).expect(2, &["there is a model already"]);
-    lab.gptrain(&["export", "run", "--output", "run.yaml"]).expect(2, &["this is a file"]);
+    lab.gptrain(&export).expect(2, &["already contains a model"]);
+    lab.gptrain(&["export", "run", "--output", "run.yaml"]).expect(2, &["is a file"]);
     assert_eq!(fs::read(lab.path("out/model.safetensors")).unwrap(), before);
 }

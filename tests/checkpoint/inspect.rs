@@ -33,6 +33,12 @@ fn a_sound_checkpoint_is_shown_whole() {
     ] {
         assert!(done.out.contains(word), "{word:?} is not in:\n{}", done.out);
     }
+    let row = "block.1.attn.qkv.weight";
+    let short = lab.gptrain(&["inspect-ckpt", "runs/a"]);
+    assert!(short.expect(0, &[]).out.contains("step       12: "), "{}", short.out);
+    assert!(!short.out.contains(row), "{}", short.out);
+    let rows = lab.gptrain(&["inspect-ckpt", "runs/a", "--tensors"]);
+    assert!(rows.expect(0, &[]).out.contains(row), "{}", rows.out);
     let json = lab.gptrain(&["inspect-ckpt", "runs/a", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json.expect(0, &[]).out).unwrap();
     assert_eq!(json["overview"]["step"], 12);
@@ -87,7 +93,7 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
 #[test]
 fn mistakes_of_the_command_end_with_two() {
     let lab = Lab::new();
-    lab.gptrain(&["inspect-ckpt", "nowhere"]).expect(2, &["no such folder"]);
+    lab.gptrain(&["inspect-ckpt", "nowhere"]).expect(2, &["the folder does not exist"]);
     fs::create_dir_all(lab.path("empty/checkpoints")).unwrap();
     lab.gptrain(&["inspect-ckpt", "empty"]).expect(2, &["holds no checkpoint"]);
     lab.gptrain(&["inspect-ckpt"]).expect(2, &["CHECKPOINT"]);
@@ -103,12 +109,20 @@ fn the_next_step_is_replayed() {
         let done = lab.gptrain(&["inspect-ckpt", &folder, "--replay", "1"]);
         done.expect(0, &["as recorded, to the last bit"]);
     }
+    // Over a save, and to the end. What is impossible is said first.
+    let again = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "7"]);
+    let same = again.expect(0, &[]).err.matches("as recorded, to the last bit").count();
+    assert_eq!(same, 7, "{}", again.err);
+    let more = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "8"]);
+    more.expect(2, &["its run ends at step 12, 7 steps after step-00000005", "→ --replay 7"]);
+    assert_eq!(more.out, "");
     let last = fs::read_dir(lab.path("runs/a/checkpoints")).unwrap();
     let last =
         last.map(|e| e.unwrap().file_name().into_string().unwrap()).filter(|n| n != "latest");
     let folder = format!("runs/a/checkpoints/{}", last.max().unwrap());
     // The run is over: there is no next step.
-    lab.gptrain(&["inspect-ckpt", &folder, "--replay", "1"]).expect(1, &["the run ends before"]);
+    lab.gptrain(&["inspect-ckpt", &folder, "--replay", "1"])
+        .expect(2, &["its run ends at step 12, 0 steps after"]);
     let changed = lab.path("changed/checkpoints");
     let mut saved = Saved::read(&lab.path("runs/a/checkpoints/step-00000005"));
     saved.tensor("lnf.scale").kept[0][3] *= 1.5;
@@ -170,7 +184,7 @@ fn what_large_runs_have_suffered_from_is_seen() {
     seen(&edit("lnf.shift", 2, -1.0), &["second_moment of lnf.shift: 1 values below 0"]);
     // A norm that was reset by a load, and a matrix that never moved.
     let reset = |s: &mut Saved| s.tensor("lnf.scale").set(1.0);
-    seen(&reset, &["lnf.scale is still what it began as, at step 12"]);
+    seen(&reset, &["lnf.scale still has its initial values at step 12"]);
     // A live weight that is not the master's.
     let live = |s: &mut Saved| s.tensor("block.0.ln1.shift").live.as_mut().unwrap()[3] ^= 1;
     seen(&live, &["block.0.ln1.shift: the bf16 model weight at step 12 was not the master weight"]);
@@ -239,7 +253,7 @@ fn numbers_that_are_not_finite_stop_the_start() {
     let folder = lab.path("runs/a/checkpoints");
     let step = folder.join("step-00000012");
     for (name, kept, value, words) in [
-        ("lnf.scale", 0, f32::NAN, "the master of lnf.scale holds numbers that are not finite"),
+        ("lnf.scale", 0, f32::NAN, "the master of lnf.scale contains non-finite numbers"),
         ("embed.token", 1, f32::INFINITY, "the first_moment of embed.token"),
         ("block.1.mlp.fc2.weight", 2, -f32::NAN, "the second_moment of block.1.mlp.fc2.weight"),
     ] {

@@ -21,7 +21,10 @@
 //! | `hf` | folders of Hugging Face's transformers, in and out: GPT-2 and BLOOM |
 //! | `hf_llama` | the same of Llama, Mistral, Qwen2 and Qwen3, which also go on training |
 //! | `hf_mup` | models of µP, whose factors go into the weights |
+//! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | folders that are not what they say, and disks that are full |
+//! | `bring` | runs of other trainers continue bit for bit |
+//! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -29,6 +32,7 @@ mod common;
 mod adam8bit;
 mod also;
 mod also_s3;
+mod bring;
 mod changes;
 mod compression;
 mod damage;
@@ -48,3 +52,5 @@ mod rules;
 mod slices;
 mod spikes;
 mod storage;
+mod tokenizers;
+mod torch;

@@ -61,7 +61,7 @@ rows! {
     muon: 1e-5, ["optimizer.muon={clip: 0.3}", "model.dropout=0.1"];
 }
 
-/// What a row has, what a cell has, and the words that refuse it.
+/// Row, cell, and the message that refuses the combination.
 const REFUSED: [(&str, &str, &str); 5] = [
     ("muon", "offload=optimizer", "optimizer muon with topology.offload is not in this version"),
     ("muon", "offload=full", "optimizer muon with topology.offload is not in this version"),
@@ -81,7 +81,8 @@ const REFUSED: [(&str, &str, &str); 5] = [
 /// Steps of a run, and those before the save.
 const STEPS: usize = 10;
 const SAVED: usize = 5;
-/// Of losses after PowerSGD began anew, or ended: some of the gradient is sent in another step.
+/// Tolerance of losses after PowerSGD was initialised again, or ended: part of the gradient is sent
+/// in another step.
 const ANEW: f64 = 5e-3;
 
 fn manifest(row: &[&str], cell: &[&str]) -> Result<Loaded, Problems> {

@@ -31,7 +31,7 @@ fn stop_and_go_on(sets: &[&str], stops: &[u32]) {
         let done = lab.run(&run);
         done.expect(0, &[]);
         assert!(done.out.contains(&format!("(step {stop},")), "{}", done.out);
-        assert!(done.out.contains("latest says"), "the hint lies, and it is said: {}", done.out);
+        assert!(done.out.contains("latest names"), "the hint lies, and it is said: {}", done.out);
         assert_eq!(lab.losses(&format!("runs/{stop}")), lab.losses("runs/whole"), "at {stop}");
     }
 }
@@ -77,7 +77,7 @@ fn two_hundred_kills() {
     let run = [&run[..], &["batch.ramp_up=2 2 40", "train.eval_interval=0"]].concat();
     let started = Instant::now();
     lab.run(&[&run[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
-    let longest = started.elapsed().as_micros() as u64 / 2;
+    let mut longest = started.elapsed().as_micros() as u64 / 2;
     let whole = lab.losses("runs/whole");
     assert_eq!(whole.len(), 60);
     let (mut kills, mut runs) = (0, 0);
@@ -95,8 +95,10 @@ fn two_hundred_kills() {
             child.kill().unwrap();
             let done = Done::of(child.wait_with_output().unwrap());
             if done.code.is_some() {
+                // Faster than the kill: the first run was timed on a busier machine.
                 done.expect(0, &[]);
-                break; // it was faster than the kill
+                longest = longest * 3 / 4;
+                break;
             }
             assert_eq!(done.err, "", "kill {kills}");
             kills += 1;

@@ -12,7 +12,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Of each rank, the cuts of the tensors it holds.
+/// Cuts of tensors, by rank.
 type Cuts = Vec<Vec<(usize, Cut)>>;
 
 /// A rectangle of a tensor, copied out.
@@ -137,12 +137,12 @@ fn holes_and_overlaps_are_refused() {
     };
     assert_eq!(opened(&|_| ()), Ok(()));
     let hole = opened(&|ranks| drop(ranks[2].pop())).unwrap_err();
-    assert!(hole.contains("matrix, first_moment: 450 of 960 values are there"), "{hole}");
+    assert!(hole.contains("matrix, first_moment: 450 of 960 values are present"), "{hole}");
     let twice = |ranks: &mut Vec<Vec<(usize, Cut)>>| {
         let again = cut(&saved.tensors[0], [23, 39], [1, 1]);
         ranks[3].push((0, again));
     };
-    assert!(opened(&twice).unwrap_err().contains("lies over another"));
+    assert!(opened(&twice).unwrap_err().contains("overlaps another"));
 }
 
 /// A tensor of several chunks, cut where no chunk ends.

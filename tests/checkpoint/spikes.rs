@@ -131,6 +131,25 @@ fn a_run_that_diverges_stops_with_a_report() {
     let from = ["run", "run.yaml", "--resume-from", "step-00000100", "--set", "lr.peak=3"];
     let sets = sets.iter().flat_map(|set| ["--set", *set]);
     let done = lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>());
-    done.expect(1, &["has diverged", "spikes in a row", "it went back from step", "lr.peak"]);
+    done.expect(
+        1,
+        &["has diverged", "spikes in a row", "it already rolled back from step", "lr.peak"],
+    );
     assert!(done.out.contains("Went back to step 80"), "{}", done.out);
+}
+
+/// Noise as a stage: trained on, as its losses are another level, and named.
+#[test]
+fn a_data_stage_that_begins_far_above_is_named() {
+    let lab = Lab::poisoned();
+    let stage = |prefix: &str| format!("data.stages=[{{from_tokens: 12800, train: {prefix}}}]");
+    let plain = ["data.train=clean", "train.steps=210"];
+    let done = run(&lab, "noise", &[&plain[..], &[ACT, &stage("noise")]].concat());
+    let says = "of a new data stage is above ";
+    let said = done.expect(0, &[]).out.lines().filter(|line| line.contains(says)).count();
+    assert_eq!(said, 1, "{}", done.out);
+    let events = std::fs::read_to_string(lab.path("runs/noise/events.jsonl")).unwrap();
+    assert!(events.contains(says), "{events}");
+    let more = run(&lab, "clean", &[&plain[..], &[ACT, &stage("clean")]].concat());
+    assert!(!more.expect(0, &[]).out.contains(says), "{}", more.out);
 }

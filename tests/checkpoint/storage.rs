@@ -78,7 +78,7 @@ fn a_checkpoint_is_published_once() {
     assert!(what.is_in(&publish(true)));
 }
 
-/// What a run prints, until a line that holds `word`.
+/// Output of a run up to a line that contains `word`.
 fn read_to(lines: &mut impl Iterator<Item = std::io::Result<String>>, word: &str) -> Vec<String> {
     let mut read = Vec::new();
     for line in lines {
@@ -130,8 +130,8 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     assert_eq!(whole.count(), 300 / 3, "all of them");
 }
 
-/// What a script prints in a mount namespace of its own; `$0` is gptrain. None where the system gives
-/// none: the script writes the file `said` once it has one.
+/// Output of a script in its own mount namespace; `$0` is gptrain. None if the system permits none:
+/// the script writes the file `said` once it has one.
 fn in_namespace(lab: &Lab, script: &str) -> Option<String> {
     let done = Command::new("unshare")
         .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])

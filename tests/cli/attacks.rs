@@ -1,6 +1,7 @@
-//! What was tried to make `gptrain run` and its checkpoints panic, begin again or lose something.
+//! Attempts to make `gptrain run` and its checkpoints panic, start over or lose data.
 
 use crate::common::binary::{Done, Lab, within};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -38,8 +39,8 @@ fn checkpoints_that_cannot_be_seen_are_not_taken_for_none() {
     run().expect(2, &says);
     // On a disk that is not mounted.
     symlink(lab.path("scratch/checkpoints"), &checkpoints).unwrap();
-    run().expect(2, &["runs/a/checkpoints: is a link to", "which is not there"]);
-    lab.gptrain(&["inspect-ckpt", "runs/a"]).expect(2, &["which is not there"]);
+    run().expect(2, &["runs/a/checkpoints: is a link to", "which does not exist"]);
+    lab.gptrain(&["inspect-ckpt", "runs/a"]).expect(2, &["which does not exist"]);
     fs::remove_file(&checkpoints).unwrap();
     // Something else of the name.
     fs::write(&checkpoints, "").unwrap();
@@ -218,6 +219,41 @@ fn a_slow_warm_up_is_no_damage() {
     assert!(done.out.contains("as initialised"), "{}", done.out);
 }
 
+/// A pipe would be waited for, a device read until memory is out.
+#[test]
+fn what_is_not_a_file_is_refused_by_its_name() {
+    let lab = Lab::new();
+    let pipe = |name: &str| mkfifoat(CWD, lab.path(name), Mode::RUSR | Mode::WUSR).unwrap();
+    lab.run(&["train.steps=2"]).well();
+    let own =
+        ["status.json", "events.jsonl", "metrics.jsonl", "checkpoints/latest", "manifest.yaml"];
+    for name in own.into_iter().chain(["starts.json"]) {
+        let path = lab.path("runs/a").join(name);
+        let kept = fs::read(&path).unwrap_or_default();
+        let _ = fs::remove_file(&path);
+        pipe(&format!("runs/a/{name}"));
+        lab.run(&[]).expect(2, &[name, "it is a pipe, not a regular file", "→ remove it"]);
+        for reader in [&["status", "runs/a"][..], &["report", "runs/a", "--overwrite"]] {
+            let done = lab.gptrain(reader);
+            assert!(done.code == Some(0) || done.err.contains("a pipe"), "{name}: {}", done.err);
+        }
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, kept).unwrap();
+    }
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
+    lab.run(&["train.steps=1", "model.vocab=4096", "log.folder=runs/b"]).well();
+    let tasks = ["eval", "runs/b", "--tasks", "/dev/zero", "--tokenizer", tokenizer];
+    lab.gptrain(&tasks).expect(1, &["/dev/zero", "a device"]);
+    let calibrate = ["estimate", "run.yaml", "--calibrate", "/dev/zero"];
+    lab.gptrain(&calibrate).expect(1, &["/dev/zero", "a device"]);
+    fs::remove_file(lab.path("runs/a/starts.json")).unwrap();
+    fs::remove_file(lab.path("runs/a/events.jsonl")).unwrap();
+    fs::write(lab.path("precious"), "precious").unwrap();
+    symlink(lab.path("precious"), lab.path("runs/a/events.jsonl")).unwrap();
+    lab.run(&["train.steps=4"]).well();
+    assert_eq!(fs::read(lab.path("precious")).unwrap(), b"precious");
+}
+
 #[test]
 fn outputs_of_a_run_are_not_written_through_links_or_over_others() {
     let lab = Lab::new();
@@ -257,5 +293,20 @@ fn an_index_that_is_no_file_is_not_read() {
     fs::create_dir(&step).unwrap();
     symlink("/dev/zero", step.join("index.json")).unwrap();
     let done = lab.gptrain(&["inspect-ckpt", "step-00000001"]);
-    done.expect(1, &["is not a checkpoint", "index.json is not a file"]);
+    done.expect(1, &["is not a checkpoint: index.json: it is a device"]);
+}
+
+/// Under a low limit of the address space a command ends by a message, not by an abort.
+#[test]
+fn memory_that_is_refused_is_a_message_with_a_remedy() {
+    let lab = Lab::new();
+    fs::write(lab.path("big.txt"), vec![b'a'; 60_000_000]).unwrap();
+    let program = env!("CARGO_BIN_EXE_gptrain");
+    let build = "data build big.txt -t bytes -o x --threads 1";
+    let script = format!("ulimit -v 160000; exec {program} {build}");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).current_dir(lab.path(""));
+    let says = ["gptrain: out of memory: the system refused ", "    → lower ", "ulimit -v"];
+    Done::of(command.output().unwrap()).expect(1, &says);
+    assert!(!lab.path("x.bin").exists());
 }

@@ -114,12 +114,12 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run", "builds"),
     ("README.md", "gptrain data train-tokenizer", "readme::a_first_training_works"),
     ("README.md", "gptrain run manifests/quickstart-grid.yaml", "Slurm: tests/cluster"),
+    ("bring-your-run.md", "gptrain import", "tests/checkpoint/bring.rs"),
     ("checkpoints.md", "PATH=", "two minutes of a 124M model: tests/checkpoint"),
     ("cluster.md", "gptrain run manifests/quickstart-grid.yaml", "tests/model/grids.rs"),
     ("cluster.md", "srun -n 8 --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
     ("cluster.md", "gptrain bench", "a minute on an idle machine: tests/cluster/bench.rs"),
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain bench", "the same"),
-    ("cluster.md", "srun --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
     ("cluster.md", "srun --kill-on-bad-exit=0 gptrain run", "tests/cluster/restart.rs"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
@@ -128,16 +128,20 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
 ];
 
-/// What is put in the place of what.
+/// Replacements: text of the docs, and the text that runs in its place.
 type StandIns = &'static [(&'static str, &'static str)];
 
 /// Blocks that are run, and what in them stands for something that only a user has.
 const RUN: &[(&str, &str, StandIns)] = &[
     ("data.md", "gptrain data train-tokenizer", &[("32000", "2000")]),
-    ("training.md", "gptrain manifest check", &[]),
+    ("runs.md", "gptrain manifest check", &[]),
     ("eval.md", "gptrain eval runs/mine", &[("srun -n 8 ", "")]),
     ("eval.md", "gptrain average", &[("000{18,19,20}000", "0000000{1,2,3}")]),
     ("checkpoints.md", "gptrain import", &[("vi ", IN_PLACE_OF_AN_EDITOR)]),
+    ("cluster.md", "gptrain job", &[]),
+    ("tutorials.md", "gptrain data train-tokenizer", &[("32000", "2000"), ("124M", "1M"), SHORT]),
+    ("tutorials.md", "gptrain import", &[("--data llama-data", "--data valid_text"), SMALL]),
+    ("tutorials.md", "gptrain job", &[("sbatch ", "sh -n ")]),
     ("cluster.md", "gptrain nodes", &[]),
     ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", ""), TESTED_ELSEWHERE]),
 ];
@@ -145,7 +149,12 @@ const RUN: &[(&str, &str, StandIns)] = &[
 /// Half a minute of a processor, which tests/cli/estimate_cli.rs takes anyway.
 const TESTED_ELSEWHERE: (&str, &str) = ("gptrain estimate --selftest", "true");
 
-/// What a user changes in the manifest of an import: the dataset; and here, how long it runs.
+/// Two steps, in place of an hour and of a thousand.
+const SHORT: (&str, &str) = ("--minutes 60", "--set train.steps=2 --set train.eval_samples=2");
+const SMALL: (&str, &str) =
+    ("--set batch.global=32 --set train.steps=1000", "--set batch.global=1 --set train.steps=2");
+
+/// Edits of an import's manifest by a user: the dataset; and here, the length of the run.
 const IN_PLACE_OF_AN_EDITOR: &str = "sed -i -e 's!train: corpus!train: ../../valid_text!' \
     -e 's!steps: 1000!steps: 2!' -e 's!global: 32!global: 2!' ";
 
@@ -159,7 +168,7 @@ fn shell(lab: &Lab, line: &str) -> Done {
     Done::of(command.stdin(Stdio::null()).output().unwrap())
 }
 
-/// What a reader of the docs has: text, a tokenizer, datasets, a small run, Hugging Face folders.
+/// Files of a reader of the docs: text, a tokenizer, datasets, a small run, Hugging Face folders.
 fn furnished() -> Lab {
     let lab = Lab::new();
     fs::create_dir(lab.path("corpus")).unwrap();

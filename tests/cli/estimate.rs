@@ -322,8 +322,8 @@ fn the_constants_are_those_of_the_rows() {
     assert!(shipped.time.iter().zip(&prior.time).any(|(a, b)| (a / b).ln().abs() > 0.5));
 }
 
-/// What is estimated for gptrain is what its engine reserves, on every rank, byte for byte: of every
-/// optimizer, and of all that saves memory.
+/// The estimate for gptrain equals the memory that its engine reserves, on every rank, to the byte:
+/// for every optimizer, and for every setting that saves memory.
 #[test]
 fn the_bill_is_the_engines() {
     let eighth = "optimizer.adam8bit.block=16";

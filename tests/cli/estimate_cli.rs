@@ -172,7 +172,7 @@ fn what_if_compares_settings_and_manifests() {
     refused(&[BLOOM, "--what-if", "topology.tensor=2", "--search", "--gpus", "8"], &["--what-if"]);
 }
 
-/// Of each size the tokens of the law, and what the search says of the same settings.
+/// Each size has the tokens of the law, and the result of a search with the same settings.
 #[test]
 fn a_campaign_is_the_sum_of_its_searches() {
     let args = ["manifests/gpt2-124m.yaml", "--hardware", "h100-80g", "--gpus", "8"];
@@ -333,7 +333,8 @@ fn a_search_of_every_program_says_what_estimate_says() {
 fn an_own_plan_that_does_not_fit_ends_with_4_and_a_list_of_changes() {
     let sets =
         ["--set", "topology={data: 8, recompute: full}", "--set", "batch={micro: 1, global: 64}"];
-    let args = [&["manifests/gpt2-1.5b.yaml", "--hardware", "v100-16g"][..], &sets].concat();
+    let args = ["manifests/gpt2-1.5b.yaml", "--hardware", "v100-16g", "--set", "precision=fp16"];
+    let args = [&args[..], &sets].concat();
     let (code, out, err) = estimate(&args);
     assert_eq!((code, err.as_str()), (4, ""), "{out}");
     assert!(out.starts_with("DOES NOT FIT: "), "{out}");
@@ -527,7 +528,9 @@ fn the_metrics_of_a_run_calibrate_its_plan() {
     // The search follows it too.
     let search = |more: &[&str]| {
         let args = [&of[..], &["--search", "--gpus", "1"], more].concat();
-        json(&args)["ways"][0]["sec_per_iter"].as_f64().unwrap()
+        let ways = json(&args)["ways"].as_array().unwrap().clone();
+        let steps = ways.iter().map(|way| way["sec_per_iter"].as_f64().unwrap());
+        steps.fold(f64::INFINITY, f64::min) // the first is the roomiest within the bar
     };
     near(search(&["--calibrate", path.to_str().unwrap()]), 2.0 * search(&[]));
 }

@@ -128,7 +128,7 @@ fn compressed_gradients_are_billed_and_advised() {
     assert_eq!(exchange::told(&none.manifest, &none.setup), "");
 }
 
-/// What `estimate` would say of the small model on a GPU with so much memory.
+/// Output of `estimate` for the small model on a GPU with this much memory.
 fn ladder(
     sets: &[&str],
     memory: Option<u64>,
@@ -190,7 +190,8 @@ fn what_is_slow_is_sped_up_in_the_order_that_helps() {
     assert_eq!(last.sets, ["topology.compression=powersgd"]);
 }
 
-/// What the search tries beside the manifest's own is what an estimate says of it.
+/// Settings that the search tries in addition to the manifest's give the result of an estimate with
+/// them.
 #[test]
 fn a_search_has_the_extras_it_is_given() {
     let request = planned(&["topology.data=4".to_string()]).unwrap();

@@ -4,7 +4,7 @@ use crate::common::binary::{Done, Lab};
 use serde_json::{Value, json};
 use std::fs;
 
-/// What `gptrain LINE --json` prints, and how it ends.
+/// Output of `gptrain LINE --json`, which must end with `code`.
 fn printed(lab: &Lab, line: &str, code: i32) -> Value {
     let args: Vec<&str> = line.split_whitespace().chain(["--json"]).collect();
     let done: Done = lab.gptrain(&args);

@@ -3,6 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `status` | `gptrain status`, and the page for Prometheus |
+//! | `compare` | `gptrain compare`: text, JSON and page |
+//! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
+//! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `attacks` | what was found to make it panic, begin again or lose something |
@@ -14,15 +17,19 @@
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and changes in the order that helps |
 //! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
+//! | `estimate_words` | what it says and refuses, and a size in place of a manifest |
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod attacks;
+mod compare;
 mod docs;
 mod estimate;
 mod estimate_cli;
 mod estimate_own;
+mod estimate_words;
+mod job;
 mod json;
 mod newcomer;
 mod random;
@@ -30,3 +37,4 @@ mod readme;
 mod report;
 mod run;
 mod status;
+mod track;

@@ -1,4 +1,4 @@
-//! What a newcomer does in the first hour, and what is said to them.
+//! First hour of a newcomer: typical commands and mistakes, and the messages for them.
 
 use crate::common::binary::{Done, Lab, free_port, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -52,6 +52,8 @@ fn paths_that_lead_nowhere_are_the_users_mistake_everywhere() {
         "data build nowhere -t bytes -o x",
         "data build run.yaml --format txt -t nowhere -o x",
         "estimate run.yaml --calibrate nowhere",
+        "nodes nowhere",
+        "status nowhere",
     ] {
         let done = lab.gptrain(&args.split(' ').collect::<Vec<_>>());
         done.expect(2, &["nowhere", "→"]);
@@ -115,7 +117,12 @@ fn a_run_says_where_it_lies_and_which_other_may_be_meant() {
     let folder = lab.path("").canonicalize().unwrap();
     let here = folder.join("runs/a").display().to_string();
     assert!(done.out.contains(&format!("new run in {here}")), "{}", done.out);
-    assert!(done.out.ends_with("complete: runs/a\n"), "by several ranks too: {}", done.out);
+    // By several ranks too, and once: what may be done with it.
+    let next = "complete: runs/a\n\nNow:\n  gptrain report runs/a ";
+    assert_eq!(done.out.matches(next).count(), 1, "{}", done.out);
+    assert!(!done.out.contains("gptrain sample"), "without a tokenizer: {}", done.out);
+    let on = lab.run(&["topology.data=2", "train.steps=14"]).out;
+    assert!(on.ends_with("complete: runs/a\n"), "{on}");
     fs::create_dir(lab.path("else")).unwrap();
     let mut elsewhere = lab.command(&["run", "../run.yaml"]);
     let done = Done::of(elsewhere.current_dir(lab.path("else")).output().unwrap());
@@ -133,13 +140,24 @@ fn ranks_that_are_missing_are_named_while_they_are_waited_for() {
     let port = free_port();
     let sets = ["topology.data=3", "batch.global=6", "comm.start_timeout_s=6"];
     let done = Done::of(lab.rank(0, 3, port, &sets).output().unwrap());
-    done.expect(3, &["ranks 1, 2 did not come"]);
+    done.expect(3, &["ranks 1, 2 did not connect"]);
     let says = format!("waiting for ranks 1, 2 at 127.0.0.1:{port}");
     assert!(done.out.contains(&says), "{}", done.out);
     let done = Done::of(lab.rank(1, 3, port, &sets).output().unwrap());
-    done.expect(3, &["did not find rank 0"]);
+    done.expect(3, &["did not connect to rank 0"]);
     let says = format!("rank 1 waits for rank 0 at 127.0.0.1:{port}");
     assert!(done.out.contains(&says), "{}", done.out);
+}
+
+#[test]
+fn a_name_that_does_not_resolve_comes_with_its_remedy() {
+    let lab = Lab::new();
+    let mut rank = lab.rank(1, 2, free_port(), &["topology.data=2", "comm.start_timeout_s=1"]);
+    let done = Done::of(rank.env("MASTER_ADDR", "no such host").output().unwrap());
+    done.expect(
+        3,
+        &["did not connect to rank 0 at no such host:", "comm.rendezvous, or GPTRAIN_REND"],
+    );
 }
 
 #[test]
@@ -160,12 +178,13 @@ fn a_signal_while_ranks_are_waited_for_leaves_nothing() {
 }
 
 #[test]
-fn one_rank_says_that_their_number_is_wrong() {
+fn a_rank_with_wrong_variables_says_so_itself() {
     let lab = Lab::new();
     let port = free_port();
     let start = |rank| Done::of(lab.rank(rank, 3, port, &["topology.data=2"]).output().unwrap());
-    start(0).expect(2, &["3 ranks were started"]);
-    assert_eq!((start(1).code, start(1).err), (Some(2), String::new()));
+    start(0).expect(2, &["run, rank 0: 3 ranks were started"]);
+    // Rank 0 may have been started with the right ones, and waits.
+    start(1).expect(2, &["run, rank 1: 3 ranks were started", "→ start 2 (srun -n 2)"]);
 }
 
 #[test]
@@ -213,4 +232,52 @@ fn all_mistakes_are_told_at_once() {
     let told = told["mistakes"].as_array().unwrap();
     assert_eq!(told.len(), 28, "{}", done.err);
     assert!(told.iter().all(|mistake| !mistake["remedy"].as_str().unwrap().is_empty()));
+}
+
+/// Rules whose inputs are sound are evaluated although others are not.
+#[test]
+fn sound_settings_are_checked_beside_wrong_ones() {
+    let lab = Lab::new();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
+    let text = format!(
+        "
+model: {{layers: 2, hidden: wide, heads: 4, vocab: 61, seq_len: 16, colour: red}}
+data: {{train: corpus, tokenizer: {tokenizer}, eod: {{token: 7}}}}
+batch: {{micro: 1, global: 0}}
+lr: {{peak: -1}}
+topology: {{tensor: 3, pipeline: 2, zero: 3, recompute: some}}
+train: {{steps: 0, tokens: 1e6}}
+"
+    );
+    fs::write(lab.path("some.yaml"), text).unwrap();
+    let says = [
+        "topology.tensor 3 does not divide model.heads 4",
+        "topology.zero 3 with topology.pipeline 2",
+        "the run's length is given more than once",
+        "has 4,096 ids",
+        "which ends no document",
+        "holds id 63; model.vocab is 61",
+    ];
+    lab.gptrain(&["manifest", "check", "some.yaml"]).expect(2, &says);
+}
+
+#[test]
+fn a_sound_manifest_comes_with_its_size() {
+    let lab = Lab::new();
+    let check = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = ["manifest", "check", "run.yaml"].into_iter().chain(sets).collect();
+        lab.gptrain(&args).expect(0, &[]).out.clone()
+    };
+    let plain = check(&[]);
+    assert!(plain.contains(" parameters; ") && plain.contains(" KiB of memory"), "{plain}");
+    assert!(!plain.contains("note "), "{plain}");
+    let two = check(&["topology.data=2", "model.heads=1", "lr.peak=3"]);
+    assert!(two.contains(", 1 head, ") && two.contains("of memory on the fullest rank"), "{two}");
+    assert!(two.contains("note      lr.peak 3 moves every weight by about 3 a step"), "{two}");
+    // What is said before the run is what it reserves.
+    let memory = plain.split("parameters; ").nth(1).unwrap().split(" of memory").next().unwrap();
+    let ran = lab.run(&[]).out;
+    assert!(ran.contains(&format!("as planned: {memory}; a step took ")), "{memory}: {ran}");
+    assert!(ran.contains("device: CPU ("), "{ran}");
 }

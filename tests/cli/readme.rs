@@ -91,7 +91,7 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
     }
     let wrong = lab.gptrain(&["manifest", "new", "--data", "corpus"]);
     wrong.expect(2, &["beside no tokenizer.json", "--tokenizer"]);
-    lab.gptrain(&["manifest", "new", "--params", "9"]).expect(2, &["from 1M to 200B"]);
+    lab.gptrain(&["manifest", "new", "--params", "9"]).expect(2, &["from 1M to 500B"]);
     let elsewhere = ["manifest", "new", "--output", "a/b.yaml"];
     fs::create_dir(lab.path("a")).unwrap();
     lab.gptrain(&elsewhere).well();
@@ -122,7 +122,10 @@ fn the_binary_says_what_it_is_and_completes_itself() {
     assert!(says.iter().all(|says| version.contains(says)), "{version}");
     assert_eq!(lab.gptrain(&["-V"]).out.lines().count(), 1);
     let script = lab.gptrain(&["completions", "bash"]);
-    assert!(script.out.contains("inspect-ckpt"), "{}", script.out);
+    // Values too: settings, machines, programs.
+    for word in ["inspect-ckpt", "lr.peak=", "optimizer.adamw.beta2=", "h100-80g", "torchtitan"] {
+        assert!(script.out.contains(word), "{word}: {}", script.out);
+    }
     lab.gptrain(&["man", "man"]).well();
     let page = fs::read_to_string(lab.path("man/gptrain-data-build.1")).unwrap();
     assert!(page.contains("append") && page.contains("gptrain data build"), "{page}");

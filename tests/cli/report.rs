@@ -190,6 +190,11 @@ fn a_page_needs_nothing_but_itself() {
         .unwrap();
     let run = Run::read(folder.path()).unwrap();
     let page = run.html(Scale::Linear);
+    // On a phone the loss chart is another one, as wide as the window.
+    assert!(page.contains("<figure class=\"wide broad\">"), "{page}");
+    let (_, narrow) = page.split_once("<figure class=\"wide narrow\">").unwrap();
+    assert!(narrow.contains("viewBox=\"0 0 480 360\""), "{page}");
+    assert!(page.contains("figure.narrow svg { min-width: 0; }"), "{page}");
     for outside in ["http:", "https:", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(outside), "{outside}");
     }

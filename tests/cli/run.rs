@@ -48,7 +48,9 @@ fn a_run_stopped_by_a_signal_saves_and_goes_on_as_if_it_never_stopped() {
         let done = Done::of(child.wait_with_output().unwrap());
         done.expect(0, &[]);
         assert!(done.out.contains("stopped and saved"), "{}", done.out);
-        assert!(done.out.contains(", then saving; Ctrl-C again: leave now"), "{}", done.out);
+        assert!(done.out.contains(", then saving"), "{}", done.out);
+        let ctrl_c = done.out.contains(", then saving; Ctrl-C again: leave now");
+        assert_eq!(ctrl_c, signal == Signal::INT, "{}", done.out);
         assert!(lab.metrics("runs/a").len() < 60, "stopped before the end");
     }
     let done = lab.run(&long);
@@ -70,6 +72,7 @@ fn a_run_that_is_too_large_says_what_fits() {
     let says = ["out of memory: train.device_memory is ", "; this rank needs weights "];
     let done = lab.run(&sets);
     done.expect(2, &[says[0], says[1], "--set topology.offload=optimizer"]);
+    assert!(!lab.path("runs/b").exists(), "a start that is refused leaves no folder");
     let args = ["estimate", "run.yaml", "--set", "precision=bf16", "--set", &cap];
     assert_eq!(lab.gptrain(&args).code, Some(4));
     for offload in ["optimizer", "full"] {
@@ -241,4 +244,34 @@ fn a_log_level_hides_messages_and_a_wrong_one_is_refused() {
     let mut by_variable = lab.command(&["run", "run.yaml"]);
     let done = Done::of(by_variable.env("GPTRAIN_LOG", "loud").output().unwrap());
     done.expect(2, &["'loud'", "--log-level"]);
+}
+
+#[test]
+fn a_run_is_as_long_as_its_minutes() {
+    let lab = Lab::new();
+    let minutes = ["run", "run.yaml", "--minutes", "0.01"];
+    let done = lab.gptrain(&minutes);
+    let (_, rest) = done.expect(0, &[]).out.split_once("a step takes ").expect("the speed");
+    let (_, rest) = rest.split_once(" here: ").unwrap();
+    let steps: usize = rest.split_once(" steps").unwrap().0.replace(',', "").parse().unwrap();
+    assert!(steps >= 20 && steps.is_multiple_of(10), "{steps}");
+    assert_eq!(lab.losses("runs/a").len(), steps);
+    // The warm-up keeps its share: 8 of the 48 samples of the manifest.
+    let shown = lab.gptrain(&["manifest", "show", "runs/a"]).out;
+    assert!(shown.contains(&format!("warmup_samples: {}", steps * 4 * 8 / 48)), "{shown}");
+    let again = lab.gptrain(&minutes);
+    assert!(again.out.contains(&format!("has begun with {steps} steps")), "{}", again.out);
+    assert!(again.expect(0, &[]).out.contains("nothing left to do"), "{}", again.out);
+
+    let both = [&minutes[..], &["--set", "train.steps=3"]].concat();
+    lab.gptrain(&both).expect(2, &["--minutes and train.steps both set", "keep one"]);
+    lab.gptrain(&["run", "run.yaml", "--minutes", "0"]).expect(2, &["such as 0.75"]);
+    let mut rank = lab.command(&minutes);
+    for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")] {
+        rank.env(name, value);
+    }
+    rank.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1");
+    rank.args(["--set", "log.folder=runs/b"]);
+    Done::of(rank.output().unwrap()).expect(2, &["times one process", "train.steps=N"]);
+    assert!(!lab.path("runs/b").exists());
 }

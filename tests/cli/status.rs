@@ -1,13 +1,13 @@
 //! `gptrain status` of a run that goes on, that has ended, and that nobody hears of; and the page
 //! that Prometheus reads.
 
-use crate::common::binary::{Lab, free_port, until};
+use crate::common::binary::{Done, Lab, free_port, until};
 use gptrain::train::status::{NAME, Status};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// What a run says at its port, once it listens.
+/// Status page of a run, once it listens on its port.
 fn page(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").ok()?;
@@ -33,16 +33,26 @@ fn a_run_shows_what_it_does() {
     assert!(seen.starts_with("HTTP/1.0 200 OK\r\n"), "{seen}");
     assert!(number(&seen, "lm_loss") > 0.0 && number(&seen, "seconds_left") > 0.0, "{seen}");
     assert!((0.0..=1.0).contains(&number(&seen, "goodput_ratio")), "{seen}");
+    for (name, kind) in [("step", "counter"), ("tokens", "counter"), ("lm_loss", "gauge")] {
+        assert!(seen.contains(&format!("# TYPE gptrain_{name} {kind}\n")), "{name}: {seen}");
+    }
     let asked = || lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
     until("the file shows a speed", || asked().contains(" left"));
     let said = asked();
-    for part in ["run (1 ranks, rank 0 on ", " of 1,000,000 (", "loss ", "tokens/s, ", " left"] {
+    for part in ["run (1 rank, rank 0 on ", " of 1,000,000 (", "loss ", "tokens/s, ", " left"] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
     assert!(said.contains("saved step ") && said.contains("goodput "), "{said}");
-    // Another run at the same port is told so, and this one goes on.
-    let other = [&long[..], &[&port_set, "log.folder=runs/b"]].concat();
-    lab.run(&other).expect(2, &["log.metrics_port", "another port"]);
+    // Another run at the same port trains without it. Connections that ask nothing delay none that do.
+    let other = lab.run(&["train.steps=2", &port_set, "log.folder=runs/b"]);
+    let says =
+        format!("log.metrics_port: cannot listen on 127.0.0.1:{port}: Address already in use");
+    assert!(other.expect(0, &[]).out.contains(&says), "{}", other.out);
+    assert!(other.out.contains("the run goes on without this page"), "{}", other.out);
+    let open = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let silent: Vec<TcpStream> = std::iter::repeat_with(open).take(300).collect();
+    assert!(page(port).is_some_and(|page| page.contains("gptrain_step")));
+    drop(silent);
     child.kill().unwrap();
     child.wait().unwrap();
     // Nobody has heard of it for an hour.
@@ -51,8 +61,26 @@ fn a_run_shows_what_it_does() {
     status.updated -= 3600.0;
     fs::write(&path, serde_json::to_vec(&status).unwrap()).unwrap();
     let said = asked();
-    assert!(said.contains("no sign of life for 1 h 00 m"), "{said}");
+    assert!(said.contains("no heartbeat for 1 h 00 m"), "{said}");
     assert!(said.contains(&format!("look at process {} on ", status.process)), "{said}");
+}
+
+#[test]
+fn what_a_status_holds_cannot_change_the_terminal() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.path("runs/a")).unwrap();
+    let ugly = || "\u{1b}[2Ja\u{202e}".to_string();
+    let status = Status {
+        name: ugly(),
+        host: ugly(),
+        phase: ugly(),
+        job: Some(ugly()),
+        ..Status::default()
+    };
+    fs::write(lab.path("runs/a").join(NAME), serde_json::to_vec(&status).unwrap()).unwrap();
+    let said = lab.gptrain(&["status", "runs/a"]);
+    assert!(!said.expect(0, &[]).out.contains(['\u{1b}', '\u{202e}']), "{}", said.out);
+    assert_eq!(said.out.matches("\\u{1b}[2Ja\\u{202e}").count(), 5, "{}", said.out);
 }
 
 #[test]
@@ -72,13 +100,118 @@ fn a_run_that_ended_says_how() {
     let useful: f64 = rows.iter().map(|row| row["sec"].as_f64().unwrap()).sum();
     assert!((status.useful_s - useful).abs() < 1e-6, "{} and {useful}", status.useful_s);
     assert!(status.ended && status.useful_s <= status.updated - status.began);
-    // Gone on with: the time between counts as lost.
+    // Started again: nothing is left to do, and nothing changes.
+    let kept = || {
+        ["status.json", "events.jsonl"].map(|name| fs::read(lab.path("runs/a").join(name)).unwrap())
+    };
+    let before = kept();
+    let done = lab.run(&[]);
+    let says = "nothing left to do: 12 of 12 steps; --set train.steps=N continues\n";
+    assert!(done.expect(0, &[]).out.ends_with(says), "{}", done.out);
+    assert_eq!(kept(), before);
+    // Gone on with, a day later: the time between is not lost.
+    let day = 86_400.0;
+    let earlier =
+        Status { began: status.began - day, updated: status.updated - day, ..status.clone() };
+    fs::write(lab.path("runs/a").join(NAME), serde_json::to_vec(&earlier).unwrap()).unwrap();
     lab.run(&["train.steps=16"]).expect(0, &[]);
     let again = Status::read(&lab.path("runs/a")).unwrap();
-    assert_eq!((again.began, again.step), (status.began, 16));
+    assert_eq!((again.began, again.step), (earlier.began, 16));
+    assert!(again.away_s >= day && again.updated - again.began - again.away_s < day, "{again:?}");
+    let line = again.goodput_line();
+    assert!(line.contains(" in steps, of ") && line.contains("; away for 1 d 0 h"), "{line}");
     assert!(again.useful_s > status.useful_s);
     let page = lab.gptrain(&["report", "runs/a"]);
     page.expect(0, &[]);
     assert!(fs::read_to_string(lab.path("runs/a/report.html")).unwrap().contains("goodput"));
     lab.gptrain(&["status", "runs/none"]).expect(2, &["runs/none/status.json", "no such file"]);
+}
+
+#[test]
+fn all_runs_of_a_folder_are_listed() {
+    let lab = Lab::new();
+    lab.gptrain(&["status"]).expect(2, &["runs/status.json"]);
+    for (folder, steps) in [("runs/a", 4), ("runs/sweep/b", 8)] {
+        let sets = [format!("log.folder={folder}"), format!("train.steps={steps}")];
+        lab.run(&sets.each_ref().map(String::as_str)).expect(0, &[]);
+    }
+    let change = |folder: &str, change: fn(&mut Status)| {
+        let path = lab.path(folder).join(NAME);
+        let mut status = Status::read(&lab.path("runs/a")).unwrap();
+        change(&mut status);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, serde_json::to_vec(&status).unwrap()).unwrap();
+    };
+    change("runs/failed", |status| status.phase = "failed: the disk is full".into());
+    change("runs/stopped", |status| status.phase = "stopped by a signal, and saved".into());
+    change("runs/silent", |status| {
+        (status.ended, status.updated) = (false, status.updated - 3600.0)
+    });
+    change("runs/live", |status| (status.ended, status.updated) = (false, status.updated + 600.0));
+    fs::create_dir_all(lab.path("runs/broken")).unwrap();
+    fs::write(lab.path("runs/broken").join(NAME), "{").unwrap();
+    std::os::unix::fs::symlink(lab.path("runs"), lab.path("runs/sweep/again")).unwrap();
+    let said = lab.gptrain(&["status"]);
+    let lines: Vec<&str> = said.expect(0, &[]).out.lines().collect();
+    assert_eq!(lines.len(), 8, "{}", said.out);
+    assert!(lines[0].starts_with("run ") && lines[1].starts_with("runs/live "), "{}", said.out);
+    for (folder, state) in [
+        ("runs/a", "complete"),
+        ("runs/sweep/b", "complete"),
+        ("runs/failed", "failed"),
+        ("runs/stopped", "stopped"),
+        ("runs/silent", "silent"),
+        ("runs/live", "running"),
+        ("runs/broken", "status.json is damaged"),
+    ] {
+        let line = lines.iter().find(|line| line.starts_with(&format!("{folder} ")));
+        assert!(line.is_some_and(|line| line.contains(state)), "{folder}: {}", said.out);
+    }
+    assert!(said.out.contains("8 of 8"), "{}", said.out);
+    let json = lab.gptrain(&["status", "runs", "--json"]);
+    let object: serde_json::Value = serde_json::from_str(&json.expect(0, &[]).out).unwrap();
+    assert_eq!(object["runs"].as_array().unwrap().len(), 7);
+    assert_eq!(object["runs"][0]["state"], "running");
+    lab.gptrain(&["status", "--watch"]).expect(2, &["--watch: it follows one run"]);
+    fs::create_dir(lab.path("empty")).unwrap();
+    lab.gptrain(&["status", "empty"]).expect(2, &["empty: no folder below it"]);
+}
+
+#[test]
+fn a_run_is_followed_to_its_end() {
+    let lab = Lab::new();
+    let long = ["train.steps=1000000", "log.interval=100000", "train.eval_interval=0"];
+    let child = lab.start(&long);
+    until("it has a status", || {
+        Status::read(&lab.path("runs/a")).is_ok_and(|status| status.step > 0)
+    });
+    let watch = |more: &[&str]| {
+        lab.command(&[&["status", "runs/a", "--watch"], more].concat()).spawn().unwrap()
+    };
+    let (lines, objects) = (watch(&[]), watch(&["--json"]));
+    let first = Status::read(&lab.path("runs/a")).unwrap().step;
+    until("steps pass", || Status::read(&lab.path("runs/a")).unwrap().step > first);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.wait_with_output().unwrap();
+    let end = |child: std::process::Child| Done::of(child.wait_with_output().unwrap());
+    let (lines, objects) = (end(lines), end(objects));
+    let last = lines.expect(0, &[]).out.lines().last().unwrap();
+    assert!(
+        last.starts_with("step ") && last.ends_with(" stopped by a signal, and saved"),
+        "{last}"
+    );
+    let steps = objects.expect(0, &[]).out.lines().map(|line| {
+        let status: Status = serde_json::from_str(line).unwrap();
+        status.step
+    });
+    let steps: Vec<u64> = steps.collect();
+    assert!(steps.is_sorted() && !steps.is_empty(), "{steps:?}");
+    assert!(!lines.out.contains('\u{1b}'), "{}", lines.out);
+    // One that failed is an error of the command.
+    let path = lab.path("runs/a").join(NAME);
+    let failed =
+        Status { phase: "failed: no space".into(), ..Status::read(&lab.path("runs/a")).unwrap() };
+    fs::write(path, serde_json::to_vec(&failed).unwrap()).unwrap();
+    end(watch(&[])).expect(1, &["runs/a: the run failed: no space"]);
 }

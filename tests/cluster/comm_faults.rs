@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_millis(2500);
 /// And where it is not.
 const LONG: Duration = Duration::from_secs(600);
 
-/// What the rank processes of a test are to do.
+/// Rank processes of a test.
 struct Ranks {
     children: Vec<Child>,
     folder: TempDir,
@@ -100,7 +100,7 @@ fn read(mut from: ChildStderr) -> Vec<String> {
     text.lines().map(str::to_string).collect()
 }
 
-/// What `gptrain diagnose` says of the ranks' dump.
+/// Output of `gptrain diagnose` for the ranks' dump.
 fn diagnose(ranks: &Ranks) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
     let output = command.arg("diagnose").arg(ranks.folder.path()).output().unwrap();

@@ -50,7 +50,7 @@ impl Job {
         Done::of(command.output().unwrap())
     }
 
-    /// What the stand-ins were asked to do.
+    /// Commands received by the stand-ins.
     fn asked(&self) -> Vec<String> {
         let text = fs::read_to_string(self.lab.path("asked")).unwrap_or_default();
         text.lines().map(str::to_string).collect()
@@ -74,11 +74,17 @@ fn a_run_leaves_before_its_job_ends() {
 /// Without a limit, without an answer, or where the manifest says so, the run goes on to its end.
 #[test]
 fn a_run_whose_job_has_no_known_end_goes_on() {
-    let cases = [("UNLIMITED", &[][..]), ("", &[]), ("0:01", &["slurm.on_end=ignore"])];
+    let cases = [
+        ("UNLIMITED", &[][..]),
+        ("364-23:00:00", &[]),
+        ("", &[]),
+        ("0:01", &["slurm.on_end=ignore"]),
+    ];
     for (left, sets) in cases {
         let job = Job::new(left);
         let done = job.run(&[&["train.steps=4"][..], sets].concat());
         assert!(done.expect(0, &[]).out.contains("complete: runs/a"), "{}", done.out);
+        assert!(!done.out.contains("job 7 ends in"), "{}", done.out);
     }
 }
 
@@ -128,6 +134,9 @@ fn a_requeued_job_stays_away_from_sick_nodes() {
             assert!(said.contains("job 7 goes back into the queue, without n2"), "{said}");
             expected.push("scontrol update JobId=7 ExcNodeList=n2");
         }
+        let status = job.lab.gptrain(&["status", "runs/a"]).out;
+        let queued = if few { " ago, job 7\n" } else { " ago, job 7, without n2\n" };
+        assert!(status.contains("queued again ") && status.contains(queued), "{status}");
         assert_eq!(job.asked(), expected);
     }
 }
@@ -145,7 +154,9 @@ fn a_job_is_submitted_again() {
     let nodes = job.lab.gptrain(&["nodes", "runs/a"]);
     let said = &nodes.expect(0, &[]).out;
     assert!(said.contains("n2: excluded for 3 d 0 h; seen 2 times, "), "{said}");
-    assert!(said.contains("n3: not excluded yet for 3 d 0 h; seen once, "), "{said}");
+    assert!(said.contains("n3: seen once, "), "{said}");
+    let terms = " (excluded from the second time on); forgotten in 3 d 0 h: rank 6 (node n3) died";
+    assert!(said.contains(terms), "{said}");
     let done = job.run(&["slurm.on_end=resubmit"]);
     assert!(done.out.contains(", without n2"), "{}", done.out);
     assert!(done.expect(0, &[]).out.contains("job 8 goes on when job 7 has ended"), "{}", done.out);

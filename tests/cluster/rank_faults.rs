@@ -1,6 +1,6 @@
-//! What befalls a rank of a real `gptrain run`: killed in any phase, out of memory, slow, a bit of its
-//! memory flipped, its cable cut, another dataset on its node. The others end by themselves with one
-//! line for the job, or go on; the run goes on from its last checkpoint with the same bits.
+//! Faults of a rank of a real `gptrain run`: killed in any phase, out of memory, slow, a flipped
+//! bit of its memory, a cut cable, another dataset on its node. The others end by themselves with
+//! one line for the job, or continue. The run resumes from its last checkpoint with the same bits.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
 use crate::common::hosts::Hosts;
@@ -21,7 +21,7 @@ fn with<'a>(sets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [sets, more].concat()
 }
 
-/// What a job said, all ranks together.
+/// Error output of a job, all ranks together.
 fn said(ended: &[Done]) -> Vec<&str> {
     ended.iter().flat_map(|done| done.err.lines()).collect()
 }
@@ -52,7 +52,10 @@ fn killed_while_they_meet(limit: Duration) {
     let ended = ranks.end([1, 2]);
     assert!(ended.iter().all(|done| done.code == Some(3)), "{:?}", said(&ended));
     for line in said(&ended) {
-        let known = ["died: connection closed; the ranks were meeting", "did not find rank 0"];
+        let known = [
+            "died: connection closed; the ranks were still connecting",
+            "did not connect to rank 0",
+        ];
         assert!(line.contains("rank 0") && known.iter().any(|k| line.contains(k)), "{line}");
     }
 }
@@ -105,7 +108,7 @@ fn killed_at_any_instant(limit: Duration) {
         let ended = ranks.end((0..4).filter(|rank| *rank != victim));
         let lines = said(&ended);
         assert!(ended.iter().all(|done| matches!(done.code, Some(0 | 3))), "{lines:#?}");
-        let before_they_met = lines.iter().any(|line| line.contains("did not find rank 0"));
+        let before_they_met = lines.iter().any(|line| line.contains("did not connect to rank 0"));
         assert!(before_they_met || lines.len() <= 1, "{lines:#?}");
         let named = |line: &&str| line.contains(&format!("rank {victim}"));
         assert!(lines.iter().all(named), "after {wait} µs: {lines:#?}");

@@ -4,6 +4,7 @@
 use crate::common::binary;
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict};
 use gptrain::base::patience::at_any_load;
+use gptrain::train::events::{self, Kind};
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::path::Path;
@@ -50,7 +51,7 @@ fn a_grid_of_threads_trains_the_quick_start_as_one_rank_does() {
     let done = run("grid", &GRID);
     assert!(done.out.contains("8 ranks (threads of a process"), "{}", done.out);
     assert!(done.out.contains("7 TP1 PP1 DP1"), "{}", done.out);
-    assert!(done.out.ends_with("complete: grid\n"), "{}", done.out);
+    assert!(done.out.contains("\ncomplete: grid\n"), "{}", done.out);
     run("one", &["train.threads=2"]);
     close(&lab, "grid", "one");
     let evaluated = |run: &str| {
@@ -148,6 +149,16 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
         ranks.signal(victim, Signal::KILL);
         let ended = ranks.end((0..8).filter(|rank| *rank != victim));
         let line = verdict(&ended);
+        // The next morning: the same verdict in the events, in the report and in the status.
+        let said = line.trim_start_matches("gptrain: ");
+        let status = lab.gptrain(&["status", "runs/a"]);
+        assert!(status.out.contains(&format!(" ago: {said}")), "{said}\n{}", status.out);
+        let events = events::read(&lab.path("runs/a")).unwrap();
+        let failure = events.iter().rfind(|event| event.kind == Kind::Failure).unwrap();
+        assert_eq!(failure.text, said);
+        lab.gptrain(&["report", "runs/a", "--overwrite"]).expect(0, &[]);
+        let page = std::fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
+        assert!(page.contains("<td>failure</td>"), "the page tells");
         if victim == 0 {
             assert!(line.contains("rank 0 died"), "{line}");
             continue;
@@ -191,7 +202,7 @@ fn a_missing_rank_is_named() {
         let start = |rank: &usize| lab.rank(*rank, 8, port, &sets).spawn().unwrap();
         let ended = Ranks { children: there.iter().map(start).collect() }.end(0..7);
         let said = ended.iter().map(|done| done.err.as_str()).collect::<String>();
-        let only = said.contains("rank 3 did not come") && said.lines().count() == 1;
+        let only = said.contains("rank 3 did not connect") && said.lines().count() == 1;
         assert!(only && ended.iter().all(|done| done.code == Some(3)), "{said}");
     });
 }
@@ -219,7 +230,7 @@ fn a_port_that_is_taken_is_told() {
     let ended = Ranks { children: (0..2).map(start).collect() }.end(0..2);
     let port = format!("cannot listen on port {port}");
     ended[0].expect(3, &["rank 0", &port, "GPTRAIN_RENDEZVOUS"]);
-    ended[1].expect(3, &["rank 1", "did not find rank 0"]);
+    ended[1].expect(3, &["rank 1", "did not connect to rank 0"]);
 }
 
 #[test]
@@ -234,7 +245,7 @@ fn two_jobs_on_one_port_do_not_mix() {
     let second = Ranks { children: (0..2).map(|rank| start(rank, &other)).collect() };
     let ended = second.end(0..2);
     ended[0].expect(3, &["cannot listen on port"]);
-    ended[1].expect(3, &["did not find rank 0", "a rank of another job answers"]);
+    ended[1].expect(3, &["did not connect to rank 0", "the peer is a rank of another job"]);
     let steps = lab.metrics("runs/a").len();
     lab.wait_for_steps("runs/a", steps + 3); // the first one does not mind
     drop(first);

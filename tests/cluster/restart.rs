@@ -149,7 +149,7 @@ fn nobody_begins_anew_for_ever() {
     assert_eq!(restarts(&ended).len(), 3, "{}", ended[0].out);
 }
 
-/// What a restart does not mend ends the job at once, and a stop is a stop.
+/// A failure that a restart cannot fix ends the job at once, and so does a stop.
 #[test]
 fn mistakes_and_stops_are_no_reason_to_begin_anew() {
     let lab = Lab::new();

@@ -84,7 +84,7 @@ fn run(sets: &[&str]) -> Vec<Sent> {
     })
 }
 
-/// Of two ranks each sends as much as is summed up. Between parameters lies padding.
+/// Each of two ranks sends as much as is summed. There is padding between parameters.
 #[test]
 fn factors_are_sent_in_the_place_of_gradients() {
     let powersgd = format!("topology.compression={{powersgd: {{rank: {RANK}, start_step: 0}}}}");

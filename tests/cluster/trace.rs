@@ -22,7 +22,7 @@ struct Span {
     args: Value,
 }
 
-/// What a file holds.
+/// Contents of a file.
 struct Trace {
     about: Value,
     spans: Vec<Span>,

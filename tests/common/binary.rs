@@ -114,7 +114,7 @@ impl Lab {
         lines.filter(|line: &serde_json::Value| line.get("grad_norm").is_some()).collect()
     }
 
-    /// What a run's steps gave, to the last bit: (step, loss, gradient norm, learning rate).
+    /// Bit-exact results of a run's steps: (step, loss, gradient norm, learning rate).
     pub fn losses(&self, run: &str) -> Vec<[u64; 4]> {
         let number = |line: &serde_json::Value, key: &str| line[key].as_f64().unwrap().to_bits();
         let metrics = self.metrics(run);
@@ -133,7 +133,8 @@ impl Lab {
     }
 }
 
-/// Of a failed run's processes: exactly one says why, in one line, and each ends with code 3.
+/// Failure line of a failed run's processes: exactly one prints it, as one line, and each ends with
+/// code 3.
 pub fn verdict(ended: &[Done]) -> String {
     let codes: Vec<_> = ended.iter().map(|done| done.code).collect();
     let said: Vec<&str> = ended.iter().flat_map(|done| done.err.lines()).collect();
@@ -241,7 +242,7 @@ pub fn run_args<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     ["run", "run.yaml"].into_iter().chain(sets).collect()
 }
 
-/// How a command ended.
+/// Result of a command.
 pub struct Done {
     pub code: Option<i32>,
     pub out: String,

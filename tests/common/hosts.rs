@@ -28,7 +28,7 @@ impl Hosts {
         Some(hosts)
     }
 
-    /// What starts a command on a host: `ip netns exec NAME`.
+    /// Prefix of a command on a host: `ip netns exec NAME`.
     pub fn on(&self, host: usize) -> [&str; 4] {
         ["ip", "netns", "exec", &self.names[host]]
     }

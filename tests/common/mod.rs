@@ -1,4 +1,4 @@
-//! What the tests share: small manifests, batches, and the reference's names for our weights.
+//! Shared code of the tests: small manifests, batches, and the reference's names for our weights.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
@@ -36,7 +36,7 @@ pub fn tokens(samples: usize, seq: usize, vocab: usize, seed: u64) -> Vec<i32> {
     (0..samples * (seq + 1)).map(|i| if i % 3 == 2 { draw(i - 1) + 1 } else { draw(i) }).collect()
 }
 
-/// What a rank keeps, as numbers: each slice of a state by the names of its parameter and the state.
+/// States of a rank as numbers: each slice by the names of its parameter and its state.
 pub fn states(engine: &Engine) -> Vec<((String, &'static str), Vec<f32>)> {
     let store = engine.store();
     let slices = store.slices().into_iter();

@@ -73,7 +73,7 @@ impl Drop for Server {
     }
 }
 
-/// What a user sets to use the server, or a proxy, at a port.
+/// Environment of a user of the server, or of a proxy, at a port.
 pub fn settings(port: u16) -> Settings {
     let all = [
         ("AWS_ACCESS_KEY_ID", "an-id".to_string()),
@@ -84,7 +84,7 @@ pub fn settings(port: u16) -> Settings {
     all.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What becomes of a request.
+/// Handling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -102,6 +102,8 @@ pub enum Fault {
     WrongAnswer,
     /// The ETag is another.
     WrongTag,
+    /// The store answers that it holds it, and keeps nothing.
+    Forgotten,
 }
 
 impl Fault {
@@ -209,6 +211,13 @@ fn pass(
             if let Some(at) = lower.find("etag: \"") {
                 answer[at + 7] = if answer[at + 7] == b'0' { b'1' } else { b'0' };
             }
+        }
+        Fault::Forgotten => {
+            let path = line.split([' ', '?']).nth(1).unwrap_or_default();
+            let mut server = TcpStream::connect(("127.0.0.1", to))?;
+            let head = "Host: localhost\r\nConnection: close\r\n\r\n";
+            server.write_all(format!("DELETE {path} HTTP/1.1\r\n{head}").as_bytes())?;
+            server.read_to_end(&mut Vec::new())?;
         }
         _ => {}
     }

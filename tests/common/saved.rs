@@ -43,7 +43,7 @@ impl Saved {
         let progress = Progress { step, consumed_samples: 4 * step };
         let rng = Rng { generator: "philox4x32-10".into(), seed: 1, data_seed: 2 };
         let (rule, groups) = ("adamw".to_string(), Vec::new());
-        let optimizer = Optimizer { rule, began: 0, numbers: Default::default(), groups };
+        let optimizer = Optimizer { rule, began: 0, ahead: 0, numbers: Default::default(), groups };
         let state = State {
             mixture: gptrain::data::MixturePlan::new(&[], 1),
             run: "a test".into(),

@@ -47,6 +47,7 @@ pub fn options() -> Options {
         graphs: None,
         sm_margin: None,
         attention: None,
+        connect: 1 << 20, // a stand-in is slow
         threads: Some(1),
     }
 }

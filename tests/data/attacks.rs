@@ -1,4 +1,4 @@
-//! What was tried to make `gptrain data` hang, lose something or say nothing.
+//! Attempts to make `gptrain data` hang, lose data or end without a message.
 
 use crate::common::binary::{Done, Lab, until, within};
 use gptrain::data::indexed::{TokenType, Writer};
@@ -65,7 +65,7 @@ fn a_file_is_read_once_whatever_leads_to_it() {
         "and 2 more like these",
     ];
     built.expect(0, &says);
-    assert!(built.out.contains("x: 1 documents, 4 tokens"), "{}", built.out);
+    assert!(built.out.contains("x: 1 document, 4 tokens"), "{}", built.out);
     gptrain(&lab, "data build in/pipe.txt/ -t bytes -o y").expect(1, &["Not a directory"]);
     fs::remove_file(folder.join("a.txt")).unwrap();
     fs::remove_file(folder.join("b.txt")).unwrap();
@@ -114,7 +114,7 @@ fn a_line_that_is_too_long_can_be_left_out() {
     let done = gptrain(&lab, &format!("{command} --skip-invalid"));
     done.well();
     assert!(done.out.contains("x: 2 documents, 6 tokens"), "{}", done.out);
-    assert!(done.out.contains("1 lines could not be read"), "{}", done.out);
+    assert!(done.out.contains("1 line could not be read"), "{}", done.out);
 }
 
 #[test]

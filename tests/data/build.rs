@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use gptrain::base::output::Existing;
 use gptrain::data::Tokenizer;
 use gptrain::data::build::{Build, Train};
 use gptrain::data::corpus::{self, Input, Rules, Wanted};
@@ -29,7 +30,9 @@ fn build<'a>(inputs: &'a [Input], tokenizer: &'a Tokenizer, output: &Path) -> Bu
         inputs,
         rules: rules(),
         tokenizer,
+        record: None,
         output: output.into(),
+        existing: Existing::Refused,
         token_type: TokenType::for_vocab(tokenizer.vocab()),
         append: tokenizer.eod(),
         parse_special: false,

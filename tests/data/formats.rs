@@ -1,4 +1,5 @@
-//! What text lies in: tables, compressed files, folders, lists of files; and what is no text.
+//! Containers of text: tables, compressed files, folders, lists of files; and files that are not
+//! text.
 
 use super::cli::{bad, data, fixture, folder, good};
 use gptrain::data::indexed::Indexed;
@@ -74,6 +75,39 @@ fn tables_give_the_texts_of_a_column() {
         fs::write(folder.join("bad.parquet"), bytes).unwrap();
         let error = bad(&folder, "build bad.parquet --key body -t bytes -o x", 2);
         assert!(error.contains("bad.parquet: cannot be read: "), "{error}");
+    }
+}
+
+/// A row of other columns is named by its line of the table, or left out and counted.
+#[test]
+fn a_ragged_row_is_named_or_left_out() {
+    let folder = folder("ragged");
+    for end in ["\n", "\r\n"] {
+        let table = ["id,text", "1,a", "\"2\",\"b", "c\"", "3", "4,d", "5,e,f"].join(end);
+        fs::write(folder.join("t.csv"), table).unwrap();
+        let error = bad(&folder, "build t.csv -t bytes -o x", 2);
+        let says = "t.csv:5: the row has 1 column; the header has 2";
+        assert!(error.contains(says) && error.contains("--skip-invalid"), "{error}");
+        let said = good(&folder, "build t.csv -t bytes -o x --skip-invalid");
+        assert!(said.contains("2 lines could not be read and are left out"), "{said}");
+        assert_eq!(documents(&folder.join("x")), ["a", &format!("b{end}c"), "d"]);
+        for end in ["bin", "idx"] {
+            fs::remove_file(folder.join("x").with_extension(end)).unwrap();
+        }
+    }
+}
+
+/// Rows are held in memory: a header of commas would take 16 bytes for each.
+#[test]
+fn a_row_without_end_is_refused() {
+    let folder = folder("endless row");
+    for (name, row) in
+        [("header.csv", ",".repeat(2 << 20)), ("row.csv", format!("text\n{}", ",".repeat(2 << 20)))]
+    {
+        fs::write(folder.join(name), row).unwrap();
+        let error = bad(&folder, &format!("build {name} -t bytes -o x --skip-invalid"), 2);
+        let says = format!("{name}: has a row of more than 1,048,576 columns");
+        assert!(error.contains(&says) && error.contains("→ close a quote"), "{error}");
     }
 }
 

@@ -102,7 +102,7 @@ fn no_index_makes_the_reader_panic() {
     assert!(opened > runs / 100 && opened < runs / 2, "{opened} of {runs} could be opened");
 }
 
-/// What could be opened can be read: every sequence, and every sample.
+/// Reads every sequence and every sample of a dataset that could be opened.
 fn read_all(dataset: &Indexed) {
     let mut tokens = vec![0; 4096];
     for (sequence, length) in dataset.lengths().iter().enumerate() {

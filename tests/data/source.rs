@@ -1,4 +1,4 @@
-//! What training sees of the data room: mixtures, batches, the reader thread, and clear errors.
+//! The data crate as training uses it: mixtures, batches, the reader thread, and clear errors.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -122,7 +122,7 @@ fn what_is_learned_is_what_hugging_face_learns() {
     assert_eq!(tokenizer.encode("aab").len(), 1);
 }
 
-/// What is wrong with a tokenizer made from a good one by `change`.
+/// Error of a tokenizer made from a good one by `change`.
 fn broken(name: &str, change: impl FnOnce(&mut Value)) -> String {
     let good = std::fs::read_to_string(fixture("gpt2.json")).unwrap();
     let mut value: Value = serde_json::from_str(&good).unwrap();

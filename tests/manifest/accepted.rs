@@ -1,4 +1,4 @@
-//! What is accepted, what it means, and that the effective manifest means it again.
+//! Accepted manifests, their meaning, and that the effective manifest has the same meaning.
 
 use crate::{GOOD, complaints, read, with};
 use gptrain::base::{Bytes, Heads};
@@ -351,7 +351,7 @@ fn the_described_defaults_are_the_real_ones() {
     assert!(compared > 60, "{compared} defaults compared");
 }
 
-/// How many described defaults of the keys below `path` were compared with their values.
+/// Compares described defaults of the keys below `path` with their values. Returns their number.
 fn compare_defaults(root: &Value, schema: &Value, value: &Value, path: &str) -> usize {
     let below = |schema| compare_defaults(root, schema, value, path);
     if let Some(pointer) = schema["$ref"].as_str() {

@@ -114,7 +114,7 @@ impl Scratch {
         Scratch(folder)
     }
 
-    /// What `load` says of it, with the folder left out.
+    /// Error of `load`, without the folder.
     fn complaint(&self, file: &str) -> String {
         let path = self.0.join(file);
         let error = load(&path, &[]).expect_err("a mistake");

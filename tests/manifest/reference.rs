@@ -7,7 +7,7 @@ use std::fs;
 
 const PAGE: &str = "docs/manifest.md";
 
-/// What stands above the tables.
+/// Text above the tables.
 const ABOVE: &str = "# The manifest, setting by setting
 Made from the schema (`gptrain manifest schema`) by a test; do not edit. Sections are in alphabetical
 order, as are their keys; in **bold** what must be given. `--set section.key=value` changes a setting
@@ -62,7 +62,7 @@ fn table(
     }
 }
 
-/// What a value may be, in words.
+/// Permitted values, in words.
 fn kinds(
     value: &Value,
     schema: &Value,
@@ -124,4 +124,32 @@ fn number(kind: &str, value: &Value) -> String {
         (Value::Number(least), Value::Number(most)) => format!("{kind}, {least} to {most}"),
         _ => kind.to_string(),
     }
+}
+
+/// Every key in the first column of docs/coming-from.md is one of the schema.
+#[test]
+fn keys_beside_those_of_other_trainers_exist() {
+    let page = fs::read_to_string("docs/coming-from.md").unwrap();
+    let schema = gptrain::manifest::schema();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let keys: Vec<&str> = rows.map(|row| row.split('`').next().unwrap()).collect();
+    assert!(keys.len() > 30, "{keys:?}");
+    let has = |key: &str| leads(&schema, &schema, &key.split('.').collect::<Vec<_>>());
+    for key in keys {
+        assert!(has(key), "{key} is not a setting");
+    }
+    assert!(!has("model.learning_rate") && !has("lr.layers") && !has("peak"));
+}
+
+/// Whether a section of the schema has the keys of a path, one below the other.
+fn leads(section: &Value, schema: &Value, path: &[&str]) -> bool {
+    let Some((key, below)) = path.split_first() else { return true };
+    if let Some(name) = section["$ref"].as_str() {
+        let section = schema.pointer(name.trim_start_matches('#')).expect("a definition");
+        return leads(section, schema, path);
+    }
+    let ways = ["anyOf", "oneOf", "allOf"].iter().filter_map(|kind| section[kind].as_array());
+    let known = section["properties"].get(key);
+    known.is_some_and(|value| leads(value, schema, below))
+        || ways.flatten().any(|way| leads(way, schema, path))
 }

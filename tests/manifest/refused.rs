@@ -60,7 +60,7 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
     check_added(
         "topology: 4",
         "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
-         compression, data, layer_split, neighbours, offload, pipeline, recompute, schedule, \
+         compression, data, layer_split, neighbours, offload, overlap_p2p, pipeline, recompute, schedule, \
          sequence_parallel, tensor, zero",
     );
 }

@@ -1,5 +1,5 @@
-//! How good moments in 8 bits are: the error of one update after another, bitsandbytes as a second
-//! opinion, a training run beside AdamW's, and fp16's skipped steps.
+//! Accuracy of 8-bit moments: the error of consecutive updates, a comparison with bitsandbytes, a
+//! training run compared with AdamW's, and fp16's skipped steps.
 
 use crate::common;
 use gptrain::base::{DType, rng};

@@ -26,9 +26,8 @@ fn it_learns_as_bf16_does() {
     }
 }
 
-/// Where tensor parallelism splits sums, activations in bf16 are rounded otherwise, and a number that
-/// lies between two codes goes to the one or to the other: an eighth of it apart. Other grids are as
-/// near as those of bf16.
+/// If tensor parallelism splits sums, activations in bf16 are rounded differently, and a number
+/// between two codes may become either, an eighth apart. Other grids are as close as those of bf16.
 #[test]
 fn every_grid_learns_as_one_rank_does() {
     let one = train(&[FP8], &GLOBAL);
@@ -51,7 +50,7 @@ fn every_grid_learns_as_one_rank_does() {
 
 const TOKENS: usize = 48;
 
-/// What a layer gives: y [N, out], dx [N, in], dw [out, in] of the whole.
+/// Results of a layer: y [N, out], dx [N, in], dw [out, in] of the whole.
 type Given = [Vec<f32>; 3];
 
 /// Numbers whose columns differ in size, so that a share's maximum is not the whole's.

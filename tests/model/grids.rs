@@ -46,7 +46,7 @@ grid!(pipeline_3_with_ends: "topology.pipeline=3",
 grid!(pipeline_untied: "topology.pipeline=2", "model.tied_head=false");
 grid!(interleaved_2: "topology.pipeline=2", "topology.schedule=interleaved");
 grid!(interleaved_4_by_2: "model.layers=8", "topology.pipeline=4",
-    "topology.schedule=interleaved");
+    "topology.schedule=interleaved", "topology.overlap_p2p=true");
 grid!(interleaved_2_by_3: "model.layers=6", "topology.pipeline=2",
     "topology.schedule=interleaved", "topology.chunks=3");
 grid!(interleaved_untied: "topology.pipeline=2", "topology.schedule=interleaved",
@@ -61,7 +61,7 @@ grid!(tensor_5_pipeline: "topology.tensor=5", "topology.pipeline=2", "model.head
     "model.head_dim=8", "model.ffn_hidden=40");
 grid!(pipeline_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1");
 grid!(interleaved_data: "topology.pipeline=2", "topology.data=2",
-    "topology.schedule=interleaved");
+    "topology.schedule=interleaved", "topology.overlap_p2p=true");
 grid!(interleaved_zero_1: "topology.pipeline=2", "topology.data=2", "topology.zero=1",
     "topology.schedule=interleaved");
 grid!(all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1");
@@ -70,7 +70,7 @@ grid!(all_three_gpipe: "topology.tensor=2", "topology.pipeline=2", "topology.dat
 grid!(all_three_sequence: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1", "topology.sequence_parallel=true", "topology.neighbours=pipeline");
 grid!(all_three_interleaved: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
-    "topology.zero=1", "topology.sequence_parallel=true", "topology.schedule=interleaved",
+    "topology.zero=1", "topology.sequence_parallel=true", "topology.schedule=interleaved", "topology.overlap_p2p=true",
     "topology.recompute=selective");
 grid!(tensor_zero_1: "topology.tensor=2", "topology.data=2", "topology.zero=1",
     "topology.sequence_parallel=true");
@@ -273,7 +273,7 @@ fn the_batch_may_change_at_every_step() {
     check(&["topology.pipeline=2", "topology.schedule=gpipe"], &globals);
 }
 
-/// What is computed again is the same to the last bit.
+/// Recomputed values are bit-identical.
 #[test]
 fn recompute_changes_no_bit() {
     let grids: [&[&str]; 3] = [
@@ -291,7 +291,7 @@ fn recompute_changes_no_bit() {
     }
 }
 
-/// What a stage receives is what the one before had, whichever rank sent which share of it.
+/// A stage receives exactly what the previous one had, whichever rank sent which share of it.
 #[test]
 fn stages_change_no_bit() {
     let tensors: [&[&str]; 3] = [
@@ -375,8 +375,8 @@ fn check_families(topology: &[&str], globals: &[usize], families: &[&[&str]]) {
     assert!(first == train(&[bf16, topology].concat(), globals), "the same grid twice");
 }
 
-/// What training gave: each step, then an evaluation; and the first step's gradients of all ranks,
-/// where these have them whole.
+/// Results of training: each step, then an evaluation; and the first step's gradients on all ranks,
+/// if those have them whole.
 #[derive(Clone, Debug, Default)]
 pub struct Past {
     pub outcomes: Vec<Outcome>,

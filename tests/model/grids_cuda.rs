@@ -117,12 +117,12 @@ fn nccl_stages_change_no_bit() {
     assert_eq!(losses(&["topology.pipeline=2", "topology.schedule=interleaved"]), alone);
 }
 
-/// Of two steps.
+/// Outcomes of two steps.
 pub fn outcomes(manifest: &Manifest, how: How) -> Vec<Outcome> {
     on_gpus(manifest, how, 2, &|_| ()).outcomes
 }
 
-/// What training gave, on every rank, and what the first rank's GPU was asked for in each step.
+/// Results of training on every rank, and the launches on the first rank's GPU in each step.
 struct Past {
     outcomes: Vec<Outcome>,
     launched: Vec<Launched>,

@@ -14,7 +14,7 @@ const AFTER: usize = 2;
 const STEPS: usize = 6;
 const CLIP: f64 = 0.3;
 
-/// Of a step: each has another learning rate.
+/// Learning rate of a step; each has another one.
 fn lr(step: usize) -> f64 {
     1e-3 * (step + 1) as f64
 }

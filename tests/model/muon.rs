@@ -85,7 +85,7 @@ fn apart(param: &Param, m: &Model) -> Vec<Vec<usize>> {
     }
 }
 
-/// What a weight becomes by its gradients, in f64.
+/// Weight after updates by its gradients, in f64.
 #[derive(Default)]
 struct Known {
     weight: Vec<f64>,
@@ -250,7 +250,7 @@ fn step(world: &World, m: &Manifest) {
     engine.store().wait_gathers();
 }
 
-/// What a rank sends between replicas and among tensor-parallel ranks for Muon alone, in bytes: each
+/// Bytes that a rank sends between replicas and among tensor-parallel ranks for Muon alone: each
 /// number of a direction to the owner, and of a step from there, or to the other replicas.
 fn sent(m: &Manifest) -> [f64; 2] {
     let numel = |p: &&gptrain::model::ParamSpec| (m.model.layers * p.rows * p.cols) as f64;

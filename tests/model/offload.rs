@@ -165,7 +165,7 @@ fn of_gpus() {
     }
 }
 
-/// What the plan says of device and host is where the states are.
+/// The plan's device and host memory match the homes of the states.
 #[test]
 fn states_leave_the_device() {
     let cpu = Cpu::new(Some(1));

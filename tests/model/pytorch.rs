@@ -85,7 +85,7 @@ fn adafactor_as_hugging_face_with_a_learning_rate() {
     follow("adafactor-hf-lr", "adafactor-hf-lr", &[rule, "lr.peak=0.001"], 1, WITHIN);
 }
 
-/// Of losses and norms, as AdamW's, and of weights.
+/// Tolerances of losses and norms, as for AdamW, and of weights.
 const WITHIN: [f64; 3] = [1e-5, 1e-4, 1e-5];
 
 /// The steps of a reference from the weights of `documents`: each loss and each norm, relative; the
@@ -210,7 +210,7 @@ fn check_from(name: &str, from: &str, sets: &[&str], accum: usize) {
     close(engine.evaluate(&mut load, 1).unwrap(), last, 1e-5, "evaluation after 20 steps");
 }
 
-/// What the reference wrote down: a header, steps, and a loss after them.
+/// Records of the reference: a header, steps, and a loss after them.
 fn lines(name: &str) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -66,7 +66,8 @@ impl Moment {
     }
 }
 
-/// Of two that are as near, the lower; in a map from 0 on, what is above 0 is not 0.
+/// Nearest number of a map; the lower of two equally near ones. In a map from 0 on, a number above
+/// 0 does not become 0.
 fn nearest(map: &[f32; 256], x: f32) -> f64 {
     let above = map.partition_point(|value| *value < x).min(255);
     let below = above.saturating_sub(1);

@@ -34,7 +34,7 @@ pub struct Shape {
     rate: f32,
     /// Scores grow with this.
     spread: f64,
-    /// Of scores; None: 1/√d.
+    /// Factor of scores; None: 1/√d.
     scale: Option<f32>,
 }
 

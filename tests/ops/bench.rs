@@ -33,16 +33,21 @@ impl Seen {
     }
 }
 
+/// More than a warp's widest store.
+const CANARY: [u8; 512] = [0xa5; 512];
+
 /// A backend under test, and what its ops gave.
 pub struct Bench<'a> {
     pub backend: &'a dyn Backend,
-    /// Of activations, weights and gradients in flight.
+    /// Dtype of activations, weights and gradients in flight.
     pub dtype: DType,
     /// Whether to compare with definitions, or only to keep what ops give.
     compare: bool,
     /// Whether an epilogue gives the same bits as the op that repeats it.
     exact: bool,
     arena: Arena,
+    /// Behind each tensor: bytes that no op may change.
+    canaries: RefCell<Vec<Tensor>>,
     streams: Cell<u64>,
     seen: RefCell<Vec<Seen>>,
     wrong: RefCell<Vec<String>>,
@@ -51,8 +56,34 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     pub fn new(backend: &'a dyn Backend, dtype: DType, compare: bool) -> Bench<'a> {
         let arena = Arena::new(backend, 64 << 20).expect("64 MiB");
-        let (seen, wrong) = (RefCell::default(), RefCell::default());
-        Bench { backend, dtype, compare, exact: true, arena, streams: Cell::new(0), seen, wrong }
+        Bench {
+            backend,
+            dtype,
+            compare,
+            exact: true,
+            arena,
+            canaries: RefCell::default(),
+            streams: Cell::new(0),
+            seen: RefCell::default(),
+            wrong: RefCell::default(),
+        }
+    }
+
+    /// A tensor, and a canary right behind it.
+    fn place(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let bytes = rows * cols * dtype.size();
+        let all = self.arena.matrix(1, bytes + CANARY.len(), DType::U8);
+        let canary = all.span(bytes, CANARY.len());
+        self.backend.upload(&CANARY, canary);
+        self.canaries.borrow_mut().push(canary);
+        Tensor::at(all.addr(), rows, cols, dtype)
+    }
+
+    /// What was written behind a tensor.
+    fn overrun(&self) -> Option<String> {
+        let canaries = self.canaries.borrow();
+        let at = canaries.iter().position(|canary| self.bytes(*canary) != CANARY)?;
+        Some(format!("an op wrote behind the tensor that was made as number {at}"))
     }
 
     /// For a backend whose epilogues see what is rounded afterwards.
@@ -61,16 +92,17 @@ impl<'a> Bench<'a> {
     }
 
     pub fn wrong(&self) -> Vec<String> {
-        self.wrong.take()
+        self.wrong.take().into_iter().chain(self.overrun()).collect()
     }
 
     /// Every output, in order.
     pub fn seen(&self) -> Vec<Seen> {
+        assert_eq!(self.overrun(), None);
         self.seen.take()
     }
 
     pub fn known(&self, rows: usize, cols: usize, dtype: DType, x: &[f64]) -> Known {
-        let on = self.arena.matrix(rows, cols, dtype);
+        let on = self.place(rows, cols, dtype);
         let (bytes, x) = rounded(dtype, x);
         self.backend.upload(&bytes, on);
         Known { on, x }
@@ -102,13 +134,13 @@ impl<'a> Bench<'a> {
     }
 
     pub fn integers(&self, rows: usize, cols: usize, x: &[i32]) -> Tensor {
-        let on = self.arena.matrix(rows, cols, DType::I32);
+        let on = self.place(rows, cols, DType::I32);
         self.backend.upload(bytemuck::cast_slice(x), on);
         on
     }
 
     pub fn longs(&self, x: &[i64]) -> Tensor {
-        let on = self.arena.matrix(1, x.len(), DType::I64);
+        let on = self.place(1, x.len(), DType::I64);
         self.backend.upload(bytemuck::cast_slice(x), on);
         on
     }

@@ -49,7 +49,7 @@ fn maximum(line: &[f64]) -> f64 {
     line.iter().fold(0.0, |most, x| x.abs().max(most))
 }
 
-/// Where x is quantized to, blank.
+/// Blank destination for quantizing x.
 fn blank(b: &Bench, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
     let codes = b.known(lines, depth, DType::U8, &vec![77.0; lines * depth]).on;
     Quantized { codes, scales: b.blank(1, lines, DType::F32), format, scaling }
@@ -93,7 +93,7 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     b.expect("sums of columns +=", old.on, || plus(&old.x, &column_sums(&x.x, cols)));
 }
 
-/// What is asked of rows and of columns.
+/// Whether rows and columns are requested.
 const ASKED: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
 
 fn pick<T>(asked: [bool; 2], of: [T; 2]) -> [Option<T>; 2] {
@@ -186,6 +186,15 @@ pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
             });
         }
     }
+}
+
+/// A product onto f32, of a side that takes more than one part of a device's scratch.
+pub fn added(b: &Bench, m: usize, n: usize, k: usize) {
+    let (x, y, old) = (uneven(b, m, k), uneven(b, n, k), b.normal_f32(m, n));
+    let (a, of_a) = own(b, &x, Fp8::E5M2, Fp8Scaling::RowWise);
+    let (w, of_w) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
+    b.backend.fp8_gemm(&a, &w, old.on.add(), Epilogue::Nothing);
+    b.expect("C +=", old.on, || plus(&product(&of_a, &of_w, k), &old.x));
 }
 
 /// Infinity and NaN in two lines: those of the product are NaN, the others are what they are.

@@ -33,7 +33,7 @@ pub fn axpy(b: &Bench, len: usize) {
     }
 }
 
-/// Of matrices of several shapes at once, which have columns of full rank.
+/// Several matrices of different shapes at once, with columns of full rank.
 pub fn orthogonalize(b: &Bench) {
     let shapes = [(1, 1), (9, 4), (300, 4), (1030, 4), (70, 1), (50, 32), (33, 2), (64, 2)];
     let all: Vec<Known> = shapes.iter().map(|(rows, cols)| b.normal_f32(*rows, *cols)).collect();

@@ -8,7 +8,9 @@
 //! | `adafactor`, `adam8bit`, `low_rank`, `muon`, `update` | the optimizers' ops, PowerSGD's |
 //! | `attention`, `elementwise`, `fp8`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
 //! | `host` | tensors in the host's memory, and updates by its processor |
+//! | `inner_loops` | the CPU's products as the compiler made them |
 //! | `reference` | definitions in f64 that several cases use |
+//! | `planted` | faults that the stand-in must see |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
@@ -21,10 +23,12 @@ mod cuda;
 mod elementwise;
 mod fp8;
 mod host;
+mod inner_loops;
 mod loss;
 mod low_rank;
 mod muon;
 mod normalise;
+mod planted;
 mod product;
 mod query_key;
 mod reference;
@@ -36,7 +40,8 @@ mod update;
 use bench::Bench;
 use gptrain::base::DType;
 use gptrain::device::Backend;
-use gptrain::device::cpu::Cpu;
+use gptrain::device::cpu::{CHOICE, Cpu, Instructions};
+use std::process::Command;
 
 /// A named check of a few ops on one shape.
 pub struct Case {
@@ -70,8 +75,12 @@ fn table() -> Vec<Case> {
 
 /// Runs the table against the definitions; all that disagrees is reported at once.
 fn check(backend: &dyn Backend, dtype: DType) {
+    check_cases(table(), backend, dtype);
+}
+
+fn check_cases(cases: Vec<Case>, backend: &dyn Backend, dtype: DType) {
     let mut wrong = Vec::new();
-    for case in table() {
+    for case in cases {
         let bench = Bench::new(backend, dtype, true);
         (case.check)(&bench);
         wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
@@ -113,6 +122,29 @@ fn large() -> Vec<Case> {
         case("fp8", |b| fp8::quantized(b, 301, 777)),
         case("fp8 product", |b| fp8::products(b, 272, 304, 528)),
     ]
+}
+
+/// The cases whose loops each instruction set has of its own.
+#[test]
+fn products_agree_with_their_definitions() {
+    for dtype in [DType::F32, DType::BF16] {
+        check_cases(product::table(), &Cpu::new(Some(2)), dtype);
+    }
+}
+
+/// Each in a process of its own, as the choice is read once.
+#[test]
+fn every_instruction_set_agrees_with_the_definitions() {
+    let sets = ["baseline", "avx2", "avx512", "avx512-bf16"];
+    for (set, name) in Instructions::ALL.into_iter().zip(sets) {
+        if set < Instructions::best() {
+            let mut tests = Command::new(std::env::current_exe().unwrap());
+            let tests =
+                tests.args(["--exact", "products_agree_with_their_definitions"]).env(CHOICE, name);
+            let output = tests.output().unwrap();
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let scales = [0, 1].map(|_| b.normal(1, d));
     let positions: Vec<i32> = (0..rows).map(|row| (row * 7 % POSITIONS) as i32).collect();
     let angles: Vec<f64> = (0..POSITIONS).flat_map(|position| row_angles(position, d)).collect();
-    let angles = b.known(POSITIONS, d / 2 * 2, b.dtype, &angles);
+    let angles = b.known(POSITIONS, d / 2 * 2, DType::F32, &angles);
     let norm = QkNorm { query: scales[0].on, key: scales[1].on, eps: EPS };
     let rotation = Rotation { positions: b.integers(rows, 1, &positions), table: angles.on };
     let how =

@@ -63,7 +63,7 @@ fn erf(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// What dropout multiplies element (row, column) with, as `Dropout` documents it.
+/// Dropout factor of element (row, column), as documented in `Dropout`.
 pub fn dropout(drop: &Dropout, first_sample: i64, row: usize, head: usize, column: usize) -> f64 {
     let g = first_sample as u128 * drop.seq as u128 + (drop.first_row + row) as u128;
     let words = philox(drop.key, g << 64 | (head as u128) << 32 | (column / 4) as u128);
@@ -96,7 +96,7 @@ pub fn moments(x: &[f64], eps: f64) -> (f64, f64) {
     (mean, 1.0 / (variance + eps).sqrt())
 }
 
-/// Of rows as long as the scale.
+/// RMS norm of rows as long as the scale.
 pub fn rms_norm(x: &[f64], scale: &[f64], eps: f64) -> Vec<f64> {
     let row = |x: &[f64]| {
         let root = root(x, eps);

@@ -1,5 +1,5 @@
-//! How the CUDA backend chooses algorithms: on the stand-in, whose proposals take made-up times and
-//! whose best one is neither the first nor the one that claims to be.
+//! Algorithm selection of the CUDA backend: on the stand-in, whose proposals take made-up times.
+//! The best one is neither the first nor the one that claims to be.
 
 use crate::bench::{Bench, Seen};
 use crate::{product, softgpu};

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compiles the software stand-in for a GPU, with the kernels it runs, into OUT: libcuda.so.1,
-# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1, and a fatbin for GPTRAIN_CUDA_KERNELS that
-# has no more than its first word. Does nothing where they are up to date.
+# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1, a fatbin for GPTRAIN_CUDA_KERNELS that
+# has no more than its first word, and `planted`, programs with faults that the stand-in must see. Does nothing where they are up to date.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 kernels="$here/../../kernels"
@@ -11,6 +11,9 @@ cxx=${CXX:-c++}
 # switch of fibers saves no more registers than there are without AVX-512.
 flags="-std=c++20 -O2 -march=native -mno-avx512f -ffp-contract=off -fPIC -fvisibility=hidden -DSOFTGPU -Wall -Wextra -Werror
     -Wno-unknown-pragmas -I$here -I$kernels"
+# What is undefined in a kernel's C++ ends it (`misuse` of fibers.cpp): addresses that are not aligned, an
+# index beyond an array, a shift by a word's width, a float that does not fit its integer.
+checked="-fsanitize=alignment,bounds,shift,float-cast-overflow -fsanitize-undefined-trap-on-error"
 mkdir -p "$out"
 # Tests that ask for it at once wait for the first.
 exec 9>"$out/lock"
@@ -20,17 +23,19 @@ compile() { # source
     object="$out/$(basename "$1").o"
     if [ ! -e "$object" ] ||
         [ -n "$(find "$1" "$here"/*.h "$kernels"/*.cuh "$here/build.sh" -newer "$object")" ]; then
+        case $1 in */planted.cpp | *.cu) also=$checked ;; *) also= ;; esac
         # shellcheck disable=SC2086
-        "$cxx" $flags -x c++ -c -o "$object.$$" "$1"
+        "$cxx" $flags $also -x c++ -c -o "$object.$$" "$1"
         mv "$object.$$" "$object"
     fi
 }
 
-link() { # library, objects and flags
+link() { # library or program, objects and flags
     library="$out/$1"
     shift
+    case $library in *.so.*) shared=-shared ;; *) shared=-pthread ;; esac
     if [ ! -e "$library" ] || [ -n "$(find "$out"/*.o -newer "$library")" ]; then
-        "$cxx" -shared -o "$library.$$" "$@" "-Wl,-rpath,\$ORIGIN"
+        "$cxx" $shared -o "$library.$$" "$@" "-Wl,-rpath,\$ORIGIN"
         mv "$library.$$" "$library"
     fi
 }
@@ -42,6 +47,8 @@ link libcublasLt.so.13 "$out"/cublaslt.cpp.o "$out"/libcuda.so.1
 [ -e "$out/libcublasLt.so.12" ] || ln -s libcublasLt.so.13 "$out/libcublasLt.so.12"
 link libnccl.so.2 "$out"/nccl.cpp.o "$out"/libcuda.so.1
 link libnvidia-ml.so.1 "$out"/nvml.cpp.o
+link planted "$out"/planted.cpp.o "$out"/fibers.cpp.o "$out"/hopper.cpp.o "$out"/driver.cpp.o \
+    "$out"/graphs.cpp.o "$out"/nccl.cpp.o
 # Written once: other tests may be reading them.
 [ -e "$out/release" ] || echo 13.0 >"$out/release"
 [ -e "$out/stand-in.fatbin" ] || printf '\120\355\125\272' >"$out/stand-in.fatbin"

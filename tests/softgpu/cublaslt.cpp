@@ -8,6 +8,7 @@
 // first nor the one that claims to be the fastest. For fewer SMs than all it proposes another first, and
 // an algorithm runs for as many as it was proposed for.
 #include "softgpu.h"
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <vector>
@@ -245,6 +246,9 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         if (mode != get<int>(a, B_SCALE_MODE, SCALAR_32F)) return NOT_SUPPORTED;
         if (mode != SCALAR_32F && mode != OUTER_VEC_32F) return NOT_SUPPORTED;
         if (mode == OUTER_VEC_32F && (!scale_a || !scale_b)) return INVALID_VALUE;
+        // SOFTGPU_FP8_ADD=0: products with a scale for each row overwrite C. The heuristic is not asked for beta.
+        const char* adds = getenv("SOFTGPU_FP8_ADD");
+        if (mode == OUTER_VEC_32F && *beta != 0 && adds && !atoi(adds)) return NOT_SUPPORTED;
     } else if (scale_a || scale_b || mode) {
         return NOT_SUPPORTED;
     }

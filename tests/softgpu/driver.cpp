@@ -4,7 +4,9 @@
 // streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
 // missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
 // has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes) and
-// SOFTGPU_CAPABILITY (90) set what there is. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
+// SOFTGPU_CAPABILITY (90) set what there is; SOFTGPU_QUEUES how many hardware queues streams share
+// (driver.h). A kernel is loaded as it is first asked for, which waits for all that its device has to do, as
+// CUDA may do under lazy loading. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
 // fail, and the device with it: every later call gives that code; the kernel never ends where it is 0.
 #include "driver.h"
 #include "tensor_map.h"
@@ -15,11 +17,15 @@ thread_local Device* current = nullptr;
 namespace {
 struct Function {
     const softgpu::Kernel* kernel;
-    unsigned shared_limit;
+    unsigned dynamic_limit, shared_limit; // of a block: dynamic bytes alone, and all
 };
 
 unsigned capability() { return setting("SOFTGPU_CAPABILITY", 90); }
-// Bytes of shared memory that a block may ask for (CUDA C++ Programming Guide, compute capabilities).
+// Bytes of shared memory that a kernel declares itself, as this driver says it: block_sum's, which most
+// have. What a block really has is counted as it runs (fibers.cpp).
+constexpr int STATIC_SHARED = 256;
+constexpr unsigned SHARED_UNASKED = 48 << 10;
+// Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities).
 int shared_limit() {
     switch (capability()) {
     case 70: return 96 << 10;
@@ -55,16 +61,13 @@ FOR_LIBRARIES softgpu_push(Stream* s, std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
     push_run(s, std::move(*work));
 }
-FOR_LIBRARIES softgpu_push_when(Stream* s, std::function<bool()>* when, std::function<void()>* work) {
-    std::lock_guard<std::recursive_mutex> guard(s->device->lock);
-    Step step{std::move(*when), std::move(*work)};
-    push(s, [step](bool) { return std::vector<Step>{step}; });
-}
 FOR_LIBRARIES softgpu_push_steps(Stream* s, Ask* ask) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
     push(s, std::move(*ask));
 }
 FOR_LIBRARIES softgpu_tell() { News::all().tell(); }
+// Which device a stream is of.
+extern "C" __attribute__((visibility("default"))) void* softgpu_device(Stream* s) { return s->device; }
 
 // Time passes only where work says so, in made-up milliseconds: a kernel takes one.
 extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {
@@ -243,16 +246,32 @@ API cuModuleUnload(char* module) {
     delete module;
     return OK;
 }
+// The first time that its device is asked for a kernel. CUDA_MODULE_LOADING=EAGER: all were loaded with
+// their module.
+static void load_lazily(const char* name) {
+    const char* loading = getenv("CUDA_MODULE_LOADING");
+    if (!current || (loading && !strcmp(loading, "EAGER"))) return;
+    std::lock_guard<std::recursive_mutex> guard(current->lock);
+    if (current->loaded.insert(name).second) current->drain_all();
+}
 API cuModuleGetFunction(Function** function, void*, const char* name) {
     const softgpu::Kernel* kernel = softgpu::find(name);
     bool tensor_cores = strstr(name, "_mma_");
     if (!kernel || (tensor_cores && capability() < 80)) return NOT_FOUND;
-    *function = new Function{kernel, 48 << 10};
+    *function = new Function{kernel, SHARED_UNASKED - STATIC_SHARED, SHARED_UNASKED};
+    load_lazily(name);
     return OK;
 }
 API cuFuncSetAttribute(Function* function, int attribute, int value) {
-    if (attribute != 8 || value > shared_limit()) return INVALID_VALUE;
-    function->shared_limit = value;
+    if (attribute != 8 || value > shared_limit() - STATIC_SHARED) return INVALID_VALUE;
+    function->dynamic_limit = value;
+    function->shared_limit = shared_limit();
+    return OK;
+}
+// 0 the most threads of a block, 1 the shared memory that the kernel declares itself.
+API cuFuncGetAttribute(int* value, int attribute, Function* function) {
+    if (attribute != 0 && attribute != 1) return INVALID_VALUE;
+    *value = attribute ? STATIC_SHARED : function->kernel->bound;
     return OK;
 }
 API cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* bytes) {
@@ -267,14 +286,16 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     uint64_t threads = (uint64_t)bx * by * bz;
     if (!gx || !gy || !gz || !threads || threads > 1024 || bz > 64) return INVALID_VALUE;
     if (gx > 0x7fffffff || gy > 65535 || gz > 65535) return INVALID_VALUE;
-    if (shared > function->shared_limit) return INVALID_VALUE;
     const softgpu::Kernel* kernel = function->kernel;
+    if (shared > function->dynamic_limit || threads > kernel->bound) return INVALID_VALUE;
+    if (kernel->bytes > softgpu::ARGUMENT_BYTES) return INVALID_VALUE;
     struct alignas(64) Line {
         char bytes[64];
     };
     auto copy = std::make_shared<std::vector<Line>>((kernel->bytes + 63) / 64);
     memcpy(static_cast<void*>(copy->data()), arguments[0], kernel->bytes);
     Device* device = s->device;
+    unsigned limit = function->shared_limit;
     return push(s, [=](bool) -> std::vector<Step> {
         if (const Result* code = device->failure()) {
             std::function<bool()> never = [] { return false; };
@@ -282,7 +303,7 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
         }
         return {{nullptr, [=] {
             device->clock++;
-            softgpu::run({{gx, gy, gz}, {bx, by, bz}, shared, kernel->body, copy->data()});
+            softgpu::run({kernel->name, {gx, gy, gz}, {bx, by, bz}, shared, limit, kernel->body, copy->data()});
         }}};
     });
 }
@@ -328,7 +349,8 @@ API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 API cuStreamCreateWithPriority(Stream** s, unsigned flags, int priority) {
     IN_CONTEXT;
     if (flags > 1 || priority > LEAST_PRIORITY || priority < GREATEST_PRIORITY) return INVALID_VALUE;
-    *s = new Stream{current, {}, nullptr, {}};
+    uint64_t hardware = current->streams_made++ % std::max<uint64_t>(hardware_queues(), 1);
+    *s = new Stream{current, hardware, {}, nullptr, {}};
     current->streams.insert(*s);
     return OK;
 }

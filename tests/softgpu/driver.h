@@ -69,13 +69,14 @@ struct Capture {
 struct Graph {
     std::vector<Node> nodes;
 };
-// A graph on its way: nodes are run in any order that their edges allow.
+// A graph on its way: nodes are run in any order that their edges allow, or in that of their capture.
 struct Launched {
     struct One {
         std::deque<Step> left;
         std::vector<int> after;
     };
     std::vector<One> nodes;
+    bool in_order;
 
     bool reached(const One& one) const {
         if (one.left.empty()) return false;
@@ -85,8 +86,10 @@ struct Launched {
     }
     std::vector<int> ready() const {
         std::vector<int> can;
-        for (int i = 0; i < (int)nodes.size(); i++)
+        for (int i = 0; i < (int)nodes.size(); i++) {
             if (reached(nodes[i]) && (!nodes[i].left[0].when || nodes[i].left[0].when())) can.push_back(i);
+            if (in_order && !nodes[i].left.empty()) break;
+        }
         return can;
     }
     bool awaits_others() const {
@@ -106,10 +109,12 @@ struct Work {
     std::shared_ptr<Marker> needs;
     uint64_t record = 0;
     std::shared_ptr<Launched> graph;
+    uint64_t number = 0; // in the order in which the host asked its device
 };
 struct Device;
 struct Stream {
     Device* device;
+    uint64_t hardware; // its queue in hardware
     std::deque<Work> queue;
     // While captured: into what, and the nodes that the next one comes after.
     std::shared_ptr<Capture> capture;
@@ -154,6 +159,14 @@ public:
     }
 };
 
+// Hardware queues of a device, SOFTGPU_QUEUES; 0: a stream is never behind another. What was asked of a
+// stream starts once all that the host asked before it of streams in the same queue has ended: a
+// stricter rule than a GPU's, which needs the end only of what is in the same stream.
+inline uint64_t hardware_queues() {
+    static const uint64_t queues = setting("SOFTGPU_QUEUES", 0);
+    return queues;
+}
+
 struct Device {
     explicit Device(unsigned i) : ordinal(i) {}
 
@@ -166,6 +179,8 @@ struct Device {
     size_t used = 0;
     uint64_t clock = 0; // see softgpu_take
     uint64_t launches = 0;
+    uint64_t works = 0, streams_made = 0;
+    std::set<std::string> loaded; // functions
     // The first failure stays.
     Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
@@ -180,8 +195,21 @@ struct Device {
         return planned && gpu == ordinal && number == launches ? &code : nullptr;
     }
 
-    static bool ready(Stream* s) {
-        if (s->queue.empty()) return false;
+    void enqueue(Stream* s, Work work) {
+        work.number = works++;
+        s->queue.push_back(std::move(work));
+    }
+    // Whether another stream's work holds up this stream's in their hardware queue.
+    bool is_held_up(Stream* s) {
+        if (!hardware_queues()) return false;
+        for (Stream* other : streams)
+            if (other->hardware == s->hardware && !other->queue.empty() &&
+                other->queue.front().number < s->queue.front().number)
+                return true;
+        return false;
+    }
+    bool ready(Stream* s) {
+        if (s->queue.empty() || is_held_up(s)) return false;
         Work& work = s->queue.front();
         if (work.graph) return !work.graph->ready().empty();
         return (!work.needs || work.needs->done >= work.record) && (!work.step.when || work.step.when());
@@ -223,12 +251,15 @@ struct Device {
             run_first(can[random() % can.size()]);
     }
 
-    // Runs work of any stream until `done`, or until the device fails.
+    // Runs work of any stream until `done`, or until the device fails. What other ranks are to do is
+    // awaited for SOFTGPU_PATIENCE seconds.
     template <class Done> void drain(Done done) {
-        auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+        auto patience = std::chrono::seconds(setting("SOFTGPU_PATIENCE", 120));
+        auto end = std::chrono::steady_clock::now() + patience;
         while (!error && !done()) {
             uint64_t known = News::all().now();
             std::vector<Stream*> can = runnable();
+            if (!can.empty()) end = std::chrono::steady_clock::now() + patience;
             if (can.empty() && others_awaited() && std::chrono::steady_clock::now() < end) {
                 lock.unlock(); // somebody else's work on this device may be awaited
                 News::all().wait(known);

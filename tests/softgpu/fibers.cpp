@@ -1,5 +1,7 @@
 // Runs the threads of a block as fibers.
 #include "softgpu.h"
+#include <csignal>
+#include <cstdarg>
 #include <cstdlib>
 #include <map>
 #include <numeric>
@@ -47,6 +49,11 @@ constexpr size_t STAGGER = 5 * 64, STAGGERED = 16 << 10;
 constexpr size_t SHARED_BYTES = 228 << 10;
 // A block's shared memory is promised to start at a multiple of 128 bytes, no more.
 constexpr size_t SHARED_START = 1024 + 128;
+// Bytes around each piece of shared memory that nothing may write; as a number of any type NaN.
+constexpr size_t CANARY_BYTES = 128;
+constexpr uint32_t CANARY = 0x7fa57fa5;
+// Pieces that a kernel declares itself, with their canaries, in the window behind the dynamic ones.
+constexpr size_t PIECES_BYTES = 64 << 10;
 
 struct Copy {
     void* to;
@@ -84,9 +91,16 @@ struct Fiber {
     }
 };
 
+// A piece of shared memory and the canary behind it.
+struct Piece {
+    const void* key;
+    size_t start, bytes;
+};
+
 struct Warp {
     uint64_t generation = 0;
     unsigned arrived = 0;
+    const char* what = nullptr; // the collective, while lanes are awaited
     // Two, since a lane may enter the next collective while others still read this one's.
     Slot slots[2][32];
 };
@@ -100,7 +114,37 @@ struct Block {
     uint64_t generation = 0;
     unsigned arrived = 0, alive = 0;
     const Launch* launch = nullptr;
-    alignas(1024) char window[SHARED_START + SHARED_BYTES];
+    std::vector<Piece> pieces; // the first is dynamic
+    alignas(1024) char window[SHARED_START + SHARED_BYTES + PIECES_BYTES];
+
+    // Fills shared memory with NaN, and what is around it with canaries.
+    void* add_piece(const void* key, size_t start, size_t bytes) {
+        char* at = window + start;
+        memset(at, 0xff, bytes);
+        fill_canary(at - CANARY_BYTES);
+        fill_canary(at + rounded(bytes));
+        memset(at + bytes, 0xa5, rounded(bytes) - bytes);
+        pieces.push_back({key, start, bytes});
+        return at;
+    }
+    void check_canaries() {
+        for (const Piece& piece : pieces) {
+            const char* at = window + piece.start;
+            bool whole = is_canary(at - CANARY_BYTES) && is_canary(at + rounded(piece.bytes));
+            for (size_t i = piece.bytes; i < rounded(piece.bytes); i++) whole &= (uint8_t)at[i] == 0xa5;
+            if (!whole)
+                misuse("wrote beside its %zu bytes of %s shared memory", piece.bytes, piece.key ? "static" : "dynamic");
+        }
+    }
+    static size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
+    static void fill_canary(char* at) {
+        for (size_t i = 0; i < CANARY_BYTES; i += 4) memcpy(at + i, &CANARY, 4);
+    }
+    static bool is_canary(const char* at) {
+        for (size_t i = 0; i < CANARY_BYTES; i += 4)
+            if (memcmp(at + i, &CANARY, 4)) return false;
+        return true;
+    }
 
     ~Block() {
         for (char* stack : free_stacks) munmap(stack, STACK_BYTES);
@@ -151,9 +195,7 @@ void start(Block& b, Fiber& fiber) {
 }
 
 [[noreturn]] void stuck(unsigned left) {
-    fprintf(stderr, "softgpu: block (%u, %u, %u): %u threads wait at a barrier for others that do not come\n",
-            blockIdx.x, blockIdx.y, blockIdx.z, left);
-    abort();
+    misuse("%u threads wait at a barrier for others that do not come", left);
 }
 
 // Each thread of a warp that can go on, to its next wait: false if there is none.
@@ -187,7 +229,8 @@ void run_block(const Launch& launch) {
     b.generation = b.arrived = 0;
     b.alive = threads;
     unsigned round = 0;
-    memset(dynamic_shared(), 0xff, launch.shared_bytes);
+    b.pieces.clear();
+    b.add_piece(nullptr, SHARED_START, launch.shared_bytes);
     asynchronous_start(threads, launch.shared_bytes);
     for (unsigned i = 0; i < threads; i++) {
         unsigned x = i % launch.block.x, rest = i / launch.block.x;
@@ -208,6 +251,7 @@ void run_block(const Launch& launch) {
         round++;
     }
     asynchronous_end();
+    b.check_canaries();
 }
 
 std::map<std::string, Kernel>& kernels() {
@@ -216,18 +260,48 @@ std::map<std::string, Kernel>& kernels() {
 }
 } // namespace
 
+// Kernels are compiled with traps where C++ does not say what they do.
+static void trapped(int) { misuse("does what is undefined in C++: alignment, bounds, shift or float to integer"); }
+
 void run(const Launch& launch) {
+    static const auto before = signal(SIGILL, trapped);
+    (void)before;
     static thread_local std::vector<Block> own(1);
     block = own.data();
     block->launch = &launch;
     blockDim = launch.block;
     gridDim = launch.grid;
-    for (unsigned z = 0; z < launch.grid.z; z++)
-        for (unsigned y = 0; y < launch.grid.y; y++)
-            for (unsigned x = 0; x < launch.grid.x; x++) {
-                blockIdx = {x, y, z};
-                run_block(launch);
-            }
+    // Block `first + i · step`, for a step that has no factor in common with the number of blocks.
+    uint64_t blocks = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z;
+    uint64_t at = draw() % blocks, step = draw() % blocks;
+    while (std::gcd(step, blocks) != 1) step = step + 1 < blocks ? step + 1 : 1;
+    for (uint64_t i = 0; i < blocks; i++, at = (at + step) % blocks) {
+        uint64_t row = at / launch.grid.x;
+        blockIdx = {unsigned(at % launch.grid.x), unsigned(row % launch.grid.y), unsigned(row / launch.grid.y)};
+        run_block(launch);
+    }
+}
+
+void misuse(const char* what, ...) {
+    fprintf(stderr, "softgpu: %s, block (%u, %u, %u), thread (%u, %u, %u): ", block ? block->launch->name : "no kernel",
+            blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+    va_list list;
+    va_start(list, what);
+    vfprintf(stderr, what, list);
+    fprintf(stderr, "\n");
+    abort();
+}
+
+// SplitMix64 (Steele et al. 2014).
+uint64_t draw() {
+    static thread_local uint64_t state = [] {
+        const char* seed = getenv("SOFTGPU_SEED");
+        return seed ? strtoull(seed, nullptr, 10) : 0;
+    }();
+    uint64_t x = state += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
 }
 
 void sync_block() {
@@ -238,7 +312,7 @@ void sync_block() {
     if (b.generation == now) wait(b, &b.generation);
 }
 
-Exchanged exchange(unsigned mask, const Slot& mine) {
+Exchanged exchange(const char* what, unsigned mask, const Slot& mine) {
     Block& b = *block;
     unsigned number = b.current->number, lane = number & 31, first = number - lane;
     unsigned threads = b.fibers.size();
@@ -246,6 +320,8 @@ Exchanged exchange(unsigned mask, const Slot& mine) {
     Warp& warp = b.warps[first / 32];
     auto slots = warp.slots[warp.generation & 1];
     slots[lane] = mine;
+    if (!warp.arrived) warp.what = what;
+    if (warp.what != what && strcmp(warp.what, what)) misuse("%s where another lane of the warp is in %s", what, warp.what);
     warp.arrived |= 1u << lane;
     if ((warp.arrived & mask) == mask) {
         warp.arrived = 0;
@@ -258,7 +334,16 @@ Exchanged exchange(unsigned mask, const Slot& mine) {
 
 unsigned lane() { return block->current->number & 31; }
 
+static void copy_now(const Copy& copy) {
+    if (copy.from) memcpy(copy.to, copy.from, 16);
+    else memset(copy.to, 0, 16);
+}
+
+// By chance at once, or no sooner than at its wait.
 void copy_later(void* to, const void* from) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16)
+        misuse("cp.async between addresses that are not multiples of 16 bytes");
+    if (draw() % 2) return copy_now({to, from});
     block->current->copies.push_back({to, from});
     block->current->open++;
 }
@@ -274,15 +359,28 @@ void copy_wait(int pending) {
     if ((int)groups.size() <= pending) return;
     auto last = groups.end() - pending;
     auto over = copies.begin() + std::accumulate(groups.begin(), last, size_t(0));
-    for (auto copy = copies.begin(); copy != over; copy++) {
-        if (copy->from) memcpy(copy->to, copy->from, 16);
-        else memset(copy->to, 0, 16);
-    }
+    std::for_each(copies.begin(), over, copy_now);
     copies.erase(copies.begin(), over);
     groups.erase(groups.begin(), last);
 }
 
 char* dynamic_shared() { return block->window + SHARED_START; }
+
+void* static_shared(const void* key, size_t bytes, size_t alignment) {
+    Block& b = *block;
+    for (const Piece& piece : b.pieces)
+        if (piece.key == key) return b.window + piece.start;
+    size_t all = b.launch->shared_bytes + bytes;
+    for (const Piece& piece : b.pieces) all += piece.key ? piece.bytes : 0;
+    if (all > b.launch->shared_limit)
+        misuse("%zu bytes of shared memory, %u of them dynamic, in a block that has %u", all, b.launch->shared_bytes,
+               b.launch->shared_limit);
+    const Piece& last = b.pieces.back();
+    size_t start = last.start + Block::rounded(last.bytes) + 2 * CANARY_BYTES;
+    if (alignment > 128 || start + Block::rounded(bytes) + CANARY_BYTES > sizeof b.window)
+        misuse("%zu bytes of static shared memory, more than the stand-in has room for", bytes);
+    return b.add_piece(key, start, bytes);
+}
 
 unsigned block_thread() { return block->current->number; }
 
@@ -299,8 +397,8 @@ const Kernel* find(const char* name) {
     return found == kernels().end() ? nullptr : &found->second;
 }
 
-Register::Register(const char* name, size_t bytes, void (*body)(const void*)) {
-    kernels()[name] = {name, bytes, body};
+Register::Register(const char* name, unsigned bound, size_t bytes, void (*body)(const void*)) {
+    kernels()[name] = {name, bound, bytes, body};
 }
 } // namespace softgpu
 

@@ -21,7 +21,7 @@ Result push(Stream* s, Ask ask) {
     // The default stream waits for others: nobody may use it.
     if (!s) return capturing && !capturing->over ? spoil(capturing, CAPTURE_IMPLICIT) : INVALID_VALUE;
     if (!s->capture) {
-        for (Step& step : ask(false)) s->queue.push_back({std::move(step), nullptr, 0, nullptr});
+        for (Step& step : ask(false)) s->device->enqueue(s, {std::move(step), nullptr, 0, nullptr});
         return OK;
     }
     if (s->capture->invalid) return CAPTURE_INVALIDATED;
@@ -36,7 +36,7 @@ API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
     if (s->capture && s->capture->invalid) return CAPTURE_INVALIDATED;
     if (!e->capture) {
         if (s->capture) return spoil(s->capture, CAPTURE_ISOLATION);
-        s->queue.push_back({{}, e->marker, e->marker->recorded, nullptr});
+        s->device->enqueue(s, {{}, e->marker, e->marker->recorded, nullptr});
         return OK;
     }
     if (e->capture->over) return spoil(s->capture, CAPTURED_EVENT);
@@ -156,10 +156,11 @@ API cuGraphLaunch(Graph* executable, Stream* s) {
     // CUDA would nest it; gptrain never does.
     if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
     auto graph = std::make_shared<Launched>();
+    graph->in_order = hardware_queues() == 1;
     for (const Node& node : executable->nodes) {
         std::vector<Step> steps = node.ask(true);
         graph->nodes.push_back({{steps.begin(), steps.end()}, node.after});
     }
-    if (!graph->nodes.empty()) s->queue.push_back({{}, nullptr, 0, graph});
+    if (!graph->nodes.empty()) s->device->enqueue(s, {{}, nullptr, 0, graph});
     return OK;
 }

@@ -2,7 +2,6 @@
 #include "hopper.h"
 #include "tensor_map.h"
 #include <array>
-#include <cstdarg>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -14,15 +13,6 @@ namespace softgpu {
 namespace {
 constexpr unsigned GROUP = 128;
 constexpr uint32_t IN_FLIGHT = 0x7fbadbad; // a NaN
-
-[[noreturn]] __attribute__((format(printf, 1, 2))) void misuse(const char* what, ...) {
-    fprintf(stderr, "softgpu: block (%u, %u, %u), thread %u: ", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x);
-    va_list list;
-    va_start(list, what);
-    vfprintf(stderr, what, list);
-    fprintf(stderr, "\n");
-    abort();
-}
 
 typedef std::array<char, 16> Piece;
 

@@ -5,6 +5,8 @@
 // stream: a rank leaves a file with what it brings, and takes the result once the files of all are
 // there. A message's sender waits until it is taken. So a rank that is killed or stopped leaves the others
 // waiting, as real NCCL does over NVLink.
+// SOFTGPU_NCCL_SERIAL=1: a device has one collective under way at a time, in the order in which its host
+// asked, as NCCL before 2.26 wants its users to have it; ranks whose orders differ then wait for ever.
 // Ranks that call different things fail the communicator, with a message; an abort frees whoever
 // waits in it.
 #include "softgpu.h"
@@ -31,9 +33,8 @@ struct Step {
     std::function<void()> run;
 };
 typedef std::function<std::vector<Step>(bool in_graph)> Ask;
-extern "C" void softgpu_push(void* stream, std::function<void()>* work);
 extern "C" void softgpu_push_steps(void* stream, Ask* ask);
-extern "C" void softgpu_push_when(void* stream, std::function<bool()>* when, std::function<void()>* work);
+extern "C" void* softgpu_device(void* stream);
 // Wakes whoever waits in this process; others look every now and then.
 extern "C" void softgpu_tell();
 
@@ -107,22 +108,47 @@ struct Id {
     char text[128];
 };
 
-float widen(int type, const char* all, size_t i) {
-    if (type == FLOAT32) return reinterpret_cast<const float*>(all)[i];
-    if (type == FLOAT16) return reinterpret_cast<const _Float16*>(all)[i];
-    return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(all)[i]);
-}
+float widen(float x) { return x; }
+float widen(_Float16 x) { return x; }
+float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+void narrow(float x, float& to) { to = x; }
+void narrow(float x, _Float16& to) { to = (_Float16)x; }
+void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16(x); }
 
 typedef std::vector<std::string> Brought; // by rank
+typedef std::vector<Step> Steps;
 
+// A device's collectives, counted as its host asks for them and as they end.
+struct Turns {
+    std::atomic<uint64_t> asked{0}, ended{0};
+};
+Turns& turns_of(void* stream) {
+    static std::mutex lock;
+    static std::map<void*, Turns> all;
+    std::lock_guard<std::mutex> guard(lock);
+    return all[softgpu_device(stream)];
+}
+// These steps, in turn where collectives are serial.
+Steps in_turn(void* stream, Steps steps) {
+    static const bool serial = getenv("SOFTGPU_NCCL_SERIAL") && atoi(getenv("SOFTGPU_NCCL_SERIAL"));
+    if (!serial) return steps;
+    Turns& turns = turns_of(stream);
+    uint64_t turn = turns.asked++;
+    steps.insert(steps.begin(), {[&turns, turn] { return turns.ended == turn; }, [] {}});
+    steps.push_back({nullptr, [&turns] { turns.ended++; }});
+    return steps;
+}
+
+template <class T> void sum_of(const Brought& brought, size_t first, size_t count, void* to) {
+    std::vector<float> totals(count);
+    for (auto& bytes : brought)
+        for (size_t i = 0; i < count; i++) totals[i] += widen(reinterpret_cast<const T*>(bytes.data())[first + i]);
+    for (size_t i = 0; i < count; i++) narrow(totals[i], static_cast<T*>(to)[i]);
+}
 void sum(int type, const Brought& brought, size_t first, size_t count, void* to) {
-    for (size_t i = 0; i < count; i++) {
-        float total = 0;
-        for (auto& bytes : brought) total += widen(type, bytes.data(), first + i);
-        if (type == FLOAT32) static_cast<float*>(to)[i] = total;
-        else if (type == FLOAT16) static_cast<_Float16*>(to)[i] = (_Float16)total;
-        else static_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16(total);
-    }
+    if (type == FLOAT32) sum_of<float>(brought, first, count, to);
+    else if (type == FLOAT16) sum_of<_Float16>(brought, first, count, to);
+    else sum_of<__nv_bfloat16>(brought, first, count, to);
 }
 
 Result collective(Comm* comm, const std::string& what, const void* from, size_t bytes, void* stream,
@@ -150,7 +176,7 @@ Result collective(Comm* comm, const std::string& what, const void* from, size_t 
             finish(brought);
             meeting->taken(round);
         };
-        return std::vector<Step>{{nullptr, deposit}, {all_here, take}};
+        return in_turn(stream, {{nullptr, deposit}, {all_here, take}});
     };
     softgpu_push_steps(stream, &ask);
     return OK;
@@ -162,19 +188,25 @@ std::string words(const char* op, size_t count, int type) {
 
 struct Message {
     bool send;
-    std::function<void()> post, end;
+    void* stream;
+    Step post, end;
 };
 thread_local int depth = 0;
 thread_local std::vector<Message> messages;
 
 // All of a group at once: what is sent is laid out, what is received is taken, and then the senders
-// wait until theirs is taken, too.
+// wait until theirs is taken, too. In one stream, as gptrain has them.
 void post() {
+    if (messages.empty()) return;
+    Steps steps;
     for (bool send : {true, false})
         for (Message& m : messages)
-            if (m.send == send) m.post();
+            if (m.send == send) steps.push_back(m.post);
     for (Message& m : messages)
-        if (m.send) m.end();
+        if (m.send) steps.push_back(m.end);
+    void* stream = messages[0].stream;
+    Ask ask = [=](bool) { return in_turn(stream, steps); };
+    softgpu_push_steps(stream, &ask);
     messages.clear();
 }
 
@@ -262,17 +294,12 @@ API ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm
 API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, void* stream) {
     auto meeting = comm->meeting;
     std::string name = letter(comm, meeting->rank, peer);
-    messages.push_back({true, [=] {
-        std::function<void()> work = [=] {
-            meeting->put(name, "", from, count * size_of(type));
-            softgpu_tell();
-        };
-        softgpu_push(stream, &work);
-    }, [=] {
-        std::function<bool()> taken = [=] { return meeting->over() || !meeting->there(name); };
-        std::function<void()> nothing = [] {};
-        softgpu_push_when(stream, &taken, &nothing);
-    }});
+    std::function<void()> put = [=] {
+        meeting->put(name, "", from, count * size_of(type));
+        softgpu_tell();
+    };
+    std::function<bool()> taken = [=] { return meeting->over() || !meeting->there(name); };
+    messages.push_back({true, stream, {nullptr, put}, {taken, [] {}}});
     if (depth == 0) post();
     return OK;
 }
@@ -280,20 +307,18 @@ API ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* strea
     auto meeting = comm->meeting;
     std::string name = letter(comm, peer, meeting->rank);
     size_t bytes = count * size_of(type);
-    messages.push_back({false, [=] {
-        std::function<bool()> here = [=] { return meeting->over() || meeting->there(name); };
-        std::function<void()> take = [=] {
-            if (meeting->over()) return;
-            std::string message = meeting->take(name).second;
-            unlink((meeting->folder / name).c_str());
-            softgpu_tell();
-            if (message.size() != bytes)
-                return meeting->fail("receives " + std::to_string(bytes) + " bytes where " +
-                                     std::to_string(message.size()) + " were sent");
-            memcpy(to, message.data(), bytes);
-        };
-        softgpu_push_when(stream, &here, &take);
-    }, nullptr});
+    std::function<bool()> here = [=] { return meeting->over() || meeting->there(name); };
+    std::function<void()> take = [=] {
+        if (meeting->over()) return;
+        std::string message = meeting->take(name).second;
+        unlink((meeting->folder / name).c_str());
+        softgpu_tell();
+        if (message.size() != bytes)
+            return meeting->fail("receives " + std::to_string(bytes) + " bytes where " +
+                                 std::to_string(message.size()) + " were sent");
+        memcpy(to, message.data(), bytes);
+    };
+    messages.push_back({false, stream, {here, take}, {}});
     if (depth == 0) post();
     return OK;
 }

@@ -1,9 +1,11 @@
 // Lets the kernels of `kernels/` be compiled by a C++ compiler and run on the CPU, for tests only.
 //
 // A CUDA thread is a fiber; `__syncthreads` and the warp's collectives switch between the fibers of
-// a block. What a kernel must not rely on is made to go wrong: fibers run in an order that changes
-// from round to round, shared memory starts as NaN, an asynchronous copy happens at its wait and
-// not before, and threads that do not meet at a barrier abort with a message.
+// a block. What a kernel must not rely on is made to go wrong: blocks run in a random order, fibers in
+// one that changes from round to round, shared memory starts as NaN and has canaries around it, and an
+// asynchronous copy happens at once or at its wait. Wrong use aborts with a message: threads that do not
+// meet at a barrier, or meet in different collectives, more shared memory than a block has, a canary
+// that changed, an address that is not aligned. planted.cpp has a kernel with each of these faults.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +18,6 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __restrict__ __restrict
-#define __shared__ thread_local
 
 struct dim3 {
     unsigned x, y, z;
@@ -50,13 +51,22 @@ struct alignas(32) Slot {
 };
 
 constexpr int MULTIPROCESSORS = 4;
+// Bytes that a kernel's argument may have.
+constexpr size_t ARGUMENT_BYTES = 4096;
 
 struct Launch {
+    const char* name;
     dim3 grid, block;
-    unsigned shared_bytes;
+    unsigned shared_bytes; // dynamic
+    unsigned shared_limit; // with what the kernel declares itself
     void (*body)(const void* arguments);
     const void* arguments;
 };
+
+// Ends the process with a message that names the kernel, block and thread.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void misuse(const char* what, ...);
+// The next number of this thread's random ones, by SOFTGPU_SEED.
+uint64_t draw();
 
 // Runs a grid to its end, block after block.
 void run(const Launch& launch);
@@ -66,8 +76,8 @@ struct Exchanged {
     const Slot* all; // what each of the warp's lanes gave
     unsigned lane;   // who asks
 };
-// Waits for the lanes in `mask`.
-Exchanged exchange(unsigned mask, const Slot& mine);
+// Waits for the lanes in `mask`, which all call the collective `what`.
+Exchanged exchange(const char* what, unsigned mask, const Slot& mine);
 unsigned lane();
 template <class T> Slot slot(const T& value) {
     static_assert(sizeof(T) <= sizeof(Slot));
@@ -81,6 +91,8 @@ void copy_later(void* to, const void* from);
 void copy_commit();
 void copy_wait(int pending);
 char* dynamic_shared();
+// Shared memory that a kernel declares, by the address of something that only this declaration has.
+void* static_shared(const void* key, size_t bytes, size_t alignment);
 
 // For hopper.cpp: the number of the running thread in its block, a wait until something holds, a turn
 // left to others, and what happens in a block beside its threads: where it starts, whether something was done, its end.
@@ -93,16 +105,19 @@ void asynchronous_end();
 
 struct Kernel {
     const char* name;
+    unsigned bound; // threads of a block
     size_t bytes;
     void (*body)(const void* arguments);
 };
 const Kernel* find(const char* name);
 struct Register {
-    Register(const char* name, size_t bytes, void (*body)(const void*));
+    Register(const char* name, unsigned bound, size_t bytes, void (*body)(const void*));
 };
+// What __launch_bounds__ takes.
+constexpr unsigned bound(unsigned threads = 1024, unsigned = 0) { return threads; }
 
 template <class T, class Source> T from_lane(unsigned mask, T value, Source source) {
-    auto [all, lane] = exchange(mask, slot(value));
+    auto [all, lane] = exchange("shfl", mask, slot(value));
     T taken;
     memcpy(&taken, all[source(lane) & 31].bytes, sizeof(T));
     return taken;
@@ -111,23 +126,28 @@ template <class T, class Source> T from_lane(unsigned mask, T value, Source sour
 
 // A kernel takes one struct by value; NAME is how the host finds it. BODY may speak of T.
 #define KERNEL_OF(TYPE, NAME, BODY, ARGUMENTS, ...)                                                \
-    static softgpu::Register register_##NAME(#NAME, sizeof(ARGUMENTS), [](const void* a) {         \
+    static softgpu::Register register_##NAME(#NAME, softgpu::bound(__VA_ARGS__), sizeof(ARGUMENTS), [](const void* a) { \
         [[maybe_unused]] typedef TYPE T;                                                           \
         (BODY)(*static_cast<const ARGUMENTS*>(a));                                                 \
     });
 
 #define DYNAMIC_SHARED(NAME) char* NAME = softgpu::dynamic_shared()
+#define SHARED(TYPE, NAME, EXTENTS)                                                                \
+    static char NAME##_key;                                                                        \
+    using NAME##_shared = TYPE EXTENTS;                                                            \
+    NAME##_shared& NAME = *static_cast<NAME##_shared*>(                                            \
+        softgpu::static_shared(&NAME##_key, sizeof(NAME##_shared), alignof(NAME##_shared)))
 
 // In the window of shared memory, as instructions take it.
 uint32_t shared_address(const void* p);
 
 inline void __syncthreads() { softgpu::sync_block(); }
-inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange(mask, {}); }
+inline void __syncwarp(unsigned mask = ~0u) { softgpu::exchange("syncwarp", mask, {}); }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
     return softgpu::from_lane(mask, value, [=](unsigned lane) { return lane ^ with; });
 }
 inline bool __any_sync(unsigned mask, bool value) {
-    const softgpu::Slot* all = softgpu::exchange(mask, softgpu::slot(value)).all;
+    const softgpu::Slot* all = softgpu::exchange("any", mask, softgpu::slot(value)).all;
     return std::any_of(all, all + 32, [](auto& one) { return one.bytes[0]; });
 }
 inline bool __all_sync(unsigned mask, bool value) { return !__any_sync(mask, !value); }
@@ -174,7 +194,7 @@ inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half_rn(x), __float2half_rn(y)};
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
-// Blocks run one after the other.
+// Blocks run one after the other, in an order by chance.
 inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
     uint32_t old = *at;
     *at = std::max(old, x);
@@ -191,7 +211,7 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     } mine;
     memcpy(mine.a, a, 16);
     memcpy(mine.b, b, 8);
-    auto [all, own] = softgpu::exchange(~0u, softgpu::slot(mine));
+    auto [all, own] = softgpu::exchange("mma", ~0u, softgpu::slot(mine));
     auto half = [](uint32_t word, int k) {
         T x{(uint16_t)(word >> 16 * (k & 1))};
         if constexpr (std::is_same_v<T, __half>) return __half2float(x);
@@ -217,7 +237,8 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 
 // Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
 inline void ldmatrix(uint32_t (&x)[4], const void* row, bool turned) {
-    auto [all, lane] = softgpu::exchange(~0u, softgpu::slot(row));
+    if (reinterpret_cast<uintptr_t>(row) % 16) softgpu::misuse("ldmatrix of a row that is not at a multiple of 16 bytes");
+    auto [all, lane] = softgpu::exchange(turned ? "ldmatrix.trans" : "ldmatrix", ~0u, softgpu::slot(row));
     for (unsigned matrix = 0; matrix < 4; matrix++) {
         auto element = [all = all, matrix](unsigned r, unsigned c) {
             const uint16_t* from;

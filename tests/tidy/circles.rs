@@ -44,7 +44,7 @@ fn excepted(from: &Module, to: &Module) -> bool {
 struct File {
     /// Every path named, from the crate on.
     paths: BTreeSet<Module>,
-    /// What `pub use` gives another name: (name, where it is; the name `*` stands for all).
+    /// Names given by `pub use`: (name, module of the original; the name `*` means all).
     exports: Vec<(String, Module)>,
 }
 

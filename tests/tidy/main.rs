@@ -6,6 +6,7 @@
 //! | `circles` | no files import each other in a circle |
 //! | `ops` | every op of a backend has a case |
 //! | `words` | private words that do not come back |
+//! | `prose` | comments, strings and docs are plain English |
 //! | `fresh` | a build without a change does nothing |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
@@ -13,6 +14,7 @@ mod circles;
 mod docs;
 mod fresh;
 mod ops;
+mod prose;
 mod source;
 mod words;
 
@@ -20,7 +22,8 @@ use source::files;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where raw memory may be touched: devices, groups of ranks, and the one file that maps datasets.
+/// Places that may access raw memory: devices, groups of ranks, and the one file that maps
+/// datasets.
 const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/indexed/map.rs"];
 
 /// The compiler keeps a crate from using one that it does not name: here the list of floors is that

@@ -86,3 +86,87 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
 pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
+
+/// Kind of a piece of prose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Doc,
+    Comment,
+    Literal,
+    Paragraph,
+}
+
+/// Comment, string or paragraph, on one line of text, without code spans.
+#[derive(Debug)]
+pub struct Prose {
+    pub kind: Kind,
+    /// Line of the file at which it begins, from 1.
+    pub line: usize,
+    pub text: String,
+}
+
+/// Comments and strings of Rust source. Consecutive comment lines of one kind are one piece.
+pub fn prose(text: &str) -> Vec<Prose> {
+    let (mut all, mut at, mut before) = (Vec::<Prose>::new(), 0, None);
+    let mut last_line = 0;
+    while let Some(c) = text[at..].chars().next() {
+        let rest = &text[at..];
+        let comment = comment(rest);
+        let Some(length) = comment.or_else(|| literal(rest, before)) else {
+            (at, before) = (at + c.len_utf8(), Some(c));
+            continue;
+        };
+        let line = text[..at].matches('\n').count() + 1;
+        let body = &rest[..length];
+        let kind = match comment {
+            None => Kind::Literal,
+            Some(_) if body.starts_with("///") || body.starts_with("//!") => Kind::Doc,
+            Some(_) => Kind::Comment,
+        };
+        let words = match kind {
+            Kind::Literal => body.replace("\\n", " ").replace('\\', " "),
+            _ => body.trim_start_matches(['/', '!', '*']).trim().to_string(),
+        };
+        // A comment behind code is a piece of its own.
+        let alone = text[..at].rsplit('\n').next().is_some_and(|code| code.trim().is_empty());
+        match all.last_mut() {
+            Some(last)
+                if last.kind == kind && kind != Kind::Literal && alone && line == last_line + 1 =>
+            {
+                last.text.push(' ');
+                last.text.push_str(&words);
+            }
+            _ => all.push(Prose { kind, line, text: words }),
+        }
+        last_line = line;
+        (at, before) = (at + length, Some(' '));
+    }
+    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all
+}
+
+/// Paragraphs of a page, without code blocks.
+pub fn text_of_markdown(text: &str) -> Vec<Prose> {
+    let (mut all, mut fenced, mut open) = (Vec::<Prose>::new(), false, false);
+    for (number, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            (fenced, open) = (!fenced, false);
+        } else if fenced || line.starts_with("    ") || line.trim().is_empty() {
+            open = false;
+        } else if let Some(last) = all.last_mut().filter(|_| open) {
+            last.text.push(' ');
+            last.text.push_str(line.trim());
+        } else {
+            all.push(Prose { kind: Kind::Paragraph, line: number + 1, text: line.trim().into() });
+            open = true;
+        }
+    }
+    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all
+}
+
+/// Text with code spans blanked and runs of spaces made one.
+fn without_code(text: &str) -> String {
+    let outside = text.split('`').step_by(2).collect::<Vec<_>>().join("`");
+    outside.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -3,7 +3,7 @@
 use crate::source::{code, files, words};
 use std::path::Path;
 
-/// What it was called, and what an engineer would search for.
+/// Former name, and the name that an engineer would search for.
 #[rustfmt::skip]
 const WORDS: &[(&str, &str)] = &[
     ("Ahead", "a name of what it is"), ("Attempts", "crash-loop guard"), ("Beside", "NcclWatchdog, comm stream"), ("Bill", "MemoryPlan"),

@@ -1,8 +1,8 @@
-//! Axes: where a value stands, which values get a tick, and how they are written.
+//! Axes: pixel positions of values, ticks and their labels.
 
 use crate::Count;
 
-/// An axis from `low` to `high`, drawn from pixel `from` to pixel `to`.
+/// Axis from `low` to `high`, drawn from pixel `from` to pixel `to`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     pub low: f64,
@@ -13,7 +13,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// The pixel of a value.
+    /// Pixel of a value.
     pub fn at(&self, value: f64) -> f64 {
         let f = |v: f64| if self.log { v.ln() } else { v };
         let share = (f(value) - f(self.low)) / (f(self.high) - f(self.low));
@@ -30,8 +30,7 @@ impl Axis {
         }
     }
 
-    /// Multiples of 1, 2, 2.5 or 5 times a power of ten: the finest that are not more than
-    /// `wanted`.
+    /// Multiples of 1, 2, 2.5 or 5 times a power of ten: the finest with at most `wanted` ticks.
     fn linear_ticks(&self, wanted: f64) -> Vec<f64> {
         let power = 10f64.powf(((self.high - self.low) / wanted).log10().floor());
         let fits = |step: &f64| (self.high / step).floor() - (self.low / step).ceil() < wanted;
@@ -42,8 +41,8 @@ impl Axis {
         (first..=last).map(|i| i as f64 * step).collect()
     }
 
-    /// Powers of ten, and 2 and 5 between them where there is room; every second, third, … power
-    /// where there is not.
+    /// Powers of ten, with 2 and 5 in between if there is space; otherwise every second, third, …
+    /// power.
     fn log_ticks(&self, wanted: f64) -> Vec<f64> {
         let decades = (self.high / self.low).log10();
         let mantissas: &[f64] = if decades * 2.2 <= wanted { &[1.0, 2.0, 5.0] } else { &[1.0] };
@@ -55,8 +54,8 @@ impl Axis {
     }
 }
 
-/// Labels for ticks: `0.25`, `10,000`, `2e-4`. They have the same number of decimals, but not on a
-/// logarithmic axis, where 0.01 stands beside 100.
+/// Labels for ticks: `0.25`, `10,000`, `2e-4`. All have the same number of decimals, except on a
+/// logarithmic axis, which may show 0.01 and 100.
 pub fn labels(ticks: &[f64], log: bool) -> Vec<String> {
     if log {
         ticks.iter().flat_map(|tick| even_labels(&[*tick])).collect()
@@ -85,12 +84,15 @@ fn tick_label(tick: f64, decimals: Option<usize>) -> String {
         Some(_) if tick.abs() >= 1e6 => short(tick),
         Some(0) if tick >= 1e4 => Count(tick as u64).to_string(),
         Some(decimals) => format!("{tick:.decimals$}"),
-        // Too wide a range for common decimals: each as short as it goes.
-        None => format!("{tick}"),
+        // The range is too wide for common decimals: each label is as short as possible.
+        None => {
+            let text = format!("{tick:.6}");
+            text.trim_end_matches('0').trim_end_matches('.').to_string()
+        }
     }
 }
 
-/// `950`, `1.2k`, `3.75M`, `1.2B`, `0.4T`: at most three digits that matter.
+/// Short form with at most three significant digits: `950`, `1.2k`, `3.75M`, `1.2B`, `0.4T`.
 pub fn short(value: f64) -> String {
     let units = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")];
     let (divisor, unit) =

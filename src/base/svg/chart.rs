@@ -1,63 +1,63 @@
-//! A chart of curves, with a second reading of its horizontal axis below the first.
+//! Chart of curves, with an optional second scale below the horizontal axis.
 
 use super::{Axis, COLOURS, Drawing, labels, short, text_width};
 use std::fmt::Write;
 
-/// A set of curves over the same axis.
+/// Curves over the same axis.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Drawn above the curves unless empty.
+    /// Drawn above the curves; empty for none.
     pub title: String,
     pub width: f64,
     pub height: f64,
-    /// What the horizontal axis counts, and what its second row of labels does.
+    /// Names of the horizontal axis and of its second row of labels.
     pub names: [&'static str; 2],
-    /// The value at the left edge.
+    /// Value at the left edge.
     pub first: f64,
     /// Whether the horizontal axis is logarithmic.
     pub log: bool,
     pub scale: Scale,
-    /// Whether the curves' names stand above them.
+    /// Whether the names of the curves are drawn above them.
     pub legend: bool,
     pub curves: Vec<Curve>,
-    /// (first reading, second reading), ascending; without it there is no second row of labels.
+    /// (axis value, second value), ascending. Without it there is no second row of labels.
     pub second: Vec<(f64, f64)>,
 }
 
-/// The vertical axis.
+/// Vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     Linear,
-    /// Linear, and 0 is on it.
+    /// Linear, starting at 0.
     FromZero,
-    /// Logarithmic; falls back to linear where a value is not positive.
+    /// Logarithmic; linear if a value is not positive.
     Log,
 }
 
-/// One line of a chart.
+/// Line of a chart.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// For the legend; a curve without a name is not in it.
+    /// Name in the legend; empty to omit it.
     pub name: String,
     pub stroke: Stroke,
-    /// Index of a colour.
+    /// Index of the colour.
     pub colour: usize,
-    /// (step, value), ascending; a value that is not finite breaks the line.
+    /// (step, value), ascending; a non-finite value interrupts the line.
     pub points: Vec<(f64, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stroke {
     Line,
-    /// Thin and pale, to lie behind another.
+    /// Thin and pale, for a background curve.
     Faint,
-    /// A dot at each value.
+    /// Dot at each value.
     Dots,
     /// Constant until the next value.
     Stairs,
 }
 
-/// The room around the curves of one chart, and its axes.
+/// Margins and axes of a chart.
 struct Layout {
     x: Axis,
     y: Axis,
@@ -68,11 +68,11 @@ struct Layout {
 }
 
 const LEGEND_ROW: f64 = 18.0;
-/// The legend's sample of a line, and the gap to its name.
+/// Width of the line sample in the legend.
 const SAMPLE: f64 = 22.0;
 
 impl Chart {
-    /// The horizontal and the vertical axis: what lies where.
+    /// Horizontal and vertical axis, for mapping values to pixels.
     pub fn axes(&self) -> [Axis; 2] {
         let layout = self.layout();
         [layout.x, layout.y]
@@ -109,8 +109,8 @@ impl Chart {
         Layout { x: Axis { low, high, log: self.log, from, to }, y, y_ticks, y_labels, legend }
     }
 
-    /// Places of the named curves' legend entries, wrapped into rows above the curves, where no
-    /// curve can run into them; and the number of rows.
+    /// Positions of the legend entries of named curves, wrapped into rows above the plot area; and
+    /// the number of rows.
     fn legend(&self, baseline: f64) -> (Vec<(f64, f64)>, usize) {
         let (mut places, mut x, mut row) = (Vec::new(), 14.0, 0);
         for curve in self.named() {
@@ -129,7 +129,7 @@ impl Chart {
         self.curves.iter().filter(|curve| self.legend && !curve.name.is_empty())
     }
 
-    /// The name, cut to what fits on a row.
+    /// Name, truncated to the width of a row.
     fn legend_name(&self, curve: &Curve) -> String {
         let room = ((self.width - SAMPLE - 50.0) / text_width("n")) as usize;
         match curve.name.chars().count() {
@@ -148,7 +148,7 @@ impl Chart {
         (self.first, high.max(self.first + 1.0))
     }
 
-    /// From the lowest to the highest value, with a little air; and whether it is logarithmic.
+    /// Range of the values with a margin, and whether the axis is logarithmic.
     fn y_range(&self) -> (f64, f64, bool) {
         let low = self.points().map(|(_, y)| y).fold(f64::INFINITY, f64::min);
         let high = self.points().map(|(_, y)| y).fold(f64::NEG_INFINITY, f64::max);
@@ -213,7 +213,7 @@ fn draw_curve(curve: &Curve, layout: &Layout, to: &mut Drawing) {
             continue;
         }
         let (x, y) = (layout.x.at(*x), layout.y.at(*y));
-        // A piece of one point is drawn too: a line of no length has round caps.
+        // A segment of one point is drawn too: a zero-length line has round caps.
         let _ = match (pen_down, curve.stroke) {
             (false, _) => write!(path, "M{x:.1} {y:.1}h0"),
             (true, Stroke::Stairs) => write!(path, "H{x:.1}V{y:.1}"),
@@ -229,7 +229,7 @@ fn draw_curve(curve: &Curve, layout: &Layout, to: &mut Drawing) {
     }
 }
 
-/// Classes of a curve's line, and of its dots.
+/// CSS classes of a curve's line.
 fn stroke(curve: &Curve) -> String {
     let faint = if curve.stroke == Stroke::Faint { " faint" } else { "" };
     format!("curve{faint} s{}", curve.colour % COLOURS)
@@ -239,7 +239,7 @@ fn fill(curve: &Curve) -> String {
     format!("f{}", curve.colour % COLOURS)
 }
 
-/// The second reading at a first, on the line between the two known ones around it.
+/// Linear interpolation of the second scale.
 fn interpolate(known: &[(f64, f64)], first: f64) -> f64 {
     let after = known.partition_point(|(x, _)| *x < first);
     let (x1, y1) = *known.get(after).or(known.last()).unwrap_or(&(1.0, 0.0));

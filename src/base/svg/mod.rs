@@ -1,5 +1,5 @@
-//! Pictures as SVG: shapes with classes of one style sheet, light and dark, and charts of curves.
-//! Lengths are in pixels at 12 px type.
+//! SVG pictures: shapes with classes of one style sheet (light and dark), and charts of curves.
+//! Lengths are in pixels at a font size of 12 px.
 
 mod axis;
 mod chart;
@@ -7,20 +7,20 @@ mod chart;
 pub use axis::{Axis, labels, short};
 pub use chart::{Chart, Curve, Scale, Stroke};
 
-/// Style of all pictures.
+/// Style sheet of all pictures.
 pub const STYLE: &str = include_str!("style.css");
 
-/// The style of a page of figures, tiles and tables.
+/// Style sheet of a page of figures, tiles and tables.
 pub const PAGE: &str = include_str!("page.css");
 
-/// How many colours there are: classes `s0` (strokes) and `f0` (fills) up to one below this; more
-/// series use them again.
+/// Number of colours: classes `s0` (strokes) and `f0` (fills) up to one below this. Further series
+/// reuse them.
 pub const COLOURS: usize = 8;
 
-/// A point or a size in pixels: (x, y), y downwards.
+/// Point or size in pixels: (x, y), y downwards.
 pub type Point = (f64, f64);
 
-/// Shapes on a ground of some size.
+/// Shapes on a canvas of fixed size.
 pub struct Drawing {
     width: f64,
     height: f64,
@@ -32,13 +32,13 @@ impl Drawing {
         Drawing { width, height, body: String::new() }
     }
 
-    /// Words at a baseline; the class says how they are aligned (`end`, `middle`, else start).
+    /// Adds text at a baseline. The class sets the alignment (`end`, `middle`, default start).
     pub fn text(&mut self, class: &str, (x, y): Point, words: &str) {
         let words = escape(words);
         self.add(&format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{words}</text>"));
     }
 
-    /// A rectangle with a text for the pointer that rests on it.
+    /// Adds a rectangle with a tooltip.
     pub fn rect(&mut self, class: &str, (x, y): Point, (width, height): Point, tip: &str) {
         let tip = escape(tip);
         self.add(&format!(
@@ -47,7 +47,7 @@ impl Drawing {
         ));
     }
 
-    /// A dot, with a text for the pointer unless it is empty.
+    /// Adds a dot, with a tooltip unless `tip` is empty.
     pub fn dot(&mut self, class: &str, (x, y): Point, tip: &str) {
         let title = match tip {
             "" => String::new(),
@@ -58,12 +58,12 @@ impl Drawing {
         ));
     }
 
-    /// A path in SVG's own words.
+    /// Adds a path in SVG syntax.
     pub fn path(&mut self, class: &str, d: &str) {
         self.add(&format!("<path class=\"{class}\" d=\"{d}\"/>"));
     }
 
-    /// A line through points.
+    /// Adds a polyline.
     pub fn line(&mut self, class: &str, points: &[Point]) {
         let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         self.add(&format!("<polyline class=\"{class}\" points=\"{}\"/>", points.join(" ")));
@@ -74,12 +74,12 @@ impl Drawing {
         self.body.push('\n');
     }
 
-    /// As an `<svg>` element whose style is elsewhere in the page.
+    /// Renders an `<svg>` element without style, for a page that includes `STYLE`.
     pub fn inline(&self) -> String {
         format!("<svg class=\"chart\" {}>\n{}</svg>\n", self.view_box(), self.body)
     }
 
-    /// As a file of its own, on its own ground.
+    /// Renders a standalone file with its own style and background.
     pub fn file(&self) -> String {
         let Drawing { width, height, body } = self;
         let view_box = self.view_box();
@@ -95,12 +95,12 @@ impl Drawing {
     }
 }
 
-/// Pixels of a text at 12 px, never too few for digits and Latin letters.
+/// Width of a text in pixels at 12 px; never too small for digits and Latin letters.
 pub fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 7.0
 }
 
-/// Text that is safe in XML and HTML, attributes included.
+/// Escapes text for XML and HTML, including attributes.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

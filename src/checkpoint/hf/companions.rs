@@ -3,7 +3,7 @@
 
 use super::TokenIds;
 use anyhow::Context;
-use data::tokenizer::Tokenizer;
+use data::tokenizer::{self, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::ErrorKind;
@@ -18,29 +18,42 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION: &str = "generation_config.json";
 const CONFIG: &str = "config.json";
 
-/// Files that are carried along as they are.
-const CARRIED: [&str; 10] = [
-    TOKENIZER,
+/// GPT-2's tokenizer in two files.
+const PAIR: [&str; 2] = ["vocab.json", "merges.txt"];
+
+/// Files that belong to a tokenizer.json in the same folder.
+const BESIDE: [&str; 6] = [
     TOKENIZER_CONFIG,
-    GENERATION,
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
 ];
 
 /// Copies what lies beside the weights in a Hugging Face folder, config.json among it.
 pub fn carry(from: &Path, to: &Path) -> anyhow::Result<()> {
-    CARRIED.iter().chain([&CONFIG]).try_for_each(|name| copy(from, to, name).map(drop))
+    let names = [TOKENIZER, GENERATION, CONFIG].iter().chain(&PAIR).chain(&BESIDE);
+    names.into_iter().try_for_each(|name| copy(from, to, name).map(drop))
+}
+
+/// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file of another name they
+/// may be of another tokenizer.
+pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
+    let Some(folder) = own_folder(tokenizer) else { return Ok(()) };
+    BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))
+}
+
+/// The folder of a tokenizer whose files there belong together.
+fn own_folder(tokenizer: &Path) -> Option<&Path> {
+    let usual = [TOKENIZER, PAIR[0]].into_iter().any(|name| tokenizer.ends_with(name));
+    tokenizer.parent().filter(|_| usual)
 }
 
 /// The files that go with a run's weights.
 pub struct Companions {
-    /// The tokenizer.json, if it is there.
-    tokenizer: Option<PathBuf>,
+    /// The tokenizer's file, or GPT-2's two; none if there is no tokenizer.
+    tokenizer: Vec<PathBuf>,
     /// What the weights were imported with.
     carried: Option<PathBuf>,
     /// The end-of-document token, if the manifest names one.
@@ -48,19 +61,21 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// `run`: the folder of the run, which may have been moved since its manifest was written.
-    pub fn of(run: Option<&Path>, tokenizer: Option<&Path>, eod: Option<u32>) -> Companions {
+    /// `run`: the folder of an imported run. `tokenizer`: the run's own (`checkpoint::tokenizer`).
+    pub fn new(
+        run: Option<&Path>,
+        tokenizer: Option<&Path>,
+        eod: Option<u32>,
+    ) -> anyhow::Result<Companions> {
         let carried = run.map(|run| run.join(FOLDER)).filter(|folder| folder.join(CONFIG).exists());
-        let named = tokenizer.filter(|path| path.exists()).map(Path::to_path_buf);
-        let named = named.map(|path| if path.is_dir() { path.join(TOKENIZER) } else { path });
-        let kept = carried.as_ref().map(|folder| folder.join(TOKENIZER));
-        let tokenizer = named.or(kept).filter(|path| path.exists());
-        Companions { tokenizer, carried, eod }
+        let tokenizer = tokenizer.map(tokenizer::files).transpose()?.unwrap_or_default();
+        Ok(Companions { tokenizer, carried, eod })
     }
 
     /// Those of a Hugging Face folder.
     pub fn in_folder(folder: &Path) -> Companions {
         let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists());
+        let tokenizer = tokenizer.into_iter().collect();
         Companions { tokenizer, carried: Some(folder.to_path_buf()), eod: None }
     }
 
@@ -71,7 +86,7 @@ impl Companions {
 
     /// What generation_config.json says of them, or else config.json, or else the tokenizer.
     pub fn token_ids(&self) -> TokenIds {
-        let settings = self.beside().and_then(|folder| object(&folder.join(GENERATION)));
+        let settings = self.carried.as_ref().and_then(|folder| object(&folder.join(GENERATION)));
         let all: Vec<_> = settings.into_iter().chain(self.config()).collect();
         let said = |key: &str| {
             let mut ids = all.iter().filter_map(|object| object.get(key));
@@ -88,9 +103,10 @@ impl Companions {
     /// The tokens that begin and end texts. A document begins after the end of another where the
     /// tokenizer names no token for it.
     fn of_tokenizer(&self) -> (Option<u32>, Option<u32>) {
-        let tokenizer = self.tokenizer.as_ref().and_then(|path| Tokenizer::load(path).ok());
+        let path = self.tokenizer.first();
+        let tokenizer = path.and_then(|path| Tokenizer::load(path).ok());
         let eos = self.eod.or(tokenizer.as_ref().and_then(Tokenizer::eod));
-        let config = self.beside().and_then(|folder| object(&folder.join(TOKENIZER_CONFIG)));
+        let config = path.and_then(|path| object(&own_folder(path)?.join(TOKENIZER_CONFIG)));
         let bos = config.and_then(|config| {
             let name = &config.get("bos_token")?;
             tokenizer.as_ref()?.special(name["content"].as_str().or(name.as_str())?)
@@ -98,28 +114,23 @@ impl Companions {
         (bos.or(eos), eos)
     }
 
-    /// The folder whose files belong together: the tokenizer's.
-    fn beside(&self) -> Option<&Path> {
-        let of_tokenizer = self.tokenizer.as_ref().and_then(|path| path.parent());
-        of_tokenizer.or(self.carried.as_deref())
-    }
-
-    /// Writes them into `to`; whether a tokenizer is among them.
+    /// Writes them into `to`; whether a tokenizer is among them. The tokenizer's file gets the name
+    /// that transformers looks for.
     pub fn write(&self, to: &Path, tokens: &TokenIds) -> anyhow::Result<bool> {
-        let mut there = Vec::new();
-        if let Some(folder) = self.beside() {
-            for name in CARRIED {
-                if copy(folder, to, name)? {
-                    there.push(name);
-                }
+        let names = if self.tokenizer.len() == 1 { &[TOKENIZER][..] } else { &PAIR };
+        for (path, name) in self.tokenizer.iter().zip(names) {
+            fs::copy(path, to.join(name)).with_context(|| cannot("copy", path))?;
+        }
+        match (self.tokenizer.first(), &self.carried) {
+            (Some(path), _) => carry_beside(path, to)?,
+            (None, Some(folder)) => {
+                BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))?;
             }
+            (None, None) => {}
         }
-        if let Some(path) = self.tokenizer.as_ref().filter(|_| !there.contains(&TOKENIZER)) {
-            let target = to.join(TOKENIZER);
-            fs::copy(path, &target).with_context(|| cannot("copy", path))?;
-            there.push(TOKENIZER);
-        }
-        if !there.contains(&GENERATION) && !tokens.eos.is_null() {
+        // Of a model that began here, settings beside the tokenizer are of another model.
+        let settings = self.carried.as_ref().map(|folder| copy(folder, to, GENERATION));
+        if !settings.transpose()?.unwrap_or(false) && !tokens.eos.is_null() {
             let settings = json!({
                 "_from_model_config": true,
                 "bos_token_id": tokens.bos,
@@ -127,10 +138,12 @@ impl Companions {
             });
             write(&to.join(GENERATION), &settings)?;
         }
-        if let Some(path) = self.tokenizer.as_ref().filter(|_| !there.contains(&TOKENIZER_CONFIG)) {
+        if let [path] = &self.tokenizer[..]
+            && !to.join(TOKENIZER_CONFIG).exists()
+        {
             write(&to.join(TOKENIZER_CONFIG), &self.tokenizer_config(path, tokens)?)?;
         }
-        Ok(self.tokenizer.is_some())
+        Ok(!self.tokenizer.is_empty())
     }
 
     /// How transformers loads a tokenizer.json.

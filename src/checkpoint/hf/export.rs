@@ -6,21 +6,28 @@ use super::config::{target, write_config};
 use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
-use crate::{Checkpoint, Tensor, aside, safetensors};
+use crate::aside::Kind;
+use crate::{Checkpoint, Tensor, aside, safetensors, tokenizer};
 use anyhow::{Context, ensure};
+use base::output::Existing;
+use base::progress::{Progress, Unit};
 use base::{Bytes, DType};
 use engine::{MASTER, model_dtype};
-use manifest::{self, Family, Model};
+use manifest::{self, Family, Manifest, Model};
 use model::{Layout, ModelShard, ParamSpec};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What is to be written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// The tokenizer; None: the run's own.
+    pub tokenizer: Option<PathBuf>,
+    /// Whether a model that is there already is replaced.
+    pub existing: Existing,
     /// The weights' type; None: what the run computes with.
     pub dtype: Option<DType>,
     /// A file grows to this size, but for a tensor that is larger.
@@ -47,18 +54,12 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
     let family = target(&m.model, &from.display().to_string())?;
     let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
-    let companions = {
-        let run = from.parent().and_then(Path::parent).unwrap_or(&m.log.folder);
-        let run = if run.join(FOLDER).exists() { run } else { &m.log.folder };
-        let run = checkpoint.index.imported.is_some().then_some(run);
-        let eod = m.data.eod.map(|eod| eod.token);
-        Companions::of(run, m.data.tokenizer.as_deref(), eod)
-    };
+    let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;
     let (code, name) = names(dtype);
     let tokens = companions.token_ids();
     let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
     let carried = companions.config().filter(own);
-    aside::write_folder(to, |to| {
+    aside::write_folder(to, Kind::Model, options.existing, |to| {
         let plan = Plan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
         let config = write_config(family, &m.model, name, &tokens, carried);
@@ -68,6 +69,21 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
         let files = plan.files.len();
         Ok(Exported { family, dtype, bytes: Bytes(bytes), files, tokenizer })
     })
+}
+
+/// What goes with the weights of a checkpoint.
+fn companions(
+    from: &Path,
+    checkpoint: &Checkpoint,
+    m: &Manifest,
+    asked: Option<&Path>,
+) -> anyhow::Result<Companions> {
+    let run = from.parent().and_then(Path::parent).unwrap_or(&m.log.folder);
+    let run = if run.join(FOLDER).exists() { run } else { &m.log.folder };
+    let run = checkpoint.index.imported.is_some().then_some(run);
+    let own = tokenizer::own(from, m.data.tokenizer.as_deref());
+    let path = tokenizer::choose(asked, own, m.model.vocab)?;
+    Companions::new(run, path.as_deref(), m.data.eod.map(|eod| eod.token))
 }
 
 /// A type's name in safetensors and in config.json.
@@ -131,18 +147,18 @@ impl<'c> Plan<'c> {
     /// Writes all files, and their index if they are several; the bytes.
     fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
         let mut values = self.values(checkpoint);
+        let numbers: usize = self.files.iter().flatten().map(HfTensor::numel).sum();
+        let total = (numbers * self.dtype.size()) as u64;
+        let progress = Progress::new("exporting", total, Unit::Bytes);
         let mut bytes = 0;
         let mut map = Map::new();
         for (number, tensors) in self.files.iter().enumerate() {
             let file = self.file(number);
-            bytes += self.write_file(&to.join(&file), tensors, &mut values)?;
+            bytes += self.write_file(&to.join(&file), tensors, &mut values, &progress)?;
             map.extend(tensors.iter().map(|tensor| (tensor.name.clone(), json!(file))));
         }
         if self.files.len() > 1 {
-            let all = self.files.iter().flatten();
-            let numbers: usize = all.map(HfTensor::numel).sum();
-            let size = numbers * self.dtype.size();
-            let metadata = json!({"total_parameters": numbers, "total_size": size});
+            let metadata = json!({"total_parameters": numbers, "total_size": total});
             let index = json!({"metadata": metadata, "weight_map": map});
             let path = to.join(INDEX);
             let text = format!("{index:#}\n");
@@ -174,6 +190,7 @@ impl<'c> Plan<'c> {
         path: &Path,
         tensors: &[HfTensor],
         values: &mut impl Iterator<Item = anyhow::Result<Vec<f32>>>,
+        progress: &Progress,
     ) -> anyhow::Result<u64> {
         let failed = || format!("cannot write {}", path.display());
         let wanted = tensors.iter().map(|t| (t.name.clone(), self.code, t.shape.clone()));
@@ -188,6 +205,7 @@ impl<'c> Plan<'c> {
                 None => out.write_all(bytemuck::cast_slice(&values)),
             };
             written.with_context(failed)?;
+            progress.add((values.len() * self.dtype.size()) as u64);
         }
         out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
         Ok(header.len() as u64 + data)

@@ -16,6 +16,7 @@ pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Resul
     let tensors = |param: &Param| tensors_of(family, param, &shape(param), model.heads());
     let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
     weights.check(&needed, model.tied_head)?;
+    weights.check_head(&needed, model.tied_head)?;
     let whole: HashMap<&str, &Param> = layout.params().map(|p| (p.name.as_str(), p)).collect();
     let (mut name, mut values) = (String::new(), Vec::new());
     for slice in to.slices() {

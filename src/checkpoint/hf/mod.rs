@@ -19,7 +19,7 @@ mod mup;
 mod names;
 mod weights;
 
-pub use companions::{Companions, FOLDER, TOKENIZER, carry};
+pub use companions::{Companions, FOLDER, TOKENIZER, carry, carry_beside};
 pub use config::{HfConfig, TokenIds, read_config};
 pub use export::{Exported, Options, export};
 pub use load::load_weights;

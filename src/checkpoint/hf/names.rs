@@ -38,6 +38,15 @@ pub fn prefix(family: Family) -> &'static str {
     if family.is_llama() { "model." } else { "transformer." }
 }
 
+/// The end of the token embedding's name.
+pub fn embedding(family: Family) -> &'static str {
+    match family {
+        Family::Gpt2 => "wte.weight",
+        Family::Bloom => ".word_embeddings.weight",
+        _ => "embed_tokens.weight",
+    }
+}
+
 /// The family's tensors that a weight of ours is made of, together all of its rows; none if the
 /// family has no such weight. `shape` is that of a checkpoint: without the rows that pad the
 /// vocabulary.

@@ -1,18 +1,22 @@
 //! The weights in a Hugging Face folder: one safetensors file, or several and their index.
 
-use super::names::{HfTensor, prefix};
+use super::names::{HfTensor, embedding, prefix};
 use crate::safetensors::{Entry, Reader};
 use anyhow::Context;
 use base::Problems;
 use manifest::Family;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// The file of a model that is not sharded.
 pub const ONE: &str = "model.safetensors";
 /// The file that says which shard has which tensor.
 pub const INDEX: &str = "model.safetensors.index.json";
+
+/// The remedy for files that were not copied whole.
+const COPY_AGAIN: &str = "copy the folder again";
 
 /// Problems of one kind that are listed; of more, their number is told.
 const LISTED: usize = 6;
@@ -37,11 +41,12 @@ impl Weights {
         };
         let index = Index::read(folder)?;
         for (i, file) in index.files.iter().enumerate() {
-            let reader = Reader::open(&folder.join(file))?;
+            let opened = Reader::open(&folder.join(file));
+            let reader = opened.map_err(|error| weights.damaged(error))?;
             for name in reader.entries.keys() {
                 if let Some(other) = weights.names.insert(name.clone(), i) {
                     let what = format!("{name} is in {} and in {file}", index.files[other]);
-                    return Err(weights.problem(what, "copy the folder again").into());
+                    return Err(weights.problem(what, COPY_AGAIN).into());
                 }
             }
             weights.files.push(reader);
@@ -49,7 +54,7 @@ impl Weights {
         for (name, file) in &index.map {
             if weights.names.get(name).is_none_or(|at| index.files[*at] != *file) {
                 let what = format!("{INDEX} says that {name} is in {file}, and it is not");
-                return Err(weights.problem(what, "copy the folder again").into());
+                return Err(weights.problem(what, COPY_AGAIN).into());
             }
         }
         Ok(weights)
@@ -109,7 +114,7 @@ impl Weights {
     /// are an error.
     pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
         let (name, _) = self.find(&tensor.name).with_context(|| format!("no {}", tensor.name))?;
-        let values = self.files[self.names[name]].floats(name)?;
+        let values = self.floats(name)?;
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let count = values.iter().filter(|value| !value.is_finite()).count();
             let what = format!("{name} has {count} values that are not finite, {at} is the first");
@@ -119,16 +124,39 @@ impl Weights {
         Ok(())
     }
 
-    /// Whether a copy of the head lies in the folder and is not the embedding.
-    pub fn other_head(&self, embedding: &str) -> anyhow::Result<bool> {
-        let (Some((head, _)), Some((embedding, _))) =
-            (self.find("lm_head.weight"), self.find(embedding))
+    /// An error where config.json ties the head to the embedding, and the folder has a head of other
+    /// values: transformers 5 uses that head, older versions the embedding.
+    pub fn check_head(&self, needed: &[HfTensor], tied: bool) -> anyhow::Result<()> {
+        let embedding = needed.iter().find(|tensor| tensor.name.ends_with(embedding(self.family)));
+        let embedding = embedding.and_then(|tensor| self.find(&tensor.name));
+        let (true, Some((head, _)), Some((embedding, _))) =
+            (tied, self.find("lm_head.weight"), embedding)
         else {
-            return Ok(false);
+            return Ok(());
         };
-        let read = |name: &str| self.files[self.names[name]].floats(name);
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        Ok(bits(read(head)?) != bits(read(embedding)?))
+        if bits(self.floats(head)?) == bits(self.floats(embedding)?) {
+            return Ok(());
+        }
+        let what = format!("lm_head.weight is not {embedding}, which config.json ties");
+        let remedy = "set tie_word_embeddings to false in config.json to keep this head";
+        Err(self.problem(what, remedy).into())
+    }
+
+    /// A tensor's values. Damage is the user's to mend: the folder came from elsewhere.
+    fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
+        let read = self.files[self.names[name]].floats(name);
+        read.map_err(|error| self.damaged(error))
+    }
+
+    /// The user's mistake if a file is missing or damaged; what a disk cannot read stays a failure.
+    fn damaged(&self, error: anyhow::Error) -> anyhow::Error {
+        let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+        let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
+        match kind.is_none_or(|kind| damage.contains(&kind)) {
+            true => self.problem(format!("{error:#}"), COPY_AGAIN).into(),
+            false => error,
+        }
     }
 
     /// A tensor under its name, or without the family's prefix: a model without its head has none.
@@ -165,7 +193,7 @@ impl Index {
     fn read(folder: &Path) -> anyhow::Result<Index> {
         let path = folder.join(INDEX);
         let place = path.display().to_string();
-        let wrong = |what: &str| Problems::one(place.clone(), what, "copy the folder again");
+        let wrong = |what: &str| Problems::one(place.clone(), what, COPY_AGAIN);
         if folder.join(ONE).exists() {
             return Ok(Index { files: vec![ONE.to_string()], map: BTreeMap::new() });
         }

@@ -1,5 +1,5 @@
-//! Tensors of an index of format 1, which named the states of AdamW as fields: read as those of
-//! today's.
+//! Tensors of an index of format 1, which named the states of AdamW as fields. Converts them to the
+//! current form.
 
 use super::{Copied, Tensor, TensorState};
 use crate::digest::Digest;
@@ -7,7 +7,7 @@ use engine::{MASTER, MODEL, Replica};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A tensor of this format, or of format 1.
+/// Tensor of the current format, or of format 1.
 #[derive(Deserialize)]
 pub struct AnyTensor {
     name: String,
@@ -21,7 +21,7 @@ pub struct AnyTensor {
     old: AdamWStates<TensorState>,
 }
 
-/// What a copy held, in this format or in format 1.
+/// Copy in the current format, or in format 1.
 #[derive(Deserialize)]
 pub struct AnyCopied {
     replica: Replica,
@@ -31,7 +31,7 @@ pub struct AnyCopied {
     old: AdamWStates<Digest>,
 }
 
-/// The states of format 1: AdamW's, one by one.
+/// States of format 1: AdamW's, one by one.
 #[derive(Deserialize)]
 struct AdamWStates<T> {
     live: Option<T>,

@@ -1,14 +1,15 @@
-//! Whether the pieces of a state lie apart.
+//! Overlap test for the pieces of a state.
 
 use engine::TensorSlice;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A slice that lies over another, and how many pairs were compared: a slice is compared with those
-/// beside it in its rows, not with all, since a checkpoint of 10,000 ranks has as many of a tensor.
+/// Returns a slice that overlaps another, and the number of compared pairs. A slice is compared
+/// only with its neighbours in the same rows, because a checkpoint of 10,000 ranks has as many
+/// slices of a tensor.
 pub fn over_another(slices: &[&TensorSlice]) -> (Option<usize>, usize) {
     let mut by_row: Vec<usize> = (0..slices.len()).collect();
     by_row.sort_unstable_by_key(|i| (slices[*i].at, *i));
-    // Those that reach into the row, by their first column: they lie apart.
+    // Slices that extend into the current row, by first column. They do not overlap.
     let mut here: BTreeMap<usize, usize> = BTreeMap::new();
     let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
     let mut compared = 0;
@@ -33,7 +34,7 @@ pub fn over_another(slices: &[&TensorSlice]) -> (Option<usize>, usize) {
 mod tests {
     use super::*;
 
-    /// A matrix of 64 columns in `rows` × 4 pieces.
+    /// Matrix of 64 columns in `rows` × 4 pieces.
     fn pieces(rows: usize) -> Vec<TensorSlice> {
         let at = |i: usize| TensorSlice { at: [3 * (i / 4), 16 * (i % 4)], size: [3, 16] };
         (0..4 * rows).rev().map(at).collect()
@@ -43,7 +44,7 @@ mod tests {
         over_another(&slices.iter().collect::<Vec<_>>())
     }
 
-    /// What every pair compared says, of many ways to cut.
+    /// Same result as comparing every pair, for many ways to split.
     #[test]
     fn a_piece_over_another_is_found_wherever_it_lies() {
         let pieces = pieces(5);

@@ -1,19 +1,20 @@
-//! Two checkpoints side by side: what changed, and by how much.
+//! Comparison of two checkpoints: what changed, and by how much.
 
 use super::numbers::{Numbers, numbers};
 use crate::read::Buffer;
 use crate::{Checkpoint, Index, Tensor};
+use base::progress::{Progress, Unit};
 use engine::MASTER;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What is different in B.
+/// Differences of B from A.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diff {
     pub a: String,
     pub b: String,
-    /// Step, learning rate, groups, data, manifest, …: what it is in A and in B, where they differ.
+    /// Values in A and B of step, learning rate, groups, data, manifest, …, where they differ.
     pub state: Vec<Change>,
     pub tensors: Vec<TensorDiff>,
     pub only_in_a: Vec<String>,
@@ -27,21 +28,21 @@ pub struct Change {
     pub b: String,
 }
 
-/// How far a weight moved.
+/// Change of a weight.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorDiff {
     pub name: String,
-    /// All states are equal, bit for bit.
+    /// Whether all states are bit-identical.
     pub equal: bool,
-    /// ‖B − A‖ / ‖A‖ of each saved state, a moment in the place of its codes; infinite where A is
-    /// zero, or one of the two has it not.
+    /// ‖B − A‖ / ‖A‖ of each saved state, with 8-bit moments decoded. Infinite if A is zero, or if
+    /// one of the two lacks the state.
     #[serde(flatten)]
     pub states: BTreeMap<String, f64>,
     /// Largest change of a single weight.
     pub largest: f64,
 }
 
-/// Compares two checkpoints, whichever grids wrote them; every byte that is read is verified.
+/// Compares two checkpoints, written by any grids. Every byte read is verified.
 pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
     let (a, b) = (Checkpoint::open(a)?, Checkpoint::open(b)?);
     let mut tensors = Vec::new();
@@ -50,7 +51,10 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
         names.filter(|name| to.index.tensor(name).is_none()).cloned().collect()
     };
     let mut state = states(&a.index, &b.index);
+    let total = a.index.tensors.iter().map(|tensor| tensor.numel() as u64).sum();
+    let progress = Progress::new("comparing", total, Unit::Of("numbers"));
     for tensor in &a.index.tensors {
+        progress.add(tensor.numel() as u64);
         let Some(other) = b.index.tensor(&tensor.name) else { continue };
         if tensor.shape != other.shape {
             let (a, b) = (format!("{:?}", tensor.shape), format!("{:?}", other.shape));
@@ -91,13 +95,13 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
     })
 }
 
-/// Whether a state is the same in both, bit for bit.
+/// Whether a state is bit-identical in both.
 fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
     let of = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
     of(a) == of(b)
 }
 
-/// The changes of a state that one of the two has not, or in another shape.
+/// Change of a state that one of the two lacks, or has in another shape.
 const MISSING: (f64, f64) = (f64::INFINITY, f64::INFINITY);
 
 /// Relative change of a state, and the largest change of one value.
@@ -120,7 +124,7 @@ fn moved(a: &Numbers, b: &Numbers) -> anyhow::Result<(f64, f64)> {
     Ok((relative, largest))
 }
 
-/// Everything but the tensors.
+/// Differences in everything except the tensors.
 fn states(a: &Index, b: &Index) -> Vec<Change> {
     let group = |index: &Index| {
         let groups = index.optimizer.groups.iter();
@@ -167,7 +171,7 @@ fn states(a: &Index, b: &Index) -> Vec<Change> {
 }
 
 impl Diff {
-    /// Whether nothing that a run goes on from is different.
+    /// Whether a run would resume identically from both.
     pub fn equal(&self) -> bool {
         let tensors = self.tensors.iter().all(|tensor| tensor.equal);
         tensors && self.only_in_a.is_empty() && self.only_in_b.is_empty()

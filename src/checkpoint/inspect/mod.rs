@@ -1,5 +1,5 @@
-//! Looking into a checkpoint without the run: what it holds, whether it is sound, how it differs
-//! from another. Reads a few MiB at a time.
+//! Inspects a checkpoint without the run: its contents, its integrity, and its differences from
+//! another. Reads a few MiB at a time.
 
 mod diff;
 mod numbers;
@@ -16,6 +16,7 @@ use super::index::{DataId, Index, Optimizer, Past};
 use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
+use base::progress::{Progress, Unit};
 use engine::{MASTER, MODEL, PendingUpdate, SECOND, Scale, rule};
 use manifest::{self, Manifest, Model};
 use model::{Layout, ModelShard, Param};
@@ -24,16 +25,16 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What was found in a checkpoint.
+/// Result of an inspection.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     pub overview: Overview,
     pub tensors: Vec<Row>,
-    /// What makes it unfit to go on from. Empty is sound, as far as was looked.
+    /// Problems that make it unfit for a resume. Empty means sound, as far as it was read.
     pub damage: Vec<String>,
-    /// What is odd and harmless.
+    /// Unusual but harmless findings.
     pub notes: Vec<String>,
-    /// Whether every value was read, and not only the weights.
+    /// Whether every value was read; otherwise only the weights.
     pub deep: bool,
 }
 
@@ -48,9 +49,9 @@ pub struct Overview {
     pub consumed_tokens: u64,
     pub next_batch: u64,
     pub lr: f64,
-    /// Of an fp16 run.
+    /// Loss scale of an fp16 run.
     pub loss_scale: Option<Scale>,
-    /// The last step's update, where it waits for the next one.
+    /// Delayed update of the last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingUpdate>,
     pub last: Option<Past>,
@@ -64,22 +65,22 @@ pub struct Overview {
     pub data: Vec<DataId>,
 }
 
-/// One weight.
+/// Row of the table: one weight.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub name: String,
     pub shape: Vec<usize>,
     pub decay: bool,
-    /// Bit for bit what the run began with.
+    /// Whether it is bit-identical to its initial value.
     pub as_initialised: bool,
-    /// Of each state that was read, a moment in the place of its codes: without `--deep` of the
-    /// master weight alone.
+    /// Statistics of each state that was read, with 8-bit moments decoded. Without `--deep` only of
+    /// the master weight.
     #[serde(flatten)]
     pub states: BTreeMap<String, Option<Stats>>,
 }
 
-/// Opens and reads a checkpoint: the weights, or everything if `deep`. An error is a checkpoint
-/// that cannot be read at all; what is wrong inside one is in the list of damage.
+/// Reads a checkpoint: the weights, or everything if `deep`. Fails if it cannot be read at all.
+/// Damage inside it is reported in the result.
 pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
     let checkpoint = Checkpoint::open(folder)?;
     let index = &checkpoint.index;
@@ -109,7 +110,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
         if !diverged.is_empty() {
             let (name, step) = (&tensor.name, index.progress.step);
             damage.push(format!(
-                "{name} was not the same everywhere at step {step}: {} differ from what is here",
+                "{name} was not the same on all ranks at step {step}: {} differ from the saved values",
                 diverged.join(", ")
             ));
         }
@@ -122,7 +123,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
 }
 
 fn stray(name: String) -> String {
-    format!("{name} is in its folder, but not part of it")
+    format!("{name} is in the folder but not part of the checkpoint")
 }
 
 fn overview(checkpoint: &Checkpoint) -> Overview {
@@ -153,17 +154,17 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
     }
 }
 
-/// The model of the checkpoint's own manifest.
+/// Model of the checkpoint's own manifest.
 struct Expected<'a> {
     model: &'a Model,
     seed: u64,
-    /// Of the steps so far.
+    /// Largest learning rate of the steps so far.
     largest_lr: f64,
     layout: &'a Layout,
     params: BTreeMap<&'a str, &'a Param>,
 }
 
-/// During the warm-up that of the last step, afterwards the peak.
+/// During warm-up the learning rate of the last step, afterwards the peak.
 fn largest_lr(index: &Index, m: &Manifest) -> f64 {
     match index.progress.consumed_samples > m.lr.warmup_samples {
         true => m.lr.peak.max(index.lr),
@@ -172,14 +173,15 @@ fn largest_lr(index: &Index, m: &Manifest) -> f64 {
 }
 
 impl Expected<'_> {
-    /// Whether steps so far could change a weight of this size at all: an update of AdamW is about
-    /// as large as the learning rate, and what is below half the distance of two floats is lost.
+    /// Whether the steps so far could have changed a weight of this size. An update of AdamW is
+    /// about as large as the learning rate, and a change below half the distance of two floats is
+    /// lost.
     fn must_move(&self, master: &Stats) -> bool {
         let size = master.max.abs().max(master.min.abs());
         self.largest_lr > 2.0 * f64::from(f32::EPSILON) * size
     }
 
-    /// Whether the weight is what it was at step 0, down to the last value.
+    /// Whether the weight is bit-identical to its value at step 0.
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
         let Some(param) = self.params.get(tensor.name.as_str()) else { return Ok(false) };
         let [rows, cols] = tensor.matrix()?;
@@ -196,7 +198,7 @@ impl Expected<'_> {
     }
 }
 
-/// Reads the tensors, several at once.
+/// Reads the tensors, several concurrently.
 fn rows(
     checkpoint: &Checkpoint,
     deep: bool,
@@ -207,6 +209,8 @@ fn rows(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
     let row = |_: &mut (), tensor| row(checkpoint, tensor, deep, expected);
     let mut rows = Vec::new();
+    let numbers = tensors.iter().map(|tensor| tensor.numel() as u64).sum();
+    let progress = Progress::new("inspecting", numbers, Unit::Of("numbers"));
     in_order(
         threads,
         threads,
@@ -214,6 +218,7 @@ fn rows(
         || (),
         row,
         |(row, found)| {
+            progress.add(row.shape.iter().product::<usize>() as u64);
             rows.push(row);
             damage.extend(found);
             Ok(())
@@ -260,7 +265,7 @@ fn row(
     let must_move = expected.zip(master).is_some_and(|(e, master)| e.must_move(master));
     if as_initialised && index.updates() > 0 && must_move && index.imported.is_none() {
         let step = index.progress.step;
-        damage.push(format!("{} is still what it began as, at step {step}", tensor.name));
+        damage.push(format!("{} still has its initial values at step {step}", tensor.name));
     }
     let (name, shape, decay) = (tensor.name.clone(), tensor.shape.clone(), tensor.decay);
     (Row { name, shape, decay, as_initialised, states }, damage)
@@ -271,14 +276,14 @@ impl Row {
         self.states.get(MASTER)?.as_ref()
     }
 
-    /// Whether the numbers of a state are those that codes of 8 bits stand for.
+    /// Whether the numbers of a state are decoded from 8-bit codes.
     fn is_coded(&self, state: &str) -> bool {
         let moment = state.strip_suffix("_moment");
         moment.is_some_and(|moment| self.states.contains_key(&format!("{moment}_scales")))
     }
 }
 
-/// What must hold of the values of one state.
+/// Checks the values of one state.
 fn check(
     checkpoint: &Checkpoint,
     tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! What is saved of a tensor as numbers: its states, with a moment in the place of its codes.
+//! Saved states of a tensor as numbers, with 8-bit moments decoded.
 
 use crate::{Buffer, Checkpoint, Tensor, row_blocks};
 use base::DType;
@@ -25,23 +25,23 @@ pub fn numbers<'c>(checkpoint: &'c Checkpoint, tensor: &'c Tensor) -> Vec<Number
 }
 
 impl Numbers<'_> {
-    /// Whether it is made of codes.
+    /// Whether it is decoded from codes.
     pub fn is_made(&self) -> bool {
         self.made.is_some()
     }
 
-    /// The states that are read.
+    /// Saved states that are read.
     pub fn sources(&self) -> Vec<&str> {
         let of = |made: &Conversion| made.from.iter().map(|state| state.name).collect();
         self.made.as_ref().map_or(vec![self.name.as_str()], of)
     }
 
-    /// [rows, cols].
+    /// Shape [rows, cols].
     pub fn shape(&self) -> anyhow::Result<[usize; 2]> {
         self.tensor.shape_of(self.tensor.state(self.sources()[0])?)
     }
 
-    /// Rows to be read together, some MiB.
+    /// Blocks of rows of some MiB.
     pub fn blocks(&self) -> anyhow::Result<impl Iterator<Item = Range<usize>> + use<>> {
         row_blocks(self.tensor, self.sources()[0], 0..self.shape()?[0])
     }

@@ -1,18 +1,18 @@
-//! A checkpoint as a picture: the norm of each kind of weight over the layers, and how large the
-//! values of each kind are.
+//! Picture of a checkpoint: the norm of each kind of weight over the layers, and the distribution
+//! of values of each kind.
 
 use super::{Inspection, Row, stats::FIRST_EXPONENT};
 use base::svg::Drawing;
 use std::collections::BTreeMap;
 
-/// One row of the picture, in pixels.
+/// Height of a row in pixels.
 const ROW: f64 = 92.0;
 const WIDTH: f64 = 860.0;
 /// Left edges and widths of the two columns.
 const NORMS: (f64, f64) = (180.0, 300.0);
 const SIZES: (f64, f64) = (540.0, 290.0);
 
-/// One row for each kind of weight ("attn.qkv.weight"): left its root mean square at each layer,
+/// Draws one row for each kind of weight ("attn.qkv.weight"): left the root mean square per layer,
 /// right the histogram of log₂|value| over all layers.
 pub fn svg(inspection: &Inspection) -> String {
     let mut kinds: Vec<(&str, Vec<&Row>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! An inspection and a diff as text for people.
+//! Text output of an inspection and of a diff.
 
 use super::{Diff, Inspection, Stats};
 use base::{Bytes, Count};
@@ -56,7 +56,9 @@ impl fmt::Display for Inspection {
             let (n, decay, step) = (group.tensors.len(), group.weight_decay, group.step);
             writeln!(f, "             {n} tensors with weight decay {decay}, {step} updates")?;
         }
-        self.table(f)?;
+        if f.alternate() {
+            self.table(f)?;
+        }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
         }
@@ -65,8 +67,8 @@ impl fmt::Display for Inspection {
         }
         match (self.damage.len(), self.deep) {
             (0, true) => write!(f, "sound: every digest verified"),
-            (0, false) => write!(f, "sound, as far as was looked"),
-            (n, _) => write!(f, "{n} findings: do not go on from this checkpoint"),
+            (0, false) => write!(f, "sound, as far as it was read"),
+            (n, _) => write!(f, "{n} findings: do not resume from this checkpoint"),
         }
     }
 }
@@ -98,7 +100,7 @@ impl Inspection {
     }
 }
 
-/// A state's name in a table.
+/// Title of a state in a table.
 fn title(state: &str) -> &str {
     match state {
         MASTER => "weight",

@@ -1,16 +1,16 @@
-//! Numbers that describe a tensor, gathered in one pass.
+//! Statistics of a tensor, computed in one pass.
 
 use super::numbers::Numbers;
 use crate::{Buffer, Checkpoint, Digest, Tensor};
 use engine::{MASTER, MODEL};
 use serde::Serialize;
 
-/// Bins of the histogram: powers of two from 2⁻⁴⁰ up to 2²³; the first also holds what is smaller.
+/// Bins of the histogram: powers of two from 2⁻⁴⁰ to 2²³; the first also counts smaller values.
 pub const BINS: usize = 64;
-/// The exponent of the first bin.
+/// Exponent of the first bin.
 pub const FIRST_EXPONENT: i32 = -40;
 
-/// What a tensor's values are like. Minimum, maximum, mean and norm are of its finite values.
+/// Statistics of a tensor's values. Minimum, maximum, mean and norm cover the finite values.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     pub count: u64,
@@ -22,17 +22,17 @@ pub struct Stats {
     pub nan: u64,
     pub inf: u64,
     pub negative: u64,
-    /// Values by the binary exponent of their size.
+    /// Number of values by binary exponent.
     #[serde(skip)]
     pub exponents: Vec<u64>,
     #[serde(skip)]
     pub digest: Digest,
-    /// Of the values rounded to the model weight's type.
+    /// Digest of the values rounded to the model weight's type.
     #[serde(skip)]
     pub rounded: Digest,
 }
 
-/// Of the finite values so far.
+/// Sums over the finite values so far.
 #[derive(Default)]
 struct Sums {
     values: f64,
@@ -40,7 +40,7 @@ struct Sums {
 }
 
 impl Default for Stats {
-    /// Of no values.
+    /// Statistics of no values.
     fn default() -> Stats {
         Stats {
             count: 0,
@@ -59,7 +59,7 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// Reads a state once, a few MiB at a time; every byte is verified on the way.
+    /// Reads a state once, a few MiB at a time, and verifies every byte.
     pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
         let mut stats = Stats::default();
         let mut sums = Sums::default();
@@ -82,7 +82,7 @@ impl Stats {
         Ok(stats.with(sums))
     }
 
-    /// The same of numbers that are made of saved ones. They have no digest.
+    /// Statistics of decoded numbers. They have no digest.
     pub fn made(numbers: &Numbers) -> anyhow::Result<Stats> {
         let (mut stats, mut sums) = (Stats::default(), Sums::default());
         let mut buffer = Buffer::default();

@@ -1,35 +1,41 @@
-//! A place in a bucket that speaks S3, by the crate `object_store`. Credentials, region and endpoint
-//! are settings (`AWS_ACCESS_KEY_ID`, …, `AWS_ENDPOINT_URL`); no message holds them.
+//! Copies in a bucket with the S3 protocol, by the crate `object_store`. Credentials, region and
+//! endpoint are settings (`AWS_ACCESS_KEY_ID`, …, `AWS_ENDPOINT_URL`); no message contains them.
 //!
-//! A store shows what it holds by its ETag: the MD5 of an object, or of the MD5s of its parts. Where
-//! that is something else (SSE-KMS, some stores), the object is read again.
+//! A store proves the contents of an object by its ETag: the MD5 of the object, or of the MD5s of
+//! its parts. If the ETag is something else (SSE-KMS, some stores), the object is read back.
 
 use super::super::folder;
 use super::super::index;
-use super::{AT_ONCE, Next, Settings, Store};
+use super::{AT_ONCE, Next, Settings, Stopped, Store};
 use anyhow::{Result, anyhow};
 use base::{Problems, in_order};
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientConfigKey, Error, MultipartUpload, ObjectStore, ObjectStoreExt,
-    RetryConfig,
+    BackoffConfig, ClientConfigKey, Error, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, RetryConfig,
 };
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// The least bytes of a part, and the most parts that S3 takes.
+/// Minimum bytes of a part, and maximum number of parts in S3.
 const PART: u64 = 8 << 20;
 const PARTS: u64 = 10_000;
 
-/// Seconds that a request may take: a part at 70 kB/s.
+/// Timeout of a request in seconds: a part at 70 kB/s.
 const REQUEST_S: u64 = 120;
 
-/// How often a request is made again, where the store fails or the connection is cut. What fails for
-/// longer is tried again by whoever copies.
+/// Poll interval of a request that may be stopped.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Retries of a request after an error of the store or a broken connection. After longer failures
+/// the copy as a whole is retried.
 const RETRY: RetryConfig = RetryConfig {
     backoff: BackoffConfig {
         init_backoff: Duration::from_millis(100),
@@ -40,8 +46,8 @@ const RETRY: RetryConfig = RetryConfig {
     retry_timeout: Duration::from_secs(30),
 };
 
-/// Variables of which one is set where the environment has credentials. Without them those of the
-/// machine (EC2) are asked for.
+/// Variables of which one is set if the environment has credentials. Without them the credentials
+/// of the machine (EC2) are used.
 const CREDENTIALS: [&str; 4] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -54,18 +60,19 @@ pub struct Bucket {
     prefix: Path,
     store: AmazonS3,
     has_credentials: bool,
-    /// Its threads wait for the network, for all who copy.
+    stopped: Stopped,
+    /// Its threads wait for the network, for all copies.
     runtime: Runtime,
 }
 
 impl Bucket {
-    /// Of `BUCKET/PREFIX`.
+    /// Opens `BUCKET/PREFIX`.
     pub fn open(path: &str, settings: &Settings) -> Result<Bucket> {
         let url = format!("s3://{path}");
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         let mistake = |what: String| Problems::one(url.clone(), what, SETTINGS);
         let prefix = Path::parse(prefix).map_err(|error| mistake(error.to_string()))?;
-        // An error says that there is one already.
+        // An error means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = AmazonS3Builder::new();
         for (name, value) in settings {
@@ -82,13 +89,14 @@ impl Bucket {
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_config(client(ClientConfigKey::AllowHttp), "true");
         }
-        // Each object by a request that every store knows.
+        // Deletes each object with a request that every store supports.
         let store = builder.with_disable_bulk_delete(true).build();
         let store = store.map_err(|error| mistake(plain(&error)))?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("s3").enable_all().build()?;
         let has_credentials = CREDENTIALS.iter().any(|name| settings.contains_key(*name));
-        Ok(Bucket { url, prefix, store, has_credentials, runtime })
+        let stopped = Stopped::default();
+        Ok(Bucket { url, prefix, store, has_credentials, stopped, runtime })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -96,13 +104,29 @@ impl Bucket {
         Path::from_iter(whole.chain(name.split('/').map(str::to_string)))
     }
 
-    /// The outcome of a request for a file, or for all.
+    /// Runs a request for a file, or for the whole place.
     fn ask<T>(
         &self,
         name: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        self.runtime.block_on(request).map_err(|error| self.failed(name, &error))
+        self.wait(request).map_err(|error| self.failed(name, &error))
+    }
+
+    /// Waits for a request, unless it is stopped.
+    fn wait<T>(
+        &self,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> object_store::Result<T> {
+        self.runtime.block_on(async {
+            let mut request = pin!(request);
+            while !self.stopped.load(Ordering::Relaxed) {
+                if let Ok(done) = tokio::time::timeout(POLL, &mut request).await {
+                    return done;
+                }
+            }
+            Err(Error::Generic { store: "S3", source: "stopped".into() })
+        })
     }
 
     fn failed(&self, name: &str, error: &Error) -> anyhow::Error {
@@ -119,7 +143,7 @@ impl Bucket {
         let mut upload = self.ask(file, self.store.put_multipart(&path))?;
         let sent = self.parts(file, part, next, &mut *upload);
         if sent.is_err() {
-            // Where this fails too, a rule of the bucket removes what is left, or nobody.
+            // If this fails too, only a lifecycle rule of the bucket removes the remaining parts.
             let _ = self.runtime.block_on(upload.abort());
         }
         let digest = sent?;
@@ -127,7 +151,7 @@ impl Bucket {
         Ok(is_digest(put.e_tag.as_deref(), &digest))
     }
 
-    /// The ETag that the whole is to have.
+    /// Uploads all parts. Returns the expected ETag of the object.
     fn parts(
         &self,
         file: &str,
@@ -149,16 +173,27 @@ impl Bucket {
 }
 
 impl Store for Bucket {
+    fn heed(&mut self, stopped: Stopped) {
+        self.stopped = stopped;
+    }
+
     fn folders(&self) -> Result<Vec<String>> {
         let list = || self.ask("", self.store.list_with_delimiter(Some(&self.prefix)));
-        // The library does not ask again where a list is cut short.
+        // The library does not retry a truncated list.
         let listed = list().or_else(|_| list())?;
         let last = |path: &Path| path.filename().map(str::to_string);
         Ok(listed.common_prefixes.iter().filter_map(last).collect())
     }
 
+    fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
+        let list = || self.ask(folder, self.store.list_with_delimiter(Some(&self.path(folder))));
+        let listed = list().or_else(|_| list())?;
+        let file = |object: ObjectMeta| Some((object.location.filename()?.into(), object.size));
+        Ok(listed.objects.into_iter().filter_map(file).collect())
+    }
+
     fn bytes(&self, file: &str) -> Result<Option<u64>> {
-        match self.runtime.block_on(self.store.head(&self.path(file))) {
+        match self.wait(self.store.head(&self.path(file))) {
             Ok(found) => Ok(Some(found.size)),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed(file, &error)),
@@ -182,20 +217,20 @@ impl Store for Bucket {
         Ok(is_digest(put.e_tag.as_deref(), &digest))
     }
 
-    /// The index first: what is left of a checkpoint is none.
+    /// Removes the index first, because a checkpoint without an index is not a checkpoint.
     fn remove(&self, folder: &str) -> Result<()> {
-        let of_index = self.path(&super::index_of(folder));
-        let listed = self.ask(folder, self.store.list_with_delimiter(Some(&self.path(folder))))?;
-        let objects: Vec<Path> = listed.objects.into_iter().map(|object| object.location).collect();
-        if objects.contains(&of_index) {
-            self.ask(folder, self.store.delete(&of_index))?;
+        let mut files = self.files(folder)?;
+        let delete = |(): &mut (), file: String| {
+            self.ask(folder, self.store.delete(&self.path(&format!("{folder}/{file}"))))
+        };
+        if files.remove(index::NAME).is_some() {
+            delete(&mut (), index::NAME.to_string())?;
         }
-        let rest = objects.into_iter().filter(|object| *object != of_index);
-        let delete = |(): &mut (), object: Path| self.ask(folder, self.store.delete(&object));
+        let rest = files.into_keys();
         in_order(AT_ONCE, AT_ONCE, rest, || (), delete, |done: Result<()>| done)
     }
 
-    /// Its index gets another name.
+    /// Renames the index.
     fn set_aside(&self, step: u64) -> Result<()> {
         let folder = folder::name(step);
         let (from, to) = (super::index_of(&folder), format!("{folder}/aside-{}", index::NAME));
@@ -207,7 +242,7 @@ impl Store for Bucket {
         folder::name(step)
     }
 
-    /// What stands at its name is none any more.
+    /// Invalidates a checkpoint that exists under the name.
     fn begin(&self, step: u64) -> Result<()> {
         let file = super::index_of(&folder::name(step));
         match self.bytes(&file)? {
@@ -221,7 +256,7 @@ impl Store for Bucket {
     }
 }
 
-/// What to do about a bucket that cannot be used.
+/// Remedy for an unusable bucket.
 const SETTINGS: &str = "write s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
                         (AWS_REGION too, or AWS_ENDPOINT_URL of a store that is not Amazon's)";
 
@@ -233,7 +268,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What S3 says, without its XML; else what the library says, in one line.
+/// Error text of S3 without its XML; otherwise the text of the library, in one line.
 fn plain(error: &Error) -> String {
     let text = error.to_string();
     let within = |tag: &str| {

@@ -1,4 +1,4 @@
-//! A checkpoint's way back, from a place into the run's folder.
+//! Fetches a checkpoint from a place into the run's folder.
 
 use super::super::disk::Disk;
 use super::super::folder;
@@ -7,23 +7,24 @@ use super::super::save;
 use super::stretch::{self, Stretch, Verified};
 use super::{AT_ONCE, Place};
 use anyhow::{Context, Result};
+use base::progress::{Progress, Unit};
 use base::{Problems, in_order};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint that is in the run's folder now.
+/// Checkpoint that is now in the run's folder.
 #[derive(Clone, Debug)]
 pub struct Fetched {
     pub folder: PathBuf,
-    /// Bytes that were read; None where the checkpoint was there.
+    /// Bytes that were read; None if the checkpoint existed already.
     pub bytes: Option<u64>,
-    /// The new name of what had its name, and was not the same.
+    /// New name of a different checkpoint that had its name.
     pub aside: Option<String>,
 }
 
 impl Place {
-    /// Brings the checkpoint that the place names, or its newest, into the folder of a run's
-    /// checkpoints, every byte compared. An error leaves that folder as it was.
+    /// Copies the checkpoint that the place names, or its newest, into the folder of a run's
+    /// checkpoints, and verifies every byte. An error leaves that folder unchanged.
     pub fn fetch(&self, checkpoints: &Path) -> Result<Fetched> {
         let (step, text) = self.named_or_newest()?;
         let damaged = || format!("{}/{}/{}", self.url, folder::name(step), index::NAME);
@@ -56,18 +57,18 @@ impl Place {
 
     fn named_or_newest(&self) -> Result<(u64, String)> {
         let mistake = |what: String| {
-            let remedy = "give a place that a run has copied to (checkpoint.also), or a step of it";
+            let remedy = "name a place that a run has copied to (checkpoint.also), or a step of it";
             Problems::one(self.url.clone(), what, remedy)
         };
         let steps = self.steps()?;
         let newest = steps.last().copied();
         let Some(step) = self.step.or(newest) else {
-            return Err(mistake("holds no whole checkpoint".into()).into());
+            return Err(mistake("contains no complete checkpoint".into()).into());
         };
         let Some(text) = self.index(step)? else {
             let there: Vec<String> = steps.into_iter().map(folder::name).collect();
             let what = format!(
-                "holds no whole {}; whole are: {}",
+                "contains no complete {}; complete are: {}",
                 folder::name(step),
                 if there.is_empty() { "none".into() } else { there.join(", ") }
             );
@@ -84,10 +85,13 @@ impl Place {
         index: &Index,
         stretches: &[Vec<Stretch>],
     ) -> Result<()> {
+        let total = index.shards.iter().map(|shard| shard.bytes).sum();
+        let progress = Progress::new("fetching", total, Unit::Bytes);
         let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
             let path = fresh.join(&shard.file);
             let file = disk.create(&path)?;
             self.read_verified(&Place::file(step, shard), stretches, &mut |at, bytes| {
+                progress.add(bytes.len() as u64);
                 disk.write_at(&path, &file, bytes, at)
             })?;
             disk.sync(&path, &file)
@@ -97,7 +101,7 @@ impl Place {
     }
 }
 
-/// Whether every byte of a checkpoint on this machine is as its index says.
+/// Whether every byte of a checkpoint on this machine matches its index.
 fn is_whole(folder: &Path, index: &Index, stretches: &[Vec<Stretch>]) -> bool {
     let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
         let mut file = Verified::open(&folder.join(&shard.file), shard.bytes, stretches)?;
@@ -108,5 +112,5 @@ fn is_whole(folder: &Path, index: &Index, stretches: &[Vec<Stretch>]) -> bool {
     in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done).is_ok()
 }
 
-/// Bytes that are compared at a time.
+/// Bytes verified at a time.
 const AT_A_TIME: usize = 4 << 20;

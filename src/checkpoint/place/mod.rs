@@ -1,15 +1,16 @@
 //! Copies of checkpoints in another place: a folder of another file system (`file:///FOLDER`), or a
-//! bucket that speaks S3 (`s3://BUCKET/PREFIX`).
+//! bucket with the S3 protocol (`s3://BUCKET/PREFIX`).
 //!
 //! ```text
-//! PLACE/run                          whose copies these are
-//!       step-00000040/index.json     written last: a copy is whole when its index is there
-//!                     master-00000.safetensors, …
+//! PLACE/run                       id of the run that owns these copies
+//!       step-00000040/index.json  written last: a copy is complete when its index exists
+//!             master-00000.safetensors, …
 //! ```
 //!
-//! What is read, here or there, is compared with the digests of the index: a damaged checkpoint is
-//! not copied, a damaged copy is not called whole, and none is fetched. Of what a store was given it
-//! has to prove that it holds it: by its own digest of it, or what it holds is read again.
+//! Everything read, from either side, is compared with the digests of the index. A damaged
+//! checkpoint is not copied, and a damaged copy is neither called complete nor fetched. A store
+//! must prove that it holds what it was sent, before the index is written: by its own digest or by
+//! reading back, and by listing the file.
 //!
 //! Does not know when to copy.
 
@@ -33,52 +34,61 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-/// The file that says whose copies these are.
+/// File with the id of the run that owns these copies.
 const RUN: &str = "run";
 
-/// Files that are copied at once, each by a thread.
+/// Files that are copied concurrently, one thread each.
 const AT_ONCE: usize = 4;
 
-/// Variables of S3 that are set: `AWS_REGION` and others.
+/// S3 variables from the environment: `AWS_REGION` and others.
 pub type Settings = BTreeMap<String, String>;
 
-/// A place, and a step of it if one was named.
+/// Place, and a step in it if one was named.
 pub struct Place {
     url: String,
     step: Option<u64>,
     store: Box<dyn Store>,
 }
 
-/// What a place has to do. A file's name is `FOLDER/FILE`, or `FILE`.
+/// Flag that makes pending requests to a place fail soon.
+pub type Stopped = Arc<AtomicBool>;
+
+/// Storage operations of a place. A file's name is `FOLDER/FILE`, or `FILE`.
 trait Store: Send + Sync {
-    /// Of all that lies in the place itself.
+    /// Sets the flag that makes requests fail soon.
+    fn heed(&mut self, _: Stopped) {}
+    /// Names of folders in the place.
     fn folders(&self) -> Result<Vec<String>>;
-    /// A file's length; None where there is none.
+    /// Files of a folder by name, with their lengths.
+    fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>>;
+    /// Length of a file; None if it does not exist.
     fn bytes(&self, file: &str) -> Result<Option<u64>>;
     fn read(&self, file: &str, range: Range<u64>) -> Result<Vec<u8>>;
-    /// Writes a file of so many bytes anew. `next` gives as many of them as it is asked for, fewer at
-    /// the end. Whether the store's own digest proves that it holds them.
+    /// Creates a file of `bytes` bytes. `next` returns the requested number of bytes, fewer at the
+    /// end. Returns whether the store's own digest proves the contents.
     fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool>;
     fn remove(&self, folder: &str) -> Result<()>;
-    /// Makes a checkpoint one no more, and keeps its files.
+    /// Invalidates a checkpoint, but keeps its files.
     fn set_aside(&self, step: u64) -> Result<()>;
-    /// Where the files of a checkpoint are written, until `publish`.
+    /// Folder in which the files of a checkpoint are written until `publish`.
     fn fresh(&self, step: u64) -> String;
     fn begin(&self, step: u64) -> Result<()>;
-    /// Its index is written.
+    /// Called when its index is written.
     fn publish(&self, step: u64) -> Result<()>;
 }
 
 type Next<'a> = &'a mut dyn FnMut(usize) -> Result<Vec<u8>>;
 
 impl Place {
-    /// Whether a command's argument names one, and no path.
+    /// Returns the argument if it is a URL, not a path.
     pub fn is_url(asked: &Path) -> Option<&str> {
         asked.to_str().filter(|asked| asked.contains("://"))
     }
 
-    /// Of a URL, with the environment's settings; nothing is read yet. An error is the user's mistake.
+    /// Opens a URL, with the environment's settings. Reads nothing yet. An error is the user's
+    /// mistake.
     pub fn open(url: &str) -> Result<Place> {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -86,7 +96,7 @@ impl Place {
         Place::with(url, &all.filter(|(name, _)| name.starts_with("AWS_")).collect())
     }
 
-    /// The same with others.
+    /// Opens a URL with other settings.
     pub fn with(url: &str, settings: &Settings) -> Result<Place> {
         let whole = url.trim_end_matches('/');
         let (place, last) = whole.rsplit_once('/').unwrap_or(("", whole));
@@ -102,23 +112,29 @@ impl Place {
         Ok(Place { url: place.to_string(), step, store })
     }
 
-    /// A folder, by system calls that tests make fail.
+    /// Opens a folder, with system calls that tests can make fail.
     pub fn on(disk: impl Into<Arc<Disk>>, path: &Path) -> Place {
         let url = format!("file://{}", path.display());
         Place { url, step: None, store: Box::new(mount::Mount::new(path, disk.into())) }
+    }
+
+    /// Sets a flag that makes requests fail soon, even if the store never answers.
+    pub fn until(mut self, stopped: Stopped) -> Place {
+        self.store.heed(stopped);
+        self
     }
 
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Notes that this place holds a run's copies, which shows that it can be written and read. The
-    /// user's mistake if they are another's.
+    /// Records that this place holds a run's copies, which also tests reading and writing. Fails if
+    /// another run owns the place.
     pub fn claim(&self, run: &str) -> Result<()> {
         let own = format!("{run}\n");
         let owner = self.read_whole(RUN)?.unwrap_or_default();
         if !owner.ends_with(b"\n") {
-            return self.write_small(RUN, own.as_bytes()); // none, or one that was cut short
+            return self.write_small(RUN, own.as_bytes()); // not claimed, or the file was cut short
         }
         if owner == own.as_bytes() {
             return Ok(());
@@ -129,7 +145,7 @@ impl Place {
         Err(Problems::one("checkpoint.also", what, remedy).into())
     }
 
-    /// The whole checkpoints, oldest first.
+    /// Steps of the complete checkpoints, ascending.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut steps = Vec::new();
         for step in self.store.folders()?.iter().filter_map(|name| folder::step(name)) {
@@ -141,15 +157,15 @@ impl Place {
         Ok(steps)
     }
 
-    /// Sets aside the checkpoints after `step`, of a run that goes on from there: they are not of its
-    /// past.
+    /// Sets aside the checkpoints after `step` when a run resumes from there, because they are no
+    /// longer part of its history.
     pub fn go_back(&self, step: u64) -> Result<Vec<u64>> {
         let later: Vec<u64> = self.steps()?.into_iter().filter(|later| *later > step).collect();
         later.iter().try_for_each(|later| self.store.set_aside(*later))?;
         Ok(later)
     }
 
-    /// Removes the checkpoints that need not be kept, as `folder::prune` does.
+    /// Removes the checkpoints that need not be kept, like `folder::prune`.
     pub fn prune(&self, keep: Keep) -> Result<()> {
         if keep.last.is_none() {
             return Ok(());
@@ -158,7 +174,7 @@ impl Place {
         old.iter().try_for_each(|step| self.store.remove(&folder::name(*step)))
     }
 
-    /// A small file whole; None where there is none.
+    /// Reads a small file; None if it does not exist.
     fn read_whole(&self, file: &str) -> Result<Option<Vec<u8>>> {
         match self.store.bytes(file)? {
             Some(0) => Ok(Some(Vec::new())),
@@ -167,7 +183,7 @@ impl Place {
         }
     }
 
-    /// Writes a small file, and reads it again: what a store took wrong is written once more.
+    /// Writes a small file and reads it back. Retries once if they differ.
     fn write_small(&self, file: &str, content: &[u8]) -> Result<()> {
         for _ in 0..2 {
             let mut at = 0;
@@ -180,10 +196,10 @@ impl Place {
                 return Ok(());
             }
         }
-        bail!("{}/{file}: what is there is not what was written", self.url)
+        bail!("{}/{file}: the contents read back differ from those written", self.url)
     }
 
-    /// The text of a checkpoint's index; None where it is not whole.
+    /// Text of a checkpoint's index; None if the checkpoint is not complete.
     fn index(&self, step: u64) -> Result<Option<String>> {
         let file = index_of(&folder::name(step));
         let Some(text) = self.read_whole(&file)? else { return Ok(None) };

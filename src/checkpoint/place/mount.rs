@@ -1,10 +1,11 @@
-//! A place that is a folder: `file:///FOLDER`. A copy is written under another name and takes its own
-//! when it is whole, so that the folder can be read as a run's.
+//! Copies in a folder: `file:///FOLDER`. A copy is written under another name and renamed when it
+//! is complete, so the folder can be read like a run's.
 
 use super::super::disk::{Disk, nonce};
 use super::super::folder;
 use super::{Next, Store};
 use anyhow::{Context, Result};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes in one write.
+/// Bytes per write.
 const BUFFER: usize = 4 << 20;
 
 pub struct Mount {
@@ -25,7 +26,7 @@ impl Mount {
         Mount { root: root.to_path_buf(), disk }
     }
 
-    /// Makes a folder, and all that it lies in; they stay when the power fails.
+    /// Creates a folder and its parents, and syncs them.
     fn make(&self, path: &Path) -> Result<()> {
         if path.is_dir() {
             return Ok(());
@@ -50,6 +51,17 @@ impl Store for Mount {
         entries.map(name).collect()
     }
 
+    fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
+        let path = self.root.join(folder);
+        let failed = || format!("cannot list {}", path.display());
+        let file = |entry: std::io::Result<fs::DirEntry>| -> Result<_> {
+            let entry = entry.with_context(failed)?;
+            let bytes = entry.metadata().with_context(failed)?.len();
+            Ok((entry.file_name().to_string_lossy().into_owned(), bytes))
+        };
+        fs::read_dir(&path).with_context(failed)?.map(file).collect()
+    }
+
     fn bytes(&self, file: &str) -> Result<Option<u64>> {
         let path = self.root.join(file);
         match path.metadata() {
@@ -68,7 +80,7 @@ impl Store for Mount {
         Ok(bytes)
     }
 
-    /// What a folder holds is read again.
+    /// Always returns false: the contents of a folder are read back.
     fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool> {
         self.make(&self.root)?;
         let path = self.root.join(file);
@@ -101,7 +113,7 @@ impl Store for Mount {
         format!("{}.tmp-copy", folder::name(step))
     }
 
-    /// Also removes what copies of other steps left that were given up.
+    /// Also removes the leftovers of abandoned copies of other steps.
     fn begin(&self, step: u64) -> Result<()> {
         let fresh = self.fresh(step);
         for name in self.folders()?.iter().filter(|name| name.contains(".tmp-")) {

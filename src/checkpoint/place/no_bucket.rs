@@ -1,23 +1,28 @@
-//! Stands for `bucket` in a gptrain that was built without the feature `object-store`: S3 is refused.
+//! Replaces `bucket` in a build without the feature `object-store`: S3 is refused.
 
 use super::{Next, Settings, Store};
 use anyhow::Result;
 use base::Problems;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// There is none.
+/// Never constructed.
 pub enum Bucket {}
 
 impl Bucket {
     pub fn open(path: &str, _: &Settings) -> Result<Bucket> {
         let what = "this gptrain was built without S3 (the feature `object-store`)";
-        let remedy = "build with it (`cargo build --release`), or give file:///FOLDER";
+        let remedy = "build with it (`cargo build --release`), or use file:///FOLDER";
         Err(Problems::one(format!("s3://{path}"), what, remedy).into())
     }
 }
 
 impl Store for Bucket {
     fn folders(&self) -> Result<Vec<String>> {
+        match *self {}
+    }
+
+    fn files(&self, _: &str) -> Result<BTreeMap<String, u64>> {
         match *self {}
     }
 

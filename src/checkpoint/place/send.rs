@@ -1,32 +1,31 @@
-//! A checkpoint's way to a place: its shards, several at once, then its index.
+//! Copies a checkpoint to a place: its shards, several concurrently, then its index.
 
 use super::super::folder;
 use super::super::index::{Index, Shard};
 use super::stretch::{self, Stretch, Verified};
 use super::{AT_ONCE, Place, index_of};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use base::in_order;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What was copied.
+/// Result of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
     pub step: u64,
-    /// Bytes of the checkpoint; None where the copy was there.
+    /// Bytes of the checkpoint; None if the copy existed already.
     pub bytes: Option<u64>,
 }
 
-/// Files of one checkpoint that are known to be whole in the place: what a try that failed has sent
-/// is not sent again.
+/// Files of one checkpoint known to be complete in the place. A retry does not send them again.
 #[derive(Default)]
 pub struct Sent(Mutex<BTreeSet<String>>);
 
 impl Place {
-    /// Copies the checkpoint in `from`, in place of what stands at its step. `go_on` is asked before
-    /// some MiB each. An error leaves a copy that is not whole, for the next try.
+    /// Copies the checkpoint in `from`, replacing any other of the same step. Calls `go_on` before
+    /// every few MiB. After an error the copy is incomplete and can be retried.
     pub fn copy(
         &self,
         from: &Path,
@@ -64,23 +63,33 @@ impl Place {
         let jobs = index.shards.iter().zip(&stretches);
         in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)?;
         ensure!(go_on(), "the copy was interrupted");
+        self.lists(&fresh, &index.shards).inspect_err(|_| sent.0.lock().clear())?;
         self.write_small(&index_of(&fresh), text.as_bytes())?;
         self.store.publish(step)?;
         let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
         Ok(Copy { step, bytes: Some(bytes + text.len() as u64) })
     }
 
-    /// Whether an earlier process has sent a file whole.
+    /// Fails unless the place lists all files that it was sent.
+    fn lists(&self, folder: &str, shards: &[Shard]) -> Result<()> {
+        let listed = self.store.files(folder)?;
+        let missing = shards.iter().find(|shard| listed.get(&shard.file) != Some(&shard.bytes));
+        let Some(Shard { file, bytes, .. }) = missing else { return Ok(()) };
+        let listed = listed.get(file).map_or("nothing".into(), |bytes| format!("{bytes} bytes"));
+        bail!("{}/{folder}/{file}: {bytes} bytes were sent, and the store lists {listed}", self.url)
+    }
+
+    /// Whether an earlier process sent a complete file.
     fn holds(&self, file: &str, bytes: u64, stretches: &[Stretch]) -> Result<bool> {
         Ok(self.store.bytes(file)? == Some(bytes) && self.verify(file, stretches).is_ok())
     }
 
-    /// Reads a file of the place, and compares it.
+    /// Reads a file of the place and verifies it.
     pub(super) fn verify(&self, file: &str, stretches: &[Stretch]) -> Result<()> {
         self.read_verified(file, stretches, &mut |_, _| Ok(()))
     }
 
-    /// Gives the bytes of a file of the place, each with its offset.
+    /// Passes the verified bytes of a file of the place to `put`, each with its offset.
     pub(super) fn read_verified(
         &self,
         file: &str,
@@ -102,7 +111,7 @@ impl Place {
             let range = at..last.bytes.end;
             let mut bytes = self.store.read(file, range.clone())?;
             if compared(&bytes).is_err() {
-                bytes = self.store.read(file, range)?; // it may have been damaged on its way
+                bytes = self.store.read(file, range)?; // it may have been damaged in transit
                 compared(&bytes)?;
             }
             put(at, &bytes)?;
@@ -110,11 +119,11 @@ impl Place {
         Ok(())
     }
 
-    /// The name of a published file.
+    /// Name of a published file.
     pub(super) fn file(step: u64, shard: &Shard) -> String {
         format!("{}/{}", folder::name(step), shard.file)
     }
 }
 
-/// Stretches that are read in one request: up to 16 MiB.
+/// Stretches per request: up to 16 MiB.
 const STRETCHES: usize = 4;

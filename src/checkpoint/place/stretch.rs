@@ -1,4 +1,4 @@
-//! The bytes of a shard as the index vouches for them: its header, then the chunks of its pieces.
+//! Byte ranges of a shard with digests in the index: its header, then the chunks of its pieces.
 
 use super::super::digest::{CHUNK, Digest};
 use super::super::index::Index;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes that one digest covers.
+/// Byte range covered by one digest.
 #[derive(Clone, Debug)]
 pub struct Stretch {
     pub bytes: Range<u64>,
@@ -19,7 +19,7 @@ impl Stretch {
         (self.bytes.end - self.bytes.start) as usize
     }
 
-    /// An error if these are not its bytes, of the file named.
+    /// Fails unless these are its bytes. `file` is the name for the message.
     pub fn compare(&self, file: &str, bytes: &[u8]) -> Result<()> {
         ensure!(
             Digest::of(bytes) == self.digest,
@@ -31,7 +31,7 @@ impl Stretch {
     }
 }
 
-/// Of every shard, in the order of its bytes, all of which are covered.
+/// Stretches of every shard, in byte order. They cover each shard completely.
 pub fn of_shards(index: &Index) -> Result<Vec<Vec<Stretch>>> {
     let header = |shard: &super::super::index::Shard| {
         vec![Stretch { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
@@ -57,13 +57,13 @@ pub fn of_shards(index: &Index) -> Result<Vec<Vec<Stretch>>> {
     Ok(all)
 }
 
-/// A shard on this machine, read from its start and compared.
+/// Local shard that is read from its start and verified.
 pub struct Verified<'s> {
     path: PathBuf,
     file: ShardFile,
     rest: std::slice::Iter<'s, Stretch>,
     read: Vec<u8>,
-    /// Compared, and not given yet.
+    /// Verified bytes that were not returned yet.
     ready: Vec<u8>,
 }
 
@@ -77,7 +77,7 @@ impl<'s> Verified<'s> {
         Ok(Verified { path: path.to_path_buf(), file, rest: stretches.iter(), read, ready })
     }
 
-    /// So many bytes more, fewer at the end.
+    /// Next `bytes` bytes, fewer at the end.
     pub fn next(&mut self, bytes: usize) -> Result<Vec<u8>> {
         while self.ready.len() < bytes
             && let Some(stretch) = self.rest.next()

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use base::progress::{Progress, Unit};
 use base::{Count, Problems};
 use data::indexed::digest::whole_digest;
 use data::indexed::{Indexed, TokenType, index_path, tokens_path};
 
 use super::super::Json;
-use super::progress::Progress;
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -20,7 +20,8 @@ pub struct Args {
     /// Ids must be below this; unless given, below the tokenizer's vocabulary
     #[arg(long)]
     vocab: Option<usize>,
-    /// Unless given, tokenizer.json beside the dataset, if there is one
+    /// The dataset's tokenizer, compared with its record; unless given, the recorded one, or without
+    /// a record tokenizer.json beside the dataset
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
     /// Also print the digest of each file's bytes (XXH3), to compare copies
@@ -64,10 +65,10 @@ impl Sound {
             None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
         };
         base::say!(
-            "{}: sound. {} documents, {} tokens of {}, the highest id is {}, {against}",
+            "{}: sound. {}, {} of {}, the highest id is {}, {against}",
             self.dataset,
-            Count(self.documents),
-            Count(self.tokens),
+            Count(self.documents).of("document"),
+            Count(self.tokens).of("token"),
             self.dtype,
             Count(self.highest_id)
         );
@@ -91,12 +92,14 @@ impl Sound {
 
 fn check(prefix: &Path, args: &Args) -> Result<Sound> {
     let dataset = Indexed::open(prefix)?;
-    let vocab = match args.vocab {
-        Some(vocab) => Some(vocab),
-        None => super::tokenizer(args.tokenizer.as_deref(), prefix)?.map(|found| found.vocab()),
+    let found = super::tokenizer(args.tokenizer.as_deref(), &dataset)?;
+    let vocab = match (args.vocab, &found.record) {
+        (Some(vocab), _) => Some(vocab),
+        (None, Some(record)) => Some(record.vocab),
+        (None, None) => found.load()?.map(|tokenizer| tokenizer.vocab()),
     };
     let size = dataset.token_type().size() as u64;
-    let mut progress = Progress::new("checking", dataset.tokens() * size);
+    let progress = Progress::new("checking", dataset.tokens() * size, Unit::Bytes);
     let highest = dataset.highest(|tokens| {
         progress.show(tokens * size, || format!("{} tokens", Count(tokens)));
     })?;
@@ -113,7 +116,9 @@ fn check(prefix: &Path, args: &Args) -> Result<Sound> {
     }
     let mut digests = Vec::new();
     for path in [index_path(prefix), tokens_path(prefix)].into_iter().filter(|_| args.digest) {
-        let digest = whole_digest(&path);
+        let total = path.metadata().map_or(0, |about| about.len());
+        let progress = Progress::new("hashing", total, Unit::Bytes);
+        let digest = whole_digest(&path, |bytes| progress.add(bytes));
         let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
         digests.push((path, digest));
     }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use base::{Bytes, Count, visible};
+use data::Record;
 use data::indexed::Indexed;
 use data::tokenizer::Tokenizer;
 
@@ -15,7 +16,8 @@ pub struct Args {
     /// PREFIX of the dataset's .bin and .idx
     #[arg(value_name = "PREFIX")]
     dataset: PathBuf,
-    /// Decodes the text; unless given, tokenizer.json beside the dataset, if there is one
+    /// Decodes the text; unless given, the recorded tokenizer, or without a record tokenizer.json
+    /// beside the dataset
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
     /// Documents to show
@@ -40,13 +42,17 @@ struct Lengths {
 pub fn run(args: Args) -> Result<()> {
     let prefix = super::prefix(&args.dataset);
     let dataset = Indexed::open(&prefix)?;
-    let tokenizer = super::tokenizer(args.tokenizer.as_deref(), &prefix)?;
+    let found = super::tokenizer(args.tokenizer.as_deref(), &dataset)?;
+    let (record, tokenizer) = (found.record.as_ref(), found.load()?);
     let mut out = Vec::new();
     let lengths = lengths(&dataset);
     if args.json.json {
-        writeln!(out, "{}", report(&dataset, &lengths))?;
+        writeln!(out, "{}", report(&dataset, &lengths, record))?;
     } else {
         summary(&prefix, &dataset, &lengths, &mut out)?;
+        if let Some(record) = record {
+            writeln!(out, "  tokenizer  {}", visible(&built_with(record)))?;
+        }
         histogram(&lengths, &mut out)?;
         let last = (args.from.saturating_add(args.documents)).min(dataset.documents());
         for document in args.from..last {
@@ -91,7 +97,7 @@ fn summary(prefix: &Path, dataset: &Indexed, lengths: &Lengths, out: &mut Vec<u8
         writeln!(out, "  sequences  {}", Count(dataset.sequences() as u64))?;
     }
     if lengths.empty > 0 {
-        writeln!(out, "  empty      {} documents", Count(lengths.empty as u64))?;
+        writeln!(out, "  empty      {}", Count(lengths.empty as u64).of("document"))?;
     }
     if dataset.modes().is_some() {
         writeln!(out, "  modes      multimodal: each sequence has one")?;
@@ -106,6 +112,16 @@ fn summary(prefix: &Path, dataset: &Indexed, lengths: &Lengths, out: &mut Vec<u8
         Count(lengths.at(0.9)),
     )?;
     Ok(())
+}
+
+/// The tokenizer and the options that a dataset was built with.
+fn built_with(record: &Record) -> String {
+    let end = match record.append_eod {
+        Some(eod) => format!("documents end with token {eod}"),
+        None => "no token ends documents".to_string(),
+    };
+    let special = if record.parse_special { "; --parse-special" } else { "" };
+    format!("{}; {end}{special}", record.describe())
 }
 
 /// Documents by length, a row for each power of two between the shortest and the longest.
@@ -147,7 +163,7 @@ fn show(
         ids.resize(from + length.min(most - from.min(most)), 0);
         dataset.read(sequence, 0, &mut ids[from..])?;
     }
-    writeln!(out, "\ndocument {document} ({} tokens)", Count(total as u64))?;
+    writeln!(out, "\ndocument {document} ({})", Count(total as u64).of("token"))?;
     let rest = if total > ids.len() { " …" } else { "" };
     match tokenizer {
         Some(tokenizer) => {
@@ -164,8 +180,9 @@ fn show(
     Ok(())
 }
 
-fn report(dataset: &Indexed, lengths: &Lengths) -> serde_json::Value {
+fn report(dataset: &Indexed, lengths: &Lengths, record: Option<&Record>) -> serde_json::Value {
     json!({
+        "tokenizer": record,
         "dtype": dataset.token_type().to_string(),
         "tokens": dataset.tokens(),
         "documents": dataset.documents(),

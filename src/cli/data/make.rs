@@ -8,10 +8,11 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use super::progress::Progress;
 use base::input::is_there;
 use base::output::Output;
+use base::progress::{Progress, Unit};
 use base::{Bytes, Count, Problems, visible};
+use data::Record;
 use data::build::{self, Build, Train};
 use data::corpus::{self, Format, Input, Rules, Wanted};
 use data::indexed::{Indexed, TokenType};
@@ -67,7 +68,7 @@ enum TextFormat {
 pub struct BuildArgs {
     #[command(flatten)]
     text: Text,
-    /// Write PREFIX.bin and PREFIX.idx
+    /// Write PREFIX.bin and PREFIX.idx, and the tokenizer's record PREFIX.tokenizer
     #[arg(short, long, value_name = "PREFIX")]
     output: PathBuf,
     /// A tokenizer.json, a folder with one (or with vocab.json and merges.txt), or `bytes`
@@ -89,6 +90,8 @@ pub struct BuildArgs {
     /// Type of an id on disk; unless given uint16, or int32 for a vocabulary of 65,500 or more
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
+    #[command(flatten)]
+    overwrite: Overwrite,
     #[command(flatten)]
     pub json: Json,
 }
@@ -131,6 +134,8 @@ pub struct MergeArgs {
     /// Write PREFIX.bin and PREFIX.idx
     #[arg(short, long, value_name = "PREFIX")]
     output: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
     #[command(flatten)]
     pub json: Json,
 }
@@ -197,19 +202,21 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
 
 pub fn build(args: BuildArgs) -> Result<()> {
     let inputs = args.text.inputs()?;
-    let tokenizer = super::load(&args.tokenizer)?;
+    let tokenizer = Tokenizer::named(&args.tokenizer)?;
     let append = match args.append_eod || args.eod.is_some() {
         true => Some(end_of_document(&args, &tokenizer)?),
         false => None,
     };
     let token_type = token_type(&args, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
-    let mut progress = Progress::new("building", total);
+    let progress = Progress::new("building", total, Unit::Bytes);
     let build = Build {
         inputs: &inputs,
         rules: args.text.rules(),
         tokenizer: &tokenizer,
+        record: Some(Record::new(&args.tokenizer, &tokenizer, &args.output)?),
         output: args.output.clone(),
+        existing: args.overwrite.existing(),
         token_type,
         append,
         parse_special: args.parse_special,
@@ -223,16 +230,18 @@ pub fn build(args: BuildArgs) -> Result<()> {
     let seconds = progress.finish();
     let lines = || {
         base::say!(
-            "{}: {} documents, {} tokens ({token_type}), {:.2} bytes of text a token",
+            "{}: {}, {} ({token_type}), {:.2} bytes of text a token",
             args.output.display(),
-            Count(built.documents),
-            Count(built.tokens),
+            Count(built.documents).of("document"),
+            Count(built.tokens).of("token"),
             built.text as f64 / built.tokens.max(1) as f64,
         );
         let rate = Bytes((built.read as f64 / seconds.0) as u64);
         base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
         if built.skipped > 0 {
-            base::say!("{} lines could not be read and are left out", Count(built.skipped));
+            let are = if built.skipped == 1 { "is" } else { "are" };
+            let lines = Count(built.skipped).of("line");
+            base::say!("{lines} could not be read and {are} left out");
         }
     };
     let object = json!({
@@ -287,11 +296,15 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
     };
     let rules = args.text.rules();
     let train = Train { inputs: &inputs, rules, training, threads: args.text.threads() };
-    let mut progress = Progress::new("training", total);
+    let (progress, mut learning) = (Progress::new("counting", total, Unit::Bytes), None);
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
-        |_| {},
+        |ids| {
+            let begin = || Progress::new("learning", args.vocab as u64, Unit::Of("ids"));
+            learning.get_or_insert_with(begin).show(ids as u64, String::new);
+        },
     )?;
+    drop(learning);
     let seconds = progress.finish();
     output
         .write_all(trained.json.as_bytes())
@@ -323,13 +336,20 @@ pub fn merge(args: MergeArgs) -> Result<()> {
         .iter()
         .map(|named| Indexed::open(&super::prefix(named)))
         .collect::<Result<Vec<_>>>()?;
-    build::merge(&datasets, &args.output)?;
+    let record = build::merge(&datasets, &args.output, args.overwrite.existing())?;
     let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
         (documents + dataset.documents() as u64, tokens + dataset.tokens())
     });
     let place = args.output.display();
-    let lines = || base::say!("{place}: {} documents, {} tokens", Count(documents), Count(tokens));
-    let object = json!({ "dataset": args.output, "documents": documents, "tokens": tokens });
+    let lines = || {
+        base::say!("{place}: {}, {}", Count(documents).of("document"), Count(tokens).of("token"));
+        if record.is_none() {
+            base::say!("no record of a tokenizer: not all of these datasets have one");
+        }
+    };
+    let object = json!({
+        "dataset": args.output, "documents": documents, "tokens": tokens, "tokenizer": record,
+    });
     args.json.say(lines, object);
     Ok(())
 }

@@ -12,6 +12,7 @@ use data::order::{Cache, Cut};
 use data::plan::{Share, SharePart};
 use data::preview::{Preview, open};
 use data::tokenizer::Tokenizer;
+use data::{Indexed, Record};
 use manifest::DataRule;
 
 #[derive(clap::Args, Debug)]
@@ -51,7 +52,7 @@ pub struct Args {
     /// (drop_last_partial_validation_sequence=False)
     #[arg(long)]
     keep_partial: bool,
-    /// Whole numbers: print samples A up to, not including, B of that order, such as 0..3.
+    /// Whole numbers: print samples A to B of that order, both included, such as 0..3.
     /// Fractions (written with a point, such as 0.95..1.0): read that range of each dataset's
     /// sequences instead of a part of the split. May be given twice, once for each
     #[arg(long, value_name = "A..B")]
@@ -97,15 +98,33 @@ pub fn run(args: Args) -> Result<()> {
     let default = if args.json { count } else { count.min(SHOWN) };
     let rows = rows.unwrap_or(0..default);
     if rows.end > count {
-        let what = format!("ends at sample {}; there are {count}", rows.end);
+        let what = format!("asks for sample {}; the last one is {}", rows.end - 1, count - 1);
         let remedy = "ask for fewer, or for a longer run with --samples";
         return Err(Problems::one("--range", what, remedy).into());
     }
     let tokenizer = match args.json {
         true => None,
-        false => super::tokenizer(args.tokenizer.as_deref(), &args.datasets[0])?,
+        false => tokenizer(&args)?,
     };
     super::until_closed(print(&mixture, rows, args.json, tokenizer.as_ref()))
+}
+
+/// The tokenizer of the first dataset, which has to be that of all.
+fn tokenizer(args: &Args) -> Result<Option<Tokenizer>> {
+    let first = Indexed::open(&super::prefix(&args.datasets[0]))?;
+    let found = super::tokenizer(args.tokenizer.as_deref(), &first)?;
+    if let Some(path) = &found.path {
+        let place = match args.tokenizer {
+            Some(_) => "--tokenizer".to_string(),
+            None => format!("the tokenizer of {}", first.prefix().display()),
+        };
+        for dataset in &args.datasets[1..] {
+            let dataset = Indexed::open(&super::prefix(dataset))?;
+            let record = Record::read(&dataset)?;
+            record.map_or(Ok(()), |record| record.compare(dataset.prefix(), &place, path))?;
+        }
+    }
+    found.load()
 }
 
 /// Of parts too small for one sample. Megatron repeats them where a number of samples is asked for.
@@ -185,7 +204,7 @@ fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
         let reals = (from.parse::<f64>(), to.parse::<f64>());
         match (numbers, reals) {
             ((Ok(from), Ok(to)), _) if from <= to => {
-                ranges.rows = Some(from..to);
+                ranges.rows = Some(from..to.saturating_add(1));
             }
             (_, (Ok(from), Ok(to))) if 0.0 <= from && from < to && to <= 1.0 => {
                 ranges.fractions = Some((from, to));

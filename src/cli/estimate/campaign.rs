@@ -1,5 +1,6 @@
 //! `gptrain estimate --what-if`, `--sizes`
 
+use super::progress::Bar;
 use super::{Args, calibrate, learn, show};
 use base::Problems;
 use estimate::campaign::{self, Law, Member};
@@ -8,7 +9,7 @@ use estimate::others::predict::Predictor;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::words;
-use manifest::Loaded;
+use manifest::{Loaded, Topology};
 use std::path::Path;
 
 #[derive(clap::Args)]
@@ -33,12 +34,14 @@ pub fn compare(args: &Args, path: &Path, other: &str) -> anyhow::Result<bool> {
         file if file.is_file() => (file, Vec::new()),
         _ => (path, args.set.clone()),
     };
+    let now = args.load(path, &args.set)?;
     if from == path {
         let pairs = pairs(other)?;
+        let data = as_many_devices(&now.manifest.topology, &pairs);
         sets.extend(pairs);
+        sets.extend(data);
     }
-    let now = manifest::load(path, &args.set)?;
-    let then = manifest::load(from, &sets)?;
+    let then = args.load(from, &sets)?;
     let view = |loaded: &Loaded| {
         let (request, predictor) = requested(args, loaded, args.flags())?;
         let predictor = predictor.as_ref().unwrap_or_else(|| Predictor::shipped());
@@ -50,6 +53,22 @@ pub fn compare(args: &Args, path: &Path, other: &str) -> anyhow::Result<bool> {
         compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
     show(args.json, &text, &json);
     Ok(b.fits_all())
+}
+
+/// The replicas with which other pipelines or tensor-parallel groups take as many devices; None where
+/// `pairs` say how many replicas there are, or where it does not divide.
+fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
+    let of = |name: &str| {
+        let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
+        values.rfind(|(key, _)| *key == name).map(|(_, value)| value)
+    };
+    let size = |name: &str, now: usize| of(name).map_or(Some(now), |value| value.parse().ok());
+    let tensor = size("topology.tensor", now.tensor)?;
+    let replica = tensor * size("topology.pipeline", now.pipeline)?;
+    let said = of("topology.data").is_some() || of("topology").is_some();
+    let same = replica == now.tensor * now.pipeline;
+    let divides = replica > 0 && now.ranks().is_multiple_of(replica);
+    (!said && !same && divides).then(|| format!("topology.data={}", now.ranks() / replica))
 }
 
 /// "a=1,b=2" as settings; a comma that no key follows belongs to a value.
@@ -92,20 +111,24 @@ fn requested(
 /// Every size with its tokens. Ok(false): one fits in no way.
 pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
     let law = args.campaign.law.unwrap_or(Law::CHINCHILLA);
-    let like = manifest::load(path, &args.set)?.manifest;
+    let like = args.load(path, &args.set)?.manifest;
     let devices = args.search.gpus.unwrap_or(like.topology.ranks());
+    let bar = Bar::new();
+    let watch = |progress| bar.show(progress);
     let member = |size: &f64| {
         let sets = campaign::sized(&like.model, *size)?;
-        let loaded = manifest::load(path, &[&args.set[..], &sets].concat())?;
+        let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
         let (request, predictor) = requested(args, &loaded, flags)?;
         let predictor = predictor.as_ref().unwrap_or_else(|| Predictor::shipped());
-        let found = request.search(predictor, Extras::default()).rank(devices);
+        let search = request.search(predictor, Extras::default()).watched(&watch);
+        let found = search.ranked(devices);
         let best = found.and_then(|found| found.best.into_iter().next());
         anyhow::Ok(Member { best, manifest: request.manifest, terms: request.terms })
     };
     let members = args.campaign.sizes.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?;
+    bar.finish();
     let (text, json) = campaign::table(&members, law, devices);
     show(args.json, &text, &json);
     Ok(members.iter().all(|member| member.best.is_some()))

@@ -1,5 +1,6 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
+use super::progress::Bar;
 use super::{Args, show};
 use base::Problems;
 use estimate::others::predict::Predictor;
@@ -15,7 +16,7 @@ pub struct Search {
     #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
     pub search: bool,
     /// Devices to use
-    #[arg(long)]
+    #[arg(long, value_parser = some)]
     pub gpus: Option<usize>,
     /// Nodes of --gpus that are kept idle, for failures
     #[arg(long)]
@@ -35,6 +36,15 @@ pub struct Search {
     pub min_gpus: bool,
 }
 
+/// A number of devices.
+fn some(text: &str) -> Result<usize, String> {
+    match text.replace('_', "").parse() {
+        Ok(0) => Err("a plan needs a device: give 1 or more".into()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("a number of devices is written as in 64".into()),
+    }
+}
+
 impl Search {
     pub fn asked(&self) -> bool {
         self.search || self.max_params || self.min_gpus
@@ -48,17 +58,23 @@ impl Search {
 
 /// Ok(false): nothing fits.
 pub fn run(args: &Args, request: &Request, predictor: &Predictor) -> anyhow::Result<bool> {
-    let (search, m) = (request.search(predictor, args.search.extras()), &request.manifest);
+    let bar = Bar::new();
+    let watch = |progress| bar.show(progress);
+    let search = request.search(predictor, args.search.extras()).watched(&watch);
+    let m = &request.manifest;
     if args.search.min_gpus {
         let found = search.fewest(MOST_DEVICES).map(|found| print::fewest(m, &found));
+        bar.finish();
         return Ok(shown(args, found, "no number of devices up to 65,536"));
     }
     let devices = devices(args, request)?;
     if args.search.max_params {
         let found = search.largest(devices).map(|found| print::largest(m, devices, &found));
+        bar.finish();
         return Ok(shown(args, found, "no model of these proportions"));
     }
     let found = ranked(args, request, &search, devices)?;
+    bar.finish();
     Ok(shown(args, found, &format!("no way to cut it over {devices} devices")))
 }
 

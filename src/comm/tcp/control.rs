@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 
-/// The addresses of 10,000 ranks are 0.4 MB.
+/// Maximum message. The addresses of 10,000 ranks take 0.4 MB.
 const LONGEST: u32 = 16 << 20;
 
-/// A rank's first message to rank 0.
+/// First message of a rank to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JoinRequest {
     pub rank: usize,
@@ -22,7 +22,7 @@ pub struct JoinRequest {
     pub manifest: u64,
 }
 
-/// Address at which a rank listens for data; without an IP it is rank 0's node.
+/// Address at which a rank listens for data. Without an IP it is on rank 0's node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Peer {
     pub ip: Option<IpAddr>,
@@ -30,7 +30,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// `host` is rank 0's.
+    /// Resolves the address. `host` is that of rank 0.
     pub fn address(&self, host: IpAddr) -> SocketAddr {
         SocketAddr::new(self.ip.unwrap_or(host), self.port)
     }
@@ -38,14 +38,14 @@ impl Peer {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ControlMessage {
-    /// To a rank: all have joined, so many. Where they are it asks when it is to reach some: all
-    /// addresses to all ranks would grow with the square of their number.
+    /// To a rank: all ranks have joined, and their number. A rank requests addresses of peers when
+    /// it needs them, because sending all addresses to all ranks would grow quadratically.
     Accepted(usize),
-    /// From a rank: where do these ranks listen?
+    /// From a rank: requests the addresses of these ranks.
     Where(Vec<usize>),
-    /// To a rank: its answer, in the same order.
+    /// To a rank: the requested addresses, in the same order.
     There(Vec<Peer>),
-    /// To a rank: why it cannot join.
+    /// To a rank: the reason why it cannot join.
     Rejected(String),
     /// From a rank: its state.
     Heartbeat(Box<RankReport>),

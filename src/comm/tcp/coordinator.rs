@@ -11,15 +11,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rank's failure is broadcast after this delay: its root cause may arrive meanwhile, as when a
-/// rank dies and others first report their broken connections to it.
+/// Delay before a rank's failure is broadcast, during which its root cause may arrive. When a rank
+/// dies, the others may report their broken connections first.
 const ROOT_CAUSE_DELAY: Duration = Duration::from_millis(500);
 
 pub struct Coordinator {
     process: Arc<ProcessState>,
-    /// To each rank; None for rank 0 itself. Its reader has the same stream, and no descriptor more.
+    /// Connection to each rank; None for rank 0. Its reader shares the stream, to save a file
+    /// descriptor.
     writers: Vec<Option<Mutex<Arc<TcpStream>>>>,
-    /// Where each rank listens.
+    /// Address of each rank.
     peers: Vec<Peer>,
     state: Mutex<State>,
 }
@@ -27,11 +28,11 @@ pub struct Coordinator {
 struct State {
     reports: Vec<RankReport>,
     heard: Vec<Instant>,
-    /// The first failure a rank reported.
+    /// First failure that a rank reported.
     reported: Option<(Instant, String)>,
 }
 
-/// Tells all ranks that all have joined, and starts to listen to them.
+/// Sends `Accepted` to all ranks and starts to receive their messages.
 pub fn start(
     process: Arc<ProcessState>,
     all: Vec<Arrived>,
@@ -52,7 +53,7 @@ pub fn start(
         let prepared = control.set_write_timeout(Some(Duration::from_secs(2)));
         prepared.map_err(|error| Failed::new(format!("rank {rank}: {error}")))?;
         let control = Arc::new(control);
-        // A rank that is gone already is noticed by its reader.
+        // Its reader detects a rank that is already gone.
         let _ = control::write(&*control, &ControlMessage::Accepted(peers.len()));
         readers.push((rank, control.clone()));
         writers.push(Some(Mutex::new(control)));
@@ -101,7 +102,7 @@ impl Coordinator {
         }
     }
 
-    /// A rank that asks for what is not there gets what is.
+    /// Sends the requested addresses. Unknown ranks are omitted.
     fn tell_where(&self, rank: usize, of: &[usize]) {
         let there = of.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
         if let Some(writer) = &self.writers[rank] {
@@ -124,7 +125,7 @@ impl Coordinator {
         }
     }
 
-    /// The failure of a rank or a hang, if there is one.
+    /// Failure of a rank or a hang; None if there is none.
     fn find_failure(&self) -> Option<String> {
         let timeout = self.process.watchdog.timeout;
         let mut state = self.state.lock();
@@ -154,7 +155,7 @@ impl Coordinator {
         self.process.fail(failed);
     }
 
-    /// To all ranks; one whose connection is broken is noticed by its reader.
+    /// Sends to all ranks. Broken connections are detected by their readers.
     fn broadcast(&self, message: &ControlMessage) {
         for writer in self.writers.iter().flatten() {
             let _ = control::write(&**writer.lock(), message);

@@ -1,4 +1,4 @@
-//! Frames as bytes: a header of 40 bytes, then the data as it lies in memory (little-endian).
+//! Serialisation of frames: a header of 40 bytes, then the data as in memory (little-endian).
 
 use super::super::Op;
 use super::super::inbox::{Frame, OpId, OpSignature};
@@ -9,15 +9,15 @@ use std::net::TcpStream;
 
 const HEADER: usize = 40;
 
-/// Data up to this goes with its header.
+/// Maximum data that is sent together with its header.
 const SMALL: usize = 16 << 10;
 
-/// Twice the most that a group sends at once.
+/// Maximum data of a frame: twice what a group sends at once.
 const LONGEST: u64 = 8 << 20;
 
 const OPS: [Op; 5] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::Send, Op::Recv];
 
-/// In place of an op: nothing more follows.
+/// Op code for the end of the stream.
 const GOODBYE: u8 = 255;
 
 pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
@@ -33,7 +33,7 @@ pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     bytes.push(place(DType::ALL.iter().position(|dtype| *dtype == signature.dtype)));
     bytes.push(id.message as u8);
     bytes.resize(HEADER, 0);
-    // One packet for signature fits in one; a copy less for signature does not.
+    // Data that fits in one packet is copied behind the header; larger data is not copied.
     let (with, after) = data.split_at(if data.len() <= SMALL { data.len() } else { 0 });
     bytes.extend(with);
     to.write_all(&bytes)?;
@@ -46,7 +46,7 @@ pub fn write_goodbye(to: &mut TcpStream) -> io::Result<()> {
     to.write_all(&bytes)
 }
 
-/// The next frame; None after a goodbye.
+/// Reads the next frame; None after a goodbye.
 pub fn read(from: &mut TcpStream, pool: &Pool) -> io::Result<Option<Frame>> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;

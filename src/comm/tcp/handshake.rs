@@ -1,12 +1,12 @@
-//! Mutual authentication of a connection: each side proves that it knows the job's key by an HMAC over
-//! fresh nonces of both, so that a recorded handshake cannot be replayed.
+//! Mutual authentication of a connection. Each side proves that it has the job's key by an HMAC
+//! over fresh nonces of both sides, so a recorded handshake cannot be replayed.
 //!
 //! ```text
 //! server → client   magic 16, nonce 32
 //! client → server   nonce 32, length 2, body, HMAC(key, "client" purpose nonces body) 32
 //! server → client   HMAC(key, "server" purpose nonces) 32
 //! ```
-//! It keeps other programs and jobs out; later data is neither encrypted nor signed.
+//! This keeps other programs and jobs out. Later data is neither encrypted nor signed.
 
 use hmac::{Hmac, Mac};
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 16] = b"gptrain ranks 1\n";
 
-/// Concurrent handshakes, beyond one for each rank.
+/// Maximum concurrent handshakes, in addition to one per rank.
 const MAX_HANDSHAKES: usize = 64;
 
 /// Longest accepted body.
@@ -30,7 +30,7 @@ const LONGEST: usize = 2048;
 /// Time limit of a whole handshake, however slowly the peer sends.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Shared by the ranks of one start of one job.
+/// Key shared by the ranks of one start of one job.
 #[derive(Clone)]
 pub struct Key([u8; 32]);
 
@@ -44,7 +44,7 @@ fn tag(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     mac(key, parts).finalize().into_bytes().into()
 }
 
-/// Each part is preceded by its length, so that different lists give different input.
+/// HMAC of all parts. Each part is preceded by its length, so different lists give different input.
 fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length is a key");
     for part in parts {
@@ -54,12 +54,12 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     mac
 }
 
-/// Why authentication failed.
+/// Reason for a failed authentication.
 #[derive(Debug)]
 pub enum AuthError {
     /// The peer is not a gptrain rank.
     UnknownProtocol(String),
-    /// The peer does not know this job's key.
+    /// The peer does not have this job's key.
     WrongKey,
     Io(io::Error),
 }
@@ -69,7 +69,7 @@ impl fmt::Display for AuthError {
         match self {
             AuthError::UnknownProtocol(what) => write!(f, "another program answers: {what}"),
             AuthError::WrongKey => {
-                f.write_str("a rank of another job answers, or one with another secret")
+                f.write_str("the peer is a rank of another job, or has another secret")
             }
             AuthError::Io(error) => write!(f, "the connection broke: {error}"),
         }
@@ -82,7 +82,7 @@ impl From<io::Error> for AuthError {
     }
 }
 
-/// The handshakes that a listener has begun.
+/// Handshakes in progress at a listener.
 #[derive(Default)]
 pub struct Handshakes {
     /// Oldest first, by number.
@@ -92,20 +92,20 @@ pub struct Handshakes {
 }
 
 impl Handshakes {
-    /// Connections that did not prove the key.
+    /// Number of connections that failed authentication.
     pub fn strangers(&self) -> u64 {
         self.strangers.load(Ordering::Relaxed)
     }
 
-    /// Where there are too many, the oldest is ended: a rank's takes milliseconds, so whoever waits
-    /// that long is none.
+    /// Registers a handshake. If there are too many, closes the oldest: a rank needs only
+    /// milliseconds, so the oldest peer is not a rank.
     fn begin(&self, stream: &Arc<TcpStream>, most: usize) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         let mut waiting = self.waiting.lock();
         if waiting.len() >= most
             && let Some((_, oldest)) = waiting.pop_first()
         {
-            let _ = oldest.shutdown(Shutdown::Both); // its thread counts it
+            let _ = oldest.shutdown(Shutdown::Both); // its thread counts the failure
         }
         waiting.insert(number, stream.clone());
         number
@@ -119,8 +119,8 @@ impl Handshakes {
     }
 }
 
-/// Accepts connections until `stop`, checked at each. One whose peer proves the key goes to
-/// `accepted` with the peer's body, on a thread of its own.
+/// Accepts connections until `stop`, which is checked for each. Passes every authenticated
+/// connection to `accepted` with the peer's body, on its own thread.
 pub fn accept_all(
     listener: &TcpListener,
     key: &Key,
@@ -135,7 +135,7 @@ pub fn accept_all(
             return;
         }
         let Ok(stream) = stream.map(Arc::new) else {
-            // Out of file descriptors: let some handshakes time out.
+            // Out of file descriptors: wait until some handshakes time out.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -149,12 +149,12 @@ pub fn accept_all(
             }
         };
         if base::threads::spawn("handshake", handshake).is_err() {
-            handshakes.end(number, false); // the peer tries again
+            handshakes.end(number, false); // the peer retries
         }
     }
 }
 
-/// The listening side: returns the peer's body once the peer is authenticated.
+/// Listening side: authenticates the peer and returns its body.
 pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
     let end = Instant::now() + TIMEOUT;
     let mine = nonce()?;
@@ -179,7 +179,7 @@ pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8
     Ok(body)
 }
 
-/// The connecting side: sends `body` with its proof.
+/// Connecting side: authenticates and sends `body`.
 pub fn authenticate(
     stream: &mut TcpStream,
     key: &Key,
@@ -203,7 +203,7 @@ pub fn authenticate(
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&reply)?;
     let mut proof = [0; 32];
-    // A listener that rejects the proof hangs up.
+    // A listener that rejects the proof closes the connection.
     read(stream, &mut proof, end).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => AuthError::WrongKey,
         _ => AuthError::Io(error),
@@ -219,7 +219,7 @@ fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Fills `to` before `end`; a slow sender does not extend the limit.
+/// Fills `to` before `end`. A slow sender does not extend the limit.
 fn read(mut stream: &TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
     let mut filled = 0;
     while filled < to.len() {
@@ -238,7 +238,7 @@ fn read(mut stream: &TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// 32 random bytes.
+/// Returns 32 random bytes.
 pub fn nonce() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! The control connection of every rank but 0: sends heartbeats, receives the failure.
+//! Control connection of every rank except 0: sends heartbeats, receives the failure.
 
 use super::super::{Failed, RankBusy};
 use super::control::{self, ControlMessage, Peer};
@@ -9,30 +9,30 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long a rank that reported a failure waits for the agreed one.
+/// Time that a rank waits for the agreed failure after reporting one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// At most 20 heartbeats a second from a rank and 1,000 at rank 0. The report of a dead rank is as
-/// old as this period.
+/// Minimum heartbeat period, plus a period per rank: at most 20 heartbeats per second from a rank
+/// and 1,000 at rank 0. The last report of a dead rank may be this old.
 const MIN_PERIOD: Duration = Duration::from_millis(50);
 const PERIOD_PER_RANK: Duration = Duration::from_millis(1);
 
-/// Who waits for an answer looks as often whether the run has failed meanwhile.
+/// Poll interval, while waiting for an answer, for a failure of the run.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub struct HeartbeatClient {
     process: Arc<ProcessState>,
     writer: Mutex<TcpStream>,
-    /// Rank 0's address.
+    /// Address of rank 0.
     host: IpAddr,
-    /// What rank 0 answers to `Where`; locked while one asks.
+    /// Answers of rank 0 to `Where`; locked by the requesting thread.
     answers: Mutex<Receiver<Vec<Peer>>>,
     answered: Sender<Vec<Peer>>,
-    /// When rank 0 was last heard; None after its goodbye.
+    /// Time of the last message from rank 0; None after its goodbye.
     heard: Mutex<Option<Instant>>,
 }
 
-/// `host` is rank 0's address.
+/// Starts the threads of the connection. `host` is the address of rank 0.
 pub fn start(
     process: Arc<ProcessState>,
     control: TcpStream,
@@ -80,7 +80,7 @@ impl HeartbeatClient {
         }
     }
 
-    /// Rank 0 is gone: this rank diagnoses by itself.
+    /// Fails with a local diagnosis, because rank 0 is gone.
     fn coordinator_lost(&self, what: String) {
         let phase = self.process.recorder.phase();
         let rank = self.process.report(0).name();
@@ -93,13 +93,13 @@ impl HeartbeatClient {
         let period =
             watchdog.period().min(MIN_PERIOD.max(self.process.size as u32 * PERIOD_PER_RANK));
         loop {
-            // A connection that breaks is noticed by the listener.
+            // The listener detects a broken connection.
             let _ = self.send(&ControlMessage::Heartbeat(Box::new(self.process.report(8))));
             if !self.process.sleep(period) {
                 return;
             }
             let silent = self.heard.lock().map_or(Duration::ZERO, |heard| heard.elapsed());
-            // Later than rank 0 itself, whose diagnosis knows all ranks.
+            // Waits longer than rank 0, whose diagnosis includes all ranks.
             if silent > watchdog.timeout + 2 * watchdog.period() {
                 let seconds = silent.as_secs_f64();
                 self.coordinator_lost(format!("is silent for {seconds:.0} s: stopped, or cut off"));
@@ -136,7 +136,9 @@ impl ControlChannel for HeartbeatClient {
             }
         }
         let (me, seconds) = (self.process.rank, timeout.as_secs_f64());
-        let line = format!("rank 0 did not tell rank {me} where others are in {seconds:.0} s");
+        let line = format!(
+            "rank 0 did not send rank {me} the addresses of its peers within {seconds:.0} s"
+        );
         Err(Failed::new(line))
     }
 

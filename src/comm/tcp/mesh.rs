@@ -1,4 +1,4 @@
-//! The data connections: one between any two ranks that share a group.
+//! Data connections: one between any two ranks that share a group.
 
 use super::super::endpoint::Endpoint;
 use super::super::inbox::{Frame, Transport};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub struct Mesh {
     process: Arc<ProcessState>,
     key: Key,
-    /// Where this rank listens.
+    /// Port at which this rank listens.
     port: u16,
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
@@ -27,7 +27,7 @@ pub struct Mesh {
 
 struct Connection {
     writer: Arc<Mutex<TcpStream>>,
-    /// The peer has ended successfully.
+    /// Whether the peer has ended successfully.
     said_goodbye: bool,
 }
 
@@ -80,7 +80,8 @@ impl Mesh {
                 }
                 Err(why) if Instant::now() > end => {
                     let rank = self.process.rank;
-                    let line = format!("rank {rank} does not reach rank {to} at {address}: {why}");
+                    let line =
+                        format!("rank {rank} cannot connect to rank {to} at {address}: {why}");
                     return Err(Failed::new(line));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
@@ -138,7 +139,7 @@ impl Mesh {
         self.control.failure(Failed::new(line))
     }
 
-    /// Waits until `ready` or the process group fails; None after the timeout.
+    /// Waits until `ready` or until the process group fails; None on timeout.
     fn wait_until(
         &self,
         ready: impl Fn(&HashMap<usize, Connection>) -> bool,
@@ -164,7 +165,7 @@ impl Mesh {
     }
 }
 
-/// A rank's transport over the mesh.
+/// Transport of a rank over the mesh.
 struct TcpTransport(Arc<Mesh>);
 
 impl Transport for TcpTransport {
@@ -185,7 +186,9 @@ impl Transport for TcpTransport {
             let late = ranks.iter().find(|rank| **rank != me && mesh.writer(**rank).is_none());
             let late = late.copied().unwrap_or(me);
             let seconds = mesh.process.watchdog.timeout.as_secs_f64();
-            Err(Failed::new(format!("rank {late} did not connect to rank {me} in {seconds:.0} s")))
+            Err(Failed::new(format!(
+                "rank {late} did not connect to rank {me} within {seconds:.0} s"
+            )))
         })
     }
 
@@ -223,7 +226,7 @@ impl Transport for TcpTransport {
                 let mut stream = writer.lock();
                 let _ = frames::write_goodbye(&mut stream);
             }
-            // An immediate close could discard what the others have not read yet.
+            // An immediate close could discard data that the others have not read yet.
             mesh.wait_until(|connections| {
                 connections.values().all(|connection| connection.said_goodbye)
             });

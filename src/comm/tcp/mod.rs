@@ -1,6 +1,6 @@
-//! Ranks as processes, over TCP. Rank 0 listens at the rendezvous address (`rendezvous`). Once all
+//! Ranks as processes, over TCP. Rank 0 listens at the rendezvous address (`rendezvous`). After all
 //! ranks have joined, each keeps a control connection to rank 0 for heartbeats and failures
-//! (`coordinator`, `heartbeat`), and the ranks of a group connect to each other for data (`mesh`),
+//! (`coordinator`, `heartbeat`). The ranks of a group connect to each other for data (`mesh`),
 //! which tests can slow down (`throttle`). Threads and blocking sockets, no async runtime.
 
 mod frames;
@@ -13,7 +13,7 @@ mod mesh;
 mod control;
 mod throttle;
 #[doc(hidden)]
-pub mod simulation; // of `benches/scale.rs`
+pub mod simulation; // for `benches/scale.rs`
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 pub use throttle::SEND_LIMIT;
 use throttle::Throttle;
 
-/// What a process needs to join as a rank.
+/// Parameters for joining as a rank.
 #[derive(Clone, Debug)]
 pub struct Join {
     pub rank: usize,
@@ -41,24 +41,24 @@ pub struct Join {
     pub node: String,
     /// Address at which rank 0 listens: "n01:23456".
     pub address: String,
-    /// Unique name of this start of this job.
+    /// Unique name of this start of the job.
     pub job: String,
-    /// Known only to this job's processes.
+    /// Secret of this job's processes.
     pub secret: Vec<u8>,
     /// Hash of the program: see `hash_of_this_program`.
     pub binary: u64,
     /// Hash of the manifest and options: equal on all ranks.
     pub manifest: u64,
-    /// How long the ranks wait for each other at the start.
+    /// Maximum time that the ranks wait for each other at the start.
     pub start_timeout: Duration,
     pub watchdog: Watchdog,
-    /// Bytes that it sends per second at most; for tests.
+    /// Maximum bytes sent per second; for tests.
     pub send_limit: Option<f64>,
 }
 
 impl Join {
-    /// From the launcher's variables, this program, and a secret file in `folder`, which all ranks
-    /// can read.
+    /// Parameters from the launcher's variables, this program, and a secret file in `folder`, which
+    /// all ranks can read.
     pub fn launched(
         launch: &LauncherEnv,
         folder: &Path,
@@ -81,11 +81,11 @@ impl Join {
     }
 }
 
-/// Rank 0 needs a file descriptor for each rank, every rank some for each rank of its groups, and
-/// systems often give a process 1,024 at first.
+/// Raises the limit of open files to its maximum. Rank 0 needs a file descriptor per rank, every
+/// rank some per rank of its groups, and the default is often 1,024.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Where the limit may not be raised, the rank that finds no descriptor says so.
+    // If the limit cannot be raised, the rank that runs out of descriptors reports it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -95,7 +95,7 @@ pub fn join(join: &Join) -> Result<World, Failed> {
     allow_many_files();
     let key = Key::new(&join.secret, &join.job);
     let recorder = Arc::new(Recorder::default());
-    recorder.set_phase("meeting the other ranks");
+    recorder.set_phase("connecting to the other ranks");
     let process = Arc::new(ProcessState::new(join, recorder));
     if join.rank == 0 {
         join_as_rank0(join, &key, &process)
@@ -104,7 +104,7 @@ pub fn join(join: &Join) -> Result<World, Failed> {
     }
 }
 
-/// Rank 0.
+/// Joins as rank 0.
 fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
     let data = listener(loopback(&join.address))?;
     let arrived = rendezvous::gather_ranks(join, key, port(&data))?;
@@ -116,7 +116,7 @@ fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Any other rank.
+/// Joins as any other rank.
 fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
     let data = listener(loopback(&join.address))?;
     let request = JoinRequest {
@@ -130,8 +130,10 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     let mut control = connect_to_rank0(join, key, &request)?;
     let lost = |error: std::io::Error| {
         let how = process::describe(&error);
-        join.watchdog
-            .claim(format!("rank 0 at {} died: {how}; the ranks were meeting", join.address))
+        join.watchdog.claim(format!(
+            "rank 0 at {} died: {how}; the ranks were still connecting",
+            join.address
+        ))
     };
     let host = control.peer_addr().map_err(lost)?.ip();
     let wait = join.start_timeout + Duration::from_secs(10);
@@ -148,11 +150,11 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     Mesh::world(process.clone(), key.clone(), data, client, limit)
 }
 
-/// Ranks say whom they wait for after this part of the time that they wait at most: of two minutes
-/// rank 0, which knows who is missing, after 5 s, the others after 30.
+/// Divisors of the start timeout: ranks log whom they wait for after that part of it. Of two
+/// minutes: rank 0, which has the list of missing ranks, after 5 s, the others after 30 s.
 const PATIENCE: u32 = 24;
 const PATIENCE_OF_PEERS: u32 = 4;
-/// Where rank 0 is missing, this many others say so.
+/// Number of other ranks that log that rank 0 is missing.
 const SPEAKERS: usize = 4;
 
 /// Retries until rank 0 answers and proves the job's key.
@@ -169,7 +171,7 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
             Ok(stream) => return Ok(stream),
             Err(why) => why,
         };
-        // What somebody there has answered says more than that nobody is there any more.
+        // An earlier answer is more informative than the latest connection error.
         let why = match why {
             AuthError::Io(_) => answered.take().unwrap_or(why),
             answer => answer,
@@ -180,7 +182,10 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
         }
         if Instant::now() > end {
             let seconds = join.start_timeout.as_secs_f64();
-            let what = format!("did not find rank 0 at {} in {seconds:.0} s: {why}", join.address);
+            let what = format!(
+                "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
+                join.address
+            );
             return Err(failed(join, what));
         }
         answered = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
@@ -195,7 +200,11 @@ fn failed(join: &Join, what: String) -> Failed {
 
 fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::other("the name has no address");
-    for address in address.to_socket_addrs()? {
+    let resolved = address.to_socket_addrs().map_err(|error| {
+        let remedy = "set one that all nodes can resolve: comm.rendezvous, or GPTRAIN_RENDEZVOUS";
+        std::io::Error::new(error.kind(), format!("{error}; {remedy}"))
+    })?;
+    for address in resolved {
         match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -209,7 +218,7 @@ fn loopback(address: &str) -> bool {
     ["127.", "localhost:", "[::1]:"].iter().any(|start| address.starts_with(start))
 }
 
-/// Listens for data connections of other ranks, at any free port.
+/// Listens for data connections of other ranks, on any free port.
 fn listener(only_here: bool) -> Result<TcpListener, Failed> {
     let ip = if only_here { LOOPBACK } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
     TcpListener::bind((ip, 0))
@@ -220,14 +229,14 @@ fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
-/// A hash of the running program, to find a rank that runs another one.
+/// Hash of the running program, to detect a rank that runs another one.
 pub fn hash_of_this_program() -> anyhow::Result<u64> {
     use anyhow::Context;
     let program = std::fs::read("/proc/self/exe").context("reading this program")?;
     Ok(xxhash_rust::xxh3::xxh3_64(&program))
 }
 
-/// The job's secret, from a file that only its user can read; the first rank creates it. All ranks
+/// Secret of the job, from a file that only its user can read. The first rank creates it. All ranks
 /// can read `folder`.
 pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     use anyhow::Context;
@@ -235,7 +244,7 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt;
     let path = secret_file(folder, job);
     let nonce = handshake::nonce().context("reading /dev/urandom")?;
-    // Anyone may see the name: it is made of other bits than the secret.
+    // The name is public, so it uses other random bits than the secret.
     let name = handshake::nonce().context("reading /dev/urandom")?;
     let new = path.with_extension(format!("{:016x}", u64::from_le_bytes(name[..8].try_into()?)));
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
@@ -243,7 +252,7 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     options.write(true).create_new(true).mode(0o600);
     let written = options.open(&new).and_then(|mut file| file.write_all(&nonce));
     written.with_context(|| format!("writing {}", new.display()))?;
-    // Atomic, and never over another rank's file.
+    // Atomic, and never overwrites another rank's file.
     let linked = std::fs::hard_link(&new, &path);
     std::fs::remove_file(&new).with_context(|| format!("removing {}", new.display()))?;
     match linked {
@@ -254,9 +263,10 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// Removes the secret once all ranks have joined.
+/// Removes the secret after all ranks have joined.
 pub fn forget_secret(folder: &Path, job: &str) {
-    let _ = std::fs::remove_file(secret_file(folder, job)); // if it stays: no listener accepts it any more
+    // Harmless if it remains, since no listener accepts it any more.
+    let _ = std::fs::remove_file(secret_file(folder, job));
 }
 
 fn secret_file(folder: &Path, job: &str) -> PathBuf {

@@ -30,20 +30,20 @@ struct State {
     sockets: Vec<TcpStream>,
 }
 
-/// A rank's connection to the coordinator; on rank 0, the coordinator itself.
+/// Connection of a rank to the coordinator; on rank 0, the coordinator itself.
 pub trait ControlChannel: Send + Sync {
-    /// Reports that this rank failed; returns the failure that all ranks agree on.
+    /// Reports that this rank failed. Returns the failure that all ranks agree on.
     fn failure(&self, failed: Failed) -> Failed;
-    /// Where these ranks listen for data.
+    /// Addresses at which these ranks listen for data.
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
-    /// This rank has ended successfully: returns when all have.
+    /// Announces that this rank has ended successfully. Returns when all ranks have.
     fn leave(&self);
-    /// How busy every rank was, by rank, as its last heartbeat said; empty on other ranks than 0.
+    /// Busy times by rank, from the last heartbeats; empty except on rank 0.
     fn busy(&self) -> Vec<RankBusy>;
 }
 
-/// A thread of a rank that lives as long as its connections do; where the system gives no more of
-/// them, a failure that names the rank.
+/// Starts a thread that runs as long as its connection. Fails, with the name of the rank, if the
+/// thread cannot be started.
 pub fn start_thread(
     rank: usize,
     name: &str,
@@ -80,7 +80,7 @@ impl ProcessState {
         self.state.lock().left
     }
 
-    /// `socket` is shut down when the process group fails.
+    /// Registers `socket` for shutdown when the process group fails.
     pub fn close_on_failure(&self, socket: &TcpStream) {
         let mut state = self.state.lock();
         match (&state.failed, socket.try_clone()) {
@@ -111,7 +111,7 @@ impl ProcessState {
                 end_process(&last);
             }
         };
-        // Without it a rank that computes on ends at its next exchange.
+        // If this thread cannot start, a rank in an endless computation ends at its next exchange.
         let _ = threads::spawn("end", end);
         failed
     }
@@ -122,7 +122,7 @@ impl ProcessState {
         self.failed()
     }
 
-    /// Sleeps; false if this rank left or the process group failed meanwhile.
+    /// Sleeps. Returns false if this rank left or the process group failed meanwhile.
     pub fn sleep(&self, time: Duration) -> bool {
         !self.wait(time, |state| state.left || state.failed.is_some())
     }
@@ -146,7 +146,7 @@ impl ProcessState {
     }
 }
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 pub fn describe(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => "connection closed".into(),

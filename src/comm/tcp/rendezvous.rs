@@ -1,5 +1,5 @@
-//! The rendezvous server on rank 0: accepts the job's ranks until all have joined. Unauthenticated
-//! peers cost one thread for five seconds each, up to a limit; they are counted.
+//! Rendezvous server on rank 0: accepts the job's ranks until all have joined. An unauthenticated
+//! peer costs one thread for up to five seconds; their number is limited, and they are counted.
 
 use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A rank that has joined. Rank 0 itself has no connection.
+/// Rank that has joined. Rank 0 itself has no connection.
 pub struct Arrived {
     pub request: JoinRequest,
     pub peer: Peer,
     pub control: Option<TcpStream>,
 }
 
-/// All ranks of the world, in order.
+/// Gathers all ranks of the world, in order.
 pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrived>, Failed> {
     let listener = bind(join)?;
     let (joined, arrivals) = channel();
@@ -62,7 +62,7 @@ fn own_entry(join: &Join, port: u16) -> Arrived {
     Arrived { request, peer: Peer { ip: None, port }, control: None }
 }
 
-/// On the address's port, on every interface unless the address is this machine's own.
+/// Binds to the address's port, on every interface unless the address is loopback.
 fn bind(join: &Join) -> Result<TcpListener, Failed> {
     let port = join.address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let Some(port) = port else {
@@ -85,7 +85,7 @@ fn bind(join: &Join) -> Result<TcpListener, Failed> {
 
 type Joined = (JoinRequest, IpAddr, TcpStream);
 
-/// Waits for all ranks; returns those that came more than once.
+/// Waits for all ranks. Returns the ranks that connected more than once.
 fn wait_for_ranks(
     join: &Join,
     arrivals: &Receiver<Joined>,
@@ -105,25 +105,28 @@ fn wait_for_ranks(
         };
         let (rank, world) = (request.rank, join.world);
         if rank >= world {
-            reject(
-                control,
-                &format!("rank {rank} came to a world of {world}, which has no such rank"),
-            );
+            reject(control, &format!("rank {rank} does not exist in a world of {world} ranks"));
         } else if let Entry::Vacant(place) = present.entry(rank) {
             let peer = Peer { ip: Some(ip).filter(|ip| !ip.is_loopback()), port: request.port };
             place.insert(Arrived { request, peer, control: Some(control) });
         } else {
             duplicates.push(rank);
-            reject(control, &format!("rank {rank} is already here: two processes say they are it"));
+            reject(
+                control,
+                &format!("rank {rank} has already connected: two processes have this rank"),
+            );
         }
     }
     duplicates
 }
 
-/// Rejects ranks that come after the others have joined.
+/// Rejects ranks that connect after all have joined.
 fn reject_late(arrivals: &Receiver<Joined>) {
     for (request, _, control) in arrivals {
-        reject(control, &format!("rank {} comes too late: the ranks have met", request.rank));
+        reject(
+            control,
+            &format!("rank {} connected too late: all ranks had already joined", request.rank),
+        );
     }
 }
 
@@ -136,7 +139,8 @@ fn absent(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
     (0..join.world).filter(|rank| !present.contains_key(rank)).collect()
 }
 
-/// "ranks 3, 5 did not come in 60 s; rank 2 came twice; 12 connections were strangers'".
+/// For example "ranks 3, 5 did not connect to the rendezvous at n01:29500 within 60 s; 2 of 4 ranks
+/// did; rank 2 connected twice; 12 connections failed the authentication".
 fn missing(
     join: &Join,
     present: &BTreeMap<usize, Arrived>,
@@ -148,14 +152,17 @@ fn missing(
         return None;
     }
     let (seconds, address) = (join.start_timeout.as_secs_f64(), &join.address);
-    let mut line = format!("{} did not come to {address} in {seconds:.0} s", ranks(&absent));
-    line += &format!("; {} of {} are there", present.len(), join.world);
+    let mut line = format!(
+        "{} did not connect to the rendezvous at {address} within {seconds:.0} s",
+        ranks(&absent)
+    );
+    line += &format!("; {} of {} ranks did", present.len(), join.world);
     if !duplicates.is_empty() {
-        line += &format!("; {} came twice", ranks(duplicates));
+        line += &format!("; {} connected twice", ranks(duplicates));
     }
     if strangers > 0 {
         let noun = if strangers == 1 { "connection" } else { "connections" };
-        line += &format!("; {strangers} {noun} did not prove to be of this job");
+        line += &format!("; {strangers} {noun} failed the authentication");
     }
     Some(line)
 }
@@ -166,17 +173,17 @@ fn ranks(list: &[usize]) -> String {
     format!("rank{} {}{more}", if list.len() == 1 { "" } else { "s" }, shown.join(", "))
 }
 
-/// Ranks that differ from the majority.
+/// Describes the ranks that differ from the majority.
 fn mismatch(present: &BTreeMap<usize, Arrived>) -> Option<String> {
     let requests: Vec<&JoinRequest> = present.values().map(|one| &one.request).collect();
     outliers(&requests, "runs another program", |request| request.binary)
         .or_else(|| outliers(&requests, "has another manifest", |request| request.manifest))
         .or_else(|| {
-            outliers(&requests, "counts another number of ranks", |request| request.world as u64)
+            outliers(&requests, "has another number of ranks", |request| request.world as u64)
         })
 }
 
-/// Ranks whose value differs from the majority's; without a majority, from rank 0's.
+/// Describes the ranks whose value differs from the majority's; without a majority, from rank 0's.
 fn outliers(
     requests: &[&JoinRequest],
     what: &str,

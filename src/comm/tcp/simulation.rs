@@ -1,5 +1,5 @@
-//! Ranks that only meet rank 0, send heartbeats and leave, thousands of them in one process: what
-//! rank 0 does for so many is measured by `benches/scale.rs`. (Public because a bench uses it.)
+//! Simulated ranks that join, send heartbeats and leave, thousands in one process.
+//! `benches/scale.rs` measures the cost at rank 0. (Public because a bench uses it.)
 
 use super::control::{self, ControlMessage, JoinRequest};
 use super::handshake::Key;
@@ -8,14 +8,14 @@ use crate::{Failed, RankReport};
 use std::io::{self, Read};
 use std::net::TcpStream;
 
-/// Ranks that have met rank 0, from 1 on.
+/// Joined ranks, from 1 on.
 pub struct Ranks {
     all: Vec<TcpStream>,
-    /// Bytes that rank 0 sent to all of them so that they met.
+    /// Bytes that rank 0 sent to all of them during the join.
     pub received: u64,
 }
 
-/// All ranks but 0 of `join.world`, which come one after the other.
+/// Joins all ranks except 0 of `join.world`, one after the other.
 pub fn meet(join: &Join) -> Result<Ranks, Failed> {
     allow_many_files();
     let key = Key::new(&join.secret, &join.job);
@@ -38,14 +38,14 @@ fn request(join: &Join, rank: usize) -> JoinRequest {
 }
 
 impl Ranks {
-    /// One heartbeat of each rank.
+    /// Sends one heartbeat per rank.
     pub fn heartbeats(&self, report: impl Fn(usize) -> RankReport) -> io::Result<()> {
         self.all.iter().enumerate().try_for_each(|(i, stream)| {
             control::write(stream, &ControlMessage::Heartbeat(Box::new(report(i + 1))))
         })
     }
 
-    /// All end well, and rank 0 knows it.
+    /// Ends all ranks successfully.
     pub fn leave(self) -> io::Result<()> {
         for stream in &self.all {
             control::write(stream, &ControlMessage::Goodbye)?;
@@ -70,7 +70,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Bytes of a rank's heartbeat.
+/// Size of a rank's heartbeat in bytes.
 pub fn heartbeat_bytes(report: RankReport) -> usize {
     let mut bytes = Vec::new();
     let message = ControlMessage::Heartbeat(Box::new(report));
@@ -83,7 +83,8 @@ mod tests {
     use super::super::tests::joins;
     use super::*;
 
-    /// What rank 0 sends to each of the others does not grow with their number, but for its digits.
+    /// Bytes that rank 0 sends to each rank do not grow with the number of ranks, except for its
+    /// digits.
     #[test]
     fn ten_times_the_ranks_meet_by_ten_times_the_bytes() {
         let each = [11, 101].map(|world| {

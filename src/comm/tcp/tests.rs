@@ -1,4 +1,4 @@
-//! TCP ranks as threads of the test: the same bits as `threads`, and which peers are accepted.
+//! TCP ranks as threads of the test: bit-identical to `threads`, and only valid peers are accepted.
 
 mod unauthenticated;
 
@@ -14,10 +14,13 @@ pub fn free_address() -> String {
     listener.local_addr().unwrap().to_string()
 }
 
-/// Longer than anything here takes on a busy machine.
+/// Start of the message about ranks that did not join.
+const MISSING: &str = "did not connect to the rendezvous at";
+
+/// Longer than any operation of these tests on a busy machine.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Ranks that look for each other for so long.
+/// Parameters of ranks with a start timeout of `limit`.
 fn joins_within(limit: Duration, world: usize) -> Vec<Join> {
     let mut joins = joins(world);
     joins.iter_mut().for_each(|join| join.start_timeout = limit);
@@ -42,7 +45,7 @@ pub fn joins(world: usize) -> Vec<Join> {
     (0..world).map(join).collect()
 }
 
-/// Each on its own thread; how it ended.
+/// Runs each rank on its own thread. Returns their results.
 fn run(joins: Vec<Join>, rank: impl Fn(World) + Sync) -> Vec<Result<(), String>> {
     std::thread::scope(|scope| {
         let rank = &rank;
@@ -65,7 +68,7 @@ fn every_op_gives_the_same_bits_as_among_threads() {
     }
 }
 
-/// Two messages of a quarter of a second each; the other rank's way is free.
+/// Two messages of a quarter of a second each; the other rank is not limited.
 #[test]
 fn a_rank_with_a_send_limit_sends_slowly() {
     let mut joins = joins(2);
@@ -95,7 +98,7 @@ fn a_missing_rank_is_named() {
         let address = joins[0].address.clone();
         joins.remove(2);
         let seconds = limit.as_secs_f64();
-        let line = format!("rank 2 did not come to {address} in {seconds:.0} s; 3 of 4 are there");
+        let line = format!("rank 2 {MISSING} {address} within {seconds:.0} s; 3 of 4 ranks did");
         assert_eq!(run(joins, |_| ()), vec![Err(line); 3]);
     });
 }
@@ -107,9 +110,9 @@ fn a_rank_that_comes_twice_is_rejected() {
         joins[2].rank = 1;
         let ends = run(joins, |_| ());
         let lines: Vec<&str> = ends.iter().map(|end| end.as_ref().unwrap_err().as_str()).collect();
-        assert!(lines[0].starts_with("rank 2 did not come"), "{lines:?}");
-        assert!(lines[0].ends_with("2 of 3 are there; rank 1 came twice"), "{lines:?}");
-        let rejected = "rank 1 is already here: two processes say they are it";
+        assert!(lines[0].starts_with("rank 2 did not connect"), "{lines:?}");
+        assert!(lines[0].ends_with("2 of 3 ranks did; rank 1 connected twice"), "{lines:?}");
+        let rejected = "rank 1 has already connected: two processes have this rank";
         assert!(lines[1..].contains(&rejected) && lines[1..].contains(&lines[0]), "{lines:?}");
     });
 }
@@ -120,7 +123,7 @@ fn a_rank_that_differs_is_named() {
     let cases: [(Change, &str); 3] = [
         (|join| join.binary = 7, "runs another program than the other 3: 0000000000000007, not "),
         (|join| join.manifest = 7, "has another manifest than the other 3: 0000000000000007, not "),
-        (|join| join.world = 7, "counts another number of ranks than the other 3: "),
+        (|join| join.world = 7, "has another number of ranks than the other 3: "),
     ];
     for (change, what) in cases {
         let mut joins = joins(4);
@@ -143,16 +146,16 @@ fn others_are_rejected(limit: Duration) {
     joins[3].secret = b"guess".to_vec();
     let (address, seconds) = (joins[0].address.clone(), limit.as_secs_f64());
     let ends = run(joins, |_| ());
-    let line = format!("ranks 2, 3 did not come to {address} in {seconds:.0} s; 2 of 4 are there");
+    let line = format!("ranks 2, 3 {MISSING} {address} within {seconds:.0} s; 2 of 4 ranks did");
     for end in &ends[..2] {
         let (told, strangers) = end.as_ref().unwrap_err().split_at(line.len());
         assert_eq!(told, line);
-        assert!(strangers.ends_with(" did not prove to be of this job"), "{strangers}");
+        assert!(strangers.ends_with(" failed the authentication"), "{strangers}");
     }
     for (rank, end) in ends.iter().enumerate().skip(2) {
-        let why = "a rank of another job answers, or one with another secret";
+        let why = "the peer is a rank of another job, or has another secret";
         let what = format!(
-            "rank {rank} (node n{rank}) did not find rank 0 at {address} in {seconds:.0} s: {why}"
+            "rank {rank} (node n{rank}) did not connect to rank 0 at {address} within {seconds:.0} s: {why}"
         );
         assert_eq!(end.as_ref().unwrap_err(), &what);
     }

@@ -1,13 +1,13 @@
-//! A slow adapter, for tests: a limit on the bytes that a process sends per second.
+//! Simulated slow network adapter for tests: limits the bytes that a process sends per second.
 
 use base::Problems;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// The variable with the limit of this process, in bytes per second: "1e6". Without it there is none.
+/// Variable with the limit of this process, in bytes per second: "1e6". Unlimited if not set.
 pub const SEND_LIMIT: &str = "GPTRAIN_TEST_SEND_LIMIT";
 
-/// The limit in the environment.
+/// Limit from the environment.
 pub fn given() -> Result<Option<f64>, Problems> {
     let Ok(text) = std::env::var(SEND_LIMIT) else { return Ok(None) };
     match text.parse::<f64>() {
@@ -19,11 +19,11 @@ pub fn given() -> Result<Option<f64>, Problems> {
     }
 }
 
-/// A token bucket that holds no tokens in reserve: n bytes take n/limit seconds, to all peers
-/// together, however long nothing was sent before.
+/// Token bucket without a reserve: n bytes to all peers together take n/limit seconds, however long
+/// the process was idle before.
 pub struct Throttle {
     bytes_per_s: f64,
-    /// When the last bytes so far are through.
+    /// Time at which all earlier bytes have been sent.
     free_at: Mutex<Instant>,
 }
 
@@ -32,13 +32,13 @@ impl Throttle {
         Throttle { bytes_per_s, free_at: Mutex::new(Instant::now()) }
     }
 
-    /// Returns when so many bytes would have been sent.
+    /// Returns when this many bytes would have been sent.
     pub fn wait_for(&self, bytes: usize) {
         let until = self.reserve(bytes, Instant::now());
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
     }
 
-    /// When bytes that come `now` are through, behind those that came before.
+    /// Time at which bytes submitted at `now` have been sent, after all earlier ones.
     fn reserve(&self, bytes: usize, now: Instant) -> Instant {
         let mut free_at = self.free_at.lock();
         *free_at = now.max(*free_at) + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);

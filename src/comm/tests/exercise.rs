@@ -1,4 +1,4 @@
-//! The ops, checked bit by bit, over whatever carries them.
+//! Bit-exact checks of the ops, for any transport.
 
 use crate::memory::{self, Pool};
 use crate::{Collective, Group, Message, World};
@@ -6,7 +6,7 @@ use base::{DType, rng};
 use device::Tensor;
 use half::{bf16, f16};
 
-/// A tensor with memory of its own.
+/// Tensor with its own memory.
 pub struct Numbers {
     words: Vec<u64>,
     numel: usize,
@@ -70,11 +70,11 @@ fn rounded(dtype: DType, x: f32) -> f32 {
     }
 }
 
-/// What a rank brings: values of very different sizes, so that the order of a sum shows.
+/// Contribution of a rank: values of very different magnitude, so that the order of a sum matters.
 fn brought(rank: usize, dtype: DType, numel: usize) -> Vec<f32> {
     let mut x = vec![0.0; numel];
     rng::normals(rng::key(rank as u64, "brought"), 0, &mut x);
-    let sizes = if dtype == DType::F16 { 4 } else { 7 }; // 65504 is its largest
+    let sizes = if dtype == DType::F16 { 4 } else { 7 }; // 65504 is the largest f16
     x.iter_mut().enumerate().for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % sizes));
     if dtype != DType::F32 {
         x.iter_mut().for_each(|v| *v = rounded(dtype, *v));
@@ -92,7 +92,8 @@ fn summed(size: usize, dtype: DType, numel: usize) -> Vec<f32> {
     (0..numel).map(sum).collect()
 }
 
-/// Every op of a group of the whole world: both dtypes, these lengths, in place and not.
+/// Checks every op of a group of the whole world: all float dtypes, these lengths, in place and
+/// not.
 pub fn check_ops(world: &World, lengths: &[usize]) {
     let ranks: Vec<usize> = (0..world.size()).collect();
     let group = world.group("all", &ranks);
@@ -120,7 +121,7 @@ pub fn check_reduce(group: &dyn Group, dtype: DType, length: usize) {
     assert_eq!(y.to_f32(), expected, "the same on the queue");
 }
 
-/// reduce_scatter and all_gather of n·`part` elements.
+/// Checks reduce_scatter and all_gather of n·`part` elements.
 fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
     let (size, rank) = (group.size(), group.rank());
     let expected = summed(size, dtype, part * size);
@@ -142,7 +143,7 @@ fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
     assert_eq!(values(whole.tensor().span(rank * part, part)), values(to));
 }
 
-/// Each to the next: nobody waits for a receiver.
+/// Every rank sends to the next; no send waits for its receiver.
 fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
     let (size, rank) = (group.size(), group.rank());
     let x = Numbers::of(dtype, &brought(rank, dtype, length));
@@ -152,7 +153,7 @@ fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
     assert_eq!(y.to_f32(), brought((rank + size - 1) % size, dtype, length));
 }
 
-/// Each to both neighbours, all begun before any is awaited, receives first.
+/// Every rank sends to both neighbours. All messages start before any is awaited, receives first.
 fn check_begun(group: &dyn Group, dtype: DType, length: usize) {
     let (size, rank) = (group.size(), group.rank());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);

@@ -1,11 +1,11 @@
-//! One rank fails: the others end, at once, with a line that names it.
+//! One rank fails: the others end at once, with a line that names it.
 
 use super::exercise::Numbers;
 use super::on_threads;
 use crate::{Failed, Group, World, catch, threads};
 use base::patience::ends;
 
-/// The failure line of each of three ranks. Rank 2 ends as `last` does.
+/// Failure line of each of three ranks. Rank 2 ends as `last` does.
 fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
     let rank = move |world: World| {
         catch(move || {
@@ -33,7 +33,7 @@ fn a_rank_that_ends_early_is_named() {
             || lines[..2].contains(&format!("rank 2 has ended; rank 1 {waits}")),
         "{lines:?}"
     );
-    assert_eq!(lines[0], lines[1], "all say the same");
+    assert_eq!(lines[0], lines[1], "all report the same");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_panic_of_a_rank_fails_the_others() {
     assert_eq!(lines[1], lines[0]);
 }
 
-/// A rank that is unwound with a collective on its queue does not wait for it.
+/// A rank that unwinds with a collective on its queue does not wait for it.
 #[test]
 fn a_begun_collective_does_not_hold_a_failing_rank() {
     let act = |world: World| {

@@ -1,4 +1,4 @@
-//! Ranks that hang: the line names the one at fault, whoever waits.
+//! Ranks that hang: the line names the rank at fault, whichever rank waits.
 
 use super::exercise::Numbers;
 use super::on_threads;
@@ -8,7 +8,7 @@ use base::DType;
 use base::patience::{at_any_load, ends, until};
 use std::time::Duration;
 
-/// What `check` finds of the failure line of a watched world whose ranks run `rank`, and of its dump.
+/// Runs a watched world of `size` ranks, and `check`s its failure line and its dump.
 fn hang(size: usize, rank: fn(&World), check: fn(&str, Dump)) {
     at_any_load(Duration::from_millis(200), |limit| {
         let (line, dump) = ends("every rank", move || hang_after(limit, size, rank));
@@ -121,7 +121,7 @@ fn a_message_that_is_never_sent_names_its_sender() {
     });
 }
 
-/// It was begun, and something else done meanwhile.
+/// The message was started, and something else done meanwhile.
 #[test]
 fn a_begun_message_that_is_never_sent_names_its_sender() {
     let rank = |world: &World| {
@@ -147,7 +147,7 @@ fn a_begun_message_that_is_never_sent_names_its_sender() {
     });
 }
 
-/// GPUs wait until a message is taken.
+/// A GPU waits until a message is received.
 #[test]
 fn a_message_that_is_never_received_names_its_receiver() {
     let x = Numbers::f32(vec![1.0; 10]);
@@ -164,10 +164,10 @@ fn a_message_that_is_never_received_names_its_receiver() {
     let line = diagnose(&sent(2), 5.0).unwrap();
     starts_and_ends(&line, "rank 1 never received send #3 of group pp", "1 rank waiting 8 s");
     let line = diagnose(&sent(3), 5.0).unwrap();
-    assert!(line.starts_with("rank 0 waits for "), "both have entered it: {line}");
+    assert!(line.starts_with("rank 0 waits for "), "both ranks have entered it: {line}");
 }
 
-/// Rank 1's queue is stuck in the first collective, so that it never starts the second.
+/// Rank 1's queue is stuck in the first collective, so it never starts the second.
 #[test]
 fn a_stuck_queue_is_seen_through() {
     let rank = |world: &World| {
@@ -206,7 +206,7 @@ fn slow_is_not_stuck() {
     });
 }
 
-/// The issue's own example, from reports as they would come in.
+/// Example of the issue, from synthetic reports.
 #[test]
 fn the_line_reads_as_asked_for() {
     let dp: Vec<usize> = (0..384).collect();

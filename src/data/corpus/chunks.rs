@@ -1,4 +1,4 @@
-//! Cutting a stream into chunks.
+//! Splits a stream into chunks.
 
 use std::io::{ErrorKind, Read};
 
@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use super::{Chunk, Format, Input, Reading};
 use base::{Bytes, Problems};
 
-/// Bytes of text in a chunk, where lines allow: enough to be worth a thread's attention.
+/// Approximate bytes of text per chunk: enough work for a thread.
 const CHUNK: usize = 1 << 20;
-/// The longest line. It has to be in memory at once, several times over.
-const LONGEST: usize = 256 << 20;
+/// Maximum length of a line, which must be in memory several times.
+pub const LONGEST: usize = 256 << 20;
 
-/// Hands the chunks of one file to `chunk`, until it answers false.
+/// Passes the chunks of one file to `chunk`, until it returns false.
 pub fn cut(
     input: &Input,
     reading: &Reading<'_>,
@@ -68,15 +68,16 @@ pub fn cut(
     }
 }
 
-/// The mistake that a table's reader has found, or the failure of a read.
-fn told(error: std::io::Error, doing: &str) -> anyhow::Error {
+/// Converts an I/O error: a problem found by a table's reader, or a failed read.
+pub fn told(error: std::io::Error, doing: &str) -> anyhow::Error {
     match error.downcast::<Problems>() {
         Ok(problems) => problems.into(),
         Err(error) => anyhow::Error::from(error).context(doing.to_string()),
     }
 }
 
-/// Leaves in `bytes`, which have no line end, what was read of the line after.
+/// Skips the rest of a line. `bytes`, which has no line end, then holds what was read of the next
+/// line.
 fn skip_line(stream: &mut dyn Read, bytes: &mut Vec<u8>) -> std::io::Result<()> {
     loop {
         bytes.clear();
@@ -89,7 +90,7 @@ fn skip_line(stream: &mut dyn Read, bytes: &mut Vec<u8>) -> std::io::Result<()> 
     }
 }
 
-/// Adds up to `count` bytes; true at the end of the stream.
+/// Adds up to `count` bytes. Returns true at the end of the stream.
 fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Result<bool> {
     let (mut at, end) = (bytes.len(), bytes.len() + count);
     bytes.resize(end, 0);
@@ -105,8 +106,8 @@ fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Re
     Ok(at < end)
 }
 
-/// The last place to cut at: after a line; within text only between two lines that end and start
-/// with a plain letter or digit, where every pattern ends a piece on both sides of the line break.
+/// Last position for a cut: after a line. Within text only between two lines that end and start
+/// with an ASCII letter or digit, where every pattern ends a piece on both sides of the line break.
 fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
     let mut end = bytes.len();
     loop {

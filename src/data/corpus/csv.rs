@@ -1,19 +1,32 @@
 //! Tables in CSV or TSV, as JSON lines of one column.
 
-use std::io::Read;
+use std::io::{Error, Read};
 
 use anyhow::Result;
 use csv::ByteRecord;
 
-use base::Problems;
+use super::chunks::{self, LONGEST};
+use super::json::{Field, Invalid, LISTED};
+use base::{Bytes, Count, Problems};
+use std::borrow::Cow;
 
-/// Rows of a table with a header, each as a line `{"key":"text"}`.
+/// The most columns of a row.
+const COLUMNS: u64 = 1 << 20;
+
+/// Begins the line of a row that has other columns than the header: their numbers follow.
+const RAGGED: &[u8] = b"ragged ";
+
+/// Rows of a table with a header, each as a line `{"key":"text"}` or as a ragged row, with the number
+/// that its first line has in the table: lines between are empty.
 pub struct CsvLines<R> {
-    reader: csv::Reader<R>,
+    reader: csv::Reader<Bounded<R>>,
     key: String,
     place: String,
     column: usize,
+    columns: usize,
     row: ByteRecord,
+    /// Lines that were begun.
+    lines: u64,
     line: Vec<u8>,
     /// Of the line that have been read.
     taken: usize,
@@ -22,43 +35,70 @@ pub struct CsvLines<R> {
 impl<R: Read> CsvLines<R> {
     /// An error unless the first row names the column `key`.
     pub fn open(inner: R, delimiter: u8, key: &str, place: &str) -> Result<CsvLines<R>> {
-        let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(inner);
-        let header = reader.byte_headers().map_err(|error| unreadable(place, &error))?.clone();
+        let (row, place_of) = (Size::default(), place.into());
+        let inner = Bounded { inner, delimiter, place: place_of, row, crlf: None, last: 0 };
+        let mut builder = csv::ReaderBuilder::new();
+        let mut reader = builder.delimiter(delimiter).flexible(true).from_reader(inner);
+        let failed = |error| chunks::told(damaged(place, error), &format!("cannot read {place}"));
+        let header = reader.byte_headers().map_err(failed)?.clone();
         let bare =
             |name: &[u8]| name.strip_prefix(b"\xef\xbb\xbf").unwrap_or(name) == key.as_bytes();
         let Some(column) = header.iter().position(bare) else {
-            let names: Vec<_> = header.iter().map(String::from_utf8_lossy).collect();
-            let what = format!("the table has no column \"{key}\"; it has: {}", names.join(", "));
+            let names: Vec<_> = header.iter().take(LISTED).map(String::from_utf8_lossy).collect();
+            let more = if header.len() > LISTED { ", …" } else { "" };
+            let names = names.join(", ");
+            let what = format!("the table has no column \"{key}\"; it has: {names}{more}");
             return Err(Problems::one(place, what, "name one of them with --key").into());
         };
         let key = serde_json::to_string(key)?;
-        let (row, line) = (ByteRecord::new(), Vec::new());
+        let (row, line, columns) = (ByteRecord::new(), Vec::new(), header.len());
         let place = place.to_string();
-        Ok(CsvLines { reader, key, place, column, row, line, taken: 0 })
-    }
-
-    fn damaged(&self, error: &csv::Error) -> std::io::Error {
-        match error.kind() {
-            csv::ErrorKind::Io(error) => std::io::Error::new(error.kind(), error.to_string()),
-            _ => std::io::Error::other(unreadable(&self.place, error)),
-        }
+        Ok(CsvLines { reader, key, place, column, columns, row, lines: 0, line, taken: 0 })
     }
 
     /// Whether there is another row, now in `line`.
     fn next(&mut self) -> std::io::Result<bool> {
         self.line.clear();
         self.taken = 0;
-        if !self.reader.read_byte_record(&mut self.row).map_err(|e| self.damaged(&e))? {
+        self.reader.get_mut().row = Size::default();
+        let read = self.reader.read_byte_record(&mut self.row);
+        if !read.map_err(|error| damaged(&self.place, error))? {
             return Ok(false);
         }
-        let text = self.row.get(self.column).unwrap_or_default();
-        super::json::write_line(&self.key, Some(text), &mut self.line);
+        // A row begins for the library with the \n of the \r\n before it.
+        let crlf = self.reader.get_ref().crlf == Some(true);
+        let number = self.row.position().map_or(0, csv::Position::line) + u64::from(crlf);
+        let empty = number.saturating_sub(self.lines + 1);
+        self.line.resize(empty as usize, b'\n');
+        self.lines += empty + 1;
+        match self.row.get(self.column).filter(|_| self.row.len() == self.columns) {
+            Some(text) => super::json::write_line(&self.key, Some(text), &mut self.line),
+            None => {
+                let columns = format!("{} {}\n", self.row.len(), self.columns);
+                self.line.extend_from_slice(RAGGED);
+                self.line.extend_from_slice(columns.as_bytes());
+            }
+        }
         Ok(true)
     }
 }
 
-fn unreadable(place: &str, error: &csv::Error) -> Problems {
-    Problems::one(place, format!("is no table: {error}"), "mend it, or say --format")
+/// The text of a row's line, or what is wrong with the row.
+pub fn text<'l>(field: &Field, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
+    let Some(columns) = line.strip_prefix(RAGGED) else { return field.text(line) };
+    let columns = String::from_utf8_lossy(columns);
+    let (row, header) = columns.split_once(' ').unwrap_or_default();
+    let s = if row == "1" { "" } else { "s" };
+    Err(Invalid::damaged(format!("the row has {row} column{s}; the header has {header}")))
+}
+
+/// The failure of a read, or a mistake in the table.
+fn damaged(place: &str, error: csv::Error) -> Error {
+    let what = format!("is not a table: {error}");
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        _ => Error::other(Problems::one(place, what, "mend it, or give its --format")),
+    }
 }
 
 impl<R: Read> Read for CsvLines<R> {
@@ -70,5 +110,51 @@ impl<R: Read> Read for CsvLines<R> {
         out[..some].copy_from_slice(&self.line[self.taken..][..some]);
         self.taken += some;
         Ok(some)
+    }
+}
+
+/// A table whose rows have a bound: they are held in memory, each column with its place.
+struct Bounded<R> {
+    inner: R,
+    delimiter: u8,
+    place: String,
+    row: Size,
+    /// Whether the first line ends by \r\n; None before its end.
+    crlf: Option<bool>,
+    /// Byte before the next read.
+    last: u8,
+}
+
+/// Size of a row so far, with what was read ahead of it.
+#[derive(Default)]
+struct Size {
+    bytes: u64,
+    columns: u64,
+    quoted: bool,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.inner.read(out)?;
+        if self.crlf.is_none() {
+            let end = out[..read].iter().position(|byte| *byte == b'\n');
+            let before = |end: usize| end.checked_sub(1).map_or(self.last, |at| out[at]);
+            self.crlf = end.map(|end| before(end) == b'\r');
+            self.last = out[..read].last().copied().unwrap_or_default();
+        }
+        let row = &mut self.row;
+        row.bytes += read as u64;
+        for byte in &out[..read] {
+            row.quoted ^= *byte == b'"';
+            row.columns += u64::from(*byte == self.delimiter && !row.quoted);
+        }
+        let what = match () {
+            _ if row.bytes > LONGEST as u64 => format!("more than {}", Bytes(LONGEST as u64)),
+            _ if row.columns > COLUMNS => format!("more than {} columns", Count(COLUMNS)),
+            _ => return Ok(read),
+        };
+        let what = format!("has a row of {what}");
+        let remedy = "close a quote that is open, or see whether --format is right";
+        Err(Error::other(Problems::one(self.place.as_str(), what, remedy)))
     }
 }

@@ -1,4 +1,4 @@
-//! One text field out of one JSON line, without building the rest.
+//! Extracts one text field from a JSON line, without building the rest.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,17 +6,17 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-/// What is wrong with a line, and what to do about it.
+/// Problem with a line, and the remedy.
 #[derive(Debug)]
 pub struct Invalid {
     pub what: String,
     pub remedy: &'static str,
 }
 
-/// What to do about a line that is damaged.
+/// Remedy for a damaged line.
 const MEND: &str = "mend the file, or pass --skip-invalid to go on without such lines";
-/// Fields that are listed.
-const LISTED: usize = 12;
+/// Maximum number of fields listed.
+pub const LISTED: usize = 12;
 
 impl Invalid {
     pub fn damaged(what: impl Into<String>) -> Invalid {
@@ -24,7 +24,7 @@ impl Invalid {
     }
 }
 
-/// The field wanted: a name, or a path of names with dots.
+/// Wanted field: a name, or a dotted path of names.
 pub struct Field<'k> {
     key: &'k str,
 }
@@ -34,7 +34,7 @@ impl<'k> Field<'k> {
         Field { key }
     }
 
-    /// The field's text, or what is wrong with the line.
+    /// Text of the field, or the problem with the line.
     pub fn text<'l>(&self, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
         let mut json = serde_json::Deserializer::from_slice(line);
         let found = Object(self.key).deserialize(&mut json);
@@ -44,7 +44,7 @@ impl<'k> Field<'k> {
                 return Invalid::damaged("the line is not UTF-8");
             }
             let (text, column) = (error.to_string(), error.column());
-            // serde_json counts lines within what it was given, always 1 here.
+            // serde_json counts lines within its input, so this is always 1.
             let text = text.split(" at line ").next().unwrap_or_default();
             Invalid::damaged(format!("{text}, at column {column}"))
         })?;
@@ -64,8 +64,8 @@ impl<'k> Field<'k> {
     }
 }
 
-/// Adds a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left to who
-/// reads the line.
+/// Writes a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left for
+/// the reader of the line to report.
 pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut Vec<u8>) {
     line.push(b'{');
     line.extend_from_slice(key.as_bytes());
@@ -121,7 +121,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-/// A string, borrowed from the line where it has no escapes.
+/// String, borrowed from the line if it has no escapes.
 struct Text;
 
 impl<'de> DeserializeSeed<'de> for Text {

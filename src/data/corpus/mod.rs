@@ -1,5 +1,5 @@
-//! Text on disk, as documents: JSON lines, plain text, tables, as they are or compressed, one file
-//! or thousands, read in chunks that threads work on while the results keep their order.
+//! Text on disk as documents: JSON lines, plain text or tables, plain or compressed, in one file or
+//! thousands. Files are read in chunks that threads process, while results keep their order.
 //!
 //! Does not know tokens.
 
@@ -26,49 +26,49 @@ use anyhow::Result;
 use base::Problems;
 use json::{Field, Invalid};
 
-/// A stretch of a file that can be worked on by itself.
+/// Part of a file that can be processed separately.
 pub struct Chunk {
-    /// The file, as errors name it.
+    /// Name of the file in errors.
     pub place: String,
     pub format: Format,
     /// Number of the first line.
     pub first_line: u64,
-    /// Lines before it that were left out unread, since they are too long.
+    /// Lines before it that were skipped unread, because they are too long.
     pub skipped: u64,
-    /// Whole lines of JSON; or text, which ends where no tokenizer's pattern joins across.
+    /// Whole lines of JSON; or text that ends where no tokenizer's pattern joins across.
     pub bytes: Vec<u8>,
-    /// Whether the document goes on in the next chunk. JSON lines never do.
+    /// Whether the document continues in the next chunk. JSON lines never do.
     pub continues: bool,
     /// Whether the document started in an earlier chunk.
     pub continued: bool,
-    /// Bytes of the file, as it is on disk, read to get here: for progress.
+    /// Bytes of the file on disk read so far, for progress.
     pub read: u64,
 }
 
-/// How a corpus is read.
+/// Parameters for reading a corpus.
 pub struct Reading<'a> {
     pub inputs: &'a [Input],
-    /// Threads that work, besides the one that reads.
+    /// Number of worker threads, in addition to the reading thread.
     pub threads: usize,
-    /// Keep plain text in one piece, for tokenizers whose ids would differ across a cut.
+    /// Whether to keep plain text in one piece, for tokenizers whose ids would differ across a cut.
     pub whole_texts: bool,
-    /// Leave out lines that are too long, and count them.
+    /// Whether to skip lines that are too long, and count them.
     pub skip_long: bool,
-    /// The column of a table that holds the text.
+    /// Column of a table that holds the text.
     pub key: &'a str,
 }
 
-/// How documents are taken out of chunks.
+/// Rules for extracting documents from chunks.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The field of a JSON line, or the column of a table, that holds the text.
+    /// Field of a JSON line, or column of a table, that holds the text.
     pub key: String,
-    /// Lines that cannot be read, or are too long to be, are counted, not fatal.
+    /// Whether to count lines that are unreadable or too long instead of failing.
     pub skip_invalid: bool,
 }
 
 impl Chunk {
-    /// Hands every document's text to `document`, in order. Returns the number of lines skipped.
+    /// Passes every document's text to `document`, in order. Returns the number of skipped lines.
     pub fn documents(
         &self,
         rules: &Rules,
@@ -85,7 +85,8 @@ impl Chunk {
             }
             let text = match self.format {
                 Format::Lines | Format::Text => plain(line),
-                Format::JsonLines | Format::Csv(_) | Format::Parquet => field.text(line),
+                Format::Csv(_) => csv::text(&field, line),
+                Format::JsonLines | Format::Parquet => field.text(line),
             };
             match text {
                 Ok(text) => document(&text)?,
@@ -119,7 +120,7 @@ impl Chunk {
     }
 }
 
-/// A line of plain text, without its ending.
+/// Line of plain text, without its ending.
 fn plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = std::str::from_utf8(line).map(Cow::from);

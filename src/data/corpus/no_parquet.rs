@@ -1,4 +1,4 @@
-//! In place of `parquet` where gptrain is built without that feature.
+//! Replaces `parquet` in a build without that feature.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::position::Position;
 use base::Problems;
 
-/// An error that says so.
+/// Always fails with the remedy.
 pub fn lines(path: &Path, _key: &str, _position: Position) -> Result<Box<dyn Read>> {
     let what = "this gptrain was built without Parquet (`make run` leaves it out)";
     let remedy = "build it with `make build`";

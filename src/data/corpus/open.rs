@@ -1,5 +1,5 @@
-//! Opening a file of a corpus: decompressed by what its first bytes say, refused where it is no
-//! text, and tables (CSV, Parquet) turned into JSON lines of the wanted column.
+//! Opens a file of a corpus: decompresses it according to its first bytes, rejects files that are
+//! not text, and converts tables (CSV, Parquet) to JSON lines of the wanted column.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Read};
@@ -11,11 +11,11 @@ use super::position::{Counted, Position};
 use super::{Format, Input, parquet};
 use base::Problems;
 
-/// Bytes that are looked at: a tar's magic ends at 262.
+/// Bytes inspected; the magic of tar ends at 262.
 const HEAD: usize = 512;
 
 impl Input {
-    /// The file's text or JSON lines. `key` names the column of a table.
+    /// Text or JSON lines of the file. `key` names the column of a table.
     pub fn open(&self, key: &str) -> Result<(Box<dyn Read>, Position)> {
         let position = Position::default();
         if let (Format::Parquet, Some(path)) = (self.format, &self.path) {
@@ -59,7 +59,7 @@ impl Input {
         })
     }
 
-    /// The first bytes, and all of them.
+    /// First bytes, and a reader of all bytes.
     fn looked_at(&self, mut text: Box<dyn Read>) -> Result<(Vec<u8>, Box<dyn Read>)> {
         let mut head = Vec::new();
         let read = text.by_ref().take(HEAD as u64).read_to_end(&mut head);
@@ -68,13 +68,13 @@ impl Input {
     }
 }
 
-/// What JSON is that is not lines, and what to do with it.
+/// Problem and remedy for JSON that is not in lines.
 const ARRAY: (&str, &str) = (
     "is a JSON array, and not JSON lines",
     "write its elements one a line: jq -c '.[]' FILE > FILE.jsonl",
 );
 
-/// What a file is that is no text, and what to do with it.
+/// Problem and remedy for a file that is not text.
 fn no_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let kinds: [(usize, &[u8], &str, &str); 5] = [
         (0, b"PAR1", "is a Parquet file, not text", "let its name end in .parquet"),
@@ -90,7 +90,7 @@ fn no_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
 
 type Decoder<R> = ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>;
 
-/// Zstandard frames one after another, as parallel compressors write them.
+/// Consecutive Zstandard frames, as written by parallel compressors.
 struct Frames<R: BufRead> {
     source: Option<R>,
     decoder: Option<Box<Decoder<R>>>,

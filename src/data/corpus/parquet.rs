@@ -1,4 +1,4 @@
-//! Tables in Parquet, as JSON lines of one column of strings.
+//! Parquet tables as JSON lines of one column of strings.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use parquet::schema::types::SchemaDescriptor;
 use super::position::Position;
 use base::Problems;
 
-/// Rows that are decoded at once.
+/// Rows decoded at once.
 const ROWS: usize = 256;
 
 struct Lines {
@@ -24,16 +24,16 @@ struct Lines {
     key: String,
     place: String,
     column: usize,
-    /// Number of the row group that comes next, and the column of the present one.
+    /// Next row group, and the column of the current one.
     group: usize,
     values: Option<ColumnReader>,
     lines: Vec<u8>,
-    /// Of the lines that have been read.
+    /// Bytes of the lines that have been read.
     taken: usize,
     position: Position,
 }
 
-/// The rows' column `key`; an error that names the columns where it is none of strings.
+/// Column `key` of the rows. Fails with the names of the columns if it is not one of strings.
 pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>> {
     let place = path.display().to_string();
     let wrong = |what: String, remedy: &str| Problems::one(place.clone(), what, remedy);
@@ -62,13 +62,13 @@ fn name(schema: &SchemaDescriptor, column: usize) -> String {
     schema.column(column).path().string()
 }
 
-/// Strings, one of each row at most.
+/// Whether a column holds at most one string per row.
 fn holds_text(schema: &SchemaDescriptor, column: usize) -> bool {
     let column = schema.column(column);
     column.physical_type() == Type::BYTE_ARRAY && column.max_rep_level() == 0
 }
 
-/// The crate panics on some damaged files.
+/// Catches panics of the crate, which occur on some damaged files.
 fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
     let nonsense = || ParquetError::General("it makes no sense".into());
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(nonsense()))
@@ -80,7 +80,7 @@ fn damaged(place: &str, error: &ParquetError) -> io::Error {
 }
 
 impl Lines {
-    /// Whether there are more lines, now in `lines`.
+    /// Reads more lines into `lines`. Returns false at the end.
     fn next(&mut self) -> parquet::errors::Result<bool> {
         self.lines.clear();
         self.taken = 0;

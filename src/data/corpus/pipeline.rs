@@ -1,5 +1,5 @@
-//! Work on a corpus by several threads: one reads, some work, and the caller gets the results in
-//! the corpus's order. A fixed number of chunks is under way at a time, so memory is bounded.
+//! Processes a corpus with several threads: one reads, some work, and the caller receives the
+//! results in the order of the corpus. A fixed number of chunks is in flight, so memory is bounded.
 
 use std::sync::mpsc::sync_channel;
 
@@ -7,24 +7,24 @@ use anyhow::Result;
 
 use super::{Chunk, Reading, chunks};
 
-/// How far reading has come.
+/// Progress of reading.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Bytes of files, as they are on disk.
+    /// Bytes of files on disk.
     pub read: u64,
-    /// Bytes of them decompressed.
+    /// Bytes after decompression.
     pub text: u64,
 }
 
-/// Gives every chunk to `work` on some thread (each has a `state` of its own), and what comes back,
-/// in order, to `sink`. Stops at the first error in that order.
+/// Passes every chunk to `work` on some thread (each with its own `state`), and the results, in
+/// order, to `sink`. Stops at the first error in that order.
 pub fn in_order<S, T: Send>(
     reading: &Reading<'_>,
     state: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, Chunk) -> Result<T> + Sync,
     mut sink: impl FnMut(T, Report) -> Result<()>,
 ) -> Result<()> {
-    // So many chunks wait for a thread, and so many are with one or wait for the sink.
+    // Maximum chunks waiting for a thread, and maximum being processed or waiting for the sink.
     let room = 2 * reading.threads;
     let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {

@@ -1,13 +1,13 @@
-//! How far a file has been read.
+//! Progress of reading a file.
 
 use std::cell::Cell;
 use std::io::Read;
 use std::rc::Rc;
 
-/// Bytes taken from the file so far.
+/// Bytes read from the file so far.
 pub type Position = Rc<Cell<u64>>;
 
-/// A file whose bytes are counted.
+/// File that counts its bytes.
 pub struct Counted {
     pub inner: Box<dyn Read>,
     pub position: Position,

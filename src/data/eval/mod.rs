@@ -1,31 +1,34 @@
-//! What a model is scored on: a stream of tokens in windows, or questions with several answers.
-//! Either is a list of samples to be read in order, and what is kept of each sample's losses.
+//! Evaluation data: a stream of tokens in windows, a run's validation set, or questions with several
+//! answers. Each is a list of samples to read in order, and the values kept of each sample's losses.
 //!
-//! A sample is a pure function of its number, so ranks share a list as they share training data.
+//! A sample is a pure function of its number, so ranks share a list in the same way as training
+//! data.
 
 mod packed;
 mod questions;
+mod validation;
 mod windows;
 
 pub use packed::{Packed, Sequence};
 pub use questions::{Accuracy, Reading, Task};
+pub use validation::Validation;
 pub use windows::{Tokens, Windows};
 
 use super::batch::Sample;
 use anyhow::Result;
 
-/// A list of samples of `seq_len` tokens.
+/// List of samples of `seq_len` tokens.
 pub trait Samples: Sync {
-    /// How many there are.
+    /// Number of samples.
     fn count(&self) -> u64;
-    /// Fills a sample of a batch. Each token that is scored weighs 1, the others 0.
+    /// Fills a sample of a batch. Each scored token has the weight 1, the others 0.
     fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()>;
-    /// What is kept of a sample, from −log p of its targets [seq_len]; 0 where nothing is scored.
+    /// Values kept of a sample, computed from −log p of its targets [seq_len] times their weights.
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64>;
 }
 
-/// Writes positions `from .. from + targets` of a sample, which see each other and nothing else:
-/// `tokens` are one more than the targets, of which the last `scored` count.
+/// Writes positions `from .. from + targets` of a sample, which see only each other. `tokens` has
+/// one more entry than the targets, of which the last `scored` count.
 fn put(sample: &mut Sample<'_>, from: usize, tokens: impl Iterator<Item = i32>, scored: usize) {
     let mut before = None;
     let mut end = from;

@@ -1,37 +1,37 @@
-//! Short sequences, several in a sample: each sees itself alone and counts its positions from 0, so
-//! that its losses are those of a sample of its own, without the padding.
+//! Packs short sequences into samples. Each sequence sees only itself and has positions from 0, so
+//! that its losses equal those of a separate sample without padding.
 
 use super::{Samples, put};
 use crate::batch::Sample;
 use anyhow::Result;
 use std::ops::Range;
 
-/// Tokens of which the last are scored.
+/// Tokens whose last ones are scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// Two at least.
+    /// At least two tokens.
     pub tokens: Vec<u32>,
-    /// Targets that count, from the end.
+    /// Number of scored targets, from the end.
     pub scored: usize,
 }
 
 impl Sequence {
-    /// Positions that it takes in a sample: the last token is a target alone.
+    /// Positions that it takes in a sample: the last token is only a target.
     fn len(&self) -> usize {
         self.tokens.len() - 1
     }
 }
 
-/// Sequences, and which lie together.
+/// Sequences, and their grouping into samples.
 #[derive(Debug)]
 pub struct Packed {
     sequences: Vec<Sequence>,
-    /// The sequences of each sample, which follow each other.
+    /// Consecutive sequences of each sample.
     samples: Vec<Range<usize>>,
 }
 
 impl Packed {
-    /// Sequences of at most `seq_len` + 1 tokens, in their order, as many in a sample as fit.
+    /// Packs sequences of at most `seq_len` + 1 tokens in order, as many per sample as fit.
     pub fn new(sequences: Vec<Sequence>, seq_len: usize) -> Packed {
         let mut samples: Vec<Range<usize>> = Vec::new();
         let mut left = 0;
@@ -50,7 +50,7 @@ impl Packed {
         Packed { sequences, samples }
     }
 
-    /// The sequences of a sample, each with its first position.
+    /// Sequences of a sample, each with its first position.
     fn places(&self, number: u64) -> impl Iterator<Item = (usize, &Sequence)> {
         let mut at = 0;
         self.sequences[self.samples[number as usize].clone()].iter().map(move |sequence| {
@@ -76,7 +76,7 @@ impl Samples for Packed {
         Ok(())
     }
 
-    /// The sum of each sequence.
+    /// Sum of losses of each sequence.
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
         let sum = |(from, sequence): (usize, &Sequence)| {
             let end = from + sequence.len();

@@ -1,58 +1,58 @@
-//! Multiple-choice questions in JSON lines, one a line, in the formats of HellaSwag, ARC and PIQA.
+//! Multiple-choice questions in JSON lines, in the formats of HellaSwag, ARC and PIQA.
 //!
 //! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness (tasks hellaswag,
-//! arc_easy and arc_challenge, piqa, without examples before the question): an answer scores the
-//! sum of log p over its own tokens, after the question. `acc` is the share of questions whose right
-//! answer scores highest; `acc_norm` divides by the answer's length in characters first.
+//! arc_easy and arc_challenge, piqa, zero-shot). The score of an answer is the sum of log p over
+//! its own tokens, after the question. `acc` is the fraction of questions whose right answer scores
+//! highest; `acc_norm` first divides by the answer's length in characters.
 
 use super::packed::{Packed, Sequence};
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::{Context, Result};
-use base::Problems;
+use base::{Problems, input};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
 
-/// Wrong lines listed at most.
+/// Maximum number of wrong lines listed.
 const MOST_LISTED: usize = 20;
 
-/// The questions of a file, and the samples to be scored for them.
+/// Questions of a file, and the samples to score for them.
 #[derive(Debug)]
 pub struct Task {
     questions: Vec<Question>,
-    /// A sequence for each answer of each question.
+    /// One sequence for each answer of each question.
     pub packed: Packed,
 }
 
 #[derive(Debug)]
 struct Question {
     right: usize,
-    /// Of each answer, in characters.
+    /// Length of each answer in characters.
     lengths: Vec<usize>,
 }
 
-/// The share of questions that a model answers right.
+/// Fraction of questions that a model answers correctly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accuracy {
     pub questions: u64,
     /// By log p of the answers.
     pub acc: f64,
-    /// By log p a character.
+    /// By log p per character.
     pub acc_norm: f64,
 }
 
-/// How text becomes sequences.
+/// Parameters for converting text to sequences.
 pub struct Reading<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// What stands before an answer whose question has no tokens.
+    /// Token before an answer whose question has no tokens.
     pub eod: Option<u32>,
-    /// Tokens of a sample: longer questions lose their beginning.
+    /// Tokens per sample; longer questions are truncated at their start.
     pub seq_len: usize,
-    /// Of the model.
+    /// Vocabulary size of the model.
     pub vocab: usize,
 }
 
-/// A question as text.
+/// Question as text.
 #[derive(Debug, PartialEq)]
 struct Text {
     question: String,
@@ -61,11 +61,12 @@ struct Text {
 }
 
 impl Task {
-    /// Reads the file's first `limit` questions. Every line that is no question is a mistake, by
-    /// its number.
+    /// Reads the file's first `limit` questions. Reports every line that is not a question, by its
+    /// number.
     pub fn read(path: &Path, how: &Reading, limit: Option<usize>) -> Result<Task> {
         let place = path.display().to_string();
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {place}"))?;
+        let bytes = input::read_named(path, input::LARGE)
+            .with_context(|| format!("cannot read {place}"))?;
         let (mut questions, mut sequences) = (Vec::new(), Vec::new());
         let mut problems = Problems::default();
         let mut encoder = Encoder::new(how.tokenizer);
@@ -90,7 +91,7 @@ impl Task {
         Ok(Task { questions, packed: Packed::new(sequences, how.seq_len) })
     }
 
-    /// From −log p of each sequence, in their order.
+    /// Computes the accuracy from −log p of each sequence, in order.
     pub fn accuracy(&self, losses: &[f64]) -> Accuracy {
         let (mut plain, mut by_length, mut first) = (0, 0, 0);
         for Question { right, lengths } in &self.questions {
@@ -107,7 +108,7 @@ impl Task {
     }
 }
 
-/// The first of the lowest; none where one is not a number.
+/// Index of the first minimum; None if a loss is NaN.
 fn lowest(losses: &[f64]) -> Option<usize> {
     let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
     if losses.iter().any(|loss| loss.is_nan()) {
@@ -129,8 +130,9 @@ impl Reading<'_> {
         Ok((Question { right: text.right, lengths }, sequences))
     }
 
-    /// The tokens of question and answer, as the harness cuts them: those of both together, after
-    /// as many as the question has alone. Spaces at the question's end belong to the answer.
+    /// Tokens of question and answer, divided as in the harness: the answer has the tokens of both
+    /// together that follow the number of tokens of the question alone. Spaces at the end of the
+    /// question belong to the answer.
     fn sequence(
         &self,
         encoder: &mut Encoder,
@@ -167,7 +169,7 @@ impl Reading<'_> {
     }
 }
 
-/// What is wrong with a line, and the remedy.
+/// Problem with a line, and the remedy.
 type Wrong = (String, String);
 
 fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
@@ -178,7 +180,7 @@ const FORMATS: &str = "write HellaSwag's ctx, endings, label; ARC's question, ch
                        or PIQA's goal, sol1, sol2, label";
 
 impl Text {
-    /// A line, in the format that its keys show.
+    /// Parses a line in the format that its keys indicate.
     fn parse(line: &[u8]) -> Result<Text, Wrong> {
         let read = serde_json::from_slice::<Value>(line);
         let row = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
@@ -199,7 +201,7 @@ impl Text {
         }
     }
 
-    /// With activity_label, ctx_a and ctx_b as published; else with ctx alone.
+    /// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
     fn hellaswag(row: &Value) -> Result<Text, Wrong> {
         let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
         let question = match parts {
@@ -236,10 +238,10 @@ fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
 
 fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
     let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
-    texts.ok_or_else(|| wrong(format!("{key} is no list of texts"), FORMATS))
+    texts.ok_or_else(|| wrong(format!("{key} is not a list of texts"), FORMATS))
 }
 
-/// A number from 0 on, perhaps written as text.
+/// Number from 0 on, possibly written as text.
 fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
     let value = &row[key];
     let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
@@ -254,7 +256,7 @@ fn capitalised(text: &str) -> String {
     first.chain(rest.flat_map(char::to_lowercase)).collect()
 }
 
-/// HellaSwag's text without what is left in it of WikiHow's markup, as the harness cleans it.
+/// HellaSwag's text without remaining WikiHow markup, cleaned as in the harness.
 fn without_marks(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let (mut clean, mut rest) = (String::new(), text.as_str());
@@ -283,7 +285,7 @@ mod tests {
         Text { question: question.into(), answers, right }
     }
 
-    /// The expected texts are lm-evaluation-harness's.
+    /// Expected texts from lm-evaluation-harness.
     #[test]
     fn lines_become_the_prompts_of_the_harness() {
         let of = |line: &str| Text::parse(line.as_bytes()).unwrap();

@@ -1,28 +1,28 @@
-//! A stream of tokens in windows that do not overlap: window k predicts tokens k·S+1 to (k+1)·S
-//! from those of the window before each. Every token but the first is scored once; the last window
-//! may be shorter.
+//! Stream of tokens in windows without overlap: window k predicts tokens k·S+1 to (k+1)·S, each
+//! from the previous tokens of the window. Every token except the first is scored once. The last
+//! window may be shorter.
 
 use super::{Samples, put};
 use crate::batch::Sample;
 use crate::indexed::{Indexed, index_path};
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::{Context, Result};
-use base::{Count, Problems};
+use base::{Count, Problems, input};
 use std::path::Path;
 
-/// A stream of tokens.
+/// Stream of tokens.
 pub enum Tokens {
-    /// A text's, with its length in bytes.
+    /// Tokens of a text, with its length in bytes.
     Text { ids: Vec<u32>, bytes: u64 },
-    /// A dataset's, document after document.
+    /// Tokens of a dataset, document after document.
     Dataset(Indexed),
 }
 
-/// What such files hold is no plain text.
+/// Endings of files that are not plain text.
 const NO_TEXT: [&str; 6] = ["json", "jsonl", "gz", "zst", "parquet", "safetensors"];
 
 impl Tokens {
-    /// The dataset PREFIX.bin and PREFIX.idx, or a file of UTF-8 text, as the tokenizer has it.
+    /// Opens the dataset PREFIX.bin and PREFIX.idx, or tokenizes a file of UTF-8 text.
     pub fn open(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Tokens> {
         let place = || path.display().to_string();
         let user = |what: &str, remedy: String| Err(Problems::one(place(), what, remedy).into());
@@ -40,13 +40,14 @@ impl Tokens {
         }
         if NO_TEXT.contains(&ending) {
             let remedy = "make a dataset of it: gptrain data build".to_string();
-            return user(&format!("a .{ending} file is no plain text"), remedy);
+            return user(&format!("a .{ending} file is not plain text"), remedy);
         }
         let Some(tokenizer) = tokenizer else {
             let remedy = "say --tokenizer tokenizer.json".to_string();
             return user("the model names no tokenizer for text", remedy);
         };
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", place()))?;
+        let bytes = input::read_named(path, input::LARGE)
+            .with_context(|| format!("cannot read {}", place()))?;
         let text = str::from_utf8(&bytes).map_err(|error| {
             let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
             let at = format!("{}:{line}", place());
@@ -57,7 +58,7 @@ impl Tokens {
         Ok(Tokens::Text { ids, bytes: bytes.len() as u64 })
     }
 
-    /// How many there are.
+    /// Number of tokens.
     pub fn count(&self) -> u64 {
         match self {
             Tokens::Text { ids, .. } => ids.len() as u64,
@@ -77,23 +78,26 @@ impl Tokens {
     }
 }
 
-/// The windows of a stream, each a sample.
+/// Windows of a stream, one sample each.
 pub struct Windows {
     pub tokens: Tokens,
     place: String,
     seq_len: usize,
     vocab: usize,
-    /// Whether the loss of every token is kept, else their sum.
+    /// Maximum number of windows; None for all.
+    limit: Option<u64>,
+    /// Whether to keep the loss of every token; otherwise only their sum.
     pub each: bool,
 }
 
 impl Windows {
-    /// Windows of `seq_len` tokens of the stream in `path`, for a model of `vocab` ids.
+    /// Creates windows of `seq_len` tokens of the stream in `path`, for a model of `vocab` ids.
     pub fn new(
         path: &Path,
         tokens: Tokens,
         seq_len: usize,
         vocab: usize,
+        limit: Option<u64>,
         each: bool,
     ) -> Result<Windows> {
         let place = path.display().to_string();
@@ -101,15 +105,21 @@ impl Windows {
             let what = format!("holds {} tokens; a score needs two", tokens.count());
             return Err(Problems::one(place, what, "give a longer text").into());
         }
-        Ok(Windows { tokens, place, seq_len, vocab, each })
+        Ok(Windows { tokens, place, seq_len, vocab, limit, each })
     }
 
-    /// Tokens that are scored.
+    /// Number of scored tokens.
     pub fn scored(&self) -> u64 {
-        self.tokens.count() - 1
+        let most = self.limit.map_or(u64::MAX, |limit| limit.saturating_mul(self.seq_len as u64));
+        most.min(self.tokens.count() - 1)
     }
 
-    /// Targets of a window.
+    /// Whether the limit leaves out a part of the stream.
+    pub fn is_cut(&self) -> bool {
+        self.scored() < self.tokens.count() - 1
+    }
+
+    /// Number of targets of a window.
     fn targets(&self, number: u64) -> usize {
         (self.scored() - number * self.seq_len as u64).min(self.seq_len as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! Digests of a dataset's files: of all bytes, and of pieces of a file that may have terabytes.
+//! Digests of a dataset's files: of all bytes, or of pieces of a file that may have terabytes.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,12 +9,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use base::rng;
 
-/// Bytes of a piece, and pieces: 16 MiB are read of a larger file, in about 0.1 s.
+/// Bytes per piece, and number of pieces: 16 MiB of a larger file are read, in about 0.1 s.
 const PIECE: u64 = 64 << 10;
 const PIECES: u64 = 256;
 
-/// A file's length and the digest of its bytes.
-pub fn whole_digest(path: &Path) -> std::io::Result<(u64, u64)> {
+/// Length of a file and the digest of its bytes. `progress` receives the bytes of each read.
+pub fn whole_digest(path: &Path, mut progress: impl FnMut(u64)) -> std::io::Result<(u64, u64)> {
     let mut file = File::open(path)?;
     let (mut hash, mut bytes) = (Xxh3::new(), 0);
     let mut buffer = vec![0; 1 << 20];
@@ -25,17 +25,18 @@ pub fn whole_digest(path: &Path) -> std::io::Result<(u64, u64)> {
         }
         hash.update(&buffer[..read]);
         bytes += read as u64;
+        progress(read as u64);
     }
 }
 
-/// A file's length and the digest of pieces of it, chosen by `seed`: its first and its last piece
-/// and, of a large file, others between. Content that was replaced is noticed; a change in one place
-/// of a large file may not be (`whole_digest` notices it).
+/// Length of a file and the digest of pieces selected by `seed`: its first and last piece and, of a
+/// large file, others in between. Detects replaced content, but perhaps not a local change in a
+/// large file (`whole_digest` does).
 pub fn sampled_digest(path: &Path, seed: u64) -> std::io::Result<(u64, u64)> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
     if bytes <= PIECE * PIECES {
-        return whole_digest(path);
+        return whole_digest(path, |_| {});
     }
     let key = rng::key(seed, "dataset digest");
     let starts = (2..PIECES).map(|piece| rng::below(key, piece, bytes - PIECE));
@@ -63,7 +64,7 @@ mod tests {
         let before = digest(7);
         assert_eq!((before, before.0), (digest(7), 20 << 20));
         assert_ne!(before, digest(8));
-        // Reversed, it has the same length; its middle half zero, most pieces notice.
+        // Reversed, it has the same length; with a zeroed middle half, most pieces differ.
         let reversed: Vec<u8> = bytes.iter().rev().copied().collect();
         let mut zeroed = bytes.clone();
         zeroed[5 << 20..15 << 20].fill(0);
@@ -71,10 +72,10 @@ mod tests {
             std::fs::write(&path, other).unwrap();
             assert_ne!(before, digest(7));
         }
-        // A small file is read whole: one byte is noticed.
+        // A small file is read whole, so a change of one byte is detected.
         std::fs::write(&path, &bytes[..1000]).unwrap();
         let small = digest(7);
-        assert_eq!(small, whole_digest(&path).unwrap());
+        assert_eq!(small, whole_digest(&path, |_| {}).unwrap());
         std::fs::write(&path, [&bytes[..500], &[!bytes[500]], &bytes[501..1000]].concat()).unwrap();
         assert_ne!(small, digest(7));
     }

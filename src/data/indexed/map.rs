@@ -1,9 +1,9 @@
-//! A file mapped for reading, safe against the file shrinking underneath.
+//! Memory-mapped file that is safe if the file shrinks.
 //!
-//! Touching a page of a mapping that lies past the end of its file (it was truncated by somebody
-//! else), or that the disk fails to deliver, raises SIGBUS, which by default kills the process.
-//! Here a handler puts a page of zeros in its place and marks the mapping as broken, and every read
-//! says so afterwards. This is the only unsafe code of the room.
+//! Access to a page beyond the end of the file (truncated by another process), or to a page that
+//! the disk fails to read, raises SIGBUS, which by default kills the process. A signal handler
+//! replaces the page by zeros and marks the mapping as broken, and later reads return an error.
+//! This is the only unsafe code of the crate.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail};
 use memmap2::{Advice, Mmap, MmapOptions};
 
-/// A file's bytes as they were when it was opened.
+/// Bytes of a file at the time when it was opened.
 #[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
@@ -22,23 +22,23 @@ pub struct Mapped {
     region: &'static Region,
 }
 
-/// How a mapping will be read.
+/// Access pattern of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Once from front to back, soon.
+    /// Sequential, soon.
     Whole,
-    /// Here and there: the kernel should not read around what is asked.
+    /// Random: the kernel should not read ahead.
     Scattered,
 }
 
 impl Mapped {
-    /// Maps `path`. Fails if it cannot be opened or is not a plain file.
+    /// Maps `path`. Fails if it cannot be opened or is not a regular file.
     pub fn open(path: &Path, access: Access) -> Result<Mapped> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         Mapped::of(&file, path, access)
     }
 
-    /// Maps a file that is open, whatever lies at its `path` by now.
+    /// Maps an open file, whatever its `path` refers to by now.
     pub fn of(file: &File, path: &Path, access: Access) -> Result<Mapped> {
         let metadata =
             file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
@@ -58,7 +58,7 @@ impl Mapped {
         let map = unsafe { options.map(file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
-            map.advise(Advice::Random).ok(); // a hint: nothing is lost where it is refused
+            map.advise(Advice::Random).ok(); // a hint: a refusal is harmless
         }
         let region = Region::claim(map.as_ptr() as usize, map.len());
         Ok(Mapped { path: path.into(), map: Some(map), region })
@@ -73,7 +73,7 @@ impl Mapped {
         self.map.as_ref().map_or(0, |map| map.len())
     }
 
-    /// Asks the kernel to have `offset .. offset + length` in memory soon; returns at once.
+    /// Asks the kernel to load `offset .. offset + length` into memory soon; returns at once.
     pub fn will_need(&self, offset: usize, length: usize) {
         if let Some(map) = &self.map
             && offset.checked_add(length).is_some_and(|end| end <= map.len())
@@ -82,7 +82,7 @@ impl Mapped {
         }
     }
 
-    /// Copies the bytes at `offset` into `out`. If the file has shrunk since, an error, no crash.
+    /// Copies the bytes at `offset` into `out`. Returns an error if the file has shrunk.
     pub fn copy(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(out.len()).filter(|end| *end <= self.len());
         let (Some(map), Some(_)) = (&self.map, end) else {
@@ -101,7 +101,7 @@ impl Mapped {
         self.intact()
     }
 
-    /// An error if the file has shrunk or failed under us since it was opened.
+    /// Fails if the file has shrunk or could not be read since it was opened.
     pub fn intact(&self) -> Result<()> {
         if !self.region.broken.load(Ordering::Acquire) {
             return Ok(());
@@ -119,13 +119,13 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // The region is given back before the pages go, so that it never covers foreign memory.
+        // Releases the region before the pages, so that it never covers foreign memory.
         self.region.release();
     }
 }
 
-/// The addresses of one mapping, in a list the signal handler can walk: entries are leaked and
-/// reused, never freed.
+/// Address range of one mapping, in a list that the signal handler can traverse. Entries are leaked
+/// and reused, never freed.
 #[derive(Debug)]
 struct Region {
     start: AtomicUsize,
@@ -175,7 +175,7 @@ impl Region {
         }
     }
 
-    /// The first region of the list for which `wanted` holds. Safe in a signal handler.
+    /// First region of the list for which `wanted` holds. Safe in a signal handler.
     fn find(wanted: impl Fn(&Region) -> bool) -> Option<&'static Region> {
         let mut next = REGIONS.load(Ordering::Acquire);
         loop {
@@ -189,7 +189,7 @@ impl Region {
     }
 }
 
-/// What SIGBUS did before; a fault outside our mappings is passed on to it.
+/// Previous action for SIGBUS; a fault outside our mappings is passed to it.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Installs the handler, once per process.
@@ -232,7 +232,7 @@ extern "C" fn on_bus_error(
                 return;
             }
         }
-        // Not ours: the instruction runs again under the handler that was there before.
+        // The fault is not in our mappings: the instruction runs again under the previous handler.
         libc::sigaction(libc::SIGBUS, PREVIOUS.load(Ordering::Acquire), std::ptr::null_mut());
     }
 }

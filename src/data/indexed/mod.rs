@@ -1,10 +1,8 @@
-//! Megatron's indexed datasets: `PREFIX.bin`, a bare stream of tokens, and `PREFIX.idx`, where each
-//! sequence lies in it. Little-endian, the arrays unaligned:
+//! Megatron's indexed datasets: `PREFIX.bin`, a bare stream of tokens, and `PREFIX.idx`, the
+//! position of each sequence in it. Little-endian, the arrays unaligned:
 //!
-//! ```text
-//! MMIDIDX\0\0 · version u64 = 1 · dtype u8 · S u64 · D u64 · lengths i32[S] · offsets i64[S]
-//! · documents i64[D] · modes i8[S], only in multimodal datasets
-//! ```
+//! ```text MMIDIDX\0\0 · version u64 = 1 · dtype u8 · S u64 · D u64 · lengths i32[S] · offsets
+//! i64[S] · documents i64[D] · modes i8[S], only in multimodal datasets ```
 //!
 //! S sequences; D − 1 documents, document d being the sequences `documents[d] .. documents[d + 1]`.
 //!
@@ -23,12 +21,12 @@ pub use write::Writer;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The first bytes of an index.
+/// First bytes of an index.
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 /// Bytes before the arrays.
 const HEADER: usize = 34;
 
-/// The type of a dataset's elements, by its code in the index.
+/// Type of a dataset's elements, by its code in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenType {
     U8,
@@ -37,15 +35,15 @@ pub enum TokenType {
     I32,
     I64,
     U16,
-    /// Code 6. No tokens.
+    /// Code 6. Not used for tokens.
     F64,
-    /// Code 7: f32 by Megatron-Core, f64 by Megatron-DeepSpeed. No tokens.
+    /// Code 7: f32 by Megatron-Core, f64 by Megatron-DeepSpeed. Not used for tokens.
     Float,
 }
 
 impl TokenType {
-    /// The smallest type Megatron's preprocessing would choose for ids below `vocab`:
-    /// u16 below 65,500, else i32.
+    /// Smallest type that Megatron's preprocessing would choose for ids below `vocab`: u16 below
+    /// 65,500, otherwise i32.
     pub fn for_vocab(vocab: usize) -> TokenType {
         if vocab < 65_500 { TokenType::U16 } else { TokenType::I32 }
     }
@@ -77,7 +75,7 @@ impl TokenType {
         }
     }
 
-    /// Bytes per element, for the types that can hold tokens.
+    /// Bytes per element, for types that can hold tokens.
     pub fn size(self) -> usize {
         match self {
             TokenType::U8 | TokenType::I8 => 1,
@@ -87,7 +85,7 @@ impl TokenType {
         }
     }
 
-    /// The largest id the type can hold.
+    /// Largest id of the type.
     pub fn max(self) -> u64 {
         match self {
             TokenType::U8 => u8::MAX as u64,
@@ -116,17 +114,18 @@ impl fmt::Display for TokenType {
     }
 }
 
-/// `PREFIX.idx`. A prefix may contain dots, so this appends.
+/// Path `PREFIX.idx`. A prefix may contain dots, so the ending is appended.
 pub fn index_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".idx")
 }
 
-/// `PREFIX.bin`.
+/// Path `PREFIX.bin`.
 pub fn tokens_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".bin")
 }
 
-fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
+/// A path with an ending appended: a prefix may contain dots.
+pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(ending);
     path.into()

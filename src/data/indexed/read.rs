@@ -1,5 +1,5 @@
-//! Opening and reading. Everything the index claims is checked once, at open, in one pass over its
-//! arrays; afterwards no position can lie outside the token file.
+//! Opens and reads datasets. Everything in the index is checked once, on open, in one pass over its
+//! arrays. Afterwards no position can be outside the token file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::map::{Access, Mapped};
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
 use base::{Count, Problems};
 
-/// An open dataset, cheap to share between threads.
+/// Open dataset, cheap to share between threads.
 #[derive(Debug)]
 pub struct Indexed {
     prefix: PathBuf,
@@ -21,24 +21,24 @@ pub struct Indexed {
     lengths: Vec<u32>,
     /// First token of every 64th sequence; the others follow from the lengths.
     starts: Vec<u64>,
-    /// Tokens in all.
+    /// Total number of tokens.
     total: u64,
-    /// First sequence of each document, and S, [documents + 1]; `None` where each document is one
+    /// First sequence of each document, and S, [documents + 1]; `None` if each document is one
     /// sequence.
     documents: Option<Vec<u64>>,
-    /// Multimodal datasets only, [S].
+    /// Modes of sequences in multimodal datasets, [S].
     modes: Option<Vec<i8>>,
     identity: u64,
 }
 
-/// Sequences for each entry of `starts`: few enough to add up at every read.
+/// Sequences per entry of `starts`: few enough to add up on every read.
 const BLOCK: usize = 64;
 
 impl Indexed {
-    /// Opens `prefix.idx` and `prefix.bin` and checks all that the index says, reading it once.
+    /// Opens `prefix.idx` and `prefix.bin` and checks the whole index in one pass.
     ///
-    /// What is wrong with a file's content is a `Problems` naming the file, the field and the
-    /// numbers; what the system refuses (no such file, no permission) is an ordinary error.
+    /// Errors in a file's content are a `Problems` that names the file, the field and the numbers.
+    /// Errors of the system (no such file, no permission) are ordinary errors.
     pub fn open(prefix: &Path) -> Result<Indexed> {
         let path = index_path(prefix);
         for path in [&path, &tokens_path(prefix)] {
@@ -79,7 +79,7 @@ impl Indexed {
         self.token_type
     }
 
-    /// S.
+    /// Number of sequences, S.
     pub fn sequences(&self) -> usize {
         self.lengths.len()
     }
@@ -88,7 +88,7 @@ impl Indexed {
         self.documents.as_ref().map_or(self.lengths.len(), |bounds| bounds.len() - 1)
     }
 
-    /// The sequences of one document.
+    /// Sequences of one document.
     pub fn document(&self, document: usize) -> Range<usize> {
         match &self.documents {
             Some(bounds) => bounds[document] as usize..bounds[document + 1] as usize,
@@ -96,7 +96,7 @@ impl Indexed {
         }
     }
 
-    /// Tokens in all.
+    /// Total number of tokens.
     pub fn tokens(&self) -> u64 {
         self.total
     }
@@ -106,26 +106,26 @@ impl Indexed {
         &self.lengths
     }
 
-    /// A hash of what the index says: lengths and documents. Two datasets that differ in it give
-    /// different samples.
+    /// Hash of the index: lengths and documents. Two datasets with different hashes give different
+    /// samples.
     pub fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// The first token of a sequence.
+    /// First token of a sequence.
     fn start(&self, sequence: usize) -> u64 {
         let block = sequence / BLOCK;
         let before = &self.lengths[block * BLOCK..sequence];
         self.starts[block] + before.iter().map(|length| *length as u64).sum::<u64>()
     }
 
-    /// The mode of each sequence in a multimodal dataset, [S].
+    /// Mode of each sequence in a multimodal dataset, [S].
     pub fn modes(&self) -> Option<&[i8]> {
         self.modes.as_deref()
     }
 
-    /// Tokens `offset .. offset + out.len()` of one sequence. A token outside i32, or a file that
-    /// has shrunk since it was opened, is an error.
+    /// Reads tokens `offset .. offset + out.len()` of one sequence. Fails for a token outside i32,
+    /// or if the file has shrunk since it was opened.
     pub fn read(&self, sequence: usize, offset: u32, out: &mut [i32]) -> Result<()> {
         let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
         assert!(within, "a read past the end of sequence {sequence}");
@@ -133,15 +133,15 @@ impl Indexed {
         self.copy(at, out).with_context(|| format!("sequence {sequence}"))
     }
 
-    /// Tokens from number `first` of the whole dataset on, across sequences.
+    /// Reads tokens from number `first` of the whole dataset on, across sequences.
     pub fn tokens_from(&self, first: u64, out: &mut [i32]) -> Result<()> {
         let last = first + out.len() as u64;
         assert!(last <= self.total, "a read of token {last} of {}", self.total);
         self.copy(first as usize * self.token_type.size(), out)
     }
 
-    /// The highest id and the sequence it is in; reads everything. `progress` is told how many
-    /// tokens have been read.
+    /// Highest id and its sequence; reads everything. `progress` receives the number of tokens
+    /// read.
     pub fn highest(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
         let mut highest: Option<(i32, u64)> = None;
         let mut buffer = vec![0; 1 << 18];
@@ -169,7 +169,7 @@ impl Indexed {
         Ok(highest.map(|(id, at)| (id as u64, self.sequence_of(at))))
     }
 
-    /// The sequence that holds a token.
+    /// Sequence of a token.
     fn sequence_of(&self, token: u64) -> usize {
         let block = self.starts.partition_point(|start| *start <= token) - 1;
         let mut end = self.starts[block];
@@ -181,19 +181,19 @@ impl Indexed {
         block * BLOCK + within.count()
     }
 
-    /// Bytes of the token file as they are.
+    /// Raw bytes of the token file.
     pub(super) fn raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
         self.tokens.copy(at, out)
     }
 
-    /// Asks for a stretch of one sequence to be in memory soon.
+    /// Prefetches a part of one sequence.
     pub fn will_need(&self, sequence: usize, offset: u32, count: usize) {
         let size = self.token_type.size();
         let at = (self.start(sequence) + offset as u64) as usize * size;
         self.tokens.will_need(at, count * size);
     }
 
-    /// Tokens from byte `at` on, widened to i32.
+    /// Reads tokens from byte `at` on, widened to i32.
     fn copy(&self, at: usize, out: &mut [i32]) -> Result<()> {
         match self.token_type {
             TokenType::U8 => self.widen(at, out, |b: [u8; 1]| b[0] as i64),
@@ -212,7 +212,7 @@ impl Indexed {
         out: &mut [i32],
         value: impl Fn([u8; N]) -> i64,
     ) -> Result<()> {
-        const CHUNK: usize = 4096; // bytes: on the stack, and in the first-level cache
+        const CHUNK: usize = 4096; // bytes: on the stack, and in the L1 cache
         let mut bytes = [0; CHUNK];
         for (i, some) in out.chunks_mut(CHUNK / N).enumerate() {
             let bytes = &mut bytes[..some.len() * N];
@@ -234,7 +234,7 @@ impl Indexed {
     }
 }
 
-/// The fixed part of an index.
+/// Fixed part of an index.
 struct Header {
     token_type: TokenType,
     sequences: usize,
@@ -244,7 +244,7 @@ struct Header {
     has_modes: bool,
 }
 
-/// One index under examination.
+/// Index being checked.
 struct Check<'a> {
     path: &'a Path,
     index: &'a Mapped,
@@ -297,7 +297,7 @@ impl Check<'_> {
         Ok(Header { token_type, sequences, bounds, has_modes })
     }
 
-    /// Checks that the file is as long as its counts say; returns whether it has modes.
+    /// Checks the length of the file against its counts. Returns whether it has modes.
     fn layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
         let size = self.index.len() as u64;
         let arrays = (|| {
@@ -327,7 +327,7 @@ impl Check<'_> {
         Ok(rest != 0)
     }
 
-    /// Lengths and starts, checked against each other and against the token file.
+    /// Reads lengths and starts, and checks them against each other and against the token file.
     fn sequences(
         &self,
         header: &Header,
@@ -381,7 +381,7 @@ impl Check<'_> {
         Ok((lengths, starts, start))
     }
 
-    /// The documents' bounds, unless each is one sequence.
+    /// Reads the documents' bounds; None if each document is one sequence.
     fn documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
         let mut documents = Documents::default();
         let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
@@ -424,7 +424,7 @@ impl Check<'_> {
     }
 }
 
-/// A dataset that is not there, with those that are beside it or in it.
+/// Problem of a missing dataset; lists the datasets next to it or in it.
 fn missing(prefix: &Path, path: &Path) -> Problems {
     let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
     let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -440,13 +440,13 @@ fn missing(prefix: &Path, path: &Path) -> Problems {
         true => "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string(),
         false => format!("{} holds: {}", folder.display(), found.join(", ")),
     };
-    let what = format!("is no dataset: {} does not exist", path.display());
+    let what = format!("is not a dataset: {} does not exist", path.display());
     Problems::one(prefix.display().to_string(), what, remedy)
 }
 
 const REBUILD: &str = "the index is damaged: copy it again from its source, or build it again";
 
-/// Document bounds as they come: not stored while they are 0, 1, 2, …
+/// Document bounds, which are not stored as long as they are 0, 1, 2, …
 #[derive(Default)]
 struct Documents {
     count: usize,
@@ -464,7 +464,7 @@ impl Documents {
     }
 }
 
-/// An unaligned array of N-byte elements, a chunk at a time.
+/// Unaligned array of N-byte elements, read chunk by chunk.
 struct Array<'a, const N: usize> {
     index: &'a Mapped,
     at: usize,

@@ -1,5 +1,5 @@
-//! Writing: tokens stream into `PREFIX.bin.partial`, the index follows at the end, and both get
-//! their names only when complete and on the disk (`base::output`).
+//! Writes datasets: tokens are streamed into `PREFIX.bin.partial`, the index follows at the end.
+//! Both are renamed only when they are complete and on disk (`base::output`).
 
 use std::io::{BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
@@ -8,32 +8,42 @@ use anyhow::{Context, Result, bail};
 
 use super::{Indexed, MAGIC, TokenType, index_path, tokens_path};
 use base::output::{self, Existing, Output};
+use base::progress::Progress;
 
-/// Writes one dataset. Dropped before `finish`, it leaves nothing behind.
+/// Writer of one dataset. Removes its files if dropped before `finish`.
 pub struct Writer {
     prefix: PathBuf,
     token_type: TokenType,
     out: BufWriter<Output>,
+    existing: Existing,
     lengths: Vec<i32>,
     documents: Vec<i64>,
-    /// Tokens of the sequence that has not ended.
+    /// Tokens of the unfinished sequence.
     open: usize,
     tokens: u64,
 }
 
 impl Writer {
-    /// Starts `prefix.bin` and `prefix.idx`. Refuses names that exist or that somebody else is
-    /// writing right now.
+    /// Starts `prefix.bin` and `prefix.idx`. Fails if they exist or if another process is writing
+    /// them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
+        Writer::over(prefix, token_type, Existing::Refused)
+    }
+
+    /// The same, where files that exist may be replaced.
+    pub fn over(prefix: &Path, token_type: TokenType, existing: Existing) -> Result<Writer> {
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
         output::names_a_file(prefix)?;
-        output::is_free(&tokens_path(prefix))?;
-        output::is_free(&index_path(prefix))?;
-        let out = Output::create(&tokens_path(prefix), Existing::Refused)?;
+        if existing == Existing::Refused {
+            output::is_free(&tokens_path(prefix))?;
+            output::is_free(&index_path(prefix))?;
+        }
+        let out = Output::create(&tokens_path(prefix), existing)?;
         Ok(Writer {
             prefix: prefix.into(),
             token_type,
             out: BufWriter::with_capacity(1 << 20, out),
+            existing,
             lengths: Vec::new(),
             documents: vec![0],
             open: 0,
@@ -41,13 +51,13 @@ impl Writer {
         })
     }
 
-    /// Appends one sequence to the document being written. Ids must fit the token type.
+    /// Appends one sequence to the current document. Ids must fit the token type.
     pub fn sequence(&mut self, tokens: &[u32]) -> Result<()> {
         self.extend(tokens)?;
         self.end_sequence()
     }
 
-    /// Appends tokens to the sequence being written.
+    /// Appends tokens to the current sequence.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
         let max = self.token_type.max();
         if let Some(token) = tokens.iter().find(|token| **token as u64 > max) {
@@ -65,12 +75,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Tokens of the sequence being written.
+    /// Tokens of the current sequence.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Ends the sequence being written.
+    /// Ends the current sequence.
     pub fn end_sequence(&mut self) -> Result<()> {
         let tokens = std::mem::take(&mut self.open);
         let Ok(length) = i32::try_from(tokens) else {
@@ -95,13 +105,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the document being written; with no sequence since the last end it is empty.
+    /// Ends the current document, which is empty if it has no sequence.
     pub fn end_document(&mut self) {
         self.documents.push(self.lengths.len() as i64);
     }
 
-    /// Appends whole documents as they stand in an existing dataset of the same type.
-    pub fn append(&mut self, other: &Indexed) -> Result<()> {
+    /// Appends the documents of an existing dataset of the same type.
+    pub fn append(&mut self, other: &Indexed, progress: &Progress) -> Result<()> {
         assert_eq!(other.token_type(), self.token_type);
         let first = self.lengths.len() as i64;
         let mut at = 0;
@@ -112,6 +122,7 @@ impl Writer {
             other.raw(at, some)?;
             self.out.write_all(some).with_context(|| self.failed(&tokens_path(&self.prefix)))?;
             at += some.len();
+            progress.add(some.len() as u64);
         }
         self.lengths.extend(other.lengths().iter().map(|length| *length as i32));
         self.tokens += other.tokens();
@@ -125,16 +136,31 @@ impl Writer {
         self.tokens
     }
 
-    /// Writes the index and gives both files their names.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// Documents written so far.
+    pub fn documents(&self) -> u64 {
+        self.documents.len() as u64 - 1
+    }
+
+    /// Writes the index and renames both files.
+    pub fn finish(self) -> Result<()> {
+        self.finish_with(None)
+    }
+
+    /// Writes the index and renames both files and a third one: all or none of them.
+    pub fn finish_with(mut self, third: Option<Output>) -> Result<()> {
         let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
         self.out.flush().with_context(|| self.failed(&tokens))?;
-        let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, Existing::Refused)?);
+        let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
         self.write_index(&mut out).with_context(|| self.failed(&index))?;
         let whole = |error: IntoInnerError<_>| error.into_error();
         let failed = self.failed(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
-        output::finish(two).context(failed)
+        let all: Vec<Output> = two.into_iter().chain(third).collect();
+        output::finish(all).context(failed)
     }
 
     fn write_index(&self, out: &mut impl Write) -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! Numbers in memory, or in a file that is mapped: an order does not care which.
+//! Numbers in memory, or in a mapped file, with the same interface.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use bytemuck::Pod;
 
 use super::super::indexed::Mapped;
 
-/// A list of numbers that can be read at any place.
+/// List of numbers with random access.
 #[derive(Debug)]
 pub enum Array<T> {
     Memory(Vec<T>),
-    /// `count` values from byte `from` of a file on.
+    /// `count` values in a file, starting at byte `from`.
     Mapped {
         file: Arc<Mapped>,
         from: usize,
@@ -31,7 +31,7 @@ impl<T: Pod> Array<T> {
         self.len() == 0
     }
 
-    /// Bytes in memory: none of a file's.
+    /// Bytes in memory; 0 for a file.
     pub fn bytes(&self) -> u64 {
         match self {
             Array::Memory(values) => size_of_val(&**values) as u64,

@@ -1,8 +1,8 @@
-//! Orders kept on disk, for datasets that take long to put in order: 100 million documents were
-//! mapped in half a second, and need no memory of the process (benches/RESULTS.md).
+//! Disk cache of orders that take long to compute: 100 million documents were mapped in half a
+//! second, without memory of the process (benches/RESULTS.md).
 //!
-//! A file is named after, and begins with, all that decides its content, and ends in a digest of
-//! the whole. One that is cut off, damaged, or somebody else's is built again, never believed.
+//! A file is named after all inputs of its content, begins with them, and ends with a digest of the
+//! whole. A truncated, damaged or foreign file is never used, but built again.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
@@ -17,30 +17,30 @@ use super::super::indexed::{Access, Indexed, Mapped};
 use super::{Array, Extent, Order, OrderSpec};
 use base::memory;
 
-/// A folder of orders. Files in it may be removed at any time between runs.
+/// Folder of orders. Files in it may be removed at any time between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     pub folder: PathBuf,
-    /// Smaller orders are built in memory every time.
+    /// Minimum size of a cached order; smaller ones are built in memory every time.
     pub from_bytes: u64,
 }
 
 /// Bytes of an order that takes about a second to build: 138 MB did.
 const SLOW: u64 = 128 << 20;
 
-/// All that decides an order: two equal keys are the same order. `[magic, …]`.
+/// Inputs of an order: equal keys mean equal orders. `[magic, …]`.
 type Key = [u64; 13];
-/// Another number for another layout, or other rules: what older versions wrote is built again.
+/// Version of layout and rules. Files of other versions are built again.
 const MAGIC: u64 = u64::from_le_bytes(*b"gptord02");
 
 impl Cache {
-    /// Keeps in `folder` what is slow to build.
+    /// Caches orders in `folder` that are slow to build.
     pub fn new(folder: PathBuf) -> Cache {
         Cache { folder, from_bytes: SLOW }
     }
 
-    /// The order over `part` of a dataset, as `Order::build` has it: from memory where it is small,
-    /// else from the folder, where it is put if it is not there. One process builds it while
+    /// Order over `part` of a dataset, as from `Order::build`. A small one is built in memory. A
+    /// larger one is read from the folder, or built and stored there. One process builds it while
     /// others wait. Fails if the folder cannot be written.
     pub fn order(
         &self,
@@ -71,7 +71,7 @@ impl Cache {
             return Ok(order);
         }
         let lock = File::create(path.with_extension("lock")).with_context(failed)?;
-        let locked = lock.lock().is_ok(); // not every network file system can
+        let locked = lock.lock().is_ok(); // some network file systems have no locks
         if let Some(order) = read(&path, &key, &extent)?.filter(|_| locked) {
             return Ok(order);
         }
@@ -81,7 +81,7 @@ impl Cache {
             return Ok(order);
         }
         publish(&path, &key, &order).with_context(failed)?;
-        drop(order); // from here on it is the file's, which needs no memory
+        drop(order); // the file replaces it, without using memory
         read(&path, &key, &extent)?.with_context(|| {
             format!("{} does not hold what was just written to it", path.display())
         })
@@ -106,7 +106,7 @@ fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>
     ]
 }
 
-/// The order in a file; `None` if there is no file, or not this order, whole.
+/// Reads an order from a file; `None` if the file does not exist, or is not this complete order.
 fn read(path: &Path, key: &Key, extent: &Extent) -> Result<Option<Order>> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = match File::open(path) {
@@ -141,8 +141,8 @@ fn mapped<T>((file, from, count): (Arc<Mapped>, usize, usize)) -> Array<T> {
     Array::Mapped { file, from, count }
 }
 
-/// Whether a file begins with the key and ends in the digest of all before. It is read through a
-/// small buffer, so that the process does not grow by it.
+/// Whether a file begins with the key and ends with the digest of everything before. Reads through
+/// a small buffer, so that the process does not grow.
 fn sound(file: &mut File, key: &Key) -> Result<bool> {
     let (mut hash, mut buffer) = (Xxh3Default::new(), vec![0; 1 << 20]);
     let mut left = file.metadata()?.len() as usize - 8;
@@ -150,7 +150,7 @@ fn sound(file: &mut File, key: &Key) -> Result<bool> {
     while left > 0 {
         let some = left.min(buffer.len());
         if file.read_exact(&mut buffer[..some]).is_err() {
-            return Ok(false); // it shrank, or the disk fails: it is built again
+            return Ok(false); // it shrank, or the disk fails: build it again
         }
         if first && !buffer.starts_with(bytemuck::cast_slice(key)) {
             return Ok(false);
@@ -162,7 +162,7 @@ fn sound(file: &mut File, key: &Key) -> Result<bool> {
     Ok(file.read_exact(&mut digest).is_ok() && u64::from_ne_bytes(digest) == hash.digest())
 }
 
-/// Writes an order under another name, and gives it its own when it is whole and on the disk.
+/// Writes an order under a temporary name, and renames it when it is complete and on disk.
 fn publish(path: &Path, key: &Key, order: &Order) -> Result<()> {
     let partial = path.with_extension("partial");
     let written = write(&partial, key, order).and_then(|()| Ok(fs::rename(&partial, path)?));

@@ -1,9 +1,9 @@
-//! Which tokens sample k of one dataset consists of: Megatron's GPTDataset.
+//! Token ranges of sample k of one dataset: Megatron's GPTDataset.
 //!
-//! The sequences of every epoch are shuffled and laid end to end, the stream is cut into samples of
+//! The sequences of every epoch are shuffled and concatenated. The stream is cut into samples of
 //! `seq_len` tokens (plus the one that is only predicted), and the samples are shuffled. `Cut` has
-//! Megatron-Core's two other ways to cut.
-//! `DataRule` picks between two generations of Megatron that treat the last epoch differently.
+//! Megatron-Core's two other ways to cut. `DataRule` selects between two generations of Megatron
+//! that treat the last epoch differently.
 
 mod array;
 mod cache;
@@ -19,32 +19,32 @@ use super::random::RandomState;
 use base::{Bytes, Count, Problems, memory};
 use manifest::DataRule;
 
-/// What an order is made from, besides the sequences' lengths.
+/// Inputs of an order, besides the sequences' lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderSpec {
     pub rule: DataRule,
     pub seq_len: usize,
-    /// At least this many samples, over as many epochs as it takes; `None` is one epoch.
+    /// Minimum number of samples, over as many epochs as needed; `None` means one epoch.
     pub samples: Option<u64>,
-    /// Below 2^32, as numpy demands.
+    /// Must be below 2^32, as numpy requires.
     pub seed: u64,
     pub cut: Cut,
 }
 
-/// How the stream of tokens is cut into samples.
+/// Rule for cutting the stream of tokens into samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// A sample has one token more than `seq_len`, which is only predicted and begins the next
-    /// sample (Megatron-Core's `add_extra_token_to_sequence`).
+    /// Whether a sample has one token more than `seq_len`, which is only predicted and begins the
+    /// next sample (Megatron-Core's `add_extra_token_to_sequence`).
     pub extra_token: bool,
-    /// Tokens at the end that do not fill a sample are left out; else they are one (Megatron-Core's
-    /// `drop_last_partial_validation_sequence`, which counts them in float32: exact up to 2^24
-    /// tokens only).
+    /// Whether to drop tokens at the end that do not fill a sample; otherwise they form one.
+    /// (Megatron-Core's `drop_last_partial_validation_sequence`, which counts them in float32:
+    /// exact up to 2^24 tokens only.)
     pub drop_partial: bool,
 }
 
 impl Default for Cut {
-    /// Megatron's.
+    /// Megatron's defaults.
     fn default() -> Cut {
         Cut { extra_token: true, drop_partial: true }
     }
@@ -55,7 +55,7 @@ impl Cut {
         self.extra_token.into()
     }
 
-    /// The fewest tokens of which there is a sample.
+    /// Minimum number of tokens for a sample.
     pub fn fewest(self, seq_len: usize) -> u64 {
         match self.drop_partial {
             true => seq_len as u64 + self.extra(),
@@ -64,23 +64,23 @@ impl Cut {
     }
 }
 
-/// The samples of one dataset, in the order a run reads them.
+/// Samples of one dataset, in the order in which a run reads them.
 #[derive(Debug)]
 pub struct Order {
     pub epochs: u64,
-    /// Tokens of a sample, and of the one at the end of the stream.
+    /// Tokens per sample, and of the sample at the end of the stream.
     each: usize,
     last: usize,
     /// Sequence numbers in the order of the token stream, all epochs.
     pub sequences: Array<u32>,
-    /// Where each sample starts in the stream, and where the last one ends: index into
-    /// `sequences`, token; [samples + 1].
+    /// Start of each sample in the stream, and end of the last: index into `sequences`, token;
+    /// [samples + 1].
     pub starts: Array<[u32; 2]>,
-    /// The sample at each position of the run.
+    /// Sample at each position of the run.
     pub shuffle: Array<u32>,
 }
 
-/// A stretch of one sequence.
+/// Part of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceSlice {
     pub sequence: usize,
@@ -94,16 +94,16 @@ struct Extent {
     entries: u64,
     epochs: u64,
     samples: u64,
-    /// Samples that are shuffled apart from the last epoch's.
+    /// Samples that are shuffled separately from those of the last epoch.
     apart: Option<u64>,
-    /// Tokens of a sample, and of the one at the end of the stream.
+    /// Tokens per sample, and of the sample at the end of the stream.
     each: usize,
     last: usize,
 }
 
 impl Order {
-    /// The order over `part` of a dataset whose sequences have these `lengths`. `place` names the
-    /// dataset in errors: no tokens, or more samples than 2^32.
+    /// Builds the order over `part` of a dataset whose sequences have these `lengths`. `place`
+    /// names the dataset in errors: no tokens, or more samples than 2^32.
     pub fn build(
         spec: &OrderSpec,
         lengths: &[u32],
@@ -115,8 +115,8 @@ impl Order {
         Ok(Order::of_extent(&extent, spec, lengths, part))
     }
 
-    /// What `build` would refuse, told before: what no machine can order, and where there is nothing
-    /// of that, what the memory of this one has no room for.
+    /// Checks for errors of `build`. The outer error is for orders that no machine can build, the
+    /// inner one for orders that do not fit the memory of this machine.
     pub fn foresee(
         spec: &OrderSpec,
         lengths: &[u32],
@@ -147,18 +147,18 @@ impl Order {
         self.sequences.bytes() + self.starts.bytes() + self.shuffle.bytes()
     }
 
-    /// How many samples there are.
+    /// Number of samples.
     pub fn len(&self) -> u64 {
         self.shuffle.len() as u64
     }
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The stretches that make up the sample at position k, seq_len + 1 tokens in all but where
-    /// `Cut` says otherwise.
+    /// Sequence parts of the sample at position k; seq_len + 1 tokens in total, unless `Cut` says
+    /// otherwise.
     pub fn slices<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<SequenceSlices<'a>> {
         let sample = self.shuffle.at(k as usize)?;
         let [at, offset] = self.starts.at(sample as usize)?;
@@ -168,7 +168,7 @@ impl Order {
     }
 }
 
-/// The stretches of one sample that are still to come.
+/// Remaining sequence parts of one sample.
 pub struct SequenceSlices<'a> {
     sequences: &'a Array<u32>,
     lengths: &'a [u32],
@@ -178,8 +178,8 @@ pub struct SequenceSlices<'a> {
 }
 
 impl SequenceSlices<'_> {
-    /// The next stretch. Fails only where a cached order was changed while it was being read.
-    #[expect(clippy::should_implement_trait, reason = "failing, it is no Iterator")]
+    /// Next part. Fails only if a cached order was changed while it was read.
+    #[expect(clippy::should_implement_trait, reason = "it can fail, unlike an Iterator")]
     pub fn next(&mut self) -> Result<Option<SequenceSlice>> {
         while self.left > 0 {
             let sequence = self.sequences.at(self.at)? as usize;
@@ -200,8 +200,8 @@ impl SequenceSlices<'_> {
     }
 }
 
-/// From here on Megatron's shuffle takes 64-bit numbers, which draw other random bits: 8.8 T tokens
-/// at 2,048 a sample.
+/// Limit above which Megatron's shuffle uses 64-bit numbers, which draw other random bits: 8.8 T
+/// tokens at 2,048 per sample.
 const MOST: u128 = u32::MAX as u128 - 1;
 
 impl Extent {
@@ -215,7 +215,7 @@ impl Extent {
         4 * self.entries + 8 * (self.samples + 1) + 4 * self.samples
     }
 
-    /// An error where the order has no room in memory, in which it is made.
+    /// Fails if the order, which is built in memory, does not fit.
     fn has_room(&self, left: Option<Bytes>, place: &str) -> Result<(), Problems> {
         let Some(left) = left.filter(|left| left.0 < self.bytes()) else { return Ok(()) };
         let (samples, bytes) = (Count(self.samples), Bytes(self.bytes()));
@@ -274,7 +274,7 @@ fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Re
     Ok(Extent { entries, epochs, samples, apart, each, last })
 }
 
-/// All epochs' sequences: shuffled as one, or the last epoch by itself.
+/// Sequences of all epochs: shuffled together, or with the last epoch separate.
 fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> Vec<u32> {
     let once = part.start as u32..part.end as u32;
     let mut all = Vec::with_capacity(part.len() * extent.epochs as usize);
@@ -293,9 +293,8 @@ fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> V
     all
 }
 
-/// Where each sample starts. A sample that ends exactly at the end of a sequence leaves the next
-/// one starting on that sequence's last token, which is the one both share; without an extra token,
-/// behind it.
+/// Start of each sample. If a sample ends exactly at the end of a sequence, the next one starts at
+/// that sequence's last token, which both share; without an extra token, after it.
 fn starts(spec: &OrderSpec, extent: &Extent, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
     let mut starts = Vec::with_capacity(extent.samples as usize + 1);
     starts.push([0, 0]);

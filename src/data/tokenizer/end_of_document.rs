@@ -5,9 +5,12 @@ use serde_json::Value;
 use std::path::Path;
 
 /// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
-/// the names in use.
+/// the names in use. Beside a file of another name than transformers gives it, that file may be of
+/// another tokenizer, and is not read.
 pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
-    let config = std::fs::read_to_string(path.with_file_name("tokenizer_config.json")).ok();
+    let usual = ["tokenizer.json", "vocab.json"].into_iter().any(|name| path.ends_with(name));
+    let config = usual.then(|| path.with_file_name("tokenizer_config.json"));
+    let config = config.and_then(|path| std::fs::read_to_string(path).ok());
     let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
     let named = config.and_then(|config| {
         let name = &config["eos_token"];

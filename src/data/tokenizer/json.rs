@@ -74,16 +74,22 @@ impl Pair {
     }
 }
 
-pub fn load(path: &Path) -> Result<Tokenizer> {
+/// The files that a tokenizer is read from: one tokenizer.json, or vocab.json and merges.txt.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
+    let merges = is_vocab(&path).then(|| merges_of(&path));
+    Ok(std::iter::once(path).chain(merges).collect())
+}
+
+pub fn load(path: &Path) -> Result<Tokenizer> {
+    let path = files(path)?.swap_remove(0);
     let text = read(&path)?;
     let wrong =
         |what: String, remedy: &str| Problems::one(path.display().to_string(), what, remedy);
     let not_json = |error: serde_json::Error| {
         wrong(format!("is no tokenizer: {error}"), "give a tokenizer.json, or GPT-2's vocab.json")
     };
-    let is_vocab = path.file_name().is_some_and(|name| name.to_string_lossy().contains("vocab"));
-    let file = if is_vocab {
+    let file = if is_vocab(&path) {
         let vocab = serde_json::from_str(&text).map_err(not_json)?;
         gpt2(vocab, &path)?
     } else {
@@ -95,6 +101,17 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     let mut tokenizer = build(file, &path)?;
     tokenizer.eod = end_of_document(&tokenizer, &path);
     Ok(tokenizer)
+}
+
+/// Whether a file is GPT-2's vocab.json.
+fn is_vocab(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().contains("vocab"))
+}
+
+/// The merges.txt of a vocab.json; `X-merges.txt` of `X-vocab.json`.
+fn merges_of(vocab: &Path) -> PathBuf {
+    let name = vocab.file_name().unwrap_or_default().to_string_lossy();
+    vocab.with_file_name(name.replace("vocab", "merges")).with_extension("txt")
 }
 
 fn in_folder(folder: &Path) -> Result<PathBuf> {
@@ -124,11 +141,9 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// GPT-2's two files as one: `merges.txt` (or `X-merges.txt` beside `X-vocab.json`).
+/// GPT-2's two files as one.
 fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let merges = path.with_file_name(name.replace("vocab", "merges")).with_extension("txt");
-    let text = read(&merges)?;
+    let text = read(&merges_of(path))?;
     let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
     let merges = lines.map(|line| Pair::Spaced(line.into())).collect();
     let end = vocab.get(END_OF_TEXT).map(|id| Added { id: *id, content: END_OF_TEXT.into() });

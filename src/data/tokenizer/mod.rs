@@ -7,6 +7,7 @@
 //!
 //! Does not know datasets or files of text.
 
+mod digest;
 mod encoder;
 mod end_of_document;
 #[cfg_attr(not(feature = "tokenizers"), path = "no_hugging_face.rs")]
@@ -17,7 +18,9 @@ mod pre_tokenizer;
 mod byte_alphabet;
 mod train;
 
+pub use digest::digest;
 pub use encoder::Encoder;
+pub use json::files;
 pub use train::{Trainer, Training};
 
 use std::collections::HashMap;
@@ -69,6 +72,11 @@ impl Tokenizer {
     /// crate. Mistakes in the files are `Problems`.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         json::load(path)
+    }
+
+    /// The tokenizer that a user names: a path, or `bytes`.
+    pub fn named(path: &Path) -> Result<Tokenizer> {
+        if path == Path::new(BYTES) { Ok(Tokenizer::of_bytes()) } else { Tokenizer::load(path) }
     }
 
     /// Each byte its own token, and 256 the end of a document.
@@ -153,6 +161,9 @@ impl Tokenizer {
         bytes
     }
 }
+
+/// The name of the tokenizer that needs no file.
+pub const BYTES: &str = "bytes";
 
 /// GPT-2's name for the end of a document.
 const END_OF_TEXT: &str = "<|endoftext|>";

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use super::byte_alphabet::spell;
 use super::json;
 use super::pre_tokenizer::PreTokenizer;
-use base::Problems;
+use base::{Count, Problems};
 
 /// What is to be learned.
 #[derive(Clone, Debug)]
@@ -69,8 +69,8 @@ impl Trainer {
         if training.vocab < least {
             let what = format!("a vocabulary of {} ids", training.vocab);
             let remedy = format!(
-                "ask for at least {least}: 256 bytes and {} special tokens",
-                training.special.len()
+                "ask for at least {least}: 256 bytes and {}",
+                Count(training.special.len() as u64).of("special token")
             );
             return Err(Problems::one("--vocab", what, remedy));
         }

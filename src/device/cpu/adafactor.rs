@@ -1,6 +1,6 @@
 //! Adafactor: sums of squares by rows, columns and fused matrices, and the update.
 //!
-//! A task is some rows of the part; sums over tasks are f64, added up in the order of the tasks.
+//! A task covers some rows of the part. Sums over tasks are f64, added in the order of the tasks.
 
 use super::Cpu;
 use super::math::{square_sum_f64, vectorised};
@@ -10,7 +10,7 @@ use crate::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
 use base::{DType, Fused};
 use std::ops::Range;
 
-/// At most so many partial sums are kept of a sum over rows.
+/// Maximum number of partial sums in a sum over rows.
 const PARTIALS: usize = 32;
 
 impl AdafactorOps for Cpu {
@@ -168,8 +168,8 @@ impl AdafactorOps for Cpu {
     }
 }
 
-/// Calls `task(i, rows)` for the rows a part has something of, in at most `PARTIALS` tasks that
-/// each have `len` f64 of scratch, zeroed; then `end(all)` on the scratch of all tasks.
+/// Calls `task(i, rows)` for the rows of a part, in at most `PARTIALS` tasks with `len` zeroed f64
+/// of scratch each; then `end(all)` with the scratch of all tasks.
 fn each_rows(
     cpu: &Cpu,
     part: &MatrixPart,
@@ -204,7 +204,7 @@ vectorised! {
     }
 }
 
-/// out[p] += Σ of the squares of what `read(row, columns, element, buffer)` gives.
+/// out[p] += Σ of the squares of the values from `read(row, columns, element, buffer)`.
 fn fused_sums(
     cpu: &Cpu,
     part: &MatrixPart,
@@ -247,7 +247,7 @@ fn move_towards(sums: Tensor, v: Tensor, towards: f32, range: Range<usize>, scal
     }
 }
 
-/// A gradient and its second moment, from which steps are made.
+/// Gradient and second moment, from which steps are computed.
 struct Direction<'a> {
     part: &'a MatrixPart,
     grad: Tensor,
@@ -257,7 +257,7 @@ struct Direction<'a> {
 }
 
 impl Direction<'_> {
-    /// U of some columns of a row, which begin at element `at` of the gradient.
+    /// Reads U for some columns of a row, which start at element `at` of the gradient.
     fn read(&self, row: usize, cols: Range<usize>, at: usize, to: &mut [f32]) {
         let mut means: Block = [0.0; BLOCK];
         let means = &mut means[..to.len()];
@@ -286,7 +286,7 @@ vectorised! {
     }
 }
 
-/// What each fused matrix's U is multiplied by: ρ·lr_scale·scale / max(1, RMS(U)/clip_threshold).
+/// Factor of each fused matrix's U: ρ·lr_scale·scale / max(1, RMS(U)/clip_threshold).
 fn steps(
     rule: &Adafactor,
     rho: f32,

@@ -1,5 +1,5 @@
-//! AdamW on moments in 8 bits: decoded, updated and encoded again in one pass over memory, 512
-//! elements at a time.
+//! AdamW with 8-bit moments: decodes, updates and encodes in one pass over memory, 512 elements at
+//! a time.
 
 use super::Cpu;
 use super::math::vectorised;
@@ -8,7 +8,7 @@ use super::optimizer::{Update, update};
 use crate::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
 use crate::{AdamW, Coded, Tensor};
 
-/// Most scales of a block of elements.
+/// Maximum number of scales per block of elements.
 const SCALES: usize = BLOCK / Coded::SMALLEST;
 
 pub(super) fn adam8bit(
@@ -51,7 +51,7 @@ fn read(map: &DynamicMap, from: Coded, at: usize, block: usize, to: &mut [f32]) 
     decode(map, block, codes, scales, to);
 }
 
-/// Leaves the numbers divided by their scales.
+/// Encodes and stores moments. Leaves the numbers divided by their scales.
 fn write(map: &DynamicMap, to: Coded, at: usize, block: usize, from: &mut [f32]) {
     let (mut codes, mut scales) = ([0; BLOCK], [0.0; SCALES]);
     let (codes, scales) = (&mut codes[..from.len()], &mut scales[..from.len() / block]);

@@ -28,7 +28,7 @@ pub(super) fn stats(cpu: &Cpu, logits: &Logits, targets: Tensor, stats: Out) {
                     sum *= (largest as f64 - top as f64).exp();
                     largest = top;
                 }
-                // Nothing is −∞ away from −∞.
+                // Avoids −∞ − −∞.
                 let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
                 sum += sum_exp(block, base) as f64;
             });
@@ -74,7 +74,7 @@ pub(super) fn losses(
     });
 }
 
-/// The maximum, Σ exp(logit − maximum) and the target's logit over all shares of a row.
+/// Maximum, Σ exp(logit − maximum) and the target's logit over all shares of a row.
 fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
     let (mut largest, mut target) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
     for share in 0..stats.rows / rows {
@@ -87,7 +87,7 @@ fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
     for share in 0..stats.rows / rows {
         let at = 3 * (share * rows + row);
         let (own, part) = (scalar(stats, at), scalar(stats, at + 1) as f64);
-        // A share without entries adds nothing; without this, −∞ − −∞ would.
+        // A share without entries adds nothing; this case avoids −∞ − −∞.
         sum +=
             if own > f32::NEG_INFINITY { part * (own as f64 - largest as f64).exp() } else { part };
     }
@@ -133,7 +133,7 @@ fn capped(x: f32, cap: Option<f32>) -> f32 {
     cap.map_or(x, |cap| cap * (x / cap).tanh())
 }
 
-/// The entries of the vocabulary in a row that begins at `at`, capped.
+/// Calls `with` on the capped vocabulary entries of a row that starts at `at`, in blocks.
 fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
     let mut buffer: Block = [0.0; BLOCK];
     for range in blocks(at..at + logits.own()) {
@@ -146,7 +146,7 @@ fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
     }
 }
 
-/// The column of a row's target, where this share has it.
+/// Column of a row's target, if this share has it.
 fn column_of(targets: Tensor, row: usize, logits: &Logits) -> Option<usize> {
     let target = usize::try_from(integer(targets, row)).ok()?;
     target.checked_sub(logits.first).filter(|column| *column < logits.own())

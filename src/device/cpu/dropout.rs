@@ -1,15 +1,15 @@
-//! Dropout's factors, a function of (key, row, head, column): 0 or 1 / (1 - rate).
+//! Dropout factors, a function of (key, row, head, column): 0 or 1 / (1 - rate).
 
 use super::math::{self, MaskIndex};
 use super::memory::{BLOCK, Block, long};
 use crate::Dropout;
 
-/// What dropout multiplies elements with.
+/// Parameters of dropout factors.
 pub(super) struct Mask {
     key: u64,
     /// Row of the whole run at which the tensor starts.
     first: u64,
-    /// A word below this drops its element.
+    /// A random word below this drops its element.
     bound: u32,
     kept: f32,
 }
@@ -26,15 +26,15 @@ impl Mask {
         Mask { first, bound, kept: 1.0 / (1.0 - drop.rate), ..nothing }
     }
 
-    /// Whether there is anything to drop.
+    /// Whether any element can be dropped.
     pub fn any(&self) -> bool {
         self.bound > 0
     }
 
-    /// Drops from a block that starts at column `col`, a multiple of 4, of a row.
+    /// Applies dropout to a block that starts at column `col`, a multiple of 4, of a row.
     pub fn apply(&self, row: usize, col: usize, x: &mut [f32]) {
         if self.any() {
-            debug_assert!(col.is_multiple_of(4));
+            assert!(col.is_multiple_of(4));
             let index = MaskIndex { key: self.key, row: self.first + row as u64, head: 0, col };
             let mut factors: Block = [0.0; BLOCK];
             let factors = &mut factors[..x.len()];
@@ -43,9 +43,10 @@ impl Mask {
         }
     }
 
-    /// The factors of a tile of attention, see `dropout_tile`: its first row and column, and head.
+    /// Arguments of `dropout_tile` for a tile of attention, given its first row and column, and its
+    /// head.
     pub fn tile(&self, row: usize, head: usize, col: usize) -> (MaskIndex, u32, f32) {
-        debug_assert!(col.is_multiple_of(4));
+        assert!(col.is_multiple_of(4));
         (
             MaskIndex { key: self.key, row: self.first + row as u64, head, col },
             self.bound,

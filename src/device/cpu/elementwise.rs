@@ -1,4 +1,4 @@
-//! Element by element: zero, copy, dropout, residual, bias, gelu, swiglu.
+//! Elementwise ops: zero, copy, dropout, residual, bias, gelu, swiglu.
 
 use super::Cpu;
 use super::dropout::Mask;
@@ -95,7 +95,7 @@ pub(super) fn residual_backward(
                 mask.apply(row, cols.start, buffer);
                 if !same {
                     store(buffer, dbranch.to, at);
-                    // The sum is of what was stored, so that it does not matter who takes it.
+                    // Sums the stored, rounded values, so that a separate op gives the same bits.
                     load(dbranch.to, at, buffer);
                 }
                 math::add(buffer, &mut sums[cols]);
@@ -157,13 +157,13 @@ pub(super) fn swiglu_backward(cpu: &Cpu, dy: Tensor, x: Tensor, dx: Out) {
     });
 }
 
-/// A block in pieces whose pairs fill a block.
+/// Splits a block into pieces whose pairs fill a block.
 fn halves(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = block.end;
     block.step_by(BLOCK / 2).map(move |at| at..end.min(at + BLOCK / 2))
 }
 
-/// Calls `piece(row, columns)` for pieces of rows, of at most a block.
+/// Calls `piece(row, columns)` for pieces of rows of at most a block.
 fn each_piece(cpu: &Cpu, x: Tensor, piece: impl Fn(usize, Range<usize>) + Sync) {
     cpu.each_rows(x.rows, x.cols, |rows| {
         rows.for_each(|row| blocks(0..x.cols).for_each(|cols| piece(row, cols)));

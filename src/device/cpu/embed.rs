@@ -1,4 +1,4 @@
-//! Rows of a table by their number.
+//! Lookup of rows of a table by id.
 
 use super::Cpu;
 use super::math;
@@ -6,7 +6,7 @@ use super::memory::{BLOCK, Block, integer, load, put, store};
 use super::parallel::blocks;
 use crate::{Out, Tensor};
 
-/// Columns of the gradient that one task adds up, over all ids.
+/// Columns of the gradient that one task sums over all ids.
 const STRIP: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, ids: Tensor, table: Tensor, first: usize, y: Out) {
@@ -47,7 +47,7 @@ pub(super) fn backward(cpu: &Cpu, dy: Tensor, ids: Tensor, first: usize, dtable:
     });
 }
 
-/// Which row of a share of `rows` rows from `first` on an id names.
+/// Row of an id in a share of `rows` rows that starts at `first`; None if it is not in the share.
 fn row_of(ids: Tensor, i: usize, first: usize, rows: usize) -> Option<usize> {
     let id = usize::try_from(integer(ids, i)).expect("an id is not negative");
     id.checked_sub(first).filter(|row| *row < rows)

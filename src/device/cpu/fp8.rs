@@ -1,5 +1,5 @@
-//! 8-bit floats: maxima of lines, quantization, and products. A product is that of the numbers as
-//! bf16, which hold them exactly, times the scales.
+//! fp8: maxima of lines, quantization, and products. A product multiplies the numbers as bf16,
+//! which represents them exactly, and applies the scales.
 
 use super::Cpu;
 use super::math::vectorised;
@@ -11,7 +11,7 @@ use crate::{Epilogue, Fp8Ops, Fp8Scaling, Lines, Out, Quantized, Tensor};
 use base::Fp8;
 use std::ops::Range;
 
-/// Columns that a task takes at once: with a block of rows, 32 KiB of codes.
+/// Columns per task: with a block of rows, 32 KiB of codes.
 const WIDTH: usize = 64;
 
 impl Fp8Ops for Cpu {
@@ -91,7 +91,7 @@ fn column_maxima(x: Tensor, cols: Range<usize>, to: Tensor) {
     store(maxima, to, cols.start);
 }
 
-/// The larger magnitude; NaN is larger than all.
+/// Larger magnitude; NaN counts as larger than any number.
 fn larger(x: f32, y: f32) -> f32 {
     let size = |x: f32| x.to_bits() & (u32::MAX >> 1);
     f32::from_bits(size(x).max(size(y)))
@@ -112,7 +112,7 @@ vectorised! {
     }
 }
 
-/// Of each line, or of all of them.
+/// Scale of a line, or the common scale of all lines.
 fn scales(maxima: Tensor, to: &Quantized) {
     let of_line = |line| {
         let shares = (0..maxima.rows).map(|share| scalar(maxima, share * maxima.cols + line));

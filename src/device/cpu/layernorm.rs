@@ -1,5 +1,5 @@
-//! Normalisation over each row: layer (Ba, Kiros & Hinton 2016) and RMS (Zhang & Sennrich 2019), the
-//! same without a mean and a shift.
+//! Normalisation of each row: layer (Ba, Kiros & Hinton 2016) and RMS (Zhang & Sennrich 2019),
+//! which has neither mean nor shift.
 
 use super::Cpu;
 use super::math::{self, LANES, vectorised};
@@ -41,7 +41,7 @@ pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
     });
 }
 
-/// Mean and 1/√(variance + eps) of a row, in two passes; without a mean, 0 in its place.
+/// Mean and 1/√(variance + eps) of a row, in two passes. Without `mean`, 0 replaces the mean.
 fn moments(x: Tensor, row: usize, eps: f32, mean: bool) -> (f32, f32) {
     let mut buffer: Block = [0.0; BLOCK];
     let mut sum_blocks = |of: &dyn Fn(&[f32]) -> f32| {

@@ -1,4 +1,4 @@
-//! What low-rank gradients need beside products: a guarded axpy, and orthonormal columns.
+//! Ops of low-rank gradients besides products: a guarded axpy, and orthonormal columns.
 
 use super::Cpu;
 use super::math::vectorised;
@@ -37,7 +37,7 @@ vectorised! {
     }
 }
 
-/// A matrix is a task.
+/// Orthogonalises matrices, one task per matrix.
 pub(super) fn orthogonalize(cpu: &Cpu, xs: &[Tensor]) {
     assert!(xs.iter().all(|x| x.dtype == DType::F32), "matrices in f32");
     cpu.each(xs.len(), |i| {
@@ -47,7 +47,7 @@ pub(super) fn orthogonalize(cpu: &Cpu, xs: &[Tensor]) {
     });
 }
 
-/// A matrix, row by row.
+/// Matrix in row-major order.
 struct Columns<'a> {
     x: &'a mut [f32],
     cols: usize,
@@ -71,8 +71,8 @@ impl Columns<'_> {
         }
     }
 
-    /// Takes the columns before it out of column k, twice: once leaves rounding errors of the size
-    /// of what was there ("twice is enough", Giraud, Langou & Rozložník 2005).
+    /// Projects the previous columns out of column k, twice. Once leaves rounding errors relative
+    /// to the size of the original column ("twice is enough", Giraud, Langou & Rozložník 2005).
     fn project(&mut self, k: usize) {
         for j in (0..k).chain(0..k) {
             let by = -self.dot(j, k) as f32;

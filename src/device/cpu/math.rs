@@ -1,15 +1,13 @@
-//! The inner loops: arithmetic on blocks, compiled for each vector width and chosen at run time.
+//! Inner loops: arithmetic on blocks, compiled for each vector width and selected at run time.
 
-// Constants are given as their sources print them.
+// Constants are given as printed in their sources.
 #![allow(clippy::excessive_precision)]
 
 use crate::Gelu;
 use base::rng::philox;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use std::sync::LazyLock;
 
-/// Makes a function of slices whose loops are compiled for AVX-512, for AVX2 and for the baseline.
-/// What it calls must be inlined into it, or stays baseline code.
+/// Defines functions of slices whose loops are compiled for AVX-512, AVX2 and the baseline.
+/// Functions that they call must be inlined, or remain baseline code.
 macro_rules! vectorised {
     ($(
         $(#[$doc:meta])*
@@ -30,11 +28,13 @@ macro_rules! vectorised {
                 fn avx2($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
-                if $crate::cpu::math::has_avx512() {
+                use $crate::cpu::instructions::Instructions;
+                let set = Instructions::in_use();
+                if set >= Instructions::Avx512 {
                     // SAFETY: the features are there.
                     return unsafe { avx512($($arg),*) };
                 }
-                if $crate::cpu::math::has_avx2() {
+                if set >= Instructions::Avx2 {
                     // SAFETY: the features are there.
                     return unsafe { avx2($($arg),*) };
                 }
@@ -45,57 +45,7 @@ macro_rules! vectorised {
 }
 pub(super) use vectorised;
 
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(super) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(super) fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-}
-
-/// Whether products of pairs of bf16 are added up in one instruction (AVX-512 BF16).
-#[inline]
-pub(super) fn has_dot_bf16() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        has_avx512() && is_x86_feature_detected!("avx512bf16")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
-
-/// Whether there are tiles of bf16 (AMX), and Linux lets this process use them: it is asked once.
-pub(super) fn has_amx() -> bool {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    {
-        static THERE: LazyLock<bool> = LazyLock::new(|| {
-            // Bits of leaf 7's EDX: AMX-BF16 and AMX-TILE.
-            const BITS: u32 = 1 << 22 | 1 << 24;
-            let there = std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS;
-            // ARCH_REQ_XCOMP_PERM for XTILEDATA: each thread's state is then 8 KiB larger, once used.
-            const REQUEST: libc::c_long = 0x1023;
-            const TILE_DATA: libc::c_long = 18;
-            // SAFETY: the call takes numbers only.
-            there && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
-        });
-        *THERE
-    }
-    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-    {
-        false
-    }
-}
-
-/// Lanes of a sum: partial sums are kept in so many accumulators whatever the vector width.
+/// Lanes of a sum: the number of accumulators, for any vector width.
 pub(super) const LANES: usize = 16;
 
 vectorised! {
@@ -106,7 +56,7 @@ vectorised! {
         }
     }
 
-    /// f32 to bf16, to nearest even; a NaN stays one.
+    /// f32 to bf16, to nearest even; a NaN remains NaN.
     pub(super) fn narrow(from: &[f32], to: &mut [u16]) {
         for (x, y) in from.iter().zip(to) {
             let bits = x.to_bits();
@@ -158,7 +108,7 @@ vectorised! {
         reduce(x, 0.0, |sum, x| (x - mean).mul_add(x - mean, sum), |a, b| a + b)
     }
 
-    /// A NaN is passed over.
+    /// Maximum; NaNs are ignored.
     pub(super) fn maximum(x: &[f32]) -> f32 {
         let larger = |a: f32, b: f32| if b > a { b } else { a };
         reduce(x, f32::NEG_INFINITY, larger, larger)
@@ -201,7 +151,7 @@ vectorised! {
         }
     }
 
-    /// From pairs of gate and value to their slopes.
+    /// Replaces pairs of gate and value by their slopes.
     pub(super) fn swiglu_backward(dy: &[f32], x: &mut [f32]) {
         for (dy, [gate, value]) in dy.iter().zip(x.as_chunks_mut::<2>().0) {
             let s = sigmoid(*gate);
@@ -211,7 +161,7 @@ vectorised! {
         }
     }
 
-    /// Turns the points (a, b) by the angles of these cosines and sines.
+    /// Rotates the points (a, b) by the angles of these cosines and sines.
     pub(super) fn turn(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
@@ -220,7 +170,7 @@ vectorised! {
         }
     }
 
-    /// Turns them back.
+    /// Rotates the points back.
     pub(super) fn turn_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
@@ -236,7 +186,7 @@ vectorised! {
         }
     }
 
-    /// dy = rstd·(dy·scale − xhat·along), and the sum of dy·xhat goes into dscale.
+    /// dy = rstd·(dy·scale − xhat·along); dscale += dy·xhat.
     pub(super) fn rms_backward(
         dy: &mut [f32], xhat: &[f32], scale: &[f32], dscale: &mut [f32], rstd: f32
     ) {
@@ -252,7 +202,7 @@ vectorised! {
         }
     }
 
-    /// 0 for the elements whose random word is below `bound`, else `kept`.
+    /// 0 for elements whose random word is below `bound`, else `kept`.
     pub(super) fn dropout_factors(index: &MaskIndex, bound: u32, kept: f32, factors: &mut [f32]) {
         let (quads, rest) = factors.as_chunks_mut::<4>();
         let whole = quads.len();
@@ -285,10 +235,10 @@ pub(super) struct MaskIndex {
 }
 
 impl MaskIndex {
-    /// The words of the `quad`-th four columns from here on, in the `row`-th row from here on.
+    /// Random words of the `quad`-th four columns and the `row`-th row, relative to this index.
     #[inline(always)]
     pub fn words(&self, row: usize, quad: usize) -> [u32; 4] {
-        // No carry leaves the lowest word: columns / 4 fit in it.
+        // No carry leaves the lowest word, because columns / 4 fit in it.
         let low = (self.col / 4) as u32 + quad as u32;
         let row = self.row + row as u64;
         philox(self.key, ((row as u128) << 64) | ((self.head as u128) << 32) | low as u128)
@@ -341,13 +291,13 @@ fn reduce_f64(x: &[f32], of: impl Fn(f64) -> f64) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|x| of(*x as f64)).sum::<f64>()
 }
 
-/// e^x to 1 ulp; 0 and ∞ past the ends, NaN for NaN. x = n·ln 2 + r, and the polynomial of Cephes'
-/// expf (Moshier) for e^r on |r| ≤ ln 2 / 2.
+/// e^x to 1 ulp; 0 and ∞ beyond the range, NaN for NaN. x = n·ln 2 + r, and e^r for |r| ≤ ln 2 / 2
+/// by the polynomial of Cephes' expf (Moshier).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -105.0 { -105.0 } else { x };
-    // Adding 1.5·2^23 leaves the nearest integer in the low bits.
+    // Adding 1.5·2^23 puts the nearest integer into the low bits.
     const SHIFT: f32 = 12_582_912.0;
     let shifted = x.mul_add(std::f32::consts::LOG2_E, SHIFT);
     let n = (shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32);
@@ -358,7 +308,7 @@ pub(super) fn exp(x: f32) -> f32 {
         p = r.mul_add(p, c);
     }
     let p = (r * r).mul_add(p, r + 1.0);
-    // In two factors, since n may be past either end of the exponent.
+    // In two factors, because n may exceed either end of the exponent.
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let half = n >> 1;
     p * power(half) * power(n.wrapping_sub(half))
@@ -370,8 +320,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// gelu and its derivative by the tanh approximation, written x·σ(2u) with
-/// u = √(2/π)·(x + 0.044715·x³), which does not cancel for negative x.
+/// gelu and its derivative by the tanh approximation, written x·σ(2u) with u = √(2/π)·(x +
+/// 0.044715·x³), which does not cancel for negative x.
 #[inline(always)]
 fn gelu_tanh(x: f32) -> (f32, f32) {
     const C: f32 = 0.797_884_56;

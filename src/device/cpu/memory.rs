@@ -1,8 +1,8 @@
-//! Raw memory: regions, scratch, and the blocks through which ops see tensors.
+//! Raw memory: regions, scratch, and the blocks through which ops access tensors.
 //!
-//! No reference to a tensor's memory outlives a call in here (`with_block` takes what works on it
-//! along), so an output may lie on its input;
-//! an op owes that tasks running at once write disjoint elements.
+//! No reference to a tensor's memory outlives a call in this module (`with_block` runs the work
+//! inside the call), so an output may overlap its input. Ops must ensure that concurrent tasks
+//! write disjoint elements.
 
 use super::Cpu;
 use super::math::{narrow, widen};
@@ -14,16 +14,17 @@ use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::time::Instant;
 
-/// Elements an op works on at a time: small enough for the first-level cache with five in use.
+/// Elements that an op processes at a time: five blocks fit into the L1 cache.
 pub(super) const BLOCK: usize = 512;
 
-/// A block's worth of f32 on the stack.
+/// Block of f32 on the stack.
 pub(super) type Block = [f32; BLOCK];
 
-/// Elements `at .. at + to.len()` of a tensor of floats.
+/// Loads elements `at .. at + to.len()` of a float tensor.
 pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
     assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
@@ -49,8 +50,8 @@ pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
     }
 }
 
-/// Asks for the cache lines of bytes that are read soon. One stream alone does not keep memory
-/// busy: the processor's own prefetching stops at every page.
+/// Prefetches the cache lines of bytes that are read soon. The processor's own prefetching stops at
+/// every page, so one stream alone does not saturate memory.
 fn prefetch(addr: usize, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (addr..addr + bytes).step_by(64) {
@@ -62,7 +63,7 @@ fn prefetch(addr: usize, bytes: usize) {
     let _ = (addr, bytes);
 }
 
-/// Overwrites elements `at .. at + from.len()` of a tensor of floats, rounding to nearest even.
+/// Overwrites elements `at .. at + from.len()` of a float tensor, rounding to nearest even.
 pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
     assert!(at + from.len() <= to.numel(), "element {at}+{} of {}", from.len(), to.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
@@ -85,8 +86,8 @@ pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
     }
 }
 
-/// Calls `with` on a block of a tensor of floats: in place where it holds f32, so that memory is read
-/// while the processor computes; else on its elements widened.
+/// Calls `with` on a block of a float tensor: in place if it is f32, so that memory is read while
+/// the processor computes; otherwise on widened elements.
 pub(super) fn with_block(x: Tensor, at: Range<usize>, with: impl FnOnce(&[f32])) {
     match x.dtype {
         DType::F32 => with_block_in(x, at, &mut [], with),
@@ -94,7 +95,7 @@ pub(super) fn with_block(x: Tensor, at: Range<usize>, with: impl FnOnce(&[f32]))
     }
 }
 
-/// The same, with the buffer for elements that are widened.
+/// Like `with_block`, with the buffer for widened elements.
 pub(super) fn with_block_in(
     x: Tensor,
     at: Range<usize>,
@@ -111,7 +112,7 @@ pub(super) fn with_block_in(
     with(&block[..at.len()]);
 }
 
-/// Calls `with` on the same block of three f32 tensors that lie apart, to be changed in place.
+/// Calls `with` on the same block of three disjoint f32 tensors, to be changed in place.
 pub(super) fn with_blocks_mut(
     xs: [Tensor; 3],
     at: Range<usize>,
@@ -130,8 +131,8 @@ pub(super) fn with_blocks_mut(
     with(places.map(slice));
 }
 
-/// Calls `with` on `words` words of four bytes (an f32, or two bf16) from each of these elements on,
-/// in place; false where they do not lie as f32 do.
+/// Calls `with` on `words` words of four bytes (an f32, or two bf16) from each of these elements
+/// on, in place. Returns false if they are not aligned like f32.
 pub(super) fn with_words<const N: usize>(
     x: Tensor,
     starts: [usize; N],
@@ -150,16 +151,45 @@ pub(super) fn with_words<const N: usize>(
     true
 }
 
-/// Calls `with` on rows of an f32 tensor, to be changed in place.
-pub(super) fn with_rows_mut(x: Tensor, rows: Range<usize>, with: impl FnOnce(&mut [f32])) {
-    assert!(x.dtype == DType::F32 && rows.end <= x.rows, "f32 rows {rows:?} of {x:?}");
-    let start = (x.addr() as *mut f32).wrapping_add(rows.start * x.cols);
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches these
-    // rows.
-    with(unsafe { std::slice::from_raw_parts_mut(start, rows.len() * x.cols) });
+/// Rows of f32 that one task changes, part of a tensor or of scratch.
+pub(super) struct Sums<'a> {
+    start: *mut f32,
+    pub rows: usize,
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub width: usize,
+    memory: PhantomData<&'a mut [f32]>,
 }
 
-/// Pairs of bf16: the elements from `low` on each with that from `high` on, or with 0.
+impl<'a> Sums<'a> {
+    /// Part of an f32 tensor. No other task may access it.
+    pub fn of_tensor(x: Tensor, rows: Range<usize>, cols: Range<usize>) -> Sums<'a> {
+        let inside = rows.end <= x.rows && cols.end <= x.cols;
+        assert!(x.dtype == DType::F32 && inside, "f32 rows {rows:?}, columns {cols:?} of {x:?}");
+        let start = (x.addr() as *mut f32).wrapping_add(rows.start * x.cols + cols.start);
+        let (rows, cols) = (rows.len(), cols.len());
+        Sums { start, rows, cols, width: x.cols, memory: PhantomData }
+    }
+
+    pub fn of_slice(x: &'a mut [f32], rows: usize, cols: usize, width: usize) -> Sums<'a> {
+        assert!(cols <= width && x.len() >= rows * width, "{rows} rows of {width}");
+        Sums { start: x.as_mut_ptr(), rows, cols, width, memory: PhantomData }
+    }
+
+    pub fn row(&mut self, i: usize) -> &mut [f32] {
+        assert!(i < self.rows);
+        // SAFETY: inside the memory (asserted where it was made), which this task alone changes.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.width), self.cols) }
+    }
+
+    /// Address of an element.
+    pub fn at(&mut self, row: usize, col: usize) -> *mut f32 {
+        assert!(row < self.rows && col < self.cols);
+        self.start.wrapping_add(row * self.width + col)
+    }
+}
+
+/// Pairs of bf16: each element from `low` on with the one from `high` on, or with 0.
 pub(super) fn load_pairs(from: Tensor, low: usize, high: Option<usize>, to: &mut [f32]) {
     assert!(from.dtype == DType::BF16 && low.max(high.unwrap_or(0)) + to.len() <= from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
@@ -171,7 +201,7 @@ pub(super) fn load_pairs(from: Tensor, low: usize, high: Option<usize>, to: &mut
     }
 }
 
-/// A block's numbers, rounded to a dtype.
+/// Rounds the numbers of a block to a dtype.
 pub(super) fn round(dtype: DType, x: &mut [f32]) {
     match dtype {
         DType::F32 => {}
@@ -191,7 +221,7 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
     }
 }
 
-/// Stores a block (at most `BLOCK` elements) as its `Out` says: over or onto what is there.
+/// Stores a block (at most `BLOCK` elements): overwrites or accumulates, according to its `Out`.
 pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
     if to.add && to.to.dtype == DType::F32 {
         assert!(at + from.len() <= to.to.numel(), "elements {at}+{} of {:?}", from.len(), to.to);
@@ -210,28 +240,28 @@ pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
     store(from, to.to, at);
 }
 
-/// One f32 of a tensor.
+/// Reads one f32 of a tensor.
 pub(super) fn scalar(from: Tensor, at: usize) -> f32 {
     let mut one = [0.0];
     load(from, at, &mut one);
     one[0]
 }
 
-/// One i32 of a tensor.
+/// Reads one i32 of a tensor.
 pub(super) fn integer(from: Tensor, at: usize) -> i32 {
     assert!(from.dtype == DType::I32 && at < from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no op writes integers.
     unsafe { (from.addr() as *const i32).add(at).read() }
 }
 
-/// The i64 [1, 1] of a tensor.
+/// Reads an i64 [1, 1] tensor.
 pub(super) fn long(from: Tensor) -> i64 {
     assert!(from.dtype == DType::I64 && from.numel() == 1);
     // SAFETY: as in `integer`.
     unsafe { (from.addr() as *const i64).read() }
 }
 
-/// Bits of elements `at .. at + to.len()` of a tensor of floats.
+/// Loads the bits of elements `at .. at + to.len()` of a float tensor.
 pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
     assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
@@ -256,7 +286,7 @@ pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
     }
 }
 
-/// Bytes `at .. at + to.len()` of a tensor of bytes.
+/// Loads bytes `at .. at + to.len()` of a byte tensor.
 pub(super) fn load_bytes(from: Tensor, at: usize, to: &mut [u8]) {
     assert!(from.dtype == DType::U8 && at + to.len() <= from.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
@@ -265,7 +295,7 @@ pub(super) fn load_bytes(from: Tensor, at: usize, to: &mut [u8]) {
     }
 }
 
-/// Overwrites bytes `at .. at + from.len()` of a tensor of bytes.
+/// Overwrites bytes `at .. at + from.len()` of a byte tensor.
 pub(super) fn store_bytes(from: &[u8], to: Tensor, at: usize) {
     assert!(to.dtype == DType::U8 && at + from.len() <= to.numel());
     // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
@@ -281,7 +311,7 @@ pub(super) fn store_long(value: i64, to: Tensor, at: usize) {
     unsafe { (to.addr() as *mut i64).add(at).write(value) }
 }
 
-/// Fills a tensor with zero bytes from element `at` on, `len` elements.
+/// Fills `len` elements of a tensor with zero bytes, starting at element `at`.
 pub(super) fn clear(x: Tensor, at: usize, len: usize) {
     assert!(at + len <= x.numel());
     let size = x.dtype.size();
@@ -296,10 +326,10 @@ pub(super) fn upload(from: &[u8], to: Tensor) {
 }
 
 /// Bytes that a thread copies at a time: a huge page, so that two threads do not wait for the same
-/// one where memory is touched first.
+/// page on first touch.
 const PIECE: usize = 2 << 20;
 
-/// As `upload`, by all threads.
+/// Like `upload`, with all threads.
 pub(super) fn upload_in_pieces(cpu: &Cpu, from: &[u8], to: Tensor) {
     assert_eq!(from.len(), to.bytes(), "bytes uploaded");
     let each = PIECE / to.dtype.size();
@@ -315,7 +345,7 @@ pub(super) fn download(from: Tensor, to: &mut [u8]) {
     unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
 }
 
-/// Copies a tensor of any type to one as large, in pieces that a thread takes each.
+/// Copies a tensor of any dtype to one of equal size, in pieces with one thread each.
 pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
     assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
     cpu.each(from.bytes().div_ceil(PIECE), |i| {
@@ -326,7 +356,7 @@ pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
     });
 }
 
-/// Downloads in flight, oldest first. On the CPU a tensor arrives at once.
+/// Downloads in flight, oldest first. On the CPU they complete at once.
 #[derive(Default)]
 pub(super) struct Downloads(RefCell<VecDeque<(Vec<u8>, Instant)>>);
 
@@ -344,7 +374,7 @@ impl Downloads {
     }
 }
 
-/// Memory of zeros, in huge pages where the kernel has them: fewer page faults and TLB misses.
+/// Zeroed memory, in huge pages if the kernel has them: fewer page faults and TLB misses.
 fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]
@@ -352,12 +382,11 @@ fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
     Ok(map)
 }
 
-/// Memory mapped for arenas. Pages never touched stay free.
+/// Memory mapped for arenas. Untouched pages remain free.
 #[derive(Default)]
 pub(super) struct Regions {
     maps: RefCell<Vec<MmapMut>>,
-    /// Bytes that were free at the first reservation, less the bytes reserved since: pages are
-    /// taken only when touched, so the bytes free now do not show what is already reserved.
+    /// Bytes free at the first reservation, minus those reserved since (touched or not).
     left: Cell<Option<u64>>,
 }
 
@@ -380,13 +409,13 @@ impl Regions {
     }
 }
 
-/// Scratch that the ops of one backend share, one op at a time.
+/// Scratch shared by the ops of one backend, one op at a time.
 #[derive(Default)]
 pub(super) struct Workspace {
     map: RefCell<Option<MmapMut>>,
 }
 
-/// Elements of a cache line, on which scratch starts.
+/// Alignment of scratch, in elements: a cache line.
 const LINE: usize = 16;
 
 impl Workspace {
@@ -394,13 +423,14 @@ impl Workspace {
         self.map.borrow().as_ref().map_or(0, |map| map.len())
     }
 
-    /// Calls `with` on scratch of `parts` times `len` f32 of any content, each on its own lines.
+    /// Calls `with` on uninitialised scratch of `parts` times `len` f32, each part on its own cache
+    /// lines.
     pub fn with<R>(&self, parts: usize, len: usize, with: impl FnOnce(&Scratch) -> R) -> R {
         let stride = len.next_multiple_of(LINE);
         let bytes = (parts * stride * size_of::<f32>()).max(1);
         let mut map = self.map.borrow_mut();
         if map.as_ref().is_none_or(|map| map.len() < bytes) {
-            // The smaller one goes first.
+            // Frees the smaller one first.
             *map = None;
             *map = Some(in_huge_pages(bytes).expect("memory for an op's scratch"));
         }
@@ -408,19 +438,21 @@ impl Workspace {
         with(&Scratch { base, parts, len, stride })
     }
 
-    /// Calls `with` on scratch of `shared` f32 and on `parts` times `len` more.
+    /// Calls `with` on two shared pieces of scratch, and on `parts` times `len` f32 more.
     pub fn with_shared<R>(
         &self,
-        shared: usize,
+        shared: [usize; 2],
         parts: usize,
         len: usize,
-        with: impl FnOnce(&Shared, &Scratch) -> R,
+        with: impl FnOnce([&Shared; 2], &Scratch) -> R,
     ) -> R {
-        let (before, stride) = (shared.next_multiple_of(LINE), len.next_multiple_of(LINE));
-        self.with(1, before + parts * stride, |all| {
-            let own = all.base + before * size_of::<f32>();
-            let own = Scratch { base: own, parts, len, stride };
-            with(&Shared { base: all.base, len: shared }, &own)
+        let [first, second] = shared.map(|len| len.next_multiple_of(LINE));
+        let stride = len.next_multiple_of(LINE);
+        self.with(1, first + second + parts * stride, |all| {
+            let place = |skipped| all.base + skipped * size_of::<f32>();
+            let own = Scratch { base: place(first + second), parts, len, stride };
+            let piece = |skipped, i: usize| Shared { base: place(skipped), len: shared[i] };
+            with([&piece(0, 0), &piece(first, 1)], &own)
         })
     }
 }
@@ -432,8 +464,9 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// # Safety Nobody else may write these elements while the slice is held, nor read them if it
-    /// is written.
+    /// # Safety
+    /// No other task may write these elements while the slice is held, nor read them if it is
+    /// written.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn range(&self, start: usize, len: usize) -> &mut [f32] {
         assert!(start + len <= self.len);
@@ -441,7 +474,7 @@ impl Shared {
     }
 }
 
-/// Scratch of an op, cut into equal parts.
+/// Scratch of an op, divided into equal parts.
 pub(super) struct Scratch {
     base: usize,
     parts: usize,
@@ -451,7 +484,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// # Safety
-    /// Nobody else may use part `i` while the slice is held.
+    /// No other task may use part `i` while the slice is held.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, i: usize) -> &mut [f32] {
         assert!(i < self.parts);

@@ -1,9 +1,9 @@
-//! The CPU backend: the arbiter every other one is compared with, and a trainer in its own right.
+//! CPU backend: the reference for all other backends, and usable for training itself.
 //!
-//! An op runs to its end before it returns. Its work is cut into tasks by its shape alone, never by
-//! the number of threads, and what tasks add up is added in the order of the tasks: so results are
-//! the same bits on any number of threads. Arithmetic is f32 on blocks of at most 512 elements that
-//! `memory` loads and stores, converting bf16 and f16; sums over a whole tensor are f64.
+//! Ops are synchronous. The shape alone, never the number of threads, determines how work is split
+//! into tasks. Results of tasks are added in the order of the tasks. Results are therefore
+//! bit-identical for any number of threads. Arithmetic is f32 on blocks of at most 512 elements,
+//! which `memory` loads and stores, converting bf16 and f16. Sums over a whole tensor are f64.
 
 mod adafactor;
 mod adam8bit;
@@ -14,6 +14,7 @@ mod elementwise;
 mod embed;
 mod fp8;
 mod gemm;
+mod instructions;
 mod kernel;
 mod layernorm;
 mod low_rank;
@@ -23,10 +24,12 @@ mod muon;
 mod normals;
 mod optimizer;
 mod parallel;
+pub mod processor;
 mod query_key;
 #[cfg(test)]
 mod tests;
 
+pub use instructions::{CHOICE, Instructions};
 pub use kernel::peak;
 pub use normals::normals;
 
@@ -41,29 +44,30 @@ use rayon::ThreadPool;
 use std::cell::RefCell;
 use std::time::Instant;
 
-/// A CPU with its own threads and memory. Several may live in one process, as ranks on threads.
+/// CPU with its own threads and memory. Several may exist in one process, as ranks on threads.
 pub struct Cpu {
     threads: usize,
-    /// None with one thread: tasks then run on the caller's.
+    /// None with one thread: tasks then run on the caller's thread.
     pool: Option<ThreadPool>,
     regions: Regions,
     workspace: Workspace,
-    /// Of products too deep to be summed up at once, while `workspace` holds their operands.
+    /// Sums of products too deep to be summed at once, while `workspace` holds their operands.
     sums: Workspace,
     downloads: memory::Downloads,
-    /// Of `beside`: threads and scratch of its own, made when it is first asked for.
+    /// Separate threads and scratch for `beside`, created on first use.
     second: RefCell<Option<Box<Cpu>>>,
 }
 
 impl Cpu {
-    /// A backend with that many threads, or as many as the machine gives this process; with one
-    /// where it gives fewer: results are the same bits.
+    /// Creates a backend with `threads` threads, or as many as this process may use. Falls back to
+    /// one thread if they cannot be started; results are bit-identical.
     pub fn new(threads: Option<usize>) -> Cpu {
         Cpu::open(threads).unwrap_or_else(|_| Cpu::with(1, None))
     }
 
-    /// The same, or an error where the system does not give as many threads.
+    /// Like `new`, but fails if the threads cannot be started.
     pub fn open(threads: Option<usize>) -> Result<Cpu, Problems> {
+        Instructions::check()?;
         let all = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = threads.unwrap_or_else(all).max(1);
         let start = || {
@@ -89,14 +93,13 @@ impl Cpu {
         self.threads
     }
 
-    /// As `Backend::digests`, of one tensor.
+    /// `Backend::digests` of one tensor.
     pub fn digest(&self, x: Tensor) -> u64 {
         optimizer::digest(self, x)
     }
 
-    /// Bytes of scratch that the ops hold. Grows at the first use of a larger shape and stays;
-    /// beside it an op takes no memory, but for the few bytes in which rayon queues a task for its
-    /// pool.
+    /// Bytes of scratch that the ops hold. Grows on first use of a larger shape and remains. Ops
+    /// allocate nothing else, except for the few bytes in which rayon queues a task.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.bytes() + self.sums.bytes()
     }
@@ -131,7 +134,7 @@ impl Backend for Cpu {
             joined.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).is_ok()
         });
         if !started {
-            work(host); // the system gives no more threads
+            work(host); // the system has no more threads
         }
     }
 

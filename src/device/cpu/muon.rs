@@ -1,4 +1,4 @@
-//! Muon: momentum, fused matrices apart and together again, and the update.
+//! Muon: momentum, splitting and joining of fused matrices, and the update.
 
 use super::Cpu;
 use super::math::vectorised;
@@ -90,7 +90,7 @@ impl MuonOps for Cpu {
     }
 }
 
-/// Calls `copy(element of all, element of one, buffer)` for runs that lie together in both.
+/// Calls `copy(element of all, element of one, buffer)` for runs that are contiguous in both.
 fn each_run(
     cpu: &Cpu,
     which: &FusedMatrix,
@@ -116,7 +116,7 @@ fn each_run(
 }
 
 vectorised! {
-    /// Moves m by g, which becomes the direction.
+    /// Moves m towards g, and replaces g by the direction.
     fn average(rule: &Momentum, factor: f32, g: &mut [f32], m: &mut [f32]) {
         let grow = 1.0 - rule.momentum;
         for (g, m) in g.iter_mut().zip(m) {

@@ -1,17 +1,17 @@
-//! Normal random numbers in bulk: the bits of `base::rng::normals`, eight and more at a time.
+//! Bulk normal random numbers: the bits of `base::rng::normals`, eight or more at a time.
 //!
-//! Logarithm, sine and cosine are polynomials (FreeBSD's msun, e_log.c, k_sin.c and k_cos.c; errors
-//! below 2^-57) in f64, where libm's are other ones. Both are within a few units of f64's last place
-//! of the true number, so both round to the same f32 unless it lies between two: such numbers, one in
-//! four million, are drawn by `rng::normals` itself.
+//! Logarithm, sine and cosine are polynomials in f64 (FreeBSD's msun, e_log.c, k_sin.c and k_cos.c;
+//! errors below 2^-57), different from libm's. Both are within a few ulp (f64) of the exact number,
+//! so both round to the same f32 unless it is close to a midpoint. Such numbers, one in four
+//! million, are computed by `rng::normals` itself.
 
-// Constants are given as their source prints them.
+// Constants are given as printed in their source.
 #![allow(clippy::excessive_precision)]
 
 use super::math::vectorised;
 use base::rng::{self, philox};
 
-/// Counters drawn at a time; each gives four numbers.
+/// Counters computed at a time; each gives four numbers.
 const AT_ONCE: usize = 16;
 
 /// Standard normals `first .. first + out.len()` of the stream `key`: the bits of `rng::normals`.
@@ -30,7 +30,7 @@ pub fn normals(key: u64, first: u64, out: &mut [f32]) {
 }
 
 vectorised! {
-    /// The numbers of `AT_ONCE` counters, and whether they are rounded as exact ones would be.
+    /// Computes the numbers of `AT_ONCE` counters. Returns whether they round like exact ones.
     fn draw(key: u64, counter: u64, out: &mut [f32]) -> bool {
         let mut words = [[0u32; AT_ONCE]; 4];
         for i in 0..AT_ONCE {
@@ -55,19 +55,19 @@ vectorised! {
     }
 }
 
-/// 1 where a number is so near the middle of two f32, or so near 0, that another way to compute it
-/// may round differently.
+/// 1 if a number is so close to the midpoint of two f32, or to 0, that another algorithm may round
+/// differently.
 #[inline(always)]
 fn doubtful(x: f64) -> u64 {
-    /// Units of f64's last place; the two ways are at most about eight apart.
+    /// Distance in f64 ulp; the two algorithms differ by at most about eight.
     const NEAR: u64 = 64;
     const MIDDLE: u64 = 1 << 28;
     let from_middle = x.to_bits().wrapping_add(NEAR).wrapping_sub(MIDDLE) & (2 * MIDDLE - 1);
     u64::from(from_middle <= 2 * NEAR) | u64::from(x.abs() < 1e-14)
 }
 
-/// As `rng::normals` has it, before rounding to f32. Without fused products, so that all registers
-/// give the same bits.
+/// Same formula as `rng::normals`, before rounding to f32. Without fused products, so that all
+/// registers give the same bits.
 #[inline(always)]
 fn box_muller(a: u32, b: u32) -> (f64, f64) {
     const UNIT: f64 = 1.0 / 4_294_967_296.0;
@@ -82,7 +82,7 @@ fn ln(x: f64) -> f64 {
     const ROOT_HALF: u64 = 0x3fe6_a09e_0000_0000;
     const ONE: u64 = 0x3ff0_0000_0000_0000;
     const MANTISSA: u64 = (1 << 52) - 1;
-    /// 2^52, whose last bits hold whole numbers.
+    /// 2^52, whose low bits hold whole numbers.
     const WHOLE: u64 = 0x4330_0000_0000_0000;
     let bits = x.to_bits().wrapping_add(ONE - ROOT_HALF);
     let k = f64::from_bits(WHOLE | (bits >> 52)) - (f64::from_bits(WHOLE) + 1023.0);
@@ -105,10 +105,10 @@ fn ln(x: f64) -> f64 {
     k * 6.931_471_803_691_238_164_90e-1 - ((half - low) - f)
 }
 
-/// Sine and cosine of an angle from 0 to 2π, less the nearest multiple of π/2, in two parts.
+/// Sine and cosine of an angle from 0 to 2π, minus the nearest multiple of π/2, in two parts.
 #[inline(always)]
 fn sin_cos(angle: f64) -> (f64, f64) {
-    /// Adding 1.5·2^52 leaves the nearest integer in the low bits.
+    /// Adding 1.5·2^52 puts the nearest integer into the low bits.
     const SHIFT: f64 = 6_755_399_441_055_744.0;
     let shifted = angle * std::f64::consts::FRAC_2_PI + SHIFT;
     let (quarter, n) = (shifted.to_bits(), shifted - SHIFT);
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// What the doubt is about: words at the ends, and angles next to multiples of π/2.
+    /// Critical inputs: words at the ends, and angles close to multiples of π/2.
     #[test]
     fn what_is_not_doubtful_is_rounded_as_libm_rounds_it() {
         let ends = [0, 1, 2, u32::MAX, u32::MAX - 1, 1 << 31, (1 << 31) - 1, 3_037_000_499];

@@ -11,7 +11,7 @@ use crate::{AdamW, Out, Scaler, Scaling, StepLimits, Tensor, digest_term};
 use base::DType;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Elements in a partial sum.
+/// Elements per partial sum.
 const CHUNK: usize = 1 << 16;
 
 pub(super) fn sum(cpu: &Cpu, x: Tensor, y: Out) {
@@ -48,7 +48,7 @@ pub(super) fn digest(cpu: &Cpu, x: Tensor) -> u64 {
 }
 
 vectorised! {
-    /// Of elements `first ..`.
+    /// Sum of digest terms of elements from `first` on.
     fn digest_terms(first: u64, bits: &[u32]) -> u64 {
         let mut sum = 0u64;
         for (i, bits) in bits.iter().enumerate() {
@@ -58,7 +58,7 @@ vectorised! {
     }
 }
 
-/// Adds up `of` each block in f64, chunk by chunk.
+/// Sums `of` every block in f64, chunk by chunk.
 fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
     let chunks = x.numel().div_ceil(CHUNK);
     cpu.workspace.with(chunks, 2, |scratch| {
@@ -177,7 +177,7 @@ pub(super) fn adamw(
     });
 }
 
-/// The numbers of one update, as PyTorch orders them.
+/// Constants of one update, in PyTorch's order of operations.
 pub(super) struct Update {
     factor: f32,
     /// 1 − lr·weight_decay.
@@ -192,7 +192,7 @@ pub(super) struct Update {
 }
 
 impl Update {
-    /// None where the scalars say that nothing is updated.
+    /// Constants from `scalars`; None if the step is skipped.
     pub fn new(rule: &AdamW, scalars: Tensor) -> Option<Update> {
         let [factor, step, rescale] = [0, 1, 2].map(|i| scalar(scalars, i));
         let AdamW { beta1, beta2, eps, lr_scale, .. } = *rule;

@@ -1,4 +1,4 @@
-//! Cutting work into tasks by its shape.
+//! Splits work into tasks by its shape.
 
 use super::Cpu;
 use super::memory::{BLOCK, Scratch, load, put};
@@ -6,15 +6,14 @@ use crate::Out;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Elements in a task: about 10 µs of memory traffic, what waking a thread costs.
+/// Elements per task: about 10 µs of memory traffic, the cost of waking a thread.
 const TASK: usize = 1 << 15;
 
-/// At most so many partial sums are kept of a sum over rows.
+/// Maximum number of partial sums in a sum over rows.
 const PARTIALS: usize = 32;
 
 impl Cpu {
-    /// Runs `task(i, slot)` for all i below `tasks`; two running at once have different slots,
-    /// below
+    /// Runs `task(i, slot)` for all i below `tasks`. Concurrent tasks have different slots, below
     /// `threads`.
     pub(super) fn each_slot(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.pool {
@@ -44,8 +43,8 @@ impl Cpu {
         });
     }
 
-    /// Sums over rows into `outs`, each f32 [1, width]: `add_rows` adds a range of rows onto
-    /// partial sums, one after the other per output.
+    /// Sums over rows into `outs`, each f32 [1, width]. `add_rows` adds a range of rows to partial
+    /// sums, which hold the outputs one after the other.
     pub(super) fn sum_rows(
         &self,
         rows: usize,
@@ -70,7 +69,7 @@ impl Cpu {
     }
 }
 
-/// Adds up columns `first + block` of the parts, in their order.
+/// Sums columns `first + block` of the parts, in order.
 fn add_parts(scratch: &Scratch, parts: usize, first: usize, block: Range<usize>, out: Out) {
     let (mut sum, mut part) = ([0.0; BLOCK], [0.0; BLOCK]);
     let (sum, part) = (&mut sum[..block.len()], &mut part[..block.len()]);
@@ -81,7 +80,7 @@ fn add_parts(scratch: &Scratch, parts: usize, first: usize, block: Range<usize>,
     put(sum, out, block.start);
 }
 
-/// Cuts a range into pieces of at most `BLOCK`.
+/// Splits a range into pieces of at most `BLOCK`.
 pub(super) fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(BLOCK).map(move |at| at..end.min(at + BLOCK))

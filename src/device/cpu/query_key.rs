@@ -73,7 +73,7 @@ pub(super) fn backward(
     });
 }
 
-/// The columns of a row of qkv at which a head's queries, keys and values begin.
+/// Columns of a row of qkv at which the heads' queries, keys and values start.
 struct Columns {
     turned: Vec<(usize, Qkv)>,
     values: Vec<usize>,
@@ -104,7 +104,7 @@ impl Columns {
     }
 }
 
-/// Cosines and sines of a row's position, if heads are turned.
+/// Cosines and sines of a row's position; None without RoPE.
 fn row_angles<'a>(
     how: &QueryKey,
     row: usize,

@@ -1,6 +1,6 @@
-//! What only the CPU promises: its own mathematics, its threads, its memory.
+//! Properties of the CPU only: its mathematics, its threads, its memory.
 
-use super::kernel::Word;
+use super::Instructions;
 use super::math;
 use super::*;
 use base::DType;
@@ -51,7 +51,7 @@ fn memory_is_zeroed_aligned_and_bounded() {
     let mut bytes = vec![1; 1000];
     cpu.download(tensor, &mut bytes);
     assert!(bytes.iter().all(|b| *b == 0));
-    // More than any machine has: said at once, before a page is touched.
+    // More than any machine has: refused at once, before a page is touched.
     let error = cpu.reserve(1 << 55).unwrap_err();
     assert!(error.to_string().contains("32.0 PiB"), "{error}");
     assert!(cpu.reserve(0).is_ok());
@@ -76,7 +76,7 @@ fn a_cpu_can_be_moved_to_the_thread_of_its_rank() {
     std::thread::spawn(move || cpu.sync().unwrap()).join().unwrap();
 }
 
-/// A matrix of bf16 with such numbers.
+/// bf16 matrix of the given numbers.
 fn matrix(cpu: &Cpu, rows: usize, cols: usize, number: fn(usize) -> f32) -> Tensor {
     let x = Tensor::at(cpu.reserve(2 * rows * cols).unwrap(), rows, cols, DType::BF16);
     let bits: Vec<u16> = (0..rows * cols).map(|i| bf16::from_f32(number(i)).to_bits()).collect();
@@ -84,10 +84,10 @@ fn matrix(cpu: &Cpu, rows: usize, cols: usize, number: fn(usize) -> f32) -> Tens
     x
 }
 
-/// A product of bf16 by words of one kind, in f32.
+/// Product of bf16 with an instruction set, in f32.
 fn product(
     cpu: &Cpu,
-    word: Word,
+    set: Instructions,
     kind: Gemm,
     [m, n, k]: [usize; 3],
     of: fn(usize) -> f32,
@@ -98,50 +98,68 @@ fn product(
     };
     let operands = [operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT)];
     let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
-    gemm::product(cpu, kind, operands, word, c.set(), Epilogue::Nothing);
+    gemm::product(cpu, kind, operands, set, c.set(), Epilogue::Nothing);
     let mut sums = vec![0.0f32; m * n];
     cpu.download(c, bytemuck::cast_slice_mut(&mut sums));
     sums
 }
 
-/// Sizes that leave a remainder everywhere, a depth of several parts, and sizes that leave none.
-const PRODUCTS: [(Gemm, [usize; 3]); 7] = [
+/// Sizes with remainders in every dimension, a depth of several parts, and sizes without
+/// remainders.
+const PRODUCTS: [(Gemm, [usize; 3]); 9] = [
     (Gemm::NT, [19, 70, 31]),
     (Gemm::NN, [9, 50, 33]),
     (Gemm::TN, [17, 49, 29]),
     (Gemm::NT, [33, 97, 4500]),
     (Gemm::TN, [40, 33, 610]),
     (Gemm::NN, [64, 96, 512]),
+    (Gemm::NN, [70, 1700, 40]),
+    (Gemm::NT, [530, 900, 1100]),
     (Gemm::TN, [64, 96, 512]),
 ];
 
-/// Small whole numbers: sums are exact, so they do not depend on what the operands are packed into
-/// nor on what multiplies them. Tiles are those of AMX, or their model.
+/// Instruction sets that can run here. AMX always can, on its model if the processor has none.
+fn sets() -> impl Iterator<Item = Instructions> {
+    let here = |set: &Instructions| *set <= Instructions::best() || *set == Instructions::Amx;
+    Instructions::ALL.into_iter().filter(here)
+}
+
+/// Small whole numbers, whose sums are exact and do not depend on the instruction set.
 #[test]
-fn products_of_pairs_of_tiles_and_of_widened_bf16_agree() {
+fn all_instruction_sets_agree_on_products_of_bf16() {
     let cpu = Cpu::new(Some(2));
     let number = |i: usize| (i * i % 17) as f32 - 8.0;
     for (kind, sizes) in PRODUCTS {
-        let floats = product(&cpu, Word::Float, kind, sizes, number);
+        let floats = product(&cpu, Instructions::Baseline, kind, sizes, number);
         assert!(floats.iter().any(|x| *x != 0.0));
-        assert!(
-            product(&cpu, Word::Tile, kind, sizes, number) == floats,
-            "tiles, {kind:?} {sizes:?}"
-        );
-        if math::has_dot_bf16() {
-            assert!(product(&cpu, Word::Pair, kind, sizes, number) == floats, "{kind:?} {sizes:?}");
+        for set in sets() {
+            let same = product(&cpu, set, kind, sizes, number) == floats;
+            assert!(same, "{set}, {kind:?} {sizes:?}");
         }
     }
 }
 
-/// Sums that round: how many threads share a product does not show, whatever multiplies.
+/// Sums that round: the bits do not depend on the number of threads, for any instruction set.
 #[test]
 fn products_of_bf16_are_the_same_bits_on_any_number_of_threads() {
     let number = |i: usize| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0;
-    let words = [Word::Float, Word::Tile, Word::of_bf16()];
-    for (word, (kind, sizes)) in words.into_iter().flat_map(|word| PRODUCTS.map(|p| (word, p))) {
+    for (set, (kind, sizes)) in sets().flat_map(|set| PRODUCTS.map(|p| (set, p))) {
         let [one, three] =
-            [1, 3].map(|threads| product(&Cpu::new(Some(threads)), word, kind, sizes, number));
-        assert!(one == three, "{word:?}, {kind:?} {sizes:?}");
+            [1, 3].map(|threads| product(&Cpu::new(Some(threads)), set, kind, sizes, number));
+        assert!(one == three, "{set}, {kind:?} {sizes:?}");
+    }
+}
+
+/// With FMA the bits do not depend on the register width: each element is the same chain of sums.
+#[test]
+fn avx2_and_avx512_give_the_same_bits() {
+    if Instructions::best() < Instructions::Avx512 {
+        return;
+    }
+    let number = |i: usize| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0;
+    for (kind, sizes) in PRODUCTS {
+        let [narrow, wide] = [Instructions::Avx2, Instructions::Avx512]
+            .map(|set| product(&Cpu::new(Some(2)), set, kind, sizes, number));
+        assert!(narrow == wide, "{kind:?} {sizes:?}");
     }
 }

@@ -82,7 +82,7 @@ kernel_args! {
         /// [rows], or null: no rotation
         positions: *const i32,
         /// [positions, d]: cosines, then sines
-        table: *const c_void,
+        table: *const f32,
         /// backward: [blocks, 2, d], of the gradients of the scales
         parts: *mut f32,
         rows: u64,

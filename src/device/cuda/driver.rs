@@ -17,7 +17,8 @@ table! {
         cuDeviceGetUuid_v2 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent
         cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemsetD8Async
-        cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncSetAttribute cuLaunchKernel
+        cuModuleLoadData cuModuleUnload cuModuleGetFunction
+        cuFuncGetAttribute cuFuncSetAttribute cuLaunchKernel
         cuCtxGetStreamPriorityRange cuStreamCreateWithPriority cuStreamDestroy_v2
         cuStreamSynchronize cuStreamWaitEvent
         cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch

@@ -4,7 +4,7 @@ use super::device::Device;
 use super::library::call;
 use anyhow::{Context, Result, ensure};
 use base::DType;
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUmodule};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
@@ -155,6 +155,10 @@ struct Function {
     handle: CUfunction,
     /// Bytes of its argument, where the driver can tell.
     bytes: Option<usize>,
+    /// Most threads of a block: `__launch_bounds__`, or fewer where its registers do not suffice.
+    threads: usize,
+    /// Shared memory that it declares itself.
+    fixed: usize,
     /// Dynamic shared memory allowed so far.
     shared: usize,
 }
@@ -196,6 +200,11 @@ impl Functions {
         let mut list = [&mut arguments as *mut A as *mut c_void];
         let [gx, gy, gz] = grid.blocks.map(|n| n as u32);
         let [bx, by] = grid.threads.map(|n| n as u32);
+        if bx * by > function.threads as u32 {
+            let most = function.threads;
+            return device
+                .fail(format!("{name} is bound to {most} threads a block, not {bx} × {by}"));
+        }
         let (stream, shared) = (device.stream, grid.shared as u32);
         device.count_kernel();
         device.call(name, |api| unsafe {
@@ -207,24 +216,39 @@ impl Functions {
         device.note_launch(|| name.to_string(), 0.0);
     }
 
+    /// A kernel of which a block may have so much dynamic shared memory.
     fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {
-        let mut found = self.found.borrow_mut();
-        let function = found.entry(name).or_insert_with(|| self.find(device, name));
-        if shared > device.shared_memory.max(SHARED_AT_ONCE) {
+        let function = self.look_up(device, name);
+        let all = function.fixed + shared;
+        if all > device.shared_memory.max(SHARED_AT_ONCE) {
             device.fail(format!(
-                "{name} needs {shared} bytes of shared memory in a block, of which this GPU has {}: \
+                "{name} needs {all} bytes of shared memory in a block, of which this GPU has {}: \
                  rows or heads are too wide for it",
                 device.shared_memory
             ));
         } else if shared > function.shared {
-            let handle = function.handle;
             device.call(name, |api| unsafe {
-                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                call!(api, cuFuncSetAttribute(handle, most, shared as c_int))
+                let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                call!(api, cuFuncSetAttribute(function.handle, most, shared as c_int))
             });
-            function.shared = shared;
+            let raised = Function { shared, ..function };
+            self.found.borrow_mut().insert(name, raised);
         }
-        *function
+        function
+    }
+
+    /// Most threads of a kernel's block.
+    pub fn most_threads(&self, device: &Device, name: &'static str) -> usize {
+        self.look_up(device, name).threads
+    }
+
+    /// Whether a block of a kernel may have so much dynamic shared memory.
+    pub fn has_room(&self, device: &Device, name: &'static str, shared: usize) -> bool {
+        self.look_up(device, name).fixed + shared <= device.shared_memory.max(SHARED_AT_ONCE)
+    }
+
+    fn look_up(&self, device: &Device, name: &'static str) -> Function {
+        *self.found.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
     }
 
     fn find(&self, device: &Device, name: &'static str) -> Function {
@@ -237,11 +261,26 @@ impl Functions {
             });
             if code == 0 {
                 let bytes = argument_bytes(device, handle);
-                return Function { handle, bytes, shared: SHARED_AT_ONCE };
+                let of = |what| attribute(device, handle, what);
+                let threads = of(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+                let fixed = of(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+                return Function { handle, bytes, threads, fixed, shared: SHARED_AT_ONCE - fixed };
             }
         }
         panic!("no kernel is called {name}");
     }
+}
+
+/// A number that the driver knows of a kernel.
+fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
+    let mut value: c_int = 0;
+    // SAFETY: the function is loaded; the pointer is to a live variable.
+    let code =
+        device.try_call(|api| unsafe { call!(api, cuFuncGetAttribute(&mut value, what, handle)) });
+    if code != 0 {
+        device.fail(format!("the driver does not tell a kernel's limits: {}", device.error(code)));
+    }
+    value as usize
 }
 
 /// Bytes of the one struct a kernel takes.

@@ -32,10 +32,14 @@ pub(super) fn forward(cuda: &Cuda, x: Tensor, norm: &Norm, y: Out, stats: Out) {
     cuda.launch(typed!("layernorm", x.dtype), row_by_warp(x), arguments);
 }
 
-/// A warp for each row, and shared memory for the rows.
+/// A warp for each row, and shared memory for the rows; a block for each where two do not fit in `SHARED`:
+/// a multiprocessor has few of them at once.
 fn row_by_warp(x: Tensor) -> Grid {
     let bytes = x.cols * x.dtype.size();
-    let warps = (SHARED / bytes.max(1)).clamp(1, 8);
+    let warps = (SHARED / bytes.max(1)).min(8);
+    if warps < 2 {
+        return Grid::line(x.rows.max(1), 256).with_shared(bytes);
+    }
     let blocks = [x.rows.div_ceil(warps).max(1), 1, 1];
     Grid { blocks, threads: [32, warps], shared: warps * bytes }
 }
@@ -91,12 +95,13 @@ pub(super) fn backward(
 ) {
     let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale], dshift, 2);
     let x = inputs[1];
-    let (held, threads) = width(&inputs, &[dx.to]);
-    let kernel = match held {
-        Held::Piece => typed!("layernorm_backward_wide1", x.dtype),
-        Held::Sixteen => typed!("layernorm_backward_wide16", x.dtype),
-        Held::Any => typed!("layernorm_backward_any", x.dtype),
-    };
+    let kernels = [
+        typed!("layernorm_backward_wide1", x.dtype),
+        typed!("layernorm_backward_wide16", x.dtype),
+        typed!("layernorm_backward_long", x.dtype),
+        typed!("layernorm_backward_any", x.dtype),
+    ];
+    let (kernel, threads) = kernel_for(cuda, kernels, &inputs, &[dx.to]);
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &arguments, grid, [Some(dscale), dshift]);
 }
@@ -112,7 +117,8 @@ pub(super) fn of_residual_backward(
     dbias: Option<Out>,
 ) {
     let x = inputs[1];
-    if 3 * x.cols * size_of::<f32>() > cuda.device.shared_memory {
+    let shared = 3 * x.cols * size_of::<f32>();
+    if !cuda.has_room(typed!("norm_residual_backward_long", x.dtype), shared) {
         backward(cuda, inputs, dx, dscale, dshift);
         return cuda.residual_backward(dx.to, drop, dbranch, dbias);
     }
@@ -124,12 +130,13 @@ pub(super) fn of_residual_backward(
     let same = drop.rate == 0.0 && to == dx.to;
     let dbranch = if same { null_mut() } else { to.addr() as _ };
     let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(drop) };
-    let (held, threads) = width(&inputs, &[dx.to, to]);
-    let kernel = match held {
-        Held::Piece => typed!("norm_residual_backward_wide1", x.dtype),
-        Held::Sixteen => typed!("norm_residual_backward_wide16", x.dtype),
-        Held::Any => typed!("norm_residual_backward_any", x.dtype),
-    };
+    let kernels = [
+        typed!("norm_residual_backward_wide1", x.dtype),
+        typed!("norm_residual_backward_wide16", x.dtype),
+        typed!("norm_residual_backward_long", x.dtype),
+        typed!("norm_residual_backward_any", x.dtype),
+    ];
+    let (kernel, threads) = kernel_for(cuda, kernels, &inputs, &[dx.to, to]);
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
@@ -191,27 +198,27 @@ fn add_all<const N: usize>(
     }
 }
 
-/// What a thread holds of a row: a piece of 16 bytes, sixteen elements in such pieces, or at most
-/// eight elements one by one.
-enum Held {
-    Piece,
-    Sixteen,
-    Any,
-}
+/// Threads of a block that reads its rows twice: the bound of those kernels.
+const READING_TWICE: usize = 512;
 
-/// How the threads of a block hold a row, and how many they are.
-fn width(inputs: &[Tensor; 4], outs: &[Tensor]) -> (Held, usize) {
+/// The kernel for rows of this width, and threads of its blocks. Of `kernels`, threads of the first hold a piece
+/// of 16 bytes of a row, of the second sixteen columns, and of the others nothing.
+fn kernel_for(
+    cuda: &Cuda,
+    [piece, sixteen, long, any]: [&'static str; 4],
+    inputs: &[Tensor; 4],
+    outs: &[Tensor],
+) -> (&'static str, usize) {
     let [dy, x, _, scale] = *inputs;
     let addresses: Vec<usize> = [&[dy, x, scale], outs].concat().iter().map(|x| x.addr()).collect();
+    let threads = |columns: usize| x.cols.div_ceil(columns).next_multiple_of(32);
     let wide = wide(x.dtype);
-    let (held, elements) = match vector(x.cols, x.dtype, &addresses) {
-        true if x.cols <= 512 * wide => (Held::Piece, wide),
-        true => (Held::Sixteen, 16),
-        false => (Held::Any, 8),
-    };
-    let threads = x.cols.div_ceil(elements).next_multiple_of(32);
-    assert!(threads <= 1024, "layernorm over rows of {}", x.cols);
-    (held, threads)
+    match vector(x.cols, x.dtype, &addresses) {
+        true if threads(wide) <= cuda.most_threads(piece) => (piece, threads(wide)),
+        true if threads(16) <= cuda.most_threads(sixteen) => (sixteen, threads(16)),
+        true => (long, READING_TWICE),
+        false => (any, READING_TWICE),
+    }
 }
 
 #[cfg(test)]

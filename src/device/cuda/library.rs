@@ -23,7 +23,8 @@ impl Library {
     pub fn open(folders: &[PathBuf], names: &[&str]) -> Result<Library, String> {
         let inside = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect();
         let first: Vec<PathBuf> = folders.iter().flat_map::<Vec<PathBuf>, _>(inside).collect();
-        let packages = wheels(&python_prefixes());
+        let mut packages = wheels(&python_prefixes());
+        packages.push(PathBuf::from(TOOLKIT));
         let last = packages.iter().flat_map::<Vec<PathBuf>, _>(inside);
         let known = names.iter().map(PathBuf::from);
         let mut why = Vec::new();
@@ -55,17 +56,24 @@ impl Library {
     }
 }
 
+/// Libraries of CUDA's toolkit, where an image has them and the loader is not told.
+const TOOLKIT: &str = "/usr/local/cuda/lib64";
+
 /// Where Python environments are installed: those that are active, and those of `PATH`.
 fn python_prefixes() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).filter(|bin| bin.join("python3").exists());
     let above = on_path.filter_map(|bin| bin.parent().map(Path::to_path_buf));
-    active.map(PathBuf::from).chain(above).filter(|prefix| prefix.is_absolute()).collect()
+    // `pip install --user`.
+    let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
+    let all = active.map(PathBuf::from).chain(above).chain(own);
+    all.filter(|prefix| prefix.is_absolute()).collect()
 }
 
 /// The folders of NVIDIA's libraries in the packages of Python environments, as `pip install torch`
-/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name.
+/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name. Its
+/// folders may lie in `lib64` or, where root has installed them, in `local/lib`.
 fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     let within = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -79,7 +87,8 @@ fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     };
     let mut found = Vec::new();
     for prefix in prefixes {
-        for python in within(&prefix.join("lib")).iter().filter(|lib| of_python(lib)) {
+        let folders = ["lib", "lib64", "local/lib"].map(|folder| within(&prefix.join(folder)));
+        for python in folders.iter().flatten().filter(|lib| of_python(lib)) {
             for packages in ["site-packages", "dist-packages"] {
                 let nvidia = within(&python.join(packages).join("nvidia"));
                 found.extend(nvidia.iter().map(|package| package.join("lib")));
@@ -216,8 +225,9 @@ mod tests {
         let cublas = make("b/lib/python3.12/site-packages/nvidia/cu13/lib");
         let system = make("a/lib/python3.11/dist-packages/nvidia/cublas/lib");
         make("a/lib/python3.11/dist-packages/nvidia/headers/include");
+        let local = make("a/local/lib/python3.12/dist-packages/nvidia/nccl/lib");
         make("a/lib/perl5/site-packages/nvidia/nccl/lib");
         let prefixes = ["b", "a", "absent"].map(|name| root.path().join(name));
-        assert_eq!(wheels(&prefixes), [cublas, nccl, system]);
+        assert_eq!(wheels(&prefixes), [cublas, nccl, system, local]);
     }
 }

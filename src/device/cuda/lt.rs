@@ -5,7 +5,7 @@ use crate::Fp8Scaling;
 use base::{DType, Fp8};
 pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::cublaslt::sys::{
-    cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,
+    self, cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,
 };
 use std::ffi::c_int;
 use std::fmt;
@@ -13,6 +13,9 @@ use std::mem::MaybeUninit;
 
 /// A cublasStatus_t as an integer; 0 is success.
 pub type Status = c_int;
+
+/// Status of what the library has no kernel for.
+pub const NOT_SUPPORTED: Status = sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as Status;
 
 table! {
     /// cublasLt.h

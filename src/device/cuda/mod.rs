@@ -39,7 +39,7 @@ mod timeline;
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
-pub use preflight::{FOLDER, KERNELS, Options, device_count};
+pub use preflight::{FOLDER, KERNELS, Options, device_count, set_environment};
 pub use profile::Profiled;
 
 use super::{
@@ -133,6 +133,14 @@ impl Cuda {
 
     fn launch<A: Copy>(&self, kernel: &'static str, grid: Grid, arguments: A) {
         self.functions.launch(&self.device, kernel, grid, arguments);
+    }
+
+    fn most_threads(&self, kernel: &'static str) -> usize {
+        self.functions.most_threads(&self.device, kernel)
+    }
+
+    fn has_room(&self, kernel: &'static str, shared: usize) -> bool {
+        self.functions.has_room(&self.device, kernel, shared)
     }
 
     fn cpu(&self) -> &Cpu {

@@ -87,10 +87,12 @@ pub struct Monitor {
 unsafe impl Send for Monitor {}
 
 impl Monitor {
-    /// The GPU with this UUID (`GPU-…`); None where there is no NVML, or it does not know it.
+    /// The GPU with this UUID (`GPU-…`, also that of a slice of one, which NVML calls `MIG-…`); None where
+    /// there is no NVML, or it does not know it.
     pub fn open(folders: &[PathBuf], uuid: &str) -> Option<Monitor> {
         let library = Library::open(folders, &["libnvidia-ml.so.1", "libnvidia-ml.so"]).ok()?;
         let symbol = |name: &str| -> Option<Symbol> { library.symbol(name) };
+        let slice = CString::new(uuid.replacen("GPU-", "MIG-", 1)).ok()?;
         let uuid = CString::new(uuid).ok()?;
         // SAFETY: each is the function of that name in nvml.h.
         let monitor = unsafe {
@@ -98,7 +100,9 @@ impl Monitor {
             let find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
                 symbol("nvmlDeviceGetHandleByUUID")?.of_type();
             let mut gpu = null_mut();
-            if init() != 0 || find(uuid.as_ptr(), &mut gpu) != 0 {
+            let known =
+                init() == 0 && [uuid, slice].iter().any(|id| find(id.as_ptr(), &mut gpu) == 0);
+            if !known {
                 return None;
             }
             Monitor {

@@ -28,6 +28,9 @@ const CACHE: &str = "GPTRAIN_CACHE";
 /// The variable that says how many SMs matrix products leave to NCCL while it sums beside them.
 pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 
+/// NCCL takes its algorithms for large collectives from some MiB on.
+const CONNECT: usize = 32 << 20;
+
 /// Which GPU to open, and with what.
 #[derive(Clone)]
 pub struct Options {
@@ -54,6 +57,8 @@ pub struct Options {
     pub fp8: bool,
     /// The instructions of attention's products, as `attention::CHOICE` names them.
     pub attention: Option<String>,
+    /// Bytes of the largest collectives by which NCCL gets its buffers: at most `cuda::SCRATCH`.
+    pub connect: usize,
     /// CPU threads, for what lies in the host's memory. Default: all there are.
     pub threads: Option<usize>,
 }
@@ -79,6 +84,7 @@ impl Options {
             tf32: false,
             fp8: false,
             attention,
+            connect: CONNECT,
             threads: None,
         }
     }
@@ -108,6 +114,24 @@ pub struct Opened {
     pub machine: String,
     /// How cuBLASLt was found.
     pub lt_name: String,
+}
+
+/// Variables of CUDA and NCCL, read as these start, which gptrain sets where the user has not: hardware
+/// queues for all streams of a rank (8 by default, fewer than it has), and launches of several
+/// communicators in the host's order (NCCL 2.26; off by default).
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")];
+
+/// Sets the variables that CUDA and NCCL read as they start. Does nothing in a process that has started
+/// threads, which may be reading them.
+pub fn set_environment() {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(2, Iterator::count);
+    for (name, value) in ENVIRONMENT {
+        if threads == 1 && std::env::var_os(name).is_none() {
+            // SAFETY: this is the process's only thread.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
 }
 
 /// GPUs that the driver shows; 0 where there is no driver. Where it shows one but something else is
@@ -147,7 +171,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
-    let (lt, lt_name) = open_lt(options, capability)?;
+    let (lt, lt_name) = open_lt(options, capability, version)?;
     // SAFETY: takes nothing, returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
     let machine = format!(
@@ -242,7 +266,7 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     })?;
     let missing = |names: Vec<&str>| {
         let what = format!("{} lacks {}", library.name, names.join(", "));
-        refuse(what, "update the NVIDIA driver: 525 or newer")
+        refuse(what, "update the NVIDIA driver: 580 or newer, for kernels of CUDA 12 550")
     };
     let api = driver::Api::load(&library).map_err(missing)?;
     let version = driver::version(&api).map_err(|why| {
@@ -253,10 +277,13 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     Ok((device, version))
 }
 
-/// cuBLASLt and the name it was found by. That of CUDA 13 knows no GPU before Turing.
-fn open_lt(options: &Options, capability: i32) -> Result<(lt::Api, String), Problems> {
+/// cuBLASLt and the name it was found by. That of CUDA 13 knows no GPU before Turing, and no driver of
+/// CUDA 12.
+fn open_lt(options: &Options, capability: i32, driver: i32) -> Result<(lt::Api, String), Problems> {
     let (names, wheel): (&[&str], _) = match capability {
-        AMPERE.. => (&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia-cublas"),
+        AMPERE.. if driver >= 13_000 => {
+            (&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia-cublas")
+        }
         _ => (&["libcublasLt.so.12"], "nvidia-cublas-cu12"),
     };
     let library = Library::open(&options.folders, names).map_err(|why| {

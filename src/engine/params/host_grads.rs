@@ -1,15 +1,15 @@
-//! Gradients of blocks on the host (`topology.offload.gradients: host`): a block's lie in a buffer
-//! of the device while they are computed and reduced, else in the host's memory.
+//! Gradients of blocks on the host (`topology.offload.gradients: host`). A device buffer holds a
+//! block's gradients while they are computed and reduced; host memory holds them otherwise.
 //!
-//! | ZeRO | a micro-batch but the first begins | it ends | the last ends |
+//! | ZeRO | a later micro-batch starts | it ends | the last one ends |
 //! |---|---|---|---|
-//! | 0, 1 | with the sums so far, from the host | these go to the host | reduced; the own share goes |
-//! | 2, 3 | with zeros | reduced; the sums so far are added to the own share, which goes | as any |
+//! | 0, 1 | from the running sums, fetched | the sums are copied back | reduced; the own share is copied |
+//! | 2, 3 | from zeros | reduced; the running sums are added to the own share, which is copied | the same |
 //!
-//! So everything is added up where, and in the order in which, it is without: the same bits. The host
-//! computes nothing and is not waited for. Three buffers: while one is computed in, the gradients of
-//! the block before leave another, and the sums of the block after come to the third. The squares for
-//! the norm are summed as the last micro-batch's land.
+//! Every sum is taken on the same device and in the same order as without offload, so the bits are
+//! equal. The host computes nothing and nothing waits for it. Three buffers: one is computed in,
+//! the second sends the gradients of the previous block, the third receives the sums of the next.
+//! The squares for the norm are summed as the gradients of the last micro-batch are stored.
 
 use super::{BucketState, ShardedParams};
 use base::DType;
@@ -17,31 +17,32 @@ use device::{Arena, Backend, Tensor, Transfer};
 use model::Module;
 use std::cell::{Cell, RefCell};
 
-/// For each bucket: gradients, as they lie in its buffer, and where the sums of their squares go.
+/// Per bucket: its gradients as views of its buffer, and the destination of the sums of their
+/// squares.
 pub type Squares = Vec<Vec<(Vec<Tensor>, Tensor)>>;
 
-/// What else the gradients' way needs on the device.
+/// Device buffers for the norm of gradients on the host.
 pub struct Norms {
     pub squares: Squares,
-    /// ZeRO 2 and 3: f32 [1, n] twice, for the longest share: the sums so far, from the host.
+    /// ZeRO 2 and 3: two of f32 [1, n], n the longest share: running sums from the host.
     pub sums: Option<[Tensor; 2]>,
 }
 
 impl Norms {
-    /// Room for the sums of shares.
+    /// Reserves buffers for the sums of shares.
     pub fn sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<[Tensor; 2]> {
         let longest = buckets.iter().map(|bucket| bucket.own.len()).max().unwrap_or(0);
         (level >= 2).then(|| [0, 1].map(|_| arena.matrix(1, longest, DType::F32)))
     }
 }
 
-/// The state of a step's gradients, by bucket.
+/// State of a step's gradients, by bucket.
 pub struct HostGrads {
     norms: Norms,
     micros: Cell<usize>,
-    /// Micro-batches whose gradients are among the sums on the host.
+    /// Micro-batches that the sums on the host include.
     landed: Vec<Cell<usize>>,
-    /// Whose sums are in each of the buffers or on their way there.
+    /// Bucket whose sums each buffer holds or is receiving.
     holds: [Cell<Option<usize>>; 3],
     coming: RefCell<Vec<Option<Transfer>>>,
     going: RefCell<Vec<Option<Transfer>>>,
@@ -66,8 +67,8 @@ impl HostGrads {
         self.holds.iter().for_each(|holds| holds.set(None));
     }
 
-    /// Makes the buffer of a block, in which nothing is being reduced, ready for its backward, and
-    /// begins with that of the next one.
+    /// Prepares the buffer of a block for its backward, and starts the fetch for the next block. No
+    /// reduction may be running in the buffer.
     pub fn open(&self, params: &ShardedParams, number: usize) {
         let bucket = &params.buckets[number];
         if bucket.host_grads.is_none() {
@@ -79,17 +80,17 @@ impl HostGrads {
         if params.level >= 2 || self.landed[number].get() == 0 {
             params.be.zero(bucket.grads);
         }
-        // What was reduced during the block before leaves during this one.
+        // Copies out the gradients reduced during the previous block, during this one.
         params.accumulate_shard((number + 2) % 3);
         let next = number.checked_sub(1).filter(|b| params.buckets[*b].module == Module::Block);
-        // Its buffer is free now, but for gradients that were reduced in it.
+        // The next block's buffer is free unless gradients are being reduced in it.
         let free = self.landed[number].get() + 1 < self.micros.get() || !params.reduces();
         if let Some(next) = next.filter(|_| params.level < 2 && free) {
             self.begin(params, next);
         }
     }
 
-    /// Nothing uses the buffer of a block; its sums so far are on their way there.
+    /// Starts fetching the running sums of a block into its buffer, which must be unused.
     fn begin(&self, params: &ShardedParams, number: usize) {
         let (be, holds) = (params.be, &self.holds[number % 3]);
         if holds.get() == Some(number) {
@@ -108,14 +109,14 @@ impl HostGrads {
         }
     }
 
-    /// After a micro-batch but the last, at ZeRO 0 and 1.
+    /// Copies the running sums to the host. After every micro-batch but the last, at ZeRO 0 and 1.
     pub fn leave(&self, be: &dyn Backend, number: usize, bucket: &BucketState) {
         let Some(host) = bucket.host_grads else { return };
         self.going.borrow_mut()[number] = Some(be.transfer(bucket.grads, host));
         self.landed[number].set(self.landed[number].get() + 1);
     }
 
-    /// `part` of a block's buffer has the gradients of a micro-batch, reduced.
+    /// Stores the reduced gradients of a micro-batch; `part` is their place in the block's buffer.
     pub fn land(&self, params: &ShardedParams, number: usize, part: Tensor, last_micro: bool) {
         let (be, bucket) = (params.be, &params.buckets[number]);
         let landed = self.landed[number].get();
@@ -143,7 +144,7 @@ impl HostGrads {
         }
     }
 
-    /// What is enqueued from now on comes after a transfer of a bucket, if one is under way.
+    /// Orders everything enqueued from now on after the transfer of a bucket, if one is in flight.
     fn join(&self, be: &dyn Backend, of: &RefCell<Vec<Option<Transfer>>>, number: usize) {
         if let Some(transfer) = of.borrow_mut()[number].take() {
             be.join_transfer(transfer);

@@ -1,9 +1,8 @@
-//! What a rank keeps of the model's parameters, shared among data-parallel ranks (ZeRO: Rajbhandari
-//! et al. 2020; `plan` has the levels), and the collectives that bring weights and gradients to where
-//! they are needed.
+//! Parameters of a rank, sharded among data-parallel ranks (ZeRO: Rajbhandari et al. 2020; `plan`
+//! lists the levels), and the collectives that gather weights and reduce gradients.
 //!
-//! All of these are begun and run during the computation: a block of ZeRO 2 and 3 has until the block
-//! after the next one needs its buffer.
+//! Collectives are started during the computation and overlap with it. At ZeRO 2 and 3 the
+//! reduction of a block must end before the block after the next one needs its buffer.
 
 mod host_grads;
 mod plan;
@@ -37,45 +36,44 @@ pub struct ShardedParams<'a> {
     layout: Layout,
     model: Model,
     model_dtype: DType,
-    /// Of ZeRO; 0 where there is no other data-parallel rank.
+    /// ZeRO level; 0 if there is only one data-parallel rank.
     level: u8,
-    /// Sequence parallelism, under which gradients of what is not split are partial sums.
+    /// Sequence parallelism: gradients of unsplit weights are then partial sums.
     sequence: bool,
-    /// Whether another stage holds a copy of the embedding (or this one the copy).
+    /// Whether another stage also holds the embedding, or this one holds the copy.
     tied: bool,
     buckets: Vec<BucketState>,
     params: Vec<ParamStates>,
-    /// Where states lie on the host.
+    /// Offloaded states.
     offload: Option<Offload>,
-    /// Of updates that may come late.
+    /// Delayed update.
     late: Option<Late>,
-    /// Where gradients of blocks lie there.
+    /// Gradients of blocks on the host.
     host_grads: Option<HostGrads>,
-    /// Whether blocks leave their gradients to `Compression` in this step.
+    /// Whether `Compression` reduces the gradients of blocks in this step.
     compressing: Cell<bool>,
     in_flight: RefCell<InFlight>,
 }
 
-/// Collectives that were begun and not yet waited for.
+/// Collectives and transfers in flight.
 #[derive(Default)]
 struct InFlight {
-    /// By bucket.
+    /// Gathers of weights, by bucket.
     gathers: Vec<Option<Pending>>,
     /// Copies of weights from the host, by bucket.
     fills: Vec<Option<Transfer>>,
-    /// Whose own shares are on the device, or on their way there.
+    /// Bucket whose own share each staging buffer holds or is receiving.
     shares: [Option<usize>; 2],
     reductions: Vec<Pending>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
-    /// The block whose gradients are being reduced in each of the buffers that blocks share, and of
-    /// which micro-batch.
+    /// Block and micro-batch whose gradients are being reduced, for each buffer that blocks share.
     scattering: [Option<(usize, MicroBatch, Pending)>; 3],
     gathered: GatherState,
 }
 
-/// ZeRO-3's gather state between passes: which blocks are whole in the two buffers, and the one used
-/// last. Part of the key of a captured graph.
+/// Gather state of ZeRO 3 between passes: the blocks that the two buffers hold whole, and the block
+/// used last. Part of the key of a captured graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GatherState {
     whole: [Option<usize>; 2],
@@ -83,7 +81,7 @@ pub struct GatherState {
 }
 
 impl<'a> ShardedParams<'a> {
-    /// Of what was laid out.
+    /// Assembles the parameters from their layout.
     pub fn new(
         be: &'a dyn Backend,
         groups: Groups,
@@ -113,14 +111,14 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// With states on the host; gradients too, where these say how their norm is taken.
+    /// Adds offloaded states. `norms` also puts the gradients of blocks on the host.
     pub fn offloaded(self, offload: Option<Offload>, norms: Option<Norms>) -> ShardedParams<'a> {
         let host_grads = norms.map(|norms| HostGrads::new(&self.buckets, norms));
         let waits = self.buckets.iter().any(|bucket| bucket.pending.is_some());
         ShardedParams { offload, host_grads, late: waits.then(Late::default), ..self }
     }
 
-    /// The update that waits, and where its gradient and states lie, if updates may come late.
+    /// Delayed update, and the pieces of its gradient and states; None if updates are not delayed.
     pub fn late(&self) -> Option<(&Late, &Offload)> {
         self.late.as_ref().zip(self.offload.as_ref())
     }
@@ -141,22 +139,22 @@ impl<'a> ShardedParams<'a> {
         &self.layout
     }
 
-    /// The model, of which this rank may hold a part.
+    /// The whole model, of which this rank may hold a part.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The dtype of the weights that forward and backward read.
+    /// Dtype of the weights that forward and backward read.
     pub fn model_dtype(&self) -> DType {
         self.model_dtype
     }
 
-    /// Whether each data-parallel rank updates a shard only.
+    /// Whether each data-parallel rank updates only a shard.
     pub fn is_sharded(&self) -> bool {
         self.level > 0
     }
 
-    /// What is kept of each parameter.
+    /// States of each parameter.
     pub fn states(&self) -> &[ParamStates] {
         &self.params
     }
@@ -167,7 +165,7 @@ impl<'a> ShardedParams<'a> {
         self.cast_master_to_model();
     }
 
-    /// Sets the states that serve the exchange of gradients alone to their initial values.
+    /// Sets the states that serve the exchange of gradients to their initial values.
     pub fn init_exchange(&self, seed: u64) {
         self.init_states(seed, |state| state.extent.serves_exchange());
     }
@@ -201,8 +199,8 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Sets `at` to the initial values of a range of a parameter. They are drawn in pieces, which
-    /// stay in the host's cache until they are uploaded.
+    /// Sets `at` to the initial values of a range of a parameter. Values are drawn in pieces, which
+    /// stay in the host's cache until the upload.
     fn draw(&self, param: &Param, range: Range<usize>, seed: u64, at: Tensor, to: &mut Vec<f32>) {
         const PIECE: usize = 1 << 20;
         let rows = range.start / param.cols..range.end.div_ceil(param.cols);
@@ -231,7 +229,7 @@ impl<'a> ShardedParams<'a> {
         self.wait_gathers();
     }
 
-    /// x = Σ x over all ranks that update something else.
+    /// x = Σ x over all ranks that update different elements.
     pub fn sum_over_owners(&self, x: Tensor) {
         self.groups.tensor.all_reduce(x);
         self.groups.pipeline.all_reduce(x);
@@ -240,33 +238,33 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Whether blocks leave their gradients to `Compression`, before a step begins.
+    /// Sets whether `Compression` reduces the gradients of blocks. Called before a step.
     pub fn set_compressing(&self, compressing: bool) {
         self.compressing.set(compressing);
     }
 
-    /// See `set_compressing`; what a pass of backward reduces depends on it.
+    /// See `set_compressing`. The reductions of a backward pass depend on it.
     pub fn compressing(&self) -> bool {
         self.compressing.get()
     }
 
-    /// Begins a step of so many micro-batches without gradients.
+    /// Starts a step of `micros` micro-batches with gradients of zero.
     pub fn begin_step(&self, micros: usize) {
         self.host_grads.iter().for_each(|host| host.begin_step(micros));
-        // The buffers that blocks share are ready whenever a block begins to use them.
+        // Buffers shared by blocks are prepared when a block starts to use them.
         let own = |number: &usize| self.window(*number).is_none();
         for number in (0..self.buckets.len()).filter(own) {
             self.buckets[number].grads_by_name.zeroed.iter().for_each(|x| self.be.zero(*x));
         }
     }
 
-    /// The gradient of a parameter that this rank updates whole, f32.
+    /// Gradient of a parameter that this rank updates whole, f32.
     pub fn grad(&self, param: &Param) -> Tensor {
         let bucket = &self.buckets[param.bucket];
         bucket.own_grads.span(param.offset - bucket.own.start, param.numel())
     }
 
-    /// Computes, and makes the update that waits, if one does, meanwhile.
+    /// Runs `compute`, and concurrently the delayed update if there is one.
     pub fn beside_update(&self, rule: &dyn OptimizerRule, compute: &mut dyn FnMut()) {
         match self.late() {
             Some((late, offload)) => late.beside(offload, self.be, rule, compute),
@@ -279,7 +277,7 @@ impl<'a> ShardedParams<'a> {
         self.level >= 2 && bucket.module == Module::Block
     }
 
-    /// Which of a bucket's model weights are there between two steps, and where.
+    /// Range of a bucket's model weights that exist between two steps, and their memory.
     pub fn present_weights(&self, kept: &BucketState, bucket: &Bucket) -> (Range<usize>, Tensor) {
         match kept.windowed {
             true => (kept.own.clone(), kept.own_weights),
@@ -287,7 +285,7 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// The model weights of each parameter that are there, flat, if the whole bucket is.
+    /// Flat model weights of the parameters whose whole bucket is present.
     pub fn whole_weights(&self) -> impl Iterator<Item = (&Param, Tensor)> {
         let buckets = self.layout.buckets.iter().zip(&self.buckets);
         let present = buckets.map(|(bucket, kept)| (bucket, self.present_weights(kept, bucket)));
@@ -298,7 +296,7 @@ impl<'a> ShardedParams<'a> {
         })
     }
 
-    /// Begins to gather the weights that ranks have updated.
+    /// Starts gathering the updated weights.
     pub fn begin_all_gather(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         in_flight.gathered.whole = [None; 2];
@@ -310,7 +308,8 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Waits for every gather, so that weights can be read, and gradients that wait on the host.
+    /// Waits for every gather, after which weights can be read, and for a delayed gradient on its
+    /// transfer to the host.
     pub fn wait_gathers(&self) {
         self.late.iter().for_each(|late| late.settle(self.be));
         let in_flight = &mut *self.in_flight.borrow_mut();
@@ -318,7 +317,7 @@ impl<'a> ShardedParams<'a> {
         gathers.for_each(|pending| self.groups.data.finish(pending));
     }
 
-    /// The gather state, unless a collective is in flight.
+    /// Gather state; None while a collective is in flight.
     pub fn gather_state(&self) -> Option<GatherState> {
         let in_flight = &*self.in_flight.borrow();
         let gathers = in_flight.gathers.iter().all(Option::is_none);
@@ -327,13 +326,13 @@ impl<'a> ShardedParams<'a> {
         (gathers && sums && scattering).then_some(in_flight.gathered)
     }
 
-    /// Sets the gather state to what a pass left that is replayed.
+    /// Sets the gather state after the replay of a pass.
     pub fn set_gather_state(&self, state: GatherState) {
         self.in_flight.borrow_mut().gathered = state;
     }
 
-    /// After the last micro-batch: sums the tied embedding's gradients over the first and the last
-    /// stage, and waits for all reductions.
+    /// Sums the tied embedding's gradients over the first and last stage, and waits for all
+    /// reductions. Called after the last micro-batch.
     pub fn finish_grads(&self) {
         if self.tied {
             for (number, bucket) in self.buckets.iter().enumerate() {
@@ -357,8 +356,8 @@ impl<'a> ShardedParams<'a> {
         in_flight.reductions.drain(..).for_each(|pending| data.finish(pending));
     }
 
-    /// Begins to sum a bucket's gradients over the ranks. What is begun runs in order, so the sums
-    /// over tensor-parallel ranks are there before the replicas'.
+    /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
+    /// they start, so the sums over tensor-parallel ranks precede those over replicas.
     fn begin_reduction(&self, number: usize, at: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
@@ -380,19 +379,19 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Whether there are replicas, among which gradients are reduced.
+    /// Whether gradients are reduced over replicas.
     fn reduces(&self) -> bool {
         self.groups.data.size() > 1
     }
 
-    /// The buffer in which a block's gradients are computed, if it shares one with other blocks.
+    /// Buffer of a block's gradients, if it shares one with other blocks.
     fn window(&self, number: usize) -> Option<usize> {
         let bucket = &self.buckets[number];
         let shared = bucket.host_grads.is_some() || self.scatters(bucket);
         shared.then_some(number % if self.host_grads.is_some() { 3 } else { 2 })
     }
 
-    /// Takes what was reduced in one of the buffers that blocks share to where it is kept.
+    /// Waits for the reduction in a shared buffer, and adds its result to the block's own share.
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
         let Some((number, at, pending)) = reduced else { return };
@@ -413,8 +412,8 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Waits until nothing reads the weights on the host any more, and every gradient that is to lie
-    /// there does.
+    /// Waits until no transfer reads the weights on the host and all gradients stored there have
+    /// arrived.
     pub fn finish_copies(&self) {
         self.wait_gathers();
         let in_flight = &mut *self.in_flight.borrow_mut();
@@ -424,7 +423,7 @@ impl<'a> ShardedParams<'a> {
     }
 }
 
-/// ZeRO's level: 0 where there is no other data-parallel rank.
+/// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
     let level = if groups.data.size() == 1 { 0 } else { m.topology.zero };
     assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");

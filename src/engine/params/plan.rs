@@ -1,4 +1,4 @@
-//! Where a rank's weights, gradients and states lie.
+//! Placement of a rank's weights, gradients and states.
 //!
 //! | ZeRO | weights | gradients | states |
 //! |---|---|---|---|
@@ -7,11 +7,12 @@
 //! | 2 | as 1 | blocks: own shard, reduce-scattered after each micro-batch | own shard |
 //! | 3 | own shard; a block's are gathered one ahead | as 2 | own shard |
 //!
-//! A bucket is divided in equal shards. The embedding and the head stay whole through a step.
+//! A bucket is divided into equal shards. The embedding and the head stay whole throughout a step.
 //!
-//! With `topology.offload: full` the own share (without ZeRO, all) of blocks, of the embedding and of
-//! the head's matrix lies on the host. Two windows on the device hold what is in use, as the two
-//! buffers of ZeRO 3 do; two smaller ones under ZeRO the own shares that are gathered next. Gradients of blocks may lie there too (`host_grads`).
+//! `topology.offload: full` stores the own share (without ZeRO, everything) of blocks, embedding
+//! and head matrix on the host. Two windows on the device hold the buckets in use, like the two
+//! buffers of ZeRO 3. Under ZeRO two smaller windows hold the own shares to be gathered next. The
+//! gradients of blocks may also be stored on the host (`host_grads`).
 
 use crate::arenas::Arenas;
 use crate::rule::OptimizerRule;
@@ -24,19 +25,20 @@ use model::layers::fp8;
 use model::{Bucket, Layout, Module, Params};
 use std::ops::Range;
 
-/// What of a rank's memory lies on its host.
+/// Parts of a rank's memory that are on the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnHost {
     pub weights: bool,
-    /// Gradients of blocks, but for those that are being computed.
+    /// Gradients of blocks, except while they are computed.
     pub grads: bool,
     pub states: bool,
-    /// The gradient of an update that is late.
+    /// Gradient of a delayed update.
     pub pending: bool,
 }
 
 impl OnHost {
-    /// Gradients, where the manifest leaves it open, lie on the device.
+    /// Resolves the manifest's offload settings. Gradients stay on the device if the manifest
+    /// leaves it open.
     pub fn of(m: &Manifest) -> OnHost {
         let offload = m.topology.offload;
         let states = offload.what != OffloadWhat::None;
@@ -49,45 +51,46 @@ impl OnHost {
     }
 }
 
-/// Buffers of gradients that blocks take in turn: one is computed, one reduced; on its way to the
-/// host or from it, one more.
+/// Gradient buffers that blocks share: one is computed in and one is reduced; with gradients on the
+/// host, a third is copied to or from it.
 const WINDOWS: [usize; 2] = [2, 3];
 
-/// Where a bucket's weights and gradients lie: whole (for forward and backward, perhaps for a
-/// while), and this rank's own shard (all of it, at ZeRO 0).
+/// Memory of a bucket's weights and gradients: whole (for forward and backward, possibly only while
+/// in use), and this rank's own shard (everything at ZeRO 0).
 pub struct BucketState {
     pub module: Module,
-    /// Whether its weights are whole on the device only while they are used.
+    /// Whether the weights are whole on the device only while in use.
     pub windowed: bool,
-    /// What this rank updates, in elements of the layout.
+    /// Elements of the layout that this rank updates.
     pub own: Range<usize>,
     pub weights: Tensor,
     pub own_weights: Tensor,
-    /// On the device, for a while: `own_weights`, where those lie on the host and are gathered.
+    /// Device copy of `own_weights` while they are gathered, if those are on the host.
     pub share: Option<Tensor>,
     pub grads: Tensor,
     pub own_grads: Tensor,
-    /// On the host: the gradients so far, whole up to ZeRO 1, else the own share; `own_grads` are of
-    /// these.
+    /// Host: running sums of the gradients; whole up to ZeRO 1, else the own share. `own_grads` is
+    /// a view of it.
     pub host_grads: Option<Tensor>,
-    /// On the host: the own share of the gradients of an update that is late.
+    /// Host: own share of the gradients of a delayed update.
     pub pending: Option<Tensor>,
     pub weights_by_name: Params,
     pub grads_by_name: GradsByName,
 }
 
-/// How backward finds a bucket's gradients.
+/// A bucket's gradients by parameter, as backward writes them.
 pub struct GradsByName {
-    /// Where other micro-batches have left some.
+    /// Views to accumulate into, after an earlier micro-batch.
     pub begun: Params,
-    /// Where none has: products of blocks overwrite.
+    /// Views for the first micro-batch: matrix products of blocks overwrite.
     pub fresh: Params,
-    /// What must be zero before gradients are added up.
+    /// Tensors to zero before the first micro-batch.
     pub zeroed: Vec<Tensor>,
 }
 
 impl GradsByName {
-    /// Of the gradients `grads` of a bucket, in which products overwrite or everything adds up.
+    /// Views of a bucket's `grads`. With `overwrites`, matrix products overwrite in the first
+    /// micro-batch; otherwise everything accumulates.
     fn new(bucket: &Bucket, grads: Tensor, overwrites: bool) -> GradsByName {
         let begun = Params::new(bucket, grads);
         match overwrites {
@@ -98,23 +101,23 @@ impl GradsByName {
 }
 
 impl BucketState {
-    /// What lies on the host has been copied to `share`.
+    /// Gather of the bucket's weights. If they are on the host, `share` must hold the own share.
     pub fn gather(&self) -> Collective {
         Collective::AllGather { part: self.share.unwrap_or(self.own_weights), whole: self.weights }
     }
 
-    /// Where this rank's share of the weights lies among all of a bucket that starts at `start`.
+    /// This rank's share of the whole weights, for a bucket that starts at `start`.
     pub fn own_window(&self, start: usize) -> Tensor {
         self.weights.span(self.own.start - start, self.own.len())
     }
 
-    /// Where this rank's shard of a reduce-scatter comes to lie, in a bucket that starts at `start`.
+    /// Destination of this rank's shard in a reduce-scatter, for a bucket that starts at `start`.
     pub fn scattered_grads(&self, start: usize) -> Tensor {
         self.grads.span(self.own.start - start, self.own.len())
     }
 }
 
-/// Lays out the buckets of the rank `dp_rank` of the layout's data-parallel ranks.
+/// Lays out the buckets of data-parallel rank `dp_rank`.
 pub fn buckets(
     level: u8,
     dp_rank: usize,
@@ -179,14 +182,14 @@ pub fn buckets(
             host_grads,
             pending,
             weights_by_name: Params::new(bucket, weights),
-            // What comes from the host and goes there is added up, from zero on.
+            // Gradients that are fetched from the host accumulate, starting from zero.
             grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
         }
     };
     layout.buckets.iter().enumerate().map(lay).collect()
 }
 
-/// Lays out what is kept of the blocks' matrices in 8-bit floats, with their codes or without.
+/// Lays out the fp8 state of the blocks' matrices, with or without their codes.
 pub fn keep_codes(
     buckets: &mut [BucketState],
     layout: &Layout,
@@ -200,7 +203,7 @@ pub fn keep_codes(
     }
 }
 
-/// The gradients of a block that no product overwrites, in as few pieces as they lie in.
+/// Gradients of a block that no matrix product overwrites, merged into as few tensors as possible.
 fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
     let mut pieces: Vec<Range<usize>> = Vec::new();
     let mut open = false;
@@ -217,8 +220,8 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
     pieces.iter().map(tensor).collect()
 }
 
-/// Lays out the states of every parameter that this rank keeps something of; with `offload` those
-/// that may lie on the host lie there, and what waits for an update always does.
+/// Lays out the states of every parameter of which this rank holds a part. With `offload`,
+/// offloadable states are placed on the host. The gradient of a delayed update always is.
 pub fn states(
     layout: &Layout,
     buckets: &[BucketState],

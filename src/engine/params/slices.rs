@@ -1,8 +1,9 @@
-//! What a rank keeps of the whole model, as rectangles of whole states, and access to their values.
+//! This rank's part of the model as rectangles of whole states, with read and write access.
 //!
-//! Tensor parallelism cuts a parameter by rows or columns; ZeRO cuts a bucket of such shares into flat
-//! ranges. What a rank has of a state is then part of a row, whole rows, and part of a row: up to
-//! three rectangles, each one run of memory. Rows that only pad the vocabulary are in none.
+//! Tensor parallelism splits a parameter by rows or columns. ZeRO splits a bucket of such shares
+//! into flat ranges. A rank's part of a state is then up to three rectangles, each contiguous in
+//! memory: part of a row, whole rows, and part of a row. Rows that pad the vocabulary belong to no
+//! rectangle.
 
 use super::ShardedParams;
 use crate::states::{Extent, PENDING, StateSpec, TensorSlice};
@@ -14,32 +15,32 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
-/// A rectangle of one state of a parameter, in one run of this rank's memory.
+/// Rectangle of one state of a parameter, contiguous in this rank's memory.
 #[derive(Clone, Debug)]
 pub struct StateSlice {
     pub param: Param,
-    /// The parameter's number in the whole model.
+    /// Index of the parameter in the whole model.
     pub number: usize,
     pub state: StateSpec,
-    /// Of the whole state: rows and columns.
+    /// Rows and columns of the whole state.
     pub shape: [usize; 2],
     pub slice: TensorSlice,
     pub replica: Replica,
     at: Tensor,
 }
 
-/// Which of the equal copies of a state: ranks that hold parts of the same one agree. Each number
-/// is 0 where there is one copy, or none was made in that direction.
+/// Identifies one of several equal copies of a state: ranks that hold parts of the same copy agree.
+/// Each field is 0 if there is only one copy in that direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Replica {
-    /// The last stage's copy of a tied embedding.
+    /// Whether it belongs to the last stage's copy of a tied embedding.
     pub tied: bool,
     pub data: usize,
     pub tensor: usize,
 }
 
 impl Replica {
-    /// Whether it is the one that goes into a checkpoint.
+    /// Whether checkpoints are written from this copy.
     pub fn is_first(&self) -> bool {
         *self == Replica::default()
     }
@@ -61,31 +62,31 @@ impl StateSlice {
         self.at.bytes()
     }
 
-    /// Where the values lie: two states that share their memory have one address.
+    /// Address of the values. Two states that share memory have the same address.
     pub fn addr(&self) -> usize {
         self.at.addr()
     }
 
-    /// Where some of its rows lie.
+    /// Tensor of some of its rows.
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
         let cols = self.slice.size[1];
         self.at.span(rows.start * cols, rows.len() * cols)
     }
 
-    /// From row `first` on, as many rows as there are values.
+    /// Rows from `first` on, as many as `bytes` fills.
     pub fn rows_of(&self, first: usize, bytes: &[u8]) -> Tensor {
         let row = self.slice.size[1] * self.state.dtype.size();
         self.rows(first..first + bytes.len() / row)
     }
 }
 
-/// The whole parameter's rows as checkpoints have them: those that only pad the vocabulary are left
-/// out. They depend on the topology, and no loss depends on them.
+/// Rows of the whole parameter in a checkpoint: padding of the vocabulary is left out, because it
+/// depends on the topology and affects no loss.
 fn saved_rows(spec: &ParamSpec, vocab: usize) -> usize {
     if spec.vocab { vocab } else { spec.rows }
 }
 
-/// The whole parameter's shape, as checkpoints have it: norms and biases are vectors.
+/// Shape of the whole parameter in a checkpoint. Norms and biases are vectors.
 pub fn saved_shape(param: &Param, vocab: usize) -> Vec<usize> {
     match param.spec {
         ParamSpec { vocab: false, rows: 1, cols, .. } => vec![cols],
@@ -93,13 +94,13 @@ pub fn saved_shape(param: &Param, vocab: usize) -> Vec<usize> {
     }
 }
 
-/// Rows of a rank's share that do not only pad the vocabulary.
+/// Rows of a rank's share without padding of the vocabulary.
 fn real_rows(layout: &Layout, param: &Param, vocab: usize) -> usize {
     let [first, _] = layout.tp_offset(param);
     if param.spec.vocab { vocab.saturating_sub(first).min(param.rows) } else { param.rows }
 }
 
-/// A range of a rank's share of a state, in elements, where it lies, and which data-parallel copy.
+/// Range of a rank's share of a state, in elements, with its memory and data-parallel copy.
 pub struct Held<'a> {
     pub param: &'a Param,
     pub state: StateSpec,
@@ -108,7 +109,7 @@ pub struct Held<'a> {
     pub data: usize,
 }
 
-/// States cut into rectangles of the whole model's.
+/// Cuts states into rectangles of the whole model's states.
 pub fn cut<'a>(
     layout: &Layout,
     model: &Model,
@@ -145,7 +146,7 @@ pub fn cut<'a>(
     slices
 }
 
-/// Whether every tensor-parallel rank has all of the state.
+/// Whether every tensor-parallel rank holds the whole state.
 pub fn is_whole(param: &Param, extent: Extent) -> bool {
     match param.spec.split {
         TpSplit::Whole => true,
@@ -154,7 +155,7 @@ pub fn is_whole(param: &Param, extent: Extent) -> bool {
     }
 }
 
-/// A range of the elements of a matrix, as the end of a row, whole rows, and the beginning of a row.
+/// Splits a range of a matrix's elements into the end of a row, whole rows, and the start of a row.
 fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
     let Range { mut start, end } = range;
     let mut runs = Vec::new();
@@ -172,7 +173,7 @@ fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
 }
 
 impl ShardedParams<'_> {
-    /// What this rank keeps of every state: of the model weights the part that it updates.
+    /// Every state of this rank. Of the model weights, the part that it updates.
     pub fn slices(&self) -> Vec<StateSlice> {
         let replica = self.groups.data.rank();
         let held = self.params.iter().flat_map(|kept| {
@@ -184,8 +185,8 @@ impl ShardedParams<'_> {
         cut(&self.layout, &self.model, held)
     }
 
-    /// Where the gradient of an update that waits is to lie: its state; where the rule has none, the
-    /// gradients of a step.
+    /// Destination of the gradient of a delayed update: its own state, or the gradients of a step
+    /// if the rule has no such state.
     pub fn pending_slices(&self) -> Vec<StateSlice> {
         let is_pending = |slice: &StateSlice| slice.state.name == PENDING;
         let own: Vec<_> = self.slices().into_iter().filter(is_pending).collect();
@@ -203,7 +204,7 @@ impl ShardedParams<'_> {
         cut(&self.layout, &self.model, held)
     }
 
-    /// All that this rank has of the model weights.
+    /// All model weights of this rank.
     pub fn model_slices(&self) -> Vec<StateSlice> {
         let state = StateSpec::model(self.model_dtype);
         let buckets = self.layout.buckets.iter().zip(&self.buckets);
@@ -222,24 +223,25 @@ impl ShardedParams<'_> {
         cut(&self.layout, &self.model, held)
     }
 
-    /// Copies rows of a slice to the host, as they lie in memory. Model weights after `wait_gathers`.
+    /// Copies rows of a slice to the host in memory order. Model weights are valid after
+    /// `wait_gathers`.
     pub fn read(&self, slice: &StateSlice, rows: Range<usize>, out: &mut [u8]) {
         self.be.download(slice.rows(rows), out);
     }
 
-    /// Writes rows of a slice from row `first` on. After the last master weight:
-    /// `cast_master_to_model`.
+    /// Writes rows of a slice, starting at row `first`. Call `cast_master_to_model` after the last
+    /// master weight.
     pub fn write(&self, slice: &StateSlice, first: usize, bytes: &[u8]) {
         self.be.upload(bytes, slice.rows_of(first, bytes));
     }
 
-    /// Zeroes all states of the rows that only pad the vocabulary: no checkpoint has them.
+    /// Zeroes all states of the rows that pad the vocabulary, which checkpoints do not contain.
     pub fn clear_padding(&self) {
         for kept in &self.params {
             let rows = real_rows(&self.layout, &kept.param, self.model.vocab);
             for (state, range, at) in kept.states() {
                 if state.extent.serves_exchange() {
-                    continue; // of blocks, which have no such rows
+                    continue; // states of blocks, which have no padding
                 }
                 let real = state.extent.shape([rows, kept.param.cols]).iter().product();
                 let start = range.end.min(range.start.max(real));

@@ -6,7 +6,7 @@ use device::cpu::Cpu;
 use model::{MicroBatch, ModelShard};
 use std::rc::Rc;
 
-/// A group of two ranks, of which the other is missing: records what is begun and finished.
+/// Group of two ranks whose peer is absent. Records the start and end of collectives.
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<Vec<String>>>);
 
@@ -48,7 +48,7 @@ impl Group for Log {
     }
 }
 
-/// The records of one backward pass through the blocks of a four-layer model.
+/// Records of one backward pass through the blocks of a four-layer model.
 fn backwards(level: u8) -> String {
     let text = "
 model: {layers: 4, hidden: 16, heads: 2, vocab: 60, seq_len: 8}
@@ -78,8 +78,8 @@ train: {samples: 800}
     log.0.take().join(", ")
 }
 
-/// A block's gradients are on their way while the next block computes, and (where two buffers take
-/// turns) until the one after that needs the buffer.
+/// A block's gradients are reduced while the next block computes. With two alternating buffers,
+/// they may be in flight until the block after that needs the buffer.
 #[test]
 fn gradients_travel_while_the_next_block_computes() {
     let finish = ", finish".repeat(4);
@@ -97,7 +97,7 @@ fn gradients_travel_while_the_next_block_computes() {
     );
 }
 
-/// Stage 3 gathers the block below while a block computes.
+/// ZeRO 3 gathers the block below while a block computes.
 #[test]
 fn weights_arrive_while_the_block_before_computes() {
     let log = backwards(3);
@@ -109,7 +109,7 @@ fn weights_arrive_while_the_block_before_computes() {
     assert!(gathers[..below].iter().filter(|what| **what == "begin all_gather").count() > 2);
 }
 
-/// Every extent of a state follows a slice of its parameter.
+/// The part of a state that belongs to a slice of its parameter, for every extent.
 #[test]
 fn the_shape_of_a_state_follows_from_its_extent() {
     let slice = TensorSlice { at: [2, 128], size: [3, 192] };

@@ -1,13 +1,13 @@
-//! Weights that are whole on the device only while they are used: the windows that blocks share under
-//! ZeRO 3, and where weights lie on the host. One is used while the next one is filled.
+//! Weights that are whole on the device only while in use: the windows shared by blocks under ZeRO
+//! 3, and those for weights stored on the host. One window is used while the next is filled.
 
 use super::{InFlight, ShardedParams};
 use device::Home;
 
 impl ShardedParams<'_> {
-    /// Makes a bucket with a window whole (a block of ZeRO 3; with weights on the host, the embedding
-    /// too), and begins to do so with the one after it in the direction of travel; where weights come
-    /// from the host before they are gathered, they begin to come for the one after that.
+    /// Makes a windowed bucket whole: a block of ZeRO 3, or also the embedding if weights are on
+    /// the host. Starts the same for the next one in the direction of the pass. If weights are
+    /// copied from the host before a gather, also starts the copy for the one after that.
     pub(super) fn gather_block(&self, block: usize) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         self.begin_window(in_flight, block);
@@ -24,13 +24,13 @@ impl ShardedParams<'_> {
         }
     }
 
-    /// Begins to make a bucket whole, unless its window has it.
+    /// Starts to make a bucket whole, unless its window already holds it.
     fn begin_window(&self, in_flight: &mut InFlight, number: usize) {
         let before = in_flight.gathered.whole[number % 2].replace(number);
         if before == Some(number) {
             return;
         }
-        // A prefetch into this window may still be running: it must end before it is overwritten.
+        // A prefetch into this window may still be running and must end before it is overwritten.
         if let Some(late) = before {
             self.finish_window(in_flight, late);
         }
@@ -45,8 +45,8 @@ impl ShardedParams<'_> {
         in_flight.gathers[number] = Some(self.groups.data.begin(bucket.gather()));
     }
 
-    /// Begins to copy a bucket's own share from the host to the device, unless it is there; the gather
-    /// of what was in its place is done.
+    /// Starts copying a bucket's own share from the host to the device, unless it is there. The
+    /// gather of the share previously in that buffer must be complete.
     fn begin_share(&self, in_flight: &mut InFlight, number: usize) {
         let bucket = &self.buckets[number];
         let Some(share) = bucket.share else { return };
@@ -63,7 +63,7 @@ impl ShardedParams<'_> {
         }
     }
 
-    /// What is enqueued from now on finds a bucket whole.
+    /// Orders everything enqueued from now on after the gather of a bucket.
     fn finish_window(&self, in_flight: &mut InFlight, number: usize) {
         self.finish_fill(in_flight, number);
         if let Some(pending) = in_flight.gathers[number].take() {

@@ -1,7 +1,8 @@
-//! PowerSGD (Vogels, Karimireddy & Jaggi 2019, algorithm 1): replicas sum up two thin factors of each
-//! matrix's gradient in place of the gradient, and each adds what that left out to its next one.
+//! PowerSGD (Vogels, Karimireddy & Jaggi 2019, algorithm 1): replicas reduce two low-rank factors
+//! of each matrix's gradient instead of the gradient. Each adds its approximation error to its next
+//! gradient.
 //!
-//! Of a rank's share [n, m] of a matrix, with g the gradient of its own samples and e its error:
+//! For a rank's share [n, m] of a matrix, with g the gradient of its own samples and e its error:
 //!
 //! | | | sent |
 //! |---|---|---|
@@ -9,13 +10,13 @@
 //! | 2 | P summed over replicas, made orthonormal; Q = Mᵀ·P | 4·r·m |
 //! | 3 | Q summed over replicas, / N; the gradient is P·Qᵀ · loss scale; e = M − P·Qᵀ | |
 //!
-//! This is PyTorch's powerSGD_hook, in which a replica's gradient is that of its own mean loss: hence
-//! N·g. P and Q depend on the replicas through sums over them alone, so the mean of the errors in the
-//! place of each changes no later gradient: that is what a checkpoint holds, and any number of replicas
-//! can go on from it.
+//! This equals PyTorch's powerSGD_hook, where a replica's gradient is that of its own mean loss:
+//! hence N·g. P and Q depend on the replicas only through sums over them. Replacing every error by
+//! the mean of the errors therefore changes no later gradient. A checkpoint stores that mean, so
+//! any number of replicas can resume from it.
 //!
-//! What is not compressed of a block travels with P. All ranks agree first on whether every gradient
-//! is finite: where one is not, no rank changes a state, and the step is skipped.
+//! Uncompressed gradients of a block are sent with P. All ranks first agree on whether every
+//! gradient is finite. If one is not, no rank changes a state, and the step is skipped.
 
 #[cfg(test)]
 mod tests;
@@ -33,43 +34,43 @@ use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The compressed exchange of one rank.
+/// Compressed exchange of one rank.
 pub struct Compression {
     settings: PowerSgd,
     buckets: Vec<CompressedBucket>,
-    /// Gradients of this rank, whole, and the parameters they belong to.
+    /// Whole gradients of this rank, and the names of their parameters.
     grads: Vec<Tensor>,
     names: Vec<String>,
     /// f32 [1, 1]: Σ g² over all gradients of all ranks.
     total: Tensor,
-    /// f32 [1, 2] each, of which the second is 1 / the loss's scale, and the scale: or NaN where not
-    /// every gradient is finite.
+    /// f32 [1, 2] each; the second elements are 1 / loss scale, and loss scale. NaN if a gradient
+    /// is not finite.
     unscale: Tensor,
     rescale: Tensor,
 }
 
-/// A block's gradients.
+/// Gradients of a block.
 struct CompressedBucket {
     matrices: Vec<Matrix>,
-    /// Gradients that are summed as they are, and their places in `first`.
+    /// Uncompressed gradients, and their places in `first`.
     plain: Vec<(Tensor, Tensor)>,
-    /// What is summed first: P of every matrix, one after the other, and `plain`.
+    /// First sum: P of every matrix, one after the other, and `plain`.
     first: Tensor,
-    /// What is summed then: Q of every matrix.
+    /// Second sum: Q of every matrix.
     second: Tensor,
 }
 
-/// A matrix that is compressed; all f32.
+/// Compressed matrix; all tensors are f32.
 struct Matrix {
     grad: Tensor,  // [n, m]
-    error: Tensor, // [n, m]  a state; M from 1 to 3
+    error: Tensor, // [n, m]  a state; M in steps 1 to 3
     q: Tensor,     // [m, r]  a state
     p: Tensor,     // [n, r]
-    basis: Tensor, // [m, r]  Q while it changes
+    basis: Tensor, // [m, r]  Q during the exchange
 }
 
 impl Compression {
-    /// None where no matrix has PowerSGD's states.
+    /// Plans the exchange. None if no matrix has PowerSGD states.
     pub fn plan(
         layout: &Layout,
         buckets: &[BucketState],
@@ -82,7 +83,7 @@ impl Compression {
             states.iter().map(|kept| (kept.param.offset, kept)).collect();
         let all = || layout.buckets.iter().zip(buckets);
         let blocks = all().filter(|(bucket, _)| bucket.module == Module::Block);
-        // Free between the last backward and the next forward.
+        // Memory that is free between the last backward and the next forward.
         let buckets: Vec<CompressedBucket> = at.workspace.temporary(|arena| {
             blocks.map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena)).collect()
         });
@@ -102,28 +103,28 @@ impl Compression {
         })
     }
 
-    /// Number of this rank's gradients whose squares are summed apart.
+    /// Number of this rank's gradients with separate sums of squares.
     pub fn sums(&self) -> usize {
         self.grads.len()
     }
 
-    /// The parameters those belong to.
+    /// Parameters of those gradients.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Whether the step after so many is compressed.
+    /// Whether the step after `steps` steps is compressed.
     pub fn applies(&self, steps: u64) -> bool {
         steps >= self.settings.start_step
     }
 
-    /// Whether one of so many steps was compressed.
+    /// Whether any of the first `steps` steps was compressed.
     pub fn begun(&self, steps: u64) -> bool {
         steps > self.settings.start_step
     }
 
-    /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]: NaN
-    /// where not every gradient of every rank is finite; no state is changed then.
+    /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]. It
+    /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
         let (be, data) = (params.backend(), &*params.groups().data);
         self.agree(params, s);
@@ -148,7 +149,7 @@ impl Compression {
         scale
     }
 
-    /// All ranks learn whether every gradient of every rank is finite.
+    /// All-reduces whether every gradient of every rank is finite.
     fn agree(&self, params: &ShardedParams, s: &Scalars) {
         let (be, groups) = (params.backend(), params.groups());
         be.square_sums(&self.grads, s.own.set());
@@ -159,7 +160,7 @@ impl Compression {
         be.clip(self.total, self.unscale.span(1, 1), f32::INFINITY, self.rescale.set());
     }
 
-    /// Every error becomes the mean of the replicas'.
+    /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
         let (be, data) = (params.backend(), &*params.groups().data);
         let one = self.total;
@@ -222,7 +223,7 @@ impl CompressedBucket {
         CompressedBucket { matrices, plain, first, second }
     }
 
-    /// 1: adds the error to the gradient; P of what that gives, and what is summed as it is.
+    /// Step 1: adds the error to the gradient, computes P, and copies the uncompressed gradients.
     fn project(&self, be: &dyn Backend, replicas: f32, unscale: Tensor) {
         for matrix in &self.matrices {
             be.axpy(replicas, unscale, matrix.grad, matrix.error.add());
@@ -235,7 +236,7 @@ impl CompressedBucket {
         self.plain.iter().for_each(|(own, place)| be.copy(*own, place.set()));
     }
 
-    /// 2: P summed, Q of it.
+    /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
         be.orthogonalize(&self.matrices.iter().map(|matrix| matrix.p).collect::<Vec<_>>());
         for Matrix { error, p, basis, .. } in &self.matrices {
@@ -243,7 +244,7 @@ impl CompressedBucket {
         }
     }
 
-    /// 3: Q summed; the gradient, and what it leaves out.
+    /// Step 3: computes the gradient from the summed Q, and the new error.
     fn rebuild(&self, be: &dyn Backend, share: f32, [unscale, scale]: [Tensor; 2]) {
         for Matrix { grad, error, q, p, basis } in &self.matrices {
             be.axpy(share, scale, *basis, basis.set());
@@ -255,13 +256,13 @@ impl CompressedBucket {
     }
 }
 
-/// Error and Q of a parameter that is compressed.
+/// Error and Q of a compressed parameter.
 fn states(kept: &ParamStates) -> Option<[Tensor; 2]> {
     let find = |name| kept.states().find(|(state, ..)| state.name == name).map(|(.., at)| at);
     Some([find(ERROR)?, find(Q)?])
 }
 
-/// The same elements as a matrix.
+/// View of the same elements as a matrix.
 fn shaped(x: Tensor, rows: usize, cols: usize) -> Tensor {
     assert_eq!(x.numel(), rows * cols, "elements of {x:?}");
     Tensor::at(x.addr(), rows, cols, x.dtype)

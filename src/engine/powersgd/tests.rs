@@ -3,8 +3,8 @@ use crate::{Engine, Groups};
 use comm::{World, threads};
 use device::cpu::Cpu;
 
-/// PyTorch's powerSGD_hook over gloo (tests/fixtures/pytorch/powersgd.py): processes, rank, and what
-/// it drew and gave.
+/// Outputs of PyTorch's powerSGD_hook over gloo (tests/fixtures/pytorch/powersgd.py): number of
+/// processes, rank of the factors, and the drawn and resulting values.
 const THEIRS: [(usize, usize, &[u8]); 4] = [
     (2, 1, include_bytes!("../../../tests/fixtures/pytorch/powersgd-2-1.f32")),
     (2, 2, include_bytes!("../../../tests/fixtures/pytorch/powersgd-2-2.f32")),
@@ -38,7 +38,8 @@ fn gradient([step, rank, number]: [usize; 3], strong: usize, [rows, cols]: [usiz
     (0..rows * cols).map(value).collect()
 }
 
-/// Each rank of so many replicas of a block of width 8, with the places of its matrices' gradients.
+/// Calls `run` on each of `replicas` replicas of a block of width 8, with the tensors of its
+/// matrices' gradients.
 fn replicas(replicas: usize, rank: usize, run: impl Fn(&Engine, &[Tensor]) + Sync) {
     let text = "
 model: {layers: 1, hidden: 8, heads: 2, vocab: 16, seq_len: 4}
@@ -78,7 +79,7 @@ fn norm(x: &[f32]) -> f64 {
     x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Every replica's gradient, as the first process of the fixture has it after the hook.
+/// Every replica's gradient equals that of the first process of the fixture after the hook.
 #[test]
 fn gradients_are_those_of_pytorchs_hook() {
     for (size, rank, bytes) in THEIRS {
@@ -98,7 +99,7 @@ fn gradients_are_those_of_pytorchs_hook() {
             let place = engine.params.groups().data.rank();
             for step in 0..STEPS {
                 for (number, grad) in grads.iter().enumerate() {
-                    // The hook's gradients are of each replica's own mean loss.
+                    // A gradient of the hook is that of the replica's own mean loss.
                     let mut values = gradient([step, place, number], rank, [grad.rows, grad.cols]);
                     values.iter_mut().for_each(|g| *g /= size as f32);
                     engine.be.upload(bytemuck::cast_slice(&values), *grad);
@@ -117,7 +118,8 @@ fn gradients_are_those_of_pytorchs_hook() {
     }
 }
 
-/// One number of one replica is not finite: no replica changes a state, all skip, and it is named.
+/// If one number of one replica is not finite, no replica changes a state, all skip the step, and
+/// the weight is named.
 #[test]
 fn one_infinite_gradient_leaves_every_replicas_states() {
     replicas(4, 2, |engine, grads| {
@@ -146,7 +148,7 @@ fn one_infinite_gradient_leaves_every_replicas_states() {
     });
 }
 
-/// Replicas that take the mean of their errors send the same from there on, but for rounding.
+/// Replicas with the mean of their errors send the same values from then on, except for rounding.
 #[test]
 fn the_mean_of_the_errors_stands_for_each() {
     let given = std::sync::Mutex::new([const { Vec::new() }; 2]);

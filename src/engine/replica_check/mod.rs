@@ -1,6 +1,6 @@
-//! Weights that must be equal on several ranks, compared bit by bit: what tensor parallelism does
-//! not split, what replicas repeat, and a tied embedding with its copy. A flipped bit or a missed
-//! reduction would make them diverge in silence.
+//! Compares weights that must be equal on several ranks, bit by bit: weights that tensor
+//! parallelism does not split, weights of replicas, and a tied embedding with its copy. A flipped
+//! bit or a missed reduction would otherwise make them diverge silently.
 
 #[cfg(test)]
 mod tests;
@@ -14,21 +14,21 @@ use device::{Arena, Tensor};
 use plan::grid::{Coord, Grid};
 use std::fmt;
 
-/// A weight that is not the same on all ranks that must have it alike.
+/// Weight that differs between ranks that must hold equal copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
-    /// "block.3.attn.qkv.weight", or "block.3.attn.qkv.weight (first moment)".
+    /// For example "block.3.attn.qkv.weight" or "block.3.attn.qkv.weight (first moment)".
     pub tensor: String,
-    /// Ranks of the world that agree with most, and those that do not (of two, the second).
+    /// World ranks of the majority, and those that differ from it (of two ranks, the second).
     pub majority: Vec<usize>,
     pub diverged: Vec<usize>,
     grid: Grid,
 }
 
-/// An audit failed, on this rank's groups or elsewhere.
+/// Error of a failed check, on this rank's groups or on others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicasDiverged {
-    /// What this rank saw: empty where only others did.
+    /// Differences found on this rank; empty if only other ranks found some.
     pub found: Vec<Divergence>,
 }
 
@@ -53,26 +53,26 @@ impl fmt::Display for ReplicasDiverged {
 
 impl std::error::Error for ReplicasDiverged {}
 
-/// Room for the digests of the largest group.
+/// Reserves the digests of the largest group.
 pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Arena) -> Tensor {
     let ranks = groups.tensor.size().max(groups.data.size()).max(groups.embedding.size());
     let count = |of: fn(&StateSpec) -> bool| -> usize {
         states.iter().map(|kept| kept.states().filter(|(state, ..)| of(state)).count()).sum()
     };
-    // Of what ZeRO shares only the model weights are compared.
+    // Of sharded parameters only the model weights are compared.
     let whole = count(|state| !state.extent.is_sharded());
     arena.matrix(ranks, count(|_| true).max(whole + params), DType::I64)
 }
 
-/// Part of a state that is to be equal among the ranks of a group.
+/// Part of a state that must be equal among the ranks of a group.
 struct View {
     name: String,
     at: Tensor,
 }
 
-/// Compares every state among the ranks that must have it alike. All ranks call this after the same
-/// step; either all give `Ok` or none. Costs a pass over the states on the device, and messages of 8
-/// bytes a state. `flag`, f32 [1, 1], is scratch.
+/// Compares every state among the ranks that must hold equal copies. A collective: all ranks call
+/// it after the same step, and either all return `Ok` or none. Costs one pass over the states on
+/// the device, and messages of 8 bytes per state. `flag`, f32 [1, 1], is scratch.
 pub fn check(
     params: &ShardedParams,
     digests: Tensor,
@@ -100,7 +100,7 @@ pub fn check(
     agree(params, found, flag)
 }
 
-/// The states that this rank keeps, as far as they are asked for; what shares its memory once.
+/// States of this rank selected by `of`. States that share memory appear once.
 fn states(params: &ShardedParams, of: impl Fn(&ParamStates, &StateSpec) -> bool) -> Vec<View> {
     let mut views = Vec::new();
     for kept in params.states() {
@@ -128,7 +128,8 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The views that are not the same on all ranks of a group; `place` is a member's in the grid.
+    /// Returns the views that differ between ranks of a group. `place` maps a member to its
+    /// coordinate.
     fn compare(
         &self,
         group: &dyn Group,
@@ -165,7 +166,7 @@ impl Check<'_> {
     }
 }
 
-/// All ranks learn whether any of them found something.
+/// Fails on all ranks if any rank found a difference.
 fn agree(
     params: &ShardedParams,
     found: Vec<Divergence>,

@@ -16,7 +16,7 @@ train: {samples: 800}
     manifest::of_test(text, sets)
 }
 
-/// Every rank's check, after `harm` was done to each rank's engine.
+/// Result of every rank's check, after `harm` ran on its engine.
 fn check_all(
     sets: &[&str],
     harm: impl Fn(usize, &Engine) + Sync,
@@ -47,13 +47,13 @@ fn flip(engine: &Engine, x: Tensor, element: usize) {
     engine.backend().upload(&bytes, one);
 }
 
-/// The model weight of a parameter, whole.
+/// Whole model weight of a parameter.
 fn whole(engine: &Engine, name: &str) -> Tensor {
     let mut all = engine.store().whole_weights();
     all.find(|(param, _)| param.name == name).expect(name).1
 }
 
-/// What this rank keeps of a parameter.
+/// States of a parameter on this rank.
 fn kept<'e>(engine: &'e Engine, name: &str) -> &'e ParamStates {
     engine.store().states().iter().find(|kept| kept.param.name == name).expect(name)
 }
@@ -62,7 +62,7 @@ fn flip_model(engine: &Engine, name: &str) {
     flip(engine, whole(engine, name), 0);
 }
 
-/// Every rank fails, and all that saw it give the same words.
+/// Asserts that every rank fails, and that all ranks with findings report the same message.
 fn only(results: Vec<Result<(), ReplicasDiverged>>) -> String {
     let all: Vec<ReplicasDiverged> = results.into_iter().map(Result::unwrap_err).collect();
     let lines = all.iter().filter(|d| !d.found.is_empty()).map(|d| d.to_string());
@@ -111,7 +111,7 @@ fn a_flipped_bit_in_what_tensor_parallelism_repeats_is_named() {
     let line = "block.1.mlp.fc2.bias on rank 3 (TP1 PP1 DP0) is not the same as on rank 2 (TP0 \
                 PP1 DP0)";
     assert_eq!(only(results), line);
-    // What is split is different on purpose.
+    // Split weights differ on purpose.
     let split = |rank, engine: &Engine| {
         if rank == 3 {
             flip_model(engine, "block.1.mlp.fc1.weight");
@@ -124,7 +124,7 @@ fn a_flipped_bit_in_what_tensor_parallelism_repeats_is_named() {
 fn a_flipped_bit_in_a_tied_embedding_is_named() {
     let sets = ["topology.pipeline=4", "topology.data=2", "topology.zero=1"];
     let harm = |rank, engine: &Engine| {
-        // Both replicas of the last stage, alike: only the first stage can tell.
+        // Both replicas of the last stage change alike: only the first stage can detect it.
         if rank >= 6 {
             assert!(engine.store().layout().bucket(Module::TiedCopy).is_some());
             flip_model(engine, "embed.token");

@@ -1,19 +1,19 @@
 //! Adafactor without momentum, in f32 (Shazeer & Stern 2018; `device::Adafactor` has the formulas).
 //!
-//! | of | states beside model and master weight |
+//! | parameter | states besides model and master weight |
 //! |---|---|
 //! | a matrix [rows, cols] | means of g² by row [rows], by column [cols] for each fused matrix |
 //! | a vector | the whole second moment |
 //!
-//! These are small, so every replica keeps them whole, on the device wherever its master weights lie. What a step adds up goes through groups
-//! twice, all parameters at once:
+//! The states are small, so every replica keeps them whole, on the device even if master weights
+//! are on the host. A step all-reduces twice, for all parameters at once:
 //!
 //! 1. Σ g² by row and by column, and Σ θ²;
-//! 2. Σ U², which needs the second moment that 1 gave.
+//! 2. Σ U², which needs the second moment from 1.
 //!
-//! A sum is taken among tensor-parallel ranks if these have other elements of it, among replicas
-//! where each has a shard (ZeRO). The copy of a tied embedding adds nothing and takes what the first
-//! stage has, so that both stay equal to the last bit.
+//! A sum is taken over tensor-parallel ranks if they hold different elements, and over replicas if
+//! each has a shard (ZeRO). The copy of a tied embedding contributes zero and receives the first
+//! stage's values, so both stay bit-identical.
 
 use super::{OptimizerRule, Place, SECOND, Step};
 use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec, rows_without_padding};
@@ -33,19 +33,19 @@ pub struct Adafactor {
 const ROW: &str = "row_mean";
 const COL: &str = "col_mean";
 
-/// A group of sums that are added up among the same ranks.
+/// Ranks over which a group of sums is reduced.
 #[derive(Clone, Copy)]
 enum Among {
-    /// Tensor-parallel ranks; then first and last stage too; these stages alone; neither.
+    /// Tensor-parallel ranks; those and then first and last stage; first and last stage only; none.
     Tensor,
     TensorTied,
     Tied,
     Nobody,
 }
 
-/// Where the sums of one parameter lie, all f32.
+/// Memory of the sums of one parameter, all f32.
 struct Sums {
-    /// Σ g² by row [rows], of a matrix.
+    /// Σ g² by row [rows]; None for a vector.
     rows: Option<Tensor>,
     /// Σ g² by column [fused, cols].
     cols: Tensor,
@@ -57,12 +57,13 @@ struct Sums {
     mean: Tensor,
 }
 
-/// Numbers of sums by `Among`, in the order in which they lie.
+/// Lengths of the sums by `Among`, in memory order.
 #[derive(Clone, Copy, Default)]
 struct Lens([usize; 4]);
 
 impl Lens {
-    /// Takes the next numbers of a kind; where they lie if `base` has the lengths of all kinds.
+    /// Reserves the next `len` sums of a kind and returns their offset, if `base` has the lengths
+    /// of all kinds.
     fn take(&mut self, among: Among, len: usize, base: &Lens) -> usize {
         let kind = among as usize;
         let at = base.0[..kind].iter().sum::<usize>() + self.0[kind];
@@ -74,7 +75,7 @@ impl Lens {
         self.0.iter().sum()
     }
 
-    /// Adds the sums in `all` up over their ranks.
+    /// All-reduces the sums in `all` over their ranks.
     fn add_up(&self, step: &Step, all: Tensor) {
         let [tensor, tensor_tied, tied, _] = self.0;
         let groups = step.at.groups;
@@ -90,7 +91,7 @@ impl Lens {
     }
 }
 
-/// How the scratch is divided: the sums of each of the two rounds, then the means.
+/// Layout of the scratch: the sums of the two rounds, then the means.
 #[derive(Clone, Copy, Default)]
 struct Room {
     first: Lens,
@@ -115,7 +116,7 @@ impl Adafactor {
         Adafactor { rule, scale_parameter, dtype, model: model.clone() }
     }
 
-    /// The elements that this rank updates, but for rows that only pad the vocabulary.
+    /// Elements that this rank updates, without rows that pad the vocabulary.
     fn part(&self, p: &ParamStates, tp_rank: usize) -> MatrixPart {
         let (param, spec) = (&p.param, &p.param.spec);
         let rows = rows_without_padding(param, tp_rank, self.model.vocab);
@@ -127,7 +128,7 @@ impl Adafactor {
         MatrixPart { whole, rows, cols, first, len: end - first, fused }
     }
 
-    /// Lays out the sums of all parameters. `base` is what this came to before.
+    /// Lays out the sums of all parameters. `base` holds the lengths of a previous, measuring call.
     fn lay(&self, params: &[ParamStates], base: &Room, scratch: Tensor) -> (Vec<Sums>, Room) {
         let mut room = Room::default();
         let (second, means) = (base.first.total(), base.first.total() + base.second.total());
@@ -158,7 +159,7 @@ impl Adafactor {
     }
 
     fn room(&self, params: &[ParamStates]) -> Room {
-        // As large as any layout; nothing is written.
+        // Larger than any layout; never written.
         let unplaced = Tensor::at(0, 1, usize::MAX / 8, DType::F32);
         self.lay(params, &Room::default(), unplaced).1
     }
@@ -242,7 +243,7 @@ impl OptimizerRule for Adafactor {
     }
 }
 
-/// Where the second moment of a parameter lies.
+/// Second moment of a parameter.
 fn second(p: &ParamStates, part: &MatrixPart, sums: &Sums) -> SecondMoment {
     match part.is_vector() {
         true => SecondMoment::Full(p.get(SECOND)),

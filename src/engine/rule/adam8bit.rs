@@ -1,8 +1,9 @@
-//! AdamW with the moments of the blocks' matrices in 8 bits (Dettmers et al. 2022), in blocks of
-//! columns of a row: 2.125 bytes for a parameter where AdamW keeps 8.
+//! AdamW with 8-bit moments for the blocks' matrices (Dettmers et al. 2022), quantized in blocks of
+//! columns: 2.125 bytes per parameter instead of AdamW's 8.
 //!
-//! Which parameters is a fact of the model's table, so that every grid has the same. Embeddings,
-//! head, norms, biases, and matrices whose columns are not whole blocks have AdamW's states.
+//! The model's table decides which parameters have 8-bit moments, so that every grid has the same.
+//! Embeddings, head, norms, biases, and matrices whose columns do not fill whole blocks have
+//! AdamW's states.
 
 use super::adamw::AdamW;
 use super::coded::{self, FIRST, SECOND, Saved};
@@ -15,7 +16,7 @@ use model::ParamSpec;
 
 pub struct Adam8bit {
     adamw: AdamW,
-    /// Columns of a scale.
+    /// Columns per scale.
     block: usize,
 }
 
@@ -103,7 +104,7 @@ train: {samples: 800}
         assert_eq!(coded_weights(&manifest(&smaller)), all);
     }
 
-    /// What the manifest's check names is what the table cuts by columns.
+    /// The check of the manifest names the weights that the table splits by columns.
     #[test]
     fn the_weights_that_are_cut_by_columns_are_those_of_the_check() {
         let of_blocks = table(&manifest(&[]).model);
@@ -112,7 +113,8 @@ train: {samples: 800}
         assert_eq!(cut, [("attn.proj.weight", 128), ("mlp.fc2.weight", 512)]);
     }
 
-    /// Master, codes and scales of the matrices; master and moments of the rest.
+    /// Matrices have a master weight, codes and scales; other parameters a master weight and f32
+    /// moments.
     #[test]
     fn states_take_as_many_bytes_as_the_table_says() {
         let optimizer = |sets: &[&str]| {

@@ -22,7 +22,7 @@ impl AdamW {
         AdamW { rule, dtype, model: model.clone() }
     }
 
-    /// The update of a parameter in a step.
+    /// Constants of the update of a parameter in a step.
     pub fn of(&self, step: &Step, p: &ParamStates) -> device::AdamW {
         let spec = &p.param.spec;
         let weight_decay = if spec.decay { self.rule.weight_decay } else { 0.0 };
@@ -30,7 +30,7 @@ impl AdamW {
         device::AdamW { lr: step.lr, weight_decay, lr_scale, ..self.rule }
     }
 
-    /// Updates those that this rank has something of.
+    /// Updates the parameters of which this rank has a part.
     pub fn update_all<'a>(&self, step: &Step, params: impl Iterator<Item = &'a ParamStates>) {
         let update = |p: &ParamStates| {
             let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];

@@ -1,5 +1,5 @@
-//! Adam's moments as rules keep and save them: in 32 bits, or as codes and scales; and how a
-//! checkpoint of one kind is read as the other.
+//! Formats of Adam's moments: 32 bits, or codes and scales; and the conversion between them when a
+//! checkpoint is read.
 
 use super::Conversion;
 use crate::states::{Extent, StateSpec, TensorSlice};
@@ -7,19 +7,19 @@ use base::DType;
 use device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
 use std::sync::LazyLock;
 
-/// What a checkpoint has of a parameter: the type and extent of the state of a name.
+/// Type and extent of a parameter's state in a checkpoint, by name; None if it has no such state.
 pub type Saved<'a> = &'a dyn Fn(&str) -> Option<(DType, Extent)>;
 
-/// A moment: the names of its states, and what its codes are of.
+/// Moment of Adam: the names of its states, and the meaning of its codes.
 #[derive(Clone, Copy)]
 pub struct Moment {
-    /// In 32 bits.
+    /// Name of the f32 state.
     pub plain: &'static str,
     pub codes: &'static str,
-    /// For each block of columns.
+    /// Name of the scales, one per block of columns.
     pub scales: &'static str,
     map: &'static LazyLock<DynamicMap>,
-    /// Whether codes are of its root.
+    /// Whether the codes are of its square root.
     root: bool,
 }
 
@@ -31,7 +31,7 @@ pub const FIRST: Moment = Moment {
     root: false,
 };
 
-/// Never below zero.
+/// The second moment is never negative.
 pub const SECOND: Moment = Moment {
     plain: "second_moment",
     codes: "second_codes",
@@ -41,14 +41,14 @@ pub const SECOND: Moment = Moment {
 };
 
 impl Moment {
-    /// Its states in blocks of so many columns: all zero is the moment 0.
+    /// States of the moment in blocks of `block` columns. All zero encodes the moment 0.
     pub fn coded(&self, block: usize) -> [StateSpec; 2] {
         let codes = StateSpec { dtype: DType::U8, ..StateSpec::moment(self.codes) };
         let extent = Extent::ColBlocks(block);
         [codes, StateSpec { extent, ..StateSpec::moment(self.scales) }]
     }
 
-    /// Those of its states that a checkpoint has.
+    /// States of the moment that a checkpoint has.
     fn saved(&self, saved: Saved) -> Option<Vec<StateSpec>> {
         let is_there = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
         let plain = vec![StateSpec::moment(self.plain)];
@@ -60,7 +60,7 @@ impl Moment {
         kinds.into_iter().find(|kind| kind.iter().all(is_there))
     }
 
-    /// Numbers of a part of a parameter, from the bytes of saved states.
+    /// Decodes part of a parameter's moment from the bytes of saved states.
     fn read(&self, from: &[StateSpec], part: TensorSlice, bytes: &[Vec<u8>]) -> Vec<f32> {
         let ([_, scales], [codes, scale_bytes]) = (from, bytes) else {
             return DType::F32.widen(&bytes[0]);
@@ -79,7 +79,7 @@ impl Moment {
         numbers
     }
 
-    /// The bytes of one of its states.
+    /// Encodes one state of the moment.
     fn write(&self, state: &StateSpec, block: usize, mut numbers: Vec<f32>) -> Vec<u8> {
         if state.name == self.plain {
             return bytemuck::cast_slice(&numbers).to_vec();
@@ -92,15 +92,15 @@ impl Moment {
     }
 }
 
-/// The moments of which a checkpoint has codes, each with how it is made in 32 bits.
+/// Moments that a checkpoint holds as codes, each with its conversion to 32 bits.
 pub fn decoded(saved: Saved) -> Vec<(&'static str, Conversion)> {
     let plain = [FIRST, SECOND].into_iter().map(|moment| moment.plain);
     let made = plain.map(|name| (name, convert(&StateSpec::moment(name), 0, saved)));
     made.filter_map(|(name, made)| Some((name, made?))).collect()
 }
 
-/// How a state of one kind, in blocks of `block` columns, is made of a moment of another kind; None
-/// where the checkpoint has this kind, or none.
+/// Conversion to a state of one format, in blocks of `block` columns, from the other format. None
+/// if the checkpoint has this format, or neither.
 pub fn convert(state: &StateSpec, block: usize, saved: Saved) -> Option<Conversion> {
     let has = |moment: &Moment| [moment.plain, moment.codes, moment.scales].contains(&state.name);
     let moment = [FIRST, SECOND].into_iter().find(has)?;

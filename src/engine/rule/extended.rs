@@ -1,11 +1,11 @@
-//! An optimizer's rule with more states beside its own, which what surrounds an update uses: the
-//! gradient that a late update waits for (`engine::late`), what PowerSGD keeps (`powersgd`).
+//! Optimizer rule with additional states for features around the update: the gradient of a delayed
+//! update (`engine::late`), and PowerSGD's states (`powersgd`).
 
 use super::{Conversion, OptimizerRule, Place, Saved, Step};
 use crate::states::{ParamStates, StateSpec};
 use model::ParamSpec;
 
-/// The states of a parameter beside those of the optimizer.
+/// Returns the additional states of a parameter.
 pub type MoreStates = Box<dyn Fn(&ParamSpec) -> Vec<StateSpec> + Sync>;
 
 pub struct Extended {

@@ -1,4 +1,4 @@
-//! Optimizer rules: which states a parameter has, and how a step updates them.
+//! Optimizer rules: the states of a parameter, and the update of a step.
 
 mod adafactor;
 mod adam8bit;
@@ -13,7 +13,7 @@ mod powersgd;
 pub use coded::{Saved, decoded};
 pub use powersgd::{ERROR, Q};
 
-/// The second moment, which is never below zero.
+/// The second moment, which is never negative.
 pub const SECOND: &str = coded::SECOND.plain;
 
 use super::groups::{Groups, model_dtype};
@@ -29,89 +29,91 @@ use manifest::{Manifest, Optimizer};
 use model::{Layout, ParamSpec};
 use muon::Muon;
 
-/// An optimizer. An update that is late runs on a thread of its own, hence `Sync`.
+/// Optimizer. `Sync`, because a delayed update runs on its own thread.
 pub trait OptimizerRule: Sync {
-    /// What is kept of a parameter, its model weight first; the same on every grid. ZeRO shares what
-    /// has the parameter's columns (`Extent::is_sharded`); the rest every replica keeps whole.
+    /// States of a parameter, its model weight first; equal on every grid. ZeRO shards states that
+    /// have the parameter's columns (`Extent::is_sharded`). Every replica keeps the others whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
 
-    /// How many f32 of scratch (`Step::scratch`) an update of these needs.
+    /// Number of f32 of scratch (`Step::scratch`) for an update of these parameters.
     fn scratch(&self, _: &Place, _: &[ParamStates]) -> usize {
         0
     }
 
-    /// Once a step, on the device, before `update`: the rule's own numbers in `Step::scalars`.
+    /// Writes the rule's own numbers to `Step::scalars`. Called once per step, on the device,
+    /// before `update`.
     fn begin(&self, _: &Step) {}
 
-    /// Updates the states of parameters from their gradients times `Step::factor`; a factor that is
-    /// NaN changes nothing. Leaves the model weight rounded from the master weight. Called once for
-    /// all parameters; where states lie on the host, with the host's backend and several times, each
-    /// for some of them, and a parameter whose states are all sharded may come in several parts.
+    /// Updates parameters from their gradients times `Step::factor`; a factor of NaN changes
+    /// nothing. Sets the model weight to the rounded master weight. Called once for all parameters.
+    /// For states on the host it is called several times with the host's backend, each time for
+    /// some parameters. A parameter whose states are all sharded may then be split into several
+    /// parts.
     fn update(&self, step: &Step, params: &[ParamStates]);
 
-    /// Whether an update has sums over all parameters and ranks. It then runs on the device, for all
-    /// parameters at once, also where master weights lie on the host: these come to the device in
-    /// pieces (`Step::each_piece`), and no other state lies on the host.
+    /// Whether an update needs sums over all parameters and ranks. It then runs on the device for
+    /// all parameters at once, even if master weights are on the host. Those are copied to the
+    /// device in pieces (`Step::each_piece`), and no other state is on the host.
     fn sums_up(&self) -> bool {
         false
     }
 
-    /// Whether a run may go on from the states that another rule saved, of which `convert` makes
-    /// this rule's. `rule` is the other's name in manifests.
+    /// Whether a run may resume from the states of another rule, with the help of `convert`. `rule`
+    /// is that rule's name in manifests.
     fn goes_on_from(&self, rule: &str) -> bool {
         let _ = rule;
         false
     }
 
-    /// How a state is made of what a checkpoint has in another form. None: it has it in this form,
-    /// or in none that the rule can read.
+    /// Conversion to a state from another format in a checkpoint. None if the checkpoint has this
+    /// format, or no format that the rule can read.
     fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
         let _ = (state, saved);
         None
     }
 }
 
-/// How a state of a parameter is made of other states, when a checkpoint is read.
+/// Conversion of a parameter's states when a checkpoint is read.
 pub struct Conversion {
-    /// The states that are read.
+    /// States to read.
     pub from: Vec<StateSpec>,
     pub make: Make,
 }
 
-/// The bytes of what a state has of a part of the parameter, from the bytes of what the states of
-/// `Conversion::from` have of it (of blocks of columns: all that the part touches).
+/// Computes the bytes of a state for a part of the parameter, from those of the states in
+/// `Conversion::from`. Blocks of columns are given whole if the part touches them.
 pub type Make = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 
-/// Where a rank is, and what it holds of the model.
+/// Position of a rank, and the layout of its parameters.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     pub groups: &'a Groups,
     pub layout: &'a Layout,
-    /// Whether each data-parallel rank updates a share only (ZeRO).
+    /// Whether each data-parallel rank updates only a shard (ZeRO).
     pub sharded: bool,
 }
 
-/// What an update is by.
+/// Inputs of an optimizer update.
 pub struct Step<'a> {
     pub be: &'a dyn Backend,
     pub at: Place<'a>,
     pub lr: f32,
-    /// f32 [1, 3]: the gradients' factor (loss scale and clipping), then two numbers for the rule.
+    /// f32 [1, 3]: factor of the gradients (loss scale and clipping), then two numbers of the rule.
     pub scalars: Tensor,
-    /// i64 [1, 1]: updates made, this one among them.
+    /// i64 [1, 1]: number of updates, including this one.
     pub updates: Tensor,
-    /// f32 [1, n] of any content: what `OptimizerRule::scratch` asked for.
+    /// f32 [1, n], uninitialised: as many as `OptimizerRule::scratch` returned.
     pub scratch: Tensor,
-    /// Of master weights that lie on the host, for a rule that sums up.
+    /// Windows for master weights on the host, for a rule that needs global sums.
     pub masters: Option<&'a Masters>,
-    /// Where the norm of the update is taken.
+    /// Accumulator of the update's norm.
     pub norm: Option<&'a UpdateNorm>,
 }
 
 impl Step<'_> {
-    /// Calls `work` with the number of a parameter and a piece of it, for all pieces of all, in their
-    /// order: with the master and the model weight where the rule updates. Whether `work` changes
-    /// them is to be said.
+    /// Calls `work` with a parameter's index and each piece of it, for all parameters in order.
+    /// Master and model weight are where the rule updates. `changes` says whether `work` writes to
+    /// them.
     pub fn each_piece(
         &self,
         params: &[ParamStates],
@@ -124,8 +126,8 @@ impl Step<'_> {
         }
     }
 
-    /// Calls `work` for parameters whose master weights it updates: for all of them at once, or for
-    /// pieces where the norm of the update is taken.
+    /// Calls `work` on parameters whose master weights it updates: all at once, or in pieces if the
+    /// norm of the update is computed.
     pub fn change(&self, params: &[&ParamStates], work: &mut dyn FnMut(&[&ParamStates])) {
         match self.norm {
             None => work(params),
@@ -134,7 +136,7 @@ impl Step<'_> {
     }
 }
 
-/// The rule of a manifest, with what a late update and the compression of gradients keep.
+/// Rule of a manifest, with the additional states of delayed updates and gradient compression.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {

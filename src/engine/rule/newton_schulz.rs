@@ -1,8 +1,8 @@
-//! A matrix with its singular values moved near 1, its singular vectors kept: Newton–Schulz
-//! iterations of the fifth degree (Jordan et al. 2024), all of them products of the device.
+//! Newton–Schulz iterations of fifth degree (Jordan et al. 2024): move the singular values of a
+//! matrix near 1 and keep its singular vectors. All operations are matrix products on the device.
 //!
-//! Of X [rows, cols] over its Frobenius norm, with m ≤ n the lesser and the greater side, an
-//! iteration is G = XXᵀ (of a tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
+//! For X [rows, cols] divided by its Frobenius norm, with m ≤ n its smaller and larger side, an
+//! iteration is G = XXᵀ (tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
 
 use base::DType;
 use device::{Arena, Backend, Epilogue, Gemm, Tensor};
@@ -14,11 +14,11 @@ pub struct NewtonSchulz {
     eps: f32,
 }
 
-/// Where one matrix is worked on.
+/// Workspace of one matrix.
 pub struct Work {
-    /// [rows, cols]: the matrix, and room for the next one.
+    /// [rows, cols]: the matrix, and the result of the next iteration.
     pub x: [Tensor; 2],
-    /// [m, m]: G, and its square.
+    /// [m, m]: G and its square.
     gram: [Tensor; 2],
     /// f32 [1, 1].
     sum: Tensor,
@@ -39,13 +39,14 @@ impl NewtonSchulz {
         NewtonSchulz { steps: ns_steps, coefficients, eps }
     }
 
-    /// Of all products of a matrix.
+    /// FLOPs of all products of a matrix.
     pub fn flops(&self, [rows, cols]: [usize; 2]) -> u64 {
         let [m, n] = [rows.min(cols), rows.max(cols)].map(|side| side as u64);
         self.steps as u64 * (4 * m * m * n + 2 * m * m * m)
     }
 
-    /// `scale` times what the matrix in `work.x[0]` becomes; where that lies.
+    /// Orthogonalises the matrix in `work.x[0]` and multiplies it by `scale`. Returns the tensor
+    /// that holds the result.
     pub fn run(&self, be: &dyn Backend, work: &Work, scale: f32) -> Tensor {
         let ([mut x, mut next], [gram, square]) = (work.x, work.gram);
         let [a, b, c] = self.coefficients;

@@ -1,11 +1,10 @@
-//! Which rank does which of some pieces of work: the longest first, each by the rank that has least
-//! to do so far (longest processing time first: Graham 1969), which takes at most a third longer
-//! than the best there is. Every rank comes to the same.
+//! Deterministic greedy assignment of work to ranks: longest first, each to the least loaded rank
+//! (longest processing time first: Graham 1969). Takes at most 4/3 of the optimal time.
 
-/// A piece of work, by its number, and the rank that does it.
+/// Index of a piece of work, and the rank that executes it.
 pub type Owned = (usize, usize);
 
-/// Rounds of at most one piece for each of `ranks` ranks: every rank's longest, then its next.
+/// Rounds of at most one piece per rank: every rank's longest, then its next.
 pub fn rounds(costs: &[u64], ranks: usize) -> Vec<Vec<Owned>> {
     let mut longest_first: Vec<usize> = (0..costs.len()).collect();
     longest_first.sort_by_key(|piece| std::cmp::Reverse(costs[*piece]));
@@ -30,7 +29,7 @@ mod tests {
 
     #[test]
     fn work_is_shared_evenly() {
-        // Twelve blocks of GPT's: qkv, projection, two of the feed-forward layer.
+        // Twelve GPT blocks: qkv, projection, and the two matrices of the feed-forward layer.
         let costs: Vec<u64> = (0..12).flat_map(|_| [30, 10, 22, 22]).collect();
         for ranks in [1, 2, 3, 4, 8, 16] {
             let rounds = rounds(&costs, ranks);

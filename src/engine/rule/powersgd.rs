@@ -1,18 +1,17 @@
-//! What PowerSGD keeps of a matrix, beside the states of any optimizer.
+//! States of PowerSGD for a matrix, in addition to those of the optimizer.
 
 use super::extended::MoreStates;
 use crate::states::{Extent, Initial, StateSpec};
 use manifest::PowerSgd;
 use model::{Module, ParamSpec, TpSplit};
 
-/// What the last exchange left out of a replica's gradient, without the scale of the loss. Between two
-/// saves replicas have different ones; a checkpoint holds their mean.
+/// Approximation error of the last exchange on a replica, divided by the loss scale. Replicas
+/// differ between two saves; a checkpoint stores their mean.
 pub const ERROR: &str = "powersgd_error";
-/// The right factor of the last exchange, from which the next one starts.
+/// Right factor of the last exchange, from which the next one starts.
 pub const Q: &str = "powersgd_q";
 
-/// The states of each matrix that is compressed, by each of `tensor` tensor-parallel ranks its own
-/// share.
+/// States of each compressed matrix. Each of `tensor` tensor-parallel ranks has those of its share.
 pub fn states(settings: PowerSgd, tensor: usize) -> MoreStates {
     Box::new(move |param| {
         let Some(rank) = rank(&settings, param, tensor) else { return Vec::new() };
@@ -26,9 +25,9 @@ pub fn states(settings: PowerSgd, tensor: usize) -> MoreStates {
     })
 }
 
-/// The rank of a matrix's factors, if they are smaller than a share of it by more than the factor
-/// `min_rate` (as in PyTorch's powerSGD_hook). Embeddings and the head are not compressed: rows of
-/// rare tokens would be.
+/// Rank of a matrix's factors, if they are smaller than a share of it by more than the factor
+/// `min_rate` (as in PyTorch's powerSGD_hook). Embeddings and the head are not compressed, because
+/// rows of rare tokens would suffer.
 fn rank(settings: &PowerSgd, param: &ParamSpec, tensor: usize) -> Option<usize> {
     let [rows, cols] = param.share(tensor);
     let rank = settings.rank.min(rows).min(cols);

@@ -1,23 +1,23 @@
-//! Bytes a rank sends in an optimizer step, by the formulas of the literature. What all ranks of a
-//! group send adds up to exactly this; where the group's size divides the tensors, so does what each
-//! rank sends.
+//! Bytes that a rank sends in an optimizer step, by the formulas of the literature. The total of a
+//! group equals them exactly. So do the bytes of each rank if the group's size divides the tensors.
 
-/// Of a tensor that n ranks sum up for all (a ring's, and the lower bound: Patarasuk & Yuan 2009).
+/// All-reduce of a tensor over n ranks (ring, which reaches the lower bound: Patarasuk & Yuan
+/// 2009).
 pub fn all_reduce(ranks: usize, bytes: f64) -> f64 {
     2.0 * all_gather(ranks, bytes)
 }
 
-/// Of a tensor of which each of n ranks has a part, for all.
+/// All-gather of a tensor of which each of n ranks has a part.
 pub fn all_gather(ranks: usize, whole: f64) -> f64 {
     (ranks - 1) as f64 / ranks as f64 * whole
 }
 
-/// Of a tensor that n ranks sum up, each for its part.
+/// Reduce-scatter of a tensor over n ranks.
 pub fn reduce_scatter(ranks: usize, whole: f64) -> f64 {
     all_gather(ranks, whole)
 }
 
-/// What decides how much a rank sends: sizes of its groups, its layers, and what lies in memory.
+/// Inputs of the formulas: group sizes of a rank, its layers, and its memory layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub tensor: usize,
@@ -29,48 +29,49 @@ pub struct Step {
     pub zero: u8,
     /// Micro-batches of this rank.
     pub micros: usize,
-    /// Tokens of one, N.
+    /// Tokens per micro-batch, N.
     pub tokens: usize,
-    /// Bytes of one's residual stream, [N, H], and whether the tensor-parallel ranks divide it.
+    /// Bytes of its residual stream, [N, H], and whether the tensor-parallel ranks split it.
     pub stream: f64,
     pub divides: bool,
-    /// Times that recompute enters and leaves a split region again, for each block.
+    /// Additional entries to and exits from a split region by recompute, per block.
     pub again: [usize; 2],
-    /// Bytes of all ranks' maxima of a shared operand in 8-bit floats, of tokens and of a weight, or 0.
+    /// Bytes of all ranks' maxima of a shared fp8 operand, for tokens and for a weight; 0 if there
+    /// are none.
     pub maxima: [f64; 2],
-    /// Whether the weights' are gathered for the first micro-batch only.
+    /// Whether the maxima of weights are gathered for the first micro-batch only.
     pub keeps_codes: bool,
-    /// Of this rank's chunks, how many have a virtual stage before them, and after.
+    /// Number of this rank's chunks with a previous virtual stage, and with a next one.
     pub before: usize,
     pub after: usize,
     pub buckets: Vec<Bucket>,
-    /// Bytes of the f32 gradient of a tied embedding that another stage has too, or 0.
+    /// Bytes of the f32 gradient of a tied embedding that another stage also holds, or 0.
     pub tied: f64,
-    /// Of an optimizer that adds sums up in its update.
+    /// Sums of an optimizer that all-reduces in its update.
     pub sums: Sums,
 }
 
-/// Bytes of an optimizer's f32 sums, over all rounds in which they are added up.
+/// Bytes of an optimizer's f32 sums over all its all-reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// All: replicas that share parameters (ZeRO) add what each has of them.
+    /// All sums: replicas that share parameters (ZeRO) add up their parts.
     pub all: f64,
-    /// Of what tensor-parallel ranks have other elements of.
+    /// Sums over parameters that tensor parallelism splits.
     pub split: f64,
-    /// Of a tied embedding that another stage has too.
+    /// Sums of a tied embedding that another stage also holds.
     pub tied: f64,
 }
 
-/// Weights that are gathered and reduced together, as they lie in memory, padding and all.
+/// Weights that are gathered and reduced together, including padding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bucket {
     pub kind: Kind,
-    /// Bytes of its live weights, of its f32 gradients, and of those of weights that tensor
-    /// parallelism does not split.
+    /// Bytes of its model weights, of its f32 gradients, and of the gradients of weights that
+    /// tensor parallelism does not split.
     pub weights: f64,
     pub grads: f64,
     pub unsplit: f64,
-    /// Of the factors that stand for the gradients, and of what is not compressed.
+    /// Bytes of the low-rank factors and of uncompressed gradients.
     pub low_rank: Option<f64>,
 }
 
@@ -83,7 +84,7 @@ pub enum Kind {
     Copy,
 }
 
-/// Bytes a rank sends in a step, by group.
+/// Bytes that a rank sends in a step, by group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Volume {
     /// Activations among tensor-parallel ranks, and (`tp_async`) gradients of unsplit weights.
@@ -91,7 +92,7 @@ pub struct Volume {
     pub tp_async: f64,
     pub pipeline: f64,
     pub data: f64,
-    /// The tied embedding's gradient between the first and the last stage.
+    /// Gradient of the tied embedding between the first and the last stage.
     pub embedding: f64,
 }
 
@@ -101,19 +102,19 @@ impl Volume {
     }
 }
 
-/// One f32 that all ranks of a group sum up: the loss, the gradient's norm.
+/// One f32 that all ranks of a group sum: the loss, the norm of the gradient.
 const NUMBER: f64 = 4.0;
 
-/// What a rank sends in a step.
+/// Bytes that a rank sends in a step.
 pub fn sent(step: &Step) -> Volume {
     let Step { pipeline, sequence, tied, sums, .. } = *step;
     let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
     let share = if step.divides { step.stream / step.tensor as f64 } else { step.stream };
-    // As many are sent as received.
+    // Sent and received messages are equal in number.
     let messages = (step.micros * (step.before + step.after)) as f64;
-    // What each rank sent a share of (Narayanan et al. 2021, § 4.1).
+    // All-gather of the shares that each rank sent (Narayanan et al. 2021, § 4.1).
     let scattered = if step.divides && !sequence { messages } else { 0.0 };
-    // Whether all gradients are finite.
+    // Agreement on whether all gradients are finite.
     let agreed = f64::from(u8::from(is_compressed(step)));
     let tp_async =
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
@@ -130,11 +131,11 @@ pub fn sent(step: &Step) -> Volume {
     }
 }
 
-/// Tensor parallelism, one micro-batch: a block is entered twice forward and twice backward, and
-/// left as often. Without sequence parallelism entering is free and leaving an all-reduce (four a
-/// block: Shoeybi et al. 2019); with it they are an all-gather and a reduce-scatter, the same bytes
-/// (Korthikanti et al. 2022). In 8-bit floats a product whose sum is split, which is the one
-/// before each leaving, gathers the maxima of both its operands, but for a weight whose codes are kept.
+/// Tensor parallelism, per micro-batch: a block is entered twice in forward and twice in backward,
+/// and left as often. Without sequence parallelism entering is free and leaving is an all-reduce
+/// (four per block: Shoeybi et al. 2019). With it they are an all-gather and a reduce-scatter, of
+/// the same bytes (Korthikanti et al. 2022). In fp8 the product before each exit, whose sum is
+/// split, gathers the maxima of both operands, except for a weight with kept codes.
 fn activations(step: &Step) -> f64 {
     let ranks = step.tensor;
     let (enter, leave) = match step.sequence {
@@ -155,7 +156,7 @@ fn activations(step: &Step) -> f64 {
     step.buckets.iter().map(of).sum()
 }
 
-/// Once a step, the maxima of a block's four matrices, of which each is cut along one of its sums.
+/// Maxima of a block's four matrices, once per step; each is split along one of its sums.
 fn kept_codes(step: &Step) -> f64 {
     let blocks = step.buckets.iter().filter(|bucket| matches!(bucket.kind, Kind::Block)).count();
     let each = if step.keeps_codes { 4.0 * all_gather(step.tensor, step.maxima[1]) } else { 0.0 };
@@ -166,9 +167,10 @@ fn is_compressed(step: &Step) -> bool {
     step.buckets.iter().any(|bucket| bucket.low_rank.is_some())
 }
 
-/// Data parallelism (Rajbhandari et al. 2020): without ZeRO an all-reduce of the gradients; with it
-/// a reduce-scatter, and an all-gather of the updated weights: no more where weights are narrower.
-/// Compressed gradients are all-reduced whatever ZeRO is: every replica needs all of them.
+/// Data parallelism (Rajbhandari et al. 2020): an all-reduce of the gradients without ZeRO. With
+/// ZeRO, a reduce-scatter and an all-gather of the updated weights, which may be narrower.
+/// Compressed gradients are all-reduced at every ZeRO level, because every replica needs all of
+/// them.
 fn replicas(step: &Step, blocks: usize) -> f64 {
     let ranks = step.data;
     let of = |bucket: &Bucket| match step.zero {
@@ -192,13 +194,13 @@ fn replicas(step: &Step, blocks: usize) -> f64 {
     step.buckets.iter().map(of).sum::<f64>() + numbers
 }
 
-/// How often a bucket's gradients are reduced in a step.
+/// Reductions of a bucket's gradients in a step.
 fn reductions(step: &Step, bucket: &Bucket) -> f64 {
     if step.zero >= 2 && bucket.kind == Kind::Block { step.micros as f64 } else { 1.0 }
 }
 
-/// ZeRO-3: how many blocks are gathered in a step, forward and backward. Two are held at a time, so
-/// at each turn of the direction of travel the last two are still there.
+/// ZeRO 3: gathers of blocks in a step, forward and backward. Two blocks are held at a time, so the
+/// last two need no gather when the direction of the pass changes.
 fn gathers(blocks: usize, micros: usize) -> f64 {
     let held = blocks.min(2);
     (2 * micros * (blocks - held) + held) as f64

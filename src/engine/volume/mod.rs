@@ -1,5 +1,5 @@
-//! Expected bytes that a rank sends in a step: the formulas of the literature on the layout of its
-//! memory. Tests compare them with what groups of threads send, and with what the dry run counts.
+//! Expected bytes that a rank sends in a step: formulas of the literature applied to its memory
+//! layout. Tests compare them with the traffic of groups of threads and with the dry run.
 
 mod formulas;
 #[cfg(test)]
@@ -15,7 +15,7 @@ use formulas::{Kind, Step};
 use manifest::{Manifest, Optimizer, Precision, Recompute};
 use model::{Bucket, Layout, Module, Param, TpSplit};
 
-/// Bytes this rank sends in a step of `global` samples, by group.
+/// Bytes that this rank sends in a step of `global` samples, by group.
 pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) -> Volume {
     let cx = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
@@ -38,7 +38,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         again: match m.topology.recompute {
             Recompute::None => [0, 0],
             Recompute::Selective => [2, 0],
-            // Backward does not need what the feed-forward sublayer gave.
+            // Backward does not need the output of the feed-forward sublayer.
             Recompute::Full => [2, 1],
         },
         maxima: [tokens, m.model.hidden].map(|lines| match m.precision {
@@ -54,9 +54,9 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
     })
 }
 
-/// Adafactor's two rounds (Shazeer & Stern 2018, and `engine::rule`): Σ g² of each row and column
-/// of a matrix, or of each number of a vector, then ΣU² of each matrix; with `scale_parameter` Σ θ²
-/// too. Of q, k and v that lie in one matrix each has sums by column of its own.
+/// Two sums of Adafactor (Shazeer & Stern 2018, and `engine::rule`): Σ g² of each row and column of
+/// a matrix, or of each element of a vector, then ΣU² of each matrix. With `scale_parameter` also Σ
+/// θ². Fused q, k and v have separate sums by column.
 fn sums(layout: &Layout, both: bool, m: &Manifest) -> formulas::Sums {
     let Optimizer::Adafactor(settings) = m.optimizer else { return formulas::Sums::default() };
     let whole = if settings.scale_parameter { 2 } else { 1 };
@@ -99,8 +99,8 @@ fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {
     }
 }
 
-/// 4·r·(n + m) bytes for each matrix [n, m] of a block that is compressed; the rest whole, as it lies
-/// in memory.
+/// Bytes of a bucket under compression: 4·r·(n + m) for each compressed matrix [n, m] of a block;
+/// other gradients whole, with padding.
 fn low_rank(bucket: &Bucket, m: &Manifest) -> Option<f64> {
     let settings = m.topology.compression.filter(|_| bucket.module == Module::Block)?;
     let (mut factors, mut rest, mut plain_from) = (0, 0, None);
@@ -111,7 +111,7 @@ fn low_rank(bucket: &Bucket, m: &Manifest) -> Option<f64> {
         if (r * (n + m)) as f64 * settings.min_rate < (n * m) as f64 {
             factors += r * (n + m);
         } else {
-            // Neighbours with what lies between them.
+            // Neighbouring parameters, including the padding between them.
             let start = from.unwrap_or(param.offset);
             rest += param.range().end - start;
             plain_from = Some(param.range().end);

@@ -6,8 +6,9 @@ use device::cpu::Cpu;
 use model::Inputs;
 use std::collections::BTreeMap;
 
-/// Counts what every rank sends in one step, and compares with the formulas: together to the byte;
-/// each rank by itself too, but for the sums of single numbers and what ranks cannot divide evenly.
+/// Counts the bytes that every rank sends in one step and compares them with the formulas. Totals
+/// must agree to the byte. Each rank must agree too, except for sums of single numbers and tensors
+/// that ranks cannot divide evenly.
 fn check(sets: &[&str]) {
     let text = "
 model: {layers: 4, hidden: 16, heads: 4, vocab: 60, seq_len: 8}
@@ -50,7 +51,7 @@ const GROUPS: [Part; 5] = [
     (&["embedding"], |volume| volume.embedding),
 ];
 
-/// The traffic of a rank's second step, and the formulas' volume.
+/// Traffic of a rank's second step, and the volume of the formulas.
 fn count(world: World, m: &Manifest) -> (Traffic, Volume) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &m.topology);
@@ -112,14 +113,14 @@ fn replicas_traffic_is_the_textbooks() {
     }
 }
 
-/// Maxima of what is quantized and shared.
+/// Maxima of quantized operands that ranks share.
 #[test]
 fn maxima_of_8_bit_floats() {
     for recompute in ["none", "selective", "full"] {
         let recompute = format!("topology.recompute={recompute}");
         let sets = ["precision=fp8", "model.hidden=32", "topology.tensor=2", &recompute];
         check(&sets);
-        // Of one micro-batch a step no codes are kept.
+        // With one micro-batch per step no codes are kept.
         check(&[&sets[..], &["batch.global=2"]].concat());
     }
 }

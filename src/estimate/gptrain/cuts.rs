@@ -4,7 +4,7 @@ use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
     Adam8bit, Batch, GradientHome, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd,
-    Schedule, Topology,
+    Recompute, Schedule, Topology,
 };
 use plan::ramp::Ramp;
 
@@ -44,12 +44,13 @@ pub fn all(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setu
             let divide = |micro: &&usize| {
                 ramp.sizes().all(|size| size.is_multiple_of(**micro * data * group))
             };
+            let mut base = base.clone();
+            let t = &mut base.topology;
+            t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+            (t.chunks, t.layer_split) = (chunks, layer_split);
+            let recomputes = recomputes(&base);
             for micro in micros.iter().filter(divide) {
-                let mut setup = Setup { micro: *micro, ..base.clone() };
-                let t = &mut setup.topology;
-                t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
-                (t.chunks, t.layer_split) = (chunks, layer_split.clone());
-                let plain = memory_savings(&setup);
+                let plain = memory_savings(&Setup { micro: *micro, ..base.clone() }, &recomputes);
                 all.extend(plain.into_iter().flat_map(|cut| with(cut, extras)));
             }
         }
@@ -77,6 +78,17 @@ fn rules(layers: usize, parts: usize) -> Vec<LayerSplit> {
     ];
     let possible = rules.into_iter().filter(|(_, divides)| *divides && parts <= layers);
     possible.map(|(rule, _)| rule).collect()
+}
+
+/// The recomputations with which no earlier rule gives the same stages.
+fn recomputes(s: &Setup) -> Vec<Recompute> {
+    let with = |recompute: Recompute| {
+        let mut setup = s.clone();
+        setup.topology.recompute = recompute;
+        setup
+    };
+    let all = s.program.recomputes().iter().copied();
+    all.filter(|recompute| !is_repeated(&with(*recompute))).collect()
 }
 
 /// Whether an earlier rule gives the same stages.
@@ -141,7 +153,7 @@ fn codes_divide(s: &Setup) -> bool {
 }
 
 /// Sequence parallelism, ZeRO levels and recomputation.
-fn memory_savings(s: &Setup) -> Vec<Setup> {
+fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
     let t = &s.topology;
     let sequence: &[bool] = match t.tensor > 1 && s.model.seq_len.is_multiple_of(t.tensor) {
         true => &[false, true],
@@ -153,14 +165,12 @@ fn memory_savings(s: &Setup) -> Vec<Setup> {
     let mut all = Vec::new();
     for sequence_parallel in sequence {
         for zero in zeros.iter().filter(|zero| **zero <= most) {
-            for recompute in s.program.recomputes() {
+            for recompute in recomputes {
                 let mut setup = s.clone();
                 let t = &mut setup.topology;
                 (t.sequence_parallel, t.zero) = (*sequence_parallel, *zero);
                 t.recompute = *recompute;
-                if !is_repeated(&setup) {
-                    all.push(setup);
-                }
+                all.push(setup);
             }
         }
     }

@@ -32,21 +32,19 @@ pub fn line(
     setup.global = global;
     let planned = dry_run::seconds(&stages, &setup);
     let memory_plan = stages.get(stage)?.memory_plan.total();
-    let mut line = format!(
-        "plan: memory {memory_plan}, here {reserved}; a step {} on {}, here {}",
-        Seconds(planned),
-        hw.name,
-        Seconds(seconds)
-    );
+    let memory = match memory_plan == reserved {
+        true => format!("as planned: {reserved}"),
+        false => format!("memory: {reserved} (planned {memory_plan}: please report this as a bug)"),
+    };
+    let (seconds_here, planned_here) = (Seconds(seconds), Seconds(planned));
+    let mut line =
+        format!("{memory}; a step took {seconds_here} (planned {planned_here} on {})", hw.name);
     let off = seconds / planned;
     // A processor is measured while others use it: being far off means nothing, unless it was asked for.
     let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
     if known && !(1.0 / FAR..FAR).contains(&off) {
         let word = if off > 1.0 { "slower" } else { "faster" };
         line += &format!(" — {:.1} times {word} than {} should be", off.max(1.0 / off), hw.name);
-    }
-    if memory_plan != reserved {
-        line += " — the plan is not what was reserved: please report this as a bug";
     }
     Some(line)
 }

@@ -6,7 +6,7 @@ use super::prices::{Prices, TRAFFIC};
 use crate::hardware::Hardware;
 use crate::setup::Setup;
 use base::Bytes;
-use comm::dry::{self, Event, Journal};
+use comm::dry::{self, Event, How, Journal};
 use comm::{Op, Solo};
 use device::{self, COPIES, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
@@ -36,6 +36,18 @@ pub struct Work {
     /// The steps that were counted, of so many micro-batches and of twice as many.
     micros: f64,
     steps: [Arc<[Event]>; 2],
+}
+
+impl Work {
+    /// A micro-batch's messages that the next op waits for.
+    pub fn awaited(&self) -> dry::Volume {
+        let awaited = |event: &&Event| matches!(event, Event::Send { how: How::Now, .. });
+        let [few, twice] = self.steps.each_ref().map(|step| {
+            let awaited: Vec<Event> = step.iter().filter(awaited).cloned().collect();
+            Workload { messages: dry::volume(&awaited), ..Workload::default() }
+        });
+        twice.minus(&few).share(1.0 / self.micros).messages
+    }
 }
 
 /// Ops by kind, and bytes by group and collective.
@@ -128,6 +140,14 @@ pub fn stages(m: &Manifest) -> Vec<Stage> {
         stages.push(reserved(m, stage).with(work.unwrap_or_else(|| work_of(m, stage))));
     }
     stages
+}
+
+/// Memory that the first rank of the fullest stage reserves on its device.
+pub fn memory(m: &Manifest) -> Bytes {
+    let alike = first_alike(m).into_iter().enumerate();
+    let distinct = alike.filter(|(stage, first)| stage == first);
+    let needs = distinct.map(|(stage, _)| reserved(m, stage).memory_plan.total());
+    needs.max().unwrap_or(Bytes(0))
 }
 
 /// What a rank may reserve.
@@ -229,6 +249,11 @@ fn reserved(m: &Manifest, stage: usize) -> Reserved {
     let parameters = here.map(|param| param.numel() as u64).sum();
     let layers = layout.shard.chunks.iter().map(|chunk| chunk.layers.len()).sum();
     Reserved { layers, memory_plan, parameters }
+}
+
+/// The memory and the work of a stage's first rank.
+pub fn counted(m: &Manifest, stage: usize) -> (MemoryPlan, Work) {
+    (reserved(m, stage).memory_plan, work_of(m, stage))
 }
 
 /// Counted in steps of one and two micro-batches, or as few more as the schedule allows: what the
@@ -344,7 +369,7 @@ fn total(parts: &[(&'static str, f64)]) -> f64 {
 
 /// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run
 /// beside the copies in both directions, and the longest of them counts.
-fn host_seconds(work: &Tally, s: &Setup) -> f64 {
+pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     copy_seconds(work, s).into_iter().fold(pass_seconds(work, s), f64::max)
 }
 

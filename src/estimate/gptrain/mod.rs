@@ -4,6 +4,8 @@ pub mod dry_run;
 mod overlap;
 pub mod prices;
 pub mod cuts;
+pub mod bounds;
+mod memo;
 pub mod ladder;
 pub mod remedies;
 pub mod drift;

@@ -60,6 +60,16 @@ impl<'a> Prices<'a> {
         seconds * self.hw.slowdown
     }
 
+    /// Seconds of ops one after the other.
+    pub fn ops(&self, ops: &Tally) -> f64 {
+        ops.iter().map(|(name, work)| self.op(name, work)).sum()
+    }
+
+    /// Seconds of messages one after the other.
+    pub fn messages(&self, messages: &Volume) -> f64 {
+        messages.iter().map(|((group, _), sent)| self.message(row(group), sent)).sum()
+    }
+
     /// Seconds of ops and messages one after the other, by purpose.
     pub fn by_purpose(&self, ops: &Tally, messages: &Volume) -> Vec<(&'static str, f64)> {
         let compute = |of: &dyn Fn(&str) -> bool| {
@@ -90,9 +100,7 @@ impl<'a> Prices<'a> {
     /// What a rank does, in seconds.
     pub fn timed(&self, event: &Event) -> Timed {
         match event {
-            Event::Compute(ops) => {
-                Timed::Compute(ops.iter().map(|(name, work)| self.op(name, work)).sum())
-            }
+            Event::Compute(ops) => Timed::Compute(self.ops(ops)),
             Event::Send { group, sent, how, .. } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];

@@ -43,12 +43,12 @@ fn another_cut(m: &Manifest, setup: &Setup, room: Room) -> String {
 
 /// The flags of the fastest cut over as many GPUs.
 pub fn same_devices(m: &Manifest, setup: &Setup, room: Room) -> Option<String> {
-    let found = search(m, setup, room).all(setup.ranks());
-    found.first().map(|found| flags_of(&print::sets(m, &found.setup)))
+    let found = search(m, setup, room).first(setup.ranks());
+    found.map(|found| flags_of(&print::sets(m, &found.setup)))
 }
 
 fn search<'a>(m: &'a Manifest, setup: &'a Setup, room: Room) -> Search<'a> {
     let planner = Planner::Gptrain { manifest: m, room };
     let (ramp, samples) = (m.batch.ramp(), m.train.samples);
-    Search { planner, setup, ramp, samples, extras: Extras::default() }
+    Search::new(planner, setup, ramp, samples, Extras::default())
 }

@@ -1,20 +1,24 @@
 //! Every way to cut a model over so many devices, judged by the program's planner: gptrain's dry run,
-//! or the predictor of other programs.
+//! or the predictor of other programs. Cuts are judged in the order of a lower bound of their time, until no
+//! other can be among the best.
 
+mod others;
+mod sizes;
 pub mod print;
 
-use super::change::split;
-use super::days::{Days, days, through};
+use super::days::{Days, through};
+use super::gptrain::bounds::{Bound, Bounds};
 use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, Room};
 use super::others::predict::Predictor;
 use super::setup::{Extras, Program, Setup};
 use super::view::GB;
-use manifest::{LayerSplit, Manifest, Model, Recompute, Schedule};
+use manifest::{Manifest, Recompute};
 use plan::ramp::Ramp;
 use rayon::prelude::*;
+use std::sync::Arc;
 
-/// Knows what a cut needs.
+/// Says what a cut needs.
 #[derive(Clone, Copy)]
 pub enum Planner<'a> {
     /// The engine runs dry for the manifest with each cut; a rank may reserve at most `room`.
@@ -36,6 +40,13 @@ pub struct Candidate {
     pub bytes: f64,
 }
 
+/// A candidate, its place in the list of cuts, and what its time was summed from: of gptrain its stages.
+struct Judged {
+    candidate: Candidate,
+    number: usize,
+    stages: Vec<dry_run::Stage>,
+}
+
 impl<'a> Planner<'a> {
     /// Of what is estimated on the setup's hardware.
     pub fn new(m: &'a Manifest, setup: &Setup, predictor: &'a Predictor) -> Planner<'a> {
@@ -55,48 +66,60 @@ impl<'a> Planner<'a> {
     }
 
     /// None where it does not fit.
-    fn candidate(&self, setup: Setup) -> Option<Candidate> {
+    fn judge(&self, setup: &Setup, number: usize) -> Option<Judged> {
+        let setup = setup.clone();
         match self {
             Planner::Gptrain { manifest, room } => {
                 let stages = dry_run::stages_within(&cuts::manifest(manifest, &setup), *room)?;
                 let around = setup.hardware.context_mib * 1048576.0;
-                Some(Candidate {
+                let candidate = Candidate {
                     seconds: dry_run::seconds(&stages, &setup),
                     seconds_error: dry_run::error(setup.hardware),
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
                     setup,
-                })
+                };
+                Some(Judged { candidate, number, stages })
             }
             // Memory first: it is cheap, and most cuts need too much.
             Planner::Other(predictor) => predictor.fits(&setup).then(|| {
                 let p = predictor.predict(&setup);
                 let (seconds, seconds_error) = (p.seconds, p.seconds_error);
-                Candidate { setup, seconds, seconds_error, bytes: p.gigabytes * GB }
+                let bytes = p.gigabytes * GB;
+                let candidate = Candidate { setup, seconds, seconds_error, bytes };
+                Judged { candidate, number, stages: Vec::new() }
             }),
-        }
-    }
-
-    fn days(&self, setup: &Setup, ramp: Ramp, samples: u64) -> Days {
-        match self {
-            Planner::Gptrain { manifest, .. } => {
-                let stages = dry_run::stages(&cuts::manifest(manifest, setup));
-                through(ramp, samples, setup, &mut |setup| dry_run::seconds(&stages, setup))
-            }
-            Planner::Other(predictor) => days(predictor, setup, ramp, samples),
         }
     }
 }
 
+/// How far a search is.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress {
+    /// So many of the cuts are judged; seconds of a step of the fastest.
+    Cuts { judged: usize, cuts: usize, fastest: Option<f64> },
+    /// Over so many devices nothing fits.
+    TooFew(usize),
+    /// A model of so many parameters fits.
+    Fits(u64),
+}
+
+/// Receives the progress of a search.
+pub type Watch<'a> = &'a (dyn Fn(Progress) + Sync);
+
 /// What is searched for: the best cuts of the setup's model.
+#[derive(Clone)]
 pub struct Search<'a> {
-    pub planner: Planner<'a>,
-    pub setup: &'a Setup,
+    planner: Planner<'a>,
+    setup: &'a Setup,
     /// Every batch of it must divide.
-    pub ramp: Ramp,
+    ramp: Ramp,
     /// Length of the run.
-    pub samples: u64,
+    samples: u64,
     /// Tried beside what the setup has.
-    pub extras: Extras,
+    extras: Extras,
+    /// Of gptrain's cuts of this model.
+    bounds: Option<Arc<Bounds<'a>>>,
+    watch: Option<Watch<'a>>,
 }
 
 /// A candidate through its run.
@@ -107,12 +130,14 @@ pub struct Planned {
 }
 
 /// The cuts of some devices, and of fewer devices where that saves.
+#[derive(Debug)]
 pub struct Ranking {
-    /// How many cuts fit.
-    pub fitting: usize,
+    /// How many cuts there are, whether they fit or not.
+    pub cuts: usize,
     /// Nothing fitted without `Extras::SMALLER`.
     pub only_smaller: bool,
-    /// The fastest through the run.
+    /// The fastest through the run. The first has the most free memory of those that the plan cannot
+    /// tell from the fastest.
     pub best: Vec<Planned>,
     /// The best of each number of devices that is faster or cheaper than all others.
     pub pareto: Vec<Planned>,
@@ -124,15 +149,96 @@ pub const MOST_DEVICES: usize = 65536;
 /// As many of the fastest steps are planned through the run.
 const BEST: usize = 12;
 
-impl Search<'_> {
+/// Plans that differ by less than this share of the bar are taken for equally fast.
+pub const TIE: f64 = 0.1;
+
+impl<'a> Search<'a> {
+    pub fn new(
+        planner: Planner<'a>,
+        setup: &'a Setup,
+        ramp: Ramp,
+        samples: u64,
+        extras: Extras,
+    ) -> Search<'a> {
+        let search = Search { planner, setup, ramp, samples, extras, bounds: None, watch: None };
+        search.of_another_model()
+    }
+
+    /// Reports its progress to `watch`.
+    pub fn watched(self, watch: Watch<'a>) -> Search<'a> {
+        Search { watch: Some(watch), ..self }
+    }
+
+    /// The same without what was learned of its model.
+    fn of_another_model(&self) -> Search<'a> {
+        let bounds = match self.planner {
+            Planner::Gptrain { manifest, room } => {
+                Some(Arc::new(Bounds::new(manifest, self.ramp, room)))
+            }
+            Planner::Other(_) => None,
+        };
+        Search { bounds, ..self.clone() }
+    }
+
+    /// Of a model with as wide layers.
+    fn of<'b>(&self, setup: &'b Setup) -> Search<'b>
+    where
+        'a: 'b,
+    {
+        Search { setup, ..self.clone() }
+    }
+
     /// All that fit on exactly `devices`, fastest first.
     pub fn all(&self, devices: usize) -> Vec<Candidate> {
+        let all = self.fastest(devices, usize::MAX).into_iter();
+        all.map(|judged| judged.candidate).collect()
+    }
+
+    /// The fastest steps over exactly `devices`, at most `most` of them.
+    fn fastest(&self, devices: usize, most: usize) -> Vec<Judged> {
+        self.fastest_of(&self.cuts(devices), most)
+    }
+
+    fn fastest_of(&self, cuts: &[Setup], most: usize) -> Vec<Judged> {
         base::threads::ready_rayon();
-        let cuts = self.cuts(devices).into_par_iter();
-        let mut found: Vec<Candidate> =
-            cuts.filter_map(|cut| self.planner.candidate(cut)).collect();
-        found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        found
+        let bounded = cuts.par_iter().enumerate();
+        let bounded = bounded.filter_map(|(i, cut)| Some((i, self.bound(cut)?.seconds)));
+        let mut order: Vec<(usize, f64)> = bounded.collect();
+        order.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let mut best: Vec<Judged> = Vec::new();
+        let mut judged = 0;
+        for some in order.chunks(4 * rayon::current_num_threads()) {
+            let slowest = best.get(most - 1).map_or(f64::INFINITY, |last| last.candidate.seconds);
+            // All others take at least as long as this one.
+            if some[0].1 > slowest {
+                break;
+            }
+            let some = some.par_iter().with_max_len(1);
+            let found: Vec<Judged> =
+                some.filter_map(|(i, _)| self.planner.judge(&cuts[*i], *i)).collect();
+            best.extend(found);
+            let key = |judged: &Judged| (judged.candidate.seconds, judged.number);
+            best.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("seconds are numbers"));
+            best.truncate(most);
+            judged = order.len().min(judged + 4 * rayon::current_num_threads());
+            let fastest = best.first().map(|judged| judged.candidate.seconds);
+            self.report(Progress::Cuts { judged, cuts: order.len(), fastest });
+        }
+        best
+    }
+
+    fn report(&self, progress: Progress) {
+        if let Some(watch) = self.watch {
+            watch(progress);
+        }
+    }
+
+    /// None where the cut needs too much.
+    fn bound(&self, cut: &Setup) -> Option<Bound> {
+        match &self.bounds {
+            Some(bounds) => bounds.of(cut),
+            None => Some(Bound { seconds: 0.0, bytes: 0 }),
+        }
     }
 
     /// Whether any cut fits: those that need least memory are asked first.
@@ -143,48 +249,76 @@ impl Search<'_> {
             let saves = t.recompute != Recompute::Full;
             (s.micro, saves, !t.sequence_parallel, u8::MAX - t.zero, t.chunks)
         });
-        cuts.par_iter().with_max_len(1).any(|cut| self.planner.fits(cut))
+        let may = |cut: &&Setup| self.bounds.as_ref().is_none_or(|bounds| bounds.may_fit(cut));
+        cuts.par_iter().with_max_len(1).filter(may).any(|cut| self.planner.fits(cut))
     }
 
     fn cuts(&self, devices: usize) -> Vec<Setup> {
         match self.planner {
             Planner::Gptrain { .. } => cuts::all(self.setup, self.ramp, devices, self.extras),
-            Planner::Other(_) => cuts_of_others(self.setup, self.ramp, devices),
+            Planner::Other(_) => others::all(self.setup, self.ramp, devices),
         }
     }
 
     /// The best of so many devices, through the whole run.
     fn best(&self, devices: usize) -> Option<Planned> {
-        self.all(devices).into_iter().next().map(|candidate| self.planned(candidate))
+        self.fastest(devices, 1).pop().map(|judged| self.planned(judged))
     }
 
-    fn planned(&self, candidate: Candidate) -> Planned {
-        Planned { days: self.planner.days(&candidate.setup, self.ramp, self.samples), candidate }
+    /// The fastest cut of so many devices.
+    pub fn first(&self, devices: usize) -> Option<Candidate> {
+        self.fastest(devices, 1).pop().map(|judged| judged.candidate)
     }
 
-    fn of<'b>(&'b self, setup: &'b Setup) -> Search<'b> {
-        Search { setup, ..*self }
+    fn planned(&self, judged: Judged) -> Planned {
+        let Judged { candidate, stages, .. } = judged;
+        let mut seconds = |setup: &Setup| match self.planner {
+            Planner::Gptrain { .. } => dry_run::seconds(&stages, setup),
+            Planner::Other(predictor) => predictor.predict(setup).seconds,
+        };
+        let days = through(self.ramp, self.samples, &candidate.setup, &mut seconds);
+        Planned { days, candidate }
     }
 
-    /// The best cuts of `devices`, of gptrain with `Extras::SMALLER` where nothing else fits; None where
-    /// nothing fits.
+    /// The best cuts of `devices` and of fewer, of gptrain with `Extras::SMALLER` where nothing else
+    /// fits; None where nothing fits.
     pub fn rank(&self, devices: usize) -> Option<Ranking> {
-        self.rank_as_asked(devices).or_else(|| {
+        let mut found = self.ranked(devices)?;
+        let wider = found.only_smaller.then(|| self.smaller());
+        let search = wider.as_ref().unwrap_or(self);
+        found.pareto = search.pareto(devices, found.best[0].clone());
+        Some(found)
+    }
+
+    /// The same of `devices` alone.
+    pub fn ranked(&self, devices: usize) -> Option<Ranking> {
+        self.ranked_as_asked(devices).or_else(|| {
+            let wider = self.smaller();
             let own = matches!(self.planner, Planner::Gptrain { .. });
-            let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };
-            let wider = (own && extras != self.extras).then_some(Search { extras, ..*self })?;
-            Some(Ranking { only_smaller: true, ..wider.rank_as_asked(devices)? })
+            let found =
+                (own && wider.extras != self.extras).then(|| wider.ranked_as_asked(devices));
+            Some(Ranking { only_smaller: true, ..found?? })
         })
     }
 
-    fn rank_as_asked(&self, devices: usize) -> Option<Ranking> {
-        let found = self.all(devices);
-        let fitting = found.len();
-        let fastest = found.into_iter().take(BEST).map(|candidate| self.planned(candidate));
-        let mut best: Vec<Planned> = fastest.collect();
+    /// With what needs less memory.
+    fn smaller(&self) -> Search<'a> {
+        let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };
+        Search { extras, ..self.clone() }
+    }
+
+    fn ranked_as_asked(&self, devices: usize) -> Option<Ranking> {
+        let cuts = self.cuts(devices);
+        let fastest = self.fastest_of(&cuts, BEST).into_iter();
+        let mut best: Vec<Planned> = fastest.map(|judged| self.planned(judged)).collect();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
-        let first = best.first()?.clone();
-        Some(Ranking { fitting, only_smaller: false, pareto: self.pareto(devices, first), best })
+        let first = best.first()?;
+        let near = first.days.seconds * (1.0 + TIE * first.candidate.seconds_error);
+        let equal = best.iter().take_while(|planned| planned.days.seconds <= near).enumerate();
+        let roomiest =
+            equal.min_by(|a, b| a.1.candidate.bytes.total_cmp(&b.1.candidate.bytes)).map(|it| it.0);
+        best[..=roomiest.expect("the first")].rotate_right(1);
+        Some(Ranking { cuts: cuts.len(), only_smaller: false, pareto: Vec::new(), best })
     }
 
     /// Days against GPU-hours over numbers of devices.
@@ -217,101 +351,16 @@ impl Search<'_> {
         let node = self.setup.per_node;
         let part_of_node = (0..).map(|i| 1 << i).take_while(|n| *n < node);
         let nodes = (1..=most / node).map(|n| n * node);
-        let devices = part_of_node.chain(nodes).find(|devices| self.any_fits(*devices))?;
-        self.all(devices).into_iter().next()
-    }
-
-    /// The widest model of the setup's proportions that fits: layers, head dimension, heads a key-value
-    /// head, and feed-forward width by hidden width. Layers are rounded to what a pipeline on these
-    /// devices divides.
-    pub fn largest(&self, devices: usize) -> Option<Candidate> {
-        let sized = |width: usize, unit: usize| sized(self.setup, width, unit);
-        let units: Vec<usize> =
-            (1..=24).rev().filter(|unit| devices.is_multiple_of(*unit)).collect();
-        let (mut found, mut misses) = (None, 0);
-        for width in 1..=512 {
-            let mut models = units.iter().map(|unit| sized(width, *unit));
-            match models.find(|setup| self.of(setup).any_fits(devices)) {
-                Some(setup) => (found, misses) = (Some(setup), 0),
-                // Small models may be too few layers for many devices; large ones need too much.
-                None if found.is_some() => misses += 1,
-                None => {}
+        let devices = part_of_node.chain(nodes).find(|devices| {
+            let fits = self.any_fits(*devices);
+            if !fits {
+                self.report(Progress::TooFew(*devices));
             }
-            if misses == 4 {
-                break;
-            }
-        }
-        self.of(&found?).all(devices).into_iter().next()
+            fits
+        })?;
+        self.first(devices)
     }
 }
 
-/// A model of the setup's proportions with 8 heads for each `width`, or as many more as whole groups
-/// take, and a multiple of `unit` layers.
-fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
-    let m = &setup.model;
-    let group = m.heads / m.heads().kv;
-    let heads = (8 * width).next_multiple_of(group);
-    let hidden = match m.head_dim {
-        Some(_) => (heads * m.hidden / m.heads).next_multiple_of(64),
-        None => heads * m.heads().dim.next_multiple_of(8),
-    };
-    // Widths that are no multiple of the hidden width are rounded as Llama's.
-    let ffn_hidden = match m.ffn_hidden.is_multiple_of(m.hidden) {
-        true => m.ffn_hidden / m.hidden * hidden,
-        false => (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256),
-    };
-    let ratio = m.hidden as f64 / m.layers as f64;
-    let layers = ((hidden as f64 / ratio).round() as usize).next_multiple_of(unit);
-    let kv_heads = m.kv_heads.map(|_| heads / group);
-    let model = Model { heads, kv_heads, hidden, ffn_hidden, layers, ..m.clone() };
-    Setup { model, ..setup.clone() }.cut(|_| ())
-}
-
-/// Every cut of another program over exactly `devices`.
-fn cuts_of_others(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
-    let mut all = Vec::new();
-    for (tensor, pipeline, data) in setup.grids(devices) {
-        let cut = split(setup.model.layers, pipeline);
-        if cut == LayerSplit::Balanced {
-            continue;
-        }
-        let base = setup.clone().cut(|t| {
-            (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
-            t.layer_split = cut;
-            t.sequence_parallel &= tensor > 1;
-        });
-        all.extend(choices(&base, ramp));
-    }
-    all
-}
-
-/// Micro-batch, ZeRO, recomputation and schedule of a grid, of another program.
-fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
-    let pipeline = base.topology.pipeline;
-    let mut all = Vec::new();
-    let micros = [1, 2, 4, 8, 16].into_iter().filter(|micro| {
-        let at_once = micro * base.topology.data;
-        let fused = (base.model.heads / base.topology.tensor * micro).is_multiple_of(4);
-        fused && ramp.sizes().all(|size| size.is_multiple_of(at_once))
-    });
-    let mut schedules = vec![(Schedule::OneFOneB, 1)];
-    for &chunks in base.program.chunks().iter().filter(|_| pipeline > 1) {
-        if base.model.layers.is_multiple_of(chunks * pipeline) {
-            schedules.push((Schedule::Interleaved, chunks));
-        }
-    }
-    for micro in micros {
-        for zero in base.program.zeros(pipeline) {
-            for recompute in base.program.recomputes() {
-                for (schedule, chunks) in &schedules {
-                    let mut setup = Setup { micro, ..base.clone() };
-                    setup.topology.zero = if base.topology.data == 1 { 0 } else { *zero };
-                    setup.topology.recompute = *recompute;
-                    (setup.topology.schedule, setup.topology.chunks) = (*schedule, *chunks);
-                    all.push(setup);
-                }
-            }
-        }
-    }
-    all
-}
+#[cfg(test)]
+mod tests;

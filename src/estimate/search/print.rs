@@ -86,14 +86,19 @@ pub fn ranking(
         way(setup)
     );
     flags(m, setup).iter().for_each(|line| text += &format!("  {line}\n"));
+    let span = chosen.days.seconds / terms.availability;
+    for note in setup.hardware.notes(setup.program.name(), span) {
+        text += &format!("  {note}\n");
+    }
     let smaller = match found.only_smaller {
         true => ", none without 8-bit moments or states on the host",
         false => "",
     };
     let _ = writeln!(
         text,
-        "\n{} ways fit on {devices} × {}{smaller}; the fastest through the whole run:",
-        found.fitting, setup.hardware.name
+        "\nof {} cuts over {devices} × {}{smaller}, the fastest through the whole run:",
+        Count(found.cuts as u64),
+        setup.hardware.name
     );
     text += &table(&found.best, terms);
     text +=
@@ -181,7 +186,7 @@ fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
         t.zero.to_string(),
         t.recompute.name().to_string(),
         format!("{:.1}", c.bytes / GIB),
-        format!("{:.2}", c.seconds),
+        format!("{:.*}", if c.seconds < 10.0 { 3 } else { 2 }, c.seconds),
         format!("{tflops:.1}"),
         format!("{:.1}", p.days.days() / terms.availability),
         Count(hours as u64).to_string(),

@@ -1,4 +1,4 @@
-//! Datasets, their shares and blends, and masks.
+//! Checks of datasets, their shares and blends, and masks.
 
 use super::super::choices::{ObjectiveName, PartName};
 use super::super::forms::{self, Blend, DatasetForm, Named, ObjectiveForm};
@@ -13,18 +13,18 @@ use base::Count;
 use std::path::{Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";
-/// In the order of a split's numbers.
+/// Parts in the order of a split's numbers.
 const PARTS: [PartName; 3] = [PartName::Train, PartName::Valid, PartName::Test];
 
-/// What the checks of the data section need to know of the run.
+/// Inputs from the rest of the manifest.
 pub struct Run<'a> {
     pub model: &'a Model,
     pub samples: u64,
-    /// The run's folder.
+    /// Folder of the run.
     pub folder: &'a Path,
 }
 
-/// Relative prefixes start at `folder`.
+/// Checks the data section. Relative prefixes are resolved against `folder`.
 pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Data {
     let separate = raw.valid.is_some();
     let fallback = raw.split.clone().or((!separate).then(|| DEFAULT_SPLIT.to_string()));
@@ -39,9 +39,9 @@ pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Da
     data
 }
 
-/// Reads blends of datasets.
+/// Reader of blends of datasets.
 pub struct Blends<'a, 'r> {
-    /// The split of a dataset without one of its own; without this, the whole dataset.
+    /// Split of a dataset without its own; None uses the whole dataset.
     fallback: Option<String>,
     folder: &'a Path,
     report: &'a mut Report<'r>,
@@ -77,7 +77,7 @@ impl Blends<'_, '_> {
         list
     }
 
-    /// Each stage must begin after the one before, and before the run ends.
+    /// Checks that each stage begins after the previous one, and before the run ends.
     pub fn stages(&mut self, stages: Option<Vec<forms::DataStage>>, run: &Run) -> Vec<DataStage> {
         let mut after = 0;
         let mut checked = Vec::new();
@@ -108,7 +108,7 @@ impl Blends<'_, '_> {
         checked
     }
 
-    /// As written, or the valid share of what is trained on.
+    /// Validation sets as written, or derived from the valid share of the training datasets.
     pub fn valid(&mut self, sets: Option<Named>, train: &[Dataset]) -> Vec<ValidSet> {
         let Some(sets) = sets else { return derived(train, self.fallback.as_deref()) };
         let written: Vec<String> = match self.report.root().at("data.valid").map(|n| &n.value) {
@@ -199,7 +199,7 @@ impl Blends<'_, '_> {
     }
 }
 
-/// The valid share of the training datasets, where their splits have one.
+/// Valid share of the training datasets whose splits have one.
 fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
     let of = |dataset: &Dataset| match &dataset.part {
         Sequences::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
@@ -213,7 +213,7 @@ fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
     any.then(|| ValidSet { name: "valid".to_string(), datasets }).into_iter().collect()
 }
 
-/// The three shares of a split, or a complaint.
+/// The three shares of a split; None after reporting a problem.
 fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
     let shares = numbers(split);
     if shares.is_none() {
@@ -223,7 +223,7 @@ fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
     shares
 }
 
-/// `969,30,1` or `98/2`; what is left out is 0.
+/// Parses `969,30,1` or `98/2`; missing numbers are 0.
 fn numbers(split: &str) -> Option<[f64; 3]> {
     let mut shares = [0.0; 3];
     let words: Vec<&str> = split.split([',', '/']).collect();
@@ -245,7 +245,7 @@ fn known_token(eod: &Eod, model: &Model, report: &mut Report) {
     }
 }
 
-/// Documents end by a token or by the index's bounds, not by both.
+/// Documents end either at a token or at the bounds of the index, not both.
 fn one_bound(eod: &Eod, by_index: bool, report: &mut Report) {
     let resets =
         [("reset_attention", eod.reset_attention), ("reset_positions", eod.reset_positions)];

@@ -1,6 +1,6 @@
-//! From the written sections to the checked manifest: fills in defaults and checks every rule
-//! between keys. A stand-in takes the place of a missing or wrong value, so that checking goes on;
-//! it is never returned, since the report holds the mistake.
+//! Converts the written sections to the checked manifest: fills in defaults and checks every rule
+//! between keys. A placeholder replaces a missing or wrong value, so that the checks can continue.
+//! It is never returned, because the report contains the mistake.
 
 pub mod data;
 mod paths;
@@ -18,13 +18,14 @@ use super::{
 };
 use std::path::Path;
 
-/// `folder` is where relative paths to data start; `stem` names a manifest without a name.
+/// Checks a manifest. `folder` is the base of relative data paths; `stem` names a manifest without
+/// a name.
 pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Manifest {
     let name = name(raw.name, report, stem);
     let cut = raw.topology.unwrap_or_default();
     let chunks = cut.chunks.is_some();
     let mut topology = Topology::read(cut);
-    // There is nothing to share among the ranks of a group of one; so says Megatron too.
+    // A group of one rank has nothing to share; Megatron also disables it then.
     topology.sequence_parallel &= topology.tensor > 1;
     let model = raw.model.unwrap_or_default();
     shape::written(&model, report);
@@ -84,7 +85,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     }
 }
 
-/// Every key with its value: loads back to the same manifest, from any folder.
+/// YAML of every key with its value. It loads to the same manifest from any folder.
 pub fn effective(m: &Manifest) -> String {
     let raw = Raw {
         name: Some(m.name.clone()),
@@ -108,19 +109,19 @@ pub fn effective(m: &Manifest) -> String {
     serde_saphyr::to_string(&raw).expect("plain structs are always written")
 }
 
-/// The `model` section of a manifest, with every setting.
+/// YAML of the `model` section, with every setting.
 pub fn model_section(model: &Model) -> String {
     let yaml = serde_saphyr::to_string(&model.written()).expect("plain structs are always written");
     let lines = yaml.lines().map(|line| format!("  {line}\n"));
     format!("model:\n{}", lines.collect::<String>())
 }
 
-/// The settings of a model by their keys, as JSON: what has a default of other settings is written
-/// out, so that equal models have equal settings.
+/// JSON of a model's settings by key. Defaults that depend on other settings are written out, so
+/// that equal models have equal settings.
 pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Value> {
     let heads = model.heads();
     let full = Model { kv_heads: Some(heads.kv), head_dim: Some(heads.dim), ..model.clone() };
-    // By way of text, which keeps the f32 a person wrote: 0.1, not 0.10000000149.
+    // Converts through text, which keeps the f32 as written: 0.1, not 0.10000000149.
     let text = serde_json::to_string(&full.written()).expect("plain structs are always written");
     serde_json::from_str(&text).expect("an object was written")
 }
@@ -220,7 +221,7 @@ fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
     given.into_iter().next().unwrap_or_else(default)
 }
 
-/// A relative step takes the place of a schedule.
+/// A relative step replaces a schedule.
 fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
     let Optimizer::Adafactor(Adafactor { relative_step: true, .. }) = optimizer else { return };
     let scheduled = match (lr.decay, lr.warmup_samples) {
@@ -241,7 +242,7 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
     }
 }
 
-/// µP's factors are of steps and embeddings whose size nothing else takes from the width.
+/// µP's factors assume that no other setting scales steps or embeddings with the width.
 fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
     let Some(mup) = model.mup.filter(|_| report.sound(&["model", "optimizer"])) else { return };
     if let Optimizer::Adafactor(Adafactor { scale_parameter: true, .. }) = optimizer {
@@ -261,8 +262,7 @@ fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
     }
 }
 
-/// Adafactor's sums go through the device's groups in the middle of an update, so that it is made
-/// there.
+/// Adafactor all-reduces its sums on the device during an update, so the update runs there.
 fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
     let sound = report.sound(&["optimizer", "topology.offload"]);
     if !matches!(optimizer, Optimizer::Adafactor(_)) || !sound {
@@ -282,7 +282,7 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
     }
 }
 
-/// Muon's products are of whole matrices, which ranks send each other in the middle of an update.
+/// Muon multiplies whole matrices, which ranks exchange during an update.
 fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
     let offloads = topology.offload.what != OffloadWhat::None;
     let sound = report.sound(&["optimizer", "topology.offload"]);
@@ -294,7 +294,7 @@ fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Repor
     }
 }
 
-/// An update that waits has its factor; where the loss has a scale, it may have none.
+/// A delayed update keeps its factor; with a loss scale the step may be skipped and have none.
 fn delayed(precision: Precision, topology: &Topology, report: &mut Report) {
     let sound = report.sound(&["precision", "topology.offload"]);
     if precision == Precision::Fp16 && topology.offload.delay > 0 && sound {

@@ -1,11 +1,11 @@
-//! Paths and places in a manifest.
+//! Checks of paths and places in a manifest.
 
 use super::super::Checkpoint;
 use super::super::place::PlaceUrl;
 use super::super::report::{Report, short};
 use std::path::{Component, Path, PathBuf};
 
-/// `path` as seen from the folder, whose links are resolved, without leading `..`.
+/// Resolves `path` against `folder`, whose links are resolved, without leading `..`.
 pub fn resolve(folder: &Path, path: &Path) -> PathBuf {
     let mut whole = if path.is_absolute() { PathBuf::new() } else { folder.to_path_buf() };
     let mut at_start = true;
@@ -24,7 +24,7 @@ pub fn resolve(folder: &Path, path: &Path) -> PathBuf {
     whole
 }
 
-/// The place of copies.
+/// Checks the place of copies.
 pub fn also(checkpoint: &Checkpoint, report: &mut Report) {
     let Some(also) = &checkpoint.also else { return };
     if let Err(what) = PlaceUrl::read(also) {

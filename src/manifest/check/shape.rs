@@ -1,4 +1,4 @@
-//! The network's shape, and how it is cut over ranks.
+//! Checks of the network's shape, and of its split over ranks.
 
 use super::super::choices::{CompressionName, LayerSplitName, PositionName};
 use super::super::forms::{
@@ -72,7 +72,7 @@ impl Written for RopeScaling {
     }
 }
 
-/// What a checked model no longer shows: settings that contradict each other.
+/// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
     let family = model.family.unwrap_or(Family::of_position(model.position.as_ref()));
     if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.ffn()) == Ffn::Swiglu {
@@ -111,10 +111,10 @@ pub fn written(model: &raw::Model, report: &mut Report) {
     }
 }
 
-/// cuBLASLt multiplies matrices of 8-bit floats whose sides are multiples of 16.
+/// Side length granularity: cuBLASLt multiplies fp8 matrices whose sides are multiples of 16.
 const FP8_SIDE: usize = 16;
 
-/// The sides of the blocks' matrices on a rank, and the tokens of a micro-batch.
+/// Checks the sides of the blocks' matrices on a rank, and the tokens of a micro-batch.
 pub fn fp8(
     precision: Precision,
     model: &Model,
@@ -161,7 +161,7 @@ pub fn heads(model: &Model, report: &mut Report) {
     report.between(&["model.hidden", "model.heads"], what, remedy);
 }
 
-/// Each key/value head serves the same number of query heads.
+/// Checks that each key/value head serves the same number of query heads.
 fn groups(model: &Model, report: &mut Report) {
     let (query, kv) = (model.heads, model.heads().kv);
     if !report.sound(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
@@ -172,7 +172,7 @@ fn groups(model: &Model, report: &mut Report) {
     report.between(&["model.kv_heads", "model.heads"], what, remedy);
 }
 
-/// Columns of a head, where they are turned in pairs or normalised.
+/// Checks the columns of a head, if they are rotated in pairs or normalised.
 fn columns(model: &Model, report: &mut Report) {
     let paths = ["model.head_dim", "model.hidden", "model.heads"];
     let rope = matches!(model.position, Position::Rope(_));
@@ -190,7 +190,7 @@ fn columns(model: &Model, report: &mut Report) {
     }
 }
 
-/// "90 or 100": the divisors of `n` on both sides of `near`.
+/// Divisors of `n` on both sides of `near`: "90 or 100".
 fn nearest_divisors(n: usize, near: usize) -> String {
     let below = (1..near).rev().find(|d| n.is_multiple_of(*d));
     let above = (near + 1..=n).find(|d| n.is_multiple_of(*d));
@@ -198,7 +198,7 @@ fn nearest_divisors(n: usize, near: usize) -> String {
     both.join(" or ")
 }
 
-/// `chunks`: whether topology.chunks is given.
+/// Checks the topology. `chunks` is whether topology.chunks is given.
 pub fn topology(
     topology: &Topology,
     chunks: bool,
@@ -226,7 +226,7 @@ pub fn offload(form: Option<OffloadForm>) -> Offload {
     })
 }
 
-/// Rejects settings of nothing, and what excludes each other.
+/// Rejects settings without an effect, and settings that exclude each other.
 fn offloaded(topology: &Topology, report: &mut Report) {
     let Offload { what, gradients, delay, .. } = topology.offload;
     if !report.sound(&["topology.offload"]) {
@@ -242,7 +242,7 @@ fn offloaded(topology: &Topology, report: &mut Report) {
         let remedy = "set topology.offload.what to optimizer, or topology.offload.delay to 0";
         report.between(&["topology.offload.delay", "topology.offload.what"], what, remedy);
     }
-    let compressed = topology.compression.is_some() && report.sound(&["topology"]);
+    let compressed = topology.compression.is_some() && report.sound(&["topology.compression"]);
     if compressed && gradients == GradientHome::Host {
         let what = "topology.compression powersgd with topology.offload.gradients host: the factors \
                     are made of all gradients of a step, on the device";
@@ -288,7 +288,13 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
         ("model.seq_len", model.seq_len, topology.sequence_parallel),
     ];
     for (path, size, is_cut) in parts {
-        let known = report.sound(&["topology.tensor", path, "model.hidden"]);
+        // What is not written follows from other settings.
+        let origins: &[&str] = match path {
+            _ if report.root().at(path).is_some() => &[],
+            "model.ffn_hidden" => &["model.hidden"],
+            _ => &["model.heads"],
+        };
+        let known = report.sound(&["topology.tensor", path]) && report.sound(origins);
         if known && is_cut && !size.is_multiple_of(tensor) {
             let what = format!("topology.tensor {tensor} does not divide {path} {size}");
             let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
@@ -297,8 +303,8 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
     }
 }
 
-/// Blocks of 8-bit moments lie inside a row. Where tensor parallelism cuts one, the states would
-/// depend on the grid.
+/// Checks that blocks of 8-bit moments fit into a rank's columns. If tensor parallelism cut a
+/// block, the states would depend on the grid.
 pub fn blocks_of_columns(
     optimizer: &Optimizer,
     topology: &Topology,
@@ -385,9 +391,11 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     }
 }
 
-/// The interleaved order takes micro-batches in groups of one per stage (Narayanan et al. 2021).
+/// Checks the interleaved schedule, which needs micro-batches in groups of one per stage (Narayanan
+/// et al. 2021).
 fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
-    if topology.schedule != Schedule::Interleaved || !report.sound(&["topology", "batch"]) {
+    let keys = ["topology.schedule", "topology.pipeline", "topology.data", "batch"];
+    if topology.schedule != Schedule::Interleaved || !report.sound(&keys) {
         return;
     }
     let stages = topology.pipeline;
@@ -412,8 +420,8 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     }
 }
 
-/// Rejects ZeRO ≥ 2 with pipeline > 1: each micro-batch would reduce its gradients (2) or gather
-/// the weights (3) anew.
+/// Rejects ZeRO ≥ 2 with pipeline > 1: every micro-batch would reduce its gradients (2) or gather
+/// the weights (3).
 fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     let Topology { zero, pipeline, .. } = *topology;
     if zero >= 2 && pipeline > 1 && report.sound(&["topology.zero", "topology.pipeline"]) {
@@ -441,11 +449,12 @@ impl From<raw::PowerSgd> for CompressionForm {
     }
 }
 
-/// Rejects PowerSGD with ZeRO ≥ 2, since each replica keeps an error as large as the gradients that
-/// ZeRO 2 would share; and where the device has no room for so much.
+/// Rejects PowerSGD with ZeRO ≥ 2, because each replica keeps an error as large as the gradients
+/// that ZeRO 2 would shard; and with offload settings that leave no device memory for it.
 fn compressed(topology: &Topology, report: &mut Report) {
     let Topology { zero, compression, offload, .. } = *topology;
-    if compression.is_none() || !report.sound(&["topology"]) {
+    let keys = ["topology.compression", "topology.zero", "topology.offload"];
+    if compression.is_none() || !report.sound(&keys) {
         return;
     }
     if zero >= 2 {

@@ -1,16 +1,17 @@
-//! Batch sizes, learning rate and length of the run, all counted in samples.
+//! Checks of batch sizes, learning rate and length of the run, all in samples.
 
 use super::super::choices::{DecayName, SpikeAction};
 use super::super::forms::{self, DecayForm, DivergenceForm, RampUpForm};
 use super::super::report::{Report, short};
 use super::super::settings::{Written, raw};
+use super::super::tree::Value;
 use super::super::{Batch, Decay, Divergence, EvalTask, Lr, RampUp};
 use super::paths::resolve;
 use base::{Bytes, Count};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// `data` is topology.data.
+/// Checks the batch. `data` is topology.data.
 pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
     let sound = report.sound(&["batch.micro", "batch.global", "topology.data"]);
@@ -48,7 +49,7 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
     }
 }
 
-/// Every stage of the ramp-up must divide into micro-batches over all replicas.
+/// Checks that every stage of the ramp-up is divisible into micro-batches over all replicas.
 fn stages(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
     let sizes = batch.ramp().sizes();
@@ -71,7 +72,7 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
     report.between(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
 }
 
-/// "micro 2 × data 8 = 16", or "micro 4" alone.
+/// For example "micro 2 × data 8 = 16", or "micro 4" alone.
 fn product(micro: usize, data: usize) -> String {
     match data {
         1 => format!("batch.micro {micro}"),
@@ -100,10 +101,16 @@ pub fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> 
     None
 }
 
-/// The run's length in samples.
+/// Length of the run in samples.
 pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut Report) -> u64 {
-    let sound = report.sound(&["train.samples", "train.tokens", "train.steps"]);
-    if !sound {
+    let lengths = ["train.samples", "train.tokens", "train.steps"];
+    let given = |path: &&&str| report.root().at(path).is_some_and(|at| at.value != Value::Null);
+    if lengths.iter().filter(given).count() > 1 {
+        let what = "the run's length is given more than once";
+        report.add("train", what, "keep one of train.samples, train.tokens, train.steps");
+        return 1;
+    }
+    if !report.sound(&lengths) {
         return 1;
     }
     let path;
@@ -125,11 +132,7 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
             report.add("train", "the run's length is missing", remedy);
             return 1;
         }
-        _ => {
-            let what = "the run's length is given more than once";
-            report.add("train", what, "keep one of train.samples, train.tokens, train.steps");
-            return 1;
-        }
+        _ => return 1, // given more than once
     };
     if report.sound(&["batch", "model.seq_len"]) && batch.ramp().steps(samples) == 0 {
         let first = batch.ramp().batch_at(0);
@@ -144,12 +147,12 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
     samples
 }
 
-/// What the checks of evaluations need to know of the rest of the manifest.
+/// Inputs for checks of evaluations.
 pub struct Validated<'a> {
-    /// Whether there is a validation set, and whether a tokenizer.
+    /// Whether there is a validation set, and whether there is a tokenizer.
     pub sets: bool,
     pub tokenizer: bool,
-    /// Where relative paths start.
+    /// Base folder of relative paths.
     pub folder: &'a Path,
 }
 
@@ -209,9 +212,9 @@ pub fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
     warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
 }
 
-/// `tokens`: whether the warm-up is given in tokens.
+/// Checks the learning rate. `tokens` is whether the warm-up is given in tokens.
 pub fn lr(lr: &Lr, tokens: bool, report: &mut Report) {
-    let Lr { peak, min, warmup_samples: warmup, decay } = *lr;
+    let Lr { peak, min, warmup_samples: warmup, decay, .. } = *lr;
     if report.sound(&["lr.peak", "lr.min"]) && min > peak {
         let what = format!("lr.min {min} is above lr.peak {peak}");
         report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
@@ -220,7 +223,7 @@ pub fn lr(lr: &Lr, tokens: bool, report: &mut Report) {
         let what = format!("lr.min {min} is never reached: lr.decay is constant");
         report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
     }
-    // The most samples the warm-up may take; what happens then, and at which sample.
+    // Maximum samples of the warm-up; the event that follows, and its sample.
     let (begins, what, at) = match decay {
         Decay::Constant => return,
         Decay::Linear { samples } | Decay::Cosine { samples } => {
@@ -237,7 +240,7 @@ pub fn lr(lr: &Lr, tokens: bool, report: &mut Report) {
     }
 }
 
-/// In a run of `run` samples, where a decay ends that says nothing else.
+/// Decay of a run of `run` samples. The decay ends with the run unless written otherwise.
 pub fn decay(
     form: Option<DecayForm>,
     run: u64,
@@ -245,7 +248,7 @@ pub fn decay(
     seq_len: usize,
     report: &mut Report,
 ) -> Decay {
-    // A run too short for its warm-up (a trial, say) just does not reach the decay.
+    // A run too short for its warm-up (a trial, say) does not reach the decay.
     let run = run.max(warmup + 1);
     use DecayName::{Constant, Cosine, Linear, Wsd};
     let lengths = match form {
@@ -285,7 +288,7 @@ pub fn decay(
     }
 }
 
-/// The decay of warm-up, stable, decay, which ends at `samples`.
+/// Decay of warm-up, stable, decay, which ends at `samples`.
 fn last_part(
     wsd: forms::Wsd,
     samples: u64,
@@ -324,14 +327,14 @@ impl Written for Decay {
     }
 }
 
-/// A length given in samples or in tokens.
+/// Length given in samples or in tokens.
 pub struct Length {
     pub samples: Option<u64>,
     pub tokens: Option<u64>,
 }
 
 impl Length {
-    /// The length in samples; tokens are rounded up to whole samples.
+    /// Length in samples; tokens are rounded up to whole samples.
     pub fn resolve(
         self,
         section: &str,
@@ -353,7 +356,7 @@ impl Length {
     }
 }
 
-/// What is done about loss spikes; where nothing is said, they are named.
+/// Settings of spike detection. By default spikes are only reported.
 pub fn divergence(form: Option<DivergenceForm>) -> Divergence {
     let named = |action| raw::Divergence { action: Some(action), ..Default::default() };
     Divergence::read(match form {

@@ -1,5 +1,6 @@
-//! The attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
-//! Queries and keys are turned by their position and normalised before where the model does that.
+//! Attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
+//! `turned` normalises queries and keys (if the model has head norms) and rotates them by position
+//! (RoPE).
 
 use super::linear::{self, Entry, Input};
 use super::norm;
@@ -13,20 +14,21 @@ use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
-    to_qkv:   Input,  // [N, H]   the norm's output
+    to_qkv:   Input,  // [N, H]   output of the norm
     qkv:      Tensor, // [N, qkv]
-    turned:   Tensor, // [N, qkv]  after the heads' norms and RoPE: without the norms, qkv itself
+    turned:   Tensor, // [N, qkv]  after head norms and RoPE: `qkv` itself without head norms
     ctx:      Input,  // [N, q]   attention output
     lse:      Tensor, // [N, a]   log-sum-exp of the scores
-    out_in:   Tensor, // [N, H]   the projection's result, inside the split region: a partial sum
-    pub out:  Tensor, // [n, H]   and outside
+    out_in:   Tensor, // [N, H]   result of the projection inside the split region: a partial sum
+    pub out:  Tensor, // [n, H]   result outside the split region
     rotation: Option<Rotation>,
     attend: Attend,
-    past: Option<(usize, Past)>, // with the layer's number
+    past: Option<(usize, Past)>, // with the index of the layer
 }
 
 impl Acts {
-    /// `x` [n, H] is the norm's input; `out` and `out_in` are shared by the sublayers.
+    /// Lays out the buffers. `x` [n, H] is the input of the norm; the sublayers share `out` and
+    /// `out_in`.
     pub fn plan(
         cx: &Cx,
         layer: usize,
@@ -70,7 +72,7 @@ impl Acts {
         }
     }
 
-    /// What happens to queries and keys before attention, if anything does.
+    /// Transform of queries and keys before attention; None if the model has none.
     fn query_key(&self, cx: &Cx, w: &Params) -> Option<QueryKey> {
         let (heads, eps) = (self.attend.heads, cx.model.layernorm_eps);
         let norm = w.get(QNorm).map(|query| QkNorm { query, key: w[KNorm], eps });
@@ -79,7 +81,7 @@ impl Acts {
     }
 }
 
-/// After the norm; the residual adds the projection's bias.
+/// Forward after the norm. The residual adds the projection's bias.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
     linear::forward(cx, a.to_qkv, (w, QkvW), bias, a.qkv.set());
@@ -100,8 +102,8 @@ fn turn(cx: &Cx, w: &Params, a: &Acts) {
     }
 }
 
-/// In: the gradient of `out` in `d.branch`, and what `rebuild` began. Out: that of the norm's output
-/// in `d.h`.
+/// Backward. `d.branch` holds the gradient of `out`, and `gather` is the result of `rebuild`.
+/// Leaves the gradient of the norm's output in `d.h`.
 pub fn backward(
     cx: &Cx,
     w: &Params,
@@ -122,7 +124,8 @@ pub fn backward(
     linear::backward_entry(cx, d.qkv, entry, (w, QkvW), dw, db);
 }
 
-/// What selective recompute drops: the outputs of the norms. Begins the gather of the layer's input.
+/// Recomputes what selective recompute drops: the outputs of the norms. Starts the gather of the
+/// layer's input.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     if a.turned != a.qkv {

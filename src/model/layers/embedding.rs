@@ -1,5 +1,5 @@
-//! Token and position embedding: x = dropout(norm(e·(token[id] + position[t]))); the table is split
-//! by vocabulary rows; position, µP's factor e and norm only if the model has them.
+//! Token and position embedding: x = dropout(norm(e·(token[id] + position[t]))). The token table is
+//! split by vocabulary rows. Position, µP's factor e and the norm are optional.
 
 use crate::weights::Weight::*;
 use crate::{Cx, Inputs, Params, mup};
@@ -9,15 +9,15 @@ use manifest::Position;
 
 #[rustfmt::skip]
 pub struct Acts {
-    sum:     Tensor, // [n, H]  token + position: the norm's input (else x itself)
-    sum_in:  Tensor, // [N, H]  inside the split region, a partial sum
+    sum:     Tensor, // [n, H]  token + position: input of the norm (x itself without one)
+    sum_in:  Tensor, // [N, H]  the same inside the split region, a partial sum
     stats:   Tensor, // [n, 2]
     pub x:   Tensor, // [n, H]  output
     drop: Dropout,
 }
 
 impl Acts {
-    /// `x` is the stream the first block reads.
+    /// Lays out the buffers. `x` is the input stream of the first block.
     pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Acts {
         let sum = match cx.model.embedding_layernorm {
             true => saved.matrix(x.rows, x.cols, x.dtype),
@@ -52,7 +52,8 @@ pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
     }
 }
 
-/// `d` [n, H] is the gradient of x (destroyed), `d_in` [N, H] its buffer inside the split region.
+/// Backward. `d` [n, H] is the gradient of x (overwritten); `d_in` [N, H] is its buffer inside the
+/// split region.
 pub fn backward(
     cx: &Cx,
     w: &Params,
@@ -80,7 +81,7 @@ pub fn backward(
     cx.be.embed_backward(d_in, inputs.tokens, first, g[TokenEmbed].add());
 }
 
-/// Positions of the tokens this rank holds outside split regions.
+/// Positions of this rank's tokens outside split regions.
 fn positions(cx: &Cx, inputs: &Inputs) -> Tensor {
     let rows = inputs.rows();
     inputs.positions.row_range(cx.tp.first_row(rows), cx.tp.tokens(rows))

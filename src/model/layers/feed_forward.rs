@@ -1,4 +1,4 @@
-//! The feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
+//! Feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
 use super::linear::{self, Entry, Input};
 use super::norm;
@@ -8,7 +8,7 @@ use comm::Pending;
 use device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
 use device::{Gelu, Tensor};
 
-/// The activation between the two products.
+/// Activation between the two products.
 #[derive(Clone, Copy)]
 enum Ffn {
     /// gelu(fc)
@@ -20,16 +20,17 @@ enum Ffn {
 #[rustfmt::skip]
 pub struct Acts {
     pub norm: norm::Acts,
-    to_fc:    Input,  // [N, H]   the norm's output
+    to_fc:    Input,  // [N, H]   output of the norm
     fc:       Tensor, // [N, f1]  before the activation: f columns, or 2f of SwiGLU
-    act:      Input,  // [N, f]   after it
-    out_in:   Tensor, // [N, H]   fc2's result, inside the split region: a partial sum
-    pub out:  Tensor, // [n, H]   and outside
+    act:      Input,  // [N, f]   after the activation
+    out_in:   Tensor, // [N, H]   result of fc2 inside the split region: a partial sum
+    pub out:  Tensor, // [n, H]   result outside the split region
     ffn: Ffn,
 }
 
 impl Acts {
-    /// `x` [n, H] is the norm's input; `out` and `out_in` are shared by the sublayers.
+    /// Lays out the buffers. `x` [n, H] is the input of the norm; the sublayers share `out` and
+    /// `out_in`.
     pub fn plan(
         cx: &Cx,
         inputs: &Inputs,
@@ -55,14 +56,14 @@ impl Acts {
     }
 }
 
-/// After the norm; the residual adds fc2's bias.
+/// Forward after the norm. The residual adds the bias of fc2.
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     forward_inner(cx, w, a);
     linear::forward(cx, a.act, (w, Fc2W), Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
-/// Up to what fc2 reads, which is all that backward needs.
+/// Forward up to the input of fc2, which is all that backward needs.
 pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
     match a.ffn {
         Ffn::Gelu(gelu) => {
@@ -77,8 +78,8 @@ pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
     }
 }
 
-/// In: the gradient of `out` in `d.branch`, and what `rebuild` began. Out: that of the norm's output
-/// in `d.h`.
+/// Backward. `d.branch` holds the gradient of `out`, and `gather` is the result of `rebuild`.
+/// Leaves the gradient of the norm's output in `d.h`.
 pub fn backward(
     cx: &Cx,
     w: &Params,
@@ -101,8 +102,8 @@ pub fn backward(
     linear::backward_entry(cx, d.fc, entry, (w, Fc1W), dw, db);
 }
 
-/// What selective recompute drops: the outputs of the norm and of the activation. Begins the gather of
-/// the layer's input.
+/// Recomputes what selective recompute drops: the outputs of the norm and of the activation. Starts
+/// the gather of the layer's input.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     match a.ffn {

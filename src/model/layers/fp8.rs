@@ -1,18 +1,18 @@
-//! Products of a block's matrix in 8-bit floats: E4M3, but gradients of outputs in E5M2 (Micikevicius
-//! et al. 2022), with sums in f32.
+//! fp8 matrix products of a block: E4M3, and E5M2 for gradients of outputs (Micikevicius et al.
+//! 2022), with f32 sums.
 //!
-//! Operands are quantized line by line along the depth of a product, by the largest number in each
-//! line. Each is read as seldom as that allows:
+//! Operands are quantized per line along the depth of a product, scaled by the largest magnitude in
+//! each line. Reads of each operand are kept to a minimum:
 //!
-//! | operand | when | bytes of an element in bf16 |
+//! | operand | when | bytes per element in bf16 |
 //! |---|---|---|
-//! | input | forward: rows, by maxima of their own, and maxima of columns; backward: columns | 3 and 3 |
+//! | input | forward: rows, by their own maxima, and maxima of columns; backward: columns | 3 and 3 |
 //! | gradient of an output | backward: maxima of rows and of columns, then both | 2 and 4 |
-//! | weight | as an input; or as a gradient, once a step, if it is kept (`KeptWeight`) | 6 |
+//! | weight | like an input; like a gradient, once per step, if it is kept (`KeptWeight`) | 6 |
 //!
-//! Where tensor-parallel ranks have shares of a line, or one scale serves a matrix, maxima are
-//! complete only after another read. They are of all shares, so that every grid quantizes to the same
-//! codes. What is not kept lies in a room that all products of a rank use in turn.
+//! If tensor-parallel ranks hold shares of a line, or one scale serves a whole matrix, the maxima
+//! need a separate read. They are taken over all shares, so that every grid quantizes to the same
+//! codes. All products of a rank share one workspace for operands that are not kept.
 
 use crate::kept::KeptWeight;
 use crate::weights::table;
@@ -20,34 +20,34 @@ use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
 use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor};
 
-/// Where the blocks' products are of 8-bit floats: what they need of a pass.
+/// fp8 settings and workspace of a pass. A pass without it computes in the model's dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Operands that are not kept, u8 [1, bytes] (`bytes`).
+    /// Workspace for operands that are not kept, u8 [1, `bytes`].
     pub space: Tensor,
-    /// Whether codes of weights are kept from a step's first micro-batch to its last.
+    /// Whether codes of weights are kept from the first micro-batch of a step to its last.
     pub keeps: bool,
-    /// Whether this pass makes those: the weights may be others than before.
+    /// Whether this pass recomputes those codes, because the weights may have changed.
     pub new_weights: bool,
 }
 
 impl Room {
-    /// For a forward pass of a step's first micro-batch, or of another.
+    /// Settings of a forward pass; `first` if its micro-batch is the first of the step.
     pub fn of_forward(self, first: bool) -> Room {
         Room { new_weights: self.keeps && first, ..self }
     }
 }
 
-/// A matrix that is to be an operand.
+/// Matrix to quantize as an operand.
 #[derive(Clone, Copy)]
 struct Operand {
     x: Tensor,
     format: Fp8,
-    /// How ranks share it.
+    /// Its split among ranks.
     split: TpSplit,
 }
 
-/// The products of a weight w [out, in].
+/// Products of a weight w [out, in].
 pub struct Products<'a> {
     cx: &'a Cx<'a>,
     arena: Arena,
@@ -56,10 +56,10 @@ pub struct Products<'a> {
     kept: KeptWeight,
 }
 
-/// Those of backward.
+/// Products of backward.
 pub struct Backward<'a> {
     of: Products<'a>,
-    /// Rows and columns of dy.
+    /// Rows and columns of dy, quantized.
     dy: [Quantized; 2],
 }
 
@@ -70,7 +70,7 @@ impl<'a> Products<'a> {
         Products { cx, arena, new_weights: room.new_weights, w, kept }
     }
 
-    /// y = then(x·wᵀ), and the maxima of x's columns where they are asked for.
+    /// y = then(x·wᵀ), and the maxima of x's columns if `maxima` is given.
     pub fn forward(&self, x: Tensor, maxima: Option<Tensor>, then: Epilogue, y: Out) {
         let w = match self.kept.codes {
             None => self.rows(self.w, Some(self.kept.maxima)),
@@ -87,7 +87,7 @@ impl<'a> Products<'a> {
 
     /// Quantizes dy for both products of backward.
     pub fn backward(self, dy: Tensor) -> Backward<'a> {
-        // Ranks have the columns that w's rows gave.
+        // Ranks hold the columns that correspond to their rows of w.
         let split = if self.w.split == TpSplit::Rows { TpSplit::Cols } else { TpSplit::Whole };
         let dy = Operand { x: dy, format: Fp8::E5M2, split };
         let places = Lines::BOTH.map(|lines| self.place(dy, lines));
@@ -95,13 +95,13 @@ impl<'a> Products<'a> {
         Backward { of: self, dy: places }
     }
 
-    /// x [N, in]: ranks have the columns that w's columns multiply.
+    /// Operand x [N, in]: ranks hold the columns that multiply their columns of w.
     fn input(&self, x: Tensor) -> Operand {
         let split = if self.w.split == TpSplit::Cols { TpSplit::Cols } else { TpSplit::Whole };
         Operand { x, format: Fp8::E4M3, split }
     }
 
-    /// Rows of x, and the maxima of this rank's columns where they are asked for.
+    /// Quantizes the rows of x. Also writes the maxima of this rank's columns to `columns`.
     fn rows(&self, of: Operand, columns: Option<Tensor>) -> Quantized {
         let (be, to) = (self.cx.be, self.place(of, Lines::Rows));
         if to.scaling == Fp8Scaling::RowWise && !self.is_shared(of, Lines::Rows) {
@@ -115,7 +115,7 @@ impl<'a> Products<'a> {
         to
     }
 
-    /// Columns of x, whose maxima on this rank are known.
+    /// Quantizes the columns of x, given their maxima on this rank.
     fn columns(&self, of: Operand, known: Tensor) -> Quantized {
         let to = self.place(of, Lines::Columns);
         let all = match self.is_shared(of, Lines::Columns) {
@@ -127,7 +127,7 @@ impl<'a> Products<'a> {
         to
     }
 
-    /// Rows and columns of x.
+    /// Quantizes x by rows and by columns.
     fn both(&self, of: Operand, to: [Quantized; 2]) {
         let maxima = Lines::BOTH.map(|lines| self.maxima(of, lines));
         self.cx.be.line_maxima(of.x, maxima.map(|(own, _)| Some(own.set())));
@@ -136,7 +136,7 @@ impl<'a> Products<'a> {
         self.cx.be.quantize(of.x, [Some((rows, to[0])), Some((columns, to[1]))]);
     }
 
-    /// Whether several ranks have parts of what shares a scale.
+    /// Whether lines with one scale are split among several ranks.
     fn is_shared(&self, of: Operand, lines: Lines) -> bool {
         let split = match (self.cx.be.fp8_scaling(), lines) {
             (Fp8Scaling::TensorWise, _) => of.split != TpSplit::Whole,
@@ -146,7 +146,8 @@ impl<'a> Products<'a> {
         self.cx.tp.group.size() > 1 && split
     }
 
-    /// A place for the maxima of lines: this rank's, among those of all that share them.
+    /// Reserves the maxima of lines: this rank's, as a view of those of all ranks that share the
+    /// lines.
     fn maxima(&self, of: Operand, lines: Lines) -> (Tensor, Tensor) {
         let group = self.cx.tp.group;
         let [shares, own] =
@@ -177,9 +178,9 @@ impl Backward<'_> {
         });
     }
 
-    /// dw = dyᵀ·x, by the maxima that forward left.
+    /// dw = dyᵀ·x, with the column maxima from forward.
     pub fn weight(&self, x: Tensor, maxima: Option<Tensor>, dw: Out) {
-        let maxima = maxima.expect("training's forward took them");
+        let maxima = maxima.expect("a forward in training computed them");
         self.of.arena.temporary(|_| {
             let x = self.of.columns(self.of.input(x), maxima);
             self.of.cx.be.fp8_gemm(&self.dy[1], &x, dw, Epilogue::Nothing);
@@ -187,13 +188,14 @@ impl Backward<'_> {
     }
 }
 
-/// A place for lines of some depth.
+/// Reserves codes and scales for [lines, depth].
 fn place(arena: &Arena, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
     let codes = arena.matrix(lines, depth, DType::U8);
     Quantized { codes, scales: arena.matrix(1, lines, DType::F32), format, scaling }
 }
 
-/// What is kept of a weight [out, in]; with its codes, rows and columns, or without.
+/// Lays out the state kept of a weight [out, in]; with `codes`, also its codes by row and by
+/// column.
 pub fn keep(be: &dyn Backend, [out, into]: [usize; 2], codes: bool, arena: &Arena) -> KeptWeight {
     let place = |size| place(arena, size, Fp8::E4M3, be.fp8_scaling());
     KeptWeight {
@@ -202,7 +204,7 @@ pub fn keep(be: &dyn Backend, [out, into]: [usize; 2], codes: bool, arena: &Aren
     }
 }
 
-/// Bytes of `Room::space` for any product of `rows` tokens.
+/// Bytes of `Room::space` that suffice for every product of `rows` tokens.
 pub fn bytes(cx: &Cx, rows: usize) -> usize {
     let ranks = cx.tp.group.size();
     let arena = Arena::measuring();

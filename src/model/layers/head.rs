@@ -1,5 +1,5 @@
-//! Final norm, logits and cross-entropy over a vocabulary split by rows. The logits exist only for
-//! a chunk of tokens at a time: a vocabulary of 250k never needs a full [N, V] buffer.
+//! Final norm, logits and cross-entropy, with the vocabulary split by rows. Logits are computed for
+//! one chunk of tokens at a time, so a vocabulary of 250k never needs a full [N, V] buffer.
 
 use super::norm;
 use crate::weights::Weight::*;
@@ -10,11 +10,11 @@ use device::{Arena, Gemm, Logits, Out, Tensor, ZLoss};
 
 #[rustfmt::skip]
 pub struct Acts {
-    norm: norm::Acts, //       of the last block's output
-    logits: Tensor, // [R, v]   of one chunk of R tokens; then their gradient
+    norm: norm::Acts, // norm of the last block's output
+    logits: Tensor, // [R, v]   of one chunk of R tokens; later their gradient
     stats:  Tensor, // [tp·R, 3]
-    pub losses: Tensor, // [N, 1]   of each token, weighted
-    z_losses: Option<Tensor>, // [N, 1]  the second loss, where the run has one
+    pub losses: Tensor, // [N, 1]   weighted loss of each token
+    z_losses: Option<Tensor>, // [N, 1]  z-loss of each token, if it is on
 }
 
 impl Acts {
@@ -31,14 +31,14 @@ impl Acts {
         }
     }
 
-    /// Chunks of tokens: (first, rows).
+    /// Chunks of tokens as (first row, rows).
     fn chunks(&self) -> impl Iterator<Item = (usize, usize)> {
         let (rows, chunk) = (self.norm.h_in.rows, self.logits.rows);
         (0..rows).step_by(chunk).map(move |first| (first, chunk.min(rows - first)))
     }
 }
 
-/// The final norm, times what µP multiplies logits by.
+/// Applies the final norm, and µP's factor of logits.
 fn normed(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward(cx, w, &a.norm);
     if let Some(factor) = mup::logit_factor(cx.model) {
@@ -46,7 +46,8 @@ fn normed(cx: &Cx, w: &Params, a: &Acts) {
     }
 }
 
-/// Adds the micro-batch's weighted loss to `loss` [1, 1]. `table` [v, H] is the head's weight.
+/// Adds the weighted loss of the micro-batch to `loss` [1, 1]. `table` [v, H] is the weight of the
+/// head.
 pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, loss: Out) {
     normed(cx, w, a);
     for (first, rows) in a.chunks() {
@@ -57,8 +58,8 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, lo
     cx.be.sum(a.losses, loss);
 }
 
-/// Forward and backward in one pass over the chunks; leaves the gradient of x in `d.stream`. The
-/// second loss is added to `d.z_loss`.
+/// Forward and backward in one pass over the chunks. Leaves the gradient of x in `d.stream` and
+/// adds the z-loss to `d.z_loss`.
 #[allow(clippy::too_many_arguments)]
 pub fn forward_backward(
     cx: &Cx,
@@ -91,7 +92,7 @@ pub fn forward_backward(
     norm::backward(cx, w, g, &a.norm, d.h, d.stream.set());
 }
 
-/// Logits of one token before any cap, f32 or the compute type [1, v].
+/// Logits [1, v] of one token before any cap, in f32 or the compute dtype.
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
     normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
@@ -99,7 +100,7 @@ pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tenso
     logits
 }
 
-/// The losses of a chunk of tokens from `first` on, and the gradient of their logits, scaled.
+/// Losses of a chunk of tokens that starts at `first`, and the scaled gradient of their logits.
 fn cross_entropy(
     cx: &Cx,
     i: &Inputs,

@@ -1,5 +1,5 @@
-//! y = x·wᵀ, w [out, in] a matrix of a block; biases and activations ride along as epilogues. Here it
-//! is decided whether the product is one of 8-bit floats.
+//! y = x·wᵀ with w [out, in] a matrix of a block. Biases and activations are fused as epilogues.
+//! Chooses between fp8 products and those in the model's dtype.
 
 use super::fp8::Products;
 use crate::{Cx, Params, Weight};
@@ -7,17 +7,16 @@ use base::DType;
 use comm::Pending;
 use device::{Arena, Epilogue, Gemm, Out, Tensor};
 
-/// What a product reads.
+/// Input of a product.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
     pub x: Tensor, // [N, in]
-    /// f32 [1, in]: the largest number in each column, which forward in 8-bit floats leaves for
-    /// backward.
+    /// f32 [1, in]: largest magnitude in each column, which an fp8 forward computes for backward.
     pub maxima: Option<Tensor>,
 }
 
 impl Input {
-    /// `kept` stays until backward.
+    /// Lays out the input. `kept` holds the maxima until backward.
     pub fn plan(cx: &Cx, x: Tensor, kept: &Arena) -> Input {
         let takes = cx.training && cx.fp8.is_some();
         Input { x, maxima: takes.then(|| kept.matrix(1, x.cols, DType::F32)) }
@@ -55,16 +54,17 @@ pub fn backward(
     }
 }
 
-/// What is read at the entry of a split region, in backward: x, and its gather if that still runs.
+/// Input of the first product in a split region, in backward: x, and its gather if that is still
+/// running.
 pub struct Entry {
     pub x: Input,
     pub gather: Option<Pending>,
-    pub dx_in: Tensor, // [N, in]  this rank's part of the sum
-    pub dx: Tensor,    // [n, in]  and outside
+    pub dx_in: Tensor, // [N, in]  this rank's partial sum
+    pub dx: Tensor,    // [n, in]  gradient outside the split region
 }
 
-/// dx = Σ_ranks dy·w,  dw = dyᵀ·x,  db = Σ dy if there is a bias. The sum over ranks runs beside the
-/// other product, and so does what is left of x's gather beside the first.
+/// dx = Σ_ranks dy·w,  dw = dyᵀ·x,  db = Σ dy if there is a bias. The gather of x overlaps with the
+/// first product, the sum over ranks with the second.
 pub fn backward_entry(
     cx: &Cx,
     dy: Tensor,

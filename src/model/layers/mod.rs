@@ -1,4 +1,4 @@
-//! Layers: forward beside backward.
+//! Layers. Each file has a layer's forward and backward side by side.
 
 pub mod attention;
 pub mod embedding;

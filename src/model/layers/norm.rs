@@ -1,4 +1,4 @@
-//! A normalisation before a split region: h = norm(x), gathered over the sequence.
+//! Normalisation before a split region: h = norm(x), gathered over the sequence.
 
 use crate::{Cx, GradBuffers, Params, Weight};
 use base::DType;
@@ -8,15 +8,16 @@ use device::{Arena, Dropout, Norm, Out, Tensor};
 #[rustfmt::skip]
 #[derive(Clone, Copy)]
 pub struct Acts {
-    weights: [Weight; 2], // scale and, but for an RMS norm, shift
+    weights: [Weight; 2], // scale, and shift unless it is an RMS norm
     x:        Tensor,     // [n, H]
     stats:    Tensor,     // [n, 2]  mean and 1/std
-    h:        Tensor,     // [n, H]  normed
+    h:        Tensor,     // [n, H]  normalised
     pub h_in: Tensor,     // [N, H]  inside the split region
 }
 
 impl Acts {
-    /// `kept` is for the statistics, `arena` for what they rebuild; `all` is N.
+    /// Lays out the buffers for `all` = N tokens: statistics in `kept`, values that they rebuild in
+    /// `arena`.
     pub fn plan(
         cx: &Cx,
         weights: [Weight; 2],
@@ -40,13 +41,13 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
-/// As `forward`, but h_in is there only after the gather that it begins.
+/// Like `forward`, but only starts the gather of h_in.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
     cx.be.layernorm(a.x, &a.norm(cx, w), a.h.set(), a.stats.set());
     cx.tp.begin_gather(a.h, a.h_in)
 }
 
-/// x = stream + dropout(branch + bias) before it, in one pass.
+/// Forward that first computes x = stream + dropout(branch + bias), in one pass.
 pub fn forward_residual(
     cx: &Cx,
     w: &Params,
@@ -60,14 +61,15 @@ pub fn forward_residual(
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
-/// `d` [n, H] is the gradient of h.
+/// Backward. `d` [n, H] is the gradient of h.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: Tensor, dx: Out) {
     let [scale, shift] = a.weights;
     let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
     cx.be.layernorm_backward(d, a.x, a.stats, w[scale], dx, dscale, dshift);
 }
 
-/// From the gradient of h in `d.h` on to that of x, added to `d.stream`, and that of the branch.
+/// Backward of `forward_residual`. Reads the gradient of h in `d.h`, adds that of x to `d.stream`,
+/// and leaves that of the branch in `d.branch`.
 pub fn backward_residual(
     cx: &Cx,
     w: &Params,

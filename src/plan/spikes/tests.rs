@@ -1,4 +1,4 @@
-//! Replayed curves: healthy ones lead to nothing, each kind of spike is found.
+//! Replayed loss curves: healthy ones trigger nothing, and each kind of spike is found.
 
 use super::*;
 use base::rng;
@@ -14,14 +14,15 @@ const RULE: Rule = Rule {
     roll_backs: 3,
 };
 
-/// About normal, with a heavy tail: twelve uniform numbers, one time in fifty twice as far.
+/// Approximately normal noise with a heavy tail: the sum of twelve uniform numbers, doubled one
+/// time in fifty.
 fn noise(seed: u64, step: u64) -> f64 {
     let uniform = |i: u64| rng::below(seed, 16 * step + i, 1 << 20) as f64 / (1 << 20) as f64;
     let normal = (0..12).map(uniform).sum::<f64>() - 6.0;
     if uniform(13) < 0.02 { 2.0 * normal } else { normal }
 }
 
-/// A pretraining curve: a fast fall, then a power law, with noise that shrinks; norms that fall.
+/// Pretraining curve: a fast fall, then a power law with shrinking noise and falling norms.
 fn healthy(seed: u64, step: u64) -> Taken {
     let t = step as f64;
     let (loss, spread) = (2.2 + 8.0 * (-t / 150.0).exp() + 3.0 * (t + 50.0).powf(-0.2), 0.05);
@@ -42,7 +43,8 @@ fn healthy_steps_lead_to_nothing() {
     (0..4).for_each(|seed| quiet(&mut SpikeWatch::default(), 2 * seed, 1..=10_000));
 }
 
-/// A real run's first 10,000 steps (tests/fixtures/curves/make.py), and how many spikes a rule finds.
+/// Number of spikes that a rule finds in the first 10,000 steps of a real run
+/// (tests/fixtures/curves/make.py).
 fn of_real_curve(rule: &Rule) -> usize {
     let text = include_str!("../../../tests/fixtures/curves/gpt2-124m-llmc.txt");
     let mut watch = SpikeWatch::default();
@@ -56,7 +58,8 @@ fn of_real_curve(rule: &Rule) -> usize {
     found.into_iter().filter(|found| *found != Found::Healthy).count()
 }
 
-/// Its batches lie up to 0.35 nat above the median, its norms up to 7.5 medians; it came to no harm.
+/// The run trained without problems. Its losses rise up to 0.35 nat above the median, its norms up
+/// to 7.5 medians.
 #[test]
 fn a_real_run_leads_to_nothing() {
     assert_eq!(of_real_curve(&RULE), 0);
@@ -100,7 +103,7 @@ fn the_limits_of_a_step_are_those_of_two_steps_before() {
 fn a_slow_divergence_is_found() {
     let mut watch = SpikeWatch::default();
     quiet(&mut watch, 5, 1..=1000);
-    // A hundredth of a nat each step, which a window of 128 steps follows.
+    // Rises by 0.01 nat per step, which a window of 128 steps follows.
     let found = (1001..1200).find_map(|step| {
         let is = healthy(5, step);
         let loss = is.loss + 0.01 * (step - 1000) as f64;
@@ -128,7 +131,7 @@ fn a_state_that_was_saved_decides_the_same() {
     }
 }
 
-/// Where nothing is done, a new level is named once and then taken for what it is.
+/// Without action, a new level is reported once and then accepted.
 #[test]
 fn without_action_a_new_level_is_accepted() {
     let mut watch = SpikeWatch::default();
@@ -147,13 +150,15 @@ fn a_run_does_not_go_back_for_ever() {
     let mut watch = SpikeWatch::default();
     assert_eq!(watch.may_roll_back(&RULE, 200), Ok(()));
     watch.roll_backs.push(back(200));
-    assert!(watch.may_roll_back(&RULE, 699).unwrap_err().contains("from step 200 already"));
+    assert!(
+        watch.may_roll_back(&RULE, 699).unwrap_err().contains("already rolled back from step 200")
+    );
     assert_eq!(watch.may_roll_back(&RULE, 700), Ok(()));
     watch.roll_backs.extend([back(700), back(1200)]);
     assert!(watch.may_roll_back(&RULE, 9000).unwrap_err().contains("3 times"));
 }
 
-/// The update's norm of a step as its learning rate warms up, with noise.
+/// Update norm and learning rate of a step during warm-up, with noise.
 fn update(step: u64) -> (f64, f64) {
     let lr = 3e-4 * (step as f64 / 500.0).min(1.0);
     (lr * (200.0 + 300.0 / (step as f64).sqrt()) * (0.1 * noise(3, step)).exp(), lr)
@@ -171,12 +176,12 @@ fn an_update_that_is_too_long_is_named_once_and_a_warm_up_is_none() {
     assert!(said.contains("times the usual at its learning rate (above 2."), "{said}");
     let saved = serde_json::to_string(&watch).unwrap();
     let mut watch: SpikeWatch = serde_json::from_str(&saved).unwrap();
-    assert_eq!(watch.see_update(&RULE, 3.0 * norm, lr), None, "of a row the first");
+    assert_eq!(watch.see_update(&RULE, 3.0 * norm, lr), None, "only the first in a row");
     assert_eq!(watch.see_update(&RULE, norm, lr), None);
     assert!(watch.see_update(&RULE, 3.0 * norm, lr).is_some(), "the next row");
     for _ in 1..=WINDOW + 20 {
         watch.see_update(&RULE, 3.0 * norm, lr);
     }
-    assert_eq!(watch.see_update(&RULE, 4.0 * norm, lr), None, "another level is none");
+    assert_eq!(watch.see_update(&RULE, 4.0 * norm, lr), None, "a new level is not a spike");
     assert!(watch.see_update(&Rule { update_rise: 1.2, ..RULE }, 9.0 * norm, lr).is_some());
 }

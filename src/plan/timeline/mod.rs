@@ -1,5 +1,5 @@
-//! What a schedule costs in time: the ranks' orders simulated, with their waits for messages. The
-//! estimator's search ranks schedules by it, `draw` prints it, and it finds deadlocks.
+//! Simulated execution time of a schedule, including waits for messages. The estimator's search
+//! ranks schedules by it, `draw` prints it, and it detects deadlocks.
 
 use super::schedule::{Action, Pass, PipelineRank, Side, leading_exchange};
 use std::fmt;
@@ -7,14 +7,15 @@ use std::fmt;
 /// Durations of the ranks' actions, in seconds or any other unit.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    /// One micro-batch through each virtual stage.
+    /// One micro-batch in each virtual stage.
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
-    /// One group of messages, once all its ranks have posted their sides; or one that is begun.
+    /// One group of exchanged messages, after all its ranks have posted their sides; or one
+    /// asynchronous message.
     pub message: f64,
 }
 
-/// When a forward or a backward begins and ends.
+/// Start and end of a forward or a backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     pub forward: bool,
@@ -23,20 +24,20 @@ pub struct Interval {
     pub end: f64,
 }
 
-/// The computations of each rank, in order.
+/// Computations of each rank, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     pub ranks: Vec<Vec<Interval>>,
 }
 
 impl Timeline {
-    /// When the last rank has finished.
+    /// Time at which the last rank finishes.
     pub fn end(&self) -> f64 {
         let ends = self.ranks.iter().filter_map(|intervals| intervals.last());
         ends.map(|interval| interval.end).fold(0.0, f64::max)
     }
 
-    /// The share of all ranks' time in which they compute nothing.
+    /// Fraction of all ranks' time without computation.
     pub fn bubble(&self) -> f64 {
         let busy: f64 =
             self.ranks.iter().flatten().map(|interval| interval.end - interval.start).sum();
@@ -44,32 +45,32 @@ impl Timeline {
     }
 }
 
-/// The schedule cannot finish: ranks wait for messages that never come.
+/// Error of a schedule that cannot finish: ranks wait for messages that are never sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Deadlock {
-    /// Each rank that has not finished, and the messages it waits at.
+    /// Each unfinished rank, and the messages that it waits for.
     pub waiting: Vec<(usize, Vec<Action>)>,
 }
 
 impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks = self.waiting.iter().map(|(rank, at)| format!("rank {rank} waits at {at:?}"));
+        let ranks = self.waiting.iter().map(|(rank, at)| format!("rank {rank} waits for {at:?}"));
         f.write_str(&ranks.collect::<Vec<_>>().join("; "))
     }
 }
 
-/// Simulates the orders of a pipeline's ranks, `schedule::with_messages` or `with_begun_messages` of
-/// each. Ranks meet, as NCCL has it: exchanged messages are over when every peer has posted its side;
-/// one that is begun moves once both ranks have begun it, after those begun before it of its kind
-/// and direction. The nth message that one rank sends to another is the nth that the other receives from
-/// it; of those that are begun, the nth of its kind.
+/// Simulates the orders of a pipeline's ranks, from `schedule::with_messages` or
+/// `with_begun_messages`. Semantics are those of NCCL. Exchanged messages end when every peer has
+/// posted its side. An asynchronous message moves once both ranks have started it, after earlier
+/// ones of its kind and direction. The nth message that a rank sends to another is the nth that the
+/// other receives; for asynchronous ones, the nth of its kind.
 ///
 /// # Panics
-/// Where those two are not the same message: the wrong data would arrive.
+/// If those two are not the same message, because the wrong data would arrive.
 pub fn simulate(orders: &[Vec<Action>], costs: &Costs) -> Result<Timeline, Deadlock> {
     let mut simulation = Simulation::new(orders, costs);
     let ranks = orders.len();
-    // A rank that advances can unblock only the ranks before and after it.
+    // A rank that advances can unblock only its neighbours.
     let mut awake: Vec<usize> = (0..ranks).rev().collect();
     let mut is_awake = vec![true; ranks];
     while let Some(rank) = awake.pop() {
@@ -85,12 +86,12 @@ pub fn simulate(orders: &[Vec<Action>], costs: &Costs) -> Result<Timeline, Deadl
     simulation.finish()
 }
 
-/// One side of a message (whether it is an activation, the virtual stage before it, the
-/// micro-batch), and when it was posted.
+/// Side of a message (whether it is an activation, the previous virtual stage, the micro-batch),
+/// and the time at which it was posted.
 type Posted = ((bool, usize, usize), f64);
 
-/// The messages from one rank to another, in order: as sent and as received. When they end, of
-/// those that are begun.
+/// Messages from one rank to another in order, as sent and as received. `ends` has the end times of
+/// asynchronous ones.
 #[derive(Clone, Default)]
 struct Channel {
     sent: Vec<Posted>,
@@ -99,7 +100,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// When a message that was begun has moved, if both sides have begun it.
+    /// End of an asynchronous message; None until both sides have started it.
     fn end(&mut self, number: usize, cost: f64) -> Option<f64> {
         while self.ends.len() <= number {
             let (sent, received) =
@@ -114,13 +115,13 @@ impl Channel {
 struct Simulation<'a> {
     orders: &'a [Vec<Action>],
     costs: &'a Costs,
-    /// Of each rank: the next action and the clock.
+    /// Index of the next action, and clock, of each rank.
     at: Vec<(usize, f64)>,
-    /// The messages each rank waits for: channel and number.
+    /// Messages that each rank waits for: channel and index.
     posted: Vec<Vec<(usize, usize)>>,
-    /// Of those that are begun and not yet awaited, the same and the side.
+    /// Asynchronous messages not yet awaited: side, channel and index.
     begun: Vec<Vec<(Side, (usize, usize))>>,
-    /// By `Simulation::channel`.
+    /// Indexed by `Simulation::channel`.
     channels: Vec<Channel>,
     intervals: Vec<Vec<Interval>>,
 }
@@ -139,7 +140,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Advances a rank until it waits for messages; true if it did anything.
+    /// Advances a rank until it waits for messages. Returns whether it did anything.
     fn advance(&mut self, rank: usize) -> bool {
         let mut moved = false;
         while let Some(action) = self.orders[rank].get(self.at[rank].0) {
@@ -196,7 +197,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Posts one side of a message; gives its channel and its number there.
+    /// Posts one side of a message. Returns its channel and its index in that channel.
     fn post_one(
         &mut self,
         rank: usize,
@@ -220,8 +221,9 @@ impl<'a> Simulation<'a> {
         (channel, number)
     }
 
-    /// Channel 2r goes from rank r to the one after it, channel 2r + 1 to the one before, which of two
-    /// ranks are one, whatever it carries. Behind them is one of each kind for what is begun.
+    /// Channel 2r leads from rank r to the next rank, channel 2r + 1 to the previous one. With two
+    /// ranks these are the same channel, for messages of any kind. Asynchronous messages have
+    /// further channels, one per kind and direction.
     fn channel(&self, rank: usize, side: Side, begun: bool) -> usize {
         let ranks = self.orders.len();
         let pp = PipelineRank { rank, ranks, chunks: 1 };
@@ -230,7 +232,7 @@ impl<'a> Simulation<'a> {
         2 * ranks * usize::from(begun) + 2 * from + usize::from(apart)
     }
 
-    /// When the last peer posted its side of a rank's messages, if all have.
+    /// Time at which the last peer posted its side of a rank's messages; None if one is missing.
     fn over(&self, rank: usize) -> Option<f64> {
         self.posted[rank].iter().try_fold(0.0f64, |latest, (channel, number)| {
             let Channel { sent, received, .. } = &self.channels[*channel];
@@ -253,9 +255,9 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// A picture in text, about `columns` wide: a row a rank, time to the right. A forward is filled
-/// with its micro-batch's number and a backward with it in brackets; the letter after it is the
-/// chunk, where a rank has several.
+/// Draws the timeline as text, about `columns` wide: one row per rank, time to the right. A forward
+/// is filled with the number of its micro-batch, a backward with the number in brackets. A letter
+/// names the chunk if a rank has several.
 pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let scale = columns as f64 / timeline.end();
     let chunks = timeline.ranks.iter().flatten().map(|interval| interval.pass.chunk + 1).max();
@@ -279,7 +281,7 @@ pub fn draw(timeline: &Timeline, columns: usize) -> String {
     text
 }
 
-/// "3", "3b", "[3b".
+/// Text of an interval: "3", "3b", "[3b".
 fn cell(interval: &Interval, chunked: bool) -> String {
     let chunk = if chunked { char::from(b'a' + (interval.pass.chunk % 26) as u8) } else { ' ' };
     let open = if interval.forward { "" } else { "[" };

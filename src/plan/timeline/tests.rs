@@ -5,7 +5,7 @@ use crate::schedule::{
 };
 use std::collections::HashMap;
 
-/// All ranks' orders, with messages.
+/// Orders of all ranks, with exchanged messages.
 fn orders(
     ranks: usize,
     chunks: usize,
@@ -15,7 +15,7 @@ fn orders(
     pipeline.map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0).collect()
 }
 
-/// The same, with messages that are begun.
+/// Orders of all ranks, with asynchronous messages.
 fn begun(
     ranks: usize,
     chunks: usize,
@@ -25,7 +25,7 @@ fn begun(
     pipeline.map(|pp| with_slots(with_begun_messages(pp, &order(pp)), chunks).0).collect()
 }
 
-/// Backward twice as long as forward; a rank's share of a micro-batch takes 3.
+/// Costs with backward twice as long as forward. A rank's share of a micro-batch takes 3.
 fn costs(stages: usize, chunks: usize) -> Costs {
     let each = |time: f64| vec![time / chunks as f64; stages];
     Costs { forward: each(1.0), backward: each(2.0), message: 0.0 }
@@ -55,6 +55,31 @@ fn no_schedule_deadlocks() {
     }
 }
 
+/// A GPU may run operations strictly one after the other, each blocking until its peer arrives.
+/// NCCL guarantees progress only for programs that finish under this condition. Exchanged messages
+/// do. Asynchronous ones need streams that progress independently, which no GPU guarantees.
+#[test]
+fn exchanged_messages_need_no_independent_streams() {
+    let one_queue = |order: Vec<Action>| -> Vec<Action> {
+        let once = |action| match action {
+            Action::Begin(side, pass) => vec![action, Action::Await(side, pass)],
+            Action::Await(..) => vec![],
+            _ => vec![action],
+        };
+        order.into_iter().flat_map(once).collect()
+    };
+    for (ranks, chunks) in [(2, 2), (4, 2), (4, 3), (8, 4), (12, 2)] {
+        let order = |pp: PipelineRank| interleaved(pp, 2 * ranks);
+        let costs = costs(ranks * chunks, chunks);
+        let finishes = |orders: Vec<Vec<Action>>| {
+            let orders: Vec<_> = orders.into_iter().map(one_queue).collect();
+            simulate(&orders, &costs).is_ok()
+        };
+        assert!(finishes(orders(ranks, chunks, order)), "{ranks} x {chunks}");
+        assert!(!finishes(begun(ranks, chunks, order)), "{ranks} x {chunks}");
+    }
+}
+
 #[test]
 fn a_deadlock_is_found() {
     let crossed = |pp: PipelineRank| match pp.rank {
@@ -64,7 +89,7 @@ fn a_deadlock_is_found() {
     let stuck = simulate(&orders(2, 1, crossed), &costs(2, 1)).unwrap_err();
     assert_eq!(stuck.waiting.len(), 2, "{stuck}");
     let mut late = begun(2, 2, |pp| interleaved(pp, 2));
-    // Rank 1 would rather send first what rank 0 receives last.
+    // Rank 1 sends last what rank 0 receives first.
     let is_send = |action: &&Action| matches!(action, Action::Begin(Side::SendDx, _));
     let sends: Vec<Action> = late[1].iter().filter(is_send).copied().collect();
     late[1].retain(|action| !is_send(&action));
@@ -74,8 +99,8 @@ fn a_deadlock_is_found() {
     assert_eq!(stuck.waiting.len(), 2, "{stuck}");
 }
 
-/// Narayanan et al. 2021, § 2.2: of the time, (p − 1) / m is lost beside the work of m
-/// micro-batches on p ranks; v chunks divide that by v.
+/// Narayanan et al. 2021, § 2.2: the bubble is (p − 1) / m of the time of m micro-batches on p
+/// ranks; v chunks divide it by v.
 #[test]
 fn bubbles_are_the_published_ones() {
     for (ranks, micros) in [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16), (8, 32)] {
@@ -104,7 +129,7 @@ fn a_drawing_shows_all() {
     assert!(drawn.lines().eq(expected), "\n{drawn}");
 }
 
-/// A search over grids of hundreds of ranks plays thousands of these.
+/// A search over grids of hundreds of ranks simulates thousands of these.
 #[test]
 fn a_long_play_has_all_its_spans() {
     let timeline = run(16, 2, |pp| interleaved(pp, 256));
@@ -112,11 +137,11 @@ fn a_long_play_has_all_its_spans() {
     assert!(timeline.ranks.iter().flatten().all(|interval| interval.end > interval.start));
 }
 
-/// Seconds that messages of 0.1 add to a step of 12 ranks: exchanged between passes, begun beside
-/// them, and at best, where each leaves as soon as its pass has ended, is received at any time, and
-/// delays no other. In 1F1B a micro-batch that returns is awaited by the next one: its way to the
-/// last stage and back is as long either way, but for one message of 2 · 12. An interleaved order has
-/// twice as many micro-batches on the way, and begun as it is it loses nothing to the best.
+/// Seconds that messages of 0.1 add to a step of 12 ranks: exchanged between passes, asynchronous,
+/// and ideal. Ideal messages leave as soon as their pass ends, are received at any time, and delay
+/// no others. In 1F1B the next pass waits for a returning micro-batch: its way to the last stage
+/// and back is equally long either way, except for one message of 2 · 12. An interleaved order has
+/// twice as many micro-batches in flight, and its asynchronous messages are as good as ideal.
 #[test]
 fn only_interleaved_messages_have_anything_to_hide_behind() {
     let seconds = |chunks: usize, order: &dyn Fn(PipelineRank) -> Vec<Round>| {
@@ -138,11 +163,11 @@ fn only_interleaved_messages_have_anything_to_hide_behind() {
     }
 }
 
-/// When the last rank ends if messages travel beside its work.
+/// End time of the last rank with ideal messages.
 fn ends_beside(orders: &[Vec<Action>], costs: &Costs) -> f64 {
     let (ranks, stages) = (orders.len(), costs.forward.len());
     let mut at = vec![(0, 0.0f64); ranks];
-    // By direction, micro-batch and virtual stage.
+    // Indexed by direction, micro-batch and virtual stage.
     let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
     while at.iter().zip(orders).any(|((next, _), order)| *next < order.len()) {
         for (rank, order) in orders.iter().enumerate() {

@@ -9,9 +9,10 @@ use super::launch::{Device, LocalRanks};
 use super::loader::DataShard;
 use super::messages::Messages;
 use super::rank::Rank;
+use base::progress::{Progress, Unit};
 use base::{Count, Problems};
-use data::Tokenizer;
-use data::eval::{Accuracy, Reading, Task, Tokens, Windows};
+use data::eval::{Accuracy, Reading, Samples, Task, Tokens, Validation, Windows};
+use data::{Record, Tokenizer};
 use engine::Scorer;
 use manifest::{EvalTask, Loaded, Manifest, Position};
 use model::Source;
@@ -29,8 +30,9 @@ pub struct Options {
     pub data: Option<PathBuf>,
     /// Tokens of a sample; the model's own where it is not given.
     pub seq_len: Option<usize>,
-    /// Files of questions, and how many of each are read.
+    /// Files of questions. Without these and `data`, the run's own validation sets are scored.
     pub tasks: Vec<PathBuf>,
+    /// Questions of each file and samples of the data, at most.
     pub limit: Option<usize>,
     /// Whether a line of JSON is printed for each sample of the data.
     pub logprobs: bool,
@@ -46,6 +48,9 @@ pub struct Scored {
     pub model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataScore>,
+    /// On the run's own validation sets, as its evaluations measure them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub validation: Vec<DataScore>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskScore>,
 }
@@ -58,10 +63,10 @@ pub struct DataScore {
     pub loss: f64,
     /// exp(loss).
     pub perplexity: f64,
-    /// Of a text: the sum of −log₂ p over its bytes.
+    /// Of a whole text: the sum of −log₂ p over its bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
-    /// Tokens that were scored: all but the first.
+    /// Tokens that were scored: of a stream all but the first.
     pub tokens: u64,
     pub samples: u64,
     pub seq_len: usize,
@@ -78,6 +83,7 @@ pub struct TaskScore {
 /// What is scored, as read before the ranks start.
 struct Exam {
     data: Option<(PathBuf, Windows)>,
+    validation: Vec<(String, Validation)>,
     tasks: Vec<(PathBuf, Task)>,
     seq_len: usize,
 }
@@ -85,9 +91,9 @@ struct Exam {
 /// Scores a model, alone or as one of the ranks that a launcher started. Some in the process of
 /// rank 0.
 pub fn run(options: &Options, messages: &Messages) -> anyhow::Result<Option<Scored>> {
-    let (source, loaded) = model::open(&options.model, options)?;
+    let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
     let m = &loaded.manifest;
-    let exam = Exam::read(options, m)?;
+    let exam = Exam::read(options, m, run.as_ref())?;
     check_shares(m, exam.seq_len)?;
     let folder = &m.log.folder;
     let existed = folder.exists();
@@ -113,7 +119,7 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
 }
 
 impl Exam {
-    fn read(options: &Options, m: &Manifest) -> anyhow::Result<Exam> {
+    fn read(options: &Options, m: &Manifest, run: Option<&Manifest>) -> anyhow::Result<Exam> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.seq_len {
             let what = format!("{seq_len} is more than the model's {} positions", m.model.seq_len);
@@ -123,19 +129,56 @@ impl Exam {
         let mut problems = Problems::default();
         let mut data = None;
         if let Some(path) = &options.data {
-            let tokens = Tokens::open(path, tokenizer.as_ref());
-            let vocab = m.model.vocab;
+            let tokens = open_tokens(path, m, tokenizer.as_ref());
+            let (vocab, limit) = (m.model.vocab, options.limit.map(|n| n as u64));
             let windows =
-                tokens.and_then(|t| Windows::new(path, t, seq_len, vocab, options.logprobs));
+                tokens.and_then(|t| Windows::new(path, t, seq_len, vocab, limit, options.logprobs));
             data = problems.collect(windows)?.map(|windows| (path.clone(), windows));
         }
+        let validation = match options.data.is_none() && options.tasks.is_empty() {
+            true => validation(options, run, seq_len)?,
+            false => Vec::new(),
+        };
         let mut tasks = Vec::new();
         for path in &options.tasks {
             let task = read_task(path, m, tokenizer.as_ref(), seq_len, options.limit);
             tasks.extend(problems.collect(task)?.map(|task| (path.clone(), task)));
         }
-        Ok(problems.or(Exam { data, tasks, seq_len })?)
+        Ok(problems.or(Exam { data, validation, tasks, seq_len })?)
     }
+}
+
+/// A text or a dataset, whose recorded tokenizer must be the model's.
+fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Tokens> {
+    let tokens = Tokens::open(path, tokenizer)?;
+    if let (Tokens::Dataset(dataset), Some(own)) = (&tokens, &m.data.tokenizer)
+        && let Some(record) = Record::read(dataset)?
+    {
+        record.compare(dataset.prefix(), "the model's tokenizer", own)?;
+    }
+    Ok(tokens)
+}
+
+/// The run's own validation sets: the samples that its evaluations read, or the first of them.
+fn validation(
+    options: &Options,
+    run: Option<&Manifest>,
+    seq_len: usize,
+) -> anyhow::Result<Vec<(String, Validation)>> {
+    let Some(m) = run.filter(|m| !m.data.valid.is_empty()) else {
+        let place = options.model.display().to_string();
+        let remedy = "name what to score: --data PREFIX or FILE, or --tasks FILE";
+        return Err(Problems::one(place, "has no validation set of its own", remedy).into());
+    };
+    let shard = DataShard::whole(m);
+    let ordered = shard.rounds(m.train.eval_samples) * shard.micro as u64;
+    let wanted = options.limit.map_or(m.train.eval_samples, |limit| limit as u64);
+    let mut sets = Vec::new();
+    for (name, source) in data::validation(&m.data, seq_len, m.model.vocab, ordered.max(wanted))? {
+        let samples = Validation::new(&name, source, wanted)?;
+        sets.push((name, samples));
+    }
+    Ok(sets)
 }
 
 /// The tasks of a run, by name.
@@ -182,16 +225,53 @@ fn score(
     tracing::info!("memory: {}", scorer.memory_plan().total());
     let model = rank.phase("loading", || source.load(&scorer))?;
     rank.set_phase("scoring");
-    let scoring = Scoring { rank, be, model: &scorer, shard: DataShard::of(rank, m), seq_len };
+    let progress = exam.progress(rank);
+    let (shard, progress) = (DataShard::of(rank, m), progress.as_ref());
+    let scoring = Scoring { rank, be, model: &scorer, shard, seq_len, progress };
     let data = exam.data.as_ref().map(|(path, windows)| stream(&scoring, path, windows));
     let data = data.transpose()?;
+    let mut validation = Vec::new();
+    for (name, samples) in &exam.validation {
+        validation.push(validated(&scoring, name, samples)?);
+    }
     let mut tasks = Vec::new();
     for (path, task) in &exam.tasks {
         let accuracy = scoring.task(task)?;
         let task = path.display().to_string();
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
-    Ok(rank.is_first().then_some(Scored { model, data, tasks }))
+    Ok(rank.is_first().then_some(Scored { model, data, validation, tasks }))
+}
+
+impl Exam {
+    /// On rank 0: of all samples together.
+    fn progress(&self, rank: &Rank) -> Option<Progress> {
+        let data = self.data.iter().map(|(_, windows)| windows.count());
+        let validation = self.validation.iter().map(|(_, samples)| samples.count());
+        let tasks = self.tasks.iter().map(|(_, task)| task.packed.count());
+        let samples: u64 = data.chain(validation).chain(tasks).sum();
+        let tokens = samples * self.seq_len as u64;
+        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Of("tokens")))
+    }
+}
+
+/// The mean loss of a validation set's samples, as an evaluation has it.
+fn validated(scoring: &Scoring, name: &str, of: &Validation) -> anyhow::Result<DataScore> {
+    let (mut total, mut tokens, mut samples) = (0.0, 0.0, 0);
+    scoring.each(of, &mut |_, values| {
+        (total, tokens, samples) = (total + values[0], tokens + values[1], samples + 1);
+        Ok(())
+    })?;
+    let loss = total / samples.max(1) as f64;
+    Ok(DataScore {
+        data: format!("validation set {name}"),
+        loss,
+        perplexity: loss.exp(),
+        bits_per_byte: None,
+        tokens: tokens as u64,
+        samples,
+        seq_len: scoring.seq_len,
+    })
 }
 
 /// The loss on a stream. Prints a line for each sample where each token's loss is kept.
@@ -208,8 +288,8 @@ fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<D
     })?;
     let (tokens, bits) = (windows.scored(), total / std::f64::consts::LN_2);
     let bytes = match &windows.tokens {
-        Tokens::Text { bytes, .. } => Some(*bytes as f64),
-        Tokens::Dataset(_) => None,
+        Tokens::Text { bytes, .. } if !windows.is_cut() => Some(*bytes as f64),
+        _ => None,
     };
     let loss = total / tokens as f64;
     Ok(DataScore {
@@ -243,19 +323,19 @@ fn print_logprobs(sample: u64, losses: &[f64]) -> anyhow::Result<()> {
 impl fmt::Display for Scored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.model)?;
-        if let Some(score) = &self.data {
+        for score in self.data.iter().chain(&self.validation) {
             let DataScore { data, loss, perplexity, tokens, .. } = score;
             write!(f, "\n{data}: loss {loss:.6} | perplexity {perplexity:.6}")?;
             if let Some(bits) = score.bits_per_byte {
                 write!(f, " | bits per byte {bits:.6}")?;
             }
-            let (samples, seq_len) = (Count(score.samples), score.seq_len);
-            write!(f, " | {} tokens in {samples} samples of {seq_len}", Count(*tokens))?;
+            let (samples, seq_len) = (Count(score.samples).of("sample"), score.seq_len);
+            write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).of("token"))?;
         }
         for TaskScore { task, accuracy } in &self.tasks {
             let Accuracy { questions, acc, acc_norm } = accuracy;
-            let questions = Count(*questions);
-            write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions} questions")?;
+            let questions = Count(*questions).of("question");
+            write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions}")?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::Options;
 use anyhow::Context;
 use checkpoint::hf::{self, HfConfig};
-use checkpoint::{self, Index};
+use checkpoint::{self, Index, tokenizer};
 use comm::LauncherEnv;
 use engine::Frozen;
 use manifest::{self, Family, Loaded, Manifest, Position};
@@ -31,16 +31,28 @@ impl Source {
     }
 }
 
+/// A model that is to be scored.
+pub struct Opened {
+    pub source: Source,
+    /// A manifest to score it with.
+    pub loaded: Loaded,
+    /// Its own manifest, if it is a run's.
+    pub run: Option<Manifest>,
+}
+
 /// The model in a folder, and a manifest to score it with: its own tokenizer, and one rank, or as
 /// many replicas as ranks were started, unless the options say otherwise.
-pub fn open(folder: &Path, options: &Options) -> anyhow::Result<(Source, Loaded)> {
-    let (source, mut m) = match folder.join("config.json").exists() {
-        true => hugging_face(folder)?,
-        false => of_run(folder)?,
+pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
+    let is_run = !folder.join("config.json").exists();
+    let (source, mut m) = if is_run { of_run(folder)? } else { hugging_face(folder)? };
+    let run = is_run.then(|| m.clone());
+    let own = match &source {
+        Source::Checkpoint(folder) => tokenizer::own(folder, m.data.tokenizer.as_deref()),
+        Source::HuggingFace { .. } => None,
     };
-    if let Some(tokenizer) = &options.tokenizer {
-        m.data.tokenizer = Some(tokenizer.clone());
-    }
+    // One that the manifest names and is not there is reported when it is needed.
+    let chosen = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
+    m.data.tokenizer = chosen.or(m.data.tokenizer);
     if m.model.position != Position::Learned {
         m.model.seq_len = options.seq_len.unwrap_or(m.model.seq_len); // no weight has this size
     }
@@ -48,7 +60,7 @@ pub fn open(folder: &Path, options: &Options) -> anyhow::Result<(Source, Loaded)
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
     let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
     let sets: Vec<String> = replicas.into_iter().chain(options.sets.iter().cloned()).collect();
-    Ok((source, manifest::for_inference(&m, &sets)?))
+    Ok(Opened { source, loaded: manifest::for_inference(&m, &sets)?, run })
 }
 
 fn of_run(folder: &Path) -> anyhow::Result<(Source, Manifest)> {

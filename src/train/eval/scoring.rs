@@ -3,6 +3,7 @@
 
 use super::super::loader::DataShard;
 use super::super::rank::Rank;
+use base::progress::Progress;
 use data::Batch;
 use data::eval::{Accuracy, Samples, Task};
 use device::Backend;
@@ -20,6 +21,8 @@ pub struct Scoring<'a> {
     pub model: &'a dyn Scores,
     pub shard: DataShard,
     pub seq_len: usize,
+    /// Of the tokens of all samples; None on ranks that show none.
+    pub progress: Option<&'a Progress>,
 }
 
 /// A sample's number, and what is kept of it, as bits: JSON has no NaN.
@@ -67,6 +70,9 @@ impl Scoring<'_> {
                 }
             }
             inputs.upload(self.be, batch);
+            let computed =
+                (first + (micro * replicas) as u64).min(samples.count()).saturating_sub(first);
+            self.progress.iter().for_each(|progress| progress.add(computed * self.seq_len as u64));
             Ok(())
         };
         let mut hear = |losses: &[f32]| {

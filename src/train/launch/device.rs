@@ -1,12 +1,12 @@
 //! The device of a rank: which GPU or the CPU, and the process groups that communicate from it.
 
 use super::super::rank::Rank;
-use base::{Bytes, Problems};
+use base::{Bytes, Count, Problems};
 use comm::host_staged::HostStaged;
 use comm::nccl::Nccl;
 use comm::{Group, World};
 use device::Backend;
-use device::cpu::Cpu;
+use device::cpu::{Cpu, Instructions, processor};
 use device::cuda::nvml::Monitor;
 use device::cuda::{self, Cuda, Identity, Options};
 use engine::{Groups, model_dtype};
@@ -78,13 +78,21 @@ impl Device {
         }
     }
 
-    /// For a person.
-    pub fn description(&self) -> String {
-        match self {
-            Device::Cpu(cpu) if cpu.threads() == 1 => "CPU, 1 thread".to_string(),
-            Device::Cpu(cpu) => format!("CPU, {} threads", cpu.threads()),
-            Device::Gpu { cuda, .. } => cuda.description().to_string(),
-        }
+    /// What computes a run of this precision: `CPU (AMD EPYC, AVX2; bf16 is computed in f32), 2
+    /// threads`.
+    pub fn description(&self, precision: Precision) -> String {
+        let cpu = match self {
+            Device::Cpu(cpu) => cpu,
+            Device::Gpu { cuda, .. } => return cuda.description().to_string(),
+        };
+        let set = Instructions::in_use();
+        let name = processor::name().map_or(String::new(), |name| format!("{name}, "));
+        let widened = match precision {
+            Precision::F32 | Precision::Tf32 => String::new(),
+            Precision::Bf16 if set.multiplies_bf16() => String::new(),
+            other => format!("; {} is computed in f32", other.name()),
+        };
+        format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).of("thread"))
     }
 
     /// None is the CPU.
@@ -187,7 +195,7 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
 
 /// The remedy where there are fewer GPUs than ranks.
 fn few(count: usize) -> String {
-    let ranks = if count == 1 { "1 rank".to_string() } else { format!("{count} ranks") };
+    let ranks = Count(count as u64).of("rank");
     format!(
         "start {ranks} on such a node (srun --ntasks-per-node), have more GPUs shown (srun \
          --gpus-per-node, CUDA_VISIBLE_DEVICES), or let ranks share them, slowly: --set \

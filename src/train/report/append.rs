@@ -1,22 +1,25 @@
-//! A file that grows at its end, by a thread of its own: training does not wait for the disk, and
-//! what is written while the folder is full or gone is kept in memory and follows in its order.
+//! Append-only file with its own writer thread. Training does not wait for the disk. Text written
+//! while the folder is full or gone is kept in memory and written later, in order.
 
 use crate::storage::Storage;
 use anyhow::{Context, Result, anyhow};
+use base::output::{Existing, Output};
 use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// At most so often is the file synced, until it is closed. A file server tells only then that it
-/// did not take what was written; what came after the last sync is written again.
+/// Minimum interval between syncs, until the file is closed. A file server reports lost writes only
+/// on sync; text after the last sync is then written again.
 const SYNC: Duration = Duration::from_secs(1);
 
-/// The writing end.
+/// Sending end.
 pub struct Appender {
     path: PathBuf,
     shared: Arc<Mutex<Shared>>,
@@ -27,13 +30,13 @@ pub struct Appender {
 
 #[derive(Default)]
 struct Shared {
-    /// Texts that are not in the file yet.
+    /// Number of texts that are not in the file yet.
     waiting: usize,
     failed: Option<anyhow::Error>,
 }
 
 impl Appender {
-    /// To the file at `path`, which is made if it is missing.
+    /// Opens the file at `path`, and creates it if it is missing.
     pub fn open(path: &Path, storage: &Arc<Storage>) -> Result<Appender> {
         let mut tail = Tail::open(path)?;
         let (storage, shared) = (storage.clone(), Arc::<Mutex<Shared>>::default());
@@ -55,7 +58,7 @@ impl Appender {
         &self.path
     }
 
-    /// Adds a text; an error if an earlier one could not be written.
+    /// Appends a text. Fails if an earlier one could not be written.
     pub fn append(&mut self, text: Vec<u8>) -> Result<()> {
         self.is_written()?;
         self.shared.lock().waiting += 1;
@@ -63,18 +66,18 @@ impl Appender {
         if sent { Ok(()) } else { self.is_written().map(drop) }
     }
 
-    /// Whether all is in the file; an error if something cannot be.
+    /// Whether all text is in the file. Fails if some cannot be written.
     pub fn is_written(&self) -> Result<bool> {
         let mut shared = self.shared.lock();
         let closed = || anyhow!("cannot write to {}: it is closed", self.path.display());
         match &shared.failed {
-            // Whoever asks first is told why.
+            // The first caller receives the original error.
             Some(_) => Err(shared.failed.replace(closed()).unwrap_or_else(closed)),
             None => Ok(shared.waiting == 0),
         }
     }
 
-    /// Waits until all is in the file and on the disk.
+    /// Waits until all text is in the file and on disk.
     pub fn close(&mut self) -> Result<()> {
         drop(self.texts.take());
         if let Some(thread) = self.thread.take() {
@@ -86,12 +89,13 @@ impl Appender {
 
 impl Drop for Appender {
     fn drop(&mut self) {
-        // Whoever wants to know of an error has closed it before.
+        // Errors are returned by `close`; `drop` ignores them.
         self.close().ok();
     }
 }
 
-/// Writes what comes, several texts at once where they wait, and syncs now and then and at the end.
+/// Writes received texts, several at once if they have queued up, and syncs at intervals and at the
+/// end.
 fn write_all(
     todo: &Receiver<Vec<u8>>,
     tail: &mut Tail,
@@ -116,29 +120,33 @@ fn write_all(
     storage.patiently(|| tail.write(true))
 }
 
-/// The file, and what of its end may not be on the disk.
+/// File, and the text at its end that may not be on disk.
 struct Tail {
     path: PathBuf,
-    /// None after an error: the file is opened anew.
+    /// None after an error: the file is opened again.
     file: Option<File>,
-    /// Bytes that are on the disk.
+    /// Bytes on disk.
     synced: u64,
-    /// What comes after them.
+    /// Text after them.
     kept: Vec<u8>,
-    /// Bytes of that which have been written.
+    /// Written bytes of that text.
     written: usize,
+    /// Whether the file lost its name, which was reported.
+    is_lost: bool,
 }
 
 impl Tail {
     fn open(path: &Path) -> Result<Tail> {
-        let file = open(path, true)?;
-        let synced = file.metadata()?.len();
+        let (file, synced) = open_at_end(path, true)?;
         let path = path.to_path_buf();
-        Ok(Tail { path, file: Some(file), synced, kept: Vec::new(), written: 0 })
+        Ok(Tail { path, file: Some(file), synced, kept: Vec::new(), written: 0, is_lost: false })
     }
 
-    /// Writes what is kept, and after an error all that may be lost.
+    /// Writes the kept text; after an error, all text that may be lost.
     fn write(&mut self, sync: bool) -> Result<()> {
+        if sync {
+            self.keep_name();
+        }
         let mut file = match self.file.take() {
             Some(file) => file,
             None => self.open_again()?,
@@ -155,7 +163,37 @@ impl Tail {
         Ok(())
     }
 
-    /// Without what an error has left of the last write.
+    /// Handles a file that lost its name during writing (removed, moved away, replaced), which
+    /// would lose all further lines. Writing continues in the file that has the name now. A missing
+    /// file is created again with everything that was written.
+    fn keep_name(&mut self) {
+        let Some(file) = &self.file else { return };
+        let id = |about: Metadata| (about.dev(), about.ino());
+        let (open, named) = (file.metadata().map(id), self.path.metadata().map(id));
+        let is_gone = matches!(&named, Err(error) if error.kind() == ErrorKind::NotFound);
+        if !is_gone && (named.is_err() || named.ok() == open.ok()) {
+            return;
+        }
+        let made = if is_gone { copy(file, &self.path) } else { Ok(()) };
+        let shown = self.path.display();
+        let (again, bytes) = match made.and_then(|()| open_at_end(&self.path, false)) {
+            Ok(opened) => opened,
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_lost, true) {
+                    tracing::warn!("{shown} was removed, and cannot be made again: {error:#}");
+                }
+                return;
+            }
+        };
+        match is_gone {
+            true => tracing::warn!("{shown} was removed: it is made again, with all its lines"),
+            false => tracing::warn!("{shown} was replaced: the next lines go to the new file"),
+        }
+        self.kept.drain(..self.written);
+        (self.file, self.synced, self.written) = (Some(again), bytes, 0);
+    }
+
+    /// Opens the file again, without the remains of a failed write.
     fn open_again(&mut self) -> Result<File> {
         let file = open(&self.path, false)?;
         if file.metadata()?.len() > self.synced {
@@ -165,6 +203,21 @@ impl Tail {
         self.written = 0;
         Ok(file)
     }
+}
+
+/// Opens a file, and returns its length.
+fn open_at_end(path: &Path, create: bool) -> Result<(File, u64)> {
+    let file = open(path, create)?;
+    let bytes = file.metadata()?.len();
+    Ok((file, bytes))
+}
+
+/// Copies an open file without a name to a new file.
+fn copy(from: &File, to: &Path) -> Result<()> {
+    let mut from = File::open(format!("/proc/self/fd/{}", from.as_raw_fd()))?;
+    let mut to = Output::create(to, Existing::Refused)?;
+    io::copy(&mut from, &mut to)?;
+    to.finish()
 }
 
 fn open(path: &Path, create: bool) -> Result<File> {
@@ -181,7 +234,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// /dev/full is a disk that is full: an appender that meets it, while training goes on.
+    /// /dev/full is a full disk: an appender encounters it while training continues.
     #[test]
     fn lines_written_while_the_disk_is_full_follow_in_their_order() {
         let folder = tempfile::tempdir().unwrap();
@@ -216,12 +269,37 @@ mod tests {
         tail.kept.extend(b"two\n");
         tail.write(false).unwrap();
         tail.kept.extend(b"three\n");
-        // The next write stops in the middle, and what was not synced is lost in part.
+        // The next write stops in the middle, and part of the unsynced text is lost.
         fs::write(&path, "old\none\ntw").unwrap();
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"?three").unwrap();
         tail.file = None;
         tail.write(true).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old\none\ntwo\nthree\n");
+    }
+
+    #[test]
+    fn a_file_that_is_removed_is_made_again_with_all_its_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "old\n").unwrap();
+        let mut tail = Tail::open(&path).unwrap();
+        let mut write = |line: &str, sync| {
+            tail.kept.extend(line.as_bytes());
+            tail.write(sync).unwrap();
+        };
+        write("one\n", true);
+        write("two\n", false);
+        fs::remove_file(&path).unwrap();
+        write("three\n", false);
+        write("four\n", true);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old\none\ntwo\nthree\nfour\n");
+        // Another file has the name: that of an editor, with the lines so far.
+        fs::write(folder.path().join("edited"), "one\n").unwrap();
+        fs::rename(folder.path().join("edited"), &path).unwrap();
+        write("five\n", true);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\nfive\n");
+        fs::remove_dir_all(folder.path()).unwrap();
+        write("six\n", true); // nothing can be done: the run continues
     }
 
     #[test]

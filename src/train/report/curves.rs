@@ -1,6 +1,6 @@
 //! From a run's record to curves: smoothing, thinning, and which charts there are.
 
-use super::metrics::{Metrics, StepRow, TaskRow};
+use super::metrics::{EvalRow, Metrics, StepRow, TaskRow};
 use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
 /// More points than this are not seen on a chart a thousand pixels wide.
@@ -50,6 +50,74 @@ pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
     enough.then_some(Chart { width: 560.0, height: 240.0, first, legend: false, ..chart })
 }
 
+/// What a horizontal axis counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    Step,
+    Tokens,
+}
+
+impl Over {
+    pub fn of(self, row: &StepRow) -> f64 {
+        match self {
+            Over::Step => row.step as f64,
+            Over::Tokens => row.tokens as f64,
+        }
+    }
+}
+
+/// One quantity of several runs, smoothed, a colour each; of a loss chart (`wide`) with the runs' names,
+/// and the first validation set as dots.
+pub fn overlay(
+    runs: &[(&str, &Metrics)],
+    over: Over,
+    scale: Scale,
+    wide: bool,
+    value: impl Fn(&StepRow) -> f64,
+) -> Chart {
+    let mut curves = Vec::new();
+    for (run, (label, metrics)) in runs.iter().enumerate() {
+        let raw: Vec<_> = metrics.steps.iter().map(|row| (over.of(row), value(row))).collect();
+        let line = thinned(&smoothed(&raw, smoothing_window(raw.len())));
+        let colour = run % COLOURS;
+        curves.push(Curve { name: label.to_string(), stroke: Stroke::Line, colour, points: line });
+        if let Some(set) = valid_sets(metrics).first().filter(|_| wide) {
+            let points = valid_over(metrics, set, over);
+            curves.push(Curve { name: String::new(), stroke: Stroke::Dots, colour, points });
+        }
+    }
+    let names = match over {
+        Over::Step => ["step", ""],
+        Over::Tokens => ["tokens", ""],
+    };
+    let (width, height) = if wide { (960.0, 460.0) } else { (560.0, 260.0) };
+    let (title, second) = (String::new(), Vec::new());
+    Chart {
+        title,
+        width,
+        height,
+        names,
+        first: 0.0,
+        log: false,
+        scale,
+        legend: true,
+        curves,
+        second,
+    }
+}
+
+/// The losses on a validation set over steps or tokens.
+pub fn valid_over(metrics: &Metrics, set: &str, over: Over) -> Vec<(f64, f64)> {
+    let sample = |row: &StepRow| row.tokens as f64 / row.consumed_samples as f64;
+    let tokens = metrics.steps.last().map_or(f64::NAN, sample);
+    let rows = metrics.evals.iter().filter(|row| row.eval == set);
+    let place = |row: &EvalRow| match over {
+        Over::Step => row.step as f64,
+        Over::Tokens => (row.consumed_samples as f64 * tokens).round(),
+    };
+    rows.map(|row| (place(row), row.lm_loss)).collect()
+}
+
 /// One quantity of every step, with its moving average where it jitters.
 pub fn small(
     metrics: &Metrics,
@@ -84,8 +152,7 @@ pub fn valid_sets(metrics: &Metrics) -> Vec<&str> {
 }
 
 pub fn valid_points(metrics: &Metrics, set: &str) -> Vec<(f64, f64)> {
-    let rows = metrics.evals.iter().filter(|row| row.eval == set);
-    rows.map(|row| (row.step as f64, row.lm_loss)).collect()
+    valid_over(metrics, set, Over::Step)
 }
 
 /// The accuracy on each task, normalised by length; none where there are no tasks.

@@ -5,7 +5,7 @@
 //! torn last line. Numbers are written with the fewest digits that give the same bits back;
 //! JSON has no NaN or infinity, they are written as `null` and read as NaN.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::append::Appender;
 use super::{RunInfo, StepLine};
 use crate::storage::Storage;
 use base::output::{Existing, Output};
-use base::{Problems, null_is_nan};
+use base::{Problems, input, null_is_nan};
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
 
@@ -170,7 +170,7 @@ impl MetricsFile {
 
 /// Copies the lines to keep and puts the copy in the file's place, if there is anything to drop.
 fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
-    let file = match File::open(path) {
+    let file = match input::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Dropped::default()),
         opened => opened?,
     };
@@ -225,7 +225,7 @@ impl Metrics {
     pub fn read(folder: &Path) -> Result<Metrics> {
         let path = folder.join(NAME);
         let place = path.display().to_string();
-        let bytes = match fs::read(&path) {
+        let bytes = match input::read(&path, u64::MAX) {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {

@@ -10,6 +10,7 @@ mod screen;
 pub mod tensorboard;
 
 mod curves;
+pub mod compare;
 pub mod page;
 
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use base::Count;
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
 
@@ -124,7 +126,8 @@ impl Report {
         }
         if dropped.after_resume > 0 {
             let lines = dropped.after_resume;
-            tracing::info!("dropped from {path}: {lines} lines after step {resume_step}");
+            let lines = Count(lines).of("line");
+            tracing::info!("dropped from {path}: {lines} after step {resume_step}");
         }
         let events = match tensorboard {
             true => Some(Events::open(&folder.join("tensorboard"), resume_step, storage)?),
@@ -181,7 +184,9 @@ impl Report {
             scalars.extend(gpu_watts.map(|watts| ("gpu/power W", watts)));
             scalars.extend(gpu_celsius.map(|celsius| ("gpu/temperature C", f64::from(celsius))));
             scalars.extend(row.z_loss.map(|loss| ("z-loss/z-loss", loss)));
-            events.scalars(row.step, row.consumed_samples, &scalars)?;
+            if tensorboard::is_written(row.step) {
+                events.scalars(row.step, row.consumed_samples, &scalars)?;
+            }
         }
         self.interval.add(line);
         self.screen.advance(&row);

@@ -1,4 +1,4 @@
-// Values under the pointer, in every chart at once: they share their steps.
+// Values under the pointer, in every chart whose horizontal axis counts the same.
 const charts = [...document.querySelectorAll("figure")].map(figure => ({
   svg: figure.querySelector("svg"),
   cursor: figure.querySelector(".cursor"),
@@ -17,18 +17,23 @@ function nearest(points, step) {
   }
   return step - points[low]?.[0] < points[high]?.[0] - step ? points[low] : points[high];
 }
-function show(step) {
+function show(step, shared) {
   for (const chart of charts) {
-    const { cursor, output, axis, tokens, curves } = chart;
+    const { cursor, output, unit, legend, axis, tokens, curves } = chart;
+    if (unit !== shared) continue;
     const [low, high, from, to] = axis;
-    const values = curves.map(({ name, points }) => [name, nearest(points, step)])
-      .filter(([, point]) => point);
-    // The first chart names all its values; the others show one, smoothed where it jitters.
-    const texts = chart === charts[0]
-      ? [grouped(nearest(tokens, step)[1]) + " tokens", ...values.map(([name, [, value]]) =>
-          name.replace("validation: ", "").replace(/ over .*/, "") + " " + shown(value))]
+    const values = curves.filter(({ line, points }) => !line || step <= points.at(-1)?.[0])
+      .map(({ name, points }) => [name, nearest(points, step)]).filter(([, point]) => point);
+    // A chart with a legend names all its values; the others show one, smoothed where it jitters.
+    const named = legend ? values.filter(([name]) => name) : [];
+    const texts = named.length
+      ? named.map(([name, [, value]]) =>
+          name.replace("validation: ", "").replace(/ over .*/, "") + " " + shown(value))
       : values.filter(([name]) => !name).slice(-1).map(([, [, value]]) => shown(value));
-    output.textContent = ["step " + grouped(step), ...texts].join(" · ");
+    if (legend && tokens.length)
+      texts.unshift(grouped(nearest(tokens, step)[1]) + " tokens");
+    const place = unit === "step" ? "step " + grouped(step) : grouped(step) + " " + unit;
+    output.textContent = [place, ...texts].join(" · ");
     const x = from + (step - low) / (high - low) * (to - from);
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
@@ -41,13 +46,15 @@ function hide() {
     output.textContent = "";
   }
 }
-for (const { svg, axis: [low, high, from, to], curves } of charts) {
+for (const { svg, unit, axis: [low, high, from, to], curves } of charts) {
+  const end = ({ points }) => points.at(-1)?.[0] ?? 0;
+  const longest = curves.reduce((a, b) => end(b) > end(a) ? b : a);
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
     const share = Math.min(1, Math.max(0, (x - from) / (to - from)));
-    const point = nearest(curves[0].points, low + share * (high - low));
-    if (point) show(point[0]);
+    const point = nearest(longest.points, low + share * (high - low));
+    if (point) show(point[0], unit);
   });
   svg.addEventListener("pointerleave", hide);
 }

@@ -11,7 +11,7 @@ use super::super::status::Status;
 use super::curves;
 use super::metrics::{EvalRow, Metrics, StepRow};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
-use base::{Count, Seconds};
+use base::{Count, Seconds, input};
 use data::eval::Accuracy;
 
 /// Steps that tell how a run is doing at its end.
@@ -33,7 +33,8 @@ impl Run {
     /// Reads the run in `folder`.
     pub fn read(folder: &Path) -> Result<Run> {
         let metrics = Metrics::read(folder)?;
-        let manifest = std::fs::read_to_string(folder.join("manifest.yaml")).ok();
+        let manifest = input::read(&folder.join("manifest.yaml"), input::SMALL).ok();
+        let manifest = manifest.and_then(|text| String::from_utf8(text).ok());
         let named = manifest.as_deref().and_then(name_of);
         let folder_name = || {
             let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
@@ -51,8 +52,6 @@ impl Run {
 
     /// The whole page.
     pub fn html(&self, scale: Scale) -> String {
-        let name = escape(&self.name);
-        let (style, script) = (PAGE, include_str!("page.js"));
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
         let valid = self.valid_table() + &self.task_table();
         let story = self.story();
@@ -62,15 +61,9 @@ impl Run {
                 escape(text)
             )
         });
-        format!(
-            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta name=\"color-scheme\" content=\"light dark\">\n\
-             <title>{name} – gptrain</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n\
-             <main>\n<header><h1>{name}</h1><p>gptrain run report</p></header>\n{tiles}{sections}\
-             <div class=\"tables\">{valid}{table}</div>\n{story}{manifest}\n</main>\n\
-             <script>\n{script}</script>\n</body>\n</html>\n"
-        )
+        let tables = format!("<div class=\"tables\">{valid}{table}</div>\n");
+        let body = format!("{tiles}{sections}{tables}{story}{manifest}");
+        document(&self.name, "gptrain run report", &body)
     }
 
     /// What happened, with the time since the first event; the last of many.
@@ -89,12 +82,12 @@ impl Run {
         to + "</table></section>\n"
     }
 
-    fn last(&self) -> &StepRow {
+    pub(super) fn last(&self) -> &StepRow {
         self.metrics.steps.last().expect("a record without steps is refused when it is read")
     }
 
     /// The evaluation on `set` with the lowest loss.
-    fn best(&self, set: &str) -> Option<&EvalRow> {
+    pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
         rows.filter(|row| row.lm_loss.is_finite()).min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
     }
@@ -106,20 +99,21 @@ impl Run {
         };
         let samples = format!("{} samples", Count(last.consumed_samples));
         tile("tokens", short(last.tokens as f64), samples);
+        let recent = |value: fn(&StepRow) -> f64| self.recent(|_| true, value);
         let median = format!("median of the last {RECENT} steps");
-        tile("training loss", number(self.recent(|row| row.lm_loss)), median);
+        tile("training loss", number(recent(|row| row.lm_loss)), median);
         // Losses on different sets do not compare: the tile is the first set's.
         let first = curves::valid_sets(&self.metrics).first().and_then(|set| self.best(set));
         if let Some(best) = first {
             let at = format!("step {}, {}", Count(best.step), escape(&best.eval));
             tile("best validation loss", number(best.lm_loss), at);
         }
-        let typical = format!("{} a step", Seconds(self.recent(|row| row.sec)));
-        tile("tokens a second", short(self.recent(|row| row.tokens_per_s)), typical);
+        let typical = format!("{} a step", Seconds(recent(|row| row.sec)));
+        tile("tokens a second", short(recent(|row| row.tokens_per_s)), typical);
         let total: f64 = self.metrics.steps.iter().map(|row| row.sec).sum();
         let steps = self.metrics.steps.len();
         if let Some(goodput) = self.goodput {
-            let all = "time in steps, of all since the run began".to_string();
+            let all = "time in steps, of that from starts to ends".to_string();
             tile("goodput", format!("{:.1} %", 100.0 * goodput), all);
         }
         let steps = format!("{} step{}", Count(steps as u64), if steps == 1 { "" } else { "s" });
@@ -127,13 +121,17 @@ impl Run {
         to + "</ul>\n"
     }
 
-    /// The median of the last `RECENT` steps: one odd step does not speak for them.
-    fn recent(&self, value: impl Fn(&StepRow) -> f64) -> f64 {
-        let steps = &self.metrics.steps;
-        let newest = &steps[steps.len().saturating_sub(RECENT)..];
-        let mut values: Vec<f64> = newest.iter().map(value).collect();
+    /// The median of the last `RECENT` of these steps, which may be an odd one themselves; NaN without
+    /// any.
+    pub(super) fn recent(
+        &self,
+        these: impl Fn(&StepRow) -> bool,
+        value: impl Fn(&StepRow) -> f64,
+    ) -> f64 {
+        let steps = self.metrics.steps.iter().rev().filter(|row| these(row));
+        let mut values: Vec<f64> = steps.take(RECENT).map(value).collect();
         values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
     fn sections(&self, scale: Scale) -> String {
@@ -150,7 +148,9 @@ impl Run {
             ("batch, samples", small(Stroke::Stairs, Scale::FromZero, |r| r.global_batch as f64)),
         ];
         let late = curves::late_loss(metrics, scale);
-        let mut to = figure("loss", &curves::loss(metrics, "", scale), "wide");
+        let loss = curves::loss(metrics, "", scale);
+        let narrow = Chart { width: 480.0, height: 360.0, ..loss.clone() };
+        let mut to = figure("loss", &loss, "wide broad") + &figure("loss", &narrow, "wide narrow");
         to += "<div class=\"grid\">\n";
         if let Some(chart) = &late {
             to += &figure("loss, without the first tenth", chart, "");
@@ -240,8 +240,21 @@ impl Run {
     }
 }
 
+/// A page with nothing outside it.
+pub(super) fn document(title: &str, about: &str, body: &str) -> String {
+    let (title, style, script) = (escape(title), PAGE, include_str!("page.js"));
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>{title} – gptrain</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n\
+         <main>\n<header><h1>{title}</h1><p>{about}</p></header>\n{body}\n</main>\n\
+         <script>\n{script}</script>\n</body>\n</html>\n"
+    )
+}
+
 /// A chart with its heading, a line for the values under the pointer, and the numbers for it.
-fn figure(title: &str, chart: &Chart, class: &str) -> String {
+pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
     let tokens: Vec<_> = chart.second.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
     let points = |points: &[(f64, f64)]| {
@@ -252,10 +265,15 @@ fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let curves: Vec<_> = chart
         .curves
         .iter()
-        .map(|c| format!("{{\"name\":{},\"points\":{}}}", named(&c.name), points(&c.points)))
+        .map(|c| {
+            let (name, line) = (named(&c.name), c.stroke != Stroke::Dots);
+            format!("{{\"name\":{name},\"line\":{line},\"points\":{}}}", points(&c.points))
+        })
         .collect();
     let data = format!(
-        "{{\"axis\":[{},{},{},{}],\"tokens\":[{}],\"curves\":[{}]}}",
+        "{{\"unit\":{},\"legend\":{},\"axis\":[{},{},{},{}],\"tokens\":[{}],\"curves\":[{}]}}",
+        named(chart.names[0]),
+        chart.legend,
         axis.low,
         axis.high,
         axis.from,
@@ -277,7 +295,7 @@ fn data_wait(row: &StepRow) -> f64 {
 }
 
 /// A value with five digits that matter: enough to tell runs apart, not the noise.
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "–".into(),
         a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),

@@ -3,12 +3,10 @@
 use parking_lot::Mutex;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
-
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle, WeakProgressBar};
 
 use super::RunInfo;
 use super::metrics::StepRow;
+use base::progress::{self, ProgressBar};
 use base::svg::short;
 use base::{Count, Seconds};
 
@@ -32,7 +30,6 @@ pub enum Form {
 struct Output {
     out: Box<dyn Write + Send>,
     form: Form,
-    bar: WeakProgressBar,
 }
 
 impl Console {
@@ -41,8 +38,7 @@ impl Console {
     }
 
     pub fn new(out: Box<dyn Write + Send>) -> Console {
-        let (form, bar) = (Form::Megatron, WeakProgressBar::default());
-        Console { output: Arc::new(Mutex::new(Output { out, form, bar })) }
+        Console { output: Arc::new(Mutex::new(Output { out, form: Form::Megatron })) }
     }
 
     /// Decides what is printed of steps; a quiet console stays so.
@@ -57,29 +53,17 @@ impl Console {
         self.output.lock().form
     }
 
-    /// Prints a line.
+    /// Prints a line, above the progress bar.
     pub fn print(&self, text: &str) {
-        self.above_bar(|out| writeln!(out, "{text}").and_then(|()| out.flush()));
+        let out = &mut self.output.lock().out;
+        // A closed pipe (`gptrain run | head`) is no reason to end a run: its record is on disk.
+        let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
     }
 
     /// Prints a line on standard error.
     pub fn error(&self, text: &str) {
-        self.above_bar(|_| writeln!(io::stderr(), "{text}"));
-    }
-
-    fn above_bar(&self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
-        let mut output = self.output.lock();
-        let Output { out, bar, .. } = &mut *output;
-        // A closed pipe (`gptrain run | head`) is no reason to end a run: its record is on disk.
-        let _ = match bar.upgrade() {
-            Some(bar) => bar.suspend(|| print(out)),
-            None => print(out),
-        };
-    }
-
-    fn set_bar(&self, bar: &ProgressBar) {
-        let mut output = self.output.lock();
-        output.bar = bar.downgrade();
+        let _lines_are_whole = self.output.lock();
+        let _ = progress::above(|| writeln!(io::stderr(), "{text}"));
     }
 }
 
@@ -98,22 +82,13 @@ pub(super) struct Screen {
 const NEWEST: f64 = 0.2;
 
 impl Screen {
-    /// Draws a bar if standard error is a terminal. Colours follow `NO_COLOR`.
+    /// Draws a bar if standard error is a terminal.
     pub(super) fn new(console: &Console, info: &RunInfo) -> Screen {
-        let target = match console.form() {
-            Form::Quiet => ProgressDrawTarget::hidden(),
-            _ => ProgressDrawTarget::stderr_with_hz(10),
+        let bar = match console.form() {
+            Form::Quiet => ProgressBar::hidden(),
+            _ => progress::bar(Some(info.total_samples)),
         };
-        // A run that ends in an error drops its bar unfinished, which clears it.
-        let bar = ProgressBar::with_draw_target(Some(info.total_samples), target)
-            .with_finish(ProgressFinish::AndClear);
-        bar.set_style(style());
-        if !bar.is_hidden() {
-            bar.set_message("starting");
-            // Redrawn between steps too: a step may take a minute, and the clock shows life.
-            bar.enable_steady_tick(Duration::from_millis(500));
-        }
-        console.set_bar(&bar);
+        bar.set_message("starting");
         let (total_steps, total_tokens) = (info.total_steps, info.tokens(info.total_samples));
         let console = console.clone();
         Screen { console, bar, total_steps, total_tokens, rate: None, loss: None }
@@ -157,10 +132,4 @@ impl Screen {
 /// Of the run's tokens, at `rate` a second: the bar's own guess counts what a resumed run did before.
 pub(super) fn time_left(total: u64, consumed: u64, rate: f64) -> Seconds {
     Seconds((total.saturating_sub(consumed) as f64 / rate).ceil())
-}
-
-fn style() -> ProgressStyle {
-    let template = "{bar:24.cyan/dim} {percent:>3}% {msg}";
-    let style = ProgressStyle::with_template(template).expect("the template is well-formed");
-    style.progress_chars("━╸─")
 }

@@ -11,13 +11,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use base::unix_time;
+use base::{input, unix_time};
 
 use super::append::Appender;
 use crate::storage::Storage;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";
+
+/// Steps that are written one by one, about 625 bytes each, before they are thinned out.
+const DENSE: u64 = 32 << 10;
+
+/// Whether the scalars of a step are written: every step of the first 65,536, every second one of as
+/// many more, every fourth one of the next 131,072: 20 MB for each doubling of a run's length.
+pub fn is_written(step: u64) -> bool {
+    let stride = 1 << (step / DENSE).max(1).ilog2();
+    step.is_multiple_of(stride)
+}
 
 /// The event file of one session of a run.
 pub struct Events(Appender);
@@ -61,7 +71,7 @@ fn cut_all(folder: &Path, resume_step: u64) -> Result<u64> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
         last = last.max(rest.split('.').next().and_then(|s| s.parse().ok()).unwrap_or(0));
-        let bytes = fs::read(&path)?;
+        let bytes = input::read(&path, u64::MAX)?;
         match whole_until(&bytes, resume_step) {
             _ if resume_step == 0 => fs::remove_file(&path)?,
             keep if keep < bytes.len() => {

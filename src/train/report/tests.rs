@@ -284,6 +284,16 @@ fn the_legend_never_overlaps() {
 }
 
 #[test]
+fn tensorboard_has_every_step_of_a_short_run_and_fewer_of_a_long_one() {
+    let written = |steps: std::ops::Range<u64>| {
+        steps.filter(|step| super::tensorboard::is_written(*step)).count()
+    };
+    assert_eq!(written(0..65_536), 65_536);
+    assert_eq!(written(65_536..131_072), 32_768);
+    assert_eq!(written(524_288..1_048_576), 32_768, "of each doubling");
+}
+
+#[test]
 fn smoothing_keeps_the_start_and_thinning_the_spikes() {
     let noisy: Vec<_> = (0..10_000).map(|i| (i as f64, (i % 2) as f64)).collect();
     let smooth = smoothed(&noisy, 101);

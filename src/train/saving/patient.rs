@@ -1,5 +1,5 @@
-//! The three steps of a save, each repeated while the storage is away: rank 0 makes the folder, every
-//! rank writes its part, rank 0 publishes. A step that is repeated begins anew.
+//! The three steps of a save, each repeated after temporary storage errors: rank 0 creates the
+//! folder, every rank writes its part, rank 0 publishes. A repeated step starts from the beginning.
 
 use super::super::last_checkpoint;
 use super::super::storage::Storage;
@@ -8,12 +8,12 @@ use checkpoint::disk::Disk;
 use checkpoint::{self, Keep, Share, State, WrittenPart};
 use std::path::{Path, PathBuf};
 
-/// Makes the folder, if there is room for so many bytes.
+/// Creates the folder, if there is space for `bytes`.
 pub fn begin(disk: &Disk, storage: &Storage, fresh: &Path, step: u64, bytes: u64) -> Result<()> {
     storage.patiently(|| checkpoint::begin(disk, fresh, step, bytes))
 }
 
-/// A rank's part.
+/// Writes a rank's part.
 pub fn write_part(
     disk: &Disk,
     storage: &Storage,
@@ -30,7 +30,7 @@ pub fn write_part(
     })
 }
 
-/// Writes the index, names the folder, then removes checkpoints beyond those to keep.
+/// Writes the index, renames the folder, then removes checkpoints beyond those to keep.
 pub fn publish(
     disk: &Disk,
     storage: &Storage,

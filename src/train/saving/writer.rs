@@ -1,4 +1,4 @@
-//! The writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
+//! Writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
 use super::super::also::Shared;
 use super::super::storage::Storage;
@@ -14,14 +14,14 @@ use std::time::Instant;
 pub type Writer = Worker<Job, Done>;
 
 pub enum Job {
-    /// Makes the folder `fresh` of a save, on rank 0.
+    /// Creates the folder `fresh` of a save, on rank 0.
     Begin {
         fresh: PathBuf,
         step: u64,
-        /// Of all ranks.
+        /// Bytes of all ranks.
         bytes: u64,
     },
-    /// This rank's part of a save, into the folder `fresh`.
+    /// Writes this rank's part of a save into the folder `fresh`.
     Part {
         snapshot: Snapshot,
         fresh: PathBuf,
@@ -30,14 +30,14 @@ pub enum Job {
     Publish(Publish),
 }
 
-/// A checkpoint whose parts are all written: its index is missing.
+/// Checkpoint with all parts written, but without its index.
 pub struct Publish {
     pub fresh: PathBuf,
-    /// By rank.
+    /// Parts by rank.
     pub parts: Vec<WrittenPart>,
     pub state: State,
     pub begun: Instant,
-    /// Seconds for which training waited.
+    /// Seconds that training waited.
     pub stall: f64,
 }
 
@@ -47,17 +47,17 @@ pub enum Done {
     Published(anyhow::Result<Published>),
 }
 
-/// A checkpoint that is durable.
+/// Durable checkpoint.
 pub struct Published {
     pub folder: PathBuf,
-    /// Since the save began.
+    /// Seconds since the save began.
     pub seconds: f64,
-    /// For the user.
+    /// Message for the user.
     pub message: String,
 }
 
-/// A run that ends in an error still lets the save that has begun come to its end.
-/// What is published is copied by `copies`, too.
+/// Starts the writer. A run that ends in an error still completes a started save. Published
+/// checkpoints are also copied by `copies`.
 pub fn start(
     m: &Manifest,
     rank: usize,
@@ -65,7 +65,7 @@ pub fn start(
     copies: Option<Arc<Shared>>,
 ) -> anyhow::Result<Writer> {
     let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
-    // Of each save in flight, its folder, a part and its publication.
+    // Each save in flight has three jobs: its folder, a part and its publication.
     let room = 3 * m.checkpoint.in_flight.max(1);
     let of_rank = tracing::error_span!(parent: None, "rank", rank);
     Worker::start("checkpoints", room, move |job| {

@@ -1,20 +1,27 @@
-//! The page that Prometheus reads: `GET /metrics`, in its text format, version 0.0.4. One request at
-//! a time; whatever is asked for, this is the answer.
+//! The page that Prometheus reads: `GET /metrics`, in its text format, version 0.0.4. Whatever is
+//! asked for, this is the answer. A connection that asks nothing delays no other.
 
 use super::state::Status;
-use anyhow::Result;
-use base::{Problems, unix_time};
+use anyhow::{Context, Result};
+use base::unix_time;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long one who asks may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for a request.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Poll interval of the connections.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Connections without a request that are kept: the oldest gives way.
+const SILENT: usize = 64;
 
 pub struct Page {
     closed: Arc<AtomicBool>,
@@ -22,22 +29,29 @@ pub struct Page {
 }
 
 impl Page {
-    /// Listens from now on; the user's mistake if nobody can, there.
+    /// Listens from now on.
     pub fn open(host: &str, port: u16, status: Arc<Mutex<Status>>) -> Result<Page> {
-        let listener = TcpListener::bind((host, port)).map_err(|error| {
-            let what = format!("cannot listen on {host}:{port}: {error}");
-            Problems::one("log.metrics_port", what, "take another port, or none")
-        })?;
+        let failed = || format!("log.metrics_port: cannot listen on {host}:{port}");
+        let listener = TcpListener::bind((host, port)).with_context(failed)?;
         listener.set_nonblocking(true)?;
         let closed = Arc::<AtomicBool>::default();
         let ends = closed.clone();
         let serve = move || {
+            let mut silent = VecDeque::new();
             while !ends.load(Ordering::Relaxed) {
-                match listener.accept() {
-                    // Who asks and goes away is no matter.
-                    Ok((stream, _)) => drop(answer(stream, &status)),
-                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                while let Ok((stream, _)) = listener.accept() {
+                    if stream.set_nonblocking(true).is_ok() {
+                        silent.push_back((stream, Instant::now()));
+                    }
+                    if silent.len() > SILENT {
+                        silent.retain_mut(|(stream, _)| !has_asked(stream, &status));
+                        silent.drain(..silent.len().saturating_sub(SILENT));
+                    }
                 }
+                silent.retain_mut(|(stream, since)| {
+                    !has_asked(stream, &status) && since.elapsed() < PATIENCE
+                });
+                std::thread::sleep(POLL);
             }
         };
         let thread = base::threads::spawn("metrics", serve)?;
@@ -54,43 +68,52 @@ impl Drop for Page {
     }
 }
 
-fn answer(mut stream: TcpStream, status: &Mutex<Status>) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let _ = stream.read(&mut [0; 4096])?; // the request, which does not matter
+/// Whether a connection has sent a request, which is answered, or has closed.
+fn has_asked(stream: &mut TcpStream, status: &Mutex<Status>) -> bool {
+    match stream.read(&mut [0; 4096]) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+        Ok(bytes) if bytes > 0 => {
+            answer(stream, status).ok(); // a page fits the buffers of any connection
+            true
+        }
+        _ => true,
+    }
+}
+
+fn answer(stream: &mut TcpStream, status: &Mutex<Status>) -> std::io::Result<()> {
     let now = Status { updated: unix_time().as_secs_f64(), ..status.lock().clone() };
     let page = page(&now);
-    write!(
-        stream,
+    let text = format!(
         "HTTP/1.0 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n{page}",
         page.len()
-    )
+    );
+    stream.write_all(text.as_bytes())
 }
 
 /// Every number, with what it is.
 fn page(status: &Status) -> String {
     let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    #[rustfmt::skip]
     let rows = [
-        ("step", "Optimizer steps taken", status.step as f64),
-        ("steps", "Optimizer steps of the whole run", status.total_steps as f64),
-        ("tokens", "Tokens consumed", status.tokens as f64),
-        ("lm_loss", "Loss of the last step, in nats", known(status.lm_loss)),
-        ("grad_norm", "Gradient norm of the last step", known(status.grad_norm)),
-        ("learning_rate", "Learning rate of the last step", status.lr),
-        ("tokens_per_second", "Of the last step", status.tokens_per_s),
-        ("seconds_left", "Expected to the end of the run", known(status.left_s)),
-        ("goodput_ratio", "Time in steps that count, of all", status.goodput()),
-        ("skipped_steps", "Steps that updated nothing", status.skipped_steps as f64),
-        ("warnings", "Warnings kept", status.warnings.len() as f64),
+        ("step", "counter", "Optimizer steps taken", status.step as f64),
+        ("steps", "gauge", "Optimizer steps of the whole run", status.total_steps as f64),
+        ("tokens", "counter", "Tokens consumed", status.tokens as f64),
+        ("lm_loss", "gauge", "Loss of the last step, in nats", known(status.lm_loss)),
+        ("grad_norm", "gauge", "Gradient norm of the last step", known(status.grad_norm)),
+        ("learning_rate", "gauge", "Learning rate of the last step", status.lr),
+        ("tokens_per_second", "gauge", "Of the last step", status.tokens_per_s),
+        ("seconds_left", "gauge", "Expected to the end of the run", known(status.left_s)),
+        ("goodput_ratio", "gauge", "Share of running time in steps that count", status.goodput()),
+        ("skipped_steps", "counter", "Steps that updated nothing", status.skipped_steps as f64),
+        ("warnings", "gauge", "Warnings kept", status.warnings.len() as f64),
     ];
     let mut text = String::new();
     let run = status.name.replace('\\', "\\\\").replace('"', "\\\"");
-    for (name, help, value) in rows {
+    for (name, kind, help, value) in rows {
         let value = if value.is_nan() { "NaN".to_string() } else { value.to_string() };
         let _ = writeln!(
             text,
-            "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} gauge\n\
+            "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} {kind}\n\
              gptrain_{name}{{run=\"{run}\"}} {value}"
         );
     }

@@ -5,14 +5,15 @@
 mod http;
 mod state;
 
-pub use state::{NAME, Status, Warning, Warnings, keep};
+use http::Page;
+pub use state::{COMPLETE, FAILED, NAME, State, Status, Warning, Warnings, keep};
 
 use super::events::{self, Event, Kind};
 use super::report::StepLine;
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::unix_time;
-use comm::Recorder;
+use base::{Count, unix_time};
+use comm::{Place, Recorder};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ pub struct Board {
     /// Closed when the thread is to write a last time and end.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _page: Option<http::Page>,
+    _page: Option<Page>,
 }
 
 /// Notes that ranks begin to train.
@@ -52,6 +53,13 @@ fn tell_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
         events::append(folder, &Event { at, kind: Kind::Warning, text }).ok().map(|()| at)
     });
     noted.last().unwrap_or(told)
+}
+
+/// Seconds of a run between its ends and starts, with those since it was last seen. The time in which a
+/// supervisor starts ranks again is lost, not away.
+fn away(before: &Status, now: f64) -> f64 {
+    let restarted = Place::epoch().is_some_and(|epoch| epoch > 0);
+    before.away_s + if restarted { 0.0 } else { (now - before.updated).max(0.0) }
 }
 
 /// What does not change.
@@ -74,10 +82,11 @@ pub struct Fixed {
 impl Board {
     pub fn open(fixed: Fixed, recorder: Arc<Recorder>, warnings: Warnings) -> Result<Board> {
         let Fixed { folder, name, host, ranks, total_steps, total_samples, .. } = fixed;
-        let place = format!("{ranks} ranks, rank 0 on {host}");
+        let place = format!("{}, rank 0 on {host}", Count(ranks as u64).of("rank"));
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
         let before = Status::read(&folder).ok().filter(|_| fixed.useful_s > 0.0);
+        let away_s = before.as_ref().map_or(0.0, |before| away(before, now));
         let status = Status {
             name,
             host,
@@ -89,10 +98,15 @@ impl Board {
             began: before.map_or(now - fixed.useful_s, |before| before.began),
             started: now,
             useful_s: fixed.useful_s,
+            away_s,
             ..Status::default()
         };
         let shared = Arc::new(Mutex::new(status));
-        let page = fixed.page.map(|(host, port)| http::Page::open(&host, port, shared.clone()));
+        let page = fixed.page.map(|(host, port)| Page::open(&host, port, shared.clone()));
+        let page = page.and_then(|opened| {
+            let told = |error| tracing::warn!("{error:#}; the run goes on without this page");
+            opened.map_err(told).ok()
+        });
         begun(&folder, &place, fixed.from_step, shared.lock().job.as_deref());
         let (open, closed) = channel();
         let mut told = now;
@@ -120,7 +134,7 @@ impl Board {
                 if closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Disconnected) {
                     let mut status = board.lock();
                     if !status.ended {
-                        status.phase = format!("failed while {}", recorder.phase());
+                        status.phase = format!("{FAILED} while {}", recorder.phase());
                         status.ended = true;
                     }
                 }
@@ -133,7 +147,7 @@ impl Board {
             seq_len: fixed.seq_len,
             open: Some(open),
             thread: Some(thread),
-            _page: page.transpose()?,
+            _page: page,
         })
     }
 

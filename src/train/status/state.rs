@@ -1,7 +1,7 @@
 //! What is known of a run at one moment, as `status.json` holds it.
 
 use anyhow::{Context, Result};
-use base::{Problems, Seconds, unix_time};
+use base::{Problems, Seconds, input, unix_time};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -11,8 +11,40 @@ use std::sync::Arc;
 /// The file's name in a run's folder.
 pub const NAME: &str = "status.json";
 
+/// `phase` of a run that took all its steps, and the first word of one that failed.
+pub const COMPLETE: &str = "complete";
+pub const FAILED: &str = "failed";
+
 /// The last warnings that are kept.
 const WARNINGS: usize = 16;
+
+/// Seconds without a heartbeat after which a run counts as silent.
+const SILENT: f64 = 60.0;
+
+/// A run's state in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Running,
+    /// No heartbeat for a minute: the run was killed, or its folder is out of reach.
+    Silent,
+    /// Ended before its last step, after a save.
+    Stopped,
+    Failed,
+    Complete,
+}
+
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Running => "running",
+            State::Silent => "silent",
+            State::Stopped => "stopped",
+            State::Failed => "failed",
+            State::Complete => "complete",
+        }
+    }
+}
 
 /// A run, at one moment. Times of day are seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +59,9 @@ pub struct Status {
     /// When the run began its first step ever, and when this process began its first.
     pub began: f64,
     pub started: f64,
+    /// Seconds between an end of the run and its next start: nothing was to be computed then.
+    #[serde(default)]
+    pub away_s: f64,
     pub updated: f64,
     /// What rank 0 is doing, or how the run ended.
     pub phase: String,
@@ -78,20 +113,42 @@ impl Status {
                 "give the folder of a run that has taken a step: log.folder of its manifest";
             return Err(Problems::one(place, "there is no such file", remedy).into());
         }
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {place}"))?;
+        let text =
+            input::read(&path, input::SMALL).with_context(|| format!("cannot read {place}"))?;
         serde_json::from_slice(&text).with_context(|| format!("{place} is damaged"))
     }
 
-    /// The share of the time since the run began, waiting in queues included, that went into steps
-    /// which count.
-    pub fn goodput(&self) -> f64 {
-        (self.useful_s / (self.updated - self.began).max(1e-9)).min(1.0)
+    /// Percentage of the run's samples that it has consumed.
+    pub fn share(&self) -> f64 {
+        100.0 * self.consumed_samples as f64 / self.total_samples.max(1) as f64
     }
 
-    /// "goodput 93.1 %: 3 h 02 m in steps since it began 3 h 16 m ago".
+    /// The state at a time, in seconds since 1970.
+    pub fn state(&self, now: f64) -> State {
+        match self.ended {
+            true if self.phase == COMPLETE => State::Complete,
+            true if self.phase.starts_with(FAILED) => State::Failed,
+            true => State::Stopped,
+            false if now - self.updated > SILENT => State::Silent,
+            false => State::Running,
+        }
+    }
+
+    /// The share of the run's time, from each start to its end, that went into steps which count.
+    pub fn goodput(&self) -> f64 {
+        (self.useful_s / self.running_s().max(1e-9)).min(1.0)
+    }
+
+    fn running_s(&self) -> f64 {
+        self.updated - self.began - self.away_s
+    }
+
+    /// "goodput 93.1 %: 3 h 02 m in steps, of 3 h 16 m from starts to ends; away for 5 h 00 m".
     pub fn goodput_line(&self) -> String {
-        let (useful, all) = (Seconds(self.useful_s), Seconds(self.updated - self.began));
+        let (useful, all) = (Seconds(self.useful_s), Seconds(self.running_s()));
         let share = 100.0 * self.goodput();
-        format!("goodput {share:.1} %: {useful} in steps since the run began {all} ago")
+        let away = (self.away_s >= 1.0).then(|| format!("; away for {}", Seconds(self.away_s)));
+        let away = away.unwrap_or_default();
+        format!("goodput {share:.1} %: {useful} in steps, of {all} from starts to ends{away}")
     }
 }

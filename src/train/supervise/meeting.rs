@@ -1,17 +1,17 @@
-//! Where the tasks of a job meet again after a failure: files in the run's folder, which all nodes
-//! see. There is no server among them that could be the one that died.
+//! Rendezvous of a job's tasks after a failure: files in the run's folder, which all nodes see. No
+//! server is involved that could be the one that died.
 //!
 //! ```text
-//! restarts/JOB/here-3          task 3 has started, and not ended
-//!              made-3          the outermost folder that task 3 saw missing, and made for the run
-//!              epoch-1/task-3  task 3 has come to the meeting, and how its rank ended
-//!                      plan    who goes on as which rank, and where rank 0 is found
+//! restarts/JOB/here-3          task 3 has started, and has not ended
+//!              made-3          outermost missing folder that task 3 created for the run
+//!              epoch-1/task-3  task 3 has joined the rendezvous, and how its rank ended
+//!                      plan    rank of each task, and the address of rank 0
 //!              end             the job is over, with this exit code
 //! ```
-//! The first task of those that came decides, when all have come or the wait is over; whoever decides,
-//! the first plan counts (a hard link that fails if there is one). An epoch is also part of the name
-//! by which its ranks know each other (`comm::Place`), so that those of an older one are refused.
-//! The last task that ends removes all of it.
+//! The first task that joined decides, when all have joined or the time limit has passed. If
+//! several decide, the first plan counts (a hard link that fails if there is one). The epoch is
+//! part of the name by which its ranks authenticate each other (`comm::Place`), so ranks of an
+//! older epoch are rejected. The last task that ends removes all files.
 
 use super::super::guard;
 use super::plan::{Arrival, Plan};
@@ -24,8 +24,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time between two looks of a task that meets, and of one whose rank is at work: a thousand tasks
-/// look that much less often.
+/// Poll intervals of a task in the rendezvous, and of one whose rank is running. They grow with
+/// every thousand tasks.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_AT_WORK: Duration = Duration::from_secs(1);
 const TASKS: u32 = 1000;
@@ -38,13 +38,14 @@ pub struct Meetings {
 }
 
 impl Meetings {
-    /// Of this start of this job. Task 0 removes what an older start of the same name has left.
+    /// Opens the files of this start of this job. Task 0 removes those of an older start with the
+    /// same name.
     pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Meetings> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
         let folder = run.join("restarts").join(job.chars().map(plain).collect::<String>());
         let made = guard::outermost_missing(run);
         if task == 0 && folder.join("here-0").exists() {
-            // Away at once: other tasks may be writing there already.
+            // Renamed first, because other tasks may be writing there already.
             let old = folder.with_extension(format!("old-{}", std::process::id()));
             if fs::rename(&folder, &old).is_ok() {
                 let _ = fs::remove_dir_all(&old); // what stays has another name
@@ -56,14 +57,15 @@ impl Meetings {
         Ok(meetings)
     }
 
-    /// The task is still there: task 0 may have put its file away with those of an older start.
+    /// Heartbeat: recreates the task's file, which task 0 may have removed with those of an older
+    /// start.
     pub fn stay(&self) {
         if !self.here().exists() {
             let _ = self.write(&self.here(), &()); // tried again at the next look
         }
     }
 
-    /// The task ends. The last one leaves nothing of the meetings, nor a folder that was made for a
+    /// Ends the task. The last one removes all files of the rendezvous, and a folder created for a
     /// run that has not begun.
     pub fn leave(&self) {
         let _ = fs::remove_file(self.here());
@@ -77,14 +79,14 @@ impl Meetings {
         if others {
             return;
         }
-        // What cannot be removed stays, and harms nobody.
+        // Files that cannot be removed are harmless.
         let _ = fs::remove_dir_all(&self.folder);
         let _ = self.folder.parent().map(fs::remove_dir); // unless other jobs have some
         let outermost = made.into_iter().min_by_key(|made| made.as_os_str().len());
         outermost.iter().for_each(|made| guard::remove_unused(&self.run, made));
     }
 
-    /// A file of each task: two that write one refuse each other.
+    /// File per task, because two tasks cannot write the same one.
     fn made(&self) -> PathBuf {
         self.folder.join(format!("made-{}", self.task))
     }
@@ -97,17 +99,17 @@ impl Meetings {
         self.folder.join(format!("epoch-{epoch}"))
     }
 
-    /// Time between two looks while the rank works.
+    /// Poll interval while the rank runs.
     pub fn look_at_work(&self) -> Duration {
         LOOK_AT_WORK * (1 + self.tasks as u32 / TASKS)
     }
 
-    /// Whether tasks have come to this epoch's meeting.
+    /// Whether tasks have joined this epoch's rendezvous.
     pub fn has_begun(&self, epoch: u64) -> bool {
         self.is_new(&self.epoch(epoch))
     }
 
-    /// The exit code of the job, if it is over.
+    /// Exit code of the job, if it is over.
     pub fn ended(&self) -> Option<u8> {
         let path = self.folder.join("end");
         self.is_new(&path).then(|| read(&path)).flatten()
@@ -117,14 +119,14 @@ impl Meetings {
         let _ = self.write(&self.folder.join("end"), &code); // then the others wait in vain, and end
     }
 
-    /// Not of an older start, which the file system's own clock tells.
+    /// Whether a file is from this start, according to the file system's clock.
     fn is_new(&self, path: &Path) -> bool {
         let at = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
         at(path).is_some_and(|made| at(&self.here()).is_none_or(|started| made >= started))
     }
 
-    /// Comes to the meeting of an epoch; what was decided there, by this task if it is to decide:
-    /// `decide`, of those that came, by task. None where the job ends meanwhile.
+    /// Joins the rendezvous of an epoch and returns the agreed plan. If this task decides, it calls
+    /// `decide` with the arrivals, sorted by task. None if the job ends meanwhile.
     pub fn meet(
         &self,
         epoch: u64,
@@ -152,12 +154,12 @@ impl Meetings {
                 continue;
             }
             std::thread::sleep(LOOK * (1 + self.tasks as u32 / TASKS));
-            // A change of this node's own has a network file system look at the folder again.
+            // Writing from this node makes a network file system read the folder again.
             self.write(&own, mine)?;
         }
     }
 
-    /// The first of several plans counts.
+    /// Proposes a plan; the first of several counts.
     fn propose(&self, place: &Path, plan: &Plan) -> Result<()> {
         let new = place.with_extension(format!("of-{}", self.task));
         self.write(&new, plan)?;
@@ -171,7 +173,7 @@ impl Meetings {
         }
     }
 
-    /// Again where task 0, which has only started, puts the folder away meanwhile.
+    /// Writes a file, and retries if task 0, which has just started, removes the folder meanwhile.
     fn write(&self, path: &Path, what: &impl Serialize) -> Result<()> {
         let (folder, text) = (path.parent().expect("in a folder"), serde_json::to_vec(what)?);
         let made = || format!("cannot make {}", folder.display());
@@ -183,7 +185,7 @@ impl Meetings {
     }
 }
 
-/// Those that came to a meeting, by task.
+/// Tasks that joined a rendezvous, sorted.
 fn arrivals(folder: &Path) -> Vec<Arrival> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let task = |name: &str| name.strip_prefix("task-").is_some_and(|n| n.parse::<u64>().is_ok());
@@ -193,7 +195,7 @@ fn arrivals(folder: &Path) -> Vec<Arrival> {
     all
 }
 
-/// None where there is no such file, or not yet a whole one.
+/// Reads a file; None if it does not exist or is incomplete.
 fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }

@@ -1,15 +1,15 @@
-//! Restarts in the job: a supervisor in each task starts the rank as a process of its own, and when a
-//! rank dies or hangs, all ranks begin anew from the newest checkpoint in a new epoch.
+//! Restarts within the job. A supervisor in each task starts the rank as a separate process. When a
+//! rank dies or hangs, all ranks restart from the newest checkpoint in a new epoch.
 //!
-//! A rank that failed, and any NCCL in it, is never mended: its process ends, or is killed, and
-//! another is started (aborting communicators of a process that lives on hangs: NVIDIA/nccl #1013,
-//! #992, #863). Tasks beyond those that the grid needs are spares: their supervisors wait.
+//! A failed rank, and any NCCL in it, is never repaired: its process ends or is killed, and another
+//! is started. (Aborting communicators of a live process hangs: NVIDIA/nccl #1013, #992, #863.)
+//! Tasks beyond those that the grid needs are spares: their supervisors wait.
 //!
-//! | a rank's process | its supervisor |
+//! | rank's process | supervisor |
 //! |---|---|
-//! | ends with 0, 2 or 4: done, or the user's mistake | ends with that code |
-//! | ends with 1, 3 or by a signal | comes to the meeting of the next epoch (`meeting`, `plan`) |
-//! | goes on while others meet: it hangs | kills it after some seconds, and comes, too |
+//! | ends with 0, 2 or 4: done, or a user error | ends with that code |
+//! | ends with 1, 3 or by a signal | joins the rendezvous of the next epoch (`meeting`, `plan`) |
+//! | continues while others meet: it hangs | kills it after some seconds, and joins too |
 
 mod meeting;
 mod plan;
@@ -33,22 +33,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a rank has to end by itself while others meet: it may be writing what it was doing.
+/// Time for a rank to end by itself while others meet; it may still be writing.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long a killed process may take to go: one that the kernel holds, as with a broken driver,
-/// does not, and its task cannot go on.
+/// Time for a killed process to disappear. One that is stuck in the kernel, as with a broken
+/// driver, does not, and its task cannot continue.
 const KILLED: Duration = Duration::from_secs(30);
 
-/// Time between two looks at the rank's process.
+/// Poll interval of the rank's process.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Supervises this task's rank to the end of the job; false where this process is to be the rank
-/// itself.
+/// Supervises this task's rank to the end of the job. Returns false if this process is to be the
+/// rank itself.
 pub fn supervise(loaded: &Loaded) -> Result<bool> {
     let m = &loaded.manifest;
     if Place::is_given() {
-        // It ends with its supervisor; where this is refused, when it misses the others.
+        // The rank dies with its supervisor; if this is refused, it ends when it misses the other
+        // ranks.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
         return Ok(false);
     }
@@ -57,7 +58,7 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     }
     let launcher = launch::launcher(m)?;
     let tasks = launcher.as_ref().map_or(1, |launcher| launcher.world);
-    // Threads of one process, or too few ranks, which the process itself says.
+    // Threads of one process, or too few ranks, which the process itself reports.
     if tasks > 1 && tasks < m.topology.ranks() {
         return Ok(false);
     }
@@ -80,7 +81,7 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     }
 }
 
-/// The step of the newest checkpoint; 0 without one.
+/// Step of the newest checkpoint; 0 without one.
 fn newest(m: &Manifest) -> u64 {
     let published = checkpoint::published(&saving::folder(m)).unwrap_or_default();
     published.last().map_or(0, |found| found.step)
@@ -98,16 +99,16 @@ struct Supervisor<'a> {
     epoch: u64,
 }
 
-/// Why an epoch is over for this task.
+/// Reason why an epoch is over for this task.
 enum Over {
-    /// The job is.
+    /// The job is over, with this exit code.
     Job(u8),
-    /// Others meet, or its rank failed with this code.
+    /// Other tasks meet, or the rank failed with this code.
     Epoch(Option<u8>),
 }
 
 impl Supervisor<'_> {
-    /// The exit code.
+    /// Runs epochs until the job is over. Returns the exit code.
     fn run(&mut self) -> Result<u8> {
         loop {
             let over = match self.plan.members.iter().position(|task| *task == self.task) {
@@ -132,7 +133,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// A spare waits for its turn.
+    /// Waits as a spare.
     fn wait(&self) -> Over {
         loop {
             self.meetings.stay();
@@ -176,7 +177,7 @@ impl Supervisor<'_> {
         Ok(if over { Over::Job(code) } else { Over::Epoch(Some(code)) })
     }
 
-    /// This program once more, as a rank of this epoch.
+    /// Command that starts this program as a rank of this epoch.
     fn command(&self, rank: usize) -> Result<Command> {
         let address = match (&self.launcher, self.plan.address.rsplit_once(':')) {
             (Some(launcher), Some((host, _))) => {
@@ -186,7 +187,7 @@ impl Supervisor<'_> {
             (Some(launcher), None) => launcher.address.clone(),
             (None, _) => String::new(),
         };
-        // One task has all ranks of the grid, as threads.
+        // A single task has all ranks of the grid, as threads.
         let world = self.plan.members.len();
         let place = Place { epoch: self.epoch, rank, world, address };
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
@@ -198,7 +199,7 @@ impl Supervisor<'_> {
         Ok(command)
     }
 
-    /// Comes to the meeting, and takes over its plan; false where the job ended meanwhile.
+    /// Joins the rendezvous and adopts its plan. Returns false if the job ended meanwhile.
     fn meet(&mut self, code: Option<u8>) -> Result<bool> {
         let m = self.m;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -212,7 +213,7 @@ impl Supervisor<'_> {
         };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
         let members = &self.plan.members;
-        // A disk that is full is waited for, as by the ranks; a signal ends that.
+        // Waits for a full disk, as ranks do; a signal cancels the wait.
         let met = self.storage.patiently(|| match self.signals.stop() {
             true => Ok(None),
             false => self.meetings.meet(self.epoch, &mine, members, wait, decide),
@@ -244,8 +245,8 @@ fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
     }
 }
 
-/// The launcher's and the user's signals, which the rank gets from here. Ctrl-C reaches both
-/// processes; the rank waits for what its supervisor makes of it.
+/// Signals of the launcher and the user, which are forwarded to the rank. Ctrl-C reaches both
+/// processes; the rank waits for its supervisor's reaction.
 struct Signals {
     stop: Arc<AtomicBool>,
     arrived: [(Arc<AtomicBool>, Signal); 3],
@@ -255,7 +256,7 @@ impl Signals {
     fn listen() -> Result<Signals> {
         let stop = Arc::<AtomicBool>::default();
         let terminate = Arc::<AtomicBool>::default();
-        // A second Ctrl-C leaves at once, and the rank with it.
+        // A second Ctrl-C exits at once, and the rank with it.
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stop.clone())?;
         for signal in [SIGINT, SIGTERM] {
             flag::register(signal, stop.clone())?;
@@ -278,7 +279,7 @@ impl Signals {
     fn forward(&self, child: &Child) {
         for (arrived, signal) in &self.arrived {
             if arrived.swap(false, Ordering::Relaxed) {
-                // A rank that has ended meanwhile is seen at the next look.
+                // The next poll detects a rank that has ended meanwhile.
                 let _ = kill_process(Pid::from_child(child), *signal);
             }
         }

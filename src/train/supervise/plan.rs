@@ -1,41 +1,41 @@
-//! Who goes on after a failure, as a function of who came to the meeting: the same ranks where all
-//! did, spare tasks in the place of those that did not, else fewer replicas.
+//! Plan after a failure, as a function of the tasks that joined the rendezvous: the same ranks if
+//! all did, spare tasks instead of missing ones, or else fewer replicas.
 
 use manifest::Manifest;
 use serde::{Deserialize, Serialize};
 
-/// What a task tells when it comes.
+/// Report of a task that joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     pub task: usize,
-    /// Its machine.
+    /// Host name.
     pub host: String,
-    /// How its rank ended, as a shell tells it (128 + signal); None of a spare, which had none.
+    /// Exit code of its rank, as in a shell (128 + signal); None for a spare without a rank.
     pub code: Option<u8>,
 }
 
-/// The ranks of an epoch.
+/// Ranks of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The task of each rank.
+    /// Task of each rank.
     pub members: Vec<usize>,
     /// topology.data.
     pub data: usize,
-    /// Where rank 0 is found; empty: as the launcher's variables say.
+    /// Address of rank 0; empty for that of the launcher's variables.
     pub address: String,
-    /// The newest checkpoint, and restarts from it so far.
+    /// Step of the newest checkpoint, and restarts from it so far.
     pub step: u64,
     pub tried: u32,
-    /// The task that decided.
+    /// Task that decided.
     pub by: usize,
-    /// For a person: "task 2 did not come back: …".
+    /// Message for the user: "task 2 did not come back: …".
     pub why: String,
-    /// The job ends instead, with this exit code.
+    /// Exit code if the job ends instead.
     pub end: Option<u8>,
 }
 
 impl Plan {
-    /// The ranks as the launcher started them.
+    /// Ranks as started by the launcher.
     pub fn first(m: &Manifest, step: u64) -> Plan {
         let members = (0..m.topology.ranks()).collect();
         Plan { members, data: m.topology.data, step, ..Plan::default() }
@@ -46,9 +46,9 @@ impl Plan {
         if step > self.step { 0 } else { self.tried }
     }
 
-    /// The end of the job, where another start would be no better.
+    /// Plan that ends the job, if another start would not help.
     fn end(&self, m: &Manifest, came: &[Arrival], step: u64) -> Option<Plan> {
-        // An error that all ranks have agreed on is the same after a restart.
+        // An error that all ranks agreed on would recur after a restart.
         let codes: Vec<u8> = came.iter().filter_map(|one| one.code).collect();
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
             return Some(Plan { end: Some(1), why: String::new(), ..self.clone() });
@@ -62,14 +62,14 @@ impl Plan {
         (tried >= max).then(|| Plan { end: Some(3), why, ..self.clone() })
     }
 
-    /// After a failure of a task that has all ranks, as threads.
+    /// Plan after a failure of a task that has all ranks as threads.
     pub fn next_alone(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
         let why = self.told(&[0], &[0], self.data, step);
         let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
         self.end(m, came, step).unwrap_or(next)
     }
 
-    /// After a failure, with the newest checkpoint at `step` and those that came, by task.
+    /// Plan after a failure, with the newest checkpoint at `step` and the tasks that joined.
     pub fn next(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
         if let Some(end) = self.end(m, came, step) {
             return end;
@@ -95,8 +95,8 @@ impl Plan {
         Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
     }
 
-    /// The tasks of so many ranks: where their number stays, each keeps its rank, and spare tasks take
-    /// the place of those that are gone.
+    /// Tasks of `ranks` ranks. If their number is unchanged, each task keeps its rank, and spares
+    /// replace missing tasks.
     fn seats(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
         if ranks != self.members.len() {
             return tasks[..ranks].to_vec();
@@ -135,13 +135,13 @@ impl Plan {
     }
 }
 
-/// Whether every global batch of the run is whole micro-batches of so many replicas.
+/// Whether every global batch of the run is divisible into micro-batches of `data` replicas.
 fn divides(m: &Manifest, data: usize) -> bool {
     m.batch.ramp().sizes().all(|global| global.is_multiple_of(m.batch.micro * data))
 }
 
-/// Where rank 0 listens from now on: at the launcher's address while its task lives; else on its own
-/// host, at the port of the launcher's address (0 stands for it).
+/// Address of rank 0: the launcher's address while its task lives; otherwise rank 0's own host with
+/// the port of the launcher's address (written as 0).
 fn address(members: &[usize], came: &[Arrival]) -> String {
     let first = came.iter().find(|one| one.task == members[0]);
     let one_host = came.iter().all(|one| Some(&one.host) == first.map(|first| &first.host));

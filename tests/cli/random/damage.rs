@@ -53,7 +53,7 @@ const CHECKPOINT: &[&str] =
 /// An export reads weights alone.
 const MOMENTS: &[&str] = &["inspect-ckpt runs/a --deep", "run run.yaml --set train.steps=5"];
 
-/// What readers write: taken away between two of them.
+/// Files that readers write: removed between two of them.
 const WRITTEN: [&str; 7] =
     ["fresh", "out", "built.bin", "built.idx", "imported", "learned.json", "runs/a/report.html"];
 

@@ -55,7 +55,7 @@ impl Duress {
         Duress { lab, whole: vec![None; COMMANDS.len()] }
     }
 
-    /// What command `i` writes when nothing is done to it: (code, files).
+    /// Result of command `i` without interference: (code, files).
     fn undisturbed(&mut self, i: usize) {
         let (line, outputs) = COMMANDS[i];
         let done = Done::of(command(&self.lab, line).output().unwrap());

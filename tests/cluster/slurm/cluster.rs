@@ -9,6 +9,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
+/// GPUs of a node, which are files: Slurm hands them out, and looks for no more.
+const GPUS: usize = 4;
+
 /// Some nodes on this machine: n1, n2, ...
 pub struct Cluster {
     folder: TempDir,
@@ -36,6 +39,10 @@ impl Cluster {
         }
         cluster.munge();
         fs::write(root.join("slurm.conf"), cluster.conf()).unwrap();
+        let gpus = cluster.path("gpu");
+        (0..GPUS).for_each(|gpu| fs::write(format!("{gpus}{gpu}"), "").unwrap());
+        let list = format!("Name=gpu File={gpus}[0-{}]\n", GPUS - 1);
+        fs::write(root.join("gres.conf"), list).unwrap();
         cluster.ok("/usr/sbin/slurmctld", &["-c"]);
         cluster.nodes.iter().for_each(|node| cluster.start_daemon(node));
         until("all nodes are idle", || {
@@ -75,7 +82,7 @@ impl Cluster {
         let node = |name: &String| {
             let port = free_port();
             format!(
-                "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000\n"
+                "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000 Gres=gpu:{GPUS}\n"
             )
         };
         let nodes: String = self.nodes.iter().map(node).collect();
@@ -110,6 +117,7 @@ ReturnToService=2
 KillWait=20
 JobRequeue=1
 SlurmdParameters=config_overrides
+GresTypes=gpu
 {nodes}PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 ",
             free_port(),

@@ -33,7 +33,7 @@ const RUN: [&str; 8] = [
     "log.interval=100",
 ];
 
-/// Of the job: it leaves as soon as it hears of less than twenty minutes.
+/// Settings of the job: it leaves as soon as less than twenty minutes remain.
 const OF_JOB: [&str; 4] = [
     "slurm={on_end: requeue, margin_s: 1200, exclude_stragglers: true}",
     "restart.max=3",

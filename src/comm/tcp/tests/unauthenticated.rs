@@ -1,4 +1,4 @@
-//! Peers without the job's key at a rank's port: none is accepted, none disturbs the ranks.
+//! Peers without the job's key at a rank's port: none is accepted, and none disturbs the ranks.
 
 use super::{free_address, joins, joins_within, run};
 use crate::tcp::handshake::{AuthError, Handshakes, Key, accept, accept_all, authenticate};
@@ -19,7 +19,7 @@ fn connect_soon(address: &str) -> TcpStream {
     found.into_inner().expect("it listens")
 }
 
-/// Noise, an endless handshake, silence, a guessed key.
+/// Sends noise, an endless handshake, silence, and a guessed key.
 fn send_garbage(address: &str) -> Vec<TcpStream> {
     let mut noise = connect_soon(address);
     let _ = noise.write_all(&[0x5a; 10_000]);
@@ -54,7 +54,7 @@ fn unauthenticated_peers_do_not_disturb_the_ranks() {
     assert_eq!(ends, vec![Ok(()); 3]);
 }
 
-/// However many connections say nothing, a rank comes in at once.
+/// Silent connections, however many, do not delay a rank.
 #[test]
 fn silent_strangers_make_way_for_a_rank() {
     let key = Key::new(b"secret", "job");
@@ -71,7 +71,7 @@ fn silent_strangers_make_way_for_a_rank() {
     let mut rank = connect(&*address).unwrap();
     authenticate(&mut rank, &key, "join", b"rank 1").unwrap();
     assert_eq!(arrived.recv().unwrap(), b"rank 1");
-    // The first were ended, before their five seconds.
+    // The first connections were closed before their five seconds ended.
     silent[0].read_to_end(&mut Vec::new()).ok();
     assert!(all.strangers() > 0);
 }
@@ -93,7 +93,7 @@ fn another_program_is_told(limit: Duration) {
     assert!(line.contains("another program answers: it sends \"SSH-2.0-OpenSSH_\""), "{line}");
 }
 
-/// A recorded handshake, sent again, is rejected.
+/// A recorded handshake that is sent again is rejected.
 #[test]
 fn a_replayed_handshake_is_rejected() {
     let key = Key::new(b"secret", "job");
@@ -120,7 +120,7 @@ fn a_replayed_handshake_is_rejected() {
     assert!(matches!(heard.1, Err(AuthError::WrongKey)), "{:?}", heard.1);
 }
 
-/// Relays a handshake; returns the client's bytes.
+/// Relays a handshake. Returns the client's bytes.
 fn relay(mut client: TcpStream, mut server: TcpStream) -> Vec<u8> {
     let pass = |from: &mut TcpStream, to: &mut TcpStream, length: usize| {
         let mut bytes = vec![0; length];
@@ -142,7 +142,7 @@ fn a_slow_peer_is_dropped_before_it_is_through() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut slow = TcpStream::connect(address).unwrap();
-            // A handshake of its would take half a minute, and end as one with a wrong key.
+            // This handshake would take half a minute, and then fail with a wrong key.
             while slow.write_all(b"x").is_ok() {
                 std::thread::sleep(Duration::from_millis(500));
             }
@@ -172,6 +172,6 @@ fn damaged_frames_and_messages_are_rejected() {
     for damaged in [header(31, 1), header(27, 1), header(32, 9), header(33, 9), vec![0; 39]] {
         assert!(read(damaged.clone()).is_err(), "{damaged:?}");
     }
-    assert!(read(header(0, 0)).unwrap().is_some(), "an empty frame is none");
+    assert!(read(header(0, 0)).unwrap().is_some(), "an empty frame is valid");
     assert!(read(header(32, 255)).unwrap().is_none(), "a goodbye");
 }

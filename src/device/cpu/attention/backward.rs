@@ -1,4 +1,4 @@
-//! Backward pass of attention: dqkv.
+//! Backward of attention: dqkv.
 
 use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
 use super::{Attention, Head, cut};
@@ -84,12 +84,12 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// One tile's part: stores its dq, adds to dk and dv.
+/// Contribution of one tile: stores its dq, adds to dk and dv.
 fn tile_backward(head: &Head, inputs: [Tensor; 4], tile: &Tile, own: &mut Buffers, dqkv: Tensor) {
     let [dy, qkv, y, lse] = inputs;
     let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
     head.load_out(dy, tile.queries.clone(), own.dy);
-    // y is only needed for Σ dy·y; dq is its place until then.
+    // y is only needed for Σ dy·y; the buffer of dq holds it until then.
     head.load_out(y, tile.queries.clone(), own.dq);
     let (mut logs, mut along) = ([0.0; QUERIES], [0.0; QUERIES]);
     for (i, query) in tile.queries.clone().enumerate() {

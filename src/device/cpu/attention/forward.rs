@@ -1,4 +1,4 @@
-//! Forward pass of attention: y and lse.
+//! Forward of attention: y and lse.
 
 use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
 use super::{Attention, Head, cut};
@@ -53,7 +53,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// The queries of one tile.
+/// Attention of the queries of one tile.
 fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, lse: Tensor) {
     let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
     head.load(qkv, tile.queries.clone(), Qkv::Query, own.y);

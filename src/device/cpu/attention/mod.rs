@@ -1,10 +1,10 @@
-//! Self-attention in tiles: no query's scores are ever held for more than `KEYS` keys.
+//! Self-attention in tiles: the scores of a query are never held for more than `KEYS` keys.
 //!
-//! Forward is FlashAttention's online softmax (Dao et al. 2022), one task per `QUERIES` queries of
-//! a head; backward rebuilds the probabilities from lse, one task per key/value head, which adds up
-//! what the query heads it serves give, one after the other. Scores lie key by key,
-//! a query in each lane, so that a query's maximum and sum need no sum across lanes. Keys that no
-//! query of a tile sees cost nothing.
+//! Forward is FlashAttention's online softmax (Dao et al. 2022), with one task per `QUERIES`
+//! queries of a head. Backward rebuilds the probabilities from lse, with one task per key/value
+//! head, which adds up the contributions of its query heads one after the other. Scores are stored
+//! key by key with a query in each lane, so the maximum and sum of a query need no sum across
+//! lanes. Keys that no query of a tile sees are skipped.
 
 mod backward;
 mod forward;
@@ -21,7 +21,7 @@ use base::Qkv;
 use std::ops::Range;
 use tile::{QUERIES, Tile, dropout_tile};
 
-/// One call of the op: what all heads and samples share.
+/// State of one call of the op, shared by all heads and samples.
 struct Attention<'a> {
     how: &'a Attend,
     mask: Mask,
@@ -49,7 +49,7 @@ struct Head<'a> {
     all: &'a Attention<'a>,
     sample: usize,
     head: usize,
-    /// ALiBi's.
+    /// Slope of ALiBi.
     slope: f32,
 }
 
@@ -74,7 +74,7 @@ impl Head<'_> {
         self.row(position) * self.all.how.heads.query + self.head
     }
 
-    /// The keys a query sees.
+    /// Keys visible to a query.
     fn keys(&self, query: usize) -> Range<usize> {
         let how = self.all.how;
         let oldest = how.window.map_or(0, |window| (query + 1).saturating_sub(window));
@@ -88,7 +88,7 @@ impl Head<'_> {
         }
     }
 
-    /// The queries of a tile and what they see.
+    /// Queries of a tile and their visible keys.
     fn tile(&self, tile: usize) -> Tile {
         let first = tile * QUERIES;
         let queries = first..self.all.how.seq.min(first + QUERIES);
@@ -109,7 +109,7 @@ impl Head<'_> {
         }
     }
 
-    /// What dropout multiplies the probabilities of a tile with, if there is dropout.
+    /// Dropout factors of a tile's probabilities; None without dropout.
     fn factors<'b>(
         &self,
         tile: &Tile,
@@ -127,7 +127,7 @@ impl Head<'_> {
     }
 }
 
-/// Cuts the next `len` elements off scratch.
+/// Splits the next `len` elements off the scratch.
 fn cut<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     scratch.split_off_mut(..len).expect("scratch is as long as its parts")
 }

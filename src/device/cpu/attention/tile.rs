@@ -1,27 +1,27 @@
-//! The arithmetic of a tile: scores of up to `KEYS` keys, one per row, and `QUERIES` queries.
+//! Arithmetic of a tile: scores of up to `KEYS` keys, one per row, and `QUERIES` queries.
 
 use crate::cpu::kernel::{COLUMNS, Product};
 use crate::cpu::math::{MaskIndex, exp, vectorised};
 use std::ops::Range;
 
-/// Queries in a tile: two AVX-512 registers. More would waste more at the causal edge.
+/// Queries per tile: two AVX-512 registers. More would waste more at the causal edge.
 pub const QUERIES: usize = 32;
 
-/// Keys in a tile: its scores and the keys' rows stay in the first-level cache.
+/// Keys per tile, such that its scores and the rows of its keys fit into the L1 cache.
 pub(super) const KEYS: usize = 64;
 
-/// A row of a tile.
+/// Row of a tile.
 type Row = [f32; QUERIES];
 
-/// The queries of a tile, and which keys they see.
+/// Queries of a tile, and their visible keys.
 pub(super) struct Tile {
     pub queries: Range<usize>,
-    /// Query i sees keys `start[i] .. end[i]`; those past the last query see none.
+    /// Query i sees keys `start[i] .. end[i]`; rows past the last query see none.
     start: [i32; QUERIES],
     end: [i32; QUERIES],
-    /// What products of queries and keys are multiplied with.
+    /// Factor of the dot products of queries and keys.
     scale: f32,
-    /// ALiBi's.
+    /// Slope of ALiBi.
     slope: f32,
 }
 
@@ -40,8 +40,8 @@ impl Tile {
         Tile { queries, start, end, scale, slope }
     }
 
-    /// The ranges of at most `KEYS` keys of which some query sees some. They start at multiples of
-    /// 4, as dropout has it.
+    /// Ranges of at most `KEYS` keys with at least one visible key. They start at multiples of 4,
+    /// as dropout requires.
     pub fn key_tiles(&self) -> impl Iterator<Item = Range<usize>> {
         let seen = || self.start.iter().zip(&self.end).filter(|(start, end)| start < end);
         let first = seen().map(|(start, _)| *start as usize).min().unwrap_or(0) / 4 * 4;
@@ -52,7 +52,7 @@ impl Tile {
         })
     }
 
-    /// Products of `count` rows of k (or v) with all queries (or dy), turned: [d, QUERIES].
+    /// Products of `count` rows of k (or v) with all queries (or dy), transposed: [d, QUERIES].
     pub fn scores(
         &self,
         k: &[f32],
@@ -83,7 +83,7 @@ impl Tile {
         (key >= self.start[query]) & (key < self.end[query])
     }
 
-    /// A score from the product of the `query`-th query and a key.
+    /// Score from the dot product of the `query`-th query and a key.
     #[inline(always)]
     fn score(&self, product: f32, query: usize, key: i32) -> f32 {
         let distance = (key - self.queries.start as i32 - query as i32) as f32;
@@ -91,11 +91,11 @@ impl Tile {
     }
 }
 
-/// Softmax in progress: of the keys so far.
+/// Softmax over the keys so far.
 pub(super) struct Softmax {
     maximum: Row,
     sum: Row,
-    /// What the last tile's maxima shrink everything before by.
+    /// Factor by which the last tile's maxima scale all earlier results.
     shrink: Row,
 }
 
@@ -105,7 +105,7 @@ impl Softmax {
         Softmax { maximum, sum: [0.0; QUERIES], shrink: [1.0; QUERIES] }
     }
 
-    /// Shrinks the rows of y, [queries, wide], to the present maxima.
+    /// Rescales the rows of y, [queries, wide], to the current maxima.
     pub fn shrink(&self, y: &mut [f32], wide: usize) {
         for (row, factor) in y.chunks_exact_mut(wide).zip(self.shrink) {
             if factor != 1.0 {
@@ -114,7 +114,7 @@ impl Softmax {
         }
     }
 
-    /// What a query's y is to be multiplied with, and its log-sum-exp.
+    /// Factor of a query's y, and its log-sum-exp.
     pub fn finish(&self, query: usize) -> (f32, f32) {
         match self.sum[query] {
             0.0 => (0.0, f32::NEG_INFINITY),
@@ -123,7 +123,7 @@ impl Softmax {
     }
 }
 
-/// Turns `count` rows of `wide` elements into columns, as many as `to` has rows of.
+/// Transposes `count` rows of `wide` elements into as many columns as `to` has rows.
 pub(super) fn transpose(from: &[f32], wide: usize, count: usize, to: &mut [f32]) {
     for (i, row) in from.chunks_exact(wide).take(count).enumerate() {
         for (to, x) in to.chunks_exact_mut(QUERIES).zip(row) {
@@ -139,7 +139,7 @@ vectorised! {
         }
     }
 
-    /// Products to exp(score − maximum), 0 where not seen.
+    /// Products to exp(score − maximum), 0 if not visible.
     pub(super) fn soften(tile: &Tile, first: usize, p: &mut [Row], state: &mut Softmax) {
         let mut maximum = state.maximum;
         for (key, row) in (first as i32..).zip(p.iter_mut()) {
@@ -149,7 +149,7 @@ vectorised! {
                 maximum[i] = if *x > maximum[i] { *x } else { maximum[i] };
             }
         }
-        // Where nothing was seen yet, nothing is −∞ away from.
+        // Avoids −∞ − −∞ as long as no key was visible.
         let base = maximum.map(|x| if x == f32::NEG_INFINITY { 0.0 } else { x });
         let mut sum = [0.0; QUERIES];
         for row in p.iter_mut() {
@@ -189,12 +189,12 @@ vectorised! {
         }
     }
 
-    /// Dropout's factors of a tile, with `QUERIES` rows from `index` on in its columns, and columns
-    /// in its rows: 0 where the random word is below `bound`, else `kept`.
+    /// Dropout factors of a tile, with `QUERIES` rows from `index` on in its columns, and columns
+    /// in its rows: 0 if the random word is below `bound`, else `kept`.
     pub(super) fn dropout_tile(
         index: &MaskIndex, bound: u32, kept: f32, factors: &mut [Row]
     ) {
-        debug_assert!(factors.len().is_multiple_of(4));
+        assert!(factors.len().is_multiple_of(4));
         for (quad, rows) in factors.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for i in 0..QUERIES {
                 for (row, word) in rows.iter_mut().zip(index.words(i, quad)) {

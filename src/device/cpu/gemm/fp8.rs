@@ -1,12 +1,12 @@
-//! Products of 8-bit floats: of the same numbers in bf16, into sums that are then scaled.
+//! fp8 products: of the same numbers in bf16, into sums that are then scaled.
 
 use super::{Cpu, finish, gemm};
-use crate::cpu::memory::{BLOCK, Block, load, load_bytes, store, with_rows_mut};
+use crate::cpu::memory::{BLOCK, Block, Sums, load, load_bytes, store};
 use crate::cpu::parallel::blocks;
 use crate::{Epilogue, Gemm, Out, Quantized, Tensor};
 use base::DType;
 
-/// Elements on whose multiples each part of the scratch starts.
+/// Alignment, in elements, of each part of the scratch.
 const LINE: usize = 16;
 
 /// C (+)= A·Bᵀ, then the epilogue.
@@ -23,17 +23,16 @@ pub fn fp8(cpu: &Cpu, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
         widen(cpu, b, wide_b);
         gemm(cpu, Gemm::NT, wide_a, wide_b, sums.set(), Epilogue::Nothing);
         cpu.each_rows(m, n, |rows| {
-            with_rows_mut(sums, rows.clone(), |sums| {
-                for (row, sums) in rows.clone().zip(sums.chunks_mut(n)) {
-                    scale(a.scales, row, b.scales, sums);
-                }
-                finish(sums, n, [rows, 0..n], c, then, false);
-            });
+            let mut sums = Sums::of_tensor(sums, rows.clone(), 0..n);
+            for (i, row) in rows.clone().enumerate() {
+                scale(a.scales, row, b.scales, sums.row(i));
+            }
+            finish(&mut sums, [rows, 0..n], c, then, false);
         });
     });
 }
 
-/// The numbers of all codes, without their scales.
+/// Numbers of all codes, without their scales.
 fn widen(cpu: &Cpu, x: &Quantized, to: Tensor) {
     let numbers: [f32; 256] = std::array::from_fn(|code| x.format.decode(code as u8));
     cpu.each_block(to.numel(), |block| {
@@ -45,7 +44,7 @@ fn widen(cpu: &Cpu, x: &Quantized, to: Tensor) {
     });
 }
 
-/// A row of sums, times the scale of its line of A and those of all lines of B.
+/// Multiplies a row of sums by the scale of its line of A and those of all lines of B.
 fn scale(of_a: Tensor, row: usize, of_b: Tensor, sums: &mut [f32]) {
     let (mut factor, mut factors): ([f32; 1], Block) = ([0.0], [0.0; BLOCK]);
     load(of_a, row, &mut factor);

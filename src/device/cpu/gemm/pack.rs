@@ -1,82 +1,83 @@
-//! Laying operands out in the order the kernel reads them.
+//! Packs operands in the order in which the kernel reads them.
 
-use super::{COLS, ROWS};
 use crate::Tensor;
 use crate::cpu::Cpu;
-use crate::cpu::kernel::{PANEL_COLS, PANEL_ROWS, TILE, Word};
-use crate::cpu::math::vectorised;
+use crate::cpu::instructions::Instructions;
+use crate::cpu::kernel::{TILE, turn};
 use crate::cpu::memory::{Shared, load, load_pairs, with_words};
 use base::DType;
 use std::ops::Range;
 
-/// A word of each line that is packed together.
-type Line = [f32; COLS];
+/// Maximum lines of which words are loaded at once: 24 KiB of a tile's words. A multiple of the
+/// lines of any panel.
+const LINES: usize = 384;
 
-/// A matrix as the product sees it.
+/// One word of each line in a group.
+type Line = [f32; LINES];
+
+/// Words per line that are transposed at a time: of eight lines, 4 KiB.
+const TURNED: usize = 128;
+
+/// Operand of a product: rows of A or columns of B, here called lines, each as long as the depth.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pub x: Tensor,
-    /// Whether it lies in memory the other way round.
-    turned: bool,
-    /// What it is packed into.
-    pub word: Word,
+    /// Whether a line is contiguous in memory; otherwise the words of all lines at one depth are.
+    along: bool,
+    /// Determines the content of words: an f32, or two bf16 that are adjacent along the depth.
+    pub set: Instructions,
 }
 
 impl Operand {
-    pub fn new(x: Tensor, turned: bool, word: Word) -> Operand {
-        assert!(word == Word::Float || x.dtype == DType::BF16, "pairs of {:?}", x.dtype);
-        Operand { x, turned, word }
+    pub fn new(x: Tensor, along: bool, set: Instructions) -> Operand {
+        assert!(!set.multiplies_bf16() || x.dtype == DType::BF16, "pairs of {:?}", x.dtype);
+        Operand { x, along, set }
     }
 
-    pub fn rows(self) -> usize {
-        if self.turned { self.x.cols } else { self.x.rows }
+    pub fn lines(self) -> usize {
+        if self.along { self.x.rows } else { self.x.cols }
     }
 
-    pub fn cols(self) -> usize {
-        if self.turned { self.x.rows } else { self.x.cols }
+    pub fn depth(self) -> usize {
+        if self.along { self.x.cols } else { self.x.rows }
     }
 
-    /// Elements of the depth in a word.
+    /// Elements of the depth per word.
     pub fn per_word(self) -> usize {
-        match self.word {
-            Word::Float => 1,
-            Word::Pair | Word::Tile => 2,
-        }
+        if self.set.multiplies_bf16() { 2 } else { 1 }
     }
 
-    /// Words of a line of memory that runs along the depth.
+    /// Loads words of a contiguous line.
     fn load_along(self, line: usize, words: Range<usize>, to: &mut [f32]) {
         let at = line * self.x.cols;
-        match self.word {
-            Word::Float => load(self.x, at + words.start, to),
-            Word::Pair | Word::Tile => {
-                for (word, to) in words.zip(to) {
-                    let first = at + 2 * word;
-                    let second = (2 * word + 1 < self.x.cols).then_some(first + 1);
-                    load_pairs(self.x, first, second, std::slice::from_mut(to));
-                }
-            }
+        if !self.set.multiplies_bf16() {
+            return load(self.x, at + words.start, to);
+        }
+        for (word, to) in words.zip(to) {
+            let first = at + 2 * word;
+            let second = (2 * word + 1 < self.x.cols).then_some(first + 1);
+            load_pairs(self.x, first, second, std::slice::from_mut(to));
         }
     }
 
-    /// Calls `with` on the same words of eight such lines, in place; false where they are not there
-    /// as they are packed.
-    fn with_along(
+    /// Calls `with` on the same words of contiguous lines, in place. Returns false if their memory
+    /// layout differs from the packed one.
+    fn with_along<const N: usize>(
         self,
         first: usize,
         words: &Range<usize>,
-        with: impl FnOnce([&[f32]; PANEL_ROWS]),
+        with: impl FnOnce([&[f32]; N]),
     ) -> bool {
         let (each, Tensor { rows, cols, .. }) = (self.per_word(), self.x);
-        let there = self.word != Word::Float || self.x.dtype == DType::F32;
-        if !there || first + PANEL_ROWS > rows || each * words.end > cols {
+        let as_packed = self.set.multiplies_bf16() || self.x.dtype == DType::F32;
+        if !as_packed || first + N > rows || each * words.end > cols {
             return false;
         }
         let starts = std::array::from_fn(|i| (first + i) * cols + each * words.start);
         with_words(self.x, starts, words.len(), with)
     }
 
-    /// Calls `with` on words of a line that runs along the depth: in place, or in the buffer.
+    /// Calls `with` on words of a contiguous line: in place, or in the buffer.
     fn with_line(
         self,
         line: usize,
@@ -84,236 +85,205 @@ impl Operand {
         buffer: &mut [f32],
         mut with: impl FnMut(&[f32]),
     ) {
-        let (each, len) = (self.per_word(), words.len());
-        let start = line * self.x.cols + each * words.start;
-        let there = each * words.end <= self.x.cols;
-        if !there || !with_words(self.x, [start], len, |[words]| with(words)) {
+        if !self.with_along(line, &words, |[line]| with(line)) {
+            let len = words.len();
             self.load_along(line, words, &mut buffer[..len]);
             with(&buffer[..len]);
         }
     }
 
-    /// A word of each of some lines, where lines of memory run across the depth.
+    /// Loads one word from each of some lines that are not contiguous.
     fn load_across(self, word: usize, first: usize, to: &mut [f32]) {
         let Tensor { rows, cols, .. } = self.x;
         let at = self.per_word() * word * cols + first;
-        match self.word {
-            Word::Float => load(self.x, at, to),
-            Word::Pair | Word::Tile => {
-                load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to);
-            }
-        }
-    }
-
-    /// Calls `with` on a word of each of some lines, where lines of memory run across the depth: in
-    /// place, or in the buffer.
-    fn with_across(
-        self,
-        word: usize,
-        lines: Range<usize>,
-        buffer: &mut Line,
-        with: impl FnOnce(&[f32]),
-    ) {
-        let Tensor { cols, dtype, .. } = self.x;
-        if self.word == Word::Float && dtype == DType::F32 {
-            let at = word * cols + lines.start;
-            let there = with_words(self.x, [at], lines.len(), |[line]| with(line));
-            return assert!(there, "f32 are aligned");
-        }
-        let line = &mut buffer[..lines.len()];
-        self.load_across(word, lines.start, line);
-        with(line);
-    }
-}
-
-/// Rows of A, in panels of `PANEL_ROWS`: a panel holds column after column (or tiles). Rows that are
-/// missing in the last panel are 0. Here and below `depth` counts words.
-pub(super) fn pack_left(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
-    if a.word == Word::Tile {
-        return pack_tiles(a, rows, depth, to);
-    }
-    let len = depth.len();
-    if !a.turned {
-        let panels = to.chunks_exact_mut(PANEL_ROWS * len);
-        for (start, panel) in rows.clone().step_by(PANEL_ROWS).zip(panels) {
-            interleave_rows(a, start..rows.end.min(start + PANEL_ROWS), depth.clone(), panel);
-        }
-        return;
-    }
-    let mut buffer = [0.0; COLS];
-    for (i, word) in depth.enumerate() {
-        a.with_across(word, rows.clone(), &mut buffer, |column| {
-            let (pieces, rest) = column.as_chunks::<PANEL_ROWS>();
-            let mut panels = to.chunks_exact_mut(PANEL_ROWS * len);
-            let place = i * PANEL_ROWS..(i + 1) * PANEL_ROWS;
-            for (piece, panel) in pieces.iter().zip(&mut panels) {
-                panel[place.clone()].copy_from_slice(piece);
-            }
-            if !rest.is_empty() {
-                let last = &mut panels.next().expect("a panel for the last rows")[place];
-                last[..rest.len()].copy_from_slice(rest);
-                last[rest.len()..].fill(0.0);
-            }
-        });
-    }
-}
-
-/// Rows of A for AMX: of every two tiles of rows, 16 words of each after the other. Rows and words
-/// that are missing in the last tile are 0.
-fn pack_tiles(a: Operand, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
-    let (tiles, _) = to.as_chunks_mut::<{ TILE * TILE }>();
-    let deep = depth.len().div_ceil(TILE);
-    // Tile `i` of rows, `j` of depth: a panel has two tiles of rows.
-    let place = |i: usize, j: usize| (i / 2 * deep + j) * 2 + i % 2;
-    let whole = rows.len().is_multiple_of(2 * TILE) && depth.len().is_multiple_of(TILE);
-    if !whole {
-        tiles.as_flattened_mut().fill(0.0);
-    }
-    if !a.turned {
-        let mut buffer = [0.0; TURNED];
-        for (row, line) in rows.enumerate() {
-            for (first, start) in depth.clone().step_by(TURNED).enumerate() {
-                let words = start..depth.end.min(start + TURNED);
-                a.with_line(line, words, &mut buffer, |words| {
-                    for (j, words) in words.chunks(TILE).enumerate() {
-                        let tile = &mut tiles[place(row / TILE, first * (TURNED / TILE) + j)];
-                        tile[row % TILE * TILE..][..words.len()].copy_from_slice(words);
-                    }
-                });
-            }
-        }
-        return;
-    }
-    let mut columns = [[0.0; ROWS]; TILE];
-    for (j, start) in depth.clone().step_by(TILE).enumerate() {
-        let words = start..depth.end.min(start + TILE);
-        columns[words.len()..].fill([0.0; ROWS]);
-        for (column, word) in columns.iter_mut().zip(words) {
-            let column = &mut column[..rows.len()];
-            a.load_across(word, rows.start, column);
-        }
-        for i in 0..rows.len().div_ceil(TILE) {
-            turn_tile(&columns, i * TILE, &mut tiles[place(i, j)]);
+        match self.set.multiplies_bf16() {
+            false => load(self.x, at, to),
+            true => load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to),
         }
     }
 }
 
-/// Columns of B, in panels: a panel holds row after row. Columns that are missing in the last panel
-/// are 0, and so are rows that tiles want beside the depth. Tasks are cut so that each reads memory
-/// in long runs.
+/// Packs rows of A in panels: a panel holds column after column (or tiles). Missing elements of the
+/// last panel and tile are 0. Here and below `depth` counts words.
+pub(super) fn pack_left(
+    cpu: &Cpu,
+    a: Operand,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    to: &Shared,
+) {
+    match a.set {
+        Instructions::Baseline => pack::<4>(cpu, a, rows, depth, to),
+        Instructions::Avx2 => pack::<6>(cpu, a, rows, depth, to),
+        Instructions::Avx512 | Instructions::Avx512Bf16 => pack::<8>(cpu, a, rows, depth, to),
+        Instructions::Amx => pack_tiles(cpu, a, rows, depth, to),
+    }
+}
+
+/// Packs columns of B in panels: a panel holds row after row.
 pub(super) fn pack_right(
     cpu: &Cpu,
     b: Operand,
-    depth: Range<usize>,
     cols: Range<usize>,
+    depth: Range<usize>,
     to: &Shared,
 ) {
-    match b.word {
-        Word::Tile => pack_columns::<{ 2 * TILE }>(cpu, b, depth, cols, to),
-        Word::Float | Word::Pair => pack_columns::<PANEL_COLS>(cpu, b, depth, cols, to),
+    match b.set {
+        Instructions::Baseline => pack::<8>(cpu, b, cols, depth, to),
+        Instructions::Avx2 => pack::<16>(cpu, b, cols, depth, to),
+        Instructions::Avx512 | Instructions::Avx512Bf16 => pack::<48>(cpu, b, cols, depth, to),
+        Instructions::Amx => pack::<{ 2 * TILE }>(cpu, b, cols, depth, to),
     }
 }
 
-/// The same in panels of that many columns.
-fn pack_columns<const PANEL: usize>(
+/// Packs lines in panels of `PANEL` lines. Each task reads memory in long runs.
+fn pack<const PANEL: usize>(
     cpu: &Cpu,
-    b: Operand,
+    x: Operand,
+    lines: Range<usize>,
     depth: Range<usize>,
-    cols: Range<usize>,
     to: &Shared,
 ) {
-    let whole = b.word.whole(depth.len());
+    let whole = depth.len().next_multiple_of(x.set.geometry().fill);
     let size = PANEL * whole;
-    if b.turned {
-        cpu.each(cols.len().div_ceil(PANEL), |i| {
-            let start = cols.start + i * PANEL;
-            // SAFETY: panel i is this task's.
-            let panel = unsafe { to.range(i * size, size) };
-            let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
-            turn_rows::<PANEL>(b, start..cols.end.min(start + PANEL), depth.clone(), panel);
-            rest.fill(0.0);
-        });
-        return;
-    }
-    cpu.each_rows(whole, cols.len(), |words| {
-        let mut buffer = [0.0; COLS];
-        for word in words {
-            // SAFETY: this row of each panel is this task's.
-            let place = |i| unsafe { to.range(i * size + word * PANEL, PANEL) };
-            if word >= depth.len() {
-                (0..cols.len().div_ceil(PANEL)).for_each(|i| place(i).fill(0.0));
-                continue;
+    let panels = lines.len().div_ceil(PANEL);
+    if x.along {
+        return cpu.each_rows(panels, size, |some| {
+            for i in some {
+                let start = lines.start + i * PANEL;
+                // SAFETY: panel i is this task's.
+                let panel = unsafe { to.range(i * size, size) };
+                let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
+                turn_panel::<PANEL>(x, start..lines.end.min(start + PANEL), depth.clone(), panel);
+                rest.fill(0.0);
             }
-            b.with_across(depth.start + word, cols.clone(), &mut buffer, |line| {
-                let (pieces, rest) = line.as_chunks::<PANEL>();
-                for (i, piece) in pieces.iter().enumerate() {
-                    place(i).copy_from_slice(piece);
-                }
-                if !rest.is_empty() {
-                    let last = place(pieces.len());
-                    last[..rest.len()].copy_from_slice(rest);
-                    last[rest.len()..].fill(0.0);
-                }
-            });
+        });
+    }
+    each_columns(cpu, x, lines, depth, |columns, first, words| {
+        for (i, start) in (0..LINES).step_by(PANEL).enumerate().take(panels - first / PANEL) {
+            let at = (first / PANEL + i) * size + words.start * PANEL;
+            // SAFETY: these words of each panel are this task's.
+            let to = unsafe { to.range(at, words.len().min(whole - words.start) * PANEL) };
+            for (to, column) in to.as_chunks_mut::<PANEL>().0.iter_mut().zip(columns) {
+                to.copy_from_slice(&column[start..start + PANEL]);
+            }
         }
     });
 }
 
-/// At most `PANEL` lines along the depth, turned into columns of a panel.
-fn turn_rows<const PANEL: usize>(
-    b: Operand,
+/// Calls `task(columns, first, words)` on the words of lines that are not contiguous: each column
+/// has a word of each line from `first` on. Both count from the start of the range; words and lines
+/// beyond it are 0.
+fn each_columns(
+    cpu: &Cpu,
+    x: Operand,
+    lines: Range<usize>,
+    depth: Range<usize>,
+    task: impl Fn(&[Line; TILE], usize, Range<usize>) + Sync,
+) {
+    cpu.each_rows(depth.len().div_ceil(TILE), TILE * lines.len(), |blocks| {
+        let mut columns = [[0.0; LINES]; TILE];
+        for words in blocks.map(|i| i * TILE..(i + 1) * TILE) {
+            for first in (0..lines.len()).step_by(LINES) {
+                let some = LINES.min(lines.len() - first);
+                for (column, word) in columns.iter_mut().zip(words.clone()) {
+                    let there = if word < depth.len() { some } else { 0 };
+                    let (there, rest) = column.split_at_mut(there);
+                    if !there.is_empty() {
+                        x.load_across(depth.start + word, lines.start + first, there);
+                    }
+                    rest.fill(0.0);
+                }
+                task(&columns, first, words.clone());
+            }
+        }
+    });
+}
+
+/// Transposes at most `PANEL` contiguous lines into columns of a panel.
+fn turn_panel<const PANEL: usize>(
+    x: Operand,
     lines: Range<usize>,
     words: Range<usize>,
     to: &mut [f32],
 ) {
-    let mut turned = [0.0; TURNED * PANEL_ROWS];
     for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL)) {
         let part = start..words.end.min(start + TURNED);
-        let turned = &mut turned[..part.len() * PANEL_ROWS];
-        for group in (0..PANEL).step_by(PANEL_ROWS) {
+        for group in (0..PANEL).step_by(8) {
             let first = (lines.start + group).min(lines.end);
-            interleave_rows(b, first..lines.end.min(first + PANEL_ROWS), part.clone(), turned);
-            for (to, from) in to.chunks_exact_mut(PANEL).zip(turned.as_chunks().0) {
-                let from: &[f32; PANEL_ROWS] = from;
-                to[group..group + PANEL_ROWS].copy_from_slice(from);
+            let (rest, to) = (first..lines.end, &mut to[group..]);
+            // The lines of a panel are a multiple of eight, or fewer.
+            match PANEL {
+                4 => turn_lines::<4>(x, rest, part.clone(), to, PANEL),
+                6 => turn_lines::<6>(x, rest, part.clone(), to, PANEL),
+                _ => turn_lines::<8>(x, rest, part.clone(), to, PANEL),
             }
         }
     }
 }
 
-/// Words of a line that are turned at a time: of eight lines, 4 KiB.
-const TURNED: usize = 128;
-
-/// At most `PANEL_ROWS` lines along the depth, column after column.
-fn interleave_rows(x: Operand, lines: Range<usize>, words: Range<usize>, to: &mut [f32]) {
-    if lines.len() == PANEL_ROWS
-        && x.with_along(lines.start, &words, |lines| interleave(&lines, to.as_chunks_mut().0))
-    {
+/// Transposes the first `N` contiguous lines into columns `stride` apart, with 0 for missing lines.
+fn turn_lines<const N: usize>(
+    x: Operand,
+    lines: Range<usize>,
+    words: Range<usize>,
+    to: &mut [f32],
+    stride: usize,
+) {
+    let turned = |lines: [&[f32]; N]| turn(&lines, to, stride);
+    if lines.len() >= N && x.with_along::<N>(lines.start, &words, turned) {
         return;
     }
-    let mut buffers = [[0.0; TURNED]; PANEL_ROWS];
-    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL_ROWS)) {
-        let part = start..words.end.min(start + TURNED);
-        for (buffer, line) in buffers.iter_mut().zip(lines.clone()) {
-            x.load_along(line, part.clone(), &mut buffer[..part.len()]);
-        }
-        let rows = std::array::from_fn(|i| &buffers[i][..part.len()]);
-        interleave(&rows, to.as_chunks_mut().0);
+    let mut buffers = [[0.0; TURNED]; N];
+    for (buffer, line) in buffers.iter_mut().zip(lines) {
+        x.load_along(line, words.clone(), &mut buffer[..words.len()]);
     }
+    turn::<N>(&std::array::from_fn(|i| &buffers[i][..words.len()]), to, stride);
 }
 
-vectorised! {
-    fn interleave(rows: &[&[f32]; PANEL_ROWS], to: &mut [[f32; PANEL_ROWS]]) {
-        let rows = rows.map(|row| &row[..to.len()]);
-        for (l, to) in to.iter_mut().enumerate() {
-            *to = std::array::from_fn(|i| rows[i][l]);
-        }
+/// Packs rows of A for AMX: for every two tiles of rows, 16 words of each after the other.
+fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to: &Shared) {
+    let deep = depth.len().div_ceil(TILE);
+    // Tile `j` of depth of panel `i`: two tiles of rows.
+    let place = |i: usize, j: usize| (i * deep + j) * 2 * TILE * TILE;
+    let panels = rows.len().div_ceil(2 * TILE);
+    if a.along {
+        return cpu.each_rows(panels, deep * 2 * TILE * TILE, |some| {
+            let mut buffer = [0.0; TILE];
+            for (i, j) in some.flat_map(|i| (0..deep).map(move |j| (i, j))) {
+                // SAFETY: the panel is this task's.
+                let tiles = unsafe { to.range(place(i, j), 2 * TILE * TILE) };
+                let start = depth.start + j * TILE;
+                let words = start..depth.end.min(start + TILE);
+                for (row, to) in tiles.chunks_exact_mut(TILE).enumerate() {
+                    let row = rows.start + i * 2 * TILE + row;
+                    to[if row < rows.end { words.len() } else { 0 }..].fill(0.0);
+                    if row < rows.end {
+                        a.with_line(row, words.clone(), &mut buffer, |line| {
+                            to[..line.len()].copy_from_slice(line);
+                        });
+                    }
+                }
+            }
+        });
     }
-
-    /// 16 rows from `first` on of columns, which lie one after the other.
-    fn turn_tile(columns: &[[f32; ROWS]; TILE], first: usize, to: &mut [f32; TILE * TILE]) {
-        for (i, row) in to.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
-            *row = std::array::from_fn(|word| columns[word][first + i]);
+    each_columns(cpu, a, rows, depth, |columns, first, words| {
+        for (i, start) in (0..LINES).step_by(2 * TILE).enumerate().take(panels - first / (2 * TILE))
+        {
+            let at = place(first / (2 * TILE) + i, words.start / TILE);
+            // SAFETY: this tile of depth of each panel is this task's.
+            let tiles = unsafe { to.range(at, 2 * TILE * TILE) };
+            for (half, tile) in tiles.chunks_exact_mut(TILE * TILE).enumerate() {
+                turn_tile(columns, start + half * TILE, tile);
+            }
         }
+    });
+}
+
+/// Transposes adjacent columns into a tile of 16 rows that starts at row `first`.
+fn turn_tile(columns: &[Line; TILE], first: usize, tile: &mut [f32]) {
+    for half in [0, TILE / 2] {
+        let line = |word: usize| &columns[half + word][first..first + TILE];
+        turn::<{ TILE / 2 }>(&std::array::from_fn(line), &mut tile[half..], TILE);
     }
 }

@@ -1,21 +1,25 @@
-//! The product of small matrices that are in cache: what attention's tiles are made of.
+//! Product of small matrices that are in cache, for the tiles of attention.
 //!
-//! A block of C is held in registers over the whole depth: 8 rows by 32 columns with AVX-512, which
-//! asks 10 loads for 16 multiply-adds, below the two loads to two multiply-adds of a cycle.
+//! A block of C is held in registers over the whole depth: 8 rows by 32 columns with AVX-512. This
+//! needs 10 loads per 16 multiply-adds, while a cycle can do two loads and two multiply-adds.
 
 mod peak;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod turn;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use peak::peak;
 pub(super) use tiles::SIDE as TILE;
+pub(super) use turn::turn;
 
+use super::instructions::Instructions;
+use super::memory::Sums;
 use std::marker::PhantomData;
 
-/// C (+)= A·B with C m by n and depth k. A's element (i, l) is `a[i·a_row + l·a_depth]`; rows of B
+/// C (+)= A·B with C m by n and depth k. Element (i, l) of A is `a[i·a_row + l·a_depth]`; rows of B
 /// and of C are contiguous, `b_row` and `c_row` apart.
 pub(super) struct Product<'a> {
     pub m: usize,
@@ -32,7 +36,7 @@ pub(super) struct Product<'a> {
     pub add: bool,
 }
 
-/// Columns of C come in multiples of this, the widest register.
+/// Columns of C are a multiple of this, the widest register.
 pub(super) const COLUMNS: usize = 16;
 
 impl Product<'_> {
@@ -50,11 +54,10 @@ impl Product<'_> {
         // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
         #[cfg(target_arch = "x86_64")]
         unsafe {
-            if super::math::has_avx512() {
-                return x86::avx512(self);
-            }
-            if super::math::has_avx2() {
-                return x86::avx2(self);
+            match Instructions::in_use() {
+                Instructions::Baseline => {}
+                Instructions::Avx2 => return x86::avx2(self),
+                _ => return x86::avx512(self),
             }
         }
         // SAFETY: as above.
@@ -62,156 +65,138 @@ impl Product<'_> {
     }
 }
 
-/// Rows of a packed panel of A, and columns of one of B, for registers.
-pub(super) const PANEL_ROWS: usize = 8;
-pub(super) const PANEL_COLS: usize = 48;
-
-/// What a word of a packed panel holds, and by what it is multiplied.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Word {
-    Float,
-    /// Two bf16 that follow one another along the depth, the first in the lower half.
-    Pair,
-    /// The same in panels of A for AMX: see `tiles`.
-    Tile,
-}
-
-impl Word {
-    /// The fastest for products of bf16 here.
-    pub fn of_bf16() -> Word {
-        match () {
-            () if super::math::has_amx() => Word::Tile,
-            () if super::math::has_dot_bf16() => Word::Pair,
-            () => Word::Float,
-        }
-    }
-
-    /// Rows of a panel of A.
-    pub fn rows(self) -> usize {
-        if self == Word::Tile { tiles::ROWS } else { PANEL_ROWS }
-    }
-
+/// Shapes of packed panels, and best sizes of partial products, for an instruction set.
+pub(super) struct Geometry {
+    /// Rows of a panel of A. With the columns of B, its sums fill the registers, except for a row
+    /// of B and an element of A.
+    pub rows: usize,
     /// Columns of a panel of B.
-    pub fn cols(self) -> usize {
-        if self == Word::Tile { tiles::COLS } else { PANEL_COLS }
-    }
+    pub cols: usize,
+    /// Maximum words of depth multiplied at once.
+    pub depth: usize,
+    /// Maximum rows of A that a task multiplies with each panel of B. They stay in the L2 cache;
+    /// more rows mean fewer reads of B from the L3 cache.
+    pub height: usize,
+    /// Multiple of words to which panels are filled with zeros along the depth.
+    pub fill: usize,
+}
 
-    /// Words of depth that panels have for so many: the rest is 0.
-    pub fn whole(self, depth: usize) -> usize {
-        if self == Word::Tile { depth.next_multiple_of(tiles::SIDE) } else { depth }
-    }
-
-    /// Words of depth that are best multiplied at once. With registers a panel of A, 24 KiB, then
-    /// stays in the first-level cache, and one of B, 144 KiB, in the second while A's panels pass by;
-    /// half of it is 5 % slower: the sums are then loaded and stored twice as often. With tiles a
-    /// panel of B, 16 KiB, stays in the first-level cache (by its size: not measured).
-    pub fn depth(self) -> usize {
-        if self == Word::Tile { 128 } else { 768 }
+impl Instructions {
+    pub(super) fn geometry(self) -> Geometry {
+        let (rows, cols, depth, height, fill) = match self {
+            Instructions::Baseline => (4, 8, 384, 128, 1),
+            // 12 sums, two registers of B and one of A: 15 of 16. With 4 rows of 24, LLVM moves
+            // sums between registers in each iteration, at half the speed.
+            Instructions::Avx2 => (6, 16, 256, 126, 1),
+            // 24 sums, three registers of B: 27 of 32.
+            Instructions::Avx512 | Instructions::Avx512Bf16 => (8, 48, 768, 256, 1),
+            Instructions::Amx => (tiles::ROWS, tiles::COLS, 192, 256, tiles::SIDE),
+        };
+        Geometry { rows, cols, depth, height, fill }
     }
 }
 
-/// C (+)= A·B for packed panels: A's one after the other, each [depth, PANEL_ROWS] or as `tiles` has
-/// it; of B's, each [whole, columns], the rows `first .. first + depth`. C is `rows` by `cols`,
-/// `width` apart. Depths count words.
-pub(super) struct Panels<'a> {
-    pub word: Word,
+/// C (+)= A·B for consecutive packed panels: of A each [whole, rows], or as in `tiles`; of B each
+/// [whole, columns]. Multiplies the words `first .. first + depth`. Depths count words of four
+/// bytes: an f32, or two bf16 that are adjacent along the depth, the first in the lower half.
+pub(super) struct Panels<'a, 'b> {
+    pub set: Instructions,
     pub a: &'a [f32],
     pub b: &'a [f32],
     pub whole: usize,
     pub first: usize,
     pub depth: usize,
-    pub c: &'a mut [f32],
-    pub rows: usize,
-    pub cols: usize,
-    pub width: usize,
+    pub c: &'a mut Sums<'b>,
     pub add: bool,
 }
 
-impl Panels<'_> {
+impl Panels<'_, '_> {
     pub fn run(self) {
-        let Panels { word, rows, cols, width, .. } = self;
-        if rows == 0 || cols == 0 {
-            return;
-        }
-        assert!(self.a.len() >= rows.next_multiple_of(word.rows()) * self.depth, "A");
+        let Panels { set, c: &mut Sums { rows, cols, .. }, .. } = self;
+        let panel = set.geometry();
+        assert!(self.a.len() >= rows.next_multiple_of(panel.rows) * self.whole, "A");
         assert!(self.first + self.depth <= self.whole, "depth");
-        assert!(self.b.len() >= cols.next_multiple_of(word.cols()) * self.whole, "B");
-        assert!(cols <= width && self.c.len() >= (rows - 1) * width + cols, "C");
-        if word == Word::Tile {
-            return tiles::run(self);
-        }
-        // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
-        #[cfg(target_arch = "x86_64")]
+        assert!(self.b.len() >= cols.next_multiple_of(panel.cols) * self.whole, "B");
+        assert!(set == Instructions::Amx || set <= Instructions::best(), "{set} is not here");
+        // SAFETY: all operands reach as far as the sizes say, and the features are there (above).
         unsafe {
-            match word {
-                Word::Pair => {
-                    assert!(super::math::has_dot_bf16(), "who packs pairs has asked before");
-                    return x86::panels_dot_bf16(self);
-                }
-                _ if super::math::has_avx512() => return x86::panels_avx512(self),
-                _ if super::math::has_avx2() => return x86::panels_avx2(self),
-                _ => {}
+            match set {
+                Instructions::Amx => tiles::run(self),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512Bf16 => x86::panels_dot_bf16(self),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512 => x86::panels_avx512(self),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx2 => x86::panels_avx2(self),
+                _ => cover_panels(self, &mut Registers::<[f32; 4], 4, 2>::new()),
             }
         }
-        assert!(word == Word::Float, "pairs where nothing multiplies them");
-        // SAFETY: as above.
-        unsafe { cover_panels(self, &mut Registers::<[f32; 4], 4, 2>::new()) }
     }
 }
 
-/// What multiplies one panel of A with one of B.
+/// Product of one panel of A with one of B.
 trait Panel {
     const ROWS: usize;
     const COLS: usize;
 
-    /// C (+)= A·B
+    /// C (+)= A·B. Also prefetches the data at `next`, which is multiplied later.
     ///
     /// # Safety
-    /// The panels have that depth, C its rows and columns, `width` apart, and the processor what
-    /// multiplies.
+    /// The panels have that depth, C has its rows and columns, `width` apart, and the processor has
+    /// the instructions.
+    #[allow(clippy::too_many_arguments)]
     unsafe fn multiply(
         &mut self,
         depth: usize,
-        a: &[f32],
-        b: &[f32],
+        a: *const f32,
+        b: *const f32,
         c: *mut f32,
         width: usize,
         add: bool,
+        next: *const f32,
     );
 }
 
-/// The largest panel's C.
-const EDGE: usize = tiles::ROWS * PANEL_COLS;
+/// Elements of the largest panel's C.
+const EDGE: usize = tiles::ROWS * tiles::COLS;
+
+/// Elements of a cache line.
+const LINE: usize = 16;
+
+/// Words of depth per cache line that is prefetched.
+const AHEAD: usize = 8;
 
 #[inline(always)]
 unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
     let mut edge = [0.0f32; EDGE];
-    for (j, b) in (0..p.cols).step_by(P::COLS).zip(p.b.chunks_exact(p.whole * P::COLS)) {
-        let b = &b[p.first * P::COLS..];
-        let cols = P::COLS.min(p.cols - j);
-        for (i, a) in (0..p.rows).step_by(P::ROWS).zip(p.a.chunks_exact(p.depth * P::ROWS)) {
-            let rows = P::ROWS.min(p.rows - i);
-            let c = &mut p.c[i * p.width + j..];
-            if rows == P::ROWS && cols == P::COLS {
-                unsafe { panel.multiply(p.depth, a, b, c.as_mut_ptr(), p.width, p.add) };
-                continue;
-            }
-            // What is past C's edge stays here.
-            if p.add {
-                let lines = edge.chunks_exact_mut(P::COLS).take(rows);
-                for (line, c) in lines.zip(c.chunks(p.width)) {
-                    line[..cols].copy_from_slice(&c[..cols]);
+    let (left, right) = (p.whole * P::ROWS, p.whole * P::COLS);
+    for (j, b) in (0..p.c.cols).step_by(P::COLS).zip(p.b.chunks_exact(right)) {
+        let b = b[p.first * P::COLS..].as_ptr();
+        // Next panel of B; a part of it is prefetched with each panel of A.
+        let mut next = b.wrapping_add(right);
+        let cols = j..p.c.cols.min(j + P::COLS);
+        for (i, a) in (0..p.c.rows).step_by(P::ROWS).zip(p.a.chunks_exact(left)) {
+            let a = a[p.first * P::ROWS..].as_ptr();
+            let rows = i..p.c.rows.min(i + P::ROWS);
+            if rows.len() == P::ROWS && cols.len() == P::COLS {
+                let (c, width) = (p.c.at(i, j), p.c.width);
+                unsafe { panel.multiply(p.depth, a, b, c, width, p.add, next) };
+            } else {
+                // Elements past the edge of C are kept in this buffer.
+                for (line, i) in edge.chunks_exact_mut(P::COLS).zip(rows.clone()) {
+                    line[..cols.len()].copy_from_slice(&p.c.row(i)[cols.clone()]);
+                }
+                unsafe { panel.multiply(p.depth, a, b, edge.as_mut_ptr(), P::COLS, p.add, next) };
+                for (line, i) in edge.chunks_exact(P::COLS).zip(rows) {
+                    p.c.row(i)[cols.clone()].copy_from_slice(&line[..cols.len()]);
                 }
             }
-            unsafe { panel.multiply(p.depth, a, b, edge.as_mut_ptr(), P::COLS, p.add) };
-            for (line, c) in edge.chunks_exact(P::COLS).take(rows).zip(c.chunks_mut(p.width)) {
-                c[..cols].copy_from_slice(&line[..cols]);
-            }
+            next = next.wrapping_add(p.depth / AHEAD * LINE);
         }
     }
 }
 
-/// Panels by blocks of M rows and W registers.
+/// Panels whose C has M rows of W registers.
 struct Registers<V, const M: usize, const W: usize>(PhantomData<V>);
 
 impl<V, const M: usize, const W: usize> Registers<V, M, W> {
@@ -221,71 +206,84 @@ impl<V, const M: usize, const W: usize> Registers<V, M, W> {
 }
 
 impl<V: Lanes, const M: usize, const W: usize> Panel for Registers<V, M, W> {
-    const ROWS: usize = PANEL_ROWS;
-    const COLS: usize = PANEL_COLS;
+    const ROWS: usize = M;
+    const COLS: usize = W * V::N;
 
     #[inline(always)]
     unsafe fn multiply(
         &mut self,
         depth: usize,
-        a: &[f32],
-        b: &[f32],
+        mut a: *const f32,
+        mut b: *const f32,
         c: *mut f32,
         width: usize,
         add: bool,
+        mut next: *const f32,
     ) {
-        for col in (0..PANEL_COLS).step_by(W * V::N) {
-            for row in (0..PANEL_ROWS).step_by(M) {
-                unsafe {
-                    let (a, b) = (a.as_ptr().add(row), b.as_ptr().add(col));
-                    packed_block::<V, M, W>(depth, a, b, c.add(row * width + col), width, add);
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn packed_block<V: Lanes, const M: usize, const W: usize>(
-    depth: usize,
-    mut a: *const f32,
-    mut b: *const f32,
-    c: *mut f32,
-    width: usize,
-    add: bool,
-) {
-    unsafe {
-        let mut sums = [[V::splat(0.0); W]; M];
+        let mut sums = [[unsafe { V::splat(0.0) }; W]; M];
         if add {
             for (i, sums) in sums.iter_mut().enumerate() {
                 for (j, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::load(c.add(i * width + j * V::N));
+                    *sum = unsafe { V::load(c.add(i * width + j * V::N)) };
                 }
             }
         }
-        for _ in 0..depth {
-            let mut right = [V::splat(0.0); W];
-            for (j, right) in right.iter_mut().enumerate() {
-                *right = V::load(b.add(j * V::N));
+        for _ in 0..depth / AHEAD {
+            fetch(next);
+            next = next.wrapping_add(LINE);
+            for _ in 0..AHEAD {
+                unsafe { add_products(&mut sums, &mut a, &mut b) };
             }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let left = V::splat(*a.add(i));
-                for (sum, right) in sums.iter_mut().zip(right) {
-                    *sum = sum.plus_product(left, right);
-                }
-            }
-            a = a.add(PANEL_ROWS);
-            b = b.add(PANEL_COLS);
+        }
+        for _ in 0..depth % AHEAD {
+            unsafe { add_products(&mut sums, &mut a, &mut b) };
         }
         for (i, sums) in sums.into_iter().enumerate() {
             for (j, sum) in sums.into_iter().enumerate() {
-                sum.store(c.add(i * width + j * V::N));
+                unsafe { sum.store(c.add(i * width + j * V::N)) };
             }
         }
     }
 }
 
-/// A register of f32.
+/// Adds the products of a column of A's panel and a row of B's, and advances both pointers. Loops
+/// over this keep their sums in registers only without checks in between, so pointers wrap.
+#[inline(always)]
+unsafe fn add_products<V: Lanes, const M: usize, const W: usize>(
+    sums: &mut [[V; W]; M],
+    a: &mut *const f32,
+    b: &mut *const f32,
+) {
+    unsafe {
+        let mut right = [V::splat(0.0); W];
+        for (j, right) in right.iter_mut().enumerate() {
+            *right = V::load(b.wrapping_add(j * V::N));
+        }
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let left = V::splat(*a.wrapping_add(i));
+            for (sum, right) in sums.iter_mut().zip(right) {
+                *sum = sum.plus_product(left, right);
+            }
+        }
+        *a = a.wrapping_add(M);
+        *b = b.wrapping_add(W * V::N);
+    }
+}
+
+/// Prefetches a cache line into the L2 cache.
+#[inline(always)]
+fn fetch(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; an address that cannot be read is ignored.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Register of f32.
 trait Lanes: Copy {
     const N: usize;
     /// # Safety
@@ -328,7 +326,7 @@ unsafe fn cover<V: Lanes, const M: usize, const W: usize>(p: Product) {
     }
 }
 
-/// The block of C of M rows and W registers that starts at a row and a column.
+/// Block of C with M rows and W registers that starts at a row and a column.
 #[inline(always)]
 unsafe fn block<V: Lanes, const M: usize, const W: usize>(
     p: &Product,
@@ -367,7 +365,7 @@ unsafe fn block<V: Lanes, const M: usize, const W: usize>(
     }
 }
 
-/// What any processor has.
+/// Registers of any processor.
 impl Lanes for [f32; 4] {
     const N: usize = 4;
 

@@ -1,32 +1,25 @@
-//! What the processor's registers reach: the ceiling of any product, for benches.
+//! Peak arithmetic of the processor's registers: an upper bound of any product, for benches.
 
-use super::Lanes;
 #[cfg(target_arch = "x86_64")]
-use super::tiles::Instructions;
+use super::tiles::TileOps;
+use super::{Instructions, Lanes};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Floating-point operations a second of one thread that multiplies and adds registers only: f32, or
-/// with `pairs` bf16 as products of them do. The best of a twentieth of a second.
+/// FLOP/s of one thread that multiplies and adds registers only: f32, or with `pairs` bf16, with
+/// the instructions of products. The best of a twentieth of a second.
 pub fn peak(pairs: bool) -> f64 {
     #[cfg(target_arch = "x86_64")]
-    {
-        use crate::cpu::math;
-        if pairs && math::has_amx() {
-            // SAFETY: there is AMX.
-            return best(TILE_ROUND, |rounds| unsafe { x86::peak_amx(rounds) });
-        }
-        if pairs && math::has_dot_bf16() {
-            // SAFETY: the feature is there.
-            return best(CHAINS * 2 * 16, |rounds| unsafe { x86::peak_dot_bf16(rounds) });
-        }
-        if math::has_avx512() {
-            // SAFETY: the feature is there.
-            return best(CHAINS * 16, |rounds| unsafe { x86::peak_avx512(rounds) });
-        }
-        if math::has_avx2() {
-            // SAFETY: the feature is there.
-            return best(CHAINS * 8, |rounds| unsafe { x86::peak_avx2(rounds) });
+    // SAFETY: the features are there.
+    unsafe {
+        match Instructions::for_products(pairs) {
+            Instructions::Amx => return best(TILE_ROUND, |rounds| x86::peak_amx(rounds)),
+            Instructions::Avx512Bf16 => {
+                return best(CHAINS * 2 * 16, |rounds| x86::peak_dot_bf16(rounds));
+            }
+            Instructions::Avx512 => return best(CHAINS * 16, |rounds| x86::peak_avx512(rounds)),
+            Instructions::Avx2 => return best(CHAINS * 8, |rounds| x86::peak_avx2(rounds)),
+            Instructions::Baseline => {}
         }
     }
     let _ = pairs;
@@ -34,10 +27,10 @@ pub fn peak(pairs: bool) -> f64 {
     best(CHAINS * 4, |rounds| unsafe { chains::<[f32; 4]>(rounds) })
 }
 
-/// Sums that grow side by side, as many as hide how long an instruction takes.
+/// Independent sums, enough to hide the latency of an instruction.
 const CHAINS: usize = 12;
 
-/// Adds a product to each sum, that often.
+/// Adds a product to each sum, `rounds` times.
 #[inline(always)]
 pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
     unsafe {
@@ -56,10 +49,10 @@ pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
 #[cfg(target_arch = "x86_64")]
 const TILE_ROUND: usize = 4 * 32 * 16 * 16;
 
-/// Multiplies tiles of zeros, that often, and adds them to four others.
+/// Multiplies tiles of zeros and adds them to four others, `rounds` times.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) unsafe fn tile_chains(mut tiles: impl Instructions, rounds: usize) {
+pub(super) unsafe fn tile_chains(mut tiles: impl TileOps, rounds: usize) {
     unsafe {
         tiles.zero::<0>();
         tiles.zero::<1>();
@@ -78,7 +71,7 @@ pub(super) unsafe fn tile_chains(mut tiles: impl Instructions, rounds: usize) {
     }
 }
 
-/// Operations a second of the shortest call; a round has `products` multiplications.
+/// Operations per second of the shortest call; a round has `products` multiplications.
 fn best(products: usize, run: impl Fn(usize)) -> f64 {
     const ROUNDS: usize = 20_000;
     let (start, mut best) = (Instant::now(), Duration::MAX);

@@ -1,31 +1,42 @@
-//! Every register, where the processor has it, against the definition.
+//! Every register that the processor has, compared with the definition.
 
 use super::*;
 
-/// Small whole numbers: sums are exact, so every register gives the same bits.
+/// Small whole numbers, whose sums are exact, so every register gives the same bits.
 fn numbers(len: usize) -> Vec<f32> {
     (0..len).map(|i| (i * i % 17) as f32 - 8.0).collect()
 }
 
-/// What `run` leaves in C, for a sum over part of the depth and a C that ends inside a panel.
-fn sums(word: Word, a: &[f32], b: &[f32], run: unsafe fn(Panels)) -> Vec<f32> {
-    let [whole, first, depth, rows, cols] = SIZES;
-    let width = 3 * PANEL_COLS;
+/// Packed words of depth.
+const WHOLE: usize = 13;
+/// First multiplied word.
+const FIRST: usize = 2;
+/// Number of multiplied words.
+const DEPTH: usize = 10;
+
+/// C (of whole numbers, ending inside a panel) plus the sums over part of the depth. Element (i, l)
+/// of A is `a(i, l)`, element (l, j) of B `b(l, j)`.
+fn sums(
+    set: Instructions,
+    a: &dyn Fn(usize, usize) -> f32,
+    b: &dyn Fn(usize, usize) -> f32,
+) -> Vec<f32> {
+    let panel = set.geometry();
+    let (rows, cols) = (2 * panel.rows - 3, 2 * panel.cols - 5);
+    let width = 3 * panel.cols;
+    let packed = |side: usize, element: &dyn Fn(usize, usize) -> f32| {
+        let places = (0..2 * WHOLE * side).map(|at| (at / (side * WHOLE) * side + at % side, at));
+        places.map(|(i, at)| element(i, at / side % WHOLE)).collect::<Vec<f32>>()
+    };
+    let a = packed(panel.rows, a);
+    let b = packed(panel.cols, &|j, l| b(l, j));
     let mut c = numbers(rows * width);
-    let p = Panels { word, a, b, whole, first, depth, c: &mut c, rows, cols, width, add: true };
-    // SAFETY: the sizes above agree, and the caller saw to the features.
-    unsafe { run(p) };
+    let (a, b, sums) = (&a, &b, &mut Sums::of_slice(&mut c, rows, cols, width));
+    Panels { set, a, b, whole: WHOLE, first: FIRST, depth: DEPTH, c: sums, add: true }.run();
     c
 }
 
-const SIZES: [usize; 5] = [9, 2, 5, PANEL_ROWS + 3, PANEL_COLS + 21];
-
-/// Panels of whole numbers: of A, and of B.
-fn operands() -> [Vec<f32>; 2] {
-    [numbers(2 * PANEL_ROWS * SIZES[2]), numbers(2 * PANEL_COLS * SIZES[0])]
-}
-
-/// As above, of a product whose sides leave remainders.
+/// C of a product whose sides leave remainders.
 fn product(run: unsafe fn(Product)) -> Vec<f32> {
     let (m, n, k) = (13, 5 * COLUMNS, 7);
     let (a, b) = (numbers(m * k), numbers(k * n));
@@ -48,47 +59,56 @@ fn all_registers_give_the_same_sums() {
         c
     };
     assert_eq!(product(cover::<[f32; 4], 4, 2>), by_definition);
-    let [a, b] = operands();
-    let sums = |run| sums(Word::Float, &a, &b, run);
-    let any = sums(any_register);
     #[cfg(target_arch = "x86_64")]
     {
-        if crate::cpu::math::has_avx2() {
-            assert_eq!(sums(x86::panels_avx2), any);
+        if Instructions::best() >= Instructions::Avx2 {
             assert_eq!(product(x86::avx2), by_definition);
         }
-        if crate::cpu::math::has_avx512() {
-            assert_eq!(sums(x86::panels_avx512), any);
+        if Instructions::best() >= Instructions::Avx512 {
             assert_eq!(product(x86::avx512), by_definition);
         }
     }
-    assert_ne!(any, numbers(any.len()));
 }
 
-unsafe fn any_register(p: Panels) {
-    unsafe { cover_panels(p, &mut Registers::<[f32; 4], 4, 2>::new()) }
+/// Number of row or column `i` at depth `l`.
+fn number(i: usize, l: usize) -> f32 {
+    ((i * 7 + l * l * 3) % 11) as f32 - 5.0
 }
 
-/// A pair of x and of y gives what two columns x and y of A with two equal rows of B give.
-#[test]
-#[cfg(target_arch = "x86_64")]
-fn pairs_of_bf16_give_the_sums_of_their_products() {
-    if !crate::cpu::math::has_dot_bf16() {
-        return;
+/// C with the sums added, by definition: a product of the numbers, times `factor`.
+fn defined(set: Instructions, factor: f32) -> Vec<f32> {
+    let panel = set.geometry();
+    let (rows, cols, width) = (2 * panel.rows - 3, 2 * panel.cols - 5, 3 * panel.cols);
+    let mut c = numbers(rows * width);
+    for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
+        let products = (0..DEPTH).map(|l| number(i, FIRST + l) * number(j, FIRST + l));
+        c[i * width + j] += factor * products.sum::<f32>();
     }
-    let [a, b] = operands();
-    let pair = |low: f32, high: f32| f32::from_bits(low.to_bits() >> 16 | high.to_bits());
-    let apart = |x: &[f32], low: f32, high: f32| -> Vec<f32> {
-        x.iter().map(|x| pair(low * x, high * x)).collect()
-    };
-    let got = sums(Word::Pair, &apart(&a, 1.0, 3.0), &apart(&b, 1.0, 2.0), x86::panels_dot_bf16);
-    // 1·1 + 3·2 of each product.
-    let sevenfold: Vec<f32> = b.iter().map(|x| 7.0 * x).collect();
-    assert_eq!(got, sums(Word::Float, &a, &sevenfold, any_register));
+    c
 }
 
-/// What `tdpbf16ps` leaves of two tiles of A and B with these pairs in C.
-fn dot(mut tiles: impl tiles::Instructions, a: &[f32], b: &[f32], c: &[f32]) -> Vec<u32> {
+#[test]
+fn panels_of_f32_give_the_sums_by_definition() {
+    let sets = [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
+    for set in sets.into_iter().filter(|set| *set <= Instructions::best()) {
+        assert_eq!(sums(set, &number, &|l, j| number(j, l)), defined(set, 1.0), "{set}");
+    }
+}
+
+/// A pair of x and 3·x with one of y and 2·y gives seven times their product.
+#[test]
+fn pairs_of_bf16_give_the_sums_of_their_products() {
+    let set = Instructions::Avx512Bf16;
+    if set <= Instructions::best() {
+        let pair = |x: f32, factor: f32| word(x, factor * x);
+        let (a, b) = (|i, l| pair(number(i, l), 3.0), |l, j| pair(number(j, l), 2.0));
+        let got = sums(set, &a, &b);
+        assert_eq!(got, defined(set, 7.0));
+    }
+}
+
+/// Result of `tdpbf16ps` for tiles of A and B with these pairs, and C.
+fn dot(mut tiles: impl tiles::TileOps, a: &[f32], b: &[f32], c: &[f32]) -> Vec<u32> {
     let side = tiles::SIDE;
     let mut sums = vec![0.0f32; side * side];
     assert!([a, b, c].iter().all(|x| x.len() == side * side));
@@ -103,12 +123,13 @@ fn dot(mut tiles: impl tiles::Instructions, a: &[f32], b: &[f32], c: &[f32]) -> 
     sums.into_iter().map(f32::to_bits).collect()
 }
 
-/// Two bf16 that a word holds.
+/// Word of two bf16.
 fn word(low: f32, high: f32) -> f32 {
     f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000)
 }
 
-/// A row of A that starts with these pairs, the same in a column of B against ones, and C.
+/// Result for a row of A that starts with these pairs, the same in a column of B against ones, and
+/// C.
 fn first_of_model(pairs: &[[f32; 2]], c: f32) -> f32 {
     let (mut a, one) = (vec![0.0; 256], vec![word(1.0, 1.0); 256]);
     for (to, [low, high]) in a.iter_mut().zip(pairs) {
@@ -117,11 +138,11 @@ fn first_of_model(pairs: &[[f32; 2]], c: f32) -> f32 {
     f32::from_bits(dot(tiles::Model::new(), &a, &one, &[c; 256])[0])
 }
 
-/// The manual's order of additions: first halves, second halves, both, then C; denormals are 0.
+/// Order of additions in the manual: first halves, second halves, both, then C; denormals are 0.
 #[test]
 fn the_model_of_tiles_adds_as_the_manual_says() {
     let (large, tiny) = (16_777_216.0, 1e-39);
-    // One after the other, 1 would be lost each time.
+    // Added one after the other, 1 would be lost each time.
     assert_eq!(first_of_model(&[[large, 1.0], [0.0, 1.0]], 0.0), large + 2.0);
     assert_eq!(first_of_model(&[[large, 0.0], [1.0, 0.0], [1.0, 0.0]], 0.0), large);
     assert_eq!(first_of_model(&[[1.0, 1.0]], large), large + 2.0);
@@ -130,11 +151,11 @@ fn the_model_of_tiles_adds_as_the_manual_says() {
     assert!(first_of_model(&[[f32::NAN, 0.0]], 0.0).is_nan());
 }
 
-/// Where there is AMX: whole numbers, whose sums are exact, and what is flushed to 0.
+/// On processors with AMX: whole numbers, whose sums are exact, and numbers flushed to 0.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn the_instruction_and_its_model_leave_the_same_bits() {
-    if !crate::cpu::math::has_amx() {
+    if Instructions::best() < Instructions::Amx {
         return;
     }
     let of = |x: &[f32]| -> Vec<f32> { x.chunks(2).map(|x| word(x[0], x[1])).collect() };

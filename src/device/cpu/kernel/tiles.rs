@@ -1,13 +1,14 @@
-//! Products by AMX: eight registers of 16 rows of 64 bytes, and one instruction, `tdpbf16ps`, that
-//! adds the product of two of them, 16 by 16 sums of 32 products of bf16, to a third.
+//! Products with AMX: eight registers of 16 rows of 64 bytes, and one instruction, `tdpbf16ps`. It
+//! adds the product of two registers, 16 by 16 sums of 32 bf16 products, to a third.
 //!
-//! A panel of A has 32 rows. For every 16 words of depth it holds two tiles, each [16 rows, 16 words].
-//! A panel of B has 32 columns and lies as pairs do for AVX-512, [depth, 32]: a tile of it is 16 of its
-//! rows, half of each. Four tiles of C are held in registers over the depth, which asks four loads for
-//! four products. The loop is written once, over the instructions as a trait; `Model` is what Intel's
-//! manual says they do, so the loop and the packing are tested on every machine.
+//! A panel of A has 32 rows. For every 16 words of depth it holds two tiles, each [16 rows, 16
+//! words]. A panel of B has 32 columns in the layout of pairs for AVX-512, [depth, 32]: a tile of
+//! it is half of 16 of its rows. Four tiles of C are held in registers over the depth, which needs
+//! four loads per four products. The loop is written once, over a trait of the instructions.
+//! `Model` implements them as described in Intel's manual, so the loop and the packing are tested
+//! on every machine.
 
-use super::{Panel, Panels};
+use super::{AHEAD, Instructions, LINE, Panel, Panels, fetch};
 use crate::cpu::math::vectorised;
 
 /// Rows of a tile, and words of four bytes in a row.
@@ -18,10 +19,10 @@ pub(in crate::cpu) const ROWS: usize = 2 * SIDE;
 /// Columns of a panel of B.
 pub(super) const COLS: usize = 2 * SIDE;
 
-/// As `Panels::run`, which has checked the operands.
+/// Implementation of `Panels::run`, which has checked the operands.
 pub(super) fn run(p: Panels) {
     #[cfg(target_arch = "x86_64")]
-    if crate::cpu::math::has_amx() {
+    if Instructions::best() == Instructions::Amx {
         // SAFETY: the operands are checked, the processor has AMX and the process leave to use it.
         return unsafe { super::cover_panels(p, &mut Tiles(amx::Amx::begin())) };
     }
@@ -29,8 +30,8 @@ pub(super) fn run(p: Panels) {
     unsafe { super::cover_panels(p, &mut Tiles(Model::new())) }
 }
 
-/// The instructions of AMX that a product takes, on tiles by number.
-pub(super) trait Instructions {
+/// Instructions of AMX for a product, on tiles by number.
+pub(super) trait TileOps {
     /// tilezero
     ///
     /// # Safety
@@ -53,10 +54,10 @@ pub(super) trait Instructions {
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
-/// Panels by these instructions. Tiles 0 to 3 are C's, 4 and 5 A's, 6 and 7 B's.
+/// Panels that use these instructions. Tiles 0 to 3 hold C, 4 and 5 A, 6 and 7 B.
 pub(super) struct Tiles<I>(pub I);
 
-impl<I: Instructions> Panel for Tiles<I> {
+impl<I: TileOps> Panel for Tiles<I> {
     const ROWS: usize = ROWS;
     const COLS: usize = COLS;
 
@@ -64,13 +65,14 @@ impl<I: Instructions> Panel for Tiles<I> {
     unsafe fn multiply(
         &mut self,
         depth: usize,
-        a: &[f32],
-        b: &[f32],
+        mut a: *const f32,
+        mut b: *const f32,
         c: *mut f32,
         width: usize,
         add: bool,
+        mut next: *const f32,
     ) {
-        debug_assert!(depth.is_multiple_of(SIDE), "whole tiles");
+        assert!(depth.is_multiple_of(SIDE), "whole tiles");
         let Tiles(i) = self;
         unsafe {
             let low = c.add(SIDE * width);
@@ -85,8 +87,11 @@ impl<I: Instructions> Panel for Tiles<I> {
                 i.zero::<2>();
                 i.zero::<3>();
             }
-            let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
             for _ in 0..depth / SIDE {
+                for _ in 0..SIDE / AHEAD {
+                    fetch(next);
+                    next = next.wrapping_add(LINE);
+                }
                 i.load::<4>(a, SIDE);
                 i.load::<6>(b, COLS);
                 i.dot::<0, 4, 6>();
@@ -106,13 +111,14 @@ impl<I: Instructions> Panel for Tiles<I> {
     }
 }
 
-/// Row after row.
+/// Tile, row by row.
 type Tile = [[f32; SIDE]; SIDE];
 
-/// What the instructions do (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2,
-/// TDPBF16PS): of a row of A and a column of B the 16 products of first halves are summed up in order by
-/// FMA from 0 on, those of second halves apart; the two sums are added, and that is added to C. Each
-/// rounds to nearest even; denormal operands and results are 0.
+/// Model of the instructions (Intel 64 and IA-32 Architectures Software Developer's Manual, volume
+/// 2, TDPBF16PS). For a row of A and a column of B the 16 products of first halves are summed in
+/// order by FMA from 0, and those of second halves separately. The two sums are added, and the
+/// result is added to C. Each operation rounds to nearest even; denormal operands and results are
+/// 0.
 pub(super) struct Model([Tile; 8]);
 
 impl Model {
@@ -121,7 +127,7 @@ impl Model {
     }
 }
 
-impl Instructions for Model {
+impl TileOps for Model {
     unsafe fn zero<const TILE: usize>(&mut self) {
         self.0[TILE] = [[0.0; SIDE]; SIDE];
     }
@@ -166,14 +172,14 @@ vectorised! {
     }
 }
 
-/// The first bf16 of a pair, or the second.
+/// First or second bf16 of a pair.
 #[inline(always)]
 fn element(pair: f32, half: usize) -> f32 {
     let bits = pair.to_bits();
     flushed(f32::from_bits(if half == 0 { bits << 16 } else { bits & 0xffff_0000 }))
 }
 
-/// 0 for a denormal number.
+/// Replaces a denormal number by 0.
 #[inline(always)]
 fn flushed(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -182,16 +188,16 @@ fn flushed(x: f32) -> f32 {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx {
-    use super::{Instructions, SIDE};
+    use super::{SIDE, TileOps};
     use std::arch::asm;
 
-    /// The tiles of this thread, in use until this is dropped.
+    /// Tiles of this thread, configured until this is dropped.
     ///
-    /// The compiler knows no tiles, so what one instruction leaves in them is there for the next.
+    /// The compiler does not know tiles, so their contents persist between `asm!` blocks.
     pub struct Amx(());
 
     impl Amx {
-        /// Shapes all eight tiles: 16 rows of 64 bytes.
+        /// Configures all eight tiles: 16 rows of 64 bytes.
         ///
         /// # Safety
         /// `has_amx`.
@@ -220,12 +226,12 @@ pub(super) mod amx {
 
     impl Drop for Amx {
         fn drop(&mut self) {
-            // SAFETY: whoever made this had AMX. Its state is empty again: it need not be saved.
+            // SAFETY: `begin` required AMX. Its state is empty again: it need not be saved.
             unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
 
-    impl Instructions for Amx {
+    impl TileOps for Amx {
         #[inline(always)]
         unsafe fn zero<const TILE: usize>(&mut self) {
             unsafe { asm!("tilezero tmm{t}", t = const TILE, options(nostack, nomem)) };

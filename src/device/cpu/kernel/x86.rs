@@ -1,4 +1,4 @@
-//! The registers of AVX2 and AVX-512, and the functions compiled for them.
+//! Registers of AVX2 and AVX-512, and the functions compiled for them.
 
 use super::{Lanes, Panels, Product, Registers, cover, cover_panels};
 use std::arch::x86_64::*;
@@ -20,7 +20,7 @@ pub unsafe fn panels_avx512(p: Panels) {
 
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn panels_avx2(p: Panels) {
-    unsafe { cover_panels(p, &mut Registers::<__m256, 4, 3>::new()) }
+    unsafe { cover_panels(p, &mut Registers::<__m256, 6, 2>::new()) }
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
@@ -28,7 +28,7 @@ pub unsafe fn panels_dot_bf16(p: Panels) {
     unsafe { cover_panels(p, &mut Registers::<DotBf16, 8, 3>::new()) }
 }
 
-/// Sums of f32; the operands of a product are pairs of bf16.
+/// f32 sums; the operands of a product are pairs of bf16.
 #[derive(Clone, Copy)]
 pub struct DotBf16(__m512);
 

@@ -5,9 +5,9 @@ mod kernels;
 
 pub use hopper::{CHOICE, Hopper};
 
-use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
+use super::{Cuda, SCRATCH};
 use crate::{Attend, Out, Tensor, Visible};
 use base::DType;
 use kernels::{Kernel, Kernels};
@@ -15,7 +15,7 @@ use std::ptr::{null, null_mut};
 
 pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
     assert!(!y.add && !lse.add, "attention overwrites");
-    let (arguments, kernels) = prepare(cuda, qkv, how, y.to, lse.to);
+    let (arguments, kernels) = prepare(cuda, qkv, how, [y.to, lse.to], &[]);
     launch(cuda, &kernels.forward, how.heads.query, &arguments);
 }
 
@@ -24,7 +24,16 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out
     let [dy, qkv, y, lse] = inputs;
     assert_eq!((dy.rows, dy.cols, dy.dtype), (y.rows, y.cols, y.dtype), "dy and y");
     assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
-    let (common, kernels) = prepare(cuda, qkv, how, y, lse);
+    if lse.bytes() > SCRATCH {
+        return cuda.device.fail(format!(
+            "attention's backward takes {} rows of {} heads at once, of which scratch has room for \
+             {}: lower batch.micro",
+            y.rows,
+            how.heads.query,
+            SCRATCH / size_of::<f32>() / how.heads.query,
+        ));
+    }
+    let (common, kernels) = prepare(cuda, qkv, how, [y, lse], &[dy, dqkv.to]);
     let arguments = args::Attention {
         dy: dy.addr() as _,
         delta: cuda.scratch(lse.bytes()) as _,
@@ -58,12 +67,13 @@ fn launch(cuda: &Cuda, kernel: &Kernel, heads: usize, arguments: &args::Attentio
     }
 }
 
+/// `more` are what else the kernels move by 16 bytes.
 fn prepare(
     cuda: &Cuda,
     qkv: Tensor,
     how: &Attend,
-    y: Tensor,
-    lse: Tensor,
+    [y, lse]: [Tensor; 2],
+    more: &[Tensor],
 ) -> (args::Attention, Kernels) {
     how.check(qkv, y, lse);
     let d = how.heads.dim;
@@ -94,7 +104,8 @@ fn prepare(
         scale: how.scale,
         drop: DropoutMask::new(&how.dropout),
     };
-    let fits = qkv.dtype != DType::F32 && (qkv.addr() | y.addr()).is_multiple_of(16);
+    let aligned = |x: &Tensor| x.addr().is_multiple_of(16);
+    let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
     let grouped = serves > 1;

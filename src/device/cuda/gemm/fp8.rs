@@ -5,7 +5,7 @@ use super::{Cuda, Product};
 use crate::cuda::device::Device;
 use crate::cuda::library::call;
 use crate::cuda::lt::Fp8Kind;
-use crate::{Epilogue, Fp8Scaling, Out, Quantized, Tensor};
+use crate::{Backend, Epilogue, Fp8Scaling, Out, Quantized, Tensor};
 use cudarc::cublaslt::sys::{
     self, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatmulMatrixScale_t as Scale,
@@ -20,6 +20,22 @@ pub fn fp8(cuda: &Cuda, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
     let on = Operands { a: b.codes, b: a.codes, c, bias: None, aux: None, db: None, fp8 };
     // Hopper and Ada take no other transposition of 8-bit floats.
     Product { transpose: [true, false], size, on }.run(cuda, then);
+}
+
+/// C += A·Bᵀ by products that overwrite scratch, some rows of C after the other, where the library adds none
+/// of these formats and scales to C.
+pub(super) fn add_in_parts(cuda: &Cuda, product: &Product) {
+    let Product { transpose, size: [m, n, k], on } = *product;
+    let (kind, [of_columns, of_rows]) = on.fp8.expect("8-bit floats");
+    let most = cuda.products.workspace.product(m, n).rows;
+    for first in (0..m).step_by(most) {
+        let part = cuda.products.workspace.product(most.min(m - first), n);
+        let fp8 = Some((kind, [of_columns, of_rows.span(first, part.rows)]));
+        let b = on.b.row_range(first, part.rows);
+        let on = Operands { b, c: part.set(), fp8, ..on };
+        Product { transpose, size: [part.rows, n, k], on }.plainly(cuda, part.set());
+        cuda.copy(part, product.on.c.to.row_range(first, part.rows).add());
+    }
 }
 
 impl Products {

@@ -98,7 +98,10 @@ impl Product {
     }
 
     fn plainly(&self, cuda: &Cuda, c: Out) {
-        self.multiply(cuda, lt::Epilogue::Nothing, Operands { c, ..self.on }, None);
+        let product = Product { on: Operands { c, ..self.on }, ..*self };
+        let unfused: &dyn Fn() = &|| fp8::add_in_parts(cuda, &product);
+        let unfused = (c.add && product.on.fp8.is_some()).then_some(unfused);
+        self.multiply(cuda, lt::Epilogue::Nothing, product.on, unfused);
     }
 
     /// By the library where it takes these operands, else by kernels.

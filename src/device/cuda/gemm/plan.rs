@@ -55,25 +55,35 @@ pub struct Operands {
     pub fp8: Option<(lt::Fp8Kind, [Tensor; 2])>,
 }
 
-/// The scratch of products, and at its end that of gradients of biases.
+/// The scratch of products, behind it that of products which are then added, and that of gradients of
+/// biases.
 #[derive(Clone, Copy)]
 pub struct Workspace {
     address: usize,
     pub bytes: usize,
 }
 
-/// Bytes for the gradient of a bias.
+/// Bytes for a product that is then added, and for the gradient of a bias.
+const PRODUCT: usize = 15 << 20;
 const SUMS: usize = 1 << 20;
 
 impl Workspace {
     pub fn of(address: usize, bytes: usize) -> Workspace {
-        Workspace { address, bytes: bytes - SUMS }
+        Workspace { address, bytes: bytes - PRODUCT - SUMS }
     }
 
     /// Where the gradient of a bias may be written, f32 [1, n], if there is place.
     pub fn sums(&self, n: usize) -> Option<Tensor> {
-        let sums = Tensor::at(self.address + self.bytes, 1, n, DType::F32);
+        let sums = Tensor::at(self.address + self.bytes + PRODUCT, 1, n, DType::F32);
         (sums.bytes() <= SUMS).then_some(sums)
+    }
+
+    /// Where some rows of a product may be written, f32 [rows, n]: as many as there is place for, in
+    /// sixteens and at most `rows`.
+    pub fn product(&self, rows: usize, n: usize) -> Tensor {
+        let most = PRODUCT / (n * size_of::<f32>()) / 16 * 16;
+        assert!(most > 0, "a product of {n} columns");
+        Tensor::at(self.address + self.bytes, rows.min(most), n, DType::F32)
     }
 }
 
@@ -175,12 +185,20 @@ impl Products {
         match (plan.algorithm, unfused) {
             (Some(algorithm), _) => {
                 let status = self.multiply(cuda, &plan, &algorithm, on);
+                if let (lt::NOT_SUPPORTED, Some(unfused)) = (status, unfused) {
+                    // What the heuristic proposes without knowing beta.
+                    self.plans.borrow_mut().insert(shape, Plan { algorithm: None, ..plan });
+                    return unfused();
+                }
                 self.expect(&cuda.device, "a matrix product", status);
                 let flops = 2.0 * shape.m as f64 * shape.n as f64 * shape.k as f64;
                 cuda.device.note_launch(|| format!("product {shape}"), flops);
             }
             (None, Some(unfused)) => unfused(),
-            (None, None) => cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}")),
+            (None, None) => {
+                let remedy = if shape.fp8.is_some() { ": set precision to bf16" } else { "" };
+                cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}{remedy}"));
+            }
         }
     }
 

@@ -1,22 +1,23 @@
-//! Muon (Jordan et al. 2024, as PyTorch's; scaled as by Liu et al. 2025) for the matrices of the
-//! blocks, AdamW for the rest.
+//! Muon (Jordan et al. 2024, as in PyTorch; scaled as by Liu et al. 2025) for the blocks' matrices,
+//! AdamW for all other parameters.
 //!
-//! | of | states beside model and master weight |
+//! | parameter | states besides model and master weight |
 //! |---|---|
-//! | a matrix of a block | its momentum, shared by ZeRO as any |
-//! | all else | AdamW's moments |
+//! | a matrix of a block | its momentum, sharded by ZeRO |
+//! | any other | AdamW's moments |
 //!
-//! A matrix is orthogonalised whole by one rank of those that share the stage's layers by tensor and
-//! data parallelism (`owners`), the same arithmetic on every grid. In rounds of one matrix for each
-//! rank:
+//! Among the ranks that share a stage's layers by tensor and data parallelism, one owner
+//! orthogonalises the whole matrix (`owners`). The arithmetic is the same on every grid. Rounds of
+//! one matrix per rank:
 //!
-//! 1. every rank moves the momentum of what it updates, which gives its part of the direction;
-//! 2. under ZeRO the parts go to the ranks of the owner's replica, then from there to the owner;
-//! 3. the owner takes what is fused in the matrix apart, orthogonalises each, and puts them together;
-//! 4. the steps go back the same way: without ZeRO to all replicas, which have all of the weight.
+//! 1. every rank updates the momentum of its part, which gives its part of the direction;
+//! 2. under ZeRO the parts are sent to the ranks of the owner's replica, then from there to the
+//!    owner;
+//! 3. the owner splits fused matrices, orthogonalises each, and joins them again;
+//! 4. the steps return the same way: without ZeRO to all replicas, which have the whole weight.
 //!
-//! Of each parameter that a rank updates under ZeRO, it sends and receives at most two numbers of the
-//! products' type.
+//! For each parameter that it updates under ZeRO, a rank sends and receives at most two numbers of
+//! the products' type.
 
 #[cfg(test)]
 mod tests;
@@ -45,27 +46,27 @@ pub struct Muon {
 
 const MOMENTUM: &str = "momentum";
 
-/// A matrix of a round.
+/// Matrix of a round.
 struct Job<'a> {
     param: &'a Param,
-    /// None where this rank updates nothing of it.
+    /// None if this rank updates no part of it.
     kept: Option<&'a ParamStates>,
-    /// Its owner, among data-parallel and tensor-parallel ranks.
+    /// Owner, among data-parallel and tensor-parallel ranks.
     data: usize,
     tensor: usize,
 }
 
-/// Where the direction of a matrix lies on this rank, then its step.
+/// Buffers on this rank for the direction of a matrix, and later its step.
 struct Laid {
-    /// All of it, share after share, on its owner.
+    /// On the owner: the whole matrix, share after share.
     whole: Option<Tensor>,
-    /// This rank's share, in the owner's replica.
+    /// In the owner's replica: this rank's share.
     share: Option<Tensor>,
-    /// What this rank updates of it; a part of the share where that is there.
+    /// Elements that this rank updates; a part of the share, if that exists.
     own: Tensor,
 }
 
-/// A round's matrices, and where this rank works on those fused in its own.
+/// Buffers of a round's matrices, and workspaces for the matrices fused in this rank's own.
 struct Room {
     laid: Vec<Laid>,
     work: Vec<(FusedMatrix, Work)>,
@@ -80,12 +81,12 @@ impl Muon {
         Muon { settings, newton_schulz, adamw, dtype, model: model.clone() }
     }
 
-    /// The type of the products, and of what ranks send each other.
+    /// Dtype of the matrix products and of the messages between ranks.
     fn products(&self) -> DType {
         if self.dtype == DType::BF16 { DType::BF16 } else { DType::F32 }
     }
 
-    /// The matrices that are orthogonalised apart.
+    /// Matrices of a parameter that are orthogonalised separately.
     fn matrices(&self, spec: &ParamSpec, tensor: usize) -> impl Iterator<Item = FusedMatrix> {
         let ParamSpec { rows, cols, .. } = *spec;
         let shares = if spec.split == TpSplit::Cols { tensor } else { 1 };
@@ -93,7 +94,7 @@ impl Muon {
         (0..fused.count()).map(move |number| FusedMatrix { rows, cols, shares, fused, number })
     }
 
-    /// What a step of a matrix is multiplied by.
+    /// Factor of a matrix's step.
     fn scale(&self, [rows, cols]: [usize; 2]) -> f32 {
         match self.settings.scale {
             MuonScale::MatchRmsAdamw => (0.2 * (rows.max(cols) as f64).sqrt()) as f32,
@@ -129,7 +130,7 @@ impl Muon {
         let (dtype, shares) = (self.products(), at.groups.tensor.size());
         let laid = round.iter().map(|job| Laid::plan(at, job, dtype, arena)).collect();
         let own = round.iter().find(|job| job.is_owner(at));
-        // One after the other: they overlap.
+        // Workspaces of fused matrices overlap, because they are used one after the other.
         let work =
             |one: FusedMatrix| (one, arena.temporary(|arena| Work::plan(one.size(), dtype, arena)));
         let of = |job: &Job| self.matrices(&job.param.spec, shares).map(work).collect();
@@ -175,7 +176,7 @@ impl Muon {
         }
     }
 
-    /// The step of what AdamW updates.
+    /// Step with AdamW's learning rate.
     fn adamw_step<'a>(&self, step: &Step<'a>) -> Step<'a> {
         Step { lr: step.lr * self.settings.adamw.lr_scale, ..*step }
     }
@@ -211,7 +212,7 @@ impl OptimizerRule for Muon {
     }
 }
 
-/// The elements of this tensor-parallel rank's share of a parameter that a replica updates.
+/// Elements of this tensor-parallel rank's share of a parameter that a replica updates.
 fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
     if !at.sharded {
         return 0..param.numel();
@@ -241,7 +242,8 @@ impl Laid {
         Laid { whole, share: Some(share), own: share.span(part.start, part.len()) }
     }
 
-    /// Messages among replicas: parts of the direction to the owner's, or of the step from there.
+    /// Messages among replicas: parts of the direction to the owner's replica, or of the step from
+    /// it.
     fn parts(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
         let data = &at.groups.data;
         let all: Vec<Message> = match self.share {
@@ -269,7 +271,7 @@ impl Laid {
     }
 }
 
-/// Of messages between an owner and the others.
+/// Direction of messages between an owner and the other ranks.
 #[derive(Clone, Copy)]
 enum Way {
     ToOwner,
@@ -277,7 +279,7 @@ enum Way {
 }
 
 impl Way {
-    /// A message to another rank, as the owner has it.
+    /// Message to another rank, from the owner's point of view.
     fn to(self, with: usize, x: Tensor) -> Message {
         match self {
             Way::FromOwner => Message::Send { to: with, x },
@@ -285,7 +287,7 @@ impl Way {
         }
     }
 
-    /// A message between the owner and this rank, as this rank has it.
+    /// Message between the owner and this rank, from this rank's point of view.
     fn from(self, owner: usize, x: Tensor) -> Message {
         match self {
             Way::ToOwner => Message::Send { to: owner, x },

@@ -1,4 +1,4 @@
-//! Where the gradients have the same bits, so have the steps, on every grid.
+//! Gradients with equal bits give steps with equal bits on every grid.
 
 use super::*;
 use crate::arenas::Arenas;
@@ -13,17 +13,17 @@ use manifest::Manifest;
 use model::Layout;
 use std::collections::BTreeMap;
 
-/// The bits of weights and momenta, by name and place in the whole.
+/// Bits of weights and momenta, by name and index in the whole model.
 type Bits = BTreeMap<(String, &'static str, usize), u32>;
 
-/// A number for each element of the whole weight.
+/// Gradient of an element of the whole weight.
 fn gradient(name: &str, at: usize, update: usize) -> f32 {
     let mut values = [0.0];
     rng::normals(rng::key(update as u64, name), at as u64, &mut values);
     values[0]
 }
 
-/// Of two updates on every rank, by gradients that the grid does not change.
+/// Bits after two updates on every rank, with gradients independent of the grid.
 fn updated(sets: &[&str]) -> Bits {
     let text = "
 model: {layers: 2, hidden: 24, heads: 4, kv_heads: 2, vocab: 60, seq_len: 8, family: llama}

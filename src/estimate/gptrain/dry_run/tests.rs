@@ -26,7 +26,7 @@ const GRIDS: [&[&str]; 18] = [
     &["topology.data=2", "topology.zero=3", "model.layers=1", "precision=bf16"],
     &["topology.pipeline=4", "model.tied_head=false"],
     &["topology.pipeline=2", "topology.schedule=gpipe", "precision=bf16"],
-    &["topology.pipeline=2", "topology.schedule=interleaved"],
+    &["topology={pipeline: 2, schedule: interleaved, overlap_p2p: true}"],
     &["topology.pipeline=2", "topology.schedule=interleaved", "topology.tensor=2"],
     &["topology={pipeline: 2, tensor: 2, data: 2, sequence_parallel: true, zero: 1}"],
     &["topology={data: 4, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
@@ -181,8 +181,8 @@ fn a_late_update_is_billed() {
     assert_eq!(late_seconds(tally, &setup(&late), 0.0), pass + copies);
 }
 
-/// A step takes at least its ops, and at least its messages; those between stages are begun ahead where
-/// there are chunks, and a processor's take it from its ops.
+/// A step takes at least its ops, and at least its messages. Messages between stages overlap only with
+/// `topology.overlap_p2p`; a processor computes and sends with the same cores, so nothing overlaps there.
 #[test]
 fn no_more_is_overlapped_than_there_is_beside_it() {
     for sets in GRIDS {
@@ -198,7 +198,7 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
         };
         let gpus = of("h100-80g");
         let overlapped = -sum(&gpus, &[OVERLAPPED]);
-        let begins = t.tensor > 1 || t.data > 1 || t.chunks > 1;
+        let begins = t.tensor > 1 || t.data > 1 || t.overlap_p2p;
         assert_eq!(overlapped > 0.0, begins, "{overlapped} s of {sets:?}");
         let update = "once a step: optimizer";
         let ops = sum(&gpus, &["matrix products", "attention", "element-wise", update]);
@@ -212,7 +212,9 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
 /// of the same passes with and without them differ in `plan::timeline`.
 #[test]
 fn begun_messages_are_credited_as_the_timeline_has_them() {
-    let m = planned(&["model.layers=8", "topology.pipeline=4", "topology.schedule=interleaved"]);
+    let interleaved = ["topology.pipeline=4", "topology.schedule=interleaved"];
+    let begun = ["model.layers=8", "topology.overlap_p2p=true"];
+    let m = planned(&[interleaved, begun].concat());
     let stages = stages(&m);
     let hw = crate::hardware::find("h100-80g", "").unwrap();
     let s = Setup::of(&m, crate::setup::Program::Gptrain, hw);

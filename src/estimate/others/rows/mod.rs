@@ -267,6 +267,7 @@ fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
         data: f.count("dp")?,
         zero: f.text("zero_stage").parse().unwrap_or(trainer.zero[0]),
         sequence_parallel: trainer.sequence && tensor > 1,
+        overlap_p2p: false,
         schedule: if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
         chunks,
         layer_split: match f.text("pp_partition") {

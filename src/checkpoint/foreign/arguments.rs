@@ -1,0 +1,439 @@
+//! Megatron's arguments, as a checkpoint's `args` has them, as settings of a manifest.
+
+use super::super::torch::{Node, Value};
+use super::settings::{Settings, number, quoted};
+use base::Problems;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Arguments of the old run's machine and files, and those whose values come from elsewhere.
+const OF_THE_OLD_RUN: &[&str] = &[
+    "rank",
+    "world_size",
+    "local_rank",
+    "save",
+    "load",
+    "log_path",
+    "tensorboard_dir",
+    "exit_interval",
+    "exit_duration_in_mins",
+    "kill_switch_path",
+    "codecarbon_dir",
+    "deepspeed",
+    "deepspeed_config",
+    "deepscale",
+    "deepscale_config",
+    "distributed_backend",
+    "num_workers",
+    "valid_num_workers",
+    "iteration",
+    "lr",
+    "min_lr",
+    "lr_decay_style",
+    "curr_iteration",
+    "consumed_train_tokens",
+    "consumed_valid_samples",
+    "params_dtype",
+    "data_parallel_size",
+    "lr_warmup_samples",
+    "lr_warmup_iters",
+    "lr_decay_samples",
+    "lr_decay_iters",
+    "max_position_embeddings",
+    "encoder_seq_length",
+    "padded_vocab_size",
+    "use_checkpoint_lr_scheduler",
+    "override_lr_scheduler",
+    "tokenizer_type",
+    "tokenizer_name_or_path",
+    "vocab_file",
+    "merge_file",
+    "make_vocab_size_divisible_by",
+    "pad_vocab_size_to",
+    "train_iters",
+    "log_level",
+    "log_level_replica",
+];
+
+/// The arguments, of which those that were asked for are remembered.
+pub struct Arguments<'t> {
+    args: Value<'t>,
+    asked: RefCell<BTreeSet<String>>,
+    /// The file, in messages.
+    place: String,
+}
+
+impl<'t> Arguments<'t> {
+    pub fn new(args: Value<'t>, place: String) -> Arguments<'t> {
+        Arguments { args, asked: RefCell::default(), place }
+    }
+
+    /// An argument that is there and not None.
+    pub fn get(&self, name: &str) -> Option<Value<'t>> {
+        self.asked.borrow_mut().insert(name.to_string());
+        self.args.some(name)
+    }
+
+    pub fn count(&self, name: &str) -> anyhow::Result<u64> {
+        let missing = || self.problem(format!("args has no {name}"));
+        self.get(name).ok_or_else(missing)?.count()
+    }
+
+    pub fn float(&self, name: &str) -> anyhow::Result<Option<f64>> {
+        self.get(name).map(|value| value.float()).transpose()
+    }
+
+    pub fn is_set(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| value.is_true())
+    }
+
+    /// The names, with their values, of what was not asked for and is neither None nor False.
+    pub fn aside(&self) -> Vec<String> {
+        let asked = self.asked.borrow();
+        let named = self.args.named().unwrap_or_default();
+        let left = named.into_iter().filter(|(name, value)| {
+            let empty = matches!(value.node(), Node::None | Node::Bool(false));
+            !empty && !asked.contains(*name) && !OF_THE_OLD_RUN.contains(name)
+        });
+        left.map(|(name, value)| format!("{name} {value}")).collect()
+    }
+
+    pub fn problem(&self, what: String) -> anyhow::Error {
+        let remedy = "is this a checkpoint of Megatron, copied whole?";
+        Problems::one(self.place.clone(), what, remedy).into()
+    }
+
+    /// An error if the model was made by an option that gptrain's models have not.
+    pub fn refuse(&self) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        let mut refuse = |name: &str, why: &str| {
+            problems.add(
+                self.place.clone(),
+                format!("args.{name} is set: {why}"),
+                "train it there",
+            );
+        };
+        for (name, why) in [
+            (
+                "apply_residual_connection_post_layernorm",
+                "gptrain's residual comes before the norm",
+            ),
+            ("glu_activation", "this gated layer is not one of gptrain's"),
+            ("use_bnb_optimizer", "the moments are bitsandbytes' 8-bit ones"),
+            ("swiglu", "SwiGLU in this folder is not read yet"),
+            ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
+        ] {
+            if self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false))) {
+                refuse(name, why);
+            }
+        }
+        if let Some(rule) =
+            self.get("optimizer").filter(|rule| rule.str().is_ok_and(|r| r != "adam"))
+        {
+            refuse("optimizer", &format!("{rule}; only adam's states are read"));
+        }
+        if self.get("num_experts").is_some_and(|n| experts(&n)) {
+            refuse("num_experts", "gptrain has no mixture of experts");
+        }
+        problems.or(())
+    }
+
+    /// The model's settings but its vocabulary.
+    pub fn model(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
+        let position = self.get("position_embedding_type");
+        let (name, family) = match position.as_ref().map(position_name).transpose()? {
+            Some("alibi") => ("alibi", "bloom"),
+            None | Some("absolute" | "learned_absolute") => ("learned", "gpt2"),
+            Some(other) => {
+                let what =
+                    format!("args.position_embedding_type is {other}: alibi and absolute are read");
+                return Err(self.problem(what));
+            }
+        };
+        settings.set("model.family", family, "");
+        settings.set("model.layers", self.count("num_layers")?, "num_layers");
+        let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
+        settings.set("model.hidden", hidden, "hidden_size");
+        settings.set("model.heads", heads, "num_attention_heads");
+        if let Some(dim) = self.get("kv_channels").map(|v| v.count()).transpose()?
+            && dim * heads != hidden
+        {
+            settings.set("model.head_dim", dim, "kv_channels");
+        }
+        if let Some(width) = self.get("ffn_hidden_size").map(|v| v.count()).transpose()? {
+            settings.set("model.ffn_hidden", width, "ffn_hidden_size");
+        }
+        settings.set("model.seq_len", self.count("seq_length")?, "seq_length");
+        settings.set("model.position", name, "position_embedding_type");
+        let norm = self.is_set("embed_layernorm");
+        settings.set("model.embedding_layernorm", norm, "embed_layernorm");
+        if let Some(eps) = self.float("layernorm_epsilon")? {
+            settings.set("model.layernorm_eps", number(eps), "layernorm_epsilon");
+        }
+        let exact = !self.is_set("bias_gelu_fusion") && !self.is_set("openai_gelu");
+        let gelu = if exact { "exact" } else { "tanh" };
+        settings.set("model.gelu", gelu, "bias_gelu_fusion, openai_gelu");
+        if let Some(std) = self.float("init_method_std")? {
+            settings.set("model.init.std", number(std), "init_method_std");
+        }
+        let (hidden, attention) = (self.float("hidden_dropout")?, self.float("attention_dropout")?);
+        for (key, rate, from) in [
+            ("model.dropout.embedding", hidden, "hidden_dropout"),
+            ("model.dropout.attention", attention, "attention_dropout"),
+            ("model.dropout.residual", hidden, "hidden_dropout"),
+        ] {
+            settings.set(key, number(rate.unwrap_or(0.0)), from);
+        }
+        if hidden.or(attention).is_some_and(|rate| rate > 0.0) {
+            notes.push(
+                "dropout draws other random numbers here than there: no state can carry them over"
+                    .into(),
+            );
+        }
+        if self.is_set("apply_query_key_layer_scaling") {
+            notes.push(
+                "apply_query_key_layer_scaling is a factor that cancels: the model is the same"
+                    .into(),
+            );
+        }
+        if self.is_set("fp32_residual_connection") {
+            let what =
+                "fp32_residual_connection: gptrain's residual stream has the precision of weights";
+            notes.push(what.into());
+        }
+        Ok(())
+    }
+
+    /// Precision, batch, optimizer, data and length.
+    pub fn training(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
+        let precision = match (self.is_set("bf16"), self.is_set("fp16")) {
+            (true, _) => "bf16",
+            (_, true) => "fp16",
+            _ => "f32",
+        };
+        settings.set("precision", precision, "bf16, fp16");
+        self.loss_scale(precision, settings)?;
+        self.data(settings, notes)?;
+        let global = self.count("global_batch_size")?;
+        settings.set("batch.micro", self.count("micro_batch_size")?, "micro_batch_size");
+        settings.set("batch.global", global, "global_batch_size");
+        if let Some(ramp) = self.get("rampup_batch_size") {
+            let numbers = ramp.items()?.iter().map(whole).collect::<anyhow::Result<Vec<_>>>()?;
+            let [start, increment, samples] = numbers[..] else {
+                return Err(self.problem("args.rampup_batch_size is not three numbers".into()));
+            };
+            let ramp = format!("{start} {increment} {samples}");
+            settings.set("batch.ramp_up", ramp, "rampup_batch_size");
+        }
+        for (key, name) in [
+            ("beta1", "adam_beta1"),
+            ("beta2", "adam_beta2"),
+            ("eps", "adam_eps"),
+            ("weight_decay", "weight_decay"),
+            ("clip", "clip_grad"),
+        ] {
+            if let Some(value) = self.float(name)? {
+                settings.set(&format!("optimizer.adamw.{key}"), number(value), name);
+            }
+        }
+        if let Some(interval) = self.get("save_interval").map(|v| v.count()).transpose()? {
+            settings.set("checkpoint.interval", interval.max(1), "save_interval");
+        }
+        let samples = self.get("train_samples").map(|v| v.count()).transpose()?;
+        match samples {
+            Some(samples) => settings.set("train.samples", samples, "train_samples"),
+            None => {
+                let steps = self.count("train_iters")?;
+                settings.set("train.samples", steps * global, "train_iters × global_batch_size");
+            }
+        }
+        settings.set("train.seed", self.count("seed")?, "seed");
+        let second = settings.get("data.split").and_then(|split| split.split(',').nth(1));
+        let share = second.and_then(|share| share.trim().trim_end_matches('"').parse::<f64>().ok());
+        let named = settings.0.iter().any(|row| row.key.starts_with("data.valid."));
+        let evaluated = named || share.is_some_and(|share| share > 0.0);
+        if evaluated
+            && let Some(steps) = self.get("eval_interval").map(|v| v.count()).transpose()?
+        {
+            settings.set("train.eval_interval", steps, "eval_interval");
+        }
+        Ok(())
+    }
+
+    fn loss_scale(&self, precision: &str, settings: &mut Settings) -> anyhow::Result<()> {
+        if precision != "fp16" {
+            return Ok(());
+        }
+        if let Some(scale) = self.float("loss_scale")? {
+            settings.set("loss_scale", number(scale), "loss_scale");
+            return Ok(());
+        }
+        for (key, name) in [
+            ("initial", "initial_loss_scale"),
+            ("min", "min_loss_scale"),
+            ("window", "loss_scale_window"),
+            ("hysteresis", "hysteresis"),
+        ] {
+            if let Some(value) = self.get(name) {
+                let text = match key {
+                    "window" | "hysteresis" => value.count()?.to_string(),
+                    _ => number(value.float()?),
+                };
+                settings.set(&format!("loss_scale.{key}"), text, name);
+            }
+        }
+        Ok(())
+    }
+
+    fn data(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
+        settings.set("data.rule", "megatron-deepspeed", "the order of samples");
+        settings.set("data.seed", self.count("seed")?, "seed");
+        let weighted = self.weighted("train")?.into_iter().next();
+        if let Some((_, blend)) = weighted {
+            settings.set("data.train", blend, "train_weighted_split_paths");
+            for (name, blend) in self.weighted("valid")? {
+                let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_');
+                let name: String = name.chars().filter(|c| plain(*c)).collect();
+                settings.set(&format!("data.valid.{name}"), blend, "valid_weighted_split_paths");
+            }
+        } else if let Some(paths) = self.get("data_path") {
+            let words = match paths.str() {
+                Ok(one) => one.split_whitespace().map(str::to_string).collect(),
+                Err(_) => texts(&paths)?,
+            };
+            let train = match words.as_slice() {
+                [one] => quoted(one),
+                _ => words
+                    .as_chunks::<2>()
+                    .0
+                    .iter()
+                    .map(|[weight, path]| format!("{{prefix: {}, weight: {weight}}}", quoted(path)))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            };
+            let train = if words.len() > 1 { format!("[{train}]") } else { train };
+            settings.set("data.train", train, "data_path");
+            if let Some(split) = self.get("split") {
+                settings.set("data.split", quoted(split.str()?), "split");
+            }
+        } else {
+            settings.set("data.train", "corpus", "args has no data_path: name the datasets here");
+        }
+        for name in ["reset_position_ids", "reset_attention_mask", "eod_mask_loss"] {
+            if self.is_set(name) {
+                notes.push(format!(
+                    "{name} was set: name the token of data.eod, and what it changes"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Groups of datasets of `--{which}-weighted-split-paths`: name, and a list for the manifest.
+    fn weighted(&self, which: &str) -> anyhow::Result<Vec<(String, String)>> {
+        let part = |what: &str| self.get(&format!("{which}_weighted_split_{what}"));
+        let parts = [part("paths"), part("weights"), part("splits"), part("names")];
+        let [Some(paths), Some(weights), Some(splits), names] = parts else {
+            return Ok(Vec::new());
+        };
+        let names = names.map_or(Ok(Vec::new()), |names| texts(&names))?;
+        let mut groups = Vec::new();
+        let (paths, weights, splits) = (paths.items()?, weights.items()?, splits.items()?);
+        for (i, ((paths, weights), splits)) in paths.iter().zip(&weights).zip(&splits).enumerate() {
+            let (paths, weights, splits) = (texts(paths)?, texts(weights)?, texts(splits)?);
+            let each = paths.iter().zip(&weights).zip(&splits).map(|((path, weight), split)| {
+                let range = split.replace(':', "..");
+                format!("{{prefix: {}, weight: {weight}, range: {range}}}", quoted(path))
+            });
+            let list = each.collect::<Vec<_>>().join(", ");
+            let name = names.get(i).cloned().unwrap_or_else(|| format!("{which}{i}"));
+            groups.push((name, format!("[{list}]")));
+        }
+        Ok(groups)
+    }
+
+    /// The learning rate, by the scheduler's own state where there is one. Its steps are samples.
+    pub fn rates(&self, scheduler: Option<&Value>, settings: &mut Settings) -> anyhow::Result<()> {
+        let of_state = |names: &[&str]| {
+            names.iter().find_map(|name| scheduler.and_then(|state| state.some(name)))
+        };
+        let arg = |name: &str| self.get(name);
+        let peak = of_state(&["max_lr", "start_lr"]).or_else(|| arg("lr"));
+        let peak = peak.ok_or_else(|| self.problem("args has no lr".into()))?;
+        settings.set("lr.peak", number(peak.float()?), "lr");
+        let min = of_state(&["min_lr"]).or_else(|| arg("min_lr"));
+        settings.set("lr.min", number(min.map_or(Ok(0.0), |min| min.float())?), "min_lr");
+        let global = self.count("global_batch_size")?;
+        let samples = |names: &[&str], samples: &str, steps: &str| -> anyhow::Result<Option<u64>> {
+            if let Some(state) = of_state(names) {
+                return Ok(Some(state.float()? as u64));
+            }
+            match (arg(samples), arg(steps)) {
+                (Some(samples), _) => Ok(Some(samples.count()?)),
+                (None, Some(steps)) => Ok(Some(steps.count()? * global)),
+                (None, None) => Ok(None),
+            }
+        };
+        let names = ["warmup_steps", "lr_warmup_steps", "warmup_iter"];
+        let warmup = samples(&names, "lr_warmup_samples", "lr_warmup_iters")?.unwrap_or(0);
+        settings.set("lr.warmup_samples", warmup, "lr_warmup_samples");
+        let names = ["decay_steps", "lr_decay_steps", "end_iter"];
+        let mut until = samples(&names, "lr_decay_samples", "lr_decay_iters")?;
+        let mut from = "lr_decay_style, lr_decay_samples";
+        if let Some(tokens) = self.get("lr_decay_tokens").map(|v| v.count()).transpose()? {
+            until = Some(tokens / self.count("seq_length")?.max(1));
+            from = "lr_decay_style, lr_decay_tokens / seq_length";
+        }
+        let style = of_state(&["decay_style", "lr_decay_style"]).or_else(|| arg("lr_decay_style"));
+        let style = style.map_or(Ok("linear"), |style| style.str())?.to_string();
+        let decay = match (style.as_str(), until) {
+            ("constant", _) => "constant".to_string(),
+            ("linear" | "cosine", Some(until)) => format!("{{{style}: {{samples: {until}}}}}"),
+            ("linear" | "cosine", None) => style,
+            _ => {
+                return Err(
+                    self.problem(format!("args.lr_decay_style is {style}: not one of gptrain's"))
+                );
+            }
+        };
+        settings.set("lr.decay", decay, from);
+        settings.set("lr.counted", "before", "Megatron updates, then steps its schedule");
+        Ok(())
+    }
+}
+
+/// More than one expert: Megatron-DeepSpeed has a list.
+fn experts(value: &Value) -> bool {
+    let list = value.items().unwrap_or_else(|_| vec![value.clone()]);
+    list.iter().any(|n| n.int().is_ok_and(|n| n > 1))
+}
+
+/// The name of a position embedding: text, or an enum by value.
+fn position_name<'t>(value: &Value<'t>) -> anyhow::Result<&'t str> {
+    let Some((_, arguments)) = value.object() else { return value.str() };
+    let number = arguments.and_then(|args| args.items().ok()?.first().cloned());
+    Ok(match number.and_then(|number| number.int().ok()) {
+        Some(1) => "rotary",
+        Some(2) => "absolute",
+        Some(3) => "alibi",
+        _ => "unknown",
+    })
+}
+
+/// A whole number, or text of one.
+fn whole(value: &Value) -> anyhow::Result<u64> {
+    match value.str() {
+        Ok(text) => {
+            text.trim().parse().map_err(|_| value.problem(format!("{text:?} is not a number")))
+        }
+        Err(_) => value.count(),
+    }
+}
+
+fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+    let text = |item: &Value| match item.node() {
+        Node::Int(_) | Node::Float(_) => Ok(item.to_string()),
+        _ => Ok(item.str()?.to_string()),
+    };
+    value.items()?.iter().map(text).collect()
+}

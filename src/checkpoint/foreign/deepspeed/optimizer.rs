@@ -1,0 +1,88 @@
+//! One file of the optimizer: Adam's count, the loss scale, the flat partitions, and the places of
+//! parameters in them.
+
+use super::super::super::torch::{TorchFile, Value};
+use super::super::{Kept, LossScale};
+
+/// Adam's count: in the groups (apex), in the states (DeepSpeed, PyTorch), or beside them (elastic).
+pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
+    if let Some(step) = optimizer.some("base_optimizer_state_step") {
+        return step.count();
+    }
+    let base = optimizer.need("base_optimizer_state")?;
+    let group = base.get("param_groups").and_then(|groups| groups.items().ok()?.first().cloned());
+    let state = base.get("state").and_then(|state| state.at(0));
+    let step = group.and_then(|group| group.some("step")).or_else(|| state?.some("step"));
+    let step = step.ok_or_else(|| {
+        optimizer.problem("base_optimizer_state has no step, in param_groups or in state".into())
+    })?;
+    match step.tensor() {
+        Ok(tensor) => Ok(file.floats(tensor, 0..1)?[0] as u64),
+        Err(_) => step.count(),
+    }
+}
+
+pub fn rate(optimizer: &Value) -> Option<f64> {
+    let groups = optimizer.some("base_optimizer_state")?.get("param_groups")?.items().ok()?;
+    groups.first()?.some("lr")?.float().ok()
+}
+
+/// The state of DeepSpeed's dynamic loss scaler.
+pub fn loss_scale(optimizer: &Value) -> anyhow::Result<Option<LossScale>> {
+    let Some(scaler) = optimizer.some("loss_scaler") else { return Ok(None) };
+    let Some(scale) = scaler.some("cur_scale") else { return Ok(None) };
+    let count = |name: &str| scaler.some(name).and_then(|value| value.int().ok());
+    let since = count("cur_iter").zip(count("last_overflow_iter"));
+    let window = count("scale_window").filter(|window| *window > 0).unwrap_or(i64::MAX);
+    let in_a_row = since.map_or(0, |(now, last)| (now - last - 1).max(0) % window);
+    Ok(Some(LossScale {
+        scale: scale.float()?,
+        updates_in_a_row: in_a_row as u64,
+        overflows_left: count("cur_hysteresis").unwrap_or(1),
+    }))
+}
+
+/// The flat tensor of a state of a group in a file.
+pub fn partition<'t>(optimizer: &Value<'t>, group: usize, kept: Kept) -> anyhow::Result<Value<'t>> {
+    let missing =
+        |value: &Value, what: &str| value.problem(format!("has no group {group} in {what}"));
+    if kept == Kept::Master {
+        let masters = optimizer.need("single_partition_of_fp32_groups")?;
+        let found = masters.items()?.get(group).cloned();
+        return found.ok_or_else(|| missing(&masters, "single_partition_of_fp32_groups"));
+    }
+    let key = if kept == Kept::FirstMoment { "exp_avg" } else { "exp_avg_sq" };
+    let base = optimizer.need("base_optimizer_state")?;
+    let state = match base.get("state") {
+        Some(states) => states.at(group as i64),
+        None => base.items()?.get(group).cloned(), // without padding, "elastic"
+    };
+    state.ok_or_else(|| missing(&base, "base_optimizer_state"))?.need(key)
+}
+
+/// Elements of a parameter in a partition; None if it is in others alone.
+pub fn slice(
+    maps: &Value,
+    group: usize,
+    name: &str,
+) -> anyhow::Result<Option<std::ops::Range<usize>>> {
+    let groups = maps.items()?;
+    let Some(address) = groups.get(group).and_then(|group| group.get(name)) else {
+        return Ok(None);
+    };
+    // fragment_address: a dataclass of numel and start; a tuple in old files.
+    let (start, numel) = match address.get("start") {
+        Some(start) => (start.count()?, address.need("numel")?.count()?),
+        None => {
+            let items = address.items()?;
+            let [numel, start] = items.as_slice() else {
+                return Err(address.problem(format!("the address of {name} is {address}")));
+            };
+            (start.count()?, numel.count()?)
+        }
+    };
+    let (start, numel) = (start as usize, numel as usize);
+    let end = start.checked_add(numel);
+    let end = end.ok_or_else(|| address.problem(format!("the address of {name} overflows")))?;
+    Ok(Some(start..end))
+}

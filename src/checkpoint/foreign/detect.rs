@@ -1,0 +1,141 @@
+//! Which trainer wrote a folder, by the names of its files.
+
+use anyhow::Context;
+use base::{Problems, input};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A trainer's layout of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    HuggingFace,
+    MegatronDeepSpeed,
+    DeepSpeedZero3,
+    DeepSpeedUniversal,
+    MegatronLegacy,
+    MegatronDist,
+    PytorchDcp,
+}
+
+impl Format {
+    /// Every format with its name on the command line and its name in messages.
+    pub const ALL: [(Format, &'static str, &'static str); 7] = [
+        (Format::HuggingFace, "hf", "Hugging Face"),
+        (Format::MegatronDeepSpeed, "megatron-deepspeed", "Megatron-DeepSpeed"),
+        (Format::DeepSpeedZero3, "deepspeed-zero3", "DeepSpeed ZeRO-3"),
+        (Format::DeepSpeedUniversal, "deepspeed-universal", "DeepSpeed universal"),
+        (Format::MegatronLegacy, "megatron", "Megatron-LM (legacy)"),
+        (Format::MegatronDist, "megatron-dist", "Megatron-Core torch_dist"),
+        (Format::PytorchDcp, "dcp", "PyTorch distributed checkpoint"),
+    ];
+
+    fn row(self) -> (Format, &'static str, &'static str) {
+        let row = Format::ALL.into_iter().find(|(format, ..)| *format == self);
+        row.expect("every format has a row")
+    }
+
+    /// The word of `--format`.
+    pub fn word(self) -> &'static str {
+        self.row().1
+    }
+
+    pub fn name(self) -> &'static str {
+        self.row().2
+    }
+
+    /// The error for a format that is known and not read.
+    pub fn refused(self, from: &Path) -> Problems {
+        let remedy = match self {
+            Format::DeepSpeedZero3 => {
+                "save once with ZeRO stage 1 in that trainer; or export its weights with \
+                 zero_to_fp32.py to Hugging Face's format and import those"
+            }
+            Format::DeepSpeedUniversal => {
+                "import the folder that it was made from (global_stepN beside it)"
+            }
+            Format::MegatronLegacy | Format::MegatronDist => {
+                "convert the weights to Hugging Face's format with that trainer's tools \
+                 (tools/checkpoint/convert.py) and import those; the optimizer begins again"
+            }
+            _ => "export the weights to Hugging Face's format and import those",
+        };
+        Problems::one(
+            from.display().to_string(),
+            format!("is a checkpoint of {}, which is not read yet", self.name()),
+            remedy,
+        )
+    }
+}
+
+/// Finds out what a folder is; the error lists what was looked for.
+pub fn detect(from: &Path) -> anyhow::Result<Format> {
+    let names = names(from)?;
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let any = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
+    if has("config.json") {
+        return Ok(Format::HuggingFace);
+    }
+    if has(".metadata") || has("metadata.json") {
+        let megatron = has("metadata.json") || has("common.pt");
+        return Ok(if megatron { Format::MegatronDist } else { Format::PytorchDcp });
+    }
+    let optim = |name: &str| name.ends_with("_optim_states.pt");
+    if has("zero") && any(&|name| name.starts_with("mp_rank_")) {
+        return Ok(Format::DeepSpeedUniversal);
+    }
+    if any(&|name| name.starts_with("zero_pp_rank_") && name.ends_with("_model_states.pt")) {
+        return Ok(Format::DeepSpeedZero3);
+    }
+    if any(&optim) || any(&|name| name.starts_with("layer_") && name.ends_with("-model_states.pt"))
+    {
+        return Ok(Format::MegatronDeepSpeed);
+    }
+    let legacy = |name: &str| name.starts_with("mp_rank_") && from.join(name).is_dir();
+    if any(&legacy) {
+        return Ok(Format::MegatronLegacy);
+    }
+    if let Some(step) = newest(from, &names)? {
+        return detect(&step);
+    }
+    let what = "is not a checkpoint that is known: no config.json, global_stepN, mp_rank_NN, \
+                .metadata, latest or latest_checkpointed_iteration.txt";
+    let remedy = "give the folder of a checkpoint, or the one that --save named";
+    Err(Problems::one(from.display().to_string(), what, remedy).into())
+}
+
+/// The folder of the newest step, where `from` is the one that a run saved into; itself, else.
+pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
+    Ok(newest(from, &names(from)?)?.unwrap_or_else(|| from.to_path_buf()))
+}
+
+/// The step that `latest` or `latest_checkpointed_iteration.txt` names.
+fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
+    let files = ["latest", "latest_checkpointed_iteration.txt"];
+    let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
+        return Ok(None);
+    };
+    let path = from.join(file);
+    let place = path.display().to_string();
+    let bytes = input::read(&path, input::SMALL).with_context(|| format!("cannot read {place}"))?;
+    let text = String::from_utf8_lossy(&bytes).trim().to_string();
+    let folder = match text.parse::<u64>() {
+        Ok(step) => format!("iter_{step:07}"),
+        Err(_) => text.clone(),
+    };
+    let plain = !folder.is_empty() && !folder.contains(['/', '\\', '\0']) && folder != "..";
+    if !plain || !from.join(&folder).is_dir() {
+        let text: String = text.chars().take(100).collect();
+        let what = format!("names {text:?}, and there is no such folder");
+        let remedy = "copy that folder too, or give the folder of a step";
+        return Err(Problems::one(place, what, remedy).into());
+    }
+    Ok(Some(from.join(folder)))
+}
+
+fn names(from: &Path) -> anyhow::Result<Vec<String>> {
+    let failed = || format!("cannot list {}", from.display());
+    let entries = fs::read_dir(from).with_context(failed)?;
+    let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
+    let names: anyhow::Result<Vec<_>> = names.collect();
+    Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+}

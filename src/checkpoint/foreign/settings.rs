@@ -1,0 +1,76 @@
+//! Rows of the new run's manifest, each with the name that the other trainer had for it.
+
+/// A setting and its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// "model.layers".
+    pub key: String,
+    /// As YAML.
+    pub value: String,
+    /// "num_layers", or a reason.
+    pub from: String,
+}
+
+/// The settings of a run that is brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings(pub Vec<Row>);
+
+impl Settings {
+    pub fn set(&mut self, key: &str, value: impl ToString, from: &str) {
+        let row = Row { key: key.into(), value: value.to_string(), from: from.into() };
+        match self.0.iter_mut().find(|row| row.key == key) {
+            Some(known) => *known = row,
+            None => self.0.push(row),
+        }
+    }
+
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|row| row.key == key).map(|row| row.value.as_str())
+    }
+
+    /// The manifest's text: sections in the order of their first rows, each line with its source.
+    pub fn yaml(&self) -> String {
+        let rows: Vec<(Vec<&str>, &Row)> =
+            self.0.iter().map(|row| (row.key.split('.').collect(), row)).collect();
+        let mut text = String::new();
+        write(&rows, 0, &mut text);
+        text
+    }
+}
+
+fn write(rows: &[(Vec<&str>, &Row)], depth: usize, text: &mut String) {
+    let indent = "  ".repeat(depth);
+    let mut done: Vec<&str> = Vec::new();
+    for (path, row) in rows {
+        let name = path[depth];
+        if done.contains(&name) {
+            continue;
+        }
+        done.push(name);
+        if path.len() == depth + 1 {
+            let from = if row.from.is_empty() { String::new() } else { format!(" # {}", row.from) };
+            text.push_str(&format!("{indent}{name}: {}{from}\n", row.value));
+            continue;
+        }
+        let inside: Vec<_> = rows
+            .iter()
+            .filter(|(path, _)| path[depth] == name && path.len() > depth + 1)
+            .cloned()
+            .collect();
+        if depth == 0 {
+            text.push('\n');
+        }
+        text.push_str(&format!("{indent}{name}:\n"));
+        write(&inside, depth + 1, text);
+    }
+}
+
+/// A text as a YAML string.
+pub fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A number as the manifest reads it.
+pub fn number(value: f64) -> String {
+    format!("{value:?}")
+}

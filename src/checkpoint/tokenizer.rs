@@ -1,0 +1,118 @@
+//! The tokenizer of a run: a copy in the run's folder, `tokenizer/`, made when the run starts.
+//! `sample` and `export` use it, so that they work after `data.tokenizer` was moved or replaced.
+
+use super::aside::{self, Kind};
+use super::hf;
+use anyhow::Context;
+use base::output::Existing;
+use base::{Count, Problems};
+use data::record::described;
+use data::tokenizer::{self, Tokenizer};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The copy's folder, in the run's.
+pub const FOLDER: &str = "tokenizer";
+
+/// The tokenizer of a run's weights.
+#[derive(Clone, Debug)]
+pub struct OwnTokenizer {
+    pub path: PathBuf,
+    /// Whether it is in the run's folder: a copy, or what an import came with. Otherwise it is the
+    /// file that `data.tokenizer` names, which may have been replaced since.
+    pub kept: bool,
+}
+
+impl OwnTokenizer {
+    /// Whether it is the one that an import brought.
+    fn came_with_weights(&self) -> bool {
+        self.kept && self.path.ends_with(Path::new(hf::FOLDER).join(hf::TOKENIZER))
+    }
+}
+
+/// The tokenizer of a checkpoint: the copy in its run's folder; of runs without one the file that
+/// `data.tokenizer` names; of imports that were moved the one that came with the weights.
+pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
+    let run = std::path::absolute(checkpoint).ok();
+    let run = run.as_deref().and_then(Path::parent).and_then(Path::parent);
+    let kept = |path: PathBuf| OwnTokenizer { path, kept: true };
+    let copy = run.map(|run| run.join(FOLDER)).filter(|path| path.exists()).map(kept);
+    let named = named.filter(|path| path.exists()).map(|path| {
+        let kept = run.is_some_and(|run| is_inside(path, run));
+        OwnTokenizer { path: path.to_path_buf(), kept }
+    });
+    let came = run.map(|run| run.join(hf::FOLDER).join(hf::TOKENIZER));
+    copy.or(named).or(came.filter(|path| path.exists()).map(kept))
+}
+
+fn is_inside(path: &Path, folder: &Path) -> bool {
+    let (path, folder) = (path.canonicalize().ok(), folder.canonicalize().ok());
+    path.zip(folder).is_some_and(|(path, folder)| path.starts_with(folder))
+}
+
+/// The tokenizer that a user asks for (`--tokenizer`), which has to be the run's own; or else that
+/// one. None if there is none. One with more ids than the model's `vocab` is refused, unless the
+/// weights came with it: such folders exist, with a token for padding that the model never sees.
+pub fn choose(
+    asked: Option<&Path>,
+    own: Option<OwnTokenizer>,
+    vocab: usize,
+) -> anyhow::Result<Option<PathBuf>> {
+    let remedy = "it is another model's: take the one that the training data was made with";
+    let Some(path) = asked.or(own.as_ref().map(|own| own.path.as_path())) else {
+        return Ok(None);
+    };
+    let ids = |path: &Path| Tokenizer::load(path).ok().map(|tokenizer| tokenizer.vocab());
+    let has = ids(path);
+    let came = asked.is_none() && own.as_ref().is_some_and(OwnTokenizer::came_with_weights);
+    if let Some(has) = has.filter(|has| *has > vocab && !came) {
+        let (has, model) = (Count(has as u64), Count(vocab as u64));
+        let what = format!("has {has} ids; the model's vocabulary has {model}");
+        return Err(Problems::one(path.display().to_string(), what, remedy).into());
+    }
+    if let (Some(asked), Some(own)) = (asked, &own)
+        && let [Ok(digest), Ok(kept)] = [asked, &own.path].map(tokenizer::digest)
+        && digest != kept
+        // A file that may have been replaced proves less: only another vocabulary is refused.
+        && (own.kept || ids(&own.path) != has)
+    {
+        let (named, own) = (described(asked, &digest), described(&own.path, &kept));
+        let what = format!("is {named}; the run's own tokenizer is {own}");
+        return Err(Problems::one("--tokenizer", what, remedy).into());
+    }
+    Ok(Some(path.to_path_buf()))
+}
+
+/// Copies a tokenizer into a run's folder, with the files that belong to it. An existing copy is
+/// kept: if it is another tokenizer, the result says so.
+pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
+    let copy = run.join(FOLDER);
+    if is_inside(path, run) {
+        return Ok(None);
+    }
+    if copy.exists() {
+        let digests = [path, &copy].map(tokenizer::digest);
+        let [Ok(now), Ok(kept)] = digests else { return Ok(None) };
+        let other = || {
+            let (now, kept) = (described(path, &now), described(&copy, &kept));
+            format!(
+                "data.tokenizer is now {now}; the run began with {kept}, which `sample` and \
+                 `export` use. If the new one is right, remove that folder"
+            )
+        };
+        return Ok((now != kept).then(other));
+    }
+    let files = tokenizer::files(path)?;
+    aside::write_folder(&copy, Kind::Run, Existing::Refused, |fresh| {
+        let names = match files.len() {
+            1 => &[hf::TOKENIZER][..],
+            _ => &["vocab.json", "merges.txt"],
+        };
+        for (file, name) in files.iter().zip(names) {
+            let failed = || format!("cannot copy {}", file.display());
+            fs::copy(file, fresh.join(name)).with_context(failed)?;
+        }
+        hf::carry_beside(&files[0], fresh)
+    })?;
+    Ok(None)
+}

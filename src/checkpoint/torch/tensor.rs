@@ -1,0 +1,216 @@
+//! Tensors of a file: shape, stride and type over a storage, and the numbers behind them.
+
+use super::zip::Archive;
+use base::Problems;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// The most elements of a tensor, and the most dimensions.
+const MAX_ELEMENTS: u64 = 1 << 32;
+pub(super) const MAX_DIMENSIONS: usize = 16;
+/// A view that skips more than this many times its own elements is not read.
+const MAX_SPREAD: u64 = 64;
+
+/// The type of a storage's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U8,
+    Bool,
+    /// Bytes, whose type the tensor names (`UntypedStorage`).
+    Untyped,
+    /// A type that is not read: complex, quantised, 8-bit floats.
+    Other,
+}
+
+impl Element {
+    /// The type of a storage class such as `FloatStorage`.
+    pub(super) fn of_storage(class: &str) -> Element {
+        match class {
+            "DoubleStorage" => Element::F64,
+            "FloatStorage" => Element::F32,
+            "HalfStorage" => Element::F16,
+            "BFloat16Storage" => Element::BF16,
+            "LongStorage" => Element::I64,
+            "IntStorage" => Element::I32,
+            "ShortStorage" => Element::I16,
+            "CharStorage" => Element::I8,
+            "ByteStorage" => Element::U8,
+            "BoolStorage" => Element::Bool,
+            "UntypedStorage" => Element::Untyped,
+            _ => Element::Other,
+        }
+    }
+
+    /// The type of a name such as `torch.float32`.
+    pub fn of_dtype(name: &str) -> Element {
+        match name.strip_prefix("torch.").unwrap_or(name) {
+            "float64" | "double" => Element::F64,
+            "float32" | "float" => Element::F32,
+            "float16" | "half" => Element::F16,
+            "bfloat16" => Element::BF16,
+            "int64" | "long" => Element::I64,
+            "int32" | "int" => Element::I32,
+            "int16" | "short" => Element::I16,
+            "int8" => Element::I8,
+            "uint8" => Element::U8,
+            "bool" => Element::Bool,
+            _ => Element::Other,
+        }
+    }
+
+    /// Bytes of one; None where it is not known.
+    pub fn size(self) -> Option<u64> {
+        Some(match self {
+            Element::F64 | Element::I64 => 8,
+            Element::F32 | Element::I32 => 4,
+            Element::F16 | Element::BF16 | Element::I16 => 2,
+            Element::I8 | Element::U8 | Element::Bool | Element::Untyped => 1,
+            Element::Other => return None,
+        })
+    }
+}
+
+/// A view of a storage; strides and offset count elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    pub element: Element,
+    pub shape: Vec<usize>,
+    pub stride: Vec<usize>,
+    /// The storage's entry is `data/KEY`.
+    pub key: Box<str>,
+    pub offset: u64,
+    /// Elements of the storage.
+    pub storage: u64,
+}
+
+impl Tensor {
+    /// Checks that every element is inside the storage: what is wrong, else.
+    pub(super) fn new(
+        element: Element,
+        (key, storage): (Box<str>, u64),
+        offset: i64,
+        shape: &[i64],
+        stride: &[i64],
+    ) -> Result<Tensor, String> {
+        let what = |what: &str| format!("a tensor of shape {shape:?} {what}");
+        let sizes =
+            |of: &[i64]| of.iter().map(|n| usize::try_from(*n).ok()).collect::<Option<Vec<_>>>();
+        if shape.len() > MAX_DIMENSIONS || shape.len() != stride.len() {
+            return Err(format!("a tensor has {} sizes, {} strides", shape.len(), stride.len()));
+        }
+        let (Some(sizes), Some(strides), Ok(offset)) =
+            (sizes(shape), sizes(stride), u64::try_from(offset))
+        else {
+            return Err(what("has a negative size, stride or offset"));
+        };
+        let count = sizes.iter().try_fold(1u64, |n, size| n.checked_mul(*size as u64));
+        let Some(count) = count.filter(|count| *count <= MAX_ELEMENTS) else {
+            return Err(what("has more than 2³² elements"));
+        };
+        let reach = |end: u64, (size, stride): (&usize, &usize)| {
+            end.checked_add((*size as u64 - 1).checked_mul(*stride as u64)?)
+        };
+        let last = match count {
+            0 => Some(0),
+            _ => sizes.iter().zip(&strides).try_fold(offset, reach),
+        };
+        if count > 0 && last.is_none_or(|last| last >= storage) {
+            return Err(what(&format!("reaches beyond its storage of {storage} elements")));
+        }
+        Ok(Tensor { element, shape: sizes, stride: strides, key, offset, storage })
+    }
+
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether its elements follow one another in the storage.
+    fn is_contiguous(&self) -> bool {
+        let mut next = 1;
+        self.shape.iter().zip(&self.stride).rev().all(|(size, stride)| {
+            let follows = *size == 1 || *stride == next;
+            next *= size;
+            follows
+        })
+    }
+
+    /// Elements `which`, in the order of rows, as f32.
+    pub(super) fn floats(
+        &self,
+        archive: &Archive,
+        which: Range<usize>,
+    ) -> anyhow::Result<Vec<f32>> {
+        let problem = |what: String| {
+            let place = format!("{}, data/{}", archive.place(), self.key);
+            Problems::one(place, what, "is this a checkpoint of that trainer, copied whole?")
+        };
+        let (count, shape) = (self.numel(), &self.shape);
+        if which.end > count || which.start > which.end {
+            return Err(problem(format!("{shape:?} has {count} elements, {which:?} asked")).into());
+        }
+        let name = format!("data/{}", self.key);
+        let Some(size) = self.element.size() else {
+            return Err(problem(format!("{shape:?} is of a type that is not read")).into());
+        };
+        let bytes = archive.size(&name)?;
+        if Some(bytes) != self.storage.checked_mul(size) {
+            let expected = u128::from(self.storage) * u128::from(size);
+            return Err(problem(format!("has {bytes} bytes, its tensors need {expected}")).into());
+        }
+        if which.is_empty() {
+            return Ok(Vec::new());
+        }
+        if self.is_contiguous() {
+            let mut raw = vec![0; which.len() * size as usize];
+            archive.range(&name, (self.offset + which.start as u64) * size, &mut raw)?;
+            return Ok(decode(self.element, &raw));
+        }
+        let span = 1 + self.shape.iter().zip(&self.stride).map(|(n, s)| (n - 1) * s).sum::<usize>();
+        if count as u64 > self.storage || span as u64 > MAX_SPREAD * count as u64 {
+            let what = format!("{shape:?} is a view of {span} elements for {count}: not read");
+            return Err(problem(what).into());
+        }
+        let mut raw = vec![0; span * size as usize];
+        archive.range(&name, self.offset * size, &mut raw)?;
+        let values = decode(self.element, &raw);
+        Ok(which.map(|number| values[self.place(number)]).collect())
+    }
+
+    /// Place in the storage, from the first element on, of element `number` in the order of rows.
+    fn place(&self, mut number: usize) -> usize {
+        let mut place = 0;
+        for (size, stride) in self.shape.iter().zip(&self.stride).rev() {
+            place += number % size * stride;
+            number /= size;
+        }
+        place
+    }
+}
+
+/// Elements, widened or rounded to f32.
+fn decode(element: Element, bytes: &[u8]) -> Vec<f32> {
+    fn each<const N: usize>(bytes: &[u8], widen: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        bytes.as_chunks::<N>().0.iter().map(|bytes| widen(*bytes)).collect()
+    }
+    match element {
+        Element::F64 => each(bytes, |b| f64::from_le_bytes(b) as f32),
+        Element::F32 => each(bytes, f32::from_le_bytes),
+        Element::F16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
+        Element::BF16 => each(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        Element::I64 => each(bytes, |b| i64::from_le_bytes(b) as f32),
+        Element::I32 => each(bytes, |b| i32::from_le_bytes(b) as f32),
+        Element::I16 => each(bytes, |b| f32::from(i16::from_le_bytes(b))),
+        Element::I8 => each(bytes, |b| f32::from(i8::from_le_bytes(b))),
+        Element::U8 | Element::Untyped => each(bytes, |[b]| f32::from(b)),
+        Element::Bool => each(bytes, |[b]| f32::from(u8::from(b != 0))),
+        Element::Other => Vec::new(),
+    }
+}

@@ -1,0 +1,243 @@
+//! The values of a pickle as a tree, and how it is asked for a key: every answer knows its place.
+
+use super::tensor::{Element, Tensor};
+use base::Problems;
+use std::fmt;
+
+/// A value, or what is wrong with the file.
+pub(super) type Step<T = ()> = Result<T, String>;
+
+/// A node's number.
+pub(super) type Id = u32;
+
+/// A value; children are named by their numbers.
+#[derive(Debug)]
+pub enum Node {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Str(Box<str>),
+    Bytes(Box<[u8]>),
+    List(Vec<Id>),
+    Tuple(Vec<Id>),
+    Set(Vec<Id>),
+    /// In the order of the file; a key may be any value.
+    Dict(Vec<(Id, Id)>),
+    /// A name, such as `torch.float32`: never looked up.
+    Global(Box<str>),
+    /// What a name that the table lacks was called with, and the state that was put into it.
+    Object {
+        class: Id,
+        args: Id,
+        state: Option<Id>,
+    },
+    /// The storage of tensors, of so many elements.
+    Storage {
+        element: Element,
+        key: Box<str>,
+        len: u64,
+    },
+    Tensor(Box<Tensor>),
+}
+
+/// All values of a pickle.
+#[derive(Debug)]
+pub struct Tree {
+    pub(super) place: String,
+    pub(super) nodes: Vec<Node>,
+    pub(super) root: Id,
+}
+
+/// A value in its tree.
+#[derive(Clone)]
+pub struct Value<'t> {
+    tree: &'t Tree,
+    id: Id,
+    /// "args.num_layers", in messages.
+    path: String,
+}
+
+impl Tree {
+    pub fn root(&self) -> Value<'_> {
+        Value { tree: self, id: self.root, path: String::new() }
+    }
+
+    fn node(&self, id: Id) -> &Node {
+        &self.nodes[id as usize]
+    }
+}
+
+impl<'t> Value<'t> {
+    pub fn node(&self) -> &'t Node {
+        self.tree.node(self.id)
+    }
+
+    /// The value of a key: of a dict, or of the state of an object (its attributes).
+    pub fn get(&self, key: &str) -> Option<Value<'t>> {
+        let found = self.entries()?.iter().find(|(name, _)| self.tree.is_str(*name, key))?;
+        Some(self.child(found.1, key))
+    }
+
+    /// The same; an error names the file and the key.
+    pub fn need(&self, key: &str) -> anyhow::Result<Value<'t>> {
+        self.get(key).ok_or_else(|| {
+            let at = if self.path.is_empty() { "there" } else { &self.path };
+            self.problem(format!("has no {key} in {at}"))
+        })
+    }
+
+    /// The value of a key that is not None.
+    pub fn some(&self, key: &str) -> Option<Value<'t>> {
+        self.get(key).filter(|value| !matches!(value.node(), Node::None))
+    }
+
+    /// Key and value of all entries whose key is text.
+    pub fn named(&self) -> anyhow::Result<Vec<(&'t str, Value<'t>)>> {
+        let entries = self.entries().ok_or_else(|| self.is_not("a dict"))?;
+        let named = entries.iter().filter_map(|(key, value)| match self.tree.node(*key) {
+            Node::Str(name) => Some((&**name, self.child(*value, name))),
+            _ => None,
+        });
+        Ok(named.collect())
+    }
+
+    /// Key and value of all entries.
+    pub fn pairs(&self) -> anyhow::Result<Vec<(Value<'t>, Value<'t>)>> {
+        let entries = self.entries().ok_or_else(|| self.is_not("a dict"))?;
+        let pair = |(key, value): &(Id, Id)| {
+            let key = self.child(*key, "key");
+            let name = key.to_string();
+            (key, self.child(*value, &name))
+        };
+        Ok(entries.iter().map(pair).collect())
+    }
+
+    /// The entry of a whole number.
+    pub fn at(&self, number: i64) -> Option<Value<'t>> {
+        let is = |id: Id| matches!(self.tree.node(id), Node::Int(found) if *found == number);
+        let found = self.entries()?.iter().find(|(key, _)| is(*key))?;
+        Some(self.child(found.1, &number.to_string()))
+    }
+
+    /// The items of a list, a tuple or a set.
+    pub fn items(&self) -> anyhow::Result<Vec<Value<'t>>> {
+        let (Node::List(items) | Node::Tuple(items) | Node::Set(items)) = self.node() else {
+            return Err(self.is_not("a list"));
+        };
+        let item = |(i, id): (usize, &Id)| self.child(*id, &i.to_string());
+        Ok(items.iter().enumerate().map(item).collect())
+    }
+
+    pub fn int(&self) -> anyhow::Result<i64> {
+        match self.node() {
+            Node::Int(number) => Ok(*number),
+            Node::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => {
+                Ok(*number as i64)
+            }
+            _ => Err(self.is_not("a whole number")),
+        }
+    }
+
+    /// A whole number that is not negative.
+    pub fn count(&self) -> anyhow::Result<u64> {
+        u64::try_from(self.int()?).map_err(|_| self.is_not("a count"))
+    }
+
+    pub fn float(&self) -> anyhow::Result<f64> {
+        match self.node() {
+            Node::Int(number) => Ok(*number as f64),
+            Node::Float(number) => Ok(*number),
+            _ => Err(self.is_not("a number")),
+        }
+    }
+
+    pub fn is_true(&self) -> bool {
+        matches!(self.node(), Node::Bool(true))
+    }
+
+    pub fn str(&self) -> anyhow::Result<&'t str> {
+        match self.node() {
+            Node::Str(text) => Ok(text),
+            _ => Err(self.is_not("text")),
+        }
+    }
+
+    pub fn tensor(&self) -> anyhow::Result<&'t Tensor> {
+        match self.node() {
+            Node::Tensor(tensor) => Ok(tensor),
+            _ => Err(self.is_not("a tensor")),
+        }
+    }
+
+    /// Name of the class and arguments of an object; of a bare name, the name.
+    pub fn object(&self) -> Option<(&'t str, Option<Value<'t>>)> {
+        match self.node() {
+            Node::Global(name) => Some((name, None)),
+            Node::Object { class, args, .. } => match self.tree.node(*class) {
+                Node::Global(name) => Some((name, Some(self.child(*args, "arguments")))),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// An error about this value.
+    pub fn problem(&self, what: String) -> anyhow::Error {
+        let remedy = "is this a checkpoint of that trainer, copied whole?";
+        Problems::one(self.tree.place.clone(), what, remedy).into()
+    }
+
+    /// An error: the value is of another kind.
+    fn is_not(&self, wanted: &str) -> anyhow::Error {
+        let path = if self.path.is_empty() { "the outermost value" } else { &self.path };
+        self.problem(format!("{path} is {self}, not {wanted}"))
+    }
+
+    fn entries(&self) -> Option<&'t [(Id, Id)]> {
+        match self.node() {
+            Node::Dict(entries) => Some(entries),
+            Node::Object { state: Some(state), .. } => self.child(*state, "").entries(),
+            _ => None,
+        }
+    }
+
+    fn child(&self, id: Id, key: &str) -> Value<'t> {
+        let path = if self.path.is_empty() { key.into() } else { format!("{}.{key}", self.path) };
+        Value { tree: self.tree, id, path }
+    }
+}
+
+impl Tree {
+    fn is_str(&self, id: Id, text: &str) -> bool {
+        matches!(self.node(id), Node::Str(found) if **found == *text)
+    }
+}
+
+/// A short description.
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node() {
+            Node::None => f.write_str("None"),
+            Node::Bool(yes) => write!(f, "{yes}"),
+            Node::Int(number) => write!(f, "{number}"),
+            Node::Float(number) => write!(f, "{number:?}"),
+            Node::Str(text) if text.chars().count() > 60 => {
+                write!(f, "{:?}…", text.chars().take(60).collect::<String>())
+            }
+            Node::Str(text) => write!(f, "{text:?}"),
+            Node::Bytes(bytes) => write!(f, "{} bytes", bytes.len()),
+            Node::List(items) => write!(f, "a list of {}", items.len()),
+            Node::Tuple(items) => write!(f, "a tuple of {}", items.len()),
+            Node::Set(items) => write!(f, "a set of {}", items.len()),
+            Node::Dict(entries) => write!(f, "a dict of {}", entries.len()),
+            Node::Storage { .. } => f.write_str("a storage"),
+            Node::Tensor(tensor) => write!(f, "a tensor {:?}", tensor.shape),
+            Node::Global(_) | Node::Object { .. } => {
+                let name: String =
+                    self.object().map_or("?", |(name, _)| name).chars().take(80).collect();
+                write!(f, "{}", name.escape_debug())
+            }
+        }
+    }
+}

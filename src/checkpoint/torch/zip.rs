@@ -1,0 +1,314 @@
+//! ZIP as `torch.save` writes it: stored entries, ZIP64 for large ones, a checksum for each.
+
+use anyhow::Context;
+use base::Problems;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// The most entries of an archive, and the most bytes of its directory.
+const MAX_ENTRIES: u64 = 1 << 20;
+const MAX_DIRECTORY: u64 = 1 << 28;
+/// Bytes read at once for a checksum.
+const BLOCK: usize = 4 << 20;
+
+/// Lengths of the end record, the ZIP64 locator, a directory entry and a local header.
+const END: u64 = 22;
+const LOCATOR: u64 = 20;
+const END64: u64 = 56;
+const ENTRY: usize = 46;
+const LOCAL: u64 = 30;
+
+/// An archive in a file, or in a part of one.
+pub struct Archive {
+    file: Arc<File>,
+    place: String,
+    /// First byte of the archive in the file.
+    start: u64,
+    /// The name of the folder that every entry is in.
+    prefix: String,
+    entries: BTreeMap<String, Entry>,
+    checksums: bool,
+    /// Entries whose checksum was compared.
+    verified: Mutex<BTreeSet<String>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// First byte of its local header, then of its data, in the archive.
+    header: u64,
+    data: u64,
+    size: u64,
+    crc: u32,
+}
+
+impl Archive {
+    /// Reads the directory: every entry is stored, in the file, and over no other.
+    pub fn read(file: Arc<File>, place: String, start: u64, len: u64) -> anyhow::Result<Archive> {
+        let mut archive = Archive {
+            file,
+            place,
+            start,
+            prefix: String::new(),
+            entries: BTreeMap::new(),
+            checksums: true,
+            verified: Mutex::default(),
+        };
+        let directory = archive.directory(len)?;
+        archive.list(&directory)?;
+        archive.disjoint(directory.start)?;
+        // torch.serialization.set_crc32_options(False) leaves every checksum 0.
+        archive.checksums = archive.entries.values().any(|entry| entry.crc != 0);
+        Ok(archive)
+    }
+
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    pub fn has_checksums(&self) -> bool {
+        self.checksums
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.entries.contains_key(&format!("{}{name}", self.prefix))
+    }
+
+    /// Bytes of an entry.
+    pub fn size(&self, name: &str) -> anyhow::Result<u64> {
+        Ok(self.entry(name)?.size)
+    }
+
+    /// A whole entry of at most `most` bytes, its checksum compared.
+    pub fn bytes(&self, name: &str, most: u64) -> anyhow::Result<Vec<u8>> {
+        let entry = self.entry(name)?;
+        if entry.size > most {
+            let size = entry.size;
+            return Err(self.damaged(format!("{name} has {size} bytes, more than {most}")));
+        }
+        let mut bytes = vec![0; entry.size as usize];
+        self.read_at(&mut bytes, entry.data)?;
+        self.compare(name, entry, crc32fast::hash(&bytes))?;
+        Ok(bytes)
+    }
+
+    /// Fills `to` from byte `from` of an entry on. The first call for an entry compares the checksum
+    /// of all of it.
+    pub fn range(&self, name: &str, from: u64, to: &mut [u8]) -> anyhow::Result<()> {
+        let entry = self.entry(name)?;
+        let end = from.checked_add(to.len() as u64);
+        if end.is_none_or(|end| end > entry.size) {
+            let (size, len) = (entry.size, to.len());
+            let what = format!("{name} has {size} bytes, {len} from byte {from} on were expected");
+            return Err(self.damaged(what));
+        }
+        if self.checksums && !self.verified.lock().contains(name) {
+            self.verify(name, entry)?;
+            self.verified.lock().insert(name.to_string());
+        }
+        self.read_at(to, entry.data + from)
+    }
+
+    fn verify(&self, name: &str, entry: &Entry) -> anyhow::Result<()> {
+        let mut hasher = crc32fast::Hasher::new();
+        let mut block = vec![0; BLOCK.min(entry.size as usize)];
+        let mut done = 0;
+        while done < entry.size {
+            let size = block.len().min((entry.size - done) as usize);
+            self.read_at(&mut block[..size], entry.data + done)?;
+            hasher.update(&block[..size]);
+            done += size as u64;
+        }
+        self.compare(name, entry, hasher.finalize())
+    }
+
+    fn compare(&self, name: &str, entry: &Entry, found: u32) -> anyhow::Result<()> {
+        if !self.checksums || found == entry.crc {
+            return Ok(());
+        }
+        let what =
+            format!("the checksum of {name} is {:08x}, its bytes give {found:08x}", entry.crc);
+        Err(self.damaged(what))
+    }
+
+    fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
+        let entry = self.entries.get(&format!("{}{name}", self.prefix));
+        entry.ok_or_else(|| self.damaged(format!("has no entry {name}")))
+    }
+
+    /// Where the directory is.
+    fn directory(&self, len: u64) -> anyhow::Result<Range<u64>> {
+        let tail = len.min(END + LOCATOR + u64::from(u16::MAX));
+        let mut bytes = vec![0; tail as usize];
+        self.read_at(&mut bytes, len - tail)?;
+        let is_end = |at: &usize| {
+            let record = &bytes[*at..];
+            record.starts_with(b"PK\x05\x06")
+                && usize::from(u16_at(record, 20)) == record.len() - END as usize
+        };
+        let ends = bytes.len().checked_sub(END as usize).map(|last| (0..=last).rev().find(is_end));
+        let Some(at) = ends.flatten() else {
+            let what = "does not end as an archive of torch.save: cut short, or another format";
+            return Err(self.damaged(what.to_string()));
+        };
+        let record = &bytes[at..];
+        let end = len - tail + at as u64;
+        let (mut size, mut first) = (u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
+        let large = u16_at(record, 10) == u16::MAX || [size, first].contains(&u64::from(u32::MAX));
+        if large {
+            let locator = end.checked_sub(LOCATOR).map(|at| self.record::<20>(at)).transpose()?;
+            let locator = locator.filter(|record| record.starts_with(b"PK\x06\x07"));
+            let Some(locator) = locator else {
+                return Err(self.damaged("has no ZIP64 locator".to_string()));
+            };
+            let at = u64_at(&locator, 8);
+            if at.checked_add(END64).is_none_or(|after| after > end - LOCATOR) {
+                return Err(self.damaged("its ZIP64 record is beyond the file".to_string()));
+            }
+            let record = self.record::<56>(at)?;
+            if !record.starts_with(b"PK\x06\x06") {
+                return Err(self.damaged("has no ZIP64 record".to_string()));
+            }
+            (size, first) = (u64_at(&record, 40), u64_at(&record, 48));
+        }
+        let after = first.checked_add(size).filter(|after| *after <= end);
+        match after.filter(|_| size <= MAX_DIRECTORY) {
+            Some(after) => Ok(first..after),
+            None => Err(self.damaged(format!("its directory is {size} bytes at byte {first}"))),
+        }
+    }
+
+    /// Reads the directory's entries, and each one's local header.
+    fn list(&mut self, directory: &Range<u64>) -> anyhow::Result<()> {
+        let mut bytes = vec![0; (directory.end - directory.start) as usize];
+        self.read_at(&mut bytes, directory.start)?;
+        let mut rest = &bytes[..];
+        let mut first = None;
+        while !rest.is_empty() {
+            let (name, mut entry, after) = match read_entry(rest) {
+                Ok(read) => read,
+                Err(what) => return Err(self.damaged(what)),
+            };
+            rest = &rest[after..];
+            let plain = !name.starts_with('/') && !name.contains(['\\', '\0']);
+            let folder = name.split_once('/').map(|(folder, _)| format!("{folder}/"));
+            let inside = plain && name.split('/').all(|part| !matches!(part, "" | "." | ".."));
+            let prefix = first.get_or_insert_with(|| folder.clone().unwrap_or_default());
+            if !inside || folder.as_ref() != Some(prefix) {
+                return Err(self.damaged(format!("has an entry {:?}", shortened(&name))));
+            }
+            let local = self.record::<30>(entry.header)?;
+            let lens = [u16_at(&local, 26), u16_at(&local, 28)].map(u64::from);
+            entry.data = entry.header.saturating_add(LOCAL + lens[0] + lens[1]);
+            if !local.starts_with(b"PK\x03\x04") || lens[0] != name.len() as u64 {
+                return Err(self.damaged(format!("{name} is not at byte {}", entry.header)));
+            }
+            if self.entries.insert(name.clone(), entry).is_some() {
+                return Err(self.damaged(format!("has {name} twice")));
+            }
+            if self.entries.len() as u64 > MAX_ENTRIES {
+                return Err(self.damaged(format!("has more than {MAX_ENTRIES} entries")));
+            }
+        }
+        self.prefix = first.unwrap_or_default();
+        Ok(())
+    }
+
+    /// No entry lies over another, nor over the directory.
+    fn disjoint(&self, directory: u64) -> anyhow::Result<()> {
+        let mut spans: Vec<_> = self.entries.iter().collect();
+        spans.sort_by_key(|(_, entry)| entry.header);
+        let ends = spans.iter().skip(1).map(|(_, next)| next.header).chain([directory]);
+        for ((name, entry), next) in spans.iter().zip(ends) {
+            if entry.data.checked_add(entry.size).is_none_or(|end| end > next) {
+                let what = format!("{name} ({} bytes) ends after byte {next}", entry.size);
+                return Err(self.damaged(what));
+            }
+        }
+        Ok(())
+    }
+
+    fn record<const N: usize>(&self, at: u64) -> anyhow::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read_at(&mut bytes, at)?;
+        Ok(bytes)
+    }
+
+    fn read_at(&self, to: &mut [u8], at: u64) -> anyhow::Result<()> {
+        let Some(at) = self.start.checked_add(at) else {
+            return Err(self.damaged("is cut short".to_string()));
+        };
+        self.file
+            .read_exact_at(to, at)
+            .with_context(|| format!("{}: cannot read {} bytes at {at}", self.place, to.len()))
+    }
+
+    fn damaged(&self, what: String) -> anyhow::Error {
+        Problems::one(self.place.clone(), what, "the file is damaged: copy it again").into()
+    }
+}
+
+/// The first entry of a directory: its name, its place, and how long its record is.
+fn read_entry(bytes: &[u8]) -> Result<(String, Entry, usize), String> {
+    if bytes.len() < ENTRY || !bytes.starts_with(b"PK\x01\x02") {
+        return Err("its directory is cut short".to_string());
+    }
+    let lens = [28, 30, 32].map(|at| usize::from(u16_at(bytes, at)));
+    let after = ENTRY + lens.iter().sum::<usize>();
+    if bytes.len() < after {
+        return Err("its directory is cut short".to_string());
+    }
+    let name = std::str::from_utf8(&bytes[ENTRY..ENTRY + lens[0]]);
+    let name = name.map_err(|_| "has an entry whose name is not UTF-8".to_string())?;
+    let (flags, method) = (u16_at(bytes, 8), u16_at(bytes, 10));
+    if flags & 1 != 0 || method != 0 {
+        let name = shortened(name);
+        return Err(format!(
+            "{name} is compressed or encrypted (method {method}): torch.save stores"
+        ));
+    }
+    let mut extra = &bytes[ENTRY + lens[0]..ENTRY + lens[0] + lens[1]];
+    let mut large: &[u8] = &[];
+    while extra.len() >= 4 {
+        let len = usize::from(u16_at(extra, 2)).min(extra.len() - 4);
+        if u16_at(extra, 0) == 1 {
+            large = &extra[4..4 + len];
+        }
+        extra = &extra[4 + len..];
+    }
+    let mut wide = |at: usize| match u32_at(bytes, at) {
+        u32::MAX if large.len() >= 8 => {
+            let (first, rest) = large.split_at(8);
+            large = rest;
+            u64_at(first, 0)
+        }
+        other => u64::from(other),
+    };
+    // In this order: the ZIP64 field has those alone that do not fit.
+    let (size, stored, header) = (wide(24), wide(20), wide(42));
+    if size != stored {
+        return Err(format!("{} has {stored} bytes for {size}", shortened(name)));
+    }
+    let crc = u32_at(bytes, 16);
+    Ok((name.to_string(), Entry { header, data: 0, size, crc }, after))
+}
+
+/// At most 100 characters of a name in a message.
+fn shortened(name: &str) -> String {
+    name.chars().take(100).collect()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}

@@ -1,0 +1,119 @@
+//! `gptrain import DIR`: a checkpoint of another trainer, of whatever kind it is.
+
+use base::Problems;
+use base::output::Existing;
+use checkpoint::foreign::{Choices, Format, Found, Replicated, detect};
+use serde_json::{Value, json};
+use std::path::Path;
+use train::bring::{self, Brought};
+
+/// Options of folders that are not Hugging Face's.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// What the folder is, where it is not what its files' names say
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub format: Option<Format>,
+    /// Only say what is found and what becomes which setting; write nothing
+    #[arg(long)]
+    pub dry: bool,
+    /// Of norms and biases whose copies on tensor ranks differ: their mean (the default), or the
+    /// first rank's
+    #[arg(long, value_name = "mean|first", value_parser = replicated)]
+    pub replicated: Option<Replicated>,
+    /// Leave out the rows that pad the vocabulary, which Megatron trains
+    #[arg(long)]
+    pub mask_padding: bool,
+}
+
+fn format(word: &str) -> Result<Format, String> {
+    let found = Format::ALL.into_iter().find(|(_, known, _)| *known == word);
+    let known = Format::ALL.map(|(_, word, _)| word).join(", ");
+    found.map(|(format, ..)| format).ok_or_else(|| format!("is not one of {known}"))
+}
+
+fn replicated(word: &str) -> Result<Replicated, String> {
+    match word {
+        "mean" => Ok(Replicated::Mean),
+        "first" => Ok(Replicated::First),
+        _ => Err("is not mean or first".to_string()),
+    }
+}
+
+/// Format of the folder: the one named, or the one detected.
+pub fn format_of(from: &Path, options: &Options) -> anyhow::Result<Format> {
+    options.format.map_or_else(|| detect(from), Ok)
+}
+
+pub fn run(
+    from: &Path,
+    format: Format,
+    output: Option<(&Path, Existing)>,
+    options: &Options,
+    sets: &[String],
+    json: super::super::Json,
+) -> anyhow::Result<()> {
+    if output.is_none() && !options.dry {
+        let what = format!("is a checkpoint of {}: a new run's folder is missing", format.name());
+        let remedy = "name it with --output RUN, or see what is there with --dry";
+        return Err(Problems::one(from.display().to_string(), what, remedy).into());
+    }
+    let choices = Choices {
+        format: options.format,
+        replicated: options.replicated.unwrap_or_default(),
+        mask_padding: options.mask_padding,
+    };
+    let output = output.filter(|_| !options.dry);
+    let brought = bring::bring(from, format, output, &choices, sets)?;
+    let output = output.map(|(run, _)| run);
+    json.say(|| say(&brought, output), object(&brought, output));
+    Ok(())
+}
+
+fn say(brought: &Brought, output: Option<&Path>) {
+    let Found { trainer, folder, step, samples, tokens, grid, updates, .. } = &brought.found;
+    let [tensor, pipeline, data] = grid;
+    base::say!("{folder}: {trainer}");
+    base::say!("  step {step}, {samples} samples, {} tokens", base::Count(*tokens));
+    base::say!("  cut for tensor {tensor} × pipeline {pipeline} × data {data}");
+    base::say!(
+        "  {} parameters with AdamW's states after {updates} updates; memory for the largest: {}",
+        base::Count(brought.parameters),
+        brought.memory
+    );
+    if output.is_none() {
+        base::say!("settings:");
+        for row in &brought.found.settings.0 {
+            let from =
+                if row.from.is_empty() { String::new() } else { format!("  ({})", row.from) };
+            base::say!("  {}: {}{from}", row.key, row.value);
+        }
+        if !brought.found.aside.is_empty() {
+            base::say!("left aside: {}", brought.found.aside.join(", "));
+        }
+    }
+    for note in brought.found.notes.iter().chain(&brought.remarks) {
+        base::say!("note: {note}");
+    }
+    let (Some(checkpoint), Some(output)) = (&brought.checkpoint, output) else { return };
+    base::say!("wrote {}", checkpoint.display());
+    let manifest = output.join(manifest::IN_FOLDER);
+    base::say!(
+        "next: see the paths and the topology in {}, then `gptrain run {}`",
+        manifest.display(),
+        output.display()
+    );
+}
+
+fn object(brought: &Brought, output: Option<&Path>) -> Value {
+    let found = &brought.found;
+    let settings: serde_json::Map<String, Value> =
+        found.settings.0.iter().map(|row| (row.key.clone(), json!(row.value))).collect();
+    let notes: Vec<&String> = found.notes.iter().chain(&brought.remarks).collect();
+    json!({
+        "checkpoint": brought.checkpoint, "format": found.format.word(), "trainer": found.trainer,
+        "step": found.step, "samples": found.samples, "tokens": found.tokens, "grid": found.grid,
+        "updates": found.updates, "parameters": brought.parameters, "settings": settings,
+        "left_aside": found.aside, "notes": notes,
+        "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
+    })
+}

@@ -1,0 +1,81 @@
+//! `gptrain job`
+
+use super::Overwrite;
+use anyhow::{Context, Result};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use train::job_script::{self, Request};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The experiment, or the folder of a run
+    manifest: PathBuf,
+    /// Change a setting of the manifest, in the job too
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// GPUs of a node [default: those of plan.hardware; without it the ranks compute on processors]
+    #[arg(long, value_name = "GPUS")]
+    gpus_per_node: Option<NonZeroUsize>,
+    /// Nodes [default: with GPUs the fewest that hold all ranks, else as Slurm spreads them]
+    #[arg(long)]
+    nodes: Option<NonZeroUsize>,
+    /// CPUs of each rank [default: train.threads, else 8]
+    #[arg(long, value_name = "CPUS")]
+    cpus_per_task: Option<NonZeroUsize>,
+    /// Time limit, as sbatch takes it; the job requeues itself before it
+    #[arg(long, default_value = "24:00:00", value_parser = time)]
+    time: String,
+    /// Partition
+    #[arg(long, value_parser = word)]
+    partition: Option<String>,
+    /// Account
+    #[arg(long, value_parser = word)]
+    account: Option<String>,
+    /// Write this file in place of printing the script
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let loaded = manifest::load(&args.manifest, &args.set)?;
+    let request = Request {
+        nodes: args.nodes.map(usize::from),
+        gpus_per_node: args.gpus_per_node.map(usize::from),
+        cpus_per_task: args.cpus_per_task.map(usize::from),
+        time: args.time,
+        partition: args.partition,
+        account: args.account,
+        sets: args.set,
+    };
+    let here = std::env::current_dir().context("cannot find the working directory")?;
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let programs = program.parent().unwrap_or(&here);
+    let script = job_script::script(&loaded, &request, [&here, programs])?;
+    match &args.output {
+        Some(path) => {
+            base::output::write(path, args.overwrite.existing(), script.as_bytes())?;
+            base::say!("wrote {0}: sbatch {0}", path.display());
+        }
+        None => base::say!("{}", script.trim_end()),
+    }
+    Ok(())
+}
+
+/// Slurm's times: 90, 24:00:00, 2-12:00:00.
+fn time(text: &str) -> Result<String, String> {
+    let ours = |c: char| c.is_ascii_digit() || c == ':' || c == '-';
+    match !text.is_empty() && text.chars().all(ours) {
+        true => Ok(text.to_string()),
+        false => Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string()),
+    }
+}
+
+fn word(text: &str) -> Result<String, String> {
+    let ours = |c: char| !c.is_whitespace() && !c.is_control();
+    match !text.is_empty() && text.chars().all(ours) {
+        true => Ok(text.to_string()),
+        false => Err("write one word without spaces".to_string()),
+    }
+}

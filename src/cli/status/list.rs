@@ -1,0 +1,106 @@
+//! The runs below a folder, one row each.
+
+use base::{Count, Problems, Seconds, columns, visible};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use train::status::{NAME, State, Status};
+
+/// Levels of folders that are searched below the one given: `runs/sweep/lr/a`.
+const LEVELS: usize = 4;
+
+/// Folders of a run that hold no other run, and are slow to list.
+const SKIPPED: [&str; 3] = ["checkpoints", "tensorboard", "failures"];
+
+/// A run's folder and its status, or the reason why that cannot be read.
+pub struct Row {
+    folder: PathBuf,
+    status: anyhow::Result<Status>,
+}
+
+/// All runs below a folder: those that run first, then the last started.
+pub fn find(folder: &Path, now: f64) -> Vec<Row> {
+    let root = folder.metadata().map(|about| (about.dev(), about.ino())).ok();
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::from_iter(root));
+    search(folder, LEVELS, &mut found, &mut seen);
+    let read = |folder: PathBuf| Row { status: Status::read(&folder), folder };
+    let mut rows: Vec<Row> = found.into_iter().map(read).collect();
+    let running = |row: &Row| row.state(now) == Some(State::Running);
+    let started = |row: &Row| row.status.as_ref().map_or(0.0, |status| status.started);
+    rows.sort_by(|a, b| {
+        let order = running(b).cmp(&running(a)).then(started(b).total_cmp(&started(a)));
+        order.then_with(|| a.folder.cmp(&b.folder))
+    });
+    rows
+}
+
+/// Folders with a status; those that cannot be listed are left out. Links are followed, each folder once.
+fn search(folder: &Path, levels: usize, found: &mut Vec<PathBuf>, seen: &mut BTreeSet<(u64, u64)>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let hidden = name.to_string_lossy().starts_with('.');
+        if hidden || SKIPPED.iter().any(|skipped| name == *skipped) {
+            continue;
+        }
+        let path = entry.path();
+        let Some(about) = path.metadata().ok().filter(|about| about.is_dir()) else { continue };
+        if !seen.insert((about.dev(), about.ino())) {
+            continue;
+        }
+        if path.join(NAME).exists() {
+            found.push(path);
+        } else if levels > 1 {
+            search(&path, levels - 1, found, seen);
+        }
+    }
+}
+
+impl Row {
+    fn state(&self, now: f64) -> Option<State> {
+        self.status.as_ref().ok().map(|status| status.state(now))
+    }
+
+    fn cells(&self, now: f64) -> Vec<String> {
+        let folder = visible(&self.folder.display().to_string()).into_owned();
+        let Ok(status) = &self.status else {
+            return vec![folder, format!("{NAME} is damaged")];
+        };
+        let state = status.state(now);
+        let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
+        let loss = status.lm_loss.map_or("–".into(), |loss| format!("{loss:.4}"));
+        let speed = Count(status.tokens_per_s.round() as u64).to_string();
+        let left = status.left_s.filter(|_| state == State::Running).map(Seconds);
+        let left = left.map_or("–".into(), |left| left.to_string());
+        let age = Seconds((now - status.updated).max(0.0)).to_string();
+        vec![folder, state.name().into(), step, loss, speed, left, age]
+    }
+
+    fn object(&self, now: f64) -> Value {
+        let folder = self.folder.display().to_string();
+        match &self.status {
+            Ok(status) => json!({ "run": folder, "state": status.state(now), "status": status }),
+            Err(error) => json!({ "run": folder, "error": format!("{error:#}") }),
+        }
+    }
+}
+
+pub fn text(rows: &[Row], now: f64) -> String {
+    let head = ["run", "state", "step", "loss", "tokens/s", "left", "updated"];
+    let mut cells = vec![head.map(str::to_string).to_vec()];
+    cells.extend(rows.iter().map(|row| row.cells(now)));
+    columns(&cells, 2)
+}
+
+pub fn object(rows: &[Row], now: f64) -> Value {
+    json!({ "runs": rows.iter().map(|row| row.object(now)).collect::<Vec<_>>() })
+}
+
+/// The error for a folder that holds no run.
+pub fn none(folder: &Path) -> Problems {
+    let what = format!("no folder below it, {LEVELS} levels deep, holds a run's {NAME}");
+    let remedy = "give a run's folder (log.folder of its manifest), or a folder that holds runs";
+    Problems::one(folder.display().to_string(), what, remedy)
+}

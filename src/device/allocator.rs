@@ -1,0 +1,83 @@
+//! The system's allocator. Where it has no memory, the process ends by a message with a remedy, not
+//! by Rust's abort.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+/// For `#[global_allocator]`.
+pub struct OrMessage;
+
+// SAFETY: every call is the system's, with its arguments; a null is not returned.
+unsafe impl GlobalAlloc for OrMessage {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        there(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        there(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        there(unsafe { System.realloc(memory, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() {
+        refused(bytes);
+    }
+    memory
+}
+
+const REMEDY: &str = "\n    → lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
+                      job's memory)\n";
+
+/// Ends the process without allocating.
+#[cold]
+fn refused(bytes: usize) -> ! {
+    let mut digits = [0; 20];
+    let parts = [
+        "gptrain: out of memory: the system refused ".as_bytes(),
+        decimal(bytes, &mut digits),
+        " bytes".as_bytes(),
+        REMEDY.as_bytes(),
+    ];
+    for part in parts {
+        // SAFETY: the bytes are there for the call. If the write fails, the exit code remains.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: it takes a number, and runs nothing more of this process.
+    unsafe { libc::_exit(1) }
+}
+
+/// The number in decimal digits.
+fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decimal;
+
+    #[test]
+    fn numbers_are_written_without_allocating() {
+        let written = |number| String::from_utf8(decimal(number, &mut [0; 20]).to_vec()).unwrap();
+        assert_eq!([0, 7, 120].map(written), ["0", "7", "120"]);
+        assert_eq!(written(usize::MAX), usize::MAX.to_string());
+    }
+}

@@ -1,0 +1,420 @@
+//! Lower bounds of a cut's memory and seconds: a search runs the engine dry only for cuts that may be
+//! among the best.
+//!
+//! All layers are alike. So a stage needs what one layer with its ends needs, and what a second layer
+//! adds for each further one: two small dry runs tell both. What a micro-batch needs depends on
+//! tensor parallelism, the micro-batch and recomputation; weights and states depend on tensor
+//! parallelism, replicas, ZeRO and where they are kept; nothing depends on the pipeline's depth but
+//! the number of micro-batches held. So thousands of cuts share some hundred dry runs, and numbers of
+//! replicas share them too.
+//!
+//! Not in the bounds: collectives among replicas, messages beside computation, and small buffers.
+
+use super::cuts;
+use super::dry_run::{self, Room};
+use super::memo::Memo;
+use super::prices::Prices;
+use crate::setup::{Moments, Setup};
+use comm::dry::Volume;
+use device::{COPIES, Tally, Work};
+use engine::MemoryPlan;
+use manifest::{
+    AdamW, GradientHome, LayerSplit, Manifest, Offload, OffloadWhat, Optimizer, Recompute, Schedule,
+};
+use plan::ramp::Ramp;
+use plan::schedule::PipelineRank;
+use std::sync::Arc;
+
+/// A rule that needs no memory where activations are kept.
+const PLAIN: AdamW =
+    AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
+
+/// Bounds of the cuts of one model.
+pub struct Bounds<'a> {
+    manifest: &'a Manifest,
+    /// Samples of the largest step of the run.
+    largest: usize,
+    room: Room,
+    passes: Memo<PassesKey, Arc<Vec<Layered<Passes>>>>,
+    states: Memo<StatesKey, Arc<Vec<Layered<States>>>>,
+    pipes: Memo<PipeKey, Arc<Vec<RankKind>>>,
+    slots: Memo<(usize, usize, usize, usize), usize>,
+}
+
+/// What a cut needs at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    pub seconds: f64,
+    /// Of the rank that reserves most.
+    pub bytes: u64,
+}
+
+/// Of a stage with one layer, and what each further layer adds.
+struct Layered<T> {
+    one: T,
+    more: T,
+}
+
+/// What one micro-batch needs of a stage.
+struct Passes {
+    saved: u64,
+    workspace: u64,
+    inputs: u64,
+    ops: Tally,
+    /// Messages that the next op waits for.
+    awaited: Volume,
+}
+
+/// What is kept from step to step, and the work done once a step.
+struct States {
+    device: u64,
+    host: u64,
+    ops: Tally,
+    /// Of the host's processor. Its copies are not counted: they depend on the buffers that few layers do
+    /// not fill.
+    host_ops: Tally,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct PassesKey {
+    tensor: usize,
+    sequence: bool,
+    micro: usize,
+    recompute: u8,
+    piped: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct StatesKey {
+    tensor: usize,
+    data: usize,
+    zero: u8,
+    coded: bool,
+    offload: u8,
+    gradients_on_host: bool,
+    compressed: bool,
+    /// Whether a step has several micro-batches.
+    several: bool,
+    piped: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct PipeKey {
+    layers: usize,
+    tensor: usize,
+    pipeline: usize,
+    chunks: usize,
+    recompute: u8,
+    split: Vec<usize>,
+}
+
+/// Ranks of a pipeline with the same layers and ends: the first of them, and how many there are.
+struct RankKind {
+    rank: usize,
+    count: usize,
+    /// Layers of each chunk, and its end.
+    chunks: Vec<(usize, End)>,
+}
+
+/// The place of a chunk in a pipeline; of an unpiped model there is one, which has both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    First,
+    Middle,
+    Last,
+}
+
+impl RankKind {
+    fn layers(&self) -> usize {
+        self.chunks.iter().map(|(layers, _)| layers).sum()
+    }
+
+    /// Its own end: that of its chunks which has one.
+    fn end(&self) -> End {
+        let ends = self.chunks.iter().map(|(_, end)| *end);
+        ends.fold(End::Middle, |end, other| if other == End::Middle { end } else { other })
+    }
+}
+
+impl<'a> Bounds<'a> {
+    pub fn new(manifest: &'a Manifest, ramp: Ramp, room: Room) -> Bounds<'a> {
+        Bounds {
+            manifest,
+            largest: ramp.sizes().max().expect("a batch"),
+            room,
+            passes: Memo::default(),
+            states: Memo::default(),
+            pipes: Memo::default(),
+            slots: Memo::default(),
+        }
+    }
+
+    /// None where the cut needs more than there is room.
+    pub fn of(&self, s: &Setup) -> Option<Bound> {
+        let bytes = self.bytes(s).filter(|bytes| *bytes <= self.room.device.0)?;
+        Some(Bound { seconds: self.seconds(s), bytes })
+    }
+
+    /// False where the cut needs more than there is room.
+    pub fn may_fit(&self, s: &Setup) -> bool {
+        self.bytes(s).is_some_and(|bytes| bytes <= self.room.device.0)
+    }
+
+    /// Of the rank that reserves most; None where the host has too little memory.
+    fn bytes(&self, s: &Setup) -> Option<u64> {
+        let (kinds, passes) = (self.pipe(s), self.passes(s));
+        let homes = homes(s).into_iter();
+        let states: Vec<_> = homes.map(|home| self.states(s, home)).collect();
+        let of = |kind: &RankKind| {
+            let more = kind.layers() as u64 - 1;
+            let kept = |of: fn(&States) -> u64| {
+                let each = states.iter().map(|states| {
+                    let states = &states[kind.end() as usize];
+                    of(&states.one) + more * of(&states.more)
+                });
+                each.min().expect("one home at least")
+            };
+            let chunk = |(layers, end): &(usize, End)| {
+                let passes = &passes[*end as usize];
+                passes.one.saved + (*layers as u64 - 1) * passes.more.saved
+            };
+            let saved = kind.chunks.iter().map(chunk).max().expect("a chunk");
+            let workspace =
+                kind.chunks.iter().map(|(_, end)| passes[*end as usize].one.workspace).max();
+            let inputs = passes[kind.end() as usize].one.inputs;
+            let slots = self.held(s, kind.rank) as u64;
+            let device = kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
+            (kept(|s| s.host) <= self.room.host.0).then_some(device)
+        };
+        kinds.iter().map(of).try_fold(0, |most, bytes| Some(bytes?.max(most)))
+    }
+
+    fn seconds(&self, s: &Setup) -> f64 {
+        let (kinds, passes, prices) = (self.pipe(s), self.passes(s), Prices::of(s));
+        let micro = |kind: &RankKind| {
+            let (mut ops, mut sent) = (Tally::new(), 0.0);
+            for (layers, end) in &kind.chunks {
+                let (passes, more) = (&passes[*end as usize], (*layers - 1) as f64);
+                add(&mut ops, &passes.one.ops, 1.0);
+                add(&mut ops, &passes.more.ops, more);
+                sent += prices.messages(&passes.one.awaited);
+                sent += more * prices.messages(&passes.more.awaited);
+            }
+            prices.ops(&ops) + sent
+        };
+        let each: Vec<f64> = kinds.iter().map(micro).collect();
+        let slowest = each.iter().copied().fold(0.0, f64::max);
+        let sum: f64 = kinds.iter().zip(&each).map(|(kind, each)| kind.count as f64 * each).sum();
+        let once = |home: Arc<Vec<Layered<States>>>| {
+            let of = |kind: &RankKind| self.once(s, kind, &home, &prices);
+            kinds.iter().map(of).fold(f64::INFINITY, f64::min)
+        };
+        let homes = homes(s).into_iter().map(|home| self.states(s, home));
+        let once = homes.map(once).fold(f64::INFINITY, f64::min);
+        let micros = s.micros() as f64;
+        // Sums in another order than the dry run's differ in their last digits.
+        (1.0 - 1e-9) * (micros * slowest + (sum - slowest) / s.topology.chunks as f64 + once)
+    }
+
+    /// What a rank and its host do once a step.
+    fn once(&self, s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: &Prices) -> f64 {
+        let (states, more) = (&states[kind.end() as usize], (kind.layers() - 1) as f64);
+        let whole = |of: fn(&States) -> &Tally| {
+            let mut all = of(&states.one).clone();
+            add(&mut all, of(&states.more), more);
+            all
+        };
+        let host = match s.topology.offload.delay {
+            0 => dry_run::host_seconds(&whole(|s| &s.host_ops), s),
+            _ => 0.0,
+        };
+        prices.ops(&whole(|s| &s.ops)) + host
+    }
+
+    /// Micro-batches whose activations a rank holds at once.
+    fn held(&self, s: &Setup, rank: usize) -> usize {
+        let t = &s.topology;
+        let pp = PipelineRank { rank, ranks: t.pipeline, chunks: t.chunks };
+        let micros = (self.largest / (s.micro * t.data)).min(2 * t.pipeline * t.chunks);
+        let key = (rank, t.pipeline, t.chunks, micros);
+        self.slots.get(key, || engine::actions(pp, t, micros).1)
+    }
+
+    fn pipe(&self, s: &Setup) -> Arc<Vec<RankKind>> {
+        let t = &s.topology;
+        let split = match &t.layer_split {
+            LayerSplit::Uniform => vec![0],
+            LayerSplit::TransformerAndEmbedding => vec![1],
+            LayerSplit::Balanced => vec![2],
+            LayerSplit::Explicit(sizes) => sizes.clone(),
+        };
+        let (tensor, pipeline, chunks) = (t.tensor, t.pipeline, t.chunks);
+        let layers = s.model.layers;
+        let key = PipeKey { layers, tensor, pipeline, chunks, recompute: t.recompute as u8, split };
+        self.pipes.get(key, || Arc::new(pipe(s)))
+    }
+
+    fn passes(&self, s: &Setup) -> Arc<Vec<Layered<Passes>>> {
+        let t = &s.topology;
+        let key = PassesKey {
+            tensor: t.tensor,
+            sequence: t.sequence_parallel,
+            micro: s.micro,
+            recompute: t.recompute as u8,
+            piped: t.pipeline > 1,
+        };
+        self.passes.get(key, || {
+            let plain = s.clone().cut(|t| {
+                (t.data, t.zero, t.compression, t.offload) = (1, 0, None, Offload::NONE);
+            });
+            let plain = Setup { moments: Moments::Adam, ..plain };
+            let m = Manifest { optimizer: Optimizer::AdamW(PLAIN), ..self.manifest.clone() };
+            let one = counted(&m, &plain, 1, 1);
+            let two = counted(&m, &plain, 2, 1);
+            Arc::new(one.into_iter().zip(two).map(|(one, two)| layered_passes(one, two)).collect())
+        })
+    }
+
+    fn states(&self, s: &Setup, gradients: GradientHome) -> Arc<Vec<Layered<States>>> {
+        let t = &s.topology;
+        let key = StatesKey {
+            tensor: t.tensor,
+            data: t.data,
+            zero: t.zero,
+            coded: s.moments == Moments::Adam8bit,
+            offload: t.offload.what as u8,
+            gradients_on_host: gradients == GradientHome::Host,
+            compressed: t.compression.is_some(),
+            several: self.largest > s.micro * t.data,
+            piped: t.pipeline > 1,
+        };
+        self.states.get(key, || {
+            let kept = s.clone().cut(|t| {
+                (t.recompute, t.sequence_parallel) = (Recompute::None, false);
+                t.offload.gradients = gradients;
+            });
+            let kept = Setup { micro: 1, ..kept };
+            let micros = if key.several { 2 } else { 1 };
+            let one = counted(self.manifest, &kept, 1, micros);
+            let two = counted(self.manifest, &kept, 2, micros);
+            // Which rank has a whole matrix's states is not the same for every layer.
+            let counts = s.moments != Moments::Muon;
+            let layered = |(one, two)| layered_states(one, two, counts);
+            Arc::new(one.into_iter().zip(two).map(layered).collect())
+        })
+    }
+}
+
+/// Where gradients may lie: on the host too, where the manifest leaves that open.
+fn homes(s: &Setup) -> Vec<GradientHome> {
+    let offload = s.topology.offload;
+    let stay = s.topology.compression.is_some() || s.moments == Moments::Adafactor;
+    let open =
+        offload.what != OffloadWhat::None && offload.gradients == GradientHome::Auto && !stay;
+    if open { vec![GradientHome::Auto, GradientHome::Host] } else { vec![offload.gradients] }
+}
+
+/// Memory and work of each stage of the cut, with so many layers a stage: of one stage, or of three
+/// where it has a pipeline.
+fn counted(
+    m: &Manifest,
+    s: &Setup,
+    layers: usize,
+    micros: usize,
+) -> Vec<(MemoryPlan, dry_run::Work)> {
+    let stages = if s.topology.pipeline > 1 { 3 } else { 1 };
+    let mut setup = s.clone().cut(|t| {
+        (t.pipeline, t.chunks) = (stages, 1);
+        (t.schedule, t.layer_split) = (Schedule::OneFOneB, LayerSplit::Uniform);
+    });
+    setup.model.layers = stages * layers;
+    setup.global = micros * setup.micro * setup.topology.data;
+    let mut m = cuts::manifest(m, &setup);
+    m.batch.ramp_up = None;
+    m.train.device_memory = None;
+    m.log.update_norm = 0;
+    (0..stages).map(|stage| dry_run::counted(&m, stage)).collect()
+}
+
+fn layered_passes(
+    one: (MemoryPlan, dry_run::Work),
+    two: (MemoryPlan, dry_run::Work),
+) -> Layered<Passes> {
+    let of = |(plan, work): (MemoryPlan, dry_run::Work)| Passes {
+        saved: row(&plan, "activations"),
+        workspace: row(&plan, "workspace") + row(&plan, "library workspace"),
+        inputs: row(&plan, "inputs"),
+        awaited: work.awaited(),
+        ops: work.micro.ops,
+    };
+    let (one, mut two) = (of(one), of(two));
+    two.saved = two.saved.saturating_sub(one.saved);
+    add(&mut two.ops, &one.ops, -1.0);
+    for (key, sent) in &one.awaited {
+        let more = two.awaited.entry(*key).or_default();
+        more.calls -= sent.calls;
+        more.bytes -= sent.bytes;
+    }
+    Layered { one, more: two }
+}
+
+fn layered_states(
+    one: (MemoryPlan, dry_run::Work),
+    two: (MemoryPlan, dry_run::Work),
+    counts: bool,
+) -> Layered<States> {
+    let of = |(plan, work): (MemoryPlan, dry_run::Work)| {
+        let optimizer = if counts { row(&plan, "optimizer") } else { 0 };
+        let host = if counts { plan.host_total().0 } else { 0 };
+        States {
+            device: row(&plan, "weights") + row(&plan, "gradients") + optimizer,
+            host,
+            ops: if counts { work.step.ops } else { Tally::new() },
+            host_ops: if counts { passes(work.step.host) } else { Tally::new() },
+        }
+    };
+    let (one, mut two) = (of(one), of(two));
+    two.device = two.device.saturating_sub(one.device);
+    two.host = two.host.saturating_sub(one.host);
+    add(&mut two.ops, &one.ops, -1.0);
+    add(&mut two.host_ops, &one.host_ops, -1.0);
+    Layered { one, more: two }
+}
+
+/// Without the copies.
+fn passes(mut host: Tally) -> Tally {
+    host.retain(|name, _| !COPIES.contains(name));
+    host
+}
+
+fn row(plan: &MemoryPlan, name: &str) -> u64 {
+    plan.rows.iter().filter(|row| row.0 == name).map(|row| row.1.0).sum()
+}
+
+/// all += times · more
+fn add(all: &mut Tally, more: &Tally, times: f64) {
+    for (name, work) in more {
+        let Work { calls, flops, bytes } = *work;
+        let more = Work { calls: times * calls, flops: times * flops, bytes: times * bytes };
+        *all.entry(name).or_default() += more;
+    }
+}
+
+fn pipe(s: &Setup) -> Vec<RankKind> {
+    let (cuts, ranks) = (engine::cuts(&s.model, &s.topology), s.topology.pipeline);
+    let end = |stage: usize| match stage {
+        0 => End::First,
+        _ if stage + 1 == cuts.len() => End::Last,
+        _ => End::Middle,
+    };
+    let mut kinds: Vec<RankKind> = Vec::new();
+    for rank in 0..ranks {
+        let stages = (rank..cuts.len()).step_by(ranks);
+        let chunks: Vec<_> = stages.map(|stage| (cuts[stage].len(), end(stage))).collect();
+        match kinds.iter_mut().find(|kind| kind.chunks == chunks) {
+            Some(kind) => kind.count += 1,
+            None => kinds.push(RankKind { rank, count: 1, chunks }),
+        }
+    }
+    kinds
+}

@@ -1,0 +1,55 @@
+//! The cuts of a model that another program can train.
+
+use crate::change::split;
+use crate::setup::Setup;
+use manifest::{LayerSplit, Schedule};
+use plan::ramp::Ramp;
+
+/// Every cut over exactly `devices`.
+pub fn all(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
+    let mut all = Vec::new();
+    for (tensor, pipeline, data) in setup.grids(devices) {
+        let cut = split(setup.model.layers, pipeline);
+        if cut == LayerSplit::Balanced {
+            continue;
+        }
+        let base = setup.clone().cut(|t| {
+            (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
+            t.layer_split = cut;
+            t.sequence_parallel &= tensor > 1;
+        });
+        all.extend(choices(&base, ramp));
+    }
+    all
+}
+
+/// Micro-batch, ZeRO, recomputation and schedule of a grid.
+fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
+    let pipeline = base.topology.pipeline;
+    let mut all = Vec::new();
+    let micros = [1, 2, 4, 8, 16].into_iter().filter(|micro| {
+        let at_once = micro * base.topology.data;
+        let fused = (base.model.heads / base.topology.tensor * micro).is_multiple_of(4);
+        fused && ramp.sizes().all(|size| size.is_multiple_of(at_once))
+    });
+    let mut schedules = vec![(Schedule::OneFOneB, 1)];
+    for &chunks in base.program.chunks().iter().filter(|_| pipeline > 1) {
+        if base.model.layers.is_multiple_of(chunks * pipeline) {
+            schedules.push((Schedule::Interleaved, chunks));
+        }
+    }
+    for micro in micros {
+        for zero in base.program.zeros(pipeline) {
+            for recompute in base.program.recomputes() {
+                for (schedule, chunks) in &schedules {
+                    let mut setup = Setup { micro, ..base.clone() };
+                    setup.topology.zero = if base.topology.data == 1 { 0 } else { *zero };
+                    setup.topology.recompute = *recompute;
+                    (setup.topology.schedule, setup.topology.chunks) = (*schedule, *chunks);
+                    all.push(setup);
+                }
+            }
+        }
+    }
+    all
+}

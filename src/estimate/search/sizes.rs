@@ -1,0 +1,58 @@
+//! The largest model of a setup's proportions that some devices hold.
+
+use super::{Candidate, Progress, Search};
+use crate::setup::Setup;
+use manifest::Model;
+use model::parameters;
+
+impl Search<'_> {
+    /// The widest model of the setup's proportions that fits: layers, head dimension, heads a key-value
+    /// head, and feed-forward width by hidden width. Layers are rounded to what a pipeline on these
+    /// devices divides.
+    pub fn largest(&self, devices: usize) -> Option<Candidate> {
+        let units: Vec<usize> =
+            (1..=24).rev().filter(|unit| devices.is_multiple_of(*unit)).collect();
+        let (mut found, mut misses) = (None, 0);
+        for width in 1..=512 {
+            // Models of one width share the dry runs of their layers.
+            let search = self.of_another_model();
+            let mut models = units.iter().map(|unit| sized(self.setup, width, *unit));
+            match models.find(|setup| search.of(setup).any_fits(devices)) {
+                Some(setup) => {
+                    self.report(Progress::Fits(parameters(&setup.model)));
+                    (found, misses) = (Some(setup), 0);
+                }
+                // Small models may be too few layers for many devices; large ones need too much.
+                None if found.is_some() => misses += 1,
+                None => {}
+            }
+            if misses == 4 {
+                break;
+            }
+        }
+        let setup = found?;
+        self.of_another_model().of(&setup).fastest(devices, 1).pop().map(|judged| judged.candidate)
+    }
+}
+
+/// A model of the setup's proportions with 8 heads for each `width`, or as many more as whole groups
+/// take, and a multiple of `unit` layers.
+fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
+    let m = &setup.model;
+    let group = m.heads / m.heads().kv;
+    let heads = (8 * width).next_multiple_of(group);
+    let hidden = match m.head_dim {
+        Some(_) => (heads * m.hidden / m.heads).next_multiple_of(64),
+        None => heads * m.heads().dim.next_multiple_of(8),
+    };
+    // Widths that are no multiple of the hidden width are rounded as Llama's.
+    let ffn_hidden = match m.ffn_hidden.is_multiple_of(m.hidden) {
+        true => m.ffn_hidden / m.hidden * hidden,
+        false => (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256),
+    };
+    let ratio = m.hidden as f64 / m.layers as f64;
+    let layers = ((hidden as f64 / ratio).round() as usize).next_multiple_of(unit);
+    let kv_heads = m.kv_heads.map(|_| heads / group);
+    let model = Model { heads, kv_heads, hidden, ffn_hidden, layers, ..m.clone() };
+    Setup { model, ..setup.clone() }.cut(|_| ())
+}

@@ -1,0 +1,84 @@
+//! A search's answer is that of judging every cut.
+
+use super::*;
+use crate::hardware;
+
+fn manifest(sets: &[&str]) -> Manifest {
+    let text = "
+model: {layers: 6, hidden: 512, heads: 8, vocab: 4000, seq_len: 256}
+precision: bf16
+data: {train: none}
+batch: {micro: 1, global: 16}
+lr: {peak: 1e-3}
+train: {samples: 8000}
+";
+    manifest::of_test(text, sets)
+}
+
+const SMALL: &str = "train.device_memory=300MiB";
+
+/// All fields of the best cuts, whether anything fits, and that no bound is above what it bounds.
+fn check(sets: &[&str], hardware: &str, devices: usize, extras: Extras) {
+    let m = manifest(sets);
+    let hw = hardware::find(hardware, "test").unwrap();
+    let setup = Setup::of(&m, Program::Gptrain, hw);
+    let planner = Planner::new(&m, &setup, Predictor::shipped());
+    let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
+    let cuts = search.cuts(devices);
+    let each = cuts.par_iter().enumerate();
+    let mut all: Vec<Judged> = each.filter_map(|(i, cut)| planner.judge(cut, i)).collect();
+    let what = format!("{sets:?} on {devices} {hardware}, {extras:?}");
+    assert!(all.len() < cuts.len() || extras == Extras::default(), "all fit: {what}");
+    for Judged { candidate: c, number, .. } in &all {
+        let bound = search.bound(&cuts[*number]).unwrap_or_else(|| panic!("{c:?} of {what}"));
+        assert!(bound.seconds <= c.seconds, "{bound:?}, {c:?} of {what}");
+        assert!(bound.bytes as f64 <= c.bytes, "{bound:?}, {c:?} of {what}");
+    }
+    all.sort_by(|a, b| a.candidate.seconds.total_cmp(&b.candidate.seconds));
+    let shown = |all: &[Judged]| -> Vec<String> {
+        all.iter().map(|judged| format!("{} {:?}", judged.number, judged.candidate)).collect()
+    };
+    let found = search.fastest(devices, BEST);
+    assert_eq!(shown(&found), shown(&all[..all.len().min(BEST)]), "{what}");
+    assert_eq!(search.any_fits(devices), !all.is_empty(), "{what}");
+}
+
+#[test]
+fn a_search_finds_what_judging_every_cut_finds() {
+    let none = Extras::default();
+    check(&[], "h100-80g", 4, none);
+    check(&[SMALL], "h100-80g", 8, none);
+    check(&[SMALL, "batch.ramp_up=8 8 800"], "a100-40g", 4, none);
+    check(&[SMALL, "optimizer=adafactor"], "a100-40g", 4, none);
+    check(&[SMALL, "optimizer=muon"], "a100-40g", 4, none);
+    check(&[SMALL, "precision=fp8", "model.window=64"], "h100-80g", 4, none);
+    let llama = "model={family: llama, layers: 5, hidden: 512, heads: 8, kv_heads: 4, vocab: 4000, \
+                 seq_len: 256}";
+    check(&[SMALL, llama, "topology.overlap_p2p=true"], "h100-80g", 4, none);
+    check(&["train.device_memory=40MiB"], "h100-80g", 4, none);
+}
+
+#[test]
+fn the_same_with_all_that_saves_memory() {
+    let all = Extras { offload: true, adam8bit: true, powersgd: true };
+    check(&["train.device_memory=120MiB"], "h100-80g", 4, all);
+    check(&["train.device_memory=90MiB", "log.update_norm=0"], "v100-16g", 2, all);
+}
+
+/// The first of the ranking has the most free memory of those that take as long as the fastest, as far as the bar tells.
+#[test]
+fn of_equally_fast_cuts_the_roomiest_is_first() {
+    let m = manifest(&[]);
+    let setup = Setup::of(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
+    let planner = Planner::new(&m, &setup, Predictor::shipped());
+    let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, Extras::default());
+    let found = search.rank(8).unwrap();
+    let (first, rest) = found.best.split_first().unwrap();
+    let fastest = rest.iter().map(|p| p.days.seconds).fold(first.days.seconds, f64::min);
+    let near = fastest * (1.0 + TIE * first.candidate.seconds_error);
+    assert!(first.days.seconds <= near);
+    let roomier =
+        rest.iter().find(|p| p.days.seconds <= near && p.candidate.bytes < first.candidate.bytes);
+    assert!(roomier.is_none(), "{roomier:?}");
+    assert_eq!(found.cuts, search.cuts(8).len());
+}

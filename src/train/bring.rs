@@ -1,0 +1,237 @@
+//! Brings a run of another trainer: its folder becomes the checkpoint of its step in a new run, with
+//! AdamW's states, Adam's count, the rates and the place in the data.
+
+use super::{last_checkpoint, resume, saving};
+use anyhow::Context;
+use base::output::Existing;
+use base::{Bytes, Problems};
+use checkpoint::aside::{self, Kind};
+use checkpoint::disk::Disk;
+use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept};
+use checkpoint::{self, Progress, Share, State, WrittenPart};
+use data::indexed::index_path;
+use engine::{MASTER, MODEL, Scale, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
+use manifest::{self, Loaded, Manifest};
+use model::{Layout, ModelShard, Param};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What was found, and what was made of it.
+pub struct Brought {
+    pub found: Found,
+    pub parameters: u64,
+    /// Host memory that the largest parameter takes.
+    pub memory: Bytes,
+    /// The checkpoint; None of a dry run.
+    pub checkpoint: Option<PathBuf>,
+    /// Sentences about what reading found.
+    pub remarks: Vec<String>,
+}
+
+/// Makes the folder `to` of a new run from the folder `from` of another trainer, all of it or
+/// nothing; without `to`, only finds out what is there. `sets` are settings in place of those that
+/// were found.
+pub fn bring(
+    from: &Path,
+    format: foreign::Format,
+    to: Option<(&Path, Existing)>,
+    choices: &Choices,
+    sets: &[String],
+) -> anyhow::Result<Brought> {
+    if let Some((to, existing)) = to {
+        aside::vacant(to, Kind::Run, existing)?;
+    }
+    let mut foreign = foreign::open(from, format, choices)?;
+    let run = to.map_or(Path::new("imported"), |(to, _)| to);
+    let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
+    let (text, loaded) = new_manifest(foreign.found(), &run, sets)?;
+    let m = &loaded.manifest;
+    adamw(m)?;
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let params: Vec<&Param> = layout.params().collect();
+    foreign.check(&m.model, &params)?;
+    let largest = params.iter().map(|param| param.numel()).max().unwrap_or(0);
+    let done = |found: &Found, checkpoint, remarks| Brought {
+        found: found.clone(),
+        parameters: model::parameters(&m.model),
+        // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
+        memory: Bytes(8 * largest as u64),
+        checkpoint,
+        remarks,
+    };
+    let Some((to, existing)) = to else { return Ok(done(foreign.found(), None, Vec::new())) };
+    let state = state(foreign.found(), &loaded)?;
+    aside::write_folder(to, Kind::Run, existing, |fresh| {
+        let path = fresh.join(manifest::IN_FOLDER);
+        fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        save(m, &fresh.join("checkpoints"), &params, &mut *foreign, &state)?;
+        last_checkpoint::note(fresh, state.progress.step)
+    })?;
+    let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
+    let remarks = foreign.remarks();
+    Ok(done(foreign.found(), Some(checkpoint), remarks))
+}
+
+/// The new run's manifest: its text, and the text read. Settings that were asked for are part of
+/// it.
+fn new_manifest(found: &Found, run: &Path, sets: &[String]) -> anyhow::Result<(String, Loaded)> {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let fits = !name.starts_with('.') && name.chars().all(plain) && name.len() <= 200;
+    let name = if fits && !name.is_empty() { name } else { "imported" };
+    let line = |text: &str| text.replace(['\n', '\r'], " ");
+    let from = line(&found.folder);
+    let text = format!(
+        "\
+# The run of {} in {from}, from step {} on: {} samples were trained.
+# Each line names the argument it came from. topology may be changed at will, and the paths in data
+# to where the datasets are here: the next sample is the one that the other trainer would have taken.
+# All settings: gptrain manifest show {}
+name: {}
+{}
+log:
+  folder: {}
+",
+        found.trainer,
+        found.step,
+        found.samples,
+        line(&run.display().to_string()),
+        quoted(name),
+        found.settings.yaml(),
+        quoted(&run.display().to_string()),
+    );
+    let path = run.join(manifest::IN_FOLDER).display().to_string();
+    let loaded = manifest::parse(&text, &path, run, sets)?;
+    let text = if sets.is_empty() { text } else { loaded.effective.clone() };
+    Ok((text, loaded))
+}
+
+/// The states that were found are AdamW's.
+fn adamw(m: &Manifest) -> Result<(), Problems> {
+    match m.optimizer.name() {
+        "adamw" => Ok(()),
+        other => {
+            let what = format!("is {other}, and the states that were found are adamw's");
+            Err(Problems::one(
+                "optimizer",
+                what,
+                "import with adamw, and change it in the manifest",
+            ))
+        }
+    }
+}
+
+/// The state of the run after the step that was found.
+fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
+    let m = &loaded.manifest;
+    let there = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
+    let data = if there { resume::data_ids(m)? } else { Vec::new() };
+    let mut state = saving::initial_state(loaded, data);
+    let Found { step, samples, tokens, updates, lr, .. } = *found;
+    state.progress = Progress { step, consumed_samples: samples };
+    state.consumed_tokens = tokens;
+    state.next_batch = m.batch.ramp().batch_at(samples) as u64;
+    state.lr = lr;
+    state.skipped_updates = step.saturating_sub(updates);
+    state.optimizer.ahead = updates.saturating_sub(step);
+    state.optimizer.groups.iter_mut().for_each(|group| group.step = updates);
+    if m.loss_scale.is_some() {
+        let initial = Scale::initial(m);
+        let scale = match found.loss_scale {
+            None => initial,
+            Some(scale) => Scale {
+                scale: scale.scale,
+                updates_in_a_row: scale.updates_in_a_row,
+                overflows_left: scale.overflows_left,
+                ..initial
+            },
+        };
+        state.loss_scale = Some(Scale { updates, skipped: state.skipped_updates, ..scale });
+    }
+    state.imported = Some(format!("{} in {}", found.trainer, found.folder));
+    Ok(state)
+}
+
+/// Writes the checkpoint one state of one parameter at a time: a file for each.
+fn save(
+    m: &Manifest,
+    checkpoints: &Path,
+    params: &[&Param],
+    foreign: &mut dyn ForeignRun,
+    state: &State,
+) -> anyhow::Result<PathBuf> {
+    let disk = Disk::default();
+    fs::create_dir_all(checkpoints)
+        .with_context(|| format!("cannot create {}", checkpoints.display()))?;
+    let step = state.progress.step;
+    let fresh = checkpoint::fresh(checkpoints, step);
+    checkpoint::begin(&disk, &fresh, step, checkpoint::saved_bytes(m))?;
+    let mut write = || {
+        let mut parts = Vec::new();
+        for (number, param) in params.iter().enumerate() {
+            let shape = saved_shape(param, m.model.vocab);
+            for kept in Kept::ALL {
+                let values = foreign.read(param, &shape, kept)?;
+                finite(&values, param, kept)?;
+                let whole = Whole { number, param, shape: &shape, values: &values };
+                parts.push(whole.write(m, &disk, &fresh, kept, state)?);
+            }
+        }
+        checkpoint::publish(&disk, &fresh, parts, state)
+    };
+    let written = write();
+    written.map_err(|error| checkpoint::abandon(&disk, &fresh, step, error))
+}
+
+fn finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
+    let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let what = format!("the {} holds a number that is not finite, number {at}", kept.name());
+    Err(Problems::one(param.name.clone(), what, "import an earlier step"))
+}
+
+/// One state of a whole parameter.
+struct Whole<'a> {
+    number: usize,
+    param: &'a Param,
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl Whole<'_> {
+    /// Writes it; of the master weight, the digest of the model weight too.
+    fn write(
+        &self,
+        m: &Manifest,
+        disk: &Disk,
+        fresh: &Path,
+        kept: Kept,
+        state: &State,
+    ) -> anyhow::Result<WrittenPart> {
+        let Whole { number, param, shape, values } = *self;
+        let rounded = match kept {
+            Kept::Master => model_dtype(m.precision).halves(values),
+            _ => None,
+        };
+        let wanted: &[&str] = match kept {
+            Kept::Master => &[MASTER, MODEL],
+            Kept::FirstMoment => &["first_moment"],
+            Kept::SecondMoment => &["second_moment"],
+        };
+        let states = rule(m).states(&param.spec).into_iter();
+        let share = |spec: StateSpec| {
+            let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
+                (Some(bits), true) => bytemuck::cast_slice(bits),
+                _ => bytemuck::cast_slice(values),
+            };
+            let cols = shape[shape.len() - 1];
+            let size = spec.extent.shape([values.len() / cols, cols]);
+            let slice = TensorSlice { at: [0, 0], size };
+            let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+            Share { name, number, shape, decay, state: spec, slice, replica, bytes }
+        };
+        let shares: Vec<Share> =
+            states.filter(|spec| wanted.contains(&spec.name)).map(share).collect();
+        checkpoint::write_part(disk, fresh, number, &shares, state)
+    }
+}

@@ -1,0 +1,103 @@
+//! What a start says: the run, its ranks and where they are, the memory of the fullest.
+
+use super::{Device, Process, Rank};
+use base::{Bytes, Count};
+use engine::Engine;
+use std::collections::BTreeMap;
+
+/// Prints the run, where its ranks are, and the memory of the rank with the largest plan.
+pub fn announce(
+    process: &Process,
+    rank: &Rank,
+    device: &Device,
+    engine: &Engine,
+    order: Bytes,
+) -> anyhow::Result<()> {
+    let m = &process.loaded.manifest;
+    let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
+    let mine = (here, engine.memory_plan().total().0, engine.memory_plan().to_string());
+    let all = rank.gather(&mine)?;
+    if !rank.is_first() {
+        return Ok(());
+    }
+    let tokens = m.train.samples * m.model.seq_len as u64;
+    tracing::info!(
+        "{}: {} parameters, {} steps, {} tokens, {}",
+        m.name,
+        Count(model::parameters(&m.model)),
+        Count(m.batch.ramp().steps(m.train.samples)),
+        Count(tokens),
+        m.precision.name(),
+    );
+    m.notes().iter().for_each(|note| tracing::warn!("{note}"));
+    tracing::info!("sample order: {order} of host memory in each process");
+    if rank.grid.size() > 1 {
+        let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
+        tracing::info!("{}", placement(process, rank, &places));
+        warn_of_split_tensor_group(rank, &places);
+    }
+    let most =
+        all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
+    let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
+    if m.topology.compression.is_some() && m.topology.data == 1 {
+        tracing::info!(
+            "topology.compression: one replica sends no gradients, so none is compressed"
+        );
+    }
+    match rank.grid.size() {
+        1 => tracing::info!("memory: {memory_plan}"),
+        _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
+    }
+    Ok(())
+}
+
+/// Nodes listed in a placement.
+const MAX_NODES_SHOWN: usize = 16;
+
+/// The ranks of each node:
+/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`.
+/// `places` is by rank: its node, and its GPU if it has one.
+fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)]) -> String {
+    let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
+    let topology = &process.loaded.manifest.topology;
+    let mut text = format!(
+        "{} ranks ({}, CPU threads each: {}): tensor {} × pipeline {} × data {}, ZeRO {}",
+        nodes.len(),
+        process.kind,
+        process.threads,
+        topology.tensor,
+        topology.pipeline,
+        topology.data,
+        topology.zero
+    );
+    let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for (number, node) in nodes.iter().enumerate() {
+        let first = nodes.iter().position(|other| other == node).unwrap_or(number);
+        let place = rank.grid.coord(number).name();
+        let gpu = places[number].1.map(|gpu| format!(" GPU {gpu}")).unwrap_or_default();
+        ranks.entry(first).or_default().push(format!("{number} {place}{gpu}"));
+    }
+    for (first, list) in ranks.iter().take(MAX_NODES_SHOWN) {
+        text += &format!("\n  {}: {}", nodes[*first], list.join(" · "));
+    }
+    if ranks.len() > MAX_NODES_SHOWN {
+        text += &format!("\n  and {} more nodes", ranks.len() - MAX_NODES_SHOWN);
+    }
+    text
+}
+
+/// Warns if the ranks of a tensor group are on several nodes.
+fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
+    let group_of = |number| rank.grid.tensor_group(rank.grid.coord(number));
+    let node = |number: usize| &places[number].0;
+    let split =
+        |number: &usize| group_of(*number).iter().any(|other| node(*other) != node(*number));
+    if let Some(number) = (0..places.len()).find(split) {
+        let group = group_of(number);
+        tracing::warn!(
+            "the tensor-parallel ranks {group:?} are not on one node, which is slow: start a \
+             multiple of {} ranks on each",
+            group.len()
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! The tokenizers of a run: those that its datasets record, compared with `data.tokenizer` and with
+//! each other, and the copy in the run's folder.
+
+use anyhow::Context;
+use base::{Count, Problems};
+use checkpoint::tokenizer::keep;
+use data::Record;
+use data::indexed::Indexed;
+use data::record::record_path;
+use data::tokenizer::{self, BYTES};
+use manifest::Manifest;
+use std::path::{Path, PathBuf};
+
+/// Compares the records of a manifest's datasets, one dataset after the other.
+pub struct Tokenizers<'a> {
+    m: &'a Manifest,
+    /// `data.tokenizer`, if the file is there, and its digest.
+    named: Option<(&'a Path, String)>,
+    /// The first dataset with a record.
+    first: Option<(PathBuf, Record)>,
+    /// Datasets without one.
+    unknown: Vec<PathBuf>,
+    /// Datasets whose documents do not end with a token.
+    endless: Vec<PathBuf>,
+}
+
+impl<'a> Tokenizers<'a> {
+    pub fn new(m: &'a Manifest) -> anyhow::Result<Tokenizers<'a>> {
+        let named = m.data.tokenizer.as_deref().filter(|path| path.exists());
+        let named = named.map(|path| Ok::<_, anyhow::Error>((path, tokenizer::digest(path)?)));
+        let named = named.transpose().context("data.tokenizer")?;
+        Ok(Tokenizers { m, named, first: None, unknown: Vec::new(), endless: Vec::new() })
+    }
+
+    /// Adds what contradicts the manifest or an earlier dataset to `wrong`.
+    pub fn compare(&mut self, dataset: &Indexed, wrong: &mut Problems) -> anyhow::Result<()> {
+        let prefix = dataset.prefix();
+        let Some(record) = wrong.collect(Record::read(dataset))? else { return Ok(()) };
+        let Some(record) = record else {
+            self.unknown.push(prefix.into());
+            return Ok(());
+        };
+        let shown = prefix.display();
+        match (&self.named, &self.first) {
+            (Some((path, digest)), _) => {
+                let compared = record.compare_digest(prefix, "data.tokenizer", path, digest);
+                wrong.collect(compared.map_err(Into::into))?;
+            }
+            (None, Some((first, other))) if other.digest != record.digest => {
+                let (ours, theirs) = (record.describe(), other.describe());
+                let what = format!("was built with {ours}, {} with {theirs}", first.display());
+                let remedy = "train on datasets of one tokenizer: build one of them again";
+                wrong.add(shown.to_string(), what, remedy);
+            }
+            (None, _) if record.vocab > self.m.model.vocab => {
+                let (ids, vocab) = (Count(self.m.model.vocab as u64), record.vocab);
+                let what = format!("is {ids}; {shown} was built with {}", record.describe());
+                wrong.add("model.vocab", what, format!("set model.vocab to {vocab}"));
+            }
+            (None, _) => {}
+        }
+        if let Some(eod) = self.m.data.eod {
+            match record.append_eod {
+                Some(own) if own != eod.token => {
+                    let what = format!("is {}; documents of {shown} end with {own}", eod.token);
+                    wrong.add("data.eod.token", what, format!("set data.eod.token to {own}"));
+                }
+                None => self.endless.push(prefix.into()),
+                Some(_) => {}
+            }
+        }
+        self.first.get_or_insert_with(|| (prefix.into(), record));
+        Ok(())
+    }
+
+    /// What a user should know, though nothing contradicts it.
+    pub fn notes(&self) -> Vec<String> {
+        let list = |prefixes: &[PathBuf]| match prefixes {
+            [one] => one.display().to_string(),
+            [one, more @ ..] => format!("{} and {} more", one.display(), more.len()),
+            [] => String::new(),
+        };
+        let mut notes = Vec::new();
+        if let (Some((path, _)), [first, ..]) = (&self.named, &self.unknown[..]) {
+            notes.push(format!(
+                "no record of the tokenizer ({} does not exist): that {} was built with {} is a guess",
+                record_path(first).display(),
+                list(&self.unknown),
+                path.display()
+            ));
+        }
+        if !self.endless.is_empty() {
+            notes.push(format!(
+                "data.eod.token ends no document of {}: it was built without --append-eod",
+                list(&self.endless)
+            ));
+        }
+        notes
+    }
+}
+
+/// Keeps a copy of the run's tokenizer in its folder: of `data.tokenizer`, or else of the one that its
+/// first dataset records. Warns if the folder has another one already.
+pub fn keep_copy(m: &Manifest) -> anyhow::Result<()> {
+    let recorded = || {
+        let prefix = m.data.train_prefixes().into_iter().next()?;
+        let record = Record::read(&Indexed::open(prefix).ok()?).ok()??;
+        record.find(prefix).filter(|path| path != Path::new(BYTES))
+    };
+    let named = m.data.tokenizer.clone().filter(|path| path.exists());
+    if let Some(path) = named.or_else(recorded)
+        && let Some(warning) = keep(&m.log.folder, &path)?
+    {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Runs of other trainers, brought with their states: a checkpoint of a tiny BLOOM that PyTorch cut
+//! into Megatron-DeepSpeed's layout (`tests/fixtures/torch/bloom.py`) continues as the run that it was
+//! cut from, to the last bit.
+
+use crate::common::binary::{Done, Lab};
+use crate::common::saved;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The run that `original` is of. `bloom.py` repeats it as Megatron's arguments.
+const ORIGINAL: &str = "
+name: bloom
+model: {family: bloom, layers: 2, hidden: 16, heads: 2, vocab: 256, vocab_multiple: 1, ffn_hidden: 64,
+  seq_len: 16, position: alibi, embedding_layernorm: true}
+precision: bf16
+data: {rule: megatron-deepspeed, seed: 42, train: corpus, split: '100,0,0'}
+batch: {micro: 2, global: 8, ramp_up: 4 4 16}
+optimizer: {adamw: {beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0}}
+lr: {peak: 1e-2, min: 1e-3, warmup_samples: 16, decay: {cosine: {samples: 160}}, counted: before}
+checkpoint: {interval: 100}
+log: {folder: runs/whole, tensorboard: false}
+train: {samples: 160, seed: 42, threads: 1}
+comm: {start_timeout_s: 480}
+";
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A folder with the corpus, the original run after six steps, and the foreign folder, to be changed.
+fn lab() -> Lab {
+    let lab = Lab::new();
+    for end in ["bin", "idx"] {
+        let tiny = fixture("data/megatron/datasets").join(format!("u8_tiny.{end}"));
+        fs::copy(tiny, lab.path(&format!("corpus.{end}"))).unwrap();
+    }
+    fs::write(lab.path("run.yaml"), ORIGINAL).unwrap();
+    saved::copy(&fixture("torch/original/step-00000006"), &lab.path("runs/whole/checkpoints"));
+    let step = fixture("torch/bloom/global_step6");
+    saved::copy(&step, &lab.path("bloom"));
+    fs::copy(fixture("torch/bloom/latest"), lab.path("bloom/latest")).unwrap();
+    lab
+}
+
+fn import(lab: &Lab, more: &[&str]) -> Done {
+    lab.gptrain(&[&["import", "bloom", "--output", "runs/brought"], more].concat())
+}
+
+/// Where the datasets are here.
+fn data(lab: &Lab) -> String {
+    format!("data.train={}", lab.path("corpus").display())
+}
+
+/// Settings of a grid: tensor, pipeline, data, ZeRO.
+fn grid([tensor, pipeline, data, zero]: [usize; 4]) -> Vec<String> {
+    let names = ["tensor", "pipeline", "data", "zero"];
+    let sets = names.iter().zip([tensor, pipeline, data, zero]);
+    sets.map(|(name, value)| format!("topology.{name}={value}")).collect()
+}
+
+/// The sixteen steps that follow the sixth: the same bits as those of the original run on the same grid.
+fn continues_alike(cut: [usize; 4]) {
+    let lab = lab();
+    import(&lab, &[]).well();
+    // The datasets are in another place here than there: the order is the same.
+    let mut sets = grid(cut);
+    sets.push(data(&lab));
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    lab.run(&sets).well();
+    let args = |run| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        ["run", run].into_iter().chain(sets).collect::<Vec<_>>()
+    };
+    let done = lab.gptrain(&args("runs/brought"));
+    done.expect(0, &[]);
+    assert!(!done.err.contains("from here on"), "no setting differs: {}", done.err);
+    let (whole, brought) = (lab.losses("runs/whole"), lab.losses("runs/brought"));
+    assert_eq!(whole.len(), 16);
+    assert_eq!(brought, whole);
+}
+
+#[test]
+fn on_the_grid_it_was_cut_for_it_continues_bit_for_bit() {
+    continues_alike([2, 2, 2, 1]);
+}
+
+#[test]
+fn on_other_grids_it_continues_bit_for_bit_too() {
+    continues_alike([1, 1, 1, 0]);
+    continues_alike([1, 2, 1, 0]);
+}
+
+#[test]
+fn every_weight_and_moment_is_the_originals() {
+    let lab = lab();
+    let done = import(&lab, &[]);
+    done.well();
+    for words in [
+        "Megatron-DeepSpeed (DeepSpeed 0.7.0)",
+        "step 6, 32 samples",
+        "tensor 2 × pipeline 2 × data 2",
+        "rows 251 to 255 of the embedding pad it",
+        "wrote",
+    ] {
+        assert!(done.out.contains(words), "{words}: {}", done.out);
+    }
+    let step = "checkpoints/step-00000006";
+    let brought = saved::Saved::read(&lab.path("runs/brought").join(step));
+    let original = saved::Saved::read(&lab.path("runs/whole").join(step));
+    assert_eq!(brought.tensors.len(), original.tensors.len());
+    for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
+        assert_eq!((&brought.name, &brought.shape), (&original.name, &original.shape));
+        assert_eq!(brought.kept, original.kept, "{}", brought.name);
+    }
+    assert_eq!(brought.state.progress, original.state.progress);
+    assert_eq!(brought.state.optimizer.groups, original.state.optimizer.groups);
+    assert_eq!(brought.state.next_batch, original.state.next_batch);
+}
+
+#[test]
+fn a_dry_import_says_what_becomes_which_setting_and_writes_nothing() {
+    let lab = lab();
+    let done = lab.gptrain(&["import", "bloom", "--output", "runs/brought", "--dry"]);
+    done.well();
+    for words in [
+        "model.layers: 2  (num_layers)",
+        "batch.ramp_up: 4 4 16  (rampup_batch_size)",
+        "lr.counted: before",
+        "data.rule: megatron-deepspeed",
+        "left aside: ",
+        "masked_softmax_fusion",
+    ] {
+        assert!(done.out.contains(words), "{words}: {}", done.out);
+    }
+    assert!(!lab.path("runs/brought").exists());
+    let json = lab.gptrain(&["import", "bloom", "--dry", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&json["step"], &json["samples"]), (&6.into(), &32.into()));
+    assert_eq!(json["settings"]["topology.zero"], "1");
+}
+
+#[test]
+fn rows_that_pad_the_vocabulary_can_be_left_out() {
+    let lab = lab();
+    import(&lab, &["--mask-padding", "--set", &data(&lab)]).well();
+    let brought = saved::Saved::read(&lab.path("runs/brought/checkpoints/step-00000006"));
+    assert_eq!(brought.tensors[0].shape, [251, 16]);
+}
+
+#[test]
+fn folders_that_are_not_whole_are_refused_in_one_line_and_leave_nothing() {
+    let step = |lab: &Lab, name: &str| lab.path("bloom/global_step6").join(name);
+    const OPTIM: &str = "bf16_zero_pp_rank_1_mp_rank_02_optim_states.pt";
+    type Change<'a> = Box<dyn Fn(&Lab) + 'a>;
+    let damage = |name: &'static str, change: &'static dyn Fn(&mut Vec<u8>)| -> Change {
+        Box::new(move |lab| {
+            let path = step(lab, name);
+            let mut bytes = fs::read(&path).unwrap();
+            change(&mut bytes);
+            fs::write(path, bytes).unwrap();
+        })
+    };
+    let remove = |name: &'static str| -> Change {
+        Box::new(move |lab| fs::remove_file(step(lab, name)).unwrap())
+    };
+    let cases: Vec<(Change, &[&str])> = vec![
+        (remove(OPTIM), &[OPTIM, "is missing"]),
+        (remove("mp_rank_01_model_states.pt"), &["mp_rank_01_model_states.pt is missing"]),
+        (damage(OPTIM, &|bytes| bytes.truncate(9000)), &[OPTIM, "cut short"]),
+        (damage(OPTIM, &|bytes| bytes[3000] ^= 1), &[OPTIM, "the checksum of data/0"]),
+        (Box::new(|lab| fs::write(lab.path("bloom/latest"), "global_step7").unwrap()), &["latest"]),
+        (
+            Box::new(|lab| fs::remove_dir_all(lab.path("bloom/global_step6")).unwrap()),
+            &["there is no such folder"],
+        ),
+    ];
+    for (change, words) in cases {
+        let lab = lab();
+        change(&lab);
+        let done = import(&lab, &[]);
+        done.expect(2, words);
+        assert!(done.err.lines().count() <= 2, "{}", done.err);
+        assert!(!lab.path("runs/brought").exists());
+        let entries = fs::read_dir(lab.path("runs")).unwrap().count();
+        assert_eq!(entries, 1, "nothing is left beside the run");
+    }
+}
+
+/// Cut by the same script, with something changed: `bloom.py` makes them in `torch/variants`.
+#[test]
+fn variants_of_the_folder_are_told_or_refused() {
+    let refused: [(&str, &[&str]); 3] = [
+        ("short", &["partition 1 has", "elements"]),
+        ("postnorm", &["apply_residual_connection_post_layernorm is set", "comes before the norm"]),
+        ("steps", &["Adam's step is 5, in the first file it is 6"]),
+    ];
+    for (name, words) in refused {
+        let lab = variant(name);
+        import(&lab, &[]).expect(2, words);
+        assert!(!lab.path("runs/brought").exists(), "{name}");
+    }
+    // One update more than steps, and norms that differ between tensor ranks.
+    let lab = variant("drifted");
+    let done = import(&lab, &["--set", &data(&lab)]);
+    done.well();
+    assert!(done.out.contains("Adam has counted 7 updates in 6 steps"), "{}", done.out);
+    assert!(
+        done.out.contains("copies of 1 parameters on the tensor ranks differ in the weight, at most by 5.000e-1 (3.input_layernorm.weight): their mean is taken"),
+        "{}",
+        done.out
+    );
+    let read = |lab: &Lab| saved::Saved::read(&lab.path("runs/brought/checkpoints/step-00000006"));
+    let (mut brought, mut original) =
+        (read(&lab), saved::Saved::read(&fixture("torch/original/step-00000006")));
+    assert_eq!((brought.state.optimizer.ahead, brought.state.optimizer.groups[0].step), (1, 7));
+    let norm = |saved: &mut saved::Saved| saved.tensor("block.0.ln1.scale").kept[0][0];
+    let was = norm(&mut original);
+    assert!((norm(&mut brought) - was - 0.25).abs() < 1e-6);
+    lab.gptrain(&["run", "runs/brought"]).well();
+    fs::remove_dir_all(lab.path("runs/brought")).unwrap();
+    import(&lab, &["--replicated", "first"]).well();
+    assert_eq!(norm(&mut read(&lab)), was);
+}
+
+/// The lab with some files of a variant in place of the whole ones.
+fn variant(name: &str) -> Lab {
+    let lab = lab();
+    for entry in fs::read_dir(fixture("torch/variants").join(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, lab.path("bloom/global_step6").join(path.file_name().unwrap())).unwrap();
+    }
+    lab
+}
