@@ -138,3 +138,25 @@ impl Element for i32 {
 impl Element for i64 {
     const DTYPE: DType = DType::I64;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_overlap_where_they_share_a_byte() {
+        let x = Tensor::at(4096, 2, 8, DType::F32);
+        let [first, second] = [0, 1].map(|row| x.row_range(row, 1));
+        assert!(x.overlaps(x) && x.overlaps(second) && first.overlaps(x));
+        assert!(!first.overlaps(second) && !second.overlaps(first));
+        let byte = Tensor::at(4096 + 63, 1, 1, DType::U8);
+        assert!(byte.overlaps(second) && !byte.overlaps(first));
+        assert!(!Tensor::at(4100, 1, 0, DType::F32).overlaps(x), "it has no byte");
+    }
+
+    #[test]
+    #[should_panic(expected = "f32 at address 0x1002")]
+    fn an_address_is_aligned_to_its_dtype() {
+        Tensor::at(4098, 1, 1, DType::F32);
+    }
+}

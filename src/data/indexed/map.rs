@@ -246,3 +246,19 @@ extern "C" fn on_bus_error(
         libc::sigaction(libc::SIGBUS, PREVIOUS.load(Ordering::Acquire), std::ptr::null_mut());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The handler replaces pages up to the end that this returns: of no entry that is free.
+    #[test]
+    fn a_region_contains_its_addresses_while_it_is_claimed() {
+        let region = Region::claim(4096, 100);
+        let ends = |region: &Region| [4095, 4096, 4195, 4196].map(|at| region.end_if_contains(at));
+        assert_eq!(ends(region), [None, Some(4196), Some(4196), None]);
+        region.release();
+        assert_eq!(ends(region), [None; 4]);
+        assert_eq!(region.end_if_contains(0), None);
+    }
+}
