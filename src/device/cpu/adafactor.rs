@@ -182,13 +182,13 @@ fn each_rows(
     let tasks = touched.len().div_ceil(size);
     cpu.workspace.with(tasks, 2 * len, |scratch| {
         cpu.each(tasks, |i| {
-            // SAFETY: part i is this task's.
+            // SAFETY: `each` runs one task for each `i`, and each uses part `i` alone.
             let sums = bytemuck::cast_slice_mut(unsafe { scratch.part(i) });
             sums.fill(0.0);
             let start = touched.start + i * size;
             task(start..touched.end.min(start + size), sums);
         });
-        // SAFETY: the tasks have ended.
+        // SAFETY: `each` has returned, so no task uses a part any more; the slices are only read.
         let all = (0..tasks).map(|i| bytemuck::cast_slice(unsafe { &*scratch.part(i) }));
         end(&all.collect::<Vec<&[f64]>>());
     });

@@ -26,6 +26,7 @@ mod optimizer;
 mod parallel;
 pub mod processor;
 mod query_key;
+mod scratch;
 #[cfg(test)]
 mod tests;
 
@@ -39,8 +40,9 @@ use super::{
 };
 use crate::Home;
 use base::{Bytes, Problems, threads};
-use memory::{Regions, Workspace};
+use memory::Regions;
 use rayon::ThreadPool;
+use scratch::Workspace;
 use std::cell::RefCell;
 use std::time::Instant;
 

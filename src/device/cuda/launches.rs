@@ -1,4 +1,4 @@
-//! What is launched while a profile is taken.
+//! Launches that are recorded while a profile is taken.
 
 use super::driver::CUevent;
 use parking_lot::{Mutex, MutexGuard};
@@ -6,13 +6,13 @@ use parking_lot::{Mutex, MutexGuard};
 /// A kernel or a product.
 pub struct Launch {
     pub name: String,
-    /// Of a product; 0 of a kernel.
+    /// Operations of a product; 0 of a kernel.
     pub flops: f64,
-    /// Behind it.
+    /// Recorded behind it.
     pub event: CUevent,
 }
 
-/// Those so far, if a profile is taken.
+/// Launches so far, if a profile is taken.
 #[derive(Default)]
 pub struct Launches(Mutex<Option<Vec<Launch>>>);
 

@@ -1,6 +1,6 @@
-//! A profile of a GPU's work without a profiler: a timing event behind each kernel and product, from
-//! one to the next of which each took as long as the compute stream did. Fills and copies count with
-//! what follows them; so does the host, where the GPU waits for it.
+//! Profile of a GPU's work without a profiler: a timing event behind each kernel and product. Each
+//! takes the time from the event before it to its own. Fills and copies count with the launch that
+//! follows them, as does time in which the GPU waits for the host.
 
 use super::Cuda;
 use super::device::Device;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct Profiled {
     pub calls: usize,
     pub seconds: f64,
-    /// Of products; 0 of kernels.
+    /// Operations of products; 0 of kernels.
     pub flops: f64,
 }
 
@@ -23,7 +23,7 @@ impl Device {
         self.launches.lock().is_some()
     }
 
-    /// Notes what was just enqueued on the compute stream.
+    /// Records the launch that was just enqueued on the compute stream.
     pub(super) fn note_launch(&self, name: impl FnOnce() -> String, flops: f64) {
         if let Some(launches) = &mut *self.launches.lock() {
             launches.push(Launch { name: name(), flops, event: self.mark() });
@@ -38,7 +38,7 @@ impl Device {
 }
 
 impl Cuda {
-    /// Profiles what `work` enqueues, op by op and without graphs; by name.
+    /// Profiles the launches that `work` enqueues, op by op and without graphs; by name.
     pub fn profile(&self, work: &mut dyn FnMut()) -> BTreeMap<String, Profiled> {
         let device = &self.device;
         device.wait_stream(device.stream);
