@@ -76,6 +76,7 @@ impl NcclGroup {
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
+        let stream = self.watchdog.shared.beside(stream);
         let sums = all.iter().any(Collective::sums);
         let begun = self.begin_on(stream, || self.collectives(all, stream));
         if sums {
@@ -102,8 +103,8 @@ impl NcclGroup {
         device.after(before, device.stream, handle);
         let event = launch();
         device.record(after, handle);
-        Pending { job, event, ..Pending::DONE }
         self.in_flight.borrow_mut().insert(job, order);
+        Pending { job, event, ..Pending::DONE }
     }
 
     /// In one launch.
