@@ -27,7 +27,7 @@ pub mod lr;
 
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
-pub use groups::{Groups, actions, cuts, model_dtype, orders};
+pub use groups::{Groups, actions, begins_messages, cuts, groups_overlap, model_dtype, orders};
 pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};

@@ -39,7 +39,9 @@ mod timeline;
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
-pub use preflight::{FOLDER, KERNELS, Options, device_count, set_environment};
+pub use preflight::{
+    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, set_environment,
+};
 pub use profile::Profiled;
 
 use super::{
