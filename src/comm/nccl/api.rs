@@ -12,7 +12,7 @@ pub type Code = c_int;
 table! {
     /// nccl.h
     pub struct Api {
-        ncclGetErrorString ncclGetLastError ncclGetUniqueId
+        ncclGetVersion ncclGetErrorString ncclGetLastError ncclGetUniqueId
         ncclCommInitRank ncclCommDestroy ncclCommAbort ncclCommGetAsyncError
         ncclAllReduce ncclAllGather ncclReduceScatter ncclSend ncclRecv ncclGroupStart ncclGroupEnd
     }
@@ -24,6 +24,14 @@ const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
 pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
 
 impl Api {
+    /// NCCL's version as a number: 22602 is 2.26.2; 0 if the library gives none.
+    pub fn version(&self) -> c_int {
+        let mut version = 0;
+        // SAFETY: the pointer is to a live variable.
+        let code = unsafe { call!(self, ncclGetVersion(&mut version)) };
+        if code == 0 { version } else { 0 }
+    }
+
     /// Explanation of a code, and the library's last message.
     pub fn error(&self, code: Code) -> String {
         // By hand, since cudarc takes the code as an enum.

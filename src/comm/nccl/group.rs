@@ -9,13 +9,13 @@ use cudarc::nccl::sys::{self, ncclComm_t};
 use device::Tensor;
 use device::cuda::driver::{CUevent, CUstream};
 use device::cuda::library::call;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Operations in flight before the wait for one of them also waits for later ones: their events
-/// are used again.
-const MAX_IN_FLIGHT: usize = 64;
+/// Two events of an operation: before it and after it.
+type Order = [CUevent; 2];
 
 /// One communicator, as a group.
 pub struct NcclGroup {
@@ -26,9 +26,10 @@ pub struct NcclGroup {
     /// Index of this rank among them.
     rank: usize,
     counters: Arc<OpCounters>,
-    /// Two events for each operation in flight: before it and after it.
-    order: Vec<CUevent>,
     begun: Cell<u64>,
+    /// Events of each operation in flight, by its number, and events of none.
+    in_flight: RefCell<HashMap<u64, Order>>,
+    free: RefCell<Vec<Order>>,
     /// Dropped after the communicator.
     watchdog: Arc<NcclWatchdog>,
 }
@@ -42,10 +43,9 @@ impl NcclGroup {
         counters: Arc<OpCounters>,
         watchdog: Arc<NcclWatchdog>,
     ) -> NcclGroup {
-        let device = &watchdog.shared.device;
-        let order = (0..2 * MAX_IN_FLIGHT).map(|_| device.event()).collect();
         let (name, ranks, begun) = (name.into(), ranks.into(), Cell::new(0));
-        NcclGroup { comm, name, ranks, rank, counters, order, begun, watchdog }
+        let (in_flight, free) = Default::default();
+        NcclGroup { comm, name, ranks, rank, counters, begun, in_flight, free, watchdog }
     }
 
     /// Enqueues collectives, at least one, in one launch.
@@ -76,6 +76,7 @@ impl NcclGroup {
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
+        let stream = self.watchdog.shared.beside(stream);
         let sums = all.iter().any(Collective::sums);
         let begun = self.begin_on(stream, || self.collectives(all, stream));
         if sums {
@@ -95,11 +96,14 @@ impl NcclGroup {
         let job = self.begun.get() + 1;
         self.begun.set(job);
         let device = &self.watchdog.shared.device;
-        let [before, after] = self.order(job);
+        let free = self.free.borrow_mut().pop();
+        let order = free.unwrap_or_else(|| [device.event(), device.event()]);
+        let [before, after] = order;
         let handle = self.watchdog.shared.handle(stream);
         device.after(before, device.stream, handle);
         let event = launch();
         device.record(after, handle);
+        self.in_flight.borrow_mut().insert(job, order);
         Pending { job, event, ..Pending::DONE }
     }
 
@@ -195,11 +199,6 @@ impl NcclGroup {
         }
         ticket
     }
-
-    fn order(&self, job: u64) -> [CUevent; 2] {
-        let at = 2 * (job as usize % MAX_IN_FLIGHT);
-        [self.order[at], self.order[at + 1]]
-    }
 }
 
 impl Group for NcclGroup {
@@ -247,9 +246,10 @@ impl Group for NcclGroup {
     fn finish(&self, pending: Pending) {
         self.watchdog.shared.mark_waited(pending.event);
         let device = &self.watchdog.shared.device;
-        // An event that was recorded again since is of a later collective on the same stream.
-        let [_, after] = self.order(pending.job);
-        self.watchdog.shared.wait_for(|stream| device.wait(stream, after));
+        let order = self.in_flight.borrow_mut().remove(&pending.job);
+        let order = order.expect("an operation that this group began, finished once");
+        self.watchdog.shared.wait_for(|stream| device.wait(stream, order[1]));
+        self.free.borrow_mut().push(order); // a wait is for the record at its call
         if pending.sums {
             device.sm_margin.end_sum();
         }
@@ -274,8 +274,8 @@ impl Drop for NcclGroup {
                 }
             });
         }
-        for event in &self.order {
-            device.destroy_event(*event);
-        }
+        let in_flight = self.in_flight.get_mut().values();
+        let orders = in_flight.chain(self.free.get_mut().iter());
+        orders.flatten().for_each(|event| device.destroy_event(*event));
     }
 }

@@ -10,6 +10,7 @@
 
 mod api;
 mod group;
+mod order;
 mod ring;
 mod watchdog;
 
@@ -20,7 +21,7 @@ use cudarc::nccl::sys::{self, ncclUniqueId};
 use device::Tensor;
 use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
-use device::cuda::{Cuda, FOLDER, Options};
+use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver};
 use group::NcclGroup;
 use ring::NcclRing;
 use std::cell::OnceCell;
@@ -40,6 +41,8 @@ pub struct Nccl {
     /// f32 [1, n], of the device's ops, which run none while a group is made.
     scratch: Tensor,
     patience: Duration,
+    /// Whether all collectives run on the stream of the ops.
+    serial: bool,
     watchdog: OnceCell<Arc<NcclWatchdog>>,
 }
 
@@ -62,7 +65,29 @@ impl Nccl {
         let patience = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
         let scratch = cuda.scratch_tensor(SCRATCH);
-        Ok(Nccl { api: Arc::new(api), device, scratch, patience, watchdog })
+        let serial = match options.serial.as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(other) => {
+                let what = format!("{SERIAL} is {other:?}");
+                return Err(refuse(what, "set it to 0 or 1, or not at all"));
+            }
+        };
+        Ok(Nccl { api: Arc::new(api), device, scratch, patience, serial, watchdog })
+    }
+
+    /// Whether all collectives run on the stream of the ops, one after the other.
+    pub fn is_serial(&self) -> bool {
+        self.serial
+    }
+
+    /// Warning for a run that uses several communicators at once, if NCCL does not order their
+    /// launches.
+    pub fn order_warning(&self) -> Option<String> {
+        let implicit = std::env::var(LAUNCH_ORDER).ok();
+        let driver = driver::version(&self.device.api).unwrap_or(i32::MAX);
+        let warning = || order::warning(self.api.version(), driver, implicit.as_deref());
+        if self.serial { None } else { warning() }
     }
 
     /// Sets how long creating a group may take.
@@ -112,7 +137,8 @@ impl Nccl {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
-            let started = NcclWatchdog::start(api, device, endpoint.clone(), self.patience);
+            let limits = (self.patience, self.serial);
+            let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
         let watchdog = self.watchdog.get_or_init(start).clone();

@@ -69,6 +69,8 @@ pub struct Shared {
     pub device: Arc<Device>,
     pub endpoint: Arc<Endpoint>,
     patience: Duration,
+    /// Whether all collectives run on the stream of the ops.
+    serial: bool,
     state: Mutex<State>,
 }
 
@@ -109,14 +111,16 @@ struct Tracked {
 }
 
 impl NcclWatchdog {
-    /// `patience`: how long creating a communicator may take.
+    /// `patience`: how long creating a communicator may take. `serial`: all collectives run on the
+    /// stream of the ops.
     pub fn start(
         api: Arc<Api>,
         device: Arc<Device>,
         endpoint: Arc<Endpoint>,
-        patience: Duration,
+        (patience, serial): (Duration, bool),
     ) -> anyhow::Result<NcclWatchdog> {
-        let shared = Arc::new(Shared { api, device, endpoint, patience, state: Mutex::default() });
+        let state = Mutex::default();
+        let shared = Arc::new(Shared { api, device, endpoint, patience, serial, state });
         let observer: Arc<dyn GraphObserver> = shared.clone();
         shared.device.observed.set(Arc::downgrade(&observer));
         let (end, ended) = channel();
@@ -249,6 +253,11 @@ impl Shared {
         tracked.events.iter_mut().for_each(|event| event.queued = false);
         let entered = tracked.entered.iter().flatten();
         entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
+    }
+
+    /// The stream of a collective that may run beside the ops.
+    pub fn beside(&self, stream: Stream) -> Stream {
+        if self.serial { Stream::Compute } else { stream }
     }
 
     pub fn handle(&self, stream: Stream) -> CUstream {

@@ -39,13 +39,15 @@ mod timeline;
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
-pub use preflight::{FOLDER, KERNELS, Options, device_count, set_environment};
+pub use preflight::{
+    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, set_environment,
+};
 pub use profile::Profiled;
 
 use super::{
     AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,
-    Logits, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, StepLimits, Tensor, Timeline,
-    Transfer, ZLoss,
+    Logits, Norm, OpTimes, Out, OutOfMemory, QueryKey, Scaler, Scaling, Section, StepLimits,
+    Tensor, Timeline, Transfer, ZLoss,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Problems};
@@ -212,6 +214,21 @@ impl Backend for Cuda {
 
     fn logits_chunk(&self) -> Bytes {
         LOGITS_CHUNK
+    }
+
+    fn enter(&self, section: Section) {
+        self.device.launches.enter(section);
+    }
+
+    fn time_ops(&self, alone: bool) -> bool {
+        if alone {
+            self.begin_profile();
+        }
+        alone
+    }
+
+    fn take_times(&self) -> OpTimes {
+        self.op_times()
     }
 
     fn sync(&self) -> anyhow::Result<()> {

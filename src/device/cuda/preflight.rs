@@ -28,7 +28,10 @@ const CACHE: &str = "GPTRAIN_CACHE";
 /// The variable that says how many SMs matrix products leave to NCCL while it sums beside them.
 pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 
-/// NCCL takes its algorithms for large collectives from some MiB on.
+/// The variable at 1 with which all collectives run on the stream of the ops, one after the other.
+pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
+
+/// Bytes from which on NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
 /// Options of `Cuda::open`.
@@ -47,6 +50,8 @@ pub struct Options {
     pub graphs: Option<String>,
     /// Value of `SM_MARGIN`.
     pub sm_margin: Option<String>,
+    /// Value of `SERIAL`.
+    pub serial: Option<String>,
     /// Kernels for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
     /// Dtype of weights and activations: refused if the GPU lacks it.
@@ -57,7 +62,7 @@ pub struct Options {
     pub fp8: bool,
     /// The instructions of attention's products, as `attention::CHOICE` names them.
     pub attention: Option<String>,
-    /// Bytes of the largest collectives by which NCCL gets its buffers: at most `cuda::SCRATCH`.
+    /// Bytes of the largest operations with which NCCL gets its buffers, at most `cuda::SCRATCH`.
     pub connect: usize,
     /// CPU threads, for ops on tensors in host memory. Default: all.
     pub threads: Option<usize>,
@@ -79,6 +84,7 @@ impl Options {
             tuned: cache(),
             graphs: text(GRAPHS),
             sm_margin: text(SM_MARGIN),
+            serial: text(SERIAL),
             volta: Kernels::volta(),
             dtype: DType::F32,
             tf32: false,
@@ -119,8 +125,10 @@ pub struct Opened {
 /// Variables of CUDA and NCCL, read as these start, which gptrain sets where the user has not: hardware
 /// queues for all streams of a rank (8 by default, fewer than it has), and launches of several
 /// communicators in the host's order (NCCL 2.26; off by default).
-const ENVIRONMENT: [(&str, &str); 2] =
-    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")];
+const ENVIRONMENT: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), (LAUNCH_ORDER, "1")];
+
+/// Variable at 1 with which NCCL launches communicators in the order of the host's calls.
+pub const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
 
 /// Sets the variables that CUDA and NCCL read as they start. Does nothing in a process that has started
 /// threads, which may be reading them.

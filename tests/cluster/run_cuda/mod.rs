@@ -3,6 +3,7 @@
 
 mod failures;
 mod faults;
+mod nccl;
 mod ranks;
 
 use crate::common::binary::{Done, Lab, run_args};
