@@ -115,6 +115,10 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value) {
         json.insert(of.source.to_string(), figures);
         every.extend(of.scored);
     }
+    for (name, errors) in cases(rows, &every) {
+        text += &line(name, &errors);
+        json.insert(name.to_string(), json!({ "unseen": errors_json(&errors) }));
+    }
     let together = time_errors(&every, &|_| true);
     text += &line("all, unseen", &together);
     json.insert("all".to_string(), json!({ "unseen": errors_json(&together) }));
@@ -122,6 +126,18 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value) {
     text += &heads();
     text += &line("all, unseen", &memory_errors(&every, &|_| true));
     (text, Value::Object(json))
+}
+
+/// Rows whose source was left out, by whether other sources have their program.
+fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
+    let program = |row: &Row| row.setup.as_ref().ok().map(|setup| setup.program.name());
+    let is_known = |row: &Row| {
+        rows.iter().any(|other| other.source != row.source && program(other) == program(row))
+    };
+    [
+        ("all, unknown program", time_errors(unseen, &|row| !is_known(row))),
+        ("all, known program", time_errors(unseen, &is_known)),
+    ]
 }
 
 /// A file of runs against a predictor.
