@@ -82,3 +82,24 @@ fn collectives_run_on_the_stream_of_the_ops() {
     let words = ["topology.overlap_p2p: ", "GPTRAIN_NCCL_SERIAL=1", "topology.overlap_p2p=false"];
     two(&lab, (SERIAL, "1"), &begun).expect(2, &words);
 }
+
+/// Messages that overlap with computation, and the same ones exchanged: equal bits. The stand-in ends a
+/// process that loads a kernel while a receive is under way.
+#[test]
+fn no_kernel_is_loaded_beside_a_receive() {
+    let lab = Lab::new();
+    let run = |overlap: bool| {
+        let pipeline = "pipeline: 2, schedule: interleaved, chunks: 2, overlap_p2p";
+        let sets = [
+            format!("topology={{{pipeline}: {overlap}}}"),
+            format!("log.folder={overlap}"),
+            "model.layers=4".to_string(),
+            "train.steps=6".to_string(),
+        ];
+        let done = two(&lab, ("SOFTGPU_LOADS", "apart"), &sets.each_ref().map(|set| &**set));
+        done.well();
+    };
+    run(true);
+    run(false);
+    assert_eq!(lab.losses("true"), lab.losses("false"));
+}
