@@ -138,6 +138,17 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
+// 4: threads that wait for the device block, and so do its events, which have a flag of their own.
+API cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) {
+    if (flags != 0 && flags != 4) return INVALID_VALUE;
+    device(d)->flags = flags;
+    return OK;
+}
+API cuDevicePrimaryCtxGetState(int d, unsigned* flags, int* active) {
+    *flags = device(d)->flags;
+    *active = 1;
+    return OK;
+}
 API cuDevicePrimaryCtxRetain(Device** context, int d) {
     *context = device(d);
     return OK;

@@ -183,6 +183,7 @@ struct Device {
     uint64_t launches = 0;
     uint64_t works = 0, streams_made = 0;
     std::set<std::string> loaded; // functions
+    unsigned flags = 0;           // of its context
     // The first failure stays.
     Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);

@@ -38,8 +38,10 @@ impl Device {
 
     fn new_event(&self, flags: CUevent_flags) -> CUevent {
         let mut event = null_mut();
+        // A wait for an event has a flag of its own.
+        let blocks = if self.blocking { CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
         self.call("making an event", |api| unsafe {
-            call!(api, cuEventCreate(&mut event, flags as u32))
+            call!(api, cuEventCreate(&mut event, flags as u32 | blocks))
         });
         event
     }

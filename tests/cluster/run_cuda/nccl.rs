@@ -6,7 +6,7 @@ use crate::common::softgpu;
 use gptrain::base::DType;
 use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, World, threads as worlds};
-use gptrain::device::cuda::{Cuda, SERIAL};
+use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor};
 use std::sync::Barrier;
 
@@ -102,4 +102,17 @@ fn no_kernel_is_loaded_beside_a_receive() {
     run(true);
     run(false);
     assert_eq!(lab.losses("true"), lab.losses("false"));
+}
+
+#[test]
+fn threads_sleep_while_they_wait_where_cores_are_few() {
+    let waits = |blocking: bool| {
+        let cuda = Cuda::open(&Options { blocking, ..softgpu::options() });
+        let cuda = cuda.unwrap_or_else(|problems| panic!("{problems}"));
+        let x = Tensor::at(cuda.reserve(64).unwrap(), 1, 16, DType::F32);
+        cuda.zero(x);
+        cuda.sync().unwrap();
+        cuda.description().contains("threads sleep while they wait")
+    };
+    assert_eq!([waits(true), waits(false)], [true, false]);
 }
