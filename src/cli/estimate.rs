@@ -63,8 +63,8 @@ pub struct Args {
     search: search::Search,
     #[command(flatten)]
     campaign: campaign::Campaign,
-    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to the
-    /// metrics.jsonl or the log of a run; of other programs to a log, or a csv with the columns of
+    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to a run:
+    /// its folder, its metrics.jsonl or its log; of other programs to a log, or a csv with the columns of
     /// `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
@@ -216,7 +216,13 @@ impl Args {
     }
 }
 
+/// The record of a run, where the path is its folder.
+fn record(path: &Path) -> std::path::PathBuf {
+    if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
+}
+
 fn read(path: &Path) -> anyhow::Result<String> {
+    let path = &record(path);
     base::input::is_there(path)?;
     let failed = || format!("cannot read {}", path.display());
     let bytes = base::input::read_named(path, base::input::LARGE).with_context(failed)?;

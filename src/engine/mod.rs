@@ -44,7 +44,7 @@ pub use states::{
 };
 
 use arenas::Arenas;
-use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
+use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
@@ -313,7 +313,9 @@ impl<'a> Engine<'a> {
             params.begin_step(micros);
             be.zero(s.loss);
             be.zero(s.z_loss);
+            be.enter(Section::Passes);
             computed = self.run(&order, &self.slots, true, load, None);
+            be.enter(Section::Once);
             computed.iter().for_each(|()| params.finish_grads());
         });
         computed?;

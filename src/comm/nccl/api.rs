@@ -1,4 +1,4 @@
-//! libnccl: the functions that are called in it.
+//! libnccl: the functions that gptrain calls.
 
 use base::DType;
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclResult_t};
@@ -18,13 +18,13 @@ table! {
     }
 }
 
-/// What two ranks on one GPU get.
+/// Code that two ranks on one GPU get.
 const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
 /// Not an error: not known yet.
 pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
 
 impl Api {
-    /// NCCL's version as it counts: 22602 is 2.26.2; 0 if it does not say.
+    /// NCCL's version as a number: 22602 is 2.26.2; 0 if the library gives none.
     pub fn version(&self) -> c_int {
         let mut version = 0;
         // SAFETY: the pointer is to a live variable.
@@ -32,15 +32,16 @@ impl Api {
         if code == 0 { version } else { 0 }
     }
 
-    /// What a code means, and the library's last message.
+    /// Explanation of a code, and the library's last message.
     pub fn error(&self, code: Code) -> String {
         // By hand, since cudarc takes the code as an enum.
         type Lookup = unsafe extern "C" fn(Code) -> *const c_char;
-        // SAFETY: both return a string that is there to stay, or null.
+        // SAFETY: null, or a string that ends with a NUL: of a code one that is never freed; the last
+        // message is copied here, before another call changes it.
         let text = |text: *const c_char| unsafe {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string())
         };
-        // SAFETY: of that type (nccl.h); the communicator may be null.
+        // SAFETY: the function has that type (nccl.h; the result is an int); the communicator may be null.
         let (name, last) = unsafe {
             let lookup = self.ncclGetErrorString.of_type::<Lookup>();
             (text(lookup(code)), text(call!(self, ncclGetLastError(null_mut()))))

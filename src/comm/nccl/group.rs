@@ -48,7 +48,7 @@ impl NcclGroup {
         NcclGroup { comm, name, ranks, rank, counters, begun, in_flight, free, watchdog }
     }
 
-    /// In one launch. There is at least one.
+    /// Enqueues collectives, at least one, in one launch.
     fn collectives(&self, all: &[Collective], stream: Stream) -> u64 {
         let wholes: Vec<_> = all.iter().map(|what| what.whole(self.size())).collect();
         let doing = wholes[0].0.to_string();
@@ -67,10 +67,10 @@ impl NcclGroup {
     /// Makes these calls as one group of NCCL's: one kernel for all.
     fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
         let api = &self.watchdog.shared.api;
-        // SAFETY: takes nothing.
+        // SAFETY: takes nothing; the group is ended below, on this thread.
         let start = unsafe { call!(api, ncclGroupStart()) };
         let failed = calls.find(|code| *code != 0);
-        // SAFETY: as above; a group that was started is ended.
+        // SAFETY: takes nothing; ends the group that was started above.
         let end = unsafe { call!(api, ncclGroupEnd()) };
         [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
     }
@@ -107,7 +107,7 @@ impl NcclGroup {
         Pending { job, event, ..Pending::DONE }
     }
 
-    /// In one launch.
+    /// Enqueues messages in one launch.
     fn messages(&self, messages: &[Message], stream: Stream) -> u64 {
         let (name, counters, ranks) =
             (self.name.clone(), self.counters.clone(), self.ranks.clone());
@@ -132,7 +132,9 @@ impl NcclGroup {
         let from = |x: Tensor| x.addr() as *const c_void;
         let of = |x: Tensor| (x.numel(), data_type(x.dtype));
         let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
-        // SAFETY: the tensors' memory lives as long as the backend.
+        // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
+        // device memory that the backend keeps: `part` is one rank's share of `whole`
+        // (`Collective::whole`), and ops do not access them before the collective has ended.
         unsafe {
             match what {
                 Collective::AllReduce(x) => {
@@ -154,7 +156,7 @@ impl NcclGroup {
 
     fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
         let (api, stream) = (&self.watchdog.shared.api, stream.cast());
-        // SAFETY: as in `launch`.
+        // SAFETY: as in `launch`: `x` is device memory of `numel` elements of this type.
         unsafe {
             match *message {
                 Message::Send { to, x } => {
@@ -257,14 +259,14 @@ impl Group for NcclGroup {
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         let (api, device) = (&self.watchdog.shared.api, &self.watchdog.shared.device);
-        // After a failure, or in a panic, the other ranks may never come.
+        // After a failure, or in a panic, the other ranks may have ended.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {
             Stream::all()
                 .for_each(|stream| device.wait_stream(self.watchdog.shared.handle(stream)));
         }
         if let Some(comm) = self.comm.take() {
-            // SAFETY: this was its only owner.
+            // SAFETY: `take` leaves None, so no other thread uses the communicator any more.
             device.try_call(|_| unsafe {
                 match failed || device.failed() || std::thread::panicking() {
                     true => call!(api, ncclCommAbort(comm)),

@@ -47,7 +47,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// NCCL as the options' folders or the machine has it.
+    /// Opens NCCL, in the options' folders or from the machine.
     pub fn open(cuda: &Cuda, options: &Options) -> Result<Nccl, Problems> {
         let refuse = |what: String, remedy: &str| Problems::one("NCCL", what, remedy);
         let names = ["libnccl.so.2", "libnccl.so"];
@@ -95,7 +95,7 @@ impl Nccl {
         Nccl { patience, ..self }
     }
 
-    /// A group of these ranks of the world, in this order; each of them calls it, no other rank
+    /// Creates a group of these ranks of the world, in this order; each of them calls it, no other rank
     /// does. An error fails the whole process group.
     pub fn group(&self, world: &World, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         if ranks.len() == 1 {
@@ -115,10 +115,10 @@ impl Nccl {
         Box::new(group)
     }
 
-    /// Names a communicator that is to be.
+    /// Creates the id of a new communicator.
     fn new_id(&self, world: &World) -> ncclUniqueId {
         let mut id = ncclUniqueId { internal: [0; 128] };
-        // SAFETY: the pointer is to a live variable.
+        // SAFETY: 128 bytes are written to the live variable.
         let code = unsafe { call!(self.api, ncclGetUniqueId(&mut id)) };
         if code != 0 {
             world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
@@ -126,7 +126,7 @@ impl Nccl {
         id
     }
 
-    /// The communicator of that name, of these ranks of the world.
+    /// Creates the communicator of that name, of these ranks of the world.
     fn communicator(
         &self,
         world: &World,
@@ -146,7 +146,7 @@ impl Nccl {
         let size = ranks.len();
         let made =
             watchdog.shared.create_comm(format!("group {name} of ranks {ranks:?}"), |comm| {
-                // SAFETY: the pointer is to a live variable; the device is bound.
+                // SAFETY: `create_comm` binds the device; the handle is written to the live variable.
                 unsafe { call!(self.api, ncclCommInitRank(comm, size as c_int, id, rank as c_int)) }
             });
         let comm = match made {

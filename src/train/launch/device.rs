@@ -102,6 +102,17 @@ impl Device {
         format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).of("thread"))
     }
 
+    /// Advice where the processor has no products of the run's 16-bit floats: widening them costs
+    /// what their smaller size saves (benches/RESULTS.md).
+    pub fn advice(&self, precision: Precision) -> Option<String> {
+        let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
+        let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
+        (halves && matches!(self, Device::Cpu(_))).then(|| {
+            let name = precision.name();
+            format!("this processor does not multiply {name}: a step in f32 takes no longer (--set precision=f32)")
+        })
+    }
+
     /// None is the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
