@@ -49,6 +49,7 @@ pub fn options() -> Options {
         serial: None,
         attention: None,
         connect: 1 << 20, // a stand-in is slow
+        blocking: false,
         threads: Some(1),
     }
 }

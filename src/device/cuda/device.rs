@@ -4,7 +4,9 @@ use super::driver::{Api, CONTEXT_LOST, CUstream, Code, explain};
 use super::launches::Launches;
 use super::library::{Library, Symbol, call};
 use super::observer::Observed;
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{
+    self, CUcontext, CUctx_flags as Waits, CUdevice, CUdevice_attribute as Attribute,
+};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char};
@@ -89,6 +91,8 @@ pub struct Device {
     pub shared_memory: usize,
     id: CUdevice,
     context: CUcontext,
+    /// Whether a thread that waits for the GPU sleeps; otherwise it polls on its core.
+    pub(super) blocking: bool,
     /// Stream of all ops and of blocking collectives.
     pub stream: CUstream,
     /// Stream of asynchronous collectives.
@@ -123,8 +127,13 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens the GPU with that number and creates its streams.
-    pub fn open(library: &Library, api: Api, ordinal: usize) -> Result<Device, String> {
+    /// Opens the GPU with that number and creates its streams. `blocking`: threads sleep while they wait for it.
+    pub fn open(
+        library: &Library,
+        api: Api,
+        ordinal: usize,
+        blocking: bool,
+    ) -> Result<Device, String> {
         let mut device = Device {
             api,
             param_info: library.symbol("cuFuncGetParamInfo"),
@@ -132,6 +141,7 @@ impl Device {
             shared_memory: 0,
             id: 0,
             context: null_mut(),
+            blocking,
             stream: null_mut(),
             comm_stream: null_mut(),
             layer_stream: null_mut(),
@@ -157,6 +167,10 @@ impl Device {
             device
                 .check("finding the GPU", call!(device.api, cuDeviceGet(&mut id, ordinal as _)))?;
             device.id = id;
+            let waits =
+                if blocking { Waits::CU_CTX_SCHED_BLOCKING_SYNC } else { Waits::CU_CTX_SCHED_AUTO };
+            let code = call!(device.api, cuDevicePrimaryCtxSetFlags_v2(id, waits as u32));
+            device.check("setting how threads wait for the GPU", code)?;
             let mut context = null_mut();
             let code = call!(device.api, cuDevicePrimaryCtxRetain(&mut context, id));
             device.check("opening the GPU", code)?;
@@ -174,6 +188,15 @@ impl Device {
         device.h2d_stream = device.new_stream(false)?;
         device.d2h_stream = device.new_stream(false)?;
         Ok(device)
+    }
+
+    /// Whether threads sleep while they wait for the GPU, by the driver's word.
+    pub fn waits_block(&self) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        self.call("asking how threads wait", |api| unsafe {
+            call!(api, cuDevicePrimaryCtxGetState(self.id, &mut flags, &mut active))
+        });
+        flags & Waits::CU_CTX_SCHED_BLOCKING_SYNC as u32 != 0
     }
 
     /// GPUs that the driver shows to this process.

@@ -14,7 +14,8 @@ table! {
     pub struct Api {
         cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
         cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceGetPCIBusId
-        cuDeviceGetUuid_v2 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent
+        cuDeviceGetUuid_v2 cuDevicePrimaryCtxSetFlags_v2 cuDevicePrimaryCtxGetState
+        cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent
         cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemsetD8Async
         cuModuleLoadData cuModuleUnload cuModuleGetFunction

@@ -38,9 +38,11 @@ impl Device {
 
     fn new_event(&self, flags: CUevent_flags) -> CUevent {
         let mut event = null_mut();
+        // A wait for an event has a flag of its own.
+        let blocks = if self.blocking { CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
         // SAFETY: the handle is written to the live variable; it remains null if the device has failed.
         self.call("making an event", |api| unsafe {
-            call!(api, cuEventCreate(&mut event, flags as u32))
+            call!(api, cuEventCreate(&mut event, flags as u32 | blocks))
         });
         event
     }

@@ -110,7 +110,8 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let by = hopper.as_ref().map_or("", |hopper| hopper.said());
-        let description = format!("{machine} ({lt_name}; {how}{by}{near})");
+        let waits = if device.waits_block() { "; threads sleep while they wait" } else { "" };
+        let description = format!("{machine} ({lt_name}; {how}{by}{near}{waits})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);

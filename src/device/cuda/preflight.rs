@@ -64,6 +64,8 @@ pub struct Options {
     pub attention: Option<String>,
     /// Bytes of the largest operations with which NCCL gets its buffers, at most `cuda::SCRATCH`.
     pub connect: usize,
+    /// Whether threads sleep while they wait for the GPU, instead of polling on their cores.
+    pub blocking: bool,
     /// CPU threads, for ops on tensors in host memory. Default: all.
     pub threads: Option<usize>,
 }
@@ -91,6 +93,7 @@ impl Options {
             fp8: false,
             attention,
             connect: CONNECT,
+            blocking: false,
             threads: None,
         }
     }
@@ -280,7 +283,7 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     let version = driver::version(&api).map_err(|why| {
         refuse(format!("the NVIDIA driver does not start: {why}"), "see what nvidia-smi says")
     })?;
-    let device = Device::open(&library, api, options.ordinal)
+    let device = Device::open(&library, api, options.ordinal, options.blocking)
         .map_err(|why| refuse(why, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES"))?;
     Ok((device, version))
 }

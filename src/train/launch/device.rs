@@ -21,12 +21,18 @@ pub struct LocalRank {
     pub local_world: usize,
     /// The rank is a process, to which the launcher may show only its own GPU.
     pub process: bool,
+    /// CPU cores of the node for each of its ranks.
+    pub cores: usize,
 }
 
 impl LocalRank {
     /// A single rank.
-    pub const ONLY: LocalRank = LocalRank { local_rank: 0, local_world: 1, process: false };
+    pub const ONLY: LocalRank =
+        LocalRank { local_rank: 0, local_world: 1, process: false, cores: ENOUGH_CORES };
 }
+
+/// Cores of a rank from which on its thread polls for its GPU: the other core computes meanwhile.
+const ENOUGH_CORES: usize = 2;
 
 /// The device that a rank computes on.
 pub enum Device {
@@ -59,7 +65,8 @@ impl Device {
         };
         let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
         let dtype = model_dtype(m.precision);
-        let options = Options { dtype, tf32, fp8, threads, ..Options::of_machine(ordinal) };
+        let blocking = local.cores < ENOUGH_CORES;
+        let options = Options { dtype, tf32, fp8, threads, blocking, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 
@@ -201,7 +208,7 @@ fn nccl_shares() -> bool {
 /// The GPU of a rank, out of `count` visible ones. With none visible it is 0, and opening it fails
 /// with the reason.
 fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
-    let LocalRank { local_rank, local_world, process } = local;
+    let LocalRank { local_rank, local_world, process, .. } = local;
     match m.comm.gpu_transport {
         _ if count == 0 => Ok(0),
         GpuTransport::Host => Ok(local_rank % count),

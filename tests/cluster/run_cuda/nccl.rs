@@ -6,7 +6,7 @@ use crate::common::softgpu;
 use gptrain::base::DType;
 use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, World, threads as worlds};
-use gptrain::device::cuda::{Cuda, SERIAL};
+use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor};
 use std::sync::Barrier;
 
@@ -81,4 +81,38 @@ fn collectives_run_on_the_stream_of_the_ops() {
     let begun = ["model.layers=4", pipeline];
     let words = ["topology.overlap_p2p: ", "GPTRAIN_NCCL_SERIAL=1", "topology.overlap_p2p=false"];
     two(&lab, (SERIAL, "1"), &begun).expect(2, &words);
+}
+
+/// Messages that overlap with computation, and the same ones exchanged: equal bits. The stand-in ends a
+/// process that loads a kernel while a receive is under way.
+#[test]
+fn no_kernel_is_loaded_beside_a_receive() {
+    let lab = Lab::new();
+    let run = |overlap: bool| {
+        let pipeline = "pipeline: 2, schedule: interleaved, chunks: 2, overlap_p2p";
+        let sets = [
+            format!("topology={{{pipeline}: {overlap}}}"),
+            format!("log.folder={overlap}"),
+            "model.layers=4".to_string(),
+            "train.steps=6".to_string(),
+        ];
+        let done = two(&lab, ("SOFTGPU_LOADS", "apart"), &sets.each_ref().map(|set| &**set));
+        done.well();
+    };
+    run(true);
+    run(false);
+    assert_eq!(lab.losses("true"), lab.losses("false"));
+}
+
+#[test]
+fn threads_sleep_while_they_wait_where_cores_are_few() {
+    let waits = |blocking: bool| {
+        let cuda = Cuda::open(&Options { blocking, ..softgpu::options() });
+        let cuda = cuda.unwrap_or_else(|problems| panic!("{problems}"));
+        let x = Tensor::at(cuda.reserve(64).unwrap(), 1, 16, DType::F32);
+        cuda.zero(x);
+        cuda.sync().unwrap();
+        cuda.description().contains("threads sleep while they wait")
+    };
+    assert_eq!([waits(true), waits(false)], [true, false]);
 }
