@@ -98,7 +98,7 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
         return detect(&step);
     }
     let what = "is not a checkpoint that is known: no config.json, global_stepN, mp_rank_NN, \
-                .metadata, latest or latest_checkpointed_iteration.txt";
+                .metadata, step-N, latest or latest_checkpointed_iteration.txt";
     let remedy = "give the folder of a checkpoint, or the one that --save named";
     Err(Problems::one(from.display().to_string(), what, remedy).into())
 }
@@ -112,7 +112,11 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     let files = ["latest", "latest_checkpointed_iteration.txt"];
     let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
-        return Ok(None);
+        // torchtitan: step-N for each step, and no file that names the newest.
+        let step = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
+        let whole = |name: &&String| from.join(name).join(".metadata").exists();
+        let steps = names.iter().filter(whole).filter_map(|name| Some((step(name)?, name)));
+        return Ok(steps.max().map(|(_, name)| from.join(name)));
     };
     let path = from.join(file);
     let place = path.display().to_string();

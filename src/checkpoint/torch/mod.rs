@@ -87,6 +87,11 @@ impl TorchFile {
         self.tree.root()
     }
 
+    /// The file's name in messages.
+    pub fn place(&self) -> &str {
+        self.archive.place()
+    }
+
     /// Whether the file has checksums; without them damage to its tensors is not seen.
     pub fn has_checksums(&self) -> bool {
         self.archive.has_checksums()
