@@ -10,8 +10,10 @@
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
 mod flat;
+mod layers;
 mod names;
 mod optimizer;
+pub mod universal;
 
 use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
@@ -21,15 +23,16 @@ use super::settings::Settings;
 use super::{Choices, ForeignRun, Found, Kept};
 use anyhow::Context;
 use base::Problems;
+use layers::{EMBEDDING, first_block, name_of};
 use manifest::Model;
-use model::{Param, TpSplit, Weight};
+use model::{Param, TpSplit};
 use names::Names;
 use optimizer::{loss_scale, rate, updates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The name of the tied embedding in the optimizer's maps.
-const EMBEDDING: &str = "tied_modules.embed.word_embeddings.weight";
+/// The order of samples.
+const RULE: &str = "megatron-deepspeed";
 
 /// Names and shapes of a group's parameters, in their order.
 type Group = Vec<(String, Vec<usize>)>;
@@ -66,12 +69,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let main = TorchFile::open(&dir.join(names.model(0)))?;
     let root = main.root();
     let place = dir.join(names.model(0)).display().to_string();
-    let args = Arguments::new(root.need("args")?, place, "megatron-deepspeed");
-    args.refuse(&[
-        ("swiglu", "SwiGLU in this folder is not read yet"),
-        ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
-        ("use_rotary_position_embeddings", "rotary positions in this folder are not read yet"),
-    ])?;
+    let args = Arguments::new(root.need("args")?, place, RULE);
+    refuse(&args)?;
     let grid = names.grid(&dir, &args)?;
     let stages = stages(&dir, &names, grid, root.need("iteration")?.count()?)?;
     let sharded = TorchFile::open(&dir.join(&names.optim[&(0, 0)]))?;
@@ -82,7 +81,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
     args.rates(scheduler.as_ref(), &mut settings)?;
     topology(&mut settings, grid, &args);
-    let first_block = first_block(&stages)
+    let block_names = stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
+    let first_block = first_block(block_names)
         .with_context(|| format!("{}: no parameter is a block's input_layernorm", dir.display()))?;
     uniform(&stages, first_block, &args)?;
     let optimizer = sharded.root().need("optimizer_state_dict")?;
@@ -125,6 +125,15 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     Ok(Box::new(folder))
 }
 
+/// An error about options that this trainer's folders are not read with.
+fn refuse(args: &Arguments) -> Result<(), Problems> {
+    args.refuse(&[
+        ("swiglu", "SwiGLU in this folder is not read yet"),
+        ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
+        ("use_rotary_position_embeddings", "rotary positions in this folder are not read yet"),
+    ])
+}
+
 fn version_of(root: &Value) -> f64 {
     root.some("checkpoint_version").and_then(|version| version.float().ok()).unwrap_or(3.0)
 }
@@ -162,13 +171,6 @@ fn stages(
         stages.push(groups.iter().map(group).collect::<anyhow::Result<Vec<_>>>()?);
     }
     Ok(stages)
-}
-
-/// The smallest layer that has an input norm.
-fn first_block(stages: &[Vec<Group>]) -> Option<usize> {
-    let names = stages.iter().flatten().flatten();
-    let block = |name: &str| name.strip_suffix(".input_layernorm.weight")?.parse().ok();
-    names.filter_map(|(name, _)| block(name)).min()
 }
 
 /// Every block is there, once.
@@ -275,41 +277,8 @@ impl Folder {
 
     /// The trainer's name of a parameter.
     fn name(&self, param: &Param) -> Option<String> {
-        use Weight::*;
-        let of_block = |name: &str| {
-            let layer =
-                param.name.strip_prefix("block.")?.split_once('.')?.0.parse::<usize>().ok()?;
-            Some(format!("{}.{name}", layer + self.first_block))
-        };
-        let last = |kind: &str| {
-            // The final norm: the one layer whose parameters have no other name.
-            let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
-            let is_norm = |name: &str| {
-                name.strip_suffix(kind).is_some_and(|layer| layer.parse::<usize>().is_ok())
-            };
-            names.into_iter().find(|name| is_norm(name)).map(str::to_string)
-        };
-        match param.spec.weight {
-            TokenEmbed => Some(EMBEDDING.to_string()),
-            PosEmbed => Some("tied_modules.embed.position_embeddings.weight".to_string()),
-            EmbedLnScale => Some("tied_modules.embed.word_embeddings.norm.weight".to_string()),
-            EmbedLnShift => Some("tied_modules.embed.word_embeddings.norm.bias".to_string()),
-            Ln1Scale => of_block("input_layernorm.weight"),
-            Ln1Shift => of_block("input_layernorm.bias"),
-            QkvW => of_block("self_attention.query_key_value.weight"),
-            QkvB => of_block("self_attention.query_key_value.bias"),
-            ProjW => of_block("self_attention.dense.weight"),
-            ProjB => of_block("self_attention.dense.bias"),
-            Ln2Scale => of_block("post_attention_layernorm.weight"),
-            Ln2Shift => of_block("post_attention_layernorm.bias"),
-            Fc1W => of_block("mlp.dense_h_to_4h.weight"),
-            Fc1B => of_block("mlp.dense_h_to_4h.bias"),
-            Fc2W => of_block("mlp.dense_4h_to_h.weight"),
-            Fc2B => of_block("mlp.dense_4h_to_h.bias"),
-            LnfScale => last(".weight"),
-            LnfShift => last(".bias"),
-            HeadW | QNorm | KNorm => None,
-        }
+        let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
+        name_of(param, self.first_block, names)
     }
 }
 

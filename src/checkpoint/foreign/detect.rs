@@ -50,10 +50,7 @@ impl Format {
                 "save once with ZeRO stage 1 in that trainer; or export its weights with \
                  zero_to_fp32.py to Hugging Face's format and import those"
             }
-            Format::DeepSpeedUniversal => {
-                "import the folder that it was made from (global_stepN beside it)"
-            }
-            Format::MegatronLegacy | Format::MegatronDist => {
+            Format::MegatronDist => {
                 "convert the weights to Hugging Face's format with that trainer's tools \
                  (tools/checkpoint/convert.py) and import those; the optimizer begins again"
             }
@@ -110,7 +107,7 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 
 /// The step that `latest` or `latest_checkpointed_iteration.txt` names.
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
-    let files = ["latest", "latest_checkpointed_iteration.txt"];
+    let files = ["latest", "latest_checkpointed_iteration.txt", "latest_universal"];
     let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
         // torchtitan: step-N for each step, and no file that names the newest.
         let step = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();

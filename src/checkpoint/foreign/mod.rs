@@ -8,7 +8,7 @@
 //! | `copies` | copies that differ between tensor ranks, as one |
 //! | `cut` | rows and columns of a parameter that one of their tensors holds, in both directions |
 //! | `arguments` | Megatron's arguments as such rows |
-//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies |
+//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; universal ones |
 //! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
 //! | `dcp` | distributed checkpoints of PyTorch, as torchtitan writes them |
 //!
@@ -175,6 +175,7 @@ pub trait ForeignRun {
 pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     match format {
         Format::MegatronDeepSpeed => deepspeed::open(from, choices),
+        Format::DeepSpeedUniversal => deepspeed::universal::open(from, choices),
         Format::MegatronLegacy => megatron::open(from, choices),
         Format::PytorchDcp => dcp::open(from, choices),
         other => Err(other.refused(from).into()),
