@@ -130,6 +130,65 @@ fn folders_of_megatron_that_are_not_whole_are_refused() {
     }
 }
 
+/// What goes out comes in as the same run: every bit of weights and moments, on any grid of files.
+/// `tests/fixtures/torch/exported.py` loads such a folder with PyTorch.
+#[test]
+fn an_exported_folder_is_read_back_bit_for_bit() {
+    for [tensor, pipeline] in [["1", "1"], ["2", "2"], ["1", "4"]] {
+        let lab = lab("megatron");
+        let export = ["export", "runs/whole", "--to", "megatron", "--output", "out"];
+        let grid = ["--tensor", tensor, "--pipeline", pipeline];
+        let done = lab.gptrain(&[&export[..], &grid].concat());
+        done.well();
+        assert!(done.out.contains("weights and AdamW's states"), "{}", done.out);
+        let done = import(&lab, "out", SETS, &[]);
+        done.well();
+        assert!(!done.out.contains("begins again"), "{}", done.out);
+        same_states(&lab);
+        if tensor == "2" {
+            continues_alike(&lab, [1, 2, 1]);
+        }
+    }
+}
+
+#[test]
+fn exports_that_megatron_cannot_have_are_refused() {
+    let lab = lab("megatron");
+    let export = |more: &[&str]| {
+        lab.gptrain(
+            &[&["export", "runs/whole", "--to", "megatron", "--output", "out"], more].concat(),
+        )
+    };
+    export(&["--tensor", "4"]).expect(2, &["2 heads of keys", "--tensor 4"]);
+    export(&["--pipeline", "3"]).expect(2, &["4 layers", "--pipeline 3"]);
+    assert!(!lab.path("out").exists());
+    export(&[]).well();
+    export(&[]).expect(2, &["out"]);
+    lab.gptrain(&["export", "runs/whole", "--tensor", "2", "--output", "hf"]).expect(2, &["--to"]);
+}
+
+/// A vocabulary that tensor ranks do not divide is padded with rows of zeros, which an import leaves
+/// out.
+#[test]
+fn rows_that_pad_an_exported_vocabulary_come_back_as_none() {
+    let lab = lab("megatron");
+    let sets = ["--set", "model.vocab=65", "--set", "log.folder=odd", "--set", "train.samples=16"];
+    lab.gptrain(&[&["run", "run.yaml"], &sets[..]].concat()).expect(0, &[]);
+    let export = ["export", "odd", "--to", "megatron", "--tensor", "2", "--output", "out"];
+    let done = lab.gptrain(&export);
+    done.well();
+    assert!(done.out.contains("1 rows of zeros pad the vocabulary"), "{}", done.out);
+    let done = import(&lab, "out", SETS, &[]);
+    done.well();
+    assert!(done.out.contains("rows 65 to 65 of the embedding pad it: left out"), "{}", done.out);
+    let read = |run: &str| Saved::read(&lab.path(run).join("checkpoints/step-00000002"));
+    let (brought, original) = (read("runs/brought"), read("odd"));
+    for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
+        assert_eq!((&brought.name, &brought.shape), (&original.name, &original.shape));
+        assert_eq!(brought.kept, original.kept, "{}", brought.name);
+    }
+}
+
 #[test]
 fn mutated_files_of_megatron_are_read_or_refused() {
     let lab = lab("megatron");

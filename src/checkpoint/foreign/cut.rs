@@ -107,7 +107,6 @@ impl Cut {
         }
     }
 
-    #[cfg(test)]
     /// The tensor, out of our rows of `width` columns; rows that ours does not have are zero.
     pub fn take(&self, ours: &[f32], width: usize) -> Vec<f32> {
         let mut theirs = Vec::with_capacity(self.rows.len() * self.cols.len());

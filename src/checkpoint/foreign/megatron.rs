@@ -12,6 +12,8 @@ mod files;
 mod names;
 mod states;
 
+pub use names::{MODULES, core_name};
+
 use super::super::torch::TorchFile;
 use super::arguments::Arguments;
 use super::copies::Copies;

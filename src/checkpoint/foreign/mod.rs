@@ -10,6 +10,7 @@
 //! | `arguments` | Megatron's arguments as such rows |
 //! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; universal ones |
 //! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
+//! | `export` | Megatron-LM's folder, written from a checkpoint |
 //! | `dcp` | distributed checkpoints of PyTorch, as torchtitan writes them |
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
@@ -23,10 +24,12 @@ mod cut;
 mod dcp;
 mod deepspeed;
 mod detect;
+mod export;
 mod megatron;
 mod settings;
 
 pub use detect::{Format, detect};
+pub use export::{Written, export};
 pub use settings::{Row, Settings, Wanted};
 
 use manifest::Model;

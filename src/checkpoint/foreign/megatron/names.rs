@@ -43,6 +43,26 @@ const OUTSIDE: &[(Weight, &[&str])] = {
     ]
 };
 
+/// The order of Megatron-Core's modules where Transformer Engine joins norms with products.
+#[rustfmt::skip]
+pub const MODULES: &[Weight] = {
+    use Weight::*;
+    &[
+        TokenEmbed, PosEmbed, ProjW, ProjB, Ln1Scale, Ln1Shift, QkvW, QkvB, QNorm, KNorm,
+        Ln2Scale, Ln2Shift, Fc1W, Fc1B, Fc2W, Fc2B, LnfScale, LnfShift, HeadW,
+    ]
+};
+
+/// Megatron-Core's name of a parameter, the last one of each row; None if it has none.
+pub fn core_name(weight: Weight, layer: Option<usize>) -> Option<String> {
+    if let Some(layer) = layer {
+        let (_, names) = BLOCK.iter().find(|(row, _)| *row == weight)?;
+        return Some(format!("decoder.layers.{layer}.{}", names.last()?));
+    }
+    let (_, names) = OUTSIDE.iter().find(|(row, _)| *row == weight)?;
+    Some(names.first()?.replace("encoder.", "decoder."))
+}
+
 /// A parameter of a file's model.
 #[derive(Clone)]
 pub struct Entry<'t> {
@@ -125,6 +145,10 @@ mod tests {
             ("word_embeddings_for_head.weight", Weight::HeadW, None),
         ] {
             assert_eq!(known(name), Some((weight, layer)), "{name}");
+        }
+        for weight in MODULES {
+            let layer = BLOCK.iter().any(|(row, _)| row == weight).then_some(5);
+            assert_eq!(known(&core_name(*weight, layer).unwrap()), Some((*weight, layer)));
         }
         assert_eq!(known("decoder.layers.0.mlp.router.weight"), None);
         assert_eq!(known("language_model.pooler.dense.weight"), None);
