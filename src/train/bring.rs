@@ -75,6 +75,36 @@ pub fn bring(
     Ok(done(foreign.found(), Some(checkpoint), remarks))
 }
 
+/// The manifest of the run that a folder would become, for a plan of it: settings that the folder does
+/// not have take examples, but for the model's and the batch.
+pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let run = Path::new("imported");
+    let format = foreign::detect(from)?;
+    if format == foreign::Format::HuggingFace {
+        let model = super::import::model_section(from)?;
+        let text = format!(
+            "{model}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: 512}}\n\
+             lr: {{peak: 3e-5}}\ntrain: {{steps: 1000}}\n"
+        );
+        return Ok(manifest::parse(&text, &from.display().to_string(), run, sets)?);
+    }
+    let choices = Choices { sets: sets.to_vec(), ..Choices::default() };
+    let foreign = foreign::open(from, format, &choices)?;
+    let mut found = foreign.found().clone();
+    let (examples, missing): (Vec<_>, Vec<_>) = found
+        .wanted
+        .drain(..)
+        .partition(|row| !row.key.starts_with("model.") && !row.key.starts_with("batch."));
+    found.wanted = missing;
+    if !found.wanted.is_empty() {
+        return Err(wanted(&found).into());
+    }
+    for row in examples {
+        found.settings.set(row.key, row.example, "an example");
+    }
+    Ok(new_manifest(&found, run, sets)?.1)
+}
+
 /// An error that lists the settings that the folder does not have.
 fn wanted(found: &Found) -> Problems {
     let mut problems = Problems::default();

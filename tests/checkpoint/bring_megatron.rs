@@ -2,9 +2,10 @@
 //! `tests/fixtures/torch/megatron.py`: the names of Megatron-Core on tensor 2 × pipeline 2, and those
 //! before it on two stages of two chunks each.
 
-use crate::bring_llama::{continues_alike, first_number, import, lab, same_states};
-use crate::common::binary::Lab;
+use crate::bring_llama::{continues_alike, first_number, fixture, import, lab, same_states};
+use crate::common::binary::{Done, Lab};
 use crate::common::saved::Saved;
+use crate::common::unpack::unpack;
 use gptrain::base::rng;
 use gptrain::checkpoint::foreign::{Choices, Format, open};
 use std::fs;
@@ -187,6 +188,41 @@ fn rows_that_pad_an_exported_vocabulary_come_back_as_none() {
         assert_eq!((&brought.name, &brought.shape), (&original.name, &original.shape));
         assert_eq!(brought.kept, original.kept, "{}", brought.name);
     }
+}
+
+/// The plan of the run that a folder would become; of what the files lack, shapes are asked for.
+#[test]
+fn a_folder_is_planned_before_it_is_imported() {
+    let lab = lab("megatron");
+    unpack(&fixture("llama.tar.zst"), &["titan/"], &lab.path(""));
+    let plan = |from: &str, more: &[&str]| {
+        lab.gptrain(&[&["estimate", "--from", from, "--hardware", "h100", "--json"], more].concat())
+    };
+    let read = |done: Done| -> serde_json::Value {
+        done.expect(0, &[]);
+        serde_json::from_str(&done.out).unwrap()
+    };
+    let core = read(plan("megatron/core", &[]));
+    let whole = lab.gptrain(&[
+        "estimate",
+        "run.yaml",
+        "--hardware",
+        "h100",
+        "--json",
+        "--set",
+        "topology.tensor=2",
+        "--set",
+        "topology.pipeline=2",
+    ]);
+    let whole = read(whole);
+    assert!(core["parameters"].is_u64(), "{core}");
+    assert_eq!(core["parameters"], whole["parameters"]);
+    assert_eq!(core["memory"], whole["memory"]);
+    plan("titan", &[]).expect(2, &["has no model.heads", "has no batch.global"]);
+    let sets = ["model.heads=4", "model.seq_len=16", "model.position.rope.theta=500"];
+    let sets: Vec<&str> =
+        sets.iter().chain(&["batch.global=8"]).flat_map(|set| ["--set", set]).collect();
+    assert_eq!(read(plan("titan", &sets))["parameters"], whole["parameters"]);
 }
 
 #[test]
