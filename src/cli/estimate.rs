@@ -21,13 +21,18 @@ use plan::timeline;
 use progress::Bar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use train::bring;
 use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The experiment, or a size in its place, such as 7B: the published model's shape
-    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware"])]
+    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
     manifest: Option<PathBuf>,
+    /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
+    /// become
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["manifest", "family", "what_if", "sizes"])]
+    from: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
@@ -112,14 +117,19 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
 }
 
 fn plan(args: &Args) -> anyhow::Result<bool> {
-    let path = args.manifest.as_ref().expect("clap asks for it");
-    if let Some(other) = &args.campaign.what_if {
-        return campaign::compare(args, path, other);
-    }
-    if !args.campaign.sizes.is_empty() {
-        return campaign::sizes(args, path);
-    }
-    let loaded = args.load(path, &args.set)?;
+    let loaded = match (&args.from, &args.manifest) {
+        (Some(from), _) => bring::planned(from, &args.set)?,
+        (None, manifest) => {
+            let path = manifest.as_ref().expect("clap asks for it");
+            if let Some(other) = &args.campaign.what_if {
+                return campaign::compare(args, path, other);
+            }
+            if !args.campaign.sizes.is_empty() {
+                return campaign::sizes(args, path);
+            }
+            args.load(path, &args.set)?
+        }
+    };
     let mut request = Request::new(loaded.manifest, &args.flags())?;
     args.refuse_idle_for(request.setup.program)?;
     let mut from = args.calibrate.as_deref();
