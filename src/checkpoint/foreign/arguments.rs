@@ -41,7 +41,6 @@ const OF_THE_OLD_RUN: &[&str] = &[
     "lr_warmup_iters",
     "lr_decay_samples",
     "lr_decay_iters",
-    "max_position_embeddings",
     "encoder_seq_length",
     "padded_vocab_size",
     "use_checkpoint_lr_scheduler",

@@ -34,7 +34,12 @@ impl Arguments<'_> {
         if let Some(width) = self.get("ffn_hidden_size").map(|v| v.count()).transpose()? {
             settings.set("model.ffn_hidden", width, "ffn_hidden_size");
         }
-        settings.set("model.seq_len", self.count("seq_length")?, "seq_length");
+        let seq_len = self.count("seq_length")?;
+        settings.set("model.seq_len", seq_len, "seq_length");
+        let rows = self.get("max_position_embeddings").map(|rows| rows.count()).transpose()?;
+        if let Some(rows) = rows.filter(|rows| name == "learned" && *rows != seq_len) {
+            settings.set("model.positions", rows, "max_position_embeddings");
+        }
         match name {
             "rope" => self.rope(settings)?,
             name => settings.set("model.position", name, "position_embedding_type"),

@@ -91,7 +91,7 @@ fn shape(m: &Manifest) -> Vec<Named> {
         ("group_query_attention", (heads.kv != heads.query).into()),
         ("num_query_groups", heads.kv.into()),
         ("seq_length", model.seq_len.into()),
-        ("max_position_embeddings", model.seq_len.into()),
+        ("max_position_embeddings", model.context().into()),
         ("vocab_size", model.vocab.into()),
         ("make_vocab_size_divisible_by", model.vocab_multiple.into()),
         ("swiglu", (model.ffn == Ffn::Swiglu).into()),
