@@ -224,7 +224,7 @@ fn what_cannot_be_cut_is_refused() {
     });
     assert!(stages.contains("PP 64 has more stages than 32 layers"), "{stages}");
     let heads = broken(&|s| (s.model.hidden, s.model.heads, s.topology.tensor) = (13824, 108, 8));
-    assert!(heads.contains("108 heads do not divide by TP 8"), "{heads}");
+    assert!(heads.contains("108 heads are not divisible by TP 8"), "{heads}");
     assert!(broken(&|s| s.global = 100).contains("not a multiple of micro 2 × DP 8"));
     for (id, gpus, remedy) in [
         ("001-011", 16, "is not the 16"),
@@ -294,7 +294,7 @@ fn bloom_tells_its_story() {
     near(p.gigabytes, 59.0, 0.05);
 }
 
-/// With UPDATE=1 it writes them. The fit comes to rest at them, from what is known before any row and from
+/// With UPDATE=1 it writes them. The fit converges to them, from the prior and from
 /// themselves, to a twentieth of the spread that they had before: a fit begins with all runs heard alike, and
 /// where it ends the weights have dents of that size, which a second fit makes smaller.
 #[test]
@@ -416,7 +416,7 @@ fn drift_from_the_plan_is_said_aloud() {
     assert!(drift::line(&m, 0, other, (8, 100.0)).unwrap().contains("bug"));
 }
 
-/// A file with times only leaves memory as shipped; no figure is no number, on any hardware.
+/// A file with times only leaves memory as shipped; all figures are finite, on any hardware.
 #[test]
 fn what_a_file_does_not_measure_keeps_its_constants() {
     let setup = run("002-052");

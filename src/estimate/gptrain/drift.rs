@@ -1,4 +1,4 @@
-//! Predicted against actual, once a run has made its first real steps.
+//! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::{dry_run, here};
 use crate::hardware::{self, CPU};
@@ -7,12 +7,12 @@ use base::{Bytes, Seconds};
 use engine::model_dtype;
 use manifest::{DeviceChoice, Manifest};
 
-/// From so far off on, time or memory is worth a warning.
+/// Deviation of time or memory that causes a warning.
 const FAR: f64 = 1.5;
 
-/// One line: what the plan said of memory and of a step's time, what was seen, and a warning where
-/// they are far apart. `reserved` is the engine's memory plan on stage `stage`, `seconds` the median of a few
-/// steps of `global` samples. None where the planner cannot plan this run.
+/// One line with planned and actual memory and time of a step, and a warning if they differ much.
+/// `reserved` is the engine's memory plan on stage `stage`, `seconds` the median of a few steps of
+/// `global` samples. None if the planner cannot plan this run.
 pub fn line(
     m: &Manifest,
     stage: usize,
