@@ -1,4 +1,4 @@
-//! `gptrain export`: a checkpoint for Hugging Face's library.
+//! `gptrain export`: writes a checkpoint for Hugging Face's library.
 
 use base::{Bytes, DType};
 use checkpoint::{self, hf};
@@ -8,19 +8,19 @@ use std::path::PathBuf;
 /// Write a checkpoint as a Hugging Face folder
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// A checkpoint, or a run's folder: its newest
+    /// Checkpoint, or run folder (its newest checkpoint)
     checkpoint: PathBuf,
-    /// The folder to write: config.json, safetensors, tokenizer and generation settings
+    /// Folder to write: config.json, safetensors, tokenizer and generation settings
     #[arg(short, long, visible_alias = "hf", value_name = "DIR")]
     output: PathBuf,
-    /// What the weights are written as [default: what the run computes with]; f32 is the master
+    /// Type of the written weights [default: that in which the run computes]; f32 writes the master
     /// weights
     #[arg(long, value_enum)]
     dtype: Option<Choice>,
-    /// Size from which on the weights are several files
+    /// Largest size of a weights file; larger weights are split into several
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shard_size: Bytes,
-    /// A tokenizer.json, if the run's own is not there
+    /// File tokenizer.json, if the run's own is missing
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
         if !done.tokenizer {
             base::say!(
-                "without a tokenizer: the run's manifest names none, or it is not there any more"
+                "without a tokenizer: the run's manifest names none, or its file no longer exists"
             );
         }
     };

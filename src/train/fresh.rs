@@ -1,4 +1,4 @@
-//! Checkpoints made of weights alone: imported ones, and means of others.
+//! Makes checkpoints from weights only: imported ones, and means of other checkpoints.
 
 use checkpoint::disk::Disk;
 use checkpoint::{self, Share, State};
@@ -7,15 +7,15 @@ use manifest::Manifest;
 use model::{Layout, ModelShard};
 use std::path::{Path, PathBuf};
 
-/// A whole parameter, of the shape that checkpoints have.
+/// Whole parameter, in the shape that checkpoints have.
 pub struct Whole {
     pub shape: Vec<usize>,
     pub values: Vec<f32>,
 }
 
 /// Saves weights, in the model's order, as a checkpoint of the manifest's run in the folder
-/// `checkpoints`: the optimizer's states are those before its first update; of an import there are
-/// none, for which optimizer it will be is open.
+/// `checkpoints`. The optimizer's states are those before its first update; an import has none,
+/// because its optimizer may still change.
 pub fn save(
     m: &Manifest,
     checkpoints: &Path,
