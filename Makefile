@@ -61,7 +61,7 @@ lint:
 # docs/ as pages for a browser: target/book.
 MDBOOK = target/mdbook/bin/mdbook
 book: $(MDBOOK)
-	$(MDBOOK) build docs
+	$(MDBOOK) build
 $(MDBOOK):
 	cargo install --quiet --locked --no-default-features --debug --root target/mdbook mdbook@0.5.4
 

@@ -66,8 +66,8 @@ pub struct Args {
     #[command(flatten)]
     campaign: campaign::Campaign,
     /// Fit the constants of the estimate to measurements. For gptrain: the output of `gptrain bench
-    /// --json`, or the metrics.jsonl or the log of a run. For other programs: a log, or a csv with
-    /// the columns of `measured_runs.csv`
+    /// --json`, or a run: its folder, its metrics.jsonl or its log. For other programs: a log, or a
+    /// csv with the columns of `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
     /// Predict the shipped measured runs and print the errors
@@ -218,7 +218,13 @@ impl Args {
     }
 }
 
+/// The record of a run, where the path is its folder.
+fn record(path: &Path) -> std::path::PathBuf {
+    if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
+}
+
 fn read(path: &Path) -> anyhow::Result<String> {
+    let path = &record(path);
     base::input::is_there(path)?;
     let failed = || format!("cannot read {}", path.display());
     let bytes = base::input::read_named(path, base::input::LARGE).with_context(failed)?;

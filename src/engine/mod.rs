@@ -27,7 +27,7 @@ pub mod lr;
 
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
-pub use groups::{Groups, actions, cuts, model_dtype, orders};
+pub use groups::{Groups, actions, begins_messages, cuts, groups_overlap, model_dtype, orders};
 pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
@@ -43,7 +43,7 @@ pub use states::{
 };
 
 use arenas::Arenas;
-use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
+use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
@@ -312,7 +312,9 @@ impl<'a> Engine<'a> {
             params.begin_step(micros);
             be.zero(s.loss);
             be.zero(s.z_loss);
+            be.enter(Section::Passes);
             computed = self.run(&order.1, &self.slots, true, load, None);
+            be.enter(Section::Once);
             computed.iter().for_each(|()| params.finish_grads());
         });
         computed?;

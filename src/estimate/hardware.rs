@@ -1,9 +1,11 @@
 //! Table of devices and their machines (`hardware.yaml`).
 
+use super::parts::{Part, PartSeconds};
 use base::Problems;
 use base::busy::Busy;
 use device::{FP8_PRODUCT, Work};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// Row of the local CPU.
@@ -69,6 +71,15 @@ pub struct Hardware {
     /// Measured links; not in the table.
     #[serde(skip)]
     pub links: Links,
+    /// Factor of an op over its seconds by the shares of peak and bandwidth, by name; 1 without an entry.
+    /// In f32, and with activations of 16 bits.
+    #[serde(default)]
+    pub ops: BTreeMap<String, f64>,
+    #[serde(default)]
+    pub ops_16: BTreeMap<String, f64>,
+    /// Ratio of each part's seconds to the planned ones; not in the table.
+    #[serde(skip, default = "as_planned")]
+    pub parts: PartSeconds,
     /// Ratio of a real run's step time to the planned one; not in the table.
     #[serde(skip, default = "one")]
     pub slowdown: f64,
@@ -89,6 +100,10 @@ fn yes() -> bool {
 
 fn one() -> f64 {
     1.0
+}
+
+fn as_planned() -> PartSeconds {
+    [1.0; Part::COUNT]
 }
 
 /// Half the error bar for a device without measurements of gptrain. The bar is 65 %: nine in ten measured
@@ -154,7 +169,7 @@ impl Hardware {
 
     /// Whether there is no measured run of gptrain on such a device, so that the data sheet is used.
     pub fn is_unmeasured(&self) -> bool {
-        self.doubt >= unmeasured()
+        !self.here && self.doubt >= unmeasured()
     }
 
     /// Seconds of an op: the longer of its FLOPs and its bytes, at these shares of the peak and of the
@@ -163,7 +178,8 @@ impl Hardware {
         let fp8 = op == FP8_PRODUCT && self.fp8_tflops > 0.0;
         let peak = if fp8 { self.fp8_tflops } else { self.peak_tflops };
         let (rate, bandwidth) = (peak * 1e12, self.hbm_gb_s * 1e9);
-        (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
+        let factor = self.ops.get(op).copied().unwrap_or(1.0);
+        factor * (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
     }
 
     /// Link of a device to another of its node, or of another node, if so many groups of the node use its

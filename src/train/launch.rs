@@ -171,6 +171,9 @@ impl LocalRanks {
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
             tracing::info!("device: {}", device.description(m.precision));
+            if let Some(advice) = device.advice(m.precision) {
+                tracing::info!("{advice}");
+            }
             rank(&me, device)
         };
         comm::catch(|| {

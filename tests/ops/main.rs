@@ -159,7 +159,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             };
             let one = run(1);
             assert!(!one.is_empty());
-            for threads in [2, 3, 5] {
+            for threads in [2, 5] {
                 for (ours, theirs) in one.iter().zip(run(threads)) {
                     let what = format!("{} {}: {threads} threads", case.name, ours.name);
                     assert!(*ours == theirs, "{what}, {dtype}");

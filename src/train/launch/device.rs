@@ -8,7 +8,7 @@ use comm::{Group, World};
 use device::Backend;
 use device::cpu::{Cpu, Instructions, processor};
 use device::cuda::nvml::Monitor;
-use device::cuda::{self, Cuda, Identity, Options};
+use device::cuda::{self, Cuda, Identity, Options, SERIAL};
 use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
@@ -95,6 +95,17 @@ impl Device {
         format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).of("thread"))
     }
 
+    /// Advice if the processor has no products of the run's 16-bit floats: their conversion costs as much
+    /// as their smaller size saves (benches/RESULTS.md).
+    pub fn advice(&self, precision: Precision) -> Option<String> {
+        let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
+        let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
+        (halves && matches!(self, Device::Cpu(_))).then(|| {
+            let name = precision.name();
+            format!("this processor does not multiply {name}: a step in f32 takes no longer (--set precision=f32)")
+        })
+    }
+
     /// GPU ordinal; None for the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
@@ -119,6 +130,9 @@ impl Device {
     /// Process groups that the engine uses. A collective of every rank of the world.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
         let carrier = self.carrier(world, m)?;
+        if let Some(nccl) = &carrier.nccl {
+            check_order(nccl, world.rank() == 0, m)?;
+        }
         Ok(Groups::of(world.rank(), &m.topology, |name, ranks| carrier.group(name, ranks)))
     }
 
@@ -135,6 +149,21 @@ impl Device {
         };
         Ok(Carrier { device: self, world, nccl })
     }
+}
+
+/// Refuses messages beside computation if all collectives run on one stream. On the first rank, warns
+/// if the run uses several communicators at once and NCCL does not order their launches.
+fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
+    if nccl.is_serial() && engine::begins_messages(&m.topology) {
+        let what = format!("{SERIAL}=1 runs all on one stream, where messages cannot overlap");
+        let remedy = format!("--set topology.overlap_p2p=false, or unset {SERIAL}");
+        return Err(Problems::one("topology.overlap_p2p", what, remedy));
+    }
+    let overlap = first && engine::groups_overlap(&m.topology);
+    if let Some(line) = overlap.then(|| nccl.order_warning()).flatten() {
+        tracing::warn!("{line}");
+    }
+    Ok(())
 }
 
 /// Factory of process groups for tensors of a device.

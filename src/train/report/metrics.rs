@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one JSON object per step, and one for each validation set and task at each
-//! evaluation.
+//! `metrics.jsonl`: one JSON object per step, one for each validation set and task at each evaluation,
+//! and one for the parts of a step after the first steps.
 //!
 //! Whole lines are appended (`append`), so a kill at any moment leaves at most one torn last line.
 //! Numbers have the fewest digits that give the same bits back. JSON has no NaN or infinity: they are
@@ -20,6 +20,7 @@ use base::output::{Existing, Output};
 use base::{Problems, input, null_is_nan};
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
+use estimate::parts::PartTable;
 
 /// Name of the file in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
@@ -80,12 +81,14 @@ pub struct TaskRow {
     pub accuracy: Accuracy,
 }
 
-/// Line of any kind. Only an evaluation has the key `eval`, and only a task the key `task`.
+/// Line of any kind. Only an evaluation has the key `eval`, only a task the key `task`, only a
+/// table of parts the key `parts`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Row {
     Eval(EvalRow),
     Task(TaskRow),
+    Parts(PartTable),
     Step(StepRow),
 }
 
@@ -161,6 +164,10 @@ impl MetricsFile {
         self.write(row)
     }
 
+    pub fn parts(&mut self, table: &PartTable) -> Result<()> {
+        self.write(table)
+    }
+
     fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
         line.push(b'\n');
@@ -199,6 +206,7 @@ fn step_of(line: &[u8]) -> Option<u64> {
     match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
         Row::Eval(row) => Some(row.step),
         Row::Task(row) => Some(row.step),
+        Row::Parts(table) => Some(table.step),
         Row::Step(row) => Some(row.step),
     }
 }
@@ -210,6 +218,8 @@ pub struct Metrics {
     pub steps: Vec<StepRow>,
     pub evals: Vec<EvalRow>,
     pub tasks: Vec<TaskRow>,
+    /// Newest table of parts.
+    pub parts: Option<PartTable>,
     /// Whether the last line is incomplete: the run was killed, or is writing it now.
     pub torn: bool,
 }
@@ -244,6 +254,7 @@ impl Metrics {
                 Ok(Row::Step(row)) => metrics.steps.push(row),
                 Ok(Row::Eval(row)) => metrics.evals.push(row),
                 Ok(Row::Task(row)) => metrics.tasks.push(row),
+                Ok(Row::Parts(table)) => metrics.parts = Some(table),
                 Err(_) => problems.add(
                     format!("{place}:{}", i + 1),
                     format!("not a line of metrics: {}", excerpt(line)),

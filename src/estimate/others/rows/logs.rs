@@ -2,6 +2,7 @@
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
+use crate::parts::PartTable;
 use crate::setup::Setup;
 use base::Problems;
 use plan::robust::median;
@@ -19,6 +20,8 @@ pub struct Log {
     pub steps: Vec<(usize, f64)>,
     /// Outliers: lines whose time is far from the median of their batch, with the reason.
     pub odd: Vec<(String, String)>,
+    /// Parts of a step that the run has measured: the newest table.
+    pub parts: Option<PartTable>,
 }
 
 /// Line with the duration of a step.
@@ -54,12 +57,16 @@ fn read_line(line: &str) -> Option<Line> {
 /// first step if there are more, because it includes the warm-up, and invalid times.
 pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     let mut batches: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
-    let (mut first, mut newest) = (None, None);
+    let (mut first, mut newest, mut parts) = (None, None, None);
     for (number, line) in text.lines().enumerate() {
         if let Some(reserved) = field(line, "max reserved:")
             && let Some(step) = newest.and_then(|batch| batches.get_mut(&batch)?.last_mut())
         {
             step.memory_gb = Some(reserved / 1000.0);
+        }
+        if line.starts_with('{') && line.contains("\"parts\"") {
+            parts = serde_json::from_str(line).ok().or(parts);
+            continue;
         }
         let Some(Line { seconds, global }) = read_line(line) else { continue };
         let batch = global.map_or(setup.global, |batch| batch as usize);
@@ -78,7 +85,7 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
         batches.get_mut(&first).expect("it is of this batch").remove(0);
     }
-    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new() };
+    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new(), parts };
     for (batch, mut steps) in batches {
         steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
         usual(&mut steps, &mut log.odd);
